@@ -1,0 +1,59 @@
+"""The error tree of every Offramp package.
+
+    OfframpError
+    ├── InvalidArgumentError (ValueError)   an argument is outside its documented range
+    ├── InvalidRecordsError (ValueError)    a records file breaks its contract; names the array and the row
+    ├── InvalidSpecError (ValueError)       a manifest breaks a rule; names the field
+    ├── InvalidBundleError (ValueError)     an exit bundle is broken, tampered with or foreign; names the file
+    ├── PlanRefusedError (ValueError)       a worker cannot or must not run a plan; carries a machine-readable reason
+    ├── ModelRefusedError (ValueError)      `prepare` cannot attach exits to this model; says why
+    └── UnavailableError                    something outside did not answer; retrying may help
+
+Too few samples is never an error: it is the value ``Undecided`` or "no certificate yet".
+"""
+
+from __future__ import annotations
+
+
+class OfframpError(Exception):
+    """Base of all errors Offramp raises on purpose."""
+
+
+class InvalidArgumentError(OfframpError, ValueError):
+    """An argument is outside its documented range."""
+
+
+class InvalidRecordsError(OfframpError, ValueError):
+    """A records file breaks its contract. The message names the array and the first bad row."""
+
+
+class InvalidSpecError(OfframpError, ValueError):
+    """A manifest breaks a rule. ``field`` is its JSON path, e.g. ``spec.objective.accuracy.maxDisagreement``."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class InvalidBundleError(OfframpError, ValueError):
+    """An exit bundle is broken, tampered with or foreign. The message names the file."""
+
+
+class PlanRefusedError(OfframpError, ValueError):
+    """A worker refuses a plan document; it goes on serving under the one it has.
+
+    ``reason`` is one of ``UnknownRamp``, ``DigestMismatch``, ``BadSignature``, ``StaleEpoch``, ``ForeignService``,
+    ``Malformed``, ``Unsupported``.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ModelRefusedError(OfframpError, ValueError):
+    """``offramp prepare`` cannot attach exits to this model. The message says why and what would help."""
+
+
+class UnavailableError(OfframpError):
+    """Something outside (a worker, the API server) did not answer; retrying may help."""

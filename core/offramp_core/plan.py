@@ -1,0 +1,129 @@
+"""Plans: which ramps are active and when an input may leave.
+
+A plan is content-addressed: its name is a hash of what it says, so equal proposals collapse into one
+``RampConfig`` and a rejected one is recognised when it is proposed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Decimal, InvalidOperation
+from typing import Any, Literal
+
+from offramp_core.errors import InvalidArgumentError
+
+THRESHOLD_STEP = Decimal("0.000001")  # uncertainty passes through a quantile table, so six decimals resolve it
+MAX_ACTIVE_RAMPS = 6
+NAME_HASH_LENGTH = 10
+
+Precision = Literal["fp32"]
+Execution = Literal["Auto", "ResultsOnly", "ComputeSaving"]
+
+
+@dataclass(frozen=True, slots=True)
+class RampThreshold:
+    """Leave at ramp ``id`` when its uncertainty is strictly below ``threshold`` (0 = never)."""
+
+    id: str
+    threshold: Decimal
+
+    def __post_init__(self) -> None:
+        if not (Decimal(0) <= self.threshold <= Decimal(1)):
+            raise InvalidArgumentError(f"threshold of ramp {self.id!r} is {self.threshold}; it must lie in [0, 1]")
+        if self.threshold != self.threshold.quantize(THRESHOLD_STEP):
+            raise InvalidArgumentError(f"threshold of ramp {self.id!r} is {self.threshold}; use at most 6 decimals")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a worker runs: active ramps in network order, and the digests they belong to.
+
+    No ramps means exits off: the exact executor answers every request. That plan meets every accuracy
+    budget by construction and is always a safe rollback target.
+    """
+
+    backbone_digest: str
+    ramp_set_digest: str
+    ramps: tuple[RampThreshold, ...] = ()
+    precision: Precision = "fp32"
+    execution: Execution = "Auto"
+
+    def __post_init__(self) -> None:
+        ids = [ramp.id for ramp in self.ramps]
+        if len(set(ids)) != len(ids):
+            raise InvalidArgumentError(f"plan names a ramp twice: {ids}")
+        if len(ids) > MAX_ACTIVE_RAMPS:
+            raise InvalidArgumentError(f"plan has {len(ids)} active ramps; at most {MAX_ACTIVE_RAMPS} are allowed")
+
+    @property
+    def exits_off(self) -> bool:
+        return not any(ramp.threshold > 0 for ramp in self.ramps)
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 (hex) of the canonical content; equal plans have equal hashes on every machine."""
+        return hashlib.sha256(canonical_json(self.to_mapping())).hexdigest()
+
+    def name(self, service: str) -> str:
+        """Name of the ``RampConfig`` of this plan: service name and a short content hash."""
+        return f"{service}-{self.content_hash[:NAME_HASH_LENGTH]}"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON form, which is also the ``spec`` of a ``RampConfig``; decimals are strings."""
+        return {
+            "backboneDigest": self.backbone_digest,
+            "rampSetDigest": self.ramp_set_digest,
+            "ramps": [{"id": ramp.id, "threshold": format_threshold(ramp.threshold)} for ramp in self.ramps],
+            "precision": self.precision,
+            "execution": self.execution,
+        }
+
+    @classmethod
+    def from_mapping(cls, value: dict[str, Any]) -> Plan:
+        """Parse :meth:`to_mapping`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A field is missing, unknown or outside its range; the message names it.
+        """
+        known = {"backboneDigest", "rampSetDigest", "ramps", "precision", "execution"}
+        if not isinstance(value, dict) or set(value) - known or not {"backboneDigest", "rampSetDigest"} <= set(value):
+            raise InvalidArgumentError(f"a plan has the fields {sorted(known)}, both digests required; got {value!r}")
+        precision, execution = value.get("precision", "fp32"), value.get("execution", "Auto")
+        if precision != "fp32":
+            raise InvalidArgumentError(f"precision {precision!r} is unknown; use fp32")
+        if execution not in ("Auto", "ResultsOnly", "ComputeSaving"):
+            raise InvalidArgumentError(f"execution {execution!r} is unknown; use Auto, ResultsOnly or ComputeSaving")
+        ramps = tuple(_ramp_from_mapping(ramp) for ramp in value.get("ramps", ()))
+        return cls(value["backboneDigest"], value["rampSetDigest"], ramps, precision, execution)
+
+
+def _ramp_from_mapping(value: Any) -> RampThreshold:
+    try:
+        return RampThreshold(str(value["id"]), Decimal(str(value["threshold"])))
+    except (KeyError, TypeError, InvalidOperation) as error:
+        raise InvalidArgumentError(f"a ramp has id and threshold (a decimal string); got {value!r}") from error
+
+
+def exits_off_plan(*, backbone_digest: str, ramp_set_digest: str) -> Plan:
+    """The plan without ramps for a bundle."""
+    return Plan(backbone_digest, ramp_set_digest)
+
+
+def floor_threshold(value: float) -> Decimal:
+    """Round down to the six decimals a plan stores. Downwards, because a lower threshold is the cautious side."""
+    return min(Decimal(1), max(Decimal(0), Decimal(value).quantize(THRESHOLD_STEP, rounding=ROUND_FLOOR)))
+
+
+def format_threshold(value: Decimal) -> str:
+    """Shortest fixed-point text without exponent or trailing zeros: ``0.25``, ``0``, ``1``."""
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one byte form of a JSON value that is hashed and signed: sorted keys, no spaces, UTF-8, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
