@@ -1,0 +1,127 @@
+"""Frozen dataclasses to and from the JSON of the Kubernetes API.
+
+Field names become camelCase, ``*_at`` floats (seconds since the epoch) become RFC 3339 text, and fields that
+hold their default are left out, so a status that says nothing is an empty object.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from offramp_core.errors import InvalidArgumentError
+
+T = TypeVar("T")
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def camel(name: str) -> str:
+    """``step_started_at`` → ``stepStartedAt``."""
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+def format_time(seconds: float) -> str:
+    """Seconds since the epoch as RFC 3339 text in UTC, to the microsecond."""
+    return (_EPOCH + timedelta(seconds=seconds)).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def parse_time(text: str) -> float:
+    """RFC 3339 text as seconds since the epoch."""
+    try:
+        return (datetime.fromisoformat(text.replace("Z", "+00:00")) - _EPOCH).total_seconds()
+    except (ValueError, TypeError) as error:
+        raise InvalidArgumentError(f"time {text!r} is not RFC 3339, e.g. 2026-11-21T12:00:00Z") from error
+
+
+def to_json(value: Any) -> Any:
+    """A dataclass (or a container of them) as plain JSON values."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            camel(f.name): to_json(format_time(item) if _is_time(f.name, item) else item)
+            for f in fields(value)
+            if (item := getattr(value, f.name)) != _default(f)
+        }
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    return value
+
+
+def from_json(kind: type[T], value: Any) -> T:
+    """The inverse of :func:`to_json`. Unknown fields are ignored, as a newer writer may know more.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A value has the wrong type; the message names the field.
+    """
+    return cast(T, _parse(kind, value, kind.__name__))
+
+
+def _parse(kind: Any, value: Any, where: str) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _parse(next(a for a in get_args(kind) if a is not type(None)), value, where)
+    if is_dataclass(kind):
+        return _parse_dataclass(cast(type, kind), value, where)
+    if origin is tuple:
+        return tuple(
+            _parse(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(_check(value, list, where))
+        )
+    if origin in (dict, Mapping):
+        return {
+            key: _parse(get_args(kind)[1], item, f"{where}.{key}") for key, item in _check(value, dict, where).items()
+        }
+    if origin is Literal:
+        if value not in get_args(kind):
+            raise InvalidArgumentError(f"{where} is {value!r}; it must be one of {list(get_args(kind))}")
+        return value
+    if kind is float:
+        return float(_check(value, (int, float), where))
+    return value if kind is Any else _check(value, kind, where)
+
+
+def _parse_dataclass(kind: type, value: Any, where: str) -> Any:
+    given, hints = _check(value, dict, where), _hints(kind)
+    arguments = {}
+    for f in fields(kind):
+        name = camel(f.name)
+        if name in given:
+            item = given[name]
+            if f.name.endswith("_at") and isinstance(item, str):
+                item = parse_time(item)
+            arguments[f.name] = _parse(hints[f.name], item, f"{where}.{name}")
+    try:
+        return kind(**arguments)
+    except TypeError as error:
+        raise InvalidArgumentError(f"{where}: {error}") from error
+
+
+def _check(value: Any, kind: Any, where: str) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidArgumentError(f"{where} is {value!r}; expected {getattr(kind, '__name__', kind)}")
+    return value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _default(f: Field[Any]) -> Any:
+    if f.default is not MISSING:
+        return f.default
+    return f.default_factory() if f.default_factory is not MISSING else MISSING
+
+
+def _is_time(name: str, value: Any) -> bool:
+    return name.endswith("_at") and isinstance(value, float)

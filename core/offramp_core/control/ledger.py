@@ -1,0 +1,90 @@
+"""Fold the counters of many workers into one tally per epoch.
+
+Counters are cumulative per worker process, so a pull that is lost or repeated changes nothing; a process
+that is gone keeps its last counts, and audits it never answered for count against the canary. A process that
+reports something impossible is quarantined for the rest of the epoch instead of being pooled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from offramp_core.control.objects import ArmTally, BothArms, Ledger
+from offramp_core.protocol import ArmCounts
+
+
+@dataclass(frozen=True, slots=True)
+class BootReport:
+    """The latest counters of one worker process."""
+
+    boot_id: str
+    counts: tuple[ArmCounts, ...]
+
+
+def fold(
+    ledger: Ledger,
+    reports: Iterable[BootReport],
+    *,
+    epoch: int,
+    live_boots: frozenset[str],
+    plan_hashes: Mapping[str, str],
+) -> Ledger:
+    """Bring a ledger up to date.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        As persisted; one of another epoch starts anew.
+    reports : iterable of BootReport
+        Whatever could be pulled; a process that did not answer keeps its last counts.
+    epoch : int
+        The epoch of the current step.
+    live_boots : frozenset of str
+        Boot ids of processes that still run. Others are retired.
+    plan_hashes : mapping
+        Content hash each arm must run in this epoch, by arm name.
+    """
+    if ledger.epoch != epoch:
+        ledger = Ledger(epoch=epoch)
+    live, quarantined = dict(ledger.live), set(ledger.quarantined)
+    for report in reports:
+        if report.boot_id in quarantined:
+            continue
+        tally = _tally(report.counts, epoch=epoch, plan_hashes=plan_hashes)
+        if tally is None or not _grew(live.get(report.boot_id, BothArms()), tally):
+            quarantined.add(report.boot_id)
+            live.pop(report.boot_id, None)
+        elif tally != BothArms():
+            live[report.boot_id] = tally
+    retired = ledger.retired
+    for boot in sorted(set(live) - live_boots):
+        gone = live.pop(boot)
+        retired = retired + BothArms(gone.canary.with_lost_audits, gone.stable)
+    return Ledger(epoch, live, retired, tuple(sorted(quarantined)))
+
+
+def _tally(counts: Iterable[ArmCounts], *, epoch: int, plan_hashes: Mapping[str, str]) -> BothArms | None:
+    """The two arms of one epoch, or None when the report cannot be true."""
+    arms = {"canary": ArmTally(), "stable": ArmTally()}
+    for c in counts:
+        if c.epoch != epoch:
+            continue
+        tally = ArmTally(
+            c.requests,
+            c.drawn,
+            c.audited,
+            c.disagreements,
+            c.batches,
+            c.judged_batches,
+            c.slow_batches,
+            c.failed_batches,
+        )
+        if not tally.possible or (tally.batches and plan_hashes.get(c.arm) != c.plan_hash):
+            return None
+        arms[c.arm] = arms[c.arm] + tally
+    return BothArms(**arms)
+
+
+def _grew(before: BothArms, now: BothArms) -> bool:
+    return now.canary.at_least(before.canary) and now.stable.at_least(before.stable)
