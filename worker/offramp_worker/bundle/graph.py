@@ -12,9 +12,9 @@ from typing import Any
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from offramp_core.errors import InvalidBundleError
 from onnx import helper
 
+from offramp_core.errors import InvalidBundleError
 from offramp_worker.bundle.heads import HeadNodes
 
 FLOAT = onnx.TensorProto.FLOAT

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+from onnx import helper, numpy_helper
+
 from offramp_core.bundle import RampSpec
 from offramp_core.errors import InvalidArgumentError
-from onnx import helper, numpy_helper
 
 GRID = 4
 Array = npt.NDArray[Any]
@@ -126,7 +127,9 @@ def _pool_grid(spec: RampSpec, prefix: str, height: int, width: int) -> list[onn
     for op, name in (("AveragePool", "avg"), ("MaxPool", "max")):
         nodes.append(helper.make_node(op, [spec.tensor], [f"{prefix}/{name}4"], name=f"{prefix}/{name}pool", **window))
         nodes.append(
-            helper.make_node("Flatten", [f"{prefix}/{name}4"], [f"{prefix}/{name}"], name=f"{prefix}/{name}flat", axis=1)
+            helper.make_node(
+                "Flatten", [f"{prefix}/{name}4"], [f"{prefix}/{name}"], name=f"{prefix}/{name}flat", axis=1
+            )
         )
     sources = [f"{prefix}/avg", f"{prefix}/max"]
     nodes.append(helper.make_node("Concat", sources, [f"{prefix}/pooled"], name=f"{prefix}/concat", axis=1))

@@ -1,0 +1,163 @@
+"""A worker's settings, parsed once from the environment.
+
+| variable | meaning |
+|---|---|
+| OFFRAMP_BUNDLE | folder of the exit bundle (required) |
+| OFFRAMP_HOST, OFFRAMP_PORT, OFFRAMP_ADMIN_PORT | 0.0.0.0, 8080, 8081; port 0 lets the system choose |
+| OFFRAMP_SERVICE, OFFRAMP_SERVICE_UID | whose plans to take |
+| OFFRAMP_UID | this worker (the pod's uid); default: the host's name |
+| OFFRAMP_PUBLIC_KEY | base64 of the raw Ed25519 key that signs plans |
+| OFFRAMP_TOKEN_SHA256 | hex SHA-256 of the admin port's bearer token; without it the admin port stays closed |
+| OFFRAMP_PLAN_FILE | file with the signed plan document, polled by content |
+| OFFRAMP_STATE_DIR | small writable folder that survives a restart of the process |
+| OFFRAMP_MODEL_DIGEST | the backbone digest this worker must serve |
+| OFFRAMP_THREADS | threads per session; default: CPUs this process may use |
+| OFFRAMP_LATENCY_SECONDS | latency objective; caps the batch size |
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from offramp_core.errors import InvalidArgumentError
+
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+SHA256_HEX = re.compile(r"[0-9a-f]{64}")
+ED25519_KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything a worker process is told. ``public_key`` and ``token_sha256`` come together or not at all."""
+
+    bundle: Path
+    host: str = "0.0.0.0"  # noqa: S104 - a pod serves its network; the CLI asks for loopback
+    port: int = 8080
+    admin_port: int = 8081
+    service: str = ""
+    service_uid: str = ""
+    uid: str = ""
+    public_key: bytes | None = None
+    token_sha256: str | None = field(default=None, repr=False)
+    plan_file: Path | None = None
+    state_dir: Path | None = None
+    model_digest: str | None = None
+    threads: int = 1
+    latency_seconds: float | None = None
+    max_queue_rows: int = 1024
+    max_body_bytes: int = 64 * 1024 * 1024
+    poll_seconds: float = 2.0
+    drain_seconds: float = 20.0
+
+    @property
+    def has_control_plane(self) -> bool:
+        """Whether plans can be delivered and the admin port is opened."""
+        return self.public_key is not None and self.token_sha256 is not None
+
+
+def settings_from_env(env: Mapping[str, str]) -> Settings:
+    """Parse the environment.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Names the variable, its value and what it must be.
+    """
+    bundle = env.get("OFFRAMP_BUNDLE", "")
+    if not bundle:
+        raise InvalidArgumentError("OFFRAMP_BUNDLE is not set; give the folder that `offramp prepare` wrote")
+    settings = Settings(
+        bundle=Path(bundle),
+        host=env.get("OFFRAMP_HOST", "") or "0.0.0.0",  # noqa: S104
+        port=_integer(env, "OFFRAMP_PORT", 8080, high=65535),
+        admin_port=_integer(env, "OFFRAMP_ADMIN_PORT", 8081, high=65535),
+        service=env.get("OFFRAMP_SERVICE", ""),
+        service_uid=env.get("OFFRAMP_SERVICE_UID", ""),
+        uid=env.get("OFFRAMP_UID", "") or socket.gethostname(),
+        public_key=_public_key(env.get("OFFRAMP_PUBLIC_KEY", "")),
+        token_sha256=_matching(env, "OFFRAMP_TOKEN_SHA256", SHA256_HEX, "64 lower-case hex digits"),
+        plan_file=_path(env, "OFFRAMP_PLAN_FILE"),
+        state_dir=_path(env, "OFFRAMP_STATE_DIR"),
+        model_digest=_matching(env, "OFFRAMP_MODEL_DIGEST", DIGEST, "sha256: and 64 lower-case hex digits"),
+        threads=_integer(env, "OFFRAMP_THREADS", available_cpus(), low=1, high=1024),
+        latency_seconds=_seconds(env, "OFFRAMP_LATENCY_SECONDS"),
+    )
+    _check_control_plane(settings)
+    return settings
+
+
+def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """CPUs this process may use: its affinity, cut by the cgroup's quota (rounded down, at least 1)."""
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        if quota != "max":
+            allowed = min(allowed, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass  # no cgroup v2 here: affinity is all there is to know
+    return allowed
+
+
+def _check_control_plane(settings: Settings) -> None:
+    if (settings.public_key is None) != (settings.token_sha256 is None):
+        missing = "OFFRAMP_TOKEN_SHA256" if settings.token_sha256 is None else "OFFRAMP_PUBLIC_KEY"
+        raise InvalidArgumentError(
+            f"{missing} is not set; the admin port needs both the public key and the token's hash"
+        )
+    if settings.public_key is not None and not settings.service_uid:
+        raise InvalidArgumentError("OFFRAMP_SERVICE_UID is not set; with a public key it says whose plans to take")
+
+
+def _integer(env: Mapping[str, str], name: str, default: int, *, low: int = 0, high: int) -> int:
+    text = env.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise InvalidArgumentError(f"{name} is {text!r}; it must be a whole number from {low} to {high}")
+    return int(text)
+
+
+def _seconds(env: Mapping[str, str], name: str) -> float | None:
+    text = env.get(name, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (0 < value < math.inf):
+        raise InvalidArgumentError(f"{name} is {text!r}; it must be a positive number of seconds")
+    return value
+
+
+def _path(env: Mapping[str, str], name: str) -> Path | None:
+    return Path(env[name]) if env.get(name) else None
+
+
+def _matching(env: Mapping[str, str], name: str, pattern: re.Pattern[str], wanted: str) -> str | None:
+    text = env.get(name, "")
+    if not text:
+        return None
+    if not pattern.fullmatch(text):
+        raise InvalidArgumentError(f"{name} has {len(text)} characters; it must be {wanted}")  # value may be a secret
+    return text
+
+
+def _public_key(text: str) -> bytes | None:
+    if not text:
+        return None
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raw = b""
+    if len(raw) != ED25519_KEY_BYTES:
+        raise InvalidArgumentError(f"OFFRAMP_PUBLIC_KEY must be base64 of {ED25519_KEY_BYTES} bytes; got {len(raw)}")
+    return raw
