@@ -129,14 +129,16 @@ class StepRecord:
 class RolloutStatus:
     """Everything a restarted operator needs to go on with a rollout.
 
-    ``slow_seconds`` and ``audit_rate`` are frozen when a step begins. ``target`` is the plan to go back to. ``objective`` and
-    ``generation`` say for which intent the rollout was begun.
+    ``slow_seconds``, ``slow_needed``, ``audit_rate`` and ``restarts`` (per worker uid) are frozen when a step begins. ``objective`` is
+    the intent for which the rollout was begun; ``outcome`` is the verdict that RollingBack is heading for.
     """
 
     phase: Phase = "Pending"
     step: int = 0
     weight: int = 0
     verdict: str = ""
+    outcome: str = ""
+    objective: str = ""
     reason: str = ""
     message: str = ""
     started_at: float | None = None
@@ -145,6 +147,9 @@ class RolloutStatus:
     finished_at: float | None = None
     audit_rate: float = 0.0
     slow_seconds: dict[str, float] = field(default_factory=dict)
+    slow_needed: int = 0
+    restarts: dict[str, int] = field(default_factory=dict)
+    renewals: int = 0
     gates: tuple[GateStatus, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
     history: tuple[StepRecord, ...] = ()
@@ -169,7 +174,6 @@ class Rollout:
     to_config: str
     cause: Cause
     generation: int
-    objective: str = ""
     paused: bool = False
     decision: Literal["", "Promote", "Abort"] = ""
     created_at: float = 0.0
@@ -247,6 +251,8 @@ class TuningStatus:
     labels: int = 0
     labels_needed: int = 0
     failures: int = 0
+    audit: Literal["", "Off", "Quiet", "Eager"] = ""
+    audit_rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

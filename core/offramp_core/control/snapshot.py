@@ -82,7 +82,6 @@ class NewRollout:
     to_config: str
     cause: Cause
     generation: int
-    objective: str
 
 
 @dataclass(frozen=True, slots=True)

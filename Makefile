@@ -1,0 +1,58 @@
+# Offramp. `make help` lists everything; CI runs the same targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OFFRAMP_DATA ?= ../shared/data
+STAMP := $(VENV)/.offramp-$(shell sha256sum requirements.lock pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
+
+.PHONY: help setup fmt check gen test-fast test test-all cluster cluster-down demo demo-cluster bench clean
+
+help: ## List the targets
+	@awk 'BEGIN{FS=":.*## "} /^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with everything in it (pinned, hashed)
+$(STAMP): requirements.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@rm -f $(VENV)/.offramp-*; touch $@
+
+fmt: setup ## Format the code
+	@$(BIN)/ruff format core operator worker cli tests bench; $(BIN)/ruff check --fix core operator worker cli tests bench
+
+check: setup ## Lint, strict types, import rules, generated files in step
+	@$(BIN)/ruff format --check --quiet core operator worker cli tests bench
+	@$(BIN)/ruff check --quiet core operator worker cli tests bench
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-cache > /dev/null || $(BIN)/lint-imports --no-cache
+	@scripts/gen --check
+
+gen: setup ## Write generated files: chart's CRDs, install manifest, lock file
+	@scripts/gen
+
+test-fast: setup ## The inner loop (< 60 s): everything that needs no cluster and is not slow
+	@$(BIN)/pytest -q -m "not slow and not cluster" -n 2
+
+test: check ## Everything: unit, property, API server, real cluster
+	@scripts/test
+
+cluster: setup ## A real Kubernetes on this machine
+	@cluster/up
+
+cluster-down: ## Remove it; leaves nothing behind
+	@cluster/down
+
+demo: setup ## The main job on this machine: tune, certify, canary, promote, drift, roll back
+	@$(BIN)/python -m bench.demo.embedded
+
+demo-cluster: setup cluster ## The same story on a real Kubernetes, installed with Helm
+	@$(BIN)/python -m bench.demo.cluster
+
+bench: setup ## Re-make the figures of docs/benchmarks.md
+	@$(BIN)/python -m bench.run
+
+clean: cluster-down ## Remove build products
+	@rm -rf build dist

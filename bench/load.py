@@ -1,0 +1,126 @@
+"""An open-loop load client for Open Inference Protocol servers.
+
+Requests leave at times drawn beforehand (Poisson), whatever the server does, and latency counts from the
+*intended* send time, so a stalled server cannot hide by slowing its client down (coordinated omission). Every
+answer is compared with the reference answer of its input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+import numpy as np
+import numpy.typing as npt
+
+DEADLINE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One request as the client saw it. ``arm`` and ``exit`` are what the server says about itself."""
+
+    sent_at: float
+    seconds: float
+    ok: bool
+    agrees: bool
+    exit: str = ""
+    arm: str = ""
+    config: str = ""
+    error: str = ""
+
+
+@dataclass
+class Traffic:
+    """The pool inputs are drawn from, with replacement, and the reference answers. Swapped when the inputs drift."""
+
+    x: npt.NDArray[np.float32]
+    reference: npt.NDArray[np.int64]
+
+
+@dataclass
+class OpenLoop:
+    """Send ``rate`` requests a second to the ``urls`` in turn until stopped; replies collect in ``replies``."""
+
+    urls: Sequence[str]
+    model: str
+    traffic: Traffic
+    rate: float
+    seed: int = 0
+    input_name: str = "x"
+    on_reply: Callable[[Reply], None] | None = None
+    replies: list[Reply] = field(default_factory=list)
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def stop(self) -> None:
+        """No more requests; those in flight are still answered."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Generate load until :meth:`stop`, then wait for what is in flight."""
+        rng = np.random.default_rng(self.seed)
+        timeout = aiohttp.ClientTimeout(total=DEADLINE_SECONDS)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+        pending: set[asyncio.Task[None]] = set()
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+            due, n = time.perf_counter(), 0
+            while not self._stop.is_set():
+                due += float(rng.exponential(1 / self.rate))
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                task = asyncio.create_task(self._one(session, self.urls[n % len(self.urls)], int(rng.integers(len(self.traffic.x))), due))
+                pending.add(task)
+                task.add_done_callback(pending.discard)
+                n += 1
+            await asyncio.gather(*pending)
+
+    async def _one(self, session: aiohttp.ClientSession, url: str, row: int, due: float) -> None:
+        traffic = self.traffic
+        body, header = encode(traffic.x[row : row + 1], self.input_name)
+        headers = {"Inference-Header-Content-Length": str(header), "Content-Type": "application/octet-stream"}
+        try:
+            async with session.post(f"{url}/v2/models/{self.model}/infer", data=body, headers=headers) as response:
+                raw = await response.read()
+                reply = self._judge(response.status, raw, int(traffic.reference[row]), due)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reply = Reply(due, time.perf_counter() - due, ok=False, agrees=False, error=repr(error))
+        self.replies.append(reply)
+        if self.on_reply is not None:
+            self.on_reply(reply)
+
+    def _judge(self, status: int, raw: bytes, reference: int, due: float) -> Reply:
+        seconds = time.perf_counter() - due
+        if status != 200:
+            return Reply(due, seconds, ok=False, agrees=False, error=f"HTTP {status}: {raw[:200]!r}")
+        answer = json.loads(raw)
+        label = next(o for o in answer["outputs"] if o["name"] == "label")["data"][0]
+        said = answer.get("parameters", {})
+        return Reply(
+            due, seconds, ok=True, agrees=label == reference,
+            exit=str(said.get("exit", "")), arm=str(said.get("arm", "")), config=str(said.get("config", "")),
+        )  # fmt: skip
+
+
+def encode(x: npt.NDArray[np.float32], input_name: str) -> tuple[bytes, int]:
+    """An OIP v2 body with one binary input and JSON outputs: (body, length of its JSON header)."""
+    tensor = np.ascontiguousarray(x, dtype=np.float32).tobytes()
+    header = json.dumps(
+        {
+            "inputs": [{"name": input_name, "shape": list(x.shape), "datatype": "FP32", "parameters": {"binary_data_size": len(tensor)}}],
+            "outputs": [{"name": "label", "parameters": {"binary_data": False}}],
+        }
+    ).encode()
+    return header + tensor, len(header)
+
+
+def window(replies: Sequence[Reply], start: float, end: float) -> list[Reply]:
+    """The replies whose requests were due between two times (``time.perf_counter`` seconds)."""
+    return [r for r in replies if start <= r.sent_at < end]
+
+
+def percentile_ms(replies: Sequence[Reply], q: float) -> float:
+    """Latency percentile in milliseconds over answered requests."""
+    return float(np.percentile([r.seconds for r in replies if r.ok], q)) * 1e3

@@ -1,0 +1,32 @@
+"""``offramp`` and ``kubectl offramp``: thin commands over the packages that do the work."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from offramp_cli.prepare import prepare
+from offramp_cli.replay import replay
+from offramp_cli.serve import serve
+from offramp_cli.up import up
+
+app = typer.Typer(
+    name="offramp",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    help="Early-exit inference: certified ramps, canaried inside running workers.",
+)
+app.command()(prepare)
+app.command()(serve)
+app.command()(up)
+app.command()(replay)
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C ends quietly."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)

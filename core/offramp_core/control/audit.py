@@ -1,0 +1,36 @@
+"""How many requests to audit.
+
+Labels are what certificates are made of, and they cost spare capacity: an audited request runs to the end
+after its reply has left. Rates move on a coarse ladder, because every change is a new epoch.
+"""
+
+from __future__ import annotations
+
+from offramp_core.control.snapshot import Load
+
+QUIET_RATE = 0.02
+LABELS_PER_SECOND = 1.0  # when traffic is low, 2 % of it would leave the detector without labels for minutes
+_LADDER = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_SPARE = 0.7  # audits may fill the fleet up to this utilisation
+
+
+def quiet_rate(load: Load) -> float:
+    """The rate while nothing is being decided: 2 %, more when traffic is low, never beyond spare capacity."""
+    if load.request_rate <= 0:
+        return 1.0
+    wanted = max(QUIET_RATE, min(1.0, LABELS_PER_SECOND / load.request_rate))
+    return _step_at_most(max(QUIET_RATE, min(wanted, _affordable(load))))
+
+
+def eager_rate(load: Load) -> float:
+    """The rate while a decision waits for labels: as high as spare capacity allows, up to every request."""
+    return _step_at_most(max(_LADDER[1], _affordable(load)))
+
+
+def _affordable(load: Load) -> float:
+    """An audit costs about one request without exits, so serving at utilisation u leaves room for (spare - u) / u."""
+    return 1.0 if load.utilisation <= 0 else max(0.0, min(1.0, (_SPARE - load.utilisation) / load.utilisation))
+
+
+def _step_at_most(rate: float) -> float:
+    return max(step for step in _LADDER if step <= max(rate, _LADDER[0]) + 1e-9)

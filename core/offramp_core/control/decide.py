@@ -1,0 +1,396 @@
+"""One pass of the control loop: a pure function of a snapshot and a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from offramp_core.control.audit import eager_rate, quiet_rate
+from offramp_core.control.conditions import Facts, conditions, observe, workers_status
+from offramp_core.control.ledger import BootReport, fold
+from offramp_core.control.objects import Config, ConfigStatus, Ledger, Rollout, RolloutStatus, RolloutSummary, ServiceStatus, TuningStatus
+from offramp_core.control.rollout import CANARY_SERVES, RolloutView, advance
+from offramp_core.control.snapshot import Decision, Event, NewConfig, NewRollout, Snapshot, Worker
+from offramp_core.control.tuner import (
+    PinJudged, Tuned, TunerView, after_alarm, after_rollback, judge_pin, pinned_plan, tune_or_wait,
+)  # fmt: skip
+from offramp_core.plan import Plan, exits_off_plan
+from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument
+from offramp_core.records import ExitCosts
+from offramp_core.sketch import SecondsSketch, merge_sketches
+from offramp_core.tuning import TuningRequest
+
+BUSY_REQUEUE_SECONDS = 1.0
+QUIET_REQUEUE_SECONDS = 10.0
+HISTORY_LIMIT = 10
+CANARY_LEASE_SECONDS = 60.0
+COOLDOWN_DOUBLINGS = 6
+
+
+def decide(snapshot: Snapshot, now: float) -> Decision:
+    """What to do about one service.
+
+    Steady state is a fixed point: deciding again on the same facts changes nothing.
+    """
+    served = _served(snapshot)
+    if served is None:
+        return _without_workers(snapshot, now)
+    return _Pass(snapshot, served, now).decision()
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What the workers serve: the digests they agree on, their ramps in network order, and their costs."""
+
+    backbone_digest: str
+    ramp_set_digest: str
+    ramp_ids: tuple[str, ...]
+    costs: ExitCosts
+
+
+def _served(snapshot: Snapshot) -> _Served | None:
+    """None until a ready worker has told, or while workers of two models serve side by side."""
+    states = [w.state for w in snapshot.workers if w.ready and w.state is not None and w.state.ready]
+    if len({(s.backbone_digest, s.ramp_set_digest) for s in states}) != 1:
+        return None
+    first = states[0]
+    costs = ExitCosts(np.asarray(first.costs["segment_seconds"][0], float), np.asarray(first.costs["ramp_seconds"][0], float))
+    return _Served(first.backbone_digest, first.ramp_set_digest, tuple(r.id for r in first.ramps), costs)
+
+
+def _without_workers(snapshot: Snapshot, now: float) -> Decision:
+    """Nothing can be decided about plans; say what is known and keep everything as it is."""
+    service = snapshot.service
+    stable = snapshot.configs.get(service.status.stable_config)
+    acked = sum(w.ready and w.state is not None and snapshot.published is not None and w.state.epoch == snapshot.published.epoch for w in snapshot.workers)
+    facts = Facts(service, snapshot.workers, acked, stable, (), service.status.pin, None, now)
+    status = replace(
+        service.status,
+        observed_generation=service.generation,
+        workers=workers_status(facts),
+        conditions=conditions(facts, settled_generation=service.status.settled_generation, observed=(SecondsSketch(), 0, 0)),
+    )
+    return Decision(status=_summarise(status), requeue_after_seconds=BUSY_REQUEUE_SECONDS)
+
+
+class _Pass:
+    """The steps of one pass over a service whose workers are known. Holds no state beyond the pass."""
+
+    def __init__(self, snapshot: Snapshot, served: _Served, now: float) -> None:
+        self.snapshot, self.served, self.now = snapshot, served, now
+        self.service, self.spec = snapshot.service, snapshot.service.spec
+        self.events: list[Event] = []
+        self.config_statuses: dict[str, ConfigStatus] = {}
+        self.rollout_statuses: dict[str, RolloutStatus] = {}
+        self.new_configs: list[NewConfig] = []
+        self.counts = tuple(c for w in snapshot.workers if w.observations is not None for c in w.observations.counts)
+        self.configs: dict[str, Config] = dict(snapshot.configs)
+        self.tuning = self.service.status.tuning
+
+    def decision(self) -> Decision:
+        baseline = self._ensure_baseline()
+        stable = self._stable(baseline)
+        rollout, stable = self._advance_rollout(stable, baseline)
+        tuned, pin = self._look_for_a_plan(stable, rollout)
+        self.tuning = self._audit(tuned.status, rollout, stable)
+        document = self._document(stable, rollout)
+        published = self.snapshot.published
+        changed = published is None or replace(document, epoch=published.epoch) != published
+        status = self._status(stable, rollout, tuned, pin, document_changed=changed)
+        delete_configs, delete_rollouts = self._history(status, rollout)
+        busy = rollout is not None or changed or tuned.status.state in ("Tuning", "CollectingLabels") or status.phase != "Ready"
+        new_rollout = tuned.new_rollout or pin.new_rollout
+        return Decision(
+            status=status,
+            new_configs=tuple(self.new_configs),
+            config_statuses=self._changed_configs(stable, rollout),
+            new_rollout=new_rollout,
+            rollout_statuses=self.rollout_statuses,
+            delete_configs=delete_configs,
+            delete_rollouts=delete_rollouts,
+            publish=document if changed else None,
+            tune=tuned.request,
+            events=tuple(self.events),
+            requeue_after_seconds=BUSY_REQUEUE_SECONDS if busy or new_rollout is not None else QUIET_REQUEUE_SECONDS,
+        )
+
+    # --- which plan is stable ----------------------------------------------------------------------
+
+    def _ensure_baseline(self) -> Config:
+        plan = exits_off_plan(backbone_digest=self.served.backbone_digest, ramp_set_digest=self.served.ramp_set_digest)
+        name = plan.name(self.service.name)
+        if name not in self.configs:
+            new = NewConfig(name, plan, ConfigStatus("Baseline", "Certified", message="exits off"))
+            self.new_configs.append(new)
+            self.configs[name] = Config(name, plan, new.status, self.now)
+        return self.configs[name]
+
+    def _stable(self, baseline: Config) -> Config:
+        """The stable plan, or exits off where it does not apply: another model, Disabled, or an alarm."""
+        stable = self.configs.get(self.service.status.stable_config, baseline)
+        plan = stable.plan
+        if (plan.backbone_digest, plan.ramp_set_digest) != (self.served.backbone_digest, self.served.ramp_set_digest):
+            self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None)
+            return baseline
+        if plan.exits_off:
+            return stable
+        if self.spec.mode == "Disabled":
+            self.events.append(Event("ExitsOff", "ramps.mode is Disabled"))
+            return baseline
+        if not stable.certified_for(self.spec.max_disagreement) and self.spec.mode != "Pinned":
+            self.events.append(Event("ExitsOff", f"{stable.name} is not certified for a budget of {self.spec.max_disagreement:.2%}"))
+            self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None)
+            return baseline
+        alarmed = self._alarmed(plan)
+        if alarmed:
+            message = f"{stable.name}: the detector of {', '.join(alarmed)} says that the budget of {self.spec.max_disagreement:.2%} is broken; exits are off"
+            self.events.append(Event("DriftDetected", message, warning=True))
+            self.tuning = after_alarm(self.tuning, now=self.now)
+            self._reject(stable, message)
+            return baseline
+        return stable
+
+    def _alarmed(self, plan: Plan) -> list[str]:
+        published = self.snapshot.published
+        if published is None or published.stable.plan != plan.to_mapping():
+            return []
+        states = ((w.name, w.state) for w in self.snapshot.workers if w.state is not None)
+        return [name for name, state in states if state.breaker_open and state.stable_hash == plan.content_hash]
+
+    def _reject(self, config: Config, message: str) -> None:
+        rejections = config.status.rejections + 1
+        cooldown = self.spec.rollout.cooldown_seconds * 2 ** min(rejections - 1, COOLDOWN_DOUBLINGS)
+        self.config_statuses[config.name] = replace(
+            config.status, state="Rejected", rejections=rejections, rejected_until_at=self.now + cooldown, message=message
+        )
+
+    # --- the rollout -------------------------------------------------------------------------------
+
+    def _advance_rollout(self, stable: Config, baseline: Config) -> tuple[Rollout | None, Config]:
+        unfinished = sorted((r for r in self.snapshot.rollouts if not r.status.finished), key=lambda r: r.created_at)
+        for extra in unfinished[1:]:
+            done = replace(extra.status, phase="Superseded", verdict="Superseded", reason="AnotherIsActive", finished_at=self.now)
+            self.rollout_statuses[extra.name] = done
+        if not unfinished:
+            return None, stable
+        rollout = unfinished[0]
+        if rollout.to_config not in self.configs:
+            self.rollout_statuses[rollout.name] = replace(
+                rollout.status, phase="Aborted", verdict="Aborted", reason="ConfigGone", message=f"{rollout.to_config} does not exist", finished_at=self.now
+            )
+            return None, stable
+        change = advance(self._rollout_view(rollout, stable))
+        if change.event is not None:
+            self.events.append(change.event)
+        if change.status != rollout.status:
+            self.rollout_statuses[rollout.name] = change.status
+        rollout = replace(rollout, status=change.status)
+        if change.status.phase == "Promoting":
+            stable = self.configs[rollout.to_config]
+        if change.status.finished:
+            self._learn_from(rollout)
+            return None, stable
+        return rollout, stable
+
+    def _rollout_view(self, rollout: Rollout, stable: Config) -> RolloutView:
+        published = self.snapshot.published
+        serving = self.configs[rollout.to_config] if rollout.status.phase == "Promoting" else stable
+        carried = published is not None and _same_plans(published, self._document(serving, rollout))
+        epoch = published.epoch if published is not None and carried else None
+        ledger = rollout.status.ledger
+        if rollout.status.phase in CANARY_SERVES:
+            ledger = self._fold(rollout, epoch, serving) if epoch is not None else Ledger()
+        return RolloutView(
+            rollout=rollout,
+            service=self.service,
+            configs=self.configs,
+            workers=tuple(w for w in self.snapshot.workers if w.ready),
+            epoch=epoch,
+            ledger=ledger,
+            execution=_execution(self.counts, stable.plan.content_hash),
+            audit_rate=eager_rate(self.snapshot.load),
+            stable_config=stable.name,
+            now=self.now,
+        )
+
+    def _fold(self, rollout: Rollout, epoch: int, stable: Config) -> Ledger:
+        reports = [BootReport(w.observations.boot_id, w.observations.counts) for w in self.snapshot.workers if w.observations is not None]
+        hashes = {"stable": stable.plan.content_hash, "canary": self.configs[rollout.to_config].plan.content_hash}
+        gone_only_when_known = _live_boots(self.snapshot.workers, rollout.status.ledger)
+        return fold(rollout.status.ledger, reports, epoch=epoch, live_boots=gone_only_when_known, plan_hashes=hashes)
+
+    def _learn_from(self, rollout: Rollout) -> None:
+        """A verdict changes what is proposed next and when."""
+        status, config = rollout.status, self.configs[rollout.to_config]
+        if status.verdict == "Succeeded":
+            n, k = status.audited
+            certificates = config.status.certificates
+            if not config.certified_for(self.spec.max_disagreement):
+                certificates = (*certificates, {"method": "canary-acceptance", "budget": self.spec.max_disagreement, "n": n, "k": k})
+            self.config_statuses[config.name] = replace(config.status, state="Stable", rejections=0, rejected_until_at=None, certificates=certificates)
+            self.tuning = replace(self.tuning, failures=0)
+        elif status.verdict == "RolledBack":
+            self._reject(config, status.message)
+            self.tuning = after_rollback(self.tuning, reason=status.reason, cooldown=self.spec.rollout.cooldown_seconds, now=self.now)
+        elif status.verdict == "Aborted":
+            self.tuning = after_rollback(self.tuning, reason=status.reason, cooldown=self.spec.rollout.cooldown_seconds, now=self.now)
+
+    # --- looking for a plan ------------------------------------------------------------------------
+
+    def _look_for_a_plan(self, stable: Config, rollout: Rollout | None) -> tuple[Tuned, PinJudged]:
+        tuned = tune_or_wait(TunerView(replace(self.snapshot, configs=self.configs), self.tuning, stable, rollout, self.now))
+        pin = self._judge_pin(stable, rollout)
+        for new in (tuned.new_config, pin.new_config):
+            if new is not None and new.name not in self.snapshot.configs:
+                self.new_configs.append(new)
+            elif new is not None:
+                self.config_statuses[new.name] = new.status
+        self.events += [*tuned.events, *pin.events]
+        return tuned, pin
+
+    def _judge_pin(self, stable: Config, rollout: Rollout | None) -> PinJudged:
+        plan = pinned_plan(
+            self.snapshot, backbone_digest=self.served.backbone_digest, ramp_set_digest=self.served.ramp_set_digest, order=self.served.ramp_ids
+        )
+        if plan is None:
+            return PinJudged(self.service.status.pin)
+        return judge_pin(self.snapshot, plan=plan, stable=stable, rollout=rollout, now=self.now)
+
+    def _audit(self, tuning: TuningStatus, rollout: Rollout | None, stable: Config) -> TuningStatus:
+        """The audit rate of the stable arm. It moves only when its class does: every change is a new epoch."""
+        wanted: Literal["Off", "Quiet", "Eager"] = "Quiet"
+        if self.spec.mode == "Disabled" or (stable.plan.exits_off and self.spec.suspend):
+            wanted = "Off"
+        elif rollout is None and tuning.state in ("CollectingLabels", "Tuning"):
+            wanted = "Eager"
+        if wanted == tuning.audit:
+            return tuning
+        rate = {"Off": 0.0, "Quiet": quiet_rate(self.snapshot.load), "Eager": eager_rate(self.snapshot.load)}[wanted]
+        return replace(tuning, audit=wanted, audit_rate=rate)
+
+    # --- what workers should run -------------------------------------------------------------------
+
+    def _document(self, stable: Config, rollout: Rollout | None) -> PlanDocument:
+        published = self.snapshot.published
+        canary, weight, salt, slow = None, 0, "", {}
+        if rollout is not None and rollout.status.phase in CANARY_SERVES:
+            status = rollout.status
+            canary = ArmPlan(self.configs[rollout.to_config].plan.to_mapping(), status.audit_rate)
+            weight, slow, salt = status.weight, status.slow_seconds, f"{rollout.name}/{status.step}/{status.renewals}"
+        return PlanDocument(
+            service=self.service.name,
+            service_uid=self.service.uid,
+            epoch=(published.epoch if published is not None else 0) + 1,
+            stable=ArmPlan(stable.plan.to_mapping(), self.tuning.audit_rate),
+            canary=canary,
+            weight_percent=weight,
+            salt=salt,
+            accuracy_budget=self.spec.max_disagreement,
+            slow_seconds=slow,
+            canary_lease_seconds=CANARY_LEASE_SECONDS,
+        )
+
+    # --- what people see ---------------------------------------------------------------------------
+
+    def _status(
+        self, stable: Config, rollout: Rollout | None, tuned: Tuned, pin: PinJudged, *, document_changed: bool
+    ) -> ServiceStatus:
+        before, published = self.service.status, self.snapshot.published
+        ready = [w for w in self.snapshot.workers if w.ready]
+        acked = sum(published is not None and w.state is not None and w.state.epoch == published.epoch for w in ready)
+        facts = Facts(self.service, self.snapshot.workers, acked, stable, self.counts, pin.status, rollout, self.now)
+        observed, latency, n, k = observe(facts, self.served.costs, self.served.ramp_ids)
+        settled = before.settled_generation
+        if facts.settled and not document_changed:
+            settled = self.service.generation
+        candidate = rollout.to_config if rollout is not None else (tuned.candidate or before.candidate_config if tuned.status.state in ("Recommended", "RollingOut") else "")
+        status = replace(
+            before,
+            observed_generation=self.service.generation,
+            settled_generation=settled,
+            stable_config=stable.name,
+            candidate_config=candidate,
+            rollout=_rollout_summary(rollout, len(self.spec.rollout.steps)),
+            workers=workers_status(facts),
+            observed=observed if stable.name == before.stable_config else replace(observed, taken_at=None),
+            tuning=self.tuning,
+            pin=pin.status,
+            conditions=conditions(facts, settled_generation=settled, observed=(latency, n, k)),
+        )
+        return _summarise(status)
+
+    def _changed_configs(self, stable: Config, rollout: Rollout | None) -> Mapping[str, ConfigStatus]:
+        """Statuses that differ from what is stored, with the states of stable and canary kept true."""
+        statuses = dict(self.config_statuses)
+        for name, config in self.snapshot.configs.items():
+            status = statuses.get(name, config.status)
+            if name == stable.name and not config.plan.exits_off:
+                status = replace(status, state="Stable")
+            elif rollout is not None and name == rollout.to_config:
+                status = replace(status, state="Canary")
+            elif status.state in ("Stable", "Canary"):
+                status = replace(status, state="Superseded")
+            statuses[name] = status
+        return {name: s for name, s in statuses.items() if name not in self.snapshot.configs or s != self.snapshot.configs[name].status}
+
+    def _history(self, status: ServiceStatus, rollout: Rollout | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Old rollouts and the configs that nothing refers to any more; one that is cooling down stays remembered."""
+        finished = sorted((r for r in self.snapshot.rollouts if r.status.finished), key=lambda r: r.created_at)
+        old = finished[:-HISTORY_LIMIT]
+        kept = [r for r in self.snapshot.rollouts if r not in old]
+        used = {status.stable_config, status.candidate_config, *(r.to_config for r in kept), *(r.from_config for r in kept)}
+        if rollout is not None:
+            used.add(rollout.to_config)
+        idle = sorted((c for c in self.snapshot.configs.values() if c.name not in used), key=lambda c: c.created_at)
+        stale = [c for c in idle if (c.status.rejected_until_at or 0.0) <= self.now and c.status.source != "Baseline"]
+        return tuple(c.name for c in stale[: max(0, len(idle) - HISTORY_LIMIT)]), tuple(r.name for r in old)
+
+
+def _same_plans(a: PlanDocument, b: PlanDocument) -> bool:
+    """Whether two documents make workers run the same thing; epoch and stable audit rate aside."""
+    return replace(a, epoch=0, stable=replace(a.stable, audit_rate=0.0)) == replace(b, epoch=0, stable=replace(b.stable, audit_rate=0.0))
+
+
+def _live_boots(workers: tuple[Worker, ...], ledger: Ledger) -> frozenset[str]:
+    """Boots that may still report. While any worker is silent none is declared dead: it may be the silent one."""
+    boots = {w.state.boot_id for w in workers if w.state is not None}
+    if any(w.state is None for w in workers):
+        boots |= set(ledger.live)
+    return frozenset(boots)
+
+
+def _execution(counts: tuple[ArmCounts, ...], plan_hash: str) -> dict[int, SecondsSketch]:
+    """Execution sketches of one plan by batch size, over all workers and recent epochs."""
+    by_size: dict[int, list[SecondsSketch]] = {}
+    for c in counts:
+        if c.plan_hash == plan_hash:
+            for size, buckets in c.execution.items():
+                by_size.setdefault(int(size), []).append(SecondsSketch({int(i): n for i, n in buckets.items()}))
+    return {size: merge_sketches(sketches) for size, sketches in by_size.items()}
+
+
+def _rollout_summary(rollout: Rollout | None, steps: int) -> RolloutSummary:
+    if rollout is None:
+        return RolloutSummary()
+    status = rollout.status
+    where = f"Step {status.step + 1}/{steps} {status.weight}%" if status.phase in CANARY_SERVES else status.phase
+    return RolloutSummary(rollout.name, where)
+
+
+def _summarise(status: ServiceStatus) -> ServiceStatus:
+    """Phase and message: the first condition that a person should look at."""
+    by_type = {c.type: c for c in status.conditions}
+    ready, stalled, reconciling = by_type["Ready"], by_type.get("Stalled"), by_type.get("Reconciling")
+    if stalled is not None:
+        return replace(status, phase="Stalled", message=stalled.message)
+    if ready.status != "True":
+        return replace(status, phase="Starting" if ready.reason == "Starting" else ready.reason, message=ready.message)
+    if reconciling is not None:
+        return replace(status, phase="Reconciling", message=reconciling.message)
+    return replace(status, phase="Ready", message=ready.message)
+
+
+__all__ = ["NewConfig", "NewRollout", "TuningRequest", "decide"]

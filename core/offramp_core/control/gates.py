@@ -1,0 +1,112 @@
+"""Gates: sequential tests that look for harm in a canary.
+
+A gate never asks a plan to prove its worth again; the certificate did that. It rejects when the evidence of
+harm is overwhelming, and it is *Undecided* until a harmful plan would have been noticed (minimum exposure).
+An uncertified plan, a pin, has one gate more: it must earn acceptance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from offramp_core.control.objects import BothArms, GateStatus
+from offramp_core.evidence.exposure import audits_needed
+from offramp_core.evidence.one_arm import log_e_value
+from offramp_core.evidence.two_arm import log_e_share
+
+HARMFUL_FACTOR = 3.0  # a plan at three times its budget is what the accuracy gate must be able to notice
+POWER = 0.95
+N_GATES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GateInput:
+    """What the gates of one step read. ``confidence`` is that of the whole rollout of ``n_steps`` steps."""
+
+    tally: BothArms
+    weight: int
+    budget: float
+    confidence: float
+    n_steps: int
+    slow_needed: int
+    certified: bool
+
+    @property
+    def alpha(self) -> float:
+        """False rejections allowed per gate and step, so that all together keep the rollout's confidence."""
+        return (1 - self.confidence) / (N_GATES * self.n_steps)
+
+    @property
+    def log_limit(self) -> float:
+        return math.log(1 / self.alpha)
+
+    @property
+    def share(self) -> float:
+        return self.weight / 100
+
+
+def accuracy(given: GateInput) -> GateStatus:
+    """Disagreements among the canary's audits against the budget (one arm)."""
+    arm = given.tally.canary
+    needed = audits_needed(budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=given.alpha, power=POWER)
+    evidence = log_e_value(arm.disagreements, arm.audited, p0=given.budget)
+    return _judge("accuracy", given, n=arm.audited, k=arm.disagreements, bound=given.budget, evidence=evidence, exposure=arm.audited, needed=needed)
+
+
+def slowness(given: GateInput) -> GateStatus:
+    """Of the batches slower than the stable arm's frozen limit, the canary's share against its weight (two arms).
+
+    The unit is the batch: requests of one batch are slow together, so counting requests would reject an identical canary.
+    """
+    if given.weight >= 100:
+        return GateStatus("slowness", "NotApplicable", message="no stable arm to compare with at weight 100")
+    canary, stable = given.tally.canary, given.tally.stable
+    slow = canary.slow + stable.slow
+    evidence = log_e_share(canary.slow, slow, share=given.share)
+    return _judge("slowness", given, n=slow, k=canary.slow, bound=given.share, evidence=evidence, exposure=canary.judged + stable.judged, needed=given.slow_needed)
+
+
+def failures(given: GateInput) -> GateStatus:
+    """Of the failed batches, the canary's share against its weight (two arms)."""
+    canary, stable = given.tally.canary, given.tally.stable
+    if given.weight >= 100:
+        failed = GateStatus("failures", "NotApplicable", message="no stable arm to compare with at weight 100")
+        return failed if canary.failed == 0 else GateStatus("failures", "Rejected", canary.batches, canary.failed, message="batches failed at weight 100")
+    evidence = log_e_share(canary.failed, canary.failed + stable.failed, share=given.share)
+    return _judge("failures", given, n=canary.failed + stable.failed, k=canary.failed, bound=given.share, evidence=evidence, exposure=0, needed=0)
+
+
+def acceptance(given: GateInput) -> GateStatus:
+    """An uncertified plan must show that its disagreement is below the budget before it may be promoted."""
+    if given.certified:
+        return GateStatus("acceptance", "NotApplicable", message="the plan is certified")
+    arm = given.tally.canary
+    evidence = log_e_value(arm.disagreements, arm.audited, p0=given.budget, alternative="less")
+    accepted = evidence >= given.log_limit
+    return GateStatus(
+        "acceptance", "Clear" if accepted else "Undecided", arm.audited, arm.disagreements, given.budget, evidence, given.log_limit,
+        message="earned" if accepted else "uncertified: more agreeing audits are needed",
+    )  # fmt: skip
+
+
+GATES: tuple[Callable[[GateInput], GateStatus], ...] = (accuracy, slowness, failures, acceptance)
+
+
+def read_gates(given: GateInput) -> tuple[GateStatus, ...]:
+    """Every gate's reading of one step."""
+    return tuple(gate(given) for gate in GATES)
+
+
+def _judge(
+    name: str, given: GateInput, *, n: int, k: int, bound: float, evidence: float, exposure: int, needed: int
+) -> GateStatus:
+    limit = given.log_limit
+    if evidence >= limit:
+        state, message = "Rejected", f"{k} of {n} against {bound:.3g}: e-value 1e{evidence / math.log(10):.1f} passes the limit 1e{limit / math.log(10):.1f}"
+    elif exposure < needed:
+        state, message = "Undecided", f"{exposure} of {needed} observations that a harmful plan would need to show itself"
+    else:
+        state, message = "Clear", f"{k} of {n} against {bound:.3g}: no evidence of harm"
+    return GateStatus(name, state, n, k, bound, round(evidence, 6), round(limit, 6), needed, message)  # type: ignore[arg-type]

@@ -1,0 +1,364 @@
+"""One attempt to move from one plan to another, as a list of named rules.
+
+Each pass the rules are asked in order and the first that has something to say decides. Rules that look for
+harm come first and are armed whenever a canary serves, Paused included.
+
+    Pending → Progressing(step) ⇄ Paused → AwaitingPromotion → Promoting → Succeeded
+                  any of them → RollingBack → RolledBack | Aborted | Superseded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from offramp_core.control.gates import GateInput, read_gates
+from offramp_core.control.objects import Config, GateStatus, Ledger, Phase, Rollout, RolloutStatus, Service, StepRecord
+from offramp_core.control.snapshot import Event, Worker
+from offramp_core.control.spec import Step
+from offramp_core.evidence.exposure import judged_batches_needed
+from offramp_core.sketch import SecondsSketch
+
+ACK_TIMEOUT_SECONDS = 120.0  # kubelet takes up to a minute and a half to show a changed ConfigMap when a poke is lost
+SLOW_QUANTILE = 0.90
+HARMFUL_SLOWDOWN = 1.2  # beyond the allowed overhead
+MIN_BATCHES_PER_SIZE = 20
+MIN_STABLE_BATCHES = 50
+CANARY_SERVES: frozenset[str] = frozenset({"Progressing", "Paused", "AwaitingPromotion"})
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutView:
+    """What the rules of one rollout may look at.
+
+    ``epoch`` is the published epoch when it carries exactly this step (else None: it is still to be published). ``workers`` are the
+    ready ones. ``execution`` are the stable plan's execution sketches by batch size.
+    """
+
+    rollout: Rollout
+    service: Service
+    configs: Mapping[str, Config]
+    workers: tuple[Worker, ...]
+    epoch: int | None
+    ledger: Ledger
+    execution: Mapping[int, SecondsSketch]
+    audit_rate: float
+    stable_config: str
+    now: float
+
+    @property
+    def status(self) -> RolloutStatus:
+        return self.rollout.status
+
+    @property
+    def to(self) -> Config:
+        return self.configs[self.rollout.to_config]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return self.service.spec.rollout.steps
+
+    @property
+    def acked(self) -> bool:
+        """Whether every ready worker runs the published epoch."""
+        return self.epoch is not None and bool(self.workers) and all(w.state is not None and w.state.epoch == self.epoch for w in self.workers)
+
+    @property
+    def seconds_in_phase(self) -> float:
+        return self.now - (self.status.phase_started_at or self.now)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a rule decided: the next status, and an event when people should hear of it."""
+
+    status: RolloutStatus
+    event: Event | None = None
+
+
+Rule = Callable[[RolloutView], Change | None]
+
+
+def advance(view: RolloutView) -> Change:
+    """One pass over one unfinished rollout: read the gates, then let the first rule that applies decide."""
+    status = replace(view.status, ledger=view.ledger)
+    if status.phase in CANARY_SERVES:
+        status = replace(status, gates=gate_readings(view))
+    view = replace(view, rollout=replace(view.rollout, status=status))
+    for rule in RULES:
+        change = rule(view)
+        if change is not None:
+            return change
+    return Change(status)
+
+
+def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
+    """All gates on the evidence of the current step."""
+    spec = view.service.spec
+    return read_gates(
+        GateInput(
+            tally=view.ledger.total,
+            weight=view.status.weight,
+            budget=spec.max_disagreement,
+            confidence=spec.rollout.confidence,
+            n_steps=len(view.steps),
+            slow_needed=view.status.slow_needed,
+            certified=view.to.certified_for(spec.max_disagreement),
+        )
+    )
+
+
+# --- rules: reasons to stop ------------------------------------------------------------------------
+
+
+def superseded_by_newer_intent(view: RolloutView) -> Change | None:
+    """The user's objective, mode or pin changed: what was begun for the old one is no longer wanted."""
+    if view.status.phase in ("Promoting", "RollingBack") or view.status.objective in ("", intent_key(view.service)):
+        return None
+    return _stop(view, "Superseded", "NewerIntent", "the service's objective, mode or pin changed")
+
+
+def another_model_is_served(view: RolloutView) -> Change | None:
+    """Plans never cross models."""
+    served = {w.state.backbone_digest for w in view.workers if w.state is not None}
+    if view.status.phase == "RollingBack" or not served or view.to.plan.backbone_digest in served:
+        return None
+    return _stop(view, "Aborted", "ModelChanged", "the workers serve another model now")
+
+
+def stable_plan_fell(view: RolloutView) -> Change | None:
+    """The plan the canary is compared with was switched off: the inputs changed, and the canary was tuned on the old ones."""
+    if view.status.phase in ("Promoting", "RollingBack") or view.stable_config == view.rollout.from_config:
+        return None
+    return _stop(view, "RolledBack", "DriftDetected", f"{view.rollout.from_config} is no longer the stable plan")
+
+
+def aborted_by_a_person(view: RolloutView) -> Change | None:
+    if view.rollout.decision != "Abort" or view.status.phase in ("Promoting", "RollingBack"):
+        return None
+    return _stop(view, "Aborted", "DecisionAbort", "spec.decision is Abort")
+
+
+def refused_by_a_worker(view: RolloutView) -> Change | None:
+    """A worker that cannot run the plan says so; the plan goes, the worker stays."""
+    if view.status.phase not in CANARY_SERVES or view.epoch is None:
+        return None
+    for worker in view.workers:
+        refused = worker.state.refused if worker.state else None
+        if refused is not None and refused.epoch == view.epoch:
+            return _stop(view, "RolledBack", refused.reason, f"worker {worker.name} refused the plan: {refused.message}")
+    return None
+
+
+def worker_died_in_the_canary(view: RolloutView) -> Change | None:
+    """A marker left by a worker that died executing a canary batch, or more restarts than when the step began."""
+    if view.status.phase not in CANARY_SERVES or view.epoch is None:
+        return None
+    for worker in view.workers:
+        if worker.state is not None and worker.state.crashed_epoch == view.epoch:
+            return _stop(view, "RolledBack", "WorkerCrashed", f"worker {worker.name} died while executing a canary batch")
+        if worker.restarts > view.status.restarts.get(worker.uid, worker.restarts):
+            return _stop(view, "RolledBack", "WorkerRestarted", f"worker {worker.name} restarted during the canary")
+    return None
+
+
+def a_gate_rejects(view: RolloutView) -> Change | None:
+    if view.status.phase not in CANARY_SERVES:
+        return None
+    rejected = next((gate for gate in view.status.gates if gate.state == "Rejected"), None)
+    if rejected is None:
+        return None
+    return _stop(view, "RolledBack", f"{rejected.name.capitalize()}Rejected", rejected.message)
+
+
+# --- rules: endings --------------------------------------------------------------------------------
+
+
+def rollback_is_complete(view: RolloutView) -> Change | None:
+    """Over once every ready worker left the canary; without ready workers nothing serves it either."""
+    if view.status.phase != "RollingBack" or not (view.acked or (view.epoch is not None and not view.workers)):
+        return None
+    status = _finish(view, view.status.outcome)
+    return Change(status, Event(status.verdict, f"{view.rollout.to_config}: {status.message}", warning=status.verdict != "Superseded"))
+
+
+def promotion_is_complete(view: RolloutView) -> Change | None:
+    if view.status.phase != "Promoting" or not view.acked or view.service.status.stable_config != view.rollout.to_config:
+        return None
+    n, k = view.status.audited
+    status = replace(_finish(view, "Succeeded"), message=f"promoted after {n} audited requests with {k} disagreements")
+    return Change(status, Event("Promoted", f"{view.rollout.to_config} serves all traffic ({k} of {n} audited requests disagreed)"))
+
+
+# --- rules: going on -------------------------------------------------------------------------------
+
+
+def begin(view: RolloutView) -> Change | None:
+    """The first step begins when the stable arm's pace is known, so that there is something to compare with."""
+    if view.status.phase != "Pending":
+        return None
+    status = replace(view.status, objective=view.status.objective or intent_key(view.service), started_at=view.status.started_at or view.now)
+    view = replace(view, rollout=replace(view.rollout, status=status))
+    measured = sum(sketch.n for sketch in view.execution.values())
+    if not view.workers or measured < MIN_STABLE_BATCHES:
+        return Change(replace(status, message=f"waiting for {MIN_STABLE_BATCHES} batches of the stable plan to compare with ({measured} so far)"))
+    started = _begin_step(view, 0)
+    return Change(started, Event("CanaryStarted", f"{view.rollout.to_config} takes {started.weight} % of batches"))
+
+
+def wait_for_acknowledgement(view: RolloutView) -> Change | None:
+    """A step's clock starts when every ready worker runs its epoch; one that never does ends the attempt."""
+    if view.status.phase != "Progressing" or view.status.step_started_at is not None:
+        return None
+    if view.acked:
+        return Change(replace(view.status, step_started_at=view.now, message=f"canary at {view.status.weight} %"))
+    if view.seconds_in_phase > ACK_TIMEOUT_SECONDS:
+        late = [w.name for w in view.workers if w.state is None or w.state.epoch != view.epoch]
+        return _stop(view, "Aborted", "AckTimeout", f"not acknowledged within {ACK_TIMEOUT_SECONDS:.0f} s by {', '.join(late) or 'any worker'}")
+    return Change(view.status)
+
+
+def renew_a_lapsed_lease(view: RolloutView) -> Change | None:
+    """Workers left the canary by themselves while nobody pulled them: begin the step again, with fresh evidence."""
+    if view.status.phase not in CANARY_SERVES or not view.acked:
+        return None
+    if all(w.state is not None and w.state.canary_hash for w in view.workers):
+        return None
+    renewed = replace(
+        view.status, renewals=view.status.renewals + 1, phase="Progressing", phase_started_at=view.now, step_started_at=None,
+        gates=(), ledger=Ledger(), message="the canary's lease lapsed; beginning the step again",
+    )  # fmt: skip
+    return Change(renewed, Event("CanaryRenewed", f"{view.rollout.to_config}: the canary's lease lapsed while nobody pulled the workers"))
+
+
+def promote_when_told(view: RolloutView) -> Change | None:
+    """A person's Promote ends waiting, but never overrules a gate that has not seen enough."""
+    if view.status.phase != "AwaitingPromotion" or view.rollout.decision != "Promote":
+        return None
+    return _promote(view)
+
+
+def stay_paused(view: RolloutView) -> Change | None:
+    if view.status.phase not in CANARY_SERVES or not (view.rollout.paused or view.service.spec.suspend):
+        return None
+    return Change(replace(view.status, phase="Paused", message="paused; the gates stay armed"))
+
+
+def resume(view: RolloutView) -> Change | None:
+    if view.status.phase != "Paused":
+        return None
+    return Change(replace(view.status, phase="Progressing", message=f"canary at {view.status.weight} %"))
+
+
+def next_step(view: RolloutView) -> Change | None:
+    """A step passes when nothing rejected, the minimum exposure is reached and its pause is over."""
+    status = view.status
+    if status.phase != "Progressing" or not _passed(status.gates) or status.step_started_at is None:
+        return None
+    if view.now - status.step_started_at < view.steps[status.step].pause_seconds:
+        return Change(replace(status, message=f"step {status.step + 1} passed; pausing as asked"))
+    if status.step + 1 < len(view.steps):
+        started = _begin_step(view, status.step + 1)
+        return Change(started, Event("StepAdvanced", f"{view.rollout.to_config} takes {started.weight} % of batches"))
+    if view.service.spec.rollout.promotion == "Manual" and view.rollout.decision != "Promote":
+        waiting = replace(status, phase="AwaitingPromotion", phase_started_at=view.now, message="every step passed; set spec.decision: Promote")
+        return Change(waiting, Event("AwaitingPromotion", f"{view.rollout.to_config} passed every step; promote it by spec.decision: Promote"))
+    return _promote(view)
+
+
+def inconclusive(view: RolloutView) -> Change | None:
+    """Too little traffic to tell: never a pass. Abort, or hold with the gates armed, as the user chose."""
+    status, policy = view.status, view.service.spec.rollout
+    if status.phase != "Progressing" or view.now - (status.step_started_at or view.now) < policy.step_deadline_seconds:
+        return None
+    open_gates = "; ".join(f"{g.name}: {g.message}" for g in status.gates if g.state == "Undecided")
+    if policy.on_inconclusive == "Hold":
+        return Change(replace(status, message=f"holding past the step deadline ({open_gates})"))
+    return _stop(view, "Aborted", "Inconclusive", f"undecided at the step deadline ({open_gates})")
+
+
+RULES: tuple[Rule, ...] = (
+    superseded_by_newer_intent,
+    another_model_is_served,
+    stable_plan_fell,
+    aborted_by_a_person,
+    refused_by_a_worker,
+    worker_died_in_the_canary,
+    a_gate_rejects,
+    rollback_is_complete,
+    promotion_is_complete,
+    begin,
+    renew_a_lapsed_lease,
+    stay_paused,
+    wait_for_acknowledgement,
+    promote_when_told,
+    resume,
+    next_step,
+    inconclusive,
+)
+
+
+# --- pieces ----------------------------------------------------------------------------------------
+
+
+def intent_key(service: Service) -> str:
+    """What a rollout was begun for; a change supersedes it. Replicas and the like are left out on purpose."""
+    spec = service.spec
+    pin = "" if spec.pin is None else ",".join(f"{r.id}<{r.threshold}" for r in spec.pin.ramps)
+    return f"{spec.objective_key}/{spec.mode}/{pin}"
+
+
+def _passed(gates: tuple[GateStatus, ...]) -> bool:
+    return bool(gates) and all(gate.state in ("Clear", "NotApplicable") for gate in gates)
+
+
+def _begin_step(view: RolloutView, step: int) -> RolloutStatus:
+    """Freeze what the step is judged by, and put the evidence of the last one into the history."""
+    status, weight = view.status, view.steps[step].weight
+    overhead = view.service.spec.max_overhead
+    judged = {size: sketch for size, sketch in view.execution.items() if sketch.n >= MIN_BATCHES_PER_SIZE} or dict(view.execution)
+    slow = {str(size): round((1 + overhead) * (sketch.quantile(SLOW_QUANTILE) or 0.0), 9) for size, sketch in sorted(judged.items())}
+    history = status.history
+    if status.phase == "Progressing":
+        arm = status.ledger.total.canary
+        history = (*history, StepRecord(status.weight, arm.audited, arm.disagreements, view.now))
+    policy = view.service.spec.rollout
+    alpha = GateInput(view.ledger.total, weight, 0.5, policy.confidence, len(view.steps), 0, certified=True).alpha
+    return replace(
+        status,
+        phase="Progressing",
+        step=step,
+        weight=weight,
+        phase_started_at=view.now,
+        step_started_at=None,
+        audit_rate=view.audit_rate,
+        slow_seconds=slow,
+        slow_needed=judged_batches_needed(
+            tuple(judged.values()), weight=weight, max_overhead=overhead, slowdown=HARMFUL_SLOWDOWN, alpha=alpha, power=0.95
+        ),
+        restarts={w.uid: w.restarts for w in view.workers},
+        gates=(),
+        ledger=Ledger(),
+        history=history,
+        reason="",
+        message=f"waiting for every worker to run the canary at {weight} %",
+    )
+
+
+def _stop(view: RolloutView, outcome: str, reason: str, message: str) -> Change:
+    """Begin to roll back; the weight is 0 from the next published epoch on."""
+    status = view.status
+    if status.phase == "Pending":
+        done = _finish(view, outcome)
+        return Change(replace(done, reason=reason, message=message), Event(outcome, f"{view.rollout.to_config}: {message}"))
+    stopping = replace(status, phase="RollingBack", phase_started_at=view.now, weight=0, outcome=outcome, reason=reason, message=message)
+    return Change(stopping, Event("RollingBack", f"{view.rollout.to_config}: {message}", warning=outcome != "Superseded"))
+
+
+def _promote(view: RolloutView) -> Change:
+    return Change(replace(view.status, phase="Promoting", phase_started_at=view.now, weight=100, message="waiting for every worker to run the plan as stable"))
+
+
+def _finish(view: RolloutView, verdict: str) -> RolloutStatus:
+    phase: Phase = verdict  # type: ignore[assignment]
+    return replace(view.status, phase=phase, verdict=verdict, finished_at=view.now, weight=0)

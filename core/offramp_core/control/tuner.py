@@ -1,0 +1,234 @@
+"""When to tune, on which records, and what to do with the outcome. Pins are judged here as well.
+
+A tuning is wanted for the first time, for a changed objective, after an alarm, and every so often in the hope
+of a better plan. It then waits for labels; asking for them is what makes the audit rate eager.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
+from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
+from offramp_core.plan import Plan
+from offramp_core.tuning import NeedsLabels, NoGain, Proposed, TuningRequest, check_pin
+
+RETUNE_SECONDS = 3600.0
+MIN_GAIN = 0.01
+RETRY_SECONDS = 10.0
+PIN_RECORDS = 2000
+_LABELS_PER_BUDGET = 10  # a first attempt waits for this many budgeted disagreements' worth of labels
+_MIN_LABELS, _MAX_LABELS = 300, 5000
+
+
+@dataclass(frozen=True, slots=True)
+class TunerView:
+    """``stable`` is the plan that serves all traffic now; ``rollout`` an unfinished attempt, if any."""
+
+    snapshot: Snapshot
+    status: TuningStatus
+    stable: Config
+    rollout: Rollout | None
+    now: float
+
+    @property
+    def objective(self) -> str:
+        plan = self.stable.plan
+        return f"{self.snapshot.service.spec.objective_key}/{plan.backbone_digest[-12:]}/{plan.ramp_set_digest[-12:]}"
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a better plan is being looked for right now."""
+        spec = self.snapshot.service.spec
+        if spec.mode not in ("Auto", "Recommend") or spec.suspend or self.rollout is not None:
+            return False
+        due = self.status.next_attempt_at is None or self.now >= self.status.next_attempt_at
+        return due or self.status.tuned_for != self.objective
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What the tuner wants done."""
+
+    status: TuningStatus
+    request: TuningRequest | None = None
+    new_config: NewConfig | None = None
+    new_rollout: NewRollout | None = None
+    candidate: str = ""
+    events: tuple[Event, ...] = ()
+
+
+def tune_or_wait(view: TunerView) -> Tuned:
+    """Digest a finished tuning, or start one when enough labels are there, or say what is missing."""
+    status = view.status
+    fresh = _fresh_labels(view)
+    if view.snapshot.tuning_outcome is not None:
+        return _digest(view)
+    if view.snapshot.tuning_running:
+        return Tuned(replace(status, state="Tuning", message="searching and certifying"))
+    if not view.wanted:
+        return Tuned(_idle(view))
+    needed = max(status.labels_needed, first_attempt_labels(view.snapshot.service.spec.max_disagreement))
+    if view.snapshot.records is None or fresh < needed:
+        shown = fresh - fresh % 100  # in steps, so that the status is not written for every label
+        return Tuned(
+            replace(status, state="CollectingLabels", labels=shown, labels_needed=needed, message=f"{shown} of {needed} labels")
+        )
+    return Tuned(replace(status, state="Tuning", labels=fresh, message="searching and certifying"), request=_request(view, view.snapshot.records))
+
+
+def first_attempt_labels(budget: float) -> int:
+    """Labels worth waiting for before a first attempt: fewer would mostly waste a test."""
+    return min(_MAX_LABELS, max(_MIN_LABELS, math.ceil(_LABELS_PER_BUDGET / budget)))
+
+
+def _idle(view: TunerView) -> TuningStatus:
+    spec = view.snapshot.service.spec
+    if view.rollout is not None:
+        return replace(view.status, state="RollingOut", message=f"waiting for {view.rollout.name}")
+    if spec.suspend:
+        return replace(view.status, state="Suspended", message="spec.suspend is true")
+    if spec.mode in ("Disabled", "Pinned"):
+        return replace(view.status, state=spec.mode, message=f"ramps.mode is {spec.mode}")
+    return replace(view.status, state="Idle")
+
+
+def _fresh_labels(view: TunerView) -> int:
+    """Records that no test has used and no alarm has made stale."""
+    store = view.snapshot.records
+    if store is None or store.records.time is None:
+        return 0
+    since = max(view.status.consumed_through_at or 0.0, view.status.records_since_at or 0.0)
+    return int((store.records.time > since).sum())
+
+
+def _request(view: TunerView, store: RecordStore) -> TuningRequest:
+    spec = view.snapshot.service.spec
+    return TuningRequest(
+        max_disagreement=spec.max_disagreement,
+        delta=1 - spec.confidence,
+        test_index=view.status.tests_run + 1,
+        max_overhead=spec.max_overhead,
+        max_ramps=spec.max_active,
+        ramp_ids=store.ramp_ids,
+        backbone_digest=store.backbone_digest,
+        ramp_set_digest=store.ramp_set_digest,
+        execution=spec.execution,
+        current=view.stable.plan,
+        min_gain=MIN_GAIN,
+        consumed_through=view.status.consumed_through_at,
+        records_since=view.status.records_since_at,
+    )
+
+
+def _digest(view: TunerView) -> Tuned:
+    """Whatever came out, tests that ran are counted and the records they used are spent."""
+    outcome, status, service = view.snapshot.tuning_outcome, view.status, view.snapshot.service
+    assert outcome is not None
+    if outcome.records_through is not None:
+        spent = max(outcome.records_through, status.consumed_through_at or 0.0)
+        status = replace(status, tests_run=status.tests_run + outcome.tests_run, consumed_through_at=spent)
+    if isinstance(outcome, NeedsLabels):
+        return Tuned(replace(status, state="CollectingLabels", labels=0, labels_needed=outcome.needed, message=outcome.reason))
+    status = replace(status, labels_needed=0, next_attempt_at=view.now + RETUNE_SECONDS, tuned_for=view.objective)
+    if isinstance(outcome, NoGain):
+        return Tuned(replace(status, state="Idle", message=outcome.reason), events=(Event("NoBetterPlan", outcome.reason),))
+    return _propose(view, status, outcome, recommend=service.spec.mode == "Recommend")
+
+
+def _propose(view: TunerView, status: TuningStatus, outcome: Proposed, *, recommend: bool) -> Tuned:
+    name = outcome.plan.name(view.snapshot.service.name)
+    known = view.snapshot.configs.get(name)
+    if known is not None and (known.status.rejected_until_at or 0.0) > view.now:
+        return Tuned(replace(status, state="CoolingDown", message=f"{name} was rejected lately"))
+    if not view.wanted:  # the intent changed while the tuning ran
+        return Tuned(replace(_idle(view), tests_run=status.tests_run, consumed_through_at=status.consumed_through_at))
+    certificates = (known.status.certificates if known is not None else ()) + (outcome.certificate.to_mapping(),)
+    prediction = Prediction(round(outcome.predicted_saving, 4), round(outcome.predicted_disagreement, 6))
+    config = NewConfig(name, outcome.plan, ConfigStatus("Tuned", "Certified", certificates[-5:], prediction))
+    told = Event("RampProposed", f"{name}: certified, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its records")
+    if recommend:
+        return Tuned(replace(status, state="Recommended", message=f"{name} waits for you to pin it"), None, config, None, name, (told,))
+    rollout = new_rollout(view.snapshot, name, from_config=view.stable.name, cause="Tuned")
+    return Tuned(replace(status, state="RollingOut", message=f"rolling out {name}"), None, config, rollout, name, (told,))
+
+
+def new_rollout(snapshot: Snapshot, to: str, *, from_config: str, cause: str) -> NewRollout:
+    """The next attempt; numbers rise for good, because the newest attempts are never collected."""
+    taken = [int(r.name.rsplit("-", 1)[1]) for r in snapshot.rollouts if r.name.rsplit("-", 1)[1].isdigit()]
+    name = f"{snapshot.service.name}-{max(taken, default=0) + 1}"
+    return NewRollout(name, from_config, to, cause, snapshot.service.generation)  # type: ignore[arg-type]
+
+
+# --- after the fact --------------------------------------------------------------------------------
+
+
+def after_alarm(status: TuningStatus, *, now: float) -> TuningStatus:
+    """The inputs changed: what was recorded before says nothing about what comes now."""
+    return replace(status, records_since_at=now, tuned_for="", next_attempt_at=None, labels_needed=0)
+
+
+def after_rollback(status: TuningStatus, *, reason: str, cooldown: float, now: float) -> TuningStatus:
+    """Look again soon, later after each failure. A certified plan that broke its budget means that the inputs moved."""
+    failures = status.failures + 1
+    retry = now + min(cooldown, RETRY_SECONDS * 2 ** (failures - 1))
+    if reason in ("AccuracyRejected", "DriftDetected"):
+        return replace(after_alarm(status, now=now), failures=failures)
+    return replace(status, failures=failures, next_attempt_at=retry)
+
+
+# --- pins ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PinJudged:
+    status: PinStatus
+    new_config: NewConfig | None = None
+    new_rollout: NewRollout | None = None
+    events: tuple[Event, ...] = ()
+
+
+def pinned_plan(snapshot: Snapshot, *, backbone_digest: str, ramp_set_digest: str, order: tuple[str, ...]) -> Plan | None:
+    """The user's thresholds as a plan, ramps in network order; an unknown ramp goes last, for the workers to refuse."""
+    spec = snapshot.service.spec
+    if spec.pin is None:
+        return None
+    rank = {ramp_id: index for index, ramp_id in enumerate(order)}
+    ramps = tuple(sorted(spec.pin.ramps, key=lambda ramp: rank.get(ramp.id, len(rank))))
+    return Plan(backbone_digest, spec.pin.ramp_set_digest or ramp_set_digest, ramps, "fp32", spec.execution)
+
+
+def judge_pin(snapshot: Snapshot, *, plan: Plan, stable: Config, rollout: Rollout | None, now: float) -> PinJudged:
+    """Refuse a pin that recorded traffic clearly contradicts; else let it canary and earn its place."""
+    service, status = snapshot.service, snapshot.service.status.pin
+    name = plan.name(service.name)
+    if stable.name == name:
+        return PinJudged(PinStatus(service.generation, "Accepted", f"{name} serves"))
+    if status.generation == service.generation and status.verdict:
+        return PinJudged(status)
+    waiting = PinStatus(service.generation, "", f"{name} is being judged")
+    if rollout is not None:
+        return PinJudged(waiting)
+    mine = [r for r in snapshot.rollouts if r.to_config == name and r.generation == service.generation and r.status.finished]
+    if mine:
+        last = mine[-1].status
+        return PinJudged(PinStatus(service.generation, "Rejected", f"{mine[-1].name}: {last.message}"))
+    refused = _refused_by_records(snapshot, plan, now=now)
+    if refused:
+        verdict = PinStatus(service.generation, "Rejected", refused)
+        return PinJudged(verdict, NewConfig(name, plan, ConfigStatus("Pinned", "Rejected", message=refused)), events=(Event("PinRejected", refused, warning=True),))
+    config = NewConfig(name, plan, ConfigStatus("Pinned", "Proposed"))
+    return PinJudged(waiting, config, new_rollout(snapshot, name, from_config=stable.name, cause="Pinned"))
+
+
+def _refused_by_records(snapshot: Snapshot, plan: Plan, *, now: float) -> str:
+    """Why recorded traffic contradicts the pin, or empty."""
+    store, spec = snapshot.records, snapshot.service.spec
+    if store is None or store.ramp_set_digest != plan.ramp_set_digest or not {r.id for r in plan.ramps} <= set(store.ramp_ids):
+        return ""
+    recent = store.records.take(slice(-PIN_RECORDS, None))
+    check = check_pin(recent, plan, ramp_ids=store.ramp_ids, budget=spec.max_disagreement, alpha=1 - spec.rollout.confidence)
+    if not check.refused:
+        return ""
+    return f"on {check.n} recorded requests {check.k} answers would have differed ({check.k / check.n:.1%}); the budget is {spec.max_disagreement:.2%}. Lower the thresholds or raise maxDisagreement"
