@@ -1,1 +1,10 @@
-"""The part of the control plane that both shells share: gather, decide once, act, over a :class:`Platform`."""
+"""The imperative shell around `decide`, the same on Kubernetes and on one machine.
+
+platform.py   what a platform must be able to do
+manifests.py  objects of the control plane to and from the manifests people read
+signing.py    the operator's key: signed plans and the token of the admin ports
+wire.py       documents, states and records to and from the bytes that travel
+observe.py    pulls workers and pools what they saw
+reconcile.py  one pass: gather, observe, decide, act
+log.py        one structured line per transition
+"""

@@ -1,0 +1,286 @@
+"""One pass over one service: gather, observe, decide once, act in the order that makes a crash harmless."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from offramp_core.tuning import TuningOutcome, TuningRequest, tune
+
+from offramp_core.control.decide import decide
+from offramp_core.control.objects import ServiceStatus
+from offramp_core.control.snapshot import Decision, Snapshot
+from offramp_core.protocol import PlanDocument
+from offramp_core.records import Records
+from offramp_operator.shell.log import log_event
+from offramp_operator.shell.observe import Observed, Observer
+from offramp_operator.shell.platform import ConflictError, Gathered, Platform, ServiceKey, WorkerEndpoint
+from offramp_operator.shell.signing import SigningKey
+
+ACTIVE_REQUEUE_SECONDS = 1.0
+CONFLICT_RETRY_SECONDS = 0.2
+TUNING_CRASH_BACKOFF_SECONDS = 60.0
+MAX_TUNING_CRASH_DOUBLINGS = 6
+
+Decide = Callable[[Snapshot, float], Decision]
+Tune = Callable[[Records, TuningRequest], TuningOutcome]
+
+
+@dataclass(slots=True)
+class _Tuning:
+    """A tuning of one service: under way, finished and not yet decided upon, or none. ``not_before`` follows a crash."""
+
+    running: asyncio.Future[TuningOutcome] | None = None
+    outcome: TuningOutcome | None = None
+    crashes: int = 0
+    not_before: float = 0.0
+
+
+class Reconciler:
+    """Runs passes. One key must not be reconciled twice at the same time; different keys may be.
+
+    Parameters
+    ----------
+    platform, observer, key
+        Side effects, pulls, and the key that signs plans.
+    clock : callable
+        Seconds since the epoch.
+    decide, tune : callable
+        The core's; arguments so that a test can watch the order of what is done with a decision.
+    """
+
+    def __init__(
+        self,
+        platform: Platform,
+        observer: Observer,
+        key: SigningKey,
+        clock: Callable[[], float] = time.time,
+        *,
+        decide: Decide = decide,
+        tune: Tune = tune,
+    ) -> None:
+        self._platform = platform
+        self._observer = observer
+        self._key = key
+        self._clock = clock
+        self._decide = decide
+        self._tune = tune
+        self._tunings: dict[ServiceKey, _Tuning] = {}
+
+    async def reconcile(self, key: ServiceKey) -> float | None:
+        """One pass; seconds until the next one, or None when the service is gone.
+
+        Raises whatever the platform raises, conflicts aside; the caller retries with backoff.
+        """
+        try:
+            gathered = await self._platform.gather(key)
+            if gathered is None:
+                self.forget(key)
+                return None
+            return await self._pass(key, gathered)
+        except ConflictError as conflict:
+            log_event("conflict", f"{key}: {conflict}; trying again", level=logging.DEBUG, service=str(key))
+            return CONFLICT_RETRY_SECONDS
+
+    def forget(self, key: ServiceKey) -> None:
+        """Drop what is remembered of a service that is gone (or is now another leader's)."""
+        tuning = self._tunings.pop(key, None)
+        if tuning is not None and tuning.running is not None:
+            tuning.running.cancel()  # the thread ends by itself; nobody looks at its outcome any more
+        self._observer.forget(key)
+
+    # --- the pass ----------------------------------------------------------------------------------
+
+    async def _pass(self, key: ServiceKey, gathered: Gathered) -> float:
+        service = gathered.service
+        workers_error = await self._ensure_workers(gathered)
+        token = self._key.admin_token(service.uid)
+        observed = await self._observer.observe(key, gathered.workers, token=token)
+        tuning = self._tunings.setdefault(key, _Tuning())
+        self._collect(key, tuning)
+        decision = self._decide(_snapshot(gathered, observed, tuning), self._clock())
+        await self._act(key, gathered, observed, decision)
+        wait = decision.requeue_after_seconds
+        if tuning.running is not None or workers_error or _lives(gathered):
+            wait = min(wait, ACTIVE_REQUEUE_SECONDS)
+        return wait
+
+    async def _ensure_workers(self, gathered: Gathered) -> bool:
+        """Whether it failed. The pass goes on all the same: what serves must stay watched while workers cannot be changed."""
+        service = gathered.service
+        try:
+            await self._platform.ensure_workers(service, self._key.identity(service.uid))
+        except ConflictError:
+            raise
+        except Exception as error:
+            message = f"{service.namespace}/{service.name}: the workers could not be brought to the spec"
+            log_event("workers-error", message, level=logging.ERROR, error=error)
+            return True
+        return False
+
+    async def _act(self, key: ServiceKey, gathered: Gathered, observed: Observed, decision: Decision) -> None:
+        """Carry a decision out in the order its docstring asks for; each write only where something differs."""
+        await self._write_configs(gathered, decision)
+        await self._write_rollouts(gathered, decision)
+        await self._write_status(gathered, decision.status)
+        self._digested(key, gathered, decision)
+        await self._delete(gathered, decision)
+        await self._publish(key, gathered, observed, decision.publish)
+        if decision.tune is not None and observed.records is not None:
+            self._start_tuning(key, observed.records.records, decision.tune)
+        for event in decision.events:
+            level = logging.WARNING if event.warning else logging.INFO
+            log_event(event.reason, event.message, level=level, service=str(key))
+            await self._platform.emit(gathered.service, event)
+
+    async def _write_configs(self, gathered: Gathered, decision: Decision) -> None:
+        known = {name: config.status for name, config in gathered.configs.items()}
+        for config in decision.new_configs:
+            if config.name not in known:
+                await self._platform.create_config(gathered.service, config)
+                known[config.name] = config.status
+        for name, status in decision.config_statuses.items():
+            if known.get(name) != status:
+                await self._platform.write_config_status(gathered.service, name, status)
+
+    async def _write_rollouts(self, gathered: Gathered, decision: Decision) -> None:
+        known = {rollout.name: rollout.status for rollout in gathered.rollouts}
+        new = decision.new_rollout
+        if new is not None and new.name not in known:
+            await self._platform.create_rollout(gathered.service, new)
+            message = f"{new.name}: {new.from_config} → {new.to_config} ({new.cause})"
+            log_event("rollout-created", message, rollout=new.name)
+        for name, status in decision.rollout_statuses.items():
+            before = known.get(name)
+            if before == status:
+                continue
+            await self._platform.write_rollout_status(gathered.service, name, status)
+            if before is None or (before.phase, before.step) != (status.phase, status.step):
+                log_event("rollout-phase", f"{name}: {status.phase} {status.reason}".rstrip(), rollout=name, phase=status.phase,
+                          step=status.step, weight=status.weight, verdict=status.verdict)  # fmt: skip
+
+    async def _write_status(self, gathered: Gathered, status: ServiceStatus) -> None:
+        if status != gathered.service.status:
+            await self._platform.write_service_status(gathered.service, status)
+
+    async def _delete(self, gathered: Gathered, decision: Decision) -> None:
+        for name in decision.delete_rollouts:
+            await self._platform.delete_rollout(gathered.service, name)
+        for name in decision.delete_configs:
+            await self._platform.delete_config(gathered.service, name)
+
+    async def _publish(
+        self, key: ServiceKey, gathered: Gathered, observed: Observed, document: PlanDocument | None
+    ) -> None:
+        """Publish what is new, then poke. Workers that missed an earlier poke are poked again, as kubelet's copy is slow."""
+        published = gathered.published
+        new = document is not None and document != published
+        current = document if new else published
+        if current is None:
+            return
+        signed = self._key.sign(current)
+        if new:
+            previous = published.epoch if published is not None else 0
+            await self._platform.publish(gathered.service, current, signed, previous_epoch=previous)
+            log_event("published", f"epoch {current.epoch}", service=str(key), epoch=current.epoch,
+                      weight=current.weight_percent, canary=current.canary is not None)  # fmt: skip
+        behind = gathered.workers if new else _behind(gathered.workers, observed, current.epoch)
+        if behind:
+            await self._observer.poke(key, behind, token=self._key.admin_token(gathered.service.uid), signed=signed)
+
+    # --- tuning ------------------------------------------------------------------------------------
+
+    def _start_tuning(self, key: ServiceKey, records: Records, request: TuningRequest) -> None:
+        tuning = self._tunings[key]
+        if tuning.running is not None or tuning.outcome is not None or self._clock() < tuning.not_before:
+            return
+        log_event("tuning-started", f"{len(records)} records", service=str(key), records=len(records))
+        tuning.running = _in_daemon_thread(lambda: self._tune(records, request), name=f"tune-{key.name}")
+
+    def _collect(self, key: ServiceKey, tuning: _Tuning) -> None:
+        """Take the outcome of a tuning that has ended."""
+        if tuning.running is None or not tuning.running.done():
+            return
+        finished, tuning.running = tuning.running, None
+        error = finished.exception()
+        if error is None:
+            tuning.outcome, tuning.crashes = finished.result(), 0
+            log_event("tuning-finished", type(tuning.outcome).__name__, service=str(key))
+            return
+        # The decision asks again at its next pass; without a pause a broken tuner would keep a core busy for nothing.
+        pause = TUNING_CRASH_BACKOFF_SECONDS * 2.0 ** min(tuning.crashes, MAX_TUNING_CRASH_DOUBLINGS)
+        tuning.crashes, tuning.not_before = tuning.crashes + 1, self._clock() + pause
+        log_event("tuning-crashed", f"{error!r}; next attempt in {pause:.0f} s", level=logging.ERROR, service=str(key))
+
+    def _digested(self, key: ServiceKey, gathered: Gathered, decision: Decision) -> None:
+        """Forget the outcome once what was learned from it is stored, and not before: tests that ran must be counted.
+
+        A decision that looked at it always changes the tuning status; one that could not (no worker answers) leaves it alone.
+        """
+        tuning = self._tunings[key]
+        if tuning.outcome is not None and decision.status.tuning != gathered.service.status.tuning:
+            tuning.outcome = None
+
+
+def _snapshot(gathered: Gathered, observed: Observed, tuning: _Tuning) -> Snapshot:
+    return Snapshot(
+        service=gathered.service,
+        configs=gathered.configs,
+        rollouts=gathered.rollouts,
+        workers=observed.workers,
+        published=gathered.published,
+        records=observed.records,
+        load=observed.load,
+        tuning_outcome=tuning.outcome,
+        tuning_running=tuning.running is not None,
+    )
+
+
+def _lives(gathered: Gathered) -> bool:
+    """Whether a rollout is under way: its canary lease and its gates need a pull about every second."""
+    return any(not rollout.status.finished for rollout in gathered.rollouts)
+
+
+def _behind(workers: tuple[WorkerEndpoint, ...], observed: Observed, epoch: int) -> tuple[WorkerEndpoint, ...]:
+    """Workers that answer, have not taken ``epoch`` and have not refused it."""
+    states = {worker.uid: worker.state for worker in observed.workers}
+    return tuple(
+        endpoint
+        for endpoint in workers
+        if (state := states.get(endpoint.uid)) is not None
+        and state.ready
+        and state.epoch < epoch
+        and (state.refused is None or state.refused.epoch != epoch)
+    )
+
+
+def _in_daemon_thread(work: Callable[[], TuningOutcome], *, name: str) -> asyncio.Future[TuningOutcome]:
+    """Run in a thread that does not hold up the end of the process, as an executor's would."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[TuningOutcome] = loop.create_future()
+
+    def settle(outcome: TuningOutcome | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            assert outcome is not None
+            future.set_result(outcome)
+
+    def run() -> None:
+        outcome: TuningOutcome | None = None
+        error: BaseException | None = None
+        try:
+            outcome = work()
+        except BaseException as caught:
+            error = caught
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, outcome, error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

@@ -1,0 +1,104 @@
+"""The fleet's records of one ramp set: bounded, without duplicates, oldest first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from offramp_operator.shell.wire import RecordRows
+
+CAPACITY_ROWS = 20_000
+_MAX_BOOTS = 4_096  # processes remembered; far more than can still hold rows of ours
+COLUMNS = ("time", "uncertainty", "prediction", "final", "reference")
+
+
+@dataclass(frozen=True, slots=True)
+class RampSetKey:
+    """Which model and ramps a record is about."""
+
+    backbone_digest: str
+    ramp_set_digest: str
+
+
+class RecordPool:
+    """Keeps the newest ``capacity`` rows. A row is known by its process and sequence number, so pulling twice adds nothing."""
+
+    def __init__(self, *, n_ramps: int, capacity: int = CAPACITY_ROWS) -> None:
+        self.n_ramps = n_ramps
+        self._capacity = capacity
+        self._next: dict[str, int] = {}
+        self._chunks: list[dict[str, npt.NDArray[Any]]] = []
+        self._rows = 0
+        self.version = 0
+
+    def __len__(self) -> int:
+        return min(self._rows, self._capacity)
+
+    def next_of(self, boot_id: str) -> int:
+        """Sequence number of the first row of a process that is not here yet."""
+        return self._next.get(boot_id, 0)
+
+    def add(self, boot_id: str, rows: RecordRows, *, latest_time: float) -> int:
+        """Add what is new of a block; returns how many rows were. No row is younger than ``latest_time``.
+
+        A row cannot have been admitted after it was received, and one that claims so (a clock ahead of ours) would
+        make the tuner skip everything until that time comes.
+        """
+        skip = max(0, self.next_of(boot_id) - rows.first)
+        self._next[boot_id] = max(rows.next, self._next.pop(boot_id, 0))  # most recently heard of comes last
+        while len(self._next) > _MAX_BOOTS:
+            self._next.pop(next(iter(self._next)))
+        new = len(rows) - skip
+        if new <= 0:
+            return 0
+        chunk = {name: getattr(rows, name)[skip:] for name in COLUMNS}
+        chunk["time"] = np.minimum(chunk["time"], latest_time)
+        self._append(chunk)
+        return new
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """All rows as one array per column, sorted by time (ties as they came)."""
+        self._compact()
+        if not self._chunks:
+            shapes = {"uncertainty": (0, self.n_ramps), "prediction": (0, self.n_ramps)}
+            return {name: np.zeros(shapes.get(name, (0,))) for name in COLUMNS}
+        return dict(self._chunks[0])
+
+    def dump(self) -> dict[str, npt.NDArray[Any]]:
+        """Everything needed to go on after a restart, as arrays for an npz file."""
+        boots = sorted(self._next)
+        return {
+            **self.columns(),
+            "boot": np.array(boots, dtype=np.str_),
+            "next": np.array([self._next[b] for b in boots]),
+        }
+
+    @classmethod
+    def load(cls, arrays: dict[str, npt.NDArray[Any]], *, capacity: int = CAPACITY_ROWS) -> RecordPool:
+        """The inverse of :meth:`dump`."""
+        pool = cls(n_ramps=arrays["uncertainty"].shape[1], capacity=capacity)
+        pool._next = {str(boot): int(seq) for boot, seq in zip(arrays["boot"], arrays["next"], strict=True)}
+        if len(arrays["time"]):
+            pool._append({name: arrays[name] for name in COLUMNS})
+        return pool
+
+    def _append(self, chunk: dict[str, npt.NDArray[Any]]) -> None:
+        self._chunks.append(chunk)
+        self._rows += len(chunk["time"])
+        self.version += 1
+        if self._rows >= 2 * self._capacity:
+            self._compact()
+
+    def _compact(self) -> None:
+        if len(self._chunks) <= 1 and self._rows <= self._capacity and self._sorted():
+            return
+        time = np.concatenate([chunk["time"] for chunk in self._chunks])
+        newest = np.argsort(time, kind="stable")[-self._capacity :]
+        merged = {name: np.concatenate([chunk[name] for chunk in self._chunks])[newest] for name in COLUMNS}
+        self._chunks, self._rows = [merged], len(newest)
+
+    def _sorted(self) -> bool:
+        return all(bool((np.diff(chunk["time"]) >= 0).all()) for chunk in self._chunks)

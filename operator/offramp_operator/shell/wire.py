@@ -1,0 +1,106 @@
+"""Protocol values to and from the bytes that travel between operator and workers."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from offramp_core.errors import InvalidRecordsError, UnavailableError
+from offramp_core.protocol import Observations, PlanDocument, RecordBlock, SignedDocument, WorkerState
+
+T = TypeVar("T")
+
+MAX_BLOCK_ROWS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRows:
+    """A decoded :class:`RecordBlock`: n rows over R ramps, ``first`` the sequence number of row 0.
+
+    ``time`` float64 [n], ``uncertainty`` float32 [n, R], ``prediction`` int32 [n, R], ``final`` and ``reference`` int32 [n].
+    """
+
+    first: int
+    next: int
+    time: npt.NDArray[np.float64]
+    uncertainty: npt.NDArray[np.float32]
+    prediction: npt.NDArray[np.int32]
+    final: npt.NDArray[np.int32]
+    reference: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+
+def encode(value: PlanDocument | SignedDocument | WorkerState | Observations) -> bytes:
+    """A protocol value as JSON."""
+    return msgspec.json.encode(value)
+
+
+def decode_state(body: bytes) -> WorkerState:
+    """Raises :class:`UnavailableError` when the body is not a worker's state."""
+    return _decode(body, WorkerState)
+
+
+def decode_observations(body: bytes) -> Observations:
+    """Raises :class:`UnavailableError` when the body is not a worker's observations."""
+    return _decode(body, Observations)
+
+
+def decode_signed(body: bytes) -> SignedDocument:
+    """Raises :class:`UnavailableError` when the body is not a signed document."""
+    return _decode(body, SignedDocument)
+
+
+def decode_document(payload: str | bytes) -> PlanDocument:
+    """Raises :class:`UnavailableError` when the payload is not a plan document."""
+    return _decode(payload, PlanDocument)
+
+
+def _decode(body: str | bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnavailableError(f"not a {kind.__name__}: {error}") from error
+
+
+def decode_rows(block: RecordBlock, *, n_ramps: int) -> RecordRows:
+    """Decode and check the columns of a block.
+
+    Raises
+    ------
+    InvalidRecordsError
+        A column is not base64, has another length than the others, or holds a value that cannot be.
+    """
+    time = _column(block, "time", "<f8")
+    n = len(time)
+    rows = RecordRows(
+        first=block.first,
+        next=block.next,
+        time=time,
+        uncertainty=_column(block, "uncertainty", "<f4", (n, n_ramps)),
+        prediction=_column(block, "prediction", "<i4", (n, n_ramps)),
+        final=_column(block, "final", "<i4", (n,)),
+        reference=_column(block, "reference", "<i4", (n,)),
+    )
+    if n > MAX_BLOCK_ROWS or block.first < 0 or block.next < block.first + n:
+        raise InvalidRecordsError(f"records {block.first}..{block.next} cannot be {n} rows")
+    if not np.isfinite(rows.time).all():
+        raise InvalidRecordsError("time holds a value that is not finite")
+    if not ((rows.uncertainty >= 0) & (rows.uncertainty <= 1)).all():  # NaN compares false, so it is caught as well
+        raise InvalidRecordsError("uncertainty holds a value outside [0, 1]")
+    return rows
+
+
+def _column(block: RecordBlock, name: str, dtype: str, shape: tuple[int, ...] = (-1,)) -> npt.NDArray[Any]:
+    try:
+        flat = np.frombuffer(base64.b64decode(getattr(block, name), validate=True), dtype=dtype)
+        return flat.reshape(shape)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRecordsError(f"{name} is not a column of shape {shape}: {error}") from error
