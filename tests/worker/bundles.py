@@ -1,0 +1,203 @@
+"""A small genuine exit bundle made with onnx.helper: a convolutional net with three places for exits. No torch, fixed weights.
+
+Weights are random, so ramps know nothing; ``agreeable`` makes the last ramp the model's own classifier, which then
+agrees with the reference on nearly every input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+import safetensors.numpy
+from onnx import helper, numpy_helper
+
+from offramp_core.bundle import (
+    BatchProfile,
+    Manifest,
+    Profile,
+    RampSpec,
+    TensorSpec,
+    ramp_set_digest,
+)
+from offramp_core.uncertainty import quantile_table, raw_score, uncertainty
+from offramp_worker.bundle.graph import tapped_model
+from offramp_worker.bundle.heads import head_nodes, parameter_shapes
+
+CHANNELS, SIZE, WIDTH, CLASSES = 3, 14, 8, 5
+MODEL = "tiny"
+Array = npt.NDArray[Any]
+
+
+def inputs(n: int, *, seed: int = 1) -> npt.NDArray[np.float32]:
+    """(n, 3, 14, 14) inputs; each has a mean of its own so that answers vary."""
+    rng = np.random.default_rng(seed)
+    shift = rng.normal(0.0, 1.5, size=(n, CHANNELS, 1, 1))
+    return (rng.normal(size=(n, CHANNELS, SIZE, SIZE)) + shift).astype(np.float32)
+
+
+def write_bundle(folder: Path, *, seed: int = 0, regrouping_pays: bool = True) -> Path:
+    """Write a bundle; returns its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    model = _backbone(rng)
+    ramps = _ramps()
+    tensors = _head_tensors(ramps, model, rng)
+    model_bytes = model.SerializeToString()
+    logits, heads = _run_tapped(model, ramps, tensors, inputs(256, seed=seed + 1))
+    for ramp, said in zip(ramps, heads, strict=True):
+        tensors[f"{ramp.id}/quantiles"] = quantile_table(raw_score(said))
+    files = {
+        "backbone.onnx": model_bytes,
+        "ramps.safetensors": safetensors.numpy.save(tensors),
+        "records.npz": _records(ramps, tensors, logits, heads),
+        "profile.json": msgspec.json.encode(_profile(len(ramps), regrouping_pays=regrouping_pays)),
+        "probe.npz": _npz(x=inputs(256, seed=seed + 1)[:8], logits=logits[:8]),
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    write_manifest(folder, ramps)
+    return folder
+
+
+def write_manifest(folder: Path, ramps: tuple[RampSpec, ...] | None = None) -> None:
+    """Write a manifest that fits the files as they are."""
+    ramps = _ramps() if ramps is None else ramps
+    hashes = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.iterdir()
+        if file.name != "manifest.json"
+    }
+    manifest = Manifest(
+        schema_version=1,
+        name=MODEL,
+        backbone_digest="sha256:" + hashes["backbone.onnx"],
+        ramp_set_digest=ramp_set_digest(ramps, hashes["ramps.safetensors"]),
+        inputs=(TensorSpec("x", "FP32", (CHANNELS, SIZE, SIZE)),),
+        outputs=(TensorSpec("logits", "FP32", (CLASSES,)),),
+        n_classes=CLASSES,
+        ramps=ramps,
+        files=hashes,
+        source="tests",
+    )
+    (folder / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+
+
+def edit_manifest(folder: Path, **fields: Any) -> None:
+    """Overwrite fields of the manifest as it is on disk."""
+    file = folder / "manifest.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def _backbone(rng: np.random.Generator) -> onnx.ModelProto:
+    """Three residual-free places c0, c1, c2 (14x14, 7x7, 7x7), then pooling and a classifier."""
+    nodes, weights, source, channels = [], [], "x", CHANNELS
+    for i, stride in enumerate((1, 2, 1)):
+        kernel = rng.normal(0.0, (2.0 / (9 * channels)) ** 0.5, size=(WIDTH, channels, 3, 3)).astype(np.float32)
+        weights += [numpy_helper.from_array(kernel, f"k{i}"), _vector(rng, f"kb{i}", WIDTH)]
+        nodes.append(
+            helper.make_node(
+                "Conv", [source, f"k{i}", f"kb{i}"], [f"a{i}"], pads=[1, 1, 1, 1], strides=[stride, stride]
+            )
+        )
+        nodes.append(helper.make_node("Relu", [f"a{i}"], [f"c{i}"]))
+        source, channels = f"c{i}", WIDTH
+    weights.append(numpy_helper.from_array(rng.normal(0.0, 2.0, size=(WIDTH, CLASSES)).astype(np.float32), "w"))
+    weights.append(_vector(rng, "b", CLASSES))
+    nodes += [
+        helper.make_node("GlobalAveragePool", [source], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"], axis=1),
+        helper.make_node("Gemm", ["flat", "w", "b"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", CHANNELS, SIZE, SIZE])],
+        [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", CLASSES])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _ramps() -> tuple[RampSpec, ...]:
+    """Both head kinds, two ramps at one place, and a last one (r02-linear) that is the classifier of the model itself."""
+    return (
+        RampSpec("r00-grid", "c0", 0, 0.2, "grid-mlp", WIDTH, hidden=6),
+        RampSpec("r00-linear", "c0", 0, 0.2, "pooled-linear", WIDTH),
+        RampSpec("r01-grid", "c1", 1, 0.5, "grid-mlp", WIDTH, hidden=6),
+        RampSpec("r02-linear", "c2", 2, 0.9, "pooled-linear", WIDTH),
+    )
+
+
+def _head_tensors(ramps: tuple[RampSpec, ...], model: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Array]:
+    tensors: dict[str, Array] = {}
+    for ramp in ramps:
+        for name, shape in parameter_shapes(ramp, n_classes=CLASSES).items():
+            tensors[f"{ramp.id}/{name}"] = rng.normal(0.0, 0.5, size=shape).astype(np.float32)
+    own = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    tensors["r02-linear/w1"], tensors["r02-linear/b1"] = own["w"].copy(), own["b"].copy()
+    return tensors
+
+
+def _run_tapped(
+    model: onnx.ModelProto, ramps: tuple[RampSpec, ...], tensors: dict[str, Array], x: Array
+) -> tuple[Array, list[Array]]:
+    sizes = {"c0": SIZE, "c1": SIZE // 2, "c2": SIZE // 2}
+    heads = [
+        head_nodes(
+            ramp,
+            {k.rpartition("/")[2]: v for k, v in tensors.items() if k.startswith(ramp.id + "/")},
+            height=sizes[ramp.tensor],
+            width=sizes[ramp.tensor],
+        )
+        for ramp in ramps
+    ]
+    tapped = tapped_model(model, heads)
+    session = ort.InferenceSession(tapped.SerializeToString(), providers=["CPUExecutionProvider"])
+    logits, *said = session.run(None, {"x": x})
+    return logits, said
+
+
+def _records(ramps: tuple[RampSpec, ...], tensors: dict[str, Array], logits: Array, heads: list[Array]) -> bytes:
+    profile = _profile(len(ramps), regrouping_pays=True).batches[0]
+    return _npz(
+        uncertainty=np.stack(
+            [uncertainty(h, tensors[f"{r.id}/quantiles"]) for r, h in zip(ramps, heads, strict=True)], axis=1
+        ),
+        prediction=np.stack([h.argmax(axis=1) for h in heads], axis=1).astype(np.int32),
+        final=logits.argmax(axis=1).astype(np.int32),
+        segment_seconds=np.array(profile.segment_seconds),
+        ramp_seconds=np.array(profile.ramp_seconds),
+    )
+
+
+def _profile(n_ramps: int, *, regrouping_pays: bool) -> Profile:
+    """Invented seconds: proportional to the batch where regrouping pays, constant where it does not."""
+    batches = []
+    for size in (1, 8, 32):
+        scale = size if regrouping_pays else 32
+        segments = (2e-4, 0.0, 3e-4, 3e-4, 2e-4)
+        batches.append(
+            BatchProfile(
+                size, scale * sum(segments), tuple(scale * s for s in segments), (scale * 1e-5,) * n_ramps, 1e-5
+            )
+        )
+    return Profile("onnxruntime", 1, tuple(batches))
+
+
+def _vector(rng: np.random.Generator, name: str, n: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(rng.normal(0.0, 0.2, size=n).astype(np.float32), name)
+
+
+def _npz(**arrays: Array) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()

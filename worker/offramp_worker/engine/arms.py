@@ -1,0 +1,75 @@
+"""Which arm a batch runs under, and what an arm runs. Pure; the engine brings batch numbers and times."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from offramp_core.plan import NAME_HASH_LENGTH, Plan
+from offramp_core.protocol import PlanDocument
+from offramp_worker.engine.breaker import Breaker
+from offramp_worker.engine.counters import ArmCounter
+from offramp_worker.engine.sessions import Stage
+
+EXITS_OFF = "exits-off"
+MAX_STAGGER = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """One arm, ready to run: stages and thresholds (float32 per active ramp index), or neither for the exact executor.
+
+    ``carry_on`` is results-only execution: every row goes on to the end. ``breaker`` watches the arm's audits.
+    """
+
+    plan: Plan
+    audit_rate: float
+    counter: ArmCounter
+    stages: tuple[Stage, ...] = ()
+    thresholds: dict[int, float] = field(default_factory=dict)
+    carry_on: bool = False
+    breaker: Breaker | None = None
+
+    @property
+    def exits_off(self) -> bool:
+        return not self.stages
+
+    @property
+    def config(self) -> str:
+        """What replies call it: the hash part of the ``RampConfig``'s name."""
+        return EXITS_OFF if self.exits_off else self.plan.content_hash[:NAME_HASH_LENGTH]
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """The document in force. A batch takes one reference and keeps it to its end, which is what makes a switch atomic.
+
+    ``off`` is the exact executor without a plan, counted under epoch 0: it serves when there is no document, when the breaker has opened
+    and when the stable lease has run out, so that the counts of an epoch are of its plans alone. Its audit rate is the stable arm's, so
+    that records for the next tuning go on coming.
+    """
+
+    off: Runtime
+    document: PlanDocument | None = None
+    stable: Runtime | None = None
+    canary: Runtime | None = None
+    slow_seconds: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def epoch(self) -> int:
+        return self.document.epoch if self.document is not None else 0
+
+
+def canary_drawn(*, salt: str, uid: str, batch_number: int, weight_percent: float) -> bool:
+    """Whether a batch runs under the canary: a uniform hash of (salt, worker, batch number) below the weight."""
+    return 100.0 * _uniform(f"{salt}/{uid}/{batch_number}") < weight_percent
+
+
+def staggered(seconds: float, *, uid: str) -> float:
+    """A lease of ``seconds``, up to half longer by worker, so that a fleet does not lose its exits at one moment."""
+    return seconds * (1.0 + MAX_STAGGER * _uniform(uid))
+
+
+def _uniform(text: str) -> float:
+    """A number in [0, 1) that any machine computes alike."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2.0**64

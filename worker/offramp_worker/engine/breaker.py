@@ -1,0 +1,22 @@
+"""The breaker: the worker's own detector over the stable arm's audits. On alarm the exits of the epoch go off, operator or not."""
+
+from __future__ import annotations
+
+from offramp_core.evidence import detector
+
+
+class Breaker:
+    """Feeds audited outcomes to a Shiryaev-Roberts detector; once open it stays open (a new epoch brings a new breaker)."""
+
+    def __init__(self, *, accuracy_budget: float, run_length: float) -> None:
+        self._p0, self._run_length = accuracy_budget, run_length
+        self._state = detector.init()
+        self.is_open = False
+
+    def update(self, *, audited: int, disagreements: int) -> bool:
+        """Add outcomes; True when these ones opened it."""
+        if self.is_open or audited == 0:
+            return False
+        self._state = detector.update(self._state, audited, disagreements, p0=self._p0)
+        self.is_open = detector.alarm(self._state, run_length=self._run_length)
+        return self.is_open

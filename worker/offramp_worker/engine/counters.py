@@ -1,0 +1,151 @@
+"""Cumulative counts per (epoch, arm), and the ring of records. The engine writes, the admin port reads."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from offramp_core.protocol import Arm, ArmCounts, RecordBlock
+from offramp_core.sketch import bucket_index
+
+KEPT_EPOCHS = 8
+RING_ROWS = 20_000
+ROWS_PER_ANSWER = 5_000
+Histogram = dict[int, int]
+
+
+@dataclass(slots=True)
+class ArmCounter:
+    """The growing form of :class:`offramp_core.protocol.ArmCounts`. Change it only under the lock of its :class:`Counters`."""
+
+    epoch: int
+    arm: Arm
+    plan_hash: str
+    requests: int = 0
+    exits: dict[str, int] = field(default_factory=dict)
+    drawn: int = 0
+    audited: int = 0
+    disagreements: int = 0
+    batches: int = 0
+    judged_batches: int = 0
+    slow_batches: int = 0
+    failed_batches: int = 0
+    busy_seconds: float = 0.0
+    execution: dict[int, Histogram] = field(default_factory=dict)
+    latency: Histogram = field(default_factory=dict)
+
+    def count_batch(self, *, size: int, seconds: float, slow_above: float | None, failed: bool) -> None:
+        """One batch ended after ``seconds`` of execution. A failed one is neither timed nor judged."""
+        self.batches += 1
+        self.busy_seconds += seconds
+        if failed:
+            self.failed_batches += 1
+            return
+        _add(self.execution.setdefault(size, {}), seconds)
+        if slow_above is not None:
+            self.judged_batches += 1
+            self.slow_batches += seconds > slow_above
+
+    def count_replies(self, *, exit_name: str, latencies: Sequence[float], drawn: int) -> None:
+        """Rows were answered at one exit; ``drawn`` of them are to be audited."""
+        self.requests += len(latencies)
+        self.exits[exit_name] = self.exits.get(exit_name, 0) + len(latencies)
+        self.drawn += drawn
+        for seconds in latencies:
+            _add(self.latency, seconds)
+
+    def count_audits(self, *, audited: int, disagreements: int) -> None:
+        """Drawn rows were compared with the reference."""
+        self.audited += audited
+        self.disagreements += disagreements
+
+    def freeze(self) -> ArmCounts:
+        return ArmCounts(
+            epoch=self.epoch, arm=self.arm, plan_hash=self.plan_hash, requests=self.requests, exits=dict(self.exits),
+            drawn=self.drawn, audited=self.audited, disagreements=self.disagreements, batches=self.batches,
+            judged_batches=self.judged_batches, slow_batches=self.slow_batches, failed_batches=self.failed_batches,
+            busy_seconds=self.busy_seconds, execution={str(n): _as_text(h) for n, h in self.execution.items()},
+            latency=_as_text(self.latency),
+        )  # fmt: skip
+
+
+class Counters:
+    """Counters of the last epochs. Epoch 0, which counts what ran without a plan, is always kept."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._counters: OrderedDict[tuple[int, Arm], ArmCounter] = OrderedDict()
+
+    def open(self, *, epoch: int, arm: Arm, plan_hash: str) -> ArmCounter:
+        """The counter of an (epoch, arm); an epoch has one plan per arm, so a second call finds the first one's."""
+        with self.lock:
+            counter = self._counters.setdefault((epoch, arm), ArmCounter(epoch, arm, plan_hash))
+            kept = sorted({key[0] for key in self._counters} - {0})[-KEPT_EPOCHS:]
+            for key in [k for k in self._counters if k[0] and k[0] not in kept]:
+                del self._counters[key]
+            return counter
+
+    def snapshot(self) -> tuple[ArmCounts, ...]:
+        """All counters at one moment, oldest epoch first."""
+        with self.lock:
+            return tuple(self._counters[key].freeze() for key in sorted(self._counters))
+
+
+class RecordRing:
+    """The last ``rows`` equal-weight records. Every row has a sequence number that never repeats within the process."""
+
+    def __init__(self, *, n_ramps: int, ramp_set_digest: str, rows: int = RING_ROWS) -> None:
+        self._lock = threading.Lock()
+        self._rows, self._next, self._digest = rows, 0, ramp_set_digest
+        self._time = np.zeros(rows, dtype="<f8")
+        self._uncertainty = np.zeros((rows, n_ramps), dtype="<f4")
+        self._prediction = np.zeros((rows, n_ramps), dtype="<i4")
+        self._final = np.zeros(rows, dtype="<i4")
+        self._reference = np.zeros(rows, dtype="<i4")
+
+    def append(
+        self,
+        *,
+        time: npt.ArrayLike,
+        uncertainty: npt.NDArray[Any],
+        prediction: npt.NDArray[Any],
+        final: npt.ArrayLike,
+        reference: npt.NDArray[Any],
+    ) -> None:
+        """Add n <= ``rows`` records: time [n], uncertainty and prediction [n, R], final and reference [n]."""
+        with self._lock:
+            at = np.arange(self._next, self._next + len(uncertainty)) % self._rows
+            self._time[at], self._uncertainty[at], self._prediction[at] = time, uncertainty, prediction
+            self._final[at], self._reference[at] = final, reference
+            self._next += len(uncertainty)
+
+    def read(self, after: int, *, limit: int = ROWS_PER_ANSWER) -> RecordBlock:
+        """Up to ``limit`` records from sequence number ``after`` on, or from the oldest one still held."""
+        with self._lock:
+            first = min(max(after, self._next - self._rows, 0), self._next)
+            stop = min(self._next, first + limit)
+            at = np.arange(first, stop) % self._rows
+            columns = {
+                name: base64.b64encode(column[at].tobytes()).decode()
+                for name, column in (
+                    ("time", self._time), ("uncertainty", self._uncertainty), ("prediction", self._prediction),
+                    ("final", self._final), ("reference", self._reference),
+                )
+            }  # fmt: skip
+        return RecordBlock(first=first, next=stop, ramp_set_digest=self._digest, **columns)
+
+
+def _add(histogram: Histogram, seconds: float) -> None:
+    index = bucket_index(max(seconds, 0.0))
+    histogram[index] = histogram.get(index, 0) + 1
+
+
+def _as_text(histogram: Histogram) -> dict[str, int]:
+    return {str(index): count for index, count in histogram.items()}

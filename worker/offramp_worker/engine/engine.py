@@ -1,0 +1,346 @@
+"""The engine: one thread that takes batches, runs them under an arm, answers, and audits when idle.
+
+The path of a batch: taken whole from the queue → an arm is drawn → stages run, rows are answered as they leave → counters →
+audits, later. ``activate`` swaps one reference that each batch reads once, so a plan switch falls between two batches, and a
+batch in flight ends under the plan and epoch it began with.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from offramp_core.plan import exits_off_plan
+from offramp_core.protocol import Arm
+from offramp_worker.bundle.load import Bundle
+from offramp_worker.engine.answers import labels
+from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
+from offramp_worker.engine.audits import Audit, AuditDesk
+from offramp_worker.engine.batcher import Batch, Batcher, Ticket, batch_cap, new_ticket
+from offramp_worker.engine.counters import Counters, RecordRing
+from offramp_worker.engine.execute import Leave, run_stages
+from offramp_worker.engine.marker import CrashMarker
+from offramp_worker.engine.sessions import Sessions
+from offramp_worker.logs import log_event
+from offramp_worker.metrics import Metrics
+
+Array = npt.NDArray[Any]
+Deliver = Callable[[list[Ticket]], None]
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What one batch has answered so far."""
+
+    began: float
+    number: int
+    open_rows: set[int]
+
+
+class Engine:
+    """See the module. ``submit`` is called by the event loop, ``activate`` by the thread that applies plans; the rest is the engine's own thread."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        sessions: Sessions,
+        *,
+        uid: str,
+        latency_seconds: float | None,
+        max_queue_rows: int,
+        marker: CrashMarker,
+        metrics: Metrics,
+        deliver: Deliver,
+        clock: Callable[[], float] = time.perf_counter,
+        wall_clock: Callable[[], float] = time.time,
+        draw: Callable[[], float] | None = None,
+    ) -> None:
+        self.bundle, self.sessions, self.metrics, self.marker = bundle, sessions, metrics, marker
+        self.counters = Counters()
+        self.ring = RecordRing(n_ramps=len(bundle.ramps), ramp_set_digest=bundle.manifest.ramp_set_digest)
+        self._uid, self._deliver = uid, deliver
+        self._clock, self._wall_clock = clock, wall_clock
+        self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
+        self.batch_cap = batch_cap(bundle.profile, latency_seconds=latency_seconds)
+        self._batcher = Batcher(max_rows=max_queue_rows, max_batch=self.batch_cap)
+        self._desk = AuditDesk(tapped=sessions.tapped, ring=self.ring, judge=self._judge)
+        self._batches = 0
+        self._last_pull = clock()
+        self._canary_ended_epoch = 0
+        self._abandon_audits = False
+        self.active = Active(off=self._off_runtime())
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        metrics.audit_backlog.set_function(lambda: len(self._desk))
+
+    # --- called from other threads --------------------------------------------------------------
+
+    def start(self) -> None:
+        """Warm every batch size up, then begin to serve."""
+        self.sessions.warm_up(sorted({1, 2, 4, 8, 16, self.batch_cap}))
+        self.sessions.tapped(self.bundle.probe_x[:1])
+        self._thread.start()
+
+    def submit(self, x: Array, *, never_exit: bool) -> Ticket:
+        """Admit a request of n rows; it comes back through ``deliver`` when all are answered.
+
+        Raises
+        ------
+        OverloadedError
+            The queue is full or closed.
+        """
+        ticket = new_ticket(
+            x, never_exit=never_exit, n_classes=self.bundle.manifest.n_classes, now=self._clock(), wall_time=self._wall_clock(), draw=self._draw
+        )  # fmt: skip
+        self._batcher.put(ticket)
+        self.metrics.inflight.inc(len(x))
+        return ticket
+
+    def activate(self, active: Active) -> None:
+        """Put a document in force from the next batch on."""
+        self.renew_lease()
+        self.active = active
+        self.metrics.epoch.set(active.epoch)
+        self.metrics.breaker_open.set(0)
+        for runtime in (active.stable, active.canary):
+            if runtime is not None:
+                self.metrics.results_only.labels(runtime.counter.arm).set(runtime.carry_on)
+        self.marker.forget_before(active.epoch)
+
+    def renew_lease(self) -> None:
+        """An authenticated pull arrived: the control plane is alive."""
+        self._end_expired_canary(self.active)  # a lease that ran out before this pull stays out
+        self._last_pull = self._clock()
+
+    @property
+    def breaker_open(self) -> bool:
+        return _breaker_open(self.active)
+
+    @property
+    def canary_lease_ended(self) -> bool:
+        """Whether the canary of the document in force has stopped by itself."""
+        return self._end_expired_canary(self.active)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's thread runs; a worker whose thread died must be restarted."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Take no new requests. The thread ends once all queued ones are answered and all audits done."""
+        self._batcher.close()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread; after ``timeout`` seconds audits still waiting are given up. True if none were."""
+        self._thread.join(timeout)
+        ended = not self._thread.is_alive()
+        self._abandon_audits = True
+        if not ended:
+            self._thread.join(5.0)
+        return ended
+
+    # --- the engine's thread --------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            if self._desk.pressing:
+                self._desk.step()
+            idle = len(self._desk) == 0
+            batch = self._batcher.take(wait=idle)
+            if batch is not None:
+                self._run_batch(batch)
+            elif not idle and not self._abandon_audits:
+                self._desk.step()
+            elif self._batcher.closed:
+                return
+
+    def _run_batch(self, batch: Batch) -> None:
+        active = self.active
+        number = self._batches
+        self._batches += 1
+        runtime = active.off if batch.never_exit else self._runtime(active, number)
+        progress = _Progress(self._clock(), number, set(range(len(batch))))
+        canary = runtime.counter.arm == "canary"
+        if canary:
+            self.marker.enter(runtime.counter.epoch)
+        try:
+            for leave in self._execute(batch, runtime):
+                self._answer(batch, runtime, leave, progress)
+            self._count_batch(batch, active, runtime, progress, failed=False)
+        except Exception as error:
+            log_event(
+                "batch-failed",
+                level="error",
+                rows=len(batch),
+                arm=runtime.counter.arm,
+                epoch=runtime.counter.epoch,
+                error=repr(error),
+            )
+            self._count_batch(batch, active, runtime, progress, failed=True)
+            self._fail(batch, runtime, progress)
+        finally:
+            if canary:
+                self.marker.leave()
+
+    def _runtime(self, active: Active, number: int) -> Runtime:
+        """What batch ``number`` runs under: leases and the breaker first, then the draw."""
+        document, stable = active.document, active.stable
+        if document is None or stable is None or _breaker_open(active):
+            return active.off
+        drawn = canary_drawn(
+            salt=document.salt, uid=self._uid, batch_number=number, weight_percent=document.weight_percent
+        )
+        if (
+            active.canary is not None
+            and drawn
+            and not self._end_expired_canary(active)
+            and active.epoch != self.marker.crashed_epoch
+        ):
+            return active.canary
+        lease = staggered(document.stable_lease_seconds, uid=self._uid)
+        if not stable.exits_off and self._clock() - self._last_pull > lease:
+            return active.off
+        return stable
+
+    def _execute(self, batch: Batch, runtime: Runtime) -> Any:
+        if runtime.exits_off:
+            logits = self.sessions.exact(batch.x)
+            return iter((Leave(np.arange(len(batch)), None, logits),))
+        return run_stages(
+            runtime.stages, batch.x, thresholds=runtime.thresholds, quantiles=self.bundle.quantiles,
+            may_leave=_finite_rows(batch.x), carry_on=runtime.carry_on,
+        )  # fmt: skip
+
+    def _answer(self, batch: Batch, runtime: Runtime, leave: Leave, progress: _Progress) -> None:
+        """Reply to the rows that leave; then count them and queue the audits that were drawn for them."""
+        exit_name = "final" if leave.ramp is None else self.bundle.ramps[leave.ramp].id
+        answers, now, rows = labels(leave.logits), self._clock(), leave.rows.tolist()
+        done, latencies, drawn = [], [], []
+        for k, i in enumerate(rows):
+            ticket, row = batch.owners[i]
+            is_drawn = not batch.never_exit and ticket.draws[row] < runtime.audit_rate
+            ticket.logits[row], ticket.labels[row] = leave.logits[k], answers[k]
+            ticket.exits[row], ticket.configs[row], ticket.arms[row] = exit_name, runtime.config, runtime.counter.arm
+            ticket.epochs[row], ticket.audited[row] = runtime.counter.epoch, is_drawn or runtime.carry_on
+            latencies.append(now - ticket.admitted)
+            if is_drawn:
+                drawn.append(i)
+            ticket.pending -= 1
+            if ticket.pending == 0:
+                done.append(ticket)
+        progress.open_rows.difference_update(rows)
+        if done:
+            self._deliver(done)
+        if not batch.never_exit:
+            self._count_replies(runtime, exit_name, latencies, drawn=len(rows) if runtime.carry_on else len(drawn))
+            for i in drawn:
+                self._audit(batch, runtime, i, compare=not runtime.carry_on, record=True)
+            if leave.reference is not None:
+                self._judge_carried(batch, runtime, leave.reference)
+        self._measure_replies(runtime, exit_name, latencies)
+
+    def _audit(self, batch: Batch, runtime: Runtime, i: int, *, compare: bool, record: bool) -> None:
+        ticket, row = batch.owners[i]
+        left = ticket.exits[row] != "final"
+        x = batch.x[i].copy()  # a view would keep the whole batch in memory
+        self._desk.add(Audit(x, ticket.wall_time, int(ticket.labels[row]), left, compare, record, runtime))
+
+    def _judge_carried(self, batch: Batch, runtime: Runtime, reference: npt.NDArray[np.float32]) -> None:
+        """Results-only: the output of every row is there, so each is compared at once."""
+        served = [int(ticket.labels[row]) for ticket, row in batch.owners]
+        self._judge(runtime, len(batch), int((labels(reference) != served).sum()))
+
+    def _judge(self, runtime: Runtime, audited: int, disagreements: int) -> None:
+        counter = runtime.counter
+        with self.counters.lock:
+            counter.count_audits(audited=audited, disagreements=disagreements)
+        self.metrics.audited(counter.arm).inc(audited)
+        self.metrics.disagreements(counter.arm).inc(disagreements)
+        if runtime.breaker is not None and runtime.breaker.update(audited=audited, disagreements=disagreements):
+            log_event(
+                "breaker-opened",
+                level="warning",
+                epoch=counter.epoch,
+                audited=counter.audited,
+                disagreements=counter.disagreements,
+            )
+            self.metrics.breaker_open.set(self.breaker_open)
+
+    def _count_replies(self, runtime: Runtime, exit_name: str, latencies: Sequence[float], *, drawn: int) -> None:
+        with self.counters.lock:
+            runtime.counter.count_replies(exit_name=exit_name, latencies=latencies, drawn=drawn)
+
+    def _measure_replies(self, runtime: Runtime, exit_name: str, latencies: Sequence[float]) -> None:
+        n, arm = len(latencies), runtime.counter.arm
+        self.metrics.requests(runtime.config, arm, "ok").inc(n)
+        self.metrics.exits(exit_name, arm).inc(n)
+        self.metrics.inflight.dec(n)
+        observe = self.metrics.request_seconds(arm).observe
+        for seconds in latencies:
+            observe(seconds)
+
+    def _count_batch(
+        self, batch: Batch, active: Active, runtime: Runtime, progress: _Progress, *, failed: bool
+    ) -> None:
+        seconds = self._clock() - progress.began
+        if not batch.never_exit:
+            slow_above = active.slow_seconds.get(len(batch)) if runtime is not active.off else None
+            with self.counters.lock:
+                runtime.counter.count_batch(size=len(batch), seconds=seconds, slow_above=slow_above, failed=failed)
+        if not failed:
+            self.metrics.batch_seconds(runtime.counter.arm).observe(seconds)
+
+    def _fail(self, batch: Batch, runtime: Runtime, progress: _Progress) -> None:
+        """The rows not answered yet get an error; those that left before it keep their answers, and their audits."""
+        done = []
+        if runtime.carry_on:
+            for i in set(range(len(batch))) - progress.open_rows:
+                self._audit(batch, runtime, i, compare=True, record=False)
+        for i in sorted(progress.open_rows):
+            ticket, _ = batch.owners[i]
+            ticket.error = "the batch of this request failed; the worker goes on, retry"
+            ticket.pending -= 1
+            if ticket.pending == 0:
+                done.append(ticket)
+        failed = len(progress.open_rows)
+        self.metrics.inflight.dec(failed)
+        self.metrics.requests(runtime.config, runtime.counter.arm, "failed").inc(failed)
+        self._deliver(done)
+
+    def _end_expired_canary(self, active: Active) -> bool:
+        """Whether the canary's lease has run out; once it has, only a new document brings a canary back."""
+        document = active.document
+        if document is None or active.canary is None:
+            return False
+        if (
+            self._canary_ended_epoch != document.epoch
+            and self._clock() - self._last_pull > document.canary_lease_seconds
+        ):
+            self._canary_ended_epoch = document.epoch
+            log_event("canary-lease-ended", level="warning", epoch=document.epoch)
+        return self._canary_ended_epoch == document.epoch
+
+    def _off_runtime(self) -> Runtime:
+        manifest = self.bundle.manifest
+        plan = exits_off_plan(backbone_digest=manifest.backbone_digest, ramp_set_digest=manifest.ramp_set_digest)
+        arm: Arm = "stable"
+        return Runtime(plan, 0.0, self.counters.open(epoch=0, arm=arm, plan_hash=plan.content_hash))
+
+
+def _breaker_open(active: Active) -> bool:
+    return active.stable is not None and active.stable.breaker is not None and active.stable.breaker.is_open
+
+
+def _finite_rows(x: Array) -> npt.NDArray[np.bool_]:
+    """Rows without NaN or infinity; the others never exit early. The sum is a cheap test that has no false negatives."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        passes = x.dtype.kind != "f" or bool(np.isfinite(x.sum()))
+    if passes:
+        return np.ones(len(x), dtype=np.bool_)
+    return np.asarray(np.isfinite(x.reshape(len(x), -1)).all(axis=1))

@@ -1,0 +1,93 @@
+"""Run a batch through a plan's stages and say who leaves where. Yields as rows leave, so that replies need not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from offramp_core.bundle import Profile
+from offramp_core.plan import Execution
+from offramp_core.uncertainty import uncertainty
+from offramp_worker.engine.sessions import Stage
+
+Array = npt.NDArray[Any]
+FloatArray = npt.NDArray[np.float32]
+IndexArray = npt.NDArray[np.intp]
+MIN_REGROUP_GAIN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Rows of the batch that are answered now: ``rows`` [k] with ``logits`` [k, C], at ramp index ``ramp`` or, for None, at the output.
+
+    ``reference`` [n, C] comes with the last one when every row of the batch was carried to the output.
+    """
+
+    rows: IndexArray
+    ramp: int | None
+    logits: FloatArray
+    reference: FloatArray | None = None
+
+
+def run_stages(
+    stages: tuple[Stage, ...],
+    x: Array,
+    *,
+    thresholds: Mapping[int, float],
+    quantiles: npt.NDArray[np.float64],
+    may_leave: npt.NDArray[np.bool_],
+    carry_on: bool,
+) -> Iterator[Leave]:
+    """Execute a batch.
+
+    Parameters
+    ----------
+    stages : tuple of Stage
+        The last one runs to the output and has no ramps.
+    x : (n, ...)
+        The batch.
+    thresholds : mapping
+        float32 threshold by ramp index; a row leaves when its uncertainty is strictly below.
+    quantiles : (R, TABLE_SIZE)
+        Uncertainty tables of all ramps of the bundle.
+    may_leave : (n,) bool
+        Rows that may exit early.
+    carry_on : bool
+        Results only: every row runs to the output, whether or not it was answered. Else leavers are dropped and the batch is regrouped.
+    """
+    carried = np.arange(len(x))  # rows of the batch that ``features`` holds
+    waiting = np.ones(len(x), dtype=np.bool_)  # which of them are not answered yet
+    features = x
+    for stage in stages[:-1]:
+        features, heads = stage.run(features)
+        for ramp, logits in zip(stage.ramps, heads, strict=True):
+            score = uncertainty(logits, quantiles[ramp])
+            leaves = (score < np.float32(thresholds[ramp])) & waiting & may_leave[carried]
+            if leaves.any():
+                yield Leave(carried[leaves], ramp, logits[leaves])
+                waiting &= ~leaves
+        if not carry_on and not waiting.all():
+            if not waiting.any():
+                return
+            features, carried, waiting = features[waiting], carried[waiting], waiting[waiting]
+    logits, _ = stages[-1].run(features)
+    yield Leave(carried[waiting], None, logits[waiting], reference=logits if carry_on else None)
+
+
+def carries_on(execution: Execution, profile: Profile) -> bool:
+    """Whether a plan runs results-only on this machine. ``Auto`` regroups when the profile says that a smaller batch is cheaper.
+
+    Compared are the largest measured batch and the measured one nearest to half of it: where dispatch costs
+    more than arithmetic both take the same time, and dropping rows saves nothing.
+    """
+    if execution != "Auto":
+        return execution == "ResultsOnly"
+    whole = profile.batches[-1]
+    if len(profile.batches) == 1:
+        return False
+    half = min(profile.batches[:-1], key=lambda b: abs(b.batch_size - whole.batch_size / 2))
+    return half.exact_seconds + whole.regroup_seconds > (1 - MIN_REGROUP_GAIN) * whole.exact_seconds

@@ -1,0 +1,187 @@
+"""Take a plan document: verify, prepare in the background, switch between two batches. Anything doubtful is refused with a reason."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import threading
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from offramp_core.errors import InvalidArgumentError, InvalidBundleError, PlanRefusedError
+from offramp_core.plan import Plan
+from offramp_core.protocol import Arm, ArmPlan, PlanDocument, Refusal, SignedDocument
+from offramp_worker.engine.arms import Active, Runtime
+from offramp_worker.engine.breaker import Breaker
+from offramp_worker.engine.engine import Engine
+from offramp_worker.engine.execute import carries_on
+from offramp_worker.logs import log_event
+
+WARM_SIZES = (1, 2, 4, 8, 16)
+
+
+class PlanDesk:
+    """Where documents arrive, from the admin port and from the plan file. One is taken at a time."""
+
+    def __init__(self, engine: Engine, *, public_key: bytes, service_uid: str) -> None:
+        self._engine, self._service_uid = engine, service_uid
+        self._key = Ed25519PublicKey.from_public_bytes(public_key)
+        self._lock = threading.Lock()
+        self._in_force: str = ""
+        self.refused: Refusal | None = None
+
+    def deliver(self, document: SignedDocument) -> None:
+        """Put a document in force, or refuse it and go on serving. Blocks while sessions are built; call it off the event loop.
+
+        The document already in force is taken again without effect, so that a poke may be repeated.
+
+        Raises
+        ------
+        PlanRefusedError
+            With the reason; the refusal is also kept in ``refused`` until another document is taken.
+        """
+        with self._lock:
+            epoch = 0
+            try:
+                verify(document, self._key)
+                if document.payload == self._in_force:
+                    return
+                plan = parse(document.payload)
+                epoch = plan.epoch
+                self._check_addressee(plan)
+                self._engine.activate(self._prepare(plan))
+            except PlanRefusedError as error:
+                self.refused = Refusal(epoch, error.reason, str(error))
+                log_event("plan-refused", level="warning", epoch=epoch, reason=error.reason, message=str(error))
+                raise
+            self._in_force, self.refused = document.payload, None
+            log_event("plan-in-force", epoch=epoch, weight_percent=plan.weight_percent)
+
+    def _check_addressee(self, document: PlanDocument) -> None:
+        if document.service_uid != self._service_uid:
+            raise PlanRefusedError(
+                "ForeignService",
+                f"the document is for service uid {document.service_uid!r}; this worker serves {self._service_uid!r}",
+            )
+        if document.epoch <= self._engine.active.epoch:
+            raise PlanRefusedError(
+                "StaleEpoch", f"epoch {document.epoch} is not newer than {self._engine.active.epoch}, which is in force"
+            )
+
+    def _prepare(self, document: PlanDocument) -> Active:
+        """Everything that can fail, before anything changes: plans, sessions, warm-up; then counters of the epoch."""
+        plans = {
+            "stable": self._plan(document.stable),
+            "canary": self._plan(document.canary) if document.canary else None,
+        }
+        stable, canary = plans["stable"], plans["canary"]
+        assert stable is not None
+        breaker = None
+        if not stable.exits_off:
+            breaker = Breaker(accuracy_budget=document.accuracy_budget, run_length=document.breaker_run_length)
+        stable_runtime = self._runtime(document, "stable", stable, document.stable.audit_rate, breaker)
+        canary_runtime = None
+        if canary is not None and document.canary is not None:
+            canary_runtime = self._runtime(document, "canary", canary, document.canary.audit_rate, None)
+        return Active(
+            off=replace(self._engine.active.off, audit_rate=document.stable.audit_rate),
+            document=document,
+            stable=stable_runtime,
+            canary=canary_runtime,
+            slow_seconds={int(size): seconds for size, seconds in document.slow_seconds.items()},
+        )
+
+    def _plan(self, arm: ArmPlan) -> Plan:
+        manifest = self._engine.bundle.manifest
+        try:
+            plan = Plan.from_mapping(arm.plan)
+        except InvalidArgumentError as error:
+            raise PlanRefusedError("Malformed", str(error)) from error
+        for name, wanted, loaded in (
+            ("backboneDigest", plan.backbone_digest, manifest.backbone_digest),
+            ("rampSetDigest", plan.ramp_set_digest, manifest.ramp_set_digest),
+        ):
+            if wanted != loaded:
+                raise PlanRefusedError("DigestMismatch", f"{name} is {wanted}; this worker has loaded {loaded}")
+        known = {ramp.id for ramp in manifest.ramps}
+        unknown = [ramp.id for ramp in plan.ramps if ramp.id not in known]
+        if unknown:
+            raise PlanRefusedError(
+                "UnknownRamp", f"ramp {unknown[0]!r} is not in the loaded bundle, which has {sorted(known)}"
+            )
+        return plan
+
+    def _runtime(
+        self, document: PlanDocument, arm: Arm, plan: Plan, audit_rate: float, breaker: Breaker | None
+    ) -> Runtime:
+        """Stages for the ramps that some row can leave at; a threshold of 0 never lets one, so its head need not run."""
+        engine = self._engine
+        index = {ramp.id: j for j, ramp in enumerate(engine.bundle.ramps)}
+        thresholds = {index[ramp.id]: float(np.float32(ramp.threshold)) for ramp in plan.ramps if ramp.threshold > 0}
+        try:
+            stages = engine.sessions.stages(sorted(thresholds))
+        except InvalidBundleError as error:
+            raise PlanRefusedError("Unsupported", str(error)) from error
+        engine.sessions.warm_up(WARM_SIZES, stages)
+        return Runtime(
+            plan=plan,
+            audit_rate=audit_rate,
+            counter=engine.counters.open(epoch=document.epoch, arm=arm, plan_hash=plan.content_hash),
+            stages=stages,
+            thresholds=thresholds,
+            carry_on=bool(stages) and carries_on(plan.execution, engine.bundle.profile),
+            breaker=breaker,
+        )
+
+
+def verify(document: SignedDocument, key: Ed25519PublicKey) -> None:
+    """Check the Ed25519 signature over the payload's bytes.
+
+    Raises
+    ------
+    PlanRefusedError
+        ``BadSignature``.
+    """
+    try:
+        key.verify(base64.b64decode(document.signature, validate=True), document.payload.encode())
+    except (InvalidSignature, binascii.Error, ValueError) as error:
+        raise PlanRefusedError("BadSignature", "the document is not signed with the key this worker trusts") from error
+
+
+def parse(payload: str) -> PlanDocument:
+    """Decode and check the ranges of a document.
+
+    Raises
+    ------
+    PlanRefusedError
+        ``Malformed``; the message names the field.
+    """
+    try:
+        document = msgspec.json.decode(payload, type=PlanDocument)
+    except msgspec.DecodeError as error:
+        raise PlanRefusedError("Malformed", f"the document does not parse: {error}") from error
+    arms = [document.stable] + ([document.canary] if document.canary else [])
+    checks = {
+        "epoch": document.epoch >= 1,
+        "weight_percent": 0 <= document.weight_percent <= 100,
+        "weight_percent (without a canary)": document.canary is not None or document.weight_percent == 0,
+        "audit_rate": all(0 <= arm.audit_rate <= 1 for arm in arms),
+        "accuracy_budget": 0 < document.accuracy_budget < 1,
+        "canary_lease_seconds": _positive(document.canary_lease_seconds),
+        "stable_lease_seconds": _positive(document.stable_lease_seconds),
+        "breaker_run_length": 1 < document.breaker_run_length < math.inf,
+        "slow_seconds": all(size.isdecimal() and _positive(s) for size, s in document.slow_seconds.items()),
+    }
+    wrong = [name for name, is_right in checks.items() if not is_right]
+    if wrong:
+        raise PlanRefusedError("Malformed", f"{wrong[0]} of the document is out of range")
+    return document
+
+
+def _positive(value: float) -> bool:
+    return 0 < value < math.inf
