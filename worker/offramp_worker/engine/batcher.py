@@ -27,10 +27,6 @@ class OverloadedError(OfframpError):
         self.retry_after_seconds = retry_after_seconds
 
 
-class DrainingError(OverloadedError):
-    """The worker is shutting down; another one should take the request."""
-
-
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One HTTP request of n rows, and its answer as it comes in.
@@ -114,7 +110,7 @@ class Batcher:
         n = len(ticket.x)
         with self._changed:
             if self._closed:
-                raise DrainingError("the worker is shutting down; try another one")
+                raise OverloadedError("the worker is shutting down; try another one")
             if self._rows + n > self._max_rows:
                 raise OverloadedError(
                     f"{self._rows} of {self._max_rows} queue places are taken; {n} more do not fit; retry later"

@@ -132,6 +132,19 @@ class Engine:
         """Whether the engine's thread runs; a worker whose thread died must be restarted."""
         return self._thread.is_alive()
 
+    def describe(self) -> str:
+        """What people should know about the document in force, in one line."""
+        notes = [
+            f"{runtime.counter.arm}: {'results only' if runtime.carry_on else 'compute saving'}"
+            for runtime in (self.active.stable, self.active.canary)
+            if runtime is not None and not runtime.exits_off
+        ]
+        if self.breaker_open:
+            notes.append("exits off: the breaker is open")
+        if self.canary_lease_ended:
+            notes.append("the canary's lease has ended")
+        return "; ".join(notes)
+
     def close(self) -> None:
         """Take no new requests. The thread ends once all queued ones are answered and all audits done."""
         self._batcher.close()

@@ -1,0 +1,90 @@
+"""The admin port: state, plans and observations for the control plane. Every path needs the bearer token."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import time
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from offramp_core.errors import PlanRefusedError
+from offramp_core.protocol import SignedDocument
+from offramp_worker.http.bodies import App, Receive, Scope, Send, TooLargeError, header, read_body, send_json
+from offramp_worker.worker import Worker
+
+MAX_DOCUMENT_BYTES = 1024 * 1024
+BAD_REQUESTS = ("Malformed", "BadSignature")  # the others are well-formed and in conflict with what this worker is
+
+
+def admin_app(worker: Worker) -> App:
+    """The ASGI application of the admin port. The token is checked before anything of a request is read."""
+    rest = _rest(worker)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if not _authorised(scope, worker.settings.token_sha256):
+                await send_json(
+                    send,
+                    401,
+                    {"error": "Authorization: a valid bearer token is needed"},
+                    [(b"www-authenticate", b"Bearer")],
+                )
+                return
+            if worker.engine is not None:
+                worker.engine.renew_lease()
+        await rest(scope, receive, send)
+
+    return app
+
+
+def _authorised(scope: Scope, token_sha256: str | None) -> bool:
+    scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
+    digest = hashlib.sha256(token).hexdigest()
+    matches = hmac.compare_digest(digest, token_sha256 or "")
+    return matches and scheme.lower() == b"bearer" and token_sha256 is not None
+
+
+def _rest(worker: Worker) -> FastAPI:
+    app = FastAPI(title="Offramp worker, admin port", openapi_url=None)
+
+    @app.get("/v1/state")
+    async def state() -> Response:
+        return _json(worker.state())
+
+    @app.post("/v1/config")
+    async def config(request: Request) -> Response:
+        try:
+            body = await read_body(request.scope, request.receive, limit=MAX_DOCUMENT_BYTES)
+            document = msgspec.json.decode(body, type=SignedDocument)
+        except TooLargeError:
+            return _error(413, "Malformed", f"the document is larger than {MAX_DOCUMENT_BYTES} bytes")
+        except msgspec.DecodeError as error:
+            return _error(400, "Malformed", f"the document does not parse: {error}")
+        if worker.desk is None:
+            return _error(503, "Loading", worker.reason)
+        try:
+            await asyncio.to_thread(worker.desk.deliver, document)
+        except PlanRefusedError as error:
+            return _error(400 if error.reason in BAD_REQUESTS else 409, error.reason, str(error))
+        return _json(worker.state())
+
+    @app.get("/v1/observations")
+    async def observations(after: str = "0", boot: str = "") -> Response:
+        if not after.isdecimal() or len(after) > 18:
+            return _error(400, "Malformed", f"after is {after[:20]!r}; it must be a whole number >= 0")
+        first = int(after) if boot == worker.boot_id else 0
+        return _json(await asyncio.to_thread(worker.observations, after=first, now=time.time()))
+
+    return app
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _error(status: int, reason: str, message: str) -> Response:
+    return _json({"error": message, "reason": reason}, status)

@@ -1,0 +1,254 @@
+"""Open Inference Protocol v2 request and response bodies: JSON, and JSON followed by binary tensors.
+
+Errors name the field by its JSON path. Unknown fields are ignored, as the protocol says.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from offramp_core.bundle import TensorSpec
+from offramp_core.errors import OfframpError
+from offramp_worker.bundle.load import NUMPY_TYPES
+from offramp_worker.engine.batcher import Ticket
+
+Array = npt.NDArray[Any]
+OUTPUTS = ("logits", "label")
+DATATYPES = {"logits": "FP32", "label": "INT64"}
+JSON_TYPES: dict[str, set[type]] = {"f": {int, float}, "i": {int}, "u": {int}, "b": {bool}}  # by kind of tensor
+LENGTH_HEADER = b"inference-header-content-length"
+
+
+class BadRequestError(OfframpError):
+    """A request is malformed. The message begins with the JSON path of the field at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """A parsed request: ``x`` (n, ...) contiguous, and what the reply is to look like."""
+
+    x: Array
+    id: str | None
+    never_exit: bool
+    outputs: tuple[tuple[str, bool], ...]  # name, binary
+
+
+def parse_request(body: bytes, *, header_length: int | None, spec: TensorSpec, max_rows: int) -> InferRequest:
+    """Parse an inference request.
+
+    Parameters
+    ----------
+    body : bytes
+        JSON; or with ``header_length`` that many bytes of JSON and binary tensors after it.
+    spec : TensorSpec
+        The model's one input.
+    max_rows : int
+        Largest first axis.
+
+    Raises
+    ------
+    BadRequestError
+        Names the field.
+    """
+    header, binary = _split(body, header_length)
+    try:
+        request = orjson.loads(header)
+    except orjson.JSONDecodeError as error:
+        raise BadRequestError(f"body: is no JSON: {error}") from error
+    if not isinstance(request, dict):
+        raise BadRequestError("body: must be a JSON object")
+    parameters = _object(request, "parameters", "parameters")
+    request_id = request.get("id")
+    if request_id is not None and not isinstance(request_id, str):
+        raise BadRequestError("id: must be a string")
+    return InferRequest(
+        x=_parse_input(_inputs(request), binary, spec=spec, max_rows=max_rows),
+        id=request_id,
+        never_exit=_never_exit(parameters),
+        outputs=_parse_outputs(
+            request, all_binary=_flag(parameters, "binary_data_output", "parameters.binary_data_output")
+        ),
+    )
+
+
+def response_body(ticket: Ticket, request: InferRequest, *, model: str) -> tuple[bytes, int | None]:
+    """The reply to a finished request, and the length of its JSON part when binary tensors follow it."""
+    outputs, chunks = [], []
+    for name, binary in request.outputs:
+        value = ticket.logits if name == "logits" else ticket.labels
+        output: dict[str, Any] = {"name": name, "datatype": DATATYPES[name], "shape": list(value.shape)}
+        if binary:
+            chunk = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+            output["parameters"] = {"binary_data_size": len(chunk)}
+            chunks.append(chunk)
+        else:
+            output["data"] = value.reshape(-1)
+        outputs.append(output)
+    reply: dict[str, Any] = {"model_name": model, "outputs": outputs, "parameters": reply_parameters(ticket)}
+    if request.id is not None:
+        reply["id"] = request.id
+    header = orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
+    return (b"".join((header, *chunks)), len(header)) if chunks else (header, None)
+
+
+def reply_parameters(ticket: Ticket) -> dict[str, str | int | bool]:
+    """What the reply says of its rows. ``exit`` has one entry per row, comma-separated; the others too where rows differ."""
+    return {
+        "exit": ",".join(ticket.exits),
+        "config": _joined(ticket.configs),
+        "arm": _joined(ticket.arms),
+        "epoch": _joined(ticket.epochs),
+        "audited": _joined(ticket.audited),
+    }
+
+
+def _joined(values: list[Any]) -> Any:
+    if values.count(values[0]) == len(values):
+        return values[0]
+    return ",".join(str(v).lower() if isinstance(v, bool) else str(v) for v in values)
+
+
+def _split(body: bytes, header_length: int | None) -> tuple[bytes | memoryview, memoryview]:
+    if header_length is None:
+        return body, memoryview(b"")
+    if not 0 < header_length <= len(body):
+        raise BadRequestError(f"Inference-Header-Content-Length: is {header_length}; the body has {len(body)} bytes")
+    view = memoryview(body)
+    return view[:header_length], view[header_length:]
+
+
+def _inputs(request: dict[str, Any]) -> dict[str, Any]:
+    inputs = request.get("inputs")
+    if not isinstance(inputs, list) or len(inputs) != 1:
+        raise BadRequestError("inputs: must be a list of exactly one tensor")
+    if not isinstance(inputs[0], dict):
+        raise BadRequestError("inputs[0]: must be an object")
+    return inputs[0]
+
+
+def _parse_input(tensor: dict[str, Any], binary: memoryview, *, spec: TensorSpec, max_rows: int) -> Array:
+    if tensor.get("name") != spec.name:
+        raise BadRequestError(f"inputs[0].name: is {tensor.get('name')!r}; the model's input is {spec.name!r}")
+    if tensor.get("datatype") != spec.datatype:
+        raise BadRequestError(f"inputs[0].datatype: is {tensor.get('datatype')!r}; {spec.name!r} takes {spec.datatype}")
+    shape = _parse_shape(tensor.get("shape"), spec=spec, max_rows=max_rows)
+    size = _object(tensor, "parameters", "inputs[0].parameters").get("binary_data_size")
+    if size is not None:
+        return _from_binary(binary, size, shape=shape, dtype=NUMPY_TYPES[spec.datatype])
+    if len(binary):
+        raise BadRequestError("inputs[0].parameters.binary_data_size: is missing, but binary data follows the JSON")
+    return _from_json(tensor, shape=shape, dtype=NUMPY_TYPES[spec.datatype])
+
+
+def _parse_shape(shape: Any, *, spec: TensorSpec, max_rows: int) -> tuple[int, ...]:
+    if not isinstance(shape, list) or any(type(d) is not int for d in shape):
+        raise BadRequestError("inputs[0].shape: must be a list of whole numbers")
+    if len(shape) != len(spec.shape) + 1 or tuple(shape[1:]) != spec.shape:
+        raise BadRequestError(
+            f"inputs[0].shape: is {shape[:8]}; {spec.name!r} takes [n, {', '.join(map(str, spec.shape))}]"
+        )
+    if not 1 <= shape[0] <= max_rows:
+        raise BadRequestError(f"inputs[0].shape: has {shape[0]} rows; a request may have 1 to {max_rows}")
+    return tuple(shape)
+
+
+def _from_binary(binary: memoryview, size: Any, *, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    expected = math.prod(shape) * dtype.itemsize
+    if type(size) is not int or size != expected:
+        raise BadRequestError(
+            f"inputs[0].parameters.binary_data_size: is {size!r}; shape and datatype need {expected} bytes"
+        )
+    if len(binary) != expected:
+        raise BadRequestError(f"inputs[0]: {len(binary)} bytes follow the JSON; binary_data_size says {expected}")
+    value = np.frombuffer(binary, dtype=dtype).reshape(shape)
+    # The JSON before it has any length; kernels expect aligned numbers.
+    return value if value.flags.aligned else value.copy()
+
+
+def _from_json(tensor: dict[str, Any], *, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    values = _flat(tensor.get("data"), shape=shape)
+    odd = {type(v) for v in values} - JSON_TYPES[dtype.kind]
+    if odd:
+        # Checked before NumPy sees them: one long string would make every element of an array as large.
+        raise BadRequestError(
+            f"inputs[0].data: has a value of type {_json_type(odd.pop())}; the tensor holds {dtype.name}"
+        )
+    try:
+        with np.errstate(
+            over="ignore"
+        ):  # too large for float32 becomes infinity, which is allowed and never exits early
+            return np.array(values, dtype=dtype).reshape(shape)
+    except OverflowError as error:
+        raise BadRequestError(f"inputs[0].data: has a value outside of {dtype.name}") from error
+
+
+def _flat(data: Any, *, shape: tuple[int, ...]) -> list[Any]:
+    """The numbers of a flat list, or of lists nested as ``shape`` says."""
+    if not isinstance(data, list):
+        raise BadRequestError("inputs[0].data: must be a list of numbers (flat or nested), or send binary data")
+    if len(data) == math.prod(shape) and not isinstance(data[0], list):
+        return data
+    values = [data]
+    for depth, size in enumerate(shape):
+        if not all(type(v) is list and len(v) == size for v in values):
+            raise BadRequestError(
+                f"inputs[0].data: does not match inputs[0].shape {list(shape)} at depth {depth}; give {math.prod(shape)} numbers, flat or nested"
+            )
+        values = list(chain.from_iterable(values))
+    return values
+
+
+def _json_type(kind: type) -> str:
+    return {str: "string", bool: "boolean", list: "list", dict: "object", float: "fraction", int: "whole number"}.get(
+        kind, "null"
+    )
+
+
+def _parse_outputs(request: dict[str, Any], *, all_binary: bool) -> tuple[tuple[str, bool], ...]:
+    outputs = request.get("outputs")
+    if outputs is None or outputs == []:
+        return tuple((name, all_binary) for name in OUTPUTS)
+    if not isinstance(outputs, list):
+        raise BadRequestError("outputs: must be a list")
+    return tuple(_parse_output(output, f"outputs[{i}]", all_binary=all_binary) for i, output in enumerate(outputs))
+
+
+def _parse_output(output: Any, path: str, *, all_binary: bool) -> tuple[str, bool]:
+    if not isinstance(output, dict):
+        raise BadRequestError(f"{path}: must be an object")
+    if output.get("name") not in OUTPUTS:
+        raise BadRequestError(f"{path}.name: is {output.get('name')!r}; the model's outputs are {', '.join(OUTPUTS)}")
+    parameters = _object(output, "parameters", f"{path}.parameters")
+    if parameters.get("classification") is not None:
+        raise BadRequestError(f"{path}.parameters.classification: is not supported; ask for logits or label")
+    return output["name"], _flag(parameters, "binary_data", f"{path}.parameters.binary_data", default=all_binary)
+
+
+def _never_exit(parameters: dict[str, Any]) -> bool:
+    wish = parameters.get("exit")
+    if wish not in (None, "never"):
+        raise BadRequestError(f'parameters.exit: is {wish!r}; leave it out, or send "never" for the exact model')
+    return wish == "never"
+
+
+def _object(holder: dict[str, Any], key: str, path: str) -> dict[str, Any]:
+    value = holder.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadRequestError(f"{path}: must be an object")
+    return value
+
+
+def _flag(parameters: dict[str, Any], key: str, path: str, *, default: bool = False) -> bool:
+    value = parameters.get(key, default)
+    if not isinstance(value, bool):
+        raise BadRequestError(f"{path}: must be true or false")
+    return value

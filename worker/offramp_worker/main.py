@@ -1,0 +1,131 @@
+"""Entry point of the worker process: two ports, one event loop, one engine thread.
+
+Exit codes: 0 after a clean drain, 2 for settings (or, from ``offramp serve``, a bundle) that cannot work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+
+from offramp_core.errors import InvalidArgumentError, InvalidBundleError
+from offramp_worker.http.admin import admin_app
+from offramp_worker.http.bodies import App
+from offramp_worker.http.public import Replies, public_app
+from offramp_worker.logs import log_event, route_library_logs
+from offramp_worker.settings import Settings, settings_from_env
+from offramp_worker.worker import Worker
+
+# The event loop and the engine share one interpreter; at the default of 5 ms a reply could wait that long for the other's turn.
+SWITCH_INTERVAL_SECONDS = 0.0005
+STARTED_POLL_SECONDS = 0.005
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: two servers run in one process, and :func:`serve` decides when they end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    @property
+    def bound_port(self) -> int:
+        return int(self.servers[0].sockets[0].getsockname()[1])
+
+
+def main() -> None:
+    """``offramp-worker``: serve what the environment says. A broken bundle leaves it up, unready, with the reason to be read."""
+    route_library_logs()
+    try:
+        settings = settings_from_env(os.environ)
+        run(settings, stay_up_broken=True)
+    except InvalidArgumentError as error:
+        log_event("settings-refused", level="error", reason=str(error))
+        sys.exit(2)
+
+
+def run(settings: Settings, *, stay_up_broken: bool) -> None:
+    """Serve until SIGTERM or SIGINT, then drain.
+
+    Raises
+    ------
+    InvalidBundleError
+        The bundle is broken, unless ``stay_up_broken``.
+    InvalidArgumentError
+        A port is taken, or the state folder is not writable.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    uvloop.run(serve(settings, stay_up_broken=stay_up_broken))
+
+
+async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
+    """See :func:`run`."""
+    replies = Replies()
+    loop = asyncio.get_running_loop()
+    replies.bind(loop)
+    worker = Worker(settings, deliver=replies.deliver)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if threading.current_thread() is threading.main_thread():
+            loop.add_signal_handler(number, stop.set)
+    public, public_task = await _listen("public", public_app(worker, replies), settings.host, settings.port)
+    admin, admin_task = None, None
+    if settings.has_control_plane:
+        admin, admin_task = await _listen("admin", admin_app(worker), settings.host, settings.admin_port)
+    try:
+        await _load_and_wait(worker, stop, stay_up_broken=stay_up_broken)
+    finally:
+        worker.drain()
+        log_event("draining")
+        public.should_exit = True
+        await public_task
+        # The admin port outlives the public one, so that the last audits can still be pulled.
+        await asyncio.to_thread(worker.finish)
+        if admin is not None and admin_task is not None:
+            admin.should_exit = True
+            await admin_task
+        log_event("stopped")
+
+
+async def _load_and_wait(worker: Worker, stop: asyncio.Event, *, stay_up_broken: bool) -> None:
+    try:
+        await asyncio.to_thread(worker.load)
+    except InvalidBundleError:
+        if not stay_up_broken:
+            raise
+    await stop.wait()
+
+
+async def _listen(name: str, app: App, host: str, port: int) -> tuple[Server, asyncio.Task[None]]:
+    """Open a port and serve ``app`` there."""
+    config = uvicorn.Config(
+        app, host=host, port=port, log_config=None, access_log=False, lifespan="off", http="httptools", ws="none",
+        server_header=False, date_header=False, timeout_graceful_shutdown=25, backlog=2048,
+    )  # fmt: skip
+    server = Server(config)
+    task = asyncio.create_task(_serve_port(server, name, port))
+    while not server.started and not task.done():
+        await asyncio.sleep(STARTED_POLL_SECONDS)
+    if task.done():
+        await task  # raises what went wrong
+    log_event("listening", name=name, host=host, port=server.bound_port)
+    return server, task
+
+
+async def _serve_port(server: Server, name: str, port: int) -> None:
+    try:
+        await server.serve()
+    except SystemExit as error:  # uvicorn's way to say that it could not bind
+        raise InvalidArgumentError(f"the {name} port {port} cannot be opened; is it in use?") from error
+
+
+if __name__ == "__main__":
+    main()
