@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 from offramp_core.errors import InvalidArgumentError
 
 T = TypeVar("T")
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def camel(name: str) -> str:
@@ -77,14 +77,22 @@ def _parse(kind: Any, value: Any, where: str) -> Any:
         return tuple(
             _parse(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(_check(value, list, where))
         )
-    if origin in (dict, Mapping):
+    if origin is dict:
         return {
             key: _parse(get_args(kind)[1], item, f"{where}.{key}") for key, item in _check(value, dict, where).items()
         }
     if origin is Literal:
-        if value not in get_args(kind):
-            raise InvalidArgumentError(f"{where} is {value!r}; it must be one of {list(get_args(kind))}")
-        return value
+        return _choice(get_args(kind), value, where)
+    return _scalar(kind, value, where)
+
+
+def _choice(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value not in options:
+        raise InvalidArgumentError(f"{where} is {value!r}; it must be one of {list(options)}")
+    return value
+
+
+def _scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is float:
         return float(_check(value, (int, float), where))
     return value if kind is Any else _check(value, kind, where)

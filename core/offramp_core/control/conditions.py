@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from offramp_core.control.objects import Condition, ConditionStatus, Config, Observed, PinStatus, Rollout, Service, WorkersStatus
+from offramp_core.control.objects import (
+    Condition,
+    ConditionStatus,
+    Config,
+    Observed,
+    PinStatus,
+    Rollout,
+    Service,
+    WorkersStatus,
+)
 from offramp_core.control.snapshot import Worker
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.protocol import ArmCounts
@@ -57,7 +66,9 @@ class Facts:
 
     @property
     def pin_judged(self) -> bool:
-        return self.service.spec.mode != "Pinned" or (self.pin.generation == self.service.generation and self.pin.verdict != "")
+        return self.service.spec.mode != "Pinned" or (
+            self.pin.generation == self.service.generation and self.pin.verdict != ""
+        )
 
     @property
     def pin_rejected(self) -> bool:
@@ -69,7 +80,9 @@ def workers_status(facts: Facts) -> WorkersStatus:
     return WorkersStatus(desired, ready, facts.acked, f"{ready}/{desired}")
 
 
-def conditions(facts: Facts, *, settled_generation: int, observed: tuple[SecondsSketch, int, int]) -> tuple[Condition, ...]:
+def conditions(
+    facts: Facts, *, settled_generation: int, observed: tuple[SecondsSketch, int, int]
+) -> tuple[Condition, ...]:
     """All conditions, transition times carried over where the status did not change."""
     wanted = [
         _ready(facts),
@@ -105,17 +118,29 @@ def _workers_available(facts: Facts) -> Condition:
     if ready >= desired:
         return _condition("WorkersAvailable", "True", "AllReady", f"{ready} of {desired} workers ready")
     reason, message = facts.failure
-    return _condition("WorkersAvailable", "False", reason or "Starting", f"{ready} of {desired} workers ready" + (f"; {message}" if message else ""))
+    return _condition(
+        "WorkersAvailable",
+        "False",
+        reason or "Starting",
+        f"{ready} of {desired} workers ready" + (f"; {message}" if message else ""),
+    )
 
 
 def _latency(facts: Facts, latency: SecondsSketch) -> Condition:
     spec = facts.service.spec
     if latency.n < MIN_SAMPLES:
-        return _condition("LatencyObjectiveMet", "Unknown", "InsufficientSamples", f"{MIN_SAMPLES} requests are needed for a statement")
+        return _condition(
+            "LatencyObjectiveMet",
+            "Unknown",
+            "InsufficientSamples",
+            f"{MIN_SAMPLES} requests are needed for a statement",
+        )
     seconds = latency.quantile(spec.latency_percentile / 100) or 0.0
     met = seconds <= spec.latency_seconds
     text = f"p{spec.latency_percentile} against an objective of {format_seconds(spec.latency_seconds)}"
-    return _condition("LatencyObjectiveMet", "True" if met else "False", "WithinObjective" if met else "ObjectiveMissed", text)
+    return _condition(
+        "LatencyObjectiveMet", "True" if met else "False", "WithinObjective" if met else "ObjectiveMissed", text
+    )
 
 
 def _accuracy(facts: Facts, *, n: int, k: int) -> Condition:
@@ -123,10 +148,17 @@ def _accuracy(facts: Facts, *, n: int, k: int) -> Condition:
     if facts.stable is not None and facts.stable.plan.exits_off:
         return _condition("AccuracyWithinBudget", "True", "ExitsOff", "every request is answered by the model itself")
     if n < MIN_SAMPLES:
-        return _condition("AccuracyWithinBudget", "Unknown", "InsufficientSamples", f"{MIN_SAMPLES} audited requests are needed for a statement")
+        return _condition(
+            "AccuracyWithinBudget",
+            "Unknown",
+            "InsufficientSamples",
+            f"{MIN_SAMPLES} audited requests are needed for a statement",
+        )
     broken = log_e_value(k, n, p0=spec.max_disagreement) >= np.log(1 / (1 - spec.confidence))
     text = f"budget {spec.max_disagreement:.2%}"
-    return _condition("AccuracyWithinBudget", "False" if broken else "True", "BudgetExceeded" if broken else "WithinBudget", text)
+    return _condition(
+        "AccuracyWithinBudget", "False" if broken else "True", "BudgetExceeded" if broken else "WithinBudget", text
+    )
 
 
 def _user_generation(facts: Facts, settled_generation: int) -> list[Condition]:
@@ -136,13 +168,26 @@ def _user_generation(facts: Facts, settled_generation: int) -> list[Condition]:
     if settled_generation != facts.service.generation:
         pending = [] if facts.pin_judged else ["the pin is being judged"]
         if not (len(facts.ready) == facts.service.spec.replicas and all(w.current for w in facts.workers)):
-            pending.append(message or f"{len(facts.ready)} of {facts.service.spec.replicas} workers are ready with this generation")
-        stalled = [_condition("Stalled", "True", reason, message)] if reason in ("InvalidBundle", "InvalidModel", "DigestMismatch") else []
-        return [_condition("Reconciling", "True", "Progressing", "; ".join(pending) or "waiting for every worker to acknowledge"), *stalled]
+            pending.append(
+                message or f"{len(facts.ready)} of {facts.service.spec.replicas} workers are ready with this generation"
+            )
+        stalled = (
+            [_condition("Stalled", "True", reason, message)]
+            if reason in ("InvalidBundle", "InvalidModel", "DigestMismatch")
+            else []
+        )
+        return [
+            _condition(
+                "Reconciling", "True", "Progressing", "; ".join(pending) or "waiting for every worker to acknowledge"
+            ),
+            *stalled,
+        ]
     return []
 
 
-def observe(facts: Facts, costs: ExitCosts | None, ramp_ids: tuple[str, ...]) -> tuple[Observed, SecondsSketch, int, int]:
+def observe(
+    facts: Facts, costs: ExitCosts | None, ramp_ids: tuple[str, ...]
+) -> tuple[Observed, SecondsSketch, int, int]:
     """Figures of the stable plan, and the raw numbers behind them: (observed, latency sketch, audits, disagreements)."""
     if facts.stable is None:
         return Observed(), SecondsSketch(), 0, 0
@@ -167,7 +212,9 @@ def observe(facts: Facts, costs: ExitCosts | None, ramp_ids: tuple[str, ...]) ->
     return (before if unchanged else figures), latency, audited, disagreed
 
 
-def _saved(stable: Config, exits: dict[str, int], requests: int, costs: ExitCosts | None, ramp_ids: tuple[str, ...]) -> str:
+def _saved(
+    stable: Config, exits: dict[str, int], requests: int, costs: ExitCosts | None, ramp_ids: tuple[str, ...]
+) -> str:
     """Compute saved: measured exit shares at profiled seconds, against the model without ramps."""
     active = [ramp.id for ramp in stable.plan.ramps if ramp.id in ramp_ids]
     if not requests or costs is None or len(active) != len(stable.plan.ramps):

@@ -11,11 +11,27 @@ import numpy as np
 from offramp_core.control.audit import eager_rate, quiet_rate
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
 from offramp_core.control.ledger import BootReport, fold
-from offramp_core.control.objects import Config, ConfigStatus, Ledger, Rollout, RolloutStatus, RolloutSummary, ServiceStatus, TuningStatus
+from offramp_core.control.objects import (
+    Config,
+    ConfigStatus,
+    Ledger,
+    Rollout,
+    RolloutStatus,
+    RolloutSummary,
+    ServiceStatus,
+    TuningStatus,
+)
 from offramp_core.control.rollout import CANARY_SERVES, RolloutView, advance
 from offramp_core.control.snapshot import Decision, Event, NewConfig, NewRollout, Snapshot, Worker
 from offramp_core.control.tuner import (
-    PinJudged, Tuned, TunerView, after_alarm, after_rollback, judge_pin, pinned_plan, tune_or_wait,
+    PinJudged,
+    Tuned,
+    TunerView,
+    after_alarm,
+    after_rollback,
+    judge_pin,
+    pinned_plan,
+    tune_or_wait,
 )  # fmt: skip
 from offramp_core.plan import Plan, exits_off_plan
 from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument
@@ -57,7 +73,9 @@ def _served(snapshot: Snapshot) -> _Served | None:
     if len({(s.backbone_digest, s.ramp_set_digest) for s in states}) != 1:
         return None
     first = states[0]
-    costs = ExitCosts(np.asarray(first.costs["segment_seconds"][0], float), np.asarray(first.costs["ramp_seconds"][0], float))
+    costs = ExitCosts(
+        np.asarray(first.costs["segment_seconds"][0], float), np.asarray(first.costs["ramp_seconds"][0], float)
+    )
     return _Served(first.backbone_digest, first.ramp_set_digest, tuple(r.id for r in first.ramps), costs)
 
 
@@ -65,13 +83,18 @@ def _without_workers(snapshot: Snapshot, now: float) -> Decision:
     """Nothing can be decided about plans; say what is known and keep everything as it is."""
     service = snapshot.service
     stable = snapshot.configs.get(service.status.stable_config)
-    acked = sum(w.ready and w.state is not None and snapshot.published is not None and w.state.epoch == snapshot.published.epoch for w in snapshot.workers)
+    acked = sum(
+        w.ready and w.state is not None and snapshot.published is not None and w.state.epoch == snapshot.published.epoch
+        for w in snapshot.workers
+    )
     facts = Facts(service, snapshot.workers, acked, stable, (), service.status.pin, None, now)
     status = replace(
         service.status,
         observed_generation=service.generation,
         workers=workers_status(facts),
-        conditions=conditions(facts, settled_generation=service.status.settled_generation, observed=(SecondsSketch(), 0, 0)),
+        conditions=conditions(
+            facts, settled_generation=service.status.settled_generation, observed=(SecondsSketch(), 0, 0)
+        ),
     )
     return Decision(status=_summarise(status), requeue_after_seconds=BUSY_REQUEUE_SECONDS)
 
@@ -93,7 +116,7 @@ class _Pass:
     def decision(self) -> Decision:
         baseline = self._ensure_baseline()
         stable = self._stable(baseline)
-        rollout, stable = self._advance_rollout(stable, baseline)
+        rollout, stable = self._advance_rollout(stable)
         tuned, pin = self._look_for_a_plan(stable, rollout)
         self.tuning = self._audit(tuned.status, rollout, stable)
         document = self._document(stable, rollout)
@@ -101,7 +124,12 @@ class _Pass:
         changed = published is None or replace(document, epoch=published.epoch) != published
         status = self._status(stable, rollout, tuned, pin, document_changed=changed)
         delete_configs, delete_rollouts = self._history(status, rollout)
-        busy = rollout is not None or changed or tuned.status.state in ("Tuning", "CollectingLabels") or status.phase != "Ready"
+        busy = (
+            rollout is not None
+            or changed
+            or tuned.status.state in ("Tuning", "CollectingLabels")
+            or status.phase != "Ready"
+        )
         new_rollout = tuned.new_rollout or pin.new_rollout
         return Decision(
             status=status,
@@ -141,7 +169,9 @@ class _Pass:
             self.events.append(Event("ExitsOff", "ramps.mode is Disabled"))
             return baseline
         if not stable.certified_for(self.spec.max_disagreement) and self.spec.mode != "Pinned":
-            self.events.append(Event("ExitsOff", f"{stable.name} is not certified for a budget of {self.spec.max_disagreement:.2%}"))
+            self.events.append(
+                Event("ExitsOff", f"{stable.name} is not certified for a budget of {self.spec.max_disagreement:.2%}")
+            )
             self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None)
             return baseline
         alarmed = self._alarmed(plan)
@@ -164,22 +194,33 @@ class _Pass:
         rejections = config.status.rejections + 1
         cooldown = self.spec.rollout.cooldown_seconds * 2 ** min(rejections - 1, COOLDOWN_DOUBLINGS)
         self.config_statuses[config.name] = replace(
-            config.status, state="Rejected", rejections=rejections, rejected_until_at=self.now + cooldown, message=message
+            config.status,
+            state="Rejected",
+            rejections=rejections,
+            rejected_until_at=self.now + cooldown,
+            message=message,
         )
 
     # --- the rollout -------------------------------------------------------------------------------
 
-    def _advance_rollout(self, stable: Config, baseline: Config) -> tuple[Rollout | None, Config]:
+    def _advance_rollout(self, stable: Config) -> tuple[Rollout | None, Config]:
         unfinished = sorted((r for r in self.snapshot.rollouts if not r.status.finished), key=lambda r: r.created_at)
         for extra in unfinished[1:]:
-            done = replace(extra.status, phase="Superseded", verdict="Superseded", reason="AnotherIsActive", finished_at=self.now)
+            done = replace(
+                extra.status, phase="Superseded", verdict="Superseded", reason="AnotherIsActive", finished_at=self.now
+            )
             self.rollout_statuses[extra.name] = done
         if not unfinished:
             return None, stable
         rollout = unfinished[0]
         if rollout.to_config not in self.configs:
             self.rollout_statuses[rollout.name] = replace(
-                rollout.status, phase="Aborted", verdict="Aborted", reason="ConfigGone", message=f"{rollout.to_config} does not exist", finished_at=self.now
+                rollout.status,
+                phase="Aborted",
+                verdict="Aborted",
+                reason="ConfigGone",
+                message=f"{rollout.to_config} does not exist",
+                finished_at=self.now,
             )
             return None, stable
         change = advance(self._rollout_view(rollout, stable))
@@ -217,7 +258,11 @@ class _Pass:
         )
 
     def _fold(self, rollout: Rollout, epoch: int, stable: Config) -> Ledger:
-        reports = [BootReport(w.observations.boot_id, w.observations.counts) for w in self.snapshot.workers if w.observations is not None]
+        reports = [
+            BootReport(w.observations.boot_id, w.observations.counts)
+            for w in self.snapshot.workers
+            if w.observations is not None
+        ]
         hashes = {"stable": stable.plan.content_hash, "canary": self.configs[rollout.to_config].plan.content_hash}
         gone_only_when_known = _live_boots(self.snapshot.workers, rollout.status.ledger)
         return fold(rollout.status.ledger, reports, epoch=epoch, live_boots=gone_only_when_known, plan_hashes=hashes)
@@ -229,19 +274,30 @@ class _Pass:
             n, k = status.audited
             certificates = config.status.certificates
             if not config.certified_for(self.spec.max_disagreement):
-                certificates = (*certificates, {"method": "canary-acceptance", "budget": self.spec.max_disagreement, "n": n, "k": k})
-            self.config_statuses[config.name] = replace(config.status, state="Stable", rejections=0, rejected_until_at=None, certificates=certificates)
+                certificates = (
+                    *certificates,
+                    {"method": "canary-acceptance", "budget": self.spec.max_disagreement, "n": n, "k": k},
+                )
+            self.config_statuses[config.name] = replace(
+                config.status, state="Stable", rejections=0, rejected_until_at=None, certificates=certificates
+            )
             self.tuning = replace(self.tuning, failures=0)
         elif status.verdict == "RolledBack":
             self._reject(config, status.message)
-            self.tuning = after_rollback(self.tuning, reason=status.reason, cooldown=self.spec.rollout.cooldown_seconds, now=self.now)
+            self.tuning = after_rollback(
+                self.tuning, reason=status.reason, cooldown=self.spec.rollout.cooldown_seconds, now=self.now
+            )
         elif status.verdict == "Aborted":
-            self.tuning = after_rollback(self.tuning, reason=status.reason, cooldown=self.spec.rollout.cooldown_seconds, now=self.now)
+            self.tuning = after_rollback(
+                self.tuning, reason=status.reason, cooldown=self.spec.rollout.cooldown_seconds, now=self.now
+            )
 
     # --- looking for a plan ------------------------------------------------------------------------
 
     def _look_for_a_plan(self, stable: Config, rollout: Rollout | None) -> tuple[Tuned, PinJudged]:
-        tuned = tune_or_wait(TunerView(replace(self.snapshot, configs=self.configs), self.tuning, stable, rollout, self.now))
+        tuned = tune_or_wait(
+            TunerView(replace(self.snapshot, configs=self.configs), self.tuning, stable, rollout, self.now)
+        )
         pin = self._judge_pin(stable, rollout)
         for new in (tuned.new_config, pin.new_config):
             if new is not None and new.name not in self.snapshot.configs:
@@ -253,11 +309,14 @@ class _Pass:
 
     def _judge_pin(self, stable: Config, rollout: Rollout | None) -> PinJudged:
         plan = pinned_plan(
-            self.snapshot, backbone_digest=self.served.backbone_digest, ramp_set_digest=self.served.ramp_set_digest, order=self.served.ramp_ids
+            self.snapshot,
+            backbone_digest=self.served.backbone_digest,
+            ramp_set_digest=self.served.ramp_set_digest,
+            order=self.served.ramp_ids,
         )
         if plan is None:
             return PinJudged(self.service.status.pin)
-        return judge_pin(self.snapshot, plan=plan, stable=stable, rollout=rollout, now=self.now)
+        return judge_pin(self.snapshot, plan=plan, stable=stable, rollout=rollout)
 
     def _audit(self, tuning: TuningStatus, rollout: Rollout | None, stable: Config) -> TuningStatus:
         """The audit rate of the stable arm. It moves only when its class does: every change is a new epoch."""
@@ -306,7 +365,15 @@ class _Pass:
         settled = before.settled_generation
         if facts.settled and not document_changed:
             settled = self.service.generation
-        candidate = rollout.to_config if rollout is not None else (tuned.candidate or before.candidate_config if tuned.status.state in ("Recommended", "RollingOut") else "")
+        candidate = (
+            rollout.to_config
+            if rollout is not None
+            else (
+                tuned.candidate or before.candidate_config
+                if tuned.status.state in ("Recommended", "RollingOut")
+                else ""
+            )
+        )
         status = replace(
             before,
             observed_generation=self.service.generation,
@@ -334,14 +401,23 @@ class _Pass:
             elif status.state in ("Stable", "Canary"):
                 status = replace(status, state="Superseded")
             statuses[name] = status
-        return {name: s for name, s in statuses.items() if name not in self.snapshot.configs or s != self.snapshot.configs[name].status}
+        return {
+            name: s
+            for name, s in statuses.items()
+            if name not in self.snapshot.configs or s != self.snapshot.configs[name].status
+        }
 
     def _history(self, status: ServiceStatus, rollout: Rollout | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Old rollouts and the configs that nothing refers to any more; one that is cooling down stays remembered."""
         finished = sorted((r for r in self.snapshot.rollouts if r.status.finished), key=lambda r: r.created_at)
         old = finished[:-HISTORY_LIMIT]
         kept = [r for r in self.snapshot.rollouts if r not in old]
-        used = {status.stable_config, status.candidate_config, *(r.to_config for r in kept), *(r.from_config for r in kept)}
+        used = {
+            status.stable_config,
+            status.candidate_config,
+            *(r.to_config for r in kept),
+            *(r.from_config for r in kept),
+        }
         if rollout is not None:
             used.add(rollout.to_config)
         idle = sorted((c for c in self.snapshot.configs.values() if c.name not in used), key=lambda c: c.created_at)
@@ -351,7 +427,9 @@ class _Pass:
 
 def _same_plans(a: PlanDocument, b: PlanDocument) -> bool:
     """Whether two documents make workers run the same thing; epoch and stable audit rate aside."""
-    return replace(a, epoch=0, stable=replace(a.stable, audit_rate=0.0)) == replace(b, epoch=0, stable=replace(b.stable, audit_rate=0.0))
+    return replace(a, epoch=0, stable=replace(a.stable, audit_rate=0.0)) == replace(
+        b, epoch=0, stable=replace(b.stable, audit_rate=0.0)
+    )
 
 
 def _live_boots(workers: tuple[Worker, ...], ledger: Ledger) -> frozenset[str]:

@@ -52,7 +52,16 @@ def accuracy(given: GateInput) -> GateStatus:
     arm = given.tally.canary
     needed = audits_needed(budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=given.alpha, power=POWER)
     evidence = log_e_value(arm.disagreements, arm.audited, p0=given.budget)
-    return _judge("accuracy", given, n=arm.audited, k=arm.disagreements, bound=given.budget, evidence=evidence, exposure=arm.audited, needed=needed)
+    return _judge(
+        "accuracy",
+        given,
+        n=arm.audited,
+        k=arm.disagreements,
+        bound=given.budget,
+        evidence=evidence,
+        exposure=arm.audited,
+        needed=needed,
+    )
 
 
 def slowness(given: GateInput) -> GateStatus:
@@ -65,7 +74,16 @@ def slowness(given: GateInput) -> GateStatus:
     canary, stable = given.tally.canary, given.tally.stable
     slow = canary.slow + stable.slow
     evidence = log_e_share(canary.slow, slow, share=given.share)
-    return _judge("slowness", given, n=slow, k=canary.slow, bound=given.share, evidence=evidence, exposure=canary.judged + stable.judged, needed=given.slow_needed)
+    return _judge(
+        "slowness",
+        given,
+        n=slow,
+        k=canary.slow,
+        bound=given.share,
+        evidence=evidence,
+        exposure=canary.judged + stable.judged,
+        needed=given.slow_needed,
+    )
 
 
 def failures(given: GateInput) -> GateStatus:
@@ -73,9 +91,24 @@ def failures(given: GateInput) -> GateStatus:
     canary, stable = given.tally.canary, given.tally.stable
     if given.weight >= 100:
         failed = GateStatus("failures", "NotApplicable", message="no stable arm to compare with at weight 100")
-        return failed if canary.failed == 0 else GateStatus("failures", "Rejected", canary.batches, canary.failed, message="batches failed at weight 100")
+        return (
+            failed
+            if canary.failed == 0
+            else GateStatus(
+                "failures", "Rejected", canary.batches, canary.failed, message="batches failed at weight 100"
+            )
+        )
     evidence = log_e_share(canary.failed, canary.failed + stable.failed, share=given.share)
-    return _judge("failures", given, n=canary.failed + stable.failed, k=canary.failed, bound=given.share, evidence=evidence, exposure=0, needed=0)
+    return _judge(
+        "failures",
+        given,
+        n=canary.failed + stable.failed,
+        k=canary.failed,
+        bound=given.share,
+        evidence=evidence,
+        exposure=0,
+        needed=0,
+    )
 
 
 def acceptance(given: GateInput) -> GateStatus:
@@ -104,9 +137,15 @@ def _judge(
 ) -> GateStatus:
     limit = given.log_limit
     if evidence >= limit:
-        state, message = "Rejected", f"{k} of {n} against {bound:.3g}: e-value 1e{evidence / math.log(10):.1f} passes the limit 1e{limit / math.log(10):.1f}"
+        state, message = (
+            "Rejected",
+            f"{k} of {n} against {bound:.3g}: e-value 1e{evidence / math.log(10):.1f} passes the limit 1e{limit / math.log(10):.1f}",
+        )
     elif exposure < needed:
-        state, message = "Undecided", f"{exposure} of {needed} observations that a harmful plan would need to show itself"
+        state, message = (
+            "Undecided",
+            f"{exposure} of {needed} observations that a harmful plan would need to show itself",
+        )
     else:
         state, message = "Clear", f"{k} of {n} against {bound:.3g}: no evidence of harm"
     return GateStatus(name, state, n, k, bound, round(evidence, 6), round(limit, 6), needed, message)  # type: ignore[arg-type]

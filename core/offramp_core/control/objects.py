@@ -238,7 +238,8 @@ class TuningStatus:
     """What the tuner must remember: tests are counted for good, and a record serves in one test only.
 
     ``consumed_through_at`` is the time of the newest record a test has used; ``records_since_at`` discards what is older (an alarm said
-    that the inputs changed). ``tuned_for`` is the objective of the last conclusive attempt.
+    that the inputs changed). ``tuned_for`` is the objective of the last conclusive attempt,
+    ``requested_for`` that of the one under way.
     """
 
     state: str = ""
@@ -247,6 +248,7 @@ class TuningStatus:
     consumed_through_at: float | None = None
     records_since_at: float | None = None
     tuned_for: str = ""
+    requested_for: str = ""
     next_attempt_at: float | None = None
     labels: int = 0
     labels_needed: int = 0

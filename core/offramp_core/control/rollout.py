@@ -61,7 +61,11 @@ class RolloutView:
     @property
     def acked(self) -> bool:
         """Whether every ready worker runs the published epoch."""
-        return self.epoch is not None and bool(self.workers) and all(w.state is not None and w.state.epoch == self.epoch for w in self.workers)
+        return (
+            self.epoch is not None
+            and bool(self.workers)
+            and all(w.state is not None and w.state.epoch == self.epoch for w in self.workers)
+        )
 
     @property
     def seconds_in_phase(self) -> float:
@@ -146,7 +150,9 @@ def refused_by_a_worker(view: RolloutView) -> Change | None:
     for worker in view.workers:
         refused = worker.state.refused if worker.state else None
         if refused is not None and refused.epoch == view.epoch:
-            return _stop(view, "RolledBack", refused.reason, f"worker {worker.name} refused the plan: {refused.message}")
+            return _stop(
+                view, "RolledBack", refused.reason, f"worker {worker.name} refused the plan: {refused.message}"
+            )
     return None
 
 
@@ -156,7 +162,9 @@ def worker_died_in_the_canary(view: RolloutView) -> Change | None:
         return None
     for worker in view.workers:
         if worker.state is not None and worker.state.crashed_epoch == view.epoch:
-            return _stop(view, "RolledBack", "WorkerCrashed", f"worker {worker.name} died while executing a canary batch")
+            return _stop(
+                view, "RolledBack", "WorkerCrashed", f"worker {worker.name} died while executing a canary batch"
+            )
         if worker.restarts > view.status.restarts.get(worker.uid, worker.restarts):
             return _stop(view, "RolledBack", "WorkerRestarted", f"worker {worker.name} restarted during the canary")
     return None
@@ -179,15 +187,25 @@ def rollback_is_complete(view: RolloutView) -> Change | None:
     if view.status.phase != "RollingBack" or not (view.acked or (view.epoch is not None and not view.workers)):
         return None
     status = _finish(view, view.status.outcome)
-    return Change(status, Event(status.verdict, f"{view.rollout.to_config}: {status.message}", warning=status.verdict != "Superseded"))
+    return Change(
+        status,
+        Event(status.verdict, f"{view.rollout.to_config}: {status.message}", warning=status.verdict != "Superseded"),
+    )
 
 
 def promotion_is_complete(view: RolloutView) -> Change | None:
-    if view.status.phase != "Promoting" or not view.acked or view.service.status.stable_config != view.rollout.to_config:
+    if (
+        view.status.phase != "Promoting"
+        or not view.acked
+        or view.service.status.stable_config != view.rollout.to_config
+    ):
         return None
     n, k = view.status.audited
     status = replace(_finish(view, "Succeeded"), message=f"promoted after {n} audited requests with {k} disagreements")
-    return Change(status, Event("Promoted", f"{view.rollout.to_config} serves all traffic ({k} of {n} audited requests disagreed)"))
+    return Change(
+        status,
+        Event("Promoted", f"{view.rollout.to_config} serves all traffic ({k} of {n} audited requests disagreed)"),
+    )
 
 
 # --- rules: going on -------------------------------------------------------------------------------
@@ -197,11 +215,20 @@ def begin(view: RolloutView) -> Change | None:
     """The first step begins when the stable arm's pace is known, so that there is something to compare with."""
     if view.status.phase != "Pending":
         return None
-    status = replace(view.status, objective=view.status.objective or intent_key(view.service), started_at=view.status.started_at or view.now)
+    status = replace(
+        view.status,
+        objective=view.status.objective or intent_key(view.service),
+        started_at=view.status.started_at or view.now,
+    )
     view = replace(view, rollout=replace(view.rollout, status=status))
     measured = sum(sketch.n for sketch in view.execution.values())
     if not view.workers or measured < MIN_STABLE_BATCHES:
-        return Change(replace(status, message=f"waiting for {MIN_STABLE_BATCHES} batches of the stable plan to compare with ({measured} so far)"))
+        return Change(
+            replace(
+                status,
+                message=f"waiting for {MIN_STABLE_BATCHES} batches of the stable plan to compare with ({measured} so far)",
+            )
+        )
     started = _begin_step(view, 0)
     return Change(started, Event("CanaryStarted", f"{view.rollout.to_config} takes {started.weight} % of batches"))
 
@@ -214,7 +241,12 @@ def wait_for_acknowledgement(view: RolloutView) -> Change | None:
         return Change(replace(view.status, step_started_at=view.now, message=f"canary at {view.status.weight} %"))
     if view.seconds_in_phase > ACK_TIMEOUT_SECONDS:
         late = [w.name for w in view.workers if w.state is None or w.state.epoch != view.epoch]
-        return _stop(view, "Aborted", "AckTimeout", f"not acknowledged within {ACK_TIMEOUT_SECONDS:.0f} s by {', '.join(late) or 'any worker'}")
+        return _stop(
+            view,
+            "Aborted",
+            "AckTimeout",
+            f"not acknowledged within {ACK_TIMEOUT_SECONDS:.0f} s by {', '.join(late) or 'any worker'}",
+        )
     return Change(view.status)
 
 
@@ -228,7 +260,10 @@ def renew_a_lapsed_lease(view: RolloutView) -> Change | None:
         view.status, renewals=view.status.renewals + 1, phase="Progressing", phase_started_at=view.now, step_started_at=None,
         gates=(), ledger=Ledger(), message="the canary's lease lapsed; beginning the step again",
     )  # fmt: skip
-    return Change(renewed, Event("CanaryRenewed", f"{view.rollout.to_config}: the canary's lease lapsed while nobody pulled the workers"))
+    return Change(
+        renewed,
+        Event("CanaryRenewed", f"{view.rollout.to_config}: the canary's lease lapsed while nobody pulled the workers"),
+    )
 
 
 def promote_when_told(view: RolloutView) -> Change | None:
@@ -261,8 +296,18 @@ def next_step(view: RolloutView) -> Change | None:
         started = _begin_step(view, status.step + 1)
         return Change(started, Event("StepAdvanced", f"{view.rollout.to_config} takes {started.weight} % of batches"))
     if view.service.spec.rollout.promotion == "Manual" and view.rollout.decision != "Promote":
-        waiting = replace(status, phase="AwaitingPromotion", phase_started_at=view.now, message="every step passed; set spec.decision: Promote")
-        return Change(waiting, Event("AwaitingPromotion", f"{view.rollout.to_config} passed every step; promote it by spec.decision: Promote"))
+        waiting = replace(
+            status,
+            phase="AwaitingPromotion",
+            phase_started_at=view.now,
+            message="every step passed; set spec.decision: Promote",
+        )
+        return Change(
+            waiting,
+            Event(
+                "AwaitingPromotion", f"{view.rollout.to_config} passed every step; promote it by spec.decision: Promote"
+            ),
+        )
     return _promote(view)
 
 
@@ -316,8 +361,13 @@ def _begin_step(view: RolloutView, step: int) -> RolloutStatus:
     """Freeze what the step is judged by, and put the evidence of the last one into the history."""
     status, weight = view.status, view.steps[step].weight
     overhead = view.service.spec.max_overhead
-    judged = {size: sketch for size, sketch in view.execution.items() if sketch.n >= MIN_BATCHES_PER_SIZE} or dict(view.execution)
-    slow = {str(size): round((1 + overhead) * (sketch.quantile(SLOW_QUANTILE) or 0.0), 9) for size, sketch in sorted(judged.items())}
+    judged = {size: sketch for size, sketch in view.execution.items() if sketch.n >= MIN_BATCHES_PER_SIZE} or dict(
+        view.execution
+    )
+    slow = {
+        str(size): round((1 + overhead) * (sketch.quantile(SLOW_QUANTILE) or 0.0), 9)
+        for size, sketch in sorted(judged.items())
+    }
     history = status.history
     if status.phase == "Progressing":
         arm = status.ledger.total.canary
@@ -334,7 +384,12 @@ def _begin_step(view: RolloutView, step: int) -> RolloutStatus:
         audit_rate=view.audit_rate,
         slow_seconds=slow,
         slow_needed=judged_batches_needed(
-            tuple(judged.values()), weight=weight, max_overhead=overhead, slowdown=HARMFUL_SLOWDOWN, alpha=alpha, power=0.95
+            tuple(judged.values()),
+            weight=weight,
+            max_overhead=overhead,
+            slowdown=HARMFUL_SLOWDOWN,
+            alpha=alpha,
+            power=0.95,
         ),
         restarts={w.uid: w.restarts for w in view.workers},
         gates=(),
@@ -350,13 +405,33 @@ def _stop(view: RolloutView, outcome: str, reason: str, message: str) -> Change:
     status = view.status
     if status.phase == "Pending":
         done = _finish(view, outcome)
-        return Change(replace(done, reason=reason, message=message), Event(outcome, f"{view.rollout.to_config}: {message}"))
-    stopping = replace(status, phase="RollingBack", phase_started_at=view.now, weight=0, outcome=outcome, reason=reason, message=message)
-    return Change(stopping, Event("RollingBack", f"{view.rollout.to_config}: {message}", warning=outcome != "Superseded"))
+        return Change(
+            replace(done, reason=reason, message=message), Event(outcome, f"{view.rollout.to_config}: {message}")
+        )
+    stopping = replace(
+        status,
+        phase="RollingBack",
+        phase_started_at=view.now,
+        weight=0,
+        outcome=outcome,
+        reason=reason,
+        message=message,
+    )
+    return Change(
+        stopping, Event("RollingBack", f"{view.rollout.to_config}: {message}", warning=outcome != "Superseded")
+    )
 
 
 def _promote(view: RolloutView) -> Change:
-    return Change(replace(view.status, phase="Promoting", phase_started_at=view.now, weight=100, message="waiting for every worker to run the plan as stable"))
+    return Change(
+        replace(
+            view.status,
+            phase="Promoting",
+            phase_started_at=view.now,
+            weight=100,
+            message="waiting for every worker to run the plan as stable",
+        )
+    )
 
 
 def _finish(view: RolloutView, verdict: str) -> RolloutStatus:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
+from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
@@ -181,7 +182,7 @@ def _rollout(reader: _Reader) -> RolloutPolicy:
             for i, entry in enumerate(entries)
         )
     weights = [step.weight for step in steps]
-    if any(b <= a for a, b in zip(weights, weights[1:], strict=False)):
+    if any(b <= a for a, b in pairwise(weights)):
         raise InvalidSpecError(reader.path("steps"), f"weights must rise from step to step; got {weights}")
     return RolloutPolicy(
         promotion=cast(Promotion, reader.choice("promotion", get_args(Promotion), default.promotion)),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
 from offramp_core.plan import Plan
-from offramp_core.tuning import NeedsLabels, NoGain, Proposed, TuningRequest, check_pin
+from offramp_core.tuning import NeedsLabels, NoGain, PinCheck, Proposed, TuningRequest, check_pin
 
 RETUNE_SECONDS = 3600.0
 MIN_GAIN = 0.01
@@ -62,7 +62,7 @@ class Tuned:
 def tune_or_wait(view: TunerView) -> Tuned:
     """Digest a finished tuning, or start one when enough labels are there, or say what is missing."""
     status = view.status
-    fresh = _fresh_labels(view)
+    labels = _labels(view)
     if view.snapshot.tuning_outcome is not None:
         return _digest(view)
     if view.snapshot.tuning_running:
@@ -70,12 +70,21 @@ def tune_or_wait(view: TunerView) -> Tuned:
     if not view.wanted:
         return Tuned(_idle(view))
     needed = max(status.labels_needed, first_attempt_labels(view.snapshot.service.spec.max_disagreement))
-    if view.snapshot.records is None or fresh < needed:
-        shown = fresh - fresh % 100  # in steps, so that the status is not written for every label
+    if view.snapshot.records is None or labels < needed:
+        shown = labels - labels % 100  # in steps, so that the status is not written for every label
         return Tuned(
-            replace(status, state="CollectingLabels", labels=shown, labels_needed=needed, message=f"{shown} of {needed} labels")
+            replace(
+                status,
+                state="CollectingLabels",
+                labels=shown,
+                labels_needed=needed,
+                message=f"{shown} of {needed} labels",
+            )
         )
-    return Tuned(replace(status, state="Tuning", labels=fresh, message="searching and certifying"), request=_request(view, view.snapshot.records))
+    begun = replace(
+        status, state="Tuning", labels=labels, requested_for=view.objective, message="searching and certifying"
+    )
+    return Tuned(begun, request=_request(view, view.snapshot.records))
 
 
 def first_attempt_labels(budget: float) -> int:
@@ -94,13 +103,12 @@ def _idle(view: TunerView) -> TuningStatus:
     return replace(view.status, state="Idle")
 
 
-def _fresh_labels(view: TunerView) -> int:
-    """Records that no test has used and no alarm has made stale."""
+def _labels(view: TunerView) -> int:
+    """Records that no alarm has made stale; the ones a test has used may still find a plan."""
     store = view.snapshot.records
     if store is None or store.records.time is None:
         return 0
-    since = max(view.status.consumed_through_at or 0.0, view.status.records_since_at or 0.0)
-    return int((store.records.time > since).sum())
+    return int((store.records.time >= (view.status.records_since_at or 0.0)).sum())
 
 
 def _request(view: TunerView, store: RecordStore) -> TuningRequest:
@@ -118,23 +126,36 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
         current=view.stable.plan,
         min_gain=MIN_GAIN,
         consumed_through=view.status.consumed_through_at,
-        records_since=view.status.records_since_at,
+        discard_before=view.status.records_since_at,
     )
 
 
 def _digest(view: TunerView) -> Tuned:
     """Whatever came out, tests that ran are counted and the records they used are spent."""
-    outcome, status, service = view.snapshot.tuning_outcome, view.status, view.snapshot.service
+    outcome, status = view.snapshot.tuning_outcome, view.status
     assert outcome is not None
     if outcome.records_through is not None:
         spent = max(outcome.records_through, status.consumed_through_at or 0.0)
         status = replace(status, tests_run=status.tests_run + outcome.tests_run, consumed_through_at=spent)
+    if not view.wanted or status.requested_for != view.objective:  # the intent changed while the tuning ran
+        return Tuned(_idle(replace(view, status=status)))
     if isinstance(outcome, NeedsLabels):
-        return Tuned(replace(status, state="CollectingLabels", labels=0, labels_needed=outcome.needed, message=outcome.reason))
+        message = f"about {outcome.needed} labels are needed for a certificate"
+        return Tuned(
+            replace(status, state="CollectingLabels", labels=outcome.n, labels_needed=outcome.needed, message=message)
+        )
     status = replace(status, labels_needed=0, next_attempt_at=view.now + RETUNE_SECONDS, tuned_for=view.objective)
     if isinstance(outcome, NoGain):
-        return Tuned(replace(status, state="Idle", message=outcome.reason), events=(Event("NoBetterPlan", outcome.reason),))
-    return _propose(view, status, outcome, recommend=service.spec.mode == "Recommend")
+        message = _NO_GAIN[outcome.reason].format(saving=outcome.best_saving)
+        return Tuned(replace(status, state="Idle", message=message), events=(Event("NoBetterPlan", message),))
+    return _propose(view, status, outcome, recommend=view.snapshot.service.spec.mode == "Recommend")
+
+
+_NO_GAIN = {
+    "NothingSaves": "no plan saves time within the budget",
+    "NotBetter": "the best plan found saves {saving:.0%}, not enough more than the one that serves",
+    "OverBudget": "no plan could be certified within the budget",
+}
 
 
 def _propose(view: TunerView, status: TuningStatus, outcome: Proposed, *, recommend: bool) -> Tuned:
@@ -142,16 +163,26 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed, *, recomm
     known = view.snapshot.configs.get(name)
     if known is not None and (known.status.rejected_until_at or 0.0) > view.now:
         return Tuned(replace(status, state="CoolingDown", message=f"{name} was rejected lately"))
-    if not view.wanted:  # the intent changed while the tuning ran
-        return Tuned(replace(_idle(view), tests_run=status.tests_run, consumed_through_at=status.consumed_through_at))
     certificates = (known.status.certificates if known is not None else ()) + (outcome.certificate.to_mapping(),)
-    prediction = Prediction(round(outcome.predicted_saving, 4), round(outcome.predicted_disagreement, 6))
+    prediction = Prediction(round(outcome.predicted.saving, 4), round(outcome.predicted.disagreement, 6))
     config = NewConfig(name, outcome.plan, ConfigStatus("Tuned", "Certified", certificates[-5:], prediction))
-    told = Event("RampProposed", f"{name}: certified, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its records")
+    told = Event(
+        "RampProposed",
+        f"{name}: certified, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its records",
+    )
     if recommend:
-        return Tuned(replace(status, state="Recommended", message=f"{name} waits for you to pin it"), None, config, None, name, (told,))
+        return Tuned(
+            replace(status, state="Recommended", message=f"{name} waits for you to pin it"),
+            None,
+            config,
+            None,
+            name,
+            (told,),
+        )
     rollout = new_rollout(view.snapshot, name, from_config=view.stable.name, cause="Tuned")
-    return Tuned(replace(status, state="RollingOut", message=f"rolling out {name}"), None, config, rollout, name, (told,))
+    return Tuned(
+        replace(status, state="RollingOut", message=f"rolling out {name}"), None, config, rollout, name, (told,)
+    )
 
 
 def new_rollout(snapshot: Snapshot, to: str, *, from_config: str, cause: str) -> NewRollout:
@@ -189,7 +220,9 @@ class PinJudged:
     events: tuple[Event, ...] = ()
 
 
-def pinned_plan(snapshot: Snapshot, *, backbone_digest: str, ramp_set_digest: str, order: tuple[str, ...]) -> Plan | None:
+def pinned_plan(
+    snapshot: Snapshot, *, backbone_digest: str, ramp_set_digest: str, order: tuple[str, ...]
+) -> Plan | None:
     """The user's thresholds as a plan, ramps in network order; an unknown ramp goes last, for the workers to refuse."""
     spec = snapshot.service.spec
     if spec.pin is None:
@@ -199,7 +232,7 @@ def pinned_plan(snapshot: Snapshot, *, backbone_digest: str, ramp_set_digest: st
     return Plan(backbone_digest, spec.pin.ramp_set_digest or ramp_set_digest, ramps, "fp32", spec.execution)
 
 
-def judge_pin(snapshot: Snapshot, *, plan: Plan, stable: Config, rollout: Rollout | None, now: float) -> PinJudged:
+def judge_pin(snapshot: Snapshot, *, plan: Plan, stable: Config, rollout: Rollout | None) -> PinJudged:
     """Refuse a pin that recorded traffic clearly contradicts; else let it canary and earn its place."""
     service, status = snapshot.service, snapshot.service.status.pin
     name = plan.name(service.name)
@@ -210,25 +243,35 @@ def judge_pin(snapshot: Snapshot, *, plan: Plan, stable: Config, rollout: Rollou
     waiting = PinStatus(service.generation, "", f"{name} is being judged")
     if rollout is not None:
         return PinJudged(waiting)
-    mine = [r for r in snapshot.rollouts if r.to_config == name and r.generation == service.generation and r.status.finished]
+    mine = [
+        r for r in snapshot.rollouts if r.to_config == name and r.generation == service.generation and r.status.finished
+    ]
     if mine:
         last = mine[-1].status
         return PinJudged(PinStatus(service.generation, "Rejected", f"{mine[-1].name}: {last.message}"))
-    refused = _refused_by_records(snapshot, plan, now=now)
+    refused = _refused_by_records(snapshot, plan)
     if refused:
         verdict = PinStatus(service.generation, "Rejected", refused)
-        return PinJudged(verdict, NewConfig(name, plan, ConfigStatus("Pinned", "Rejected", message=refused)), events=(Event("PinRejected", refused, warning=True),))
+        return PinJudged(
+            verdict,
+            NewConfig(name, plan, ConfigStatus("Pinned", "Rejected", message=refused)),
+            events=(Event("PinRejected", refused, warning=True),),
+        )
     config = NewConfig(name, plan, ConfigStatus("Pinned", "Proposed"))
     return PinJudged(waiting, config, new_rollout(snapshot, name, from_config=stable.name, cause="Pinned"))
 
 
-def _refused_by_records(snapshot: Snapshot, plan: Plan, *, now: float) -> str:
+def _refused_by_records(snapshot: Snapshot, plan: Plan) -> str:
     """Why recorded traffic contradicts the pin, or empty."""
     store, spec = snapshot.records, snapshot.service.spec
-    if store is None or store.ramp_set_digest != plan.ramp_set_digest or not {r.id for r in plan.ramps} <= set(store.ramp_ids):
+    if (
+        store is None
+        or store.ramp_set_digest != plan.ramp_set_digest
+        or not {r.id for r in plan.ramps} <= set(store.ramp_ids)
+    ):
         return ""
     recent = store.records.take(slice(-PIN_RECORDS, None))
-    check = check_pin(recent, plan, ramp_ids=store.ramp_ids, budget=spec.max_disagreement, alpha=1 - spec.rollout.confidence)
-    if not check.refused:
+    check = check_pin(recent, plan, store.ramp_ids, budget=spec.max_disagreement, alpha=1 - spec.rollout.confidence)
+    if not isinstance(check, PinCheck) or not check.refused:
         return ""
     return f"on {check.n} recorded requests {check.k} answers would have differed ({check.k / check.n:.1%}); the budget is {spec.max_disagreement:.2%}. Lower the thresholds or raise maxDisagreement"

@@ -1,0 +1,259 @@
+"""A simulated fleet: workers that obey plan documents and count as real ones do, without HTTP or a model.
+
+Answers come from a pool of recorded scores: a request is a row drawn with replacement, leaves at the first
+active ramp whose uncertainty is below the threshold, and is audited with the arm's probability.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from offramp_core.control.decide import decide
+from offramp_core.control.objects import Config, Rollout, Service, ServiceStatus
+from offramp_core.control.snapshot import Decision, Event, Load, RecordStore, Snapshot, Worker
+from offramp_core.control.spec import parse_spec
+from offramp_core.plan import Plan
+from offramp_core.protocol import ArmCounts, Observations, PlanDocument, RampInfo, RecordBlock, Refusal, WorkerState
+from offramp_core.records import ExitCosts, Records
+from offramp_core.sketch import bucket_index
+from offramp_core.tuning import tune
+
+RAMPS = ("r00-grid", "r01-grid", "r02-grid")
+COSTS = {"segment_seconds": [[0.002, 0.002, 0.002, 0.004]], "ramp_seconds": [[0.0001, 0.0001, 0.0001]], "batch_size": [1]}
+BACKBONE, RAMP_SET = "sha256:" + "b" * 64, "sha256:" + "a" * 64
+
+
+def pool(n: int, *, seed: int, confusion: float = 0.0) -> Records:
+    """Scores of inputs with a latent difficulty; ``confusion`` makes ramps confidently wrong (drifted inputs)."""
+    rng = np.random.default_rng(seed)
+    difficulty = rng.beta(1.2, 2.0, size=(n, 1)) * 1.2
+    depth = np.array([[0.25, 0.5, 0.75]])
+    margin = (depth - difficulty) * 6 + rng.normal(0, 0.7, size=(n, 3))
+    agrees = rng.random((n, 3)) < 1 / (1 + np.exp(-(2.0 * margin + 3.5)))
+    agrees &= rng.random((n, 3)) >= confusion
+    uncertainty = np.round(1 / (1 + np.exp(margin + rng.normal(0, 0.4, size=(n, 3)))), 6).astype(np.float32)
+    costs = ExitCosts(np.array(COSTS["segment_seconds"][0], float), np.array(COSTS["ramp_seconds"][0], float))
+    return Records(uncertainty, agrees, np.ones(n, bool), costs, time=np.zeros(n))
+
+
+@dataclass
+class SimWorker:
+    """One worker process: counters per (epoch, arm), a record ring, and the rules of the data plane."""
+
+    name: str
+    seed: int
+    ready: bool = True
+    restarts: int = 0
+    slowdown: float = 1.0  # of canary batches
+    failing: float = 0.0  # share of canary batches that fail
+    document: PlanDocument | None = None
+    refused: Refusal | None = None
+    breaker_open: bool = False
+    counts: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
+    rows: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.boot = f"{self.name}-boot0"
+
+    def restart(self) -> None:
+        self.restarts += 1
+        self.boot = f"{self.name}-boot{self.restarts}"
+        self.counts, self.document, self.refused, self.breaker_open = {}, None, None, False
+
+    def configure(self, document: PlanDocument) -> None:
+        if self.document is not None and document.epoch <= self.document.epoch:
+            return
+        for arm in filter(None, (document.stable, document.canary)):
+            unknown = [r["id"] for r in arm.plan["ramps"] if r["id"] not in RAMPS]
+            if unknown:
+                self.refused = Refusal(document.epoch, "UnknownRamp", f"{unknown[0]} is not in the bundle")
+                return
+        self.document, self.refused = document, None
+
+    def serve(self, records: Records, requests: int, now: float) -> list[tuple[int, float]]:
+        """Answer requests in batches of 1 to 4; returns the audited rows with their times."""
+        audited: list[tuple[int, float]] = []
+        while requests > 0:
+            size = min(int(self.rng.integers(1, 5)), requests)
+            requests -= size
+            audited += self._batch(records, size, now)
+        return audited
+
+    def _batch(self, records: Records, size: int, now: float) -> list[tuple[int, float]]:
+        doc = self.document
+        canary = doc is not None and doc.canary is not None and self.rng.random() < doc.weight_percent / 100
+        arm, name = (doc.canary if canary else doc.stable, "canary" if canary else "stable") if doc is not None else (None, "stable")
+        plan = Plan.from_mapping(arm.plan) if arm is not None else Plan(BACKBONE, RAMP_SET)
+        rows = self.rng.integers(len(records), size=size)
+        exit_at = exits(records, plan, rows)
+        c = self.counts.setdefault((doc.epoch if doc else 0, name), {"hash": plan.content_hash, "exits": {}, "exec": {}, "lat": {}})
+        drawn = self.rng.random(size) < (arm.audit_rate if arm is not None else 0.0)
+        wrong = np.array([e >= 0 and not records.agrees[r, e] for r, e in zip(rows, exit_at, strict=True)])
+        seconds = float(self.rng.lognormal(-5.0, 0.2)) * (0.8 + 0.2 * size) * (self.slowdown if canary else 1.0)
+        add(c, requests=size, drawn=int(drawn.sum()), audited=int(drawn.sum()), disagreements=int((drawn & wrong).sum()), batches=1)
+        limit = doc.slow_seconds.get(str(size)) if doc is not None else None
+        add(c, judged=int(limit is not None), slow=int(limit is not None and seconds > limit), failed=int(canary and self.rng.random() < self.failing))
+        sized = c["exec"].setdefault(str(size), {})
+        key = str(bucket_index(seconds))
+        sized[key] = sized.get(key, 0) + 1
+        c["lat"][key] = c["lat"].get(key, 0) + size
+        for e in exit_at[exit_at >= 0]:
+            c["exits"][RAMPS[e]] = c["exits"].get(RAMPS[e], 0) + 1
+        return [(int(r), now) for r, d in zip(rows, drawn, strict=True) if d]
+
+    def view(self, *, silent: bool = False) -> Worker:
+        state = WorkerState(
+            uid=self.name, boot_id=self.boot, service_uid="uid", model="sim", ready=True, backbone_digest=BACKBONE, ramp_set_digest=RAMP_SET,
+            ramps=tuple(RampInfo(r, i, 0.25 * (i + 1), "grid-mlp") for i, r in enumerate(RAMPS)), costs=COSTS,
+            epoch=self.document.epoch if self.document else 0, refused=self.refused, breaker_open=self.breaker_open,
+            stable_hash=Plan.from_mapping(self.document.stable.plan).content_hash if self.document else "",
+            canary_hash=Plan.from_mapping(self.document.canary.plan).content_hash if self.document and self.document.canary else "",
+        )  # fmt: skip
+        counts = tuple(
+            ArmCounts(
+                epoch, arm, c["hash"], c["requests"], c["exits"], c["drawn"], c["audited"], c["disagreements"], c["batches"],
+                c["judged"], c["slow"], c["failed"], 0.0, c["exec"], c["lat"],
+            )  # fmt: skip
+            for (epoch, arm), c in self.counts.items()
+        )
+        seen = Observations(self.name, self.boot, 0.0, counts, RecordBlock(0, 0, RAMP_SET))
+        return Worker(self.name, self.name, self.ready, restarts=self.restarts, state=None if silent else state, observations=None if silent else seen)
+
+
+def add(counter: dict[str, Any], **amounts: int) -> None:
+    for name, amount in amounts.items():
+        counter[name] = counter.get(name, 0) + amount
+
+
+def exits(records: Records, plan: Plan, rows: np.ndarray) -> np.ndarray:
+    """Index of the ramp each row leaves at, -1 for none."""
+    out = np.full(len(rows), -1)
+    for ramp in reversed(plan.ramps):
+        j = RAMPS.index(ramp.id)
+        out[records.uncertainty[rows, j] < np.float32(float(ramp.threshold))] = j
+    return out
+
+
+MANIFEST: dict[str, Any] = {
+    "model": {"uri": "file:///model"},
+    "objective": {"latency": {"threshold": "100ms"}, "accuracy": {"maxDisagreement": "0.02"}},
+    "rollout": {"steps": [{"weight": 20}, {"weight": 50}], "cooldown": "10m"},
+    "replicas": 2,
+}
+
+
+@dataclass
+class Fleet:
+    """A service with its stored objects and workers, driven pass by pass as a shell would."""
+
+    records: Records
+    manifest: dict[str, Any] = field(default_factory=lambda: dict(MANIFEST))
+    requests_per_second: int = 200
+    now: float = 1_000_000.0
+
+    def __post_init__(self) -> None:
+        spec = parse_spec(self.manifest)
+        self.service = Service("default", "sim", "uid", 1, spec)
+        self.workers = [SimWorker(f"w{i}", i) for i in range(spec.replicas)]
+        self.configs: dict[str, Config] = {}
+        self.rollouts: dict[str, Rollout] = {}
+        self.published: PlanDocument | None = None
+        self.labels: list[tuple[int, float, Records]] = []
+        self.outcome: Any = None
+        self.events: list[Event] = []
+        self.conditions_seen: list[dict[str, str]] = []
+        self.writes = 0
+        self.deliver = True
+
+    def edit(self, **changes: Any) -> None:
+        """The user applies a changed manifest."""
+        self.manifest = {**self.manifest, **changes}
+        self.service = replace(self.service, generation=self.service.generation + 1, spec=parse_spec(self.manifest))
+
+    def drift(self, records: Records) -> None:
+        self.records = records
+
+    def step(self, seconds: float = 1.0) -> Decision:
+        """One second of traffic, then one pass."""
+        self.now += seconds
+        for worker in self.workers:
+            share = int(self.requests_per_second * seconds / len(self.workers))
+            self.labels += [(row, at, self.records) for row, at in worker.serve(self.records, share, self.now + 1e-6 * len(self.labels))]
+        return self.reconcile()
+
+    def snapshot(self) -> Snapshot:
+        outcome, self.outcome = self.outcome, None
+        return Snapshot(
+            self.service, dict(self.configs), tuple(self.rollouts.values()), tuple(w.view() for w in self.workers), self.published, self._store(),
+            Load(self.requests_per_second, 0.2), outcome,
+        )  # fmt: skip
+
+    def reconcile(self) -> Decision:
+        decision = decide(self.snapshot(), self.now)
+        self.act(decision)
+        return decision
+
+    def act(self, decision: Decision) -> None:
+        for new in decision.new_configs:
+            self.configs.setdefault(new.name, Config(new.name, new.plan, new.status, self.now))
+        for name, config_status in decision.config_statuses.items():
+            self.configs[name] = replace(self.configs[name], status=config_status)
+        if decision.new_rollout is not None:
+            r = decision.new_rollout
+            self.rollouts[r.name] = Rollout(r.name, r.from_config, r.to_config, r.cause, r.generation, created_at=self.now)
+        for name, rollout_status in decision.rollout_statuses.items():
+            self.rollouts[name] = replace(self.rollouts[name], status=rollout_status)
+        self.writes += decision.status != self.service.status
+        self.service = replace(self.service, status=decision.status)
+        for name in decision.delete_configs:
+            del self.configs[name]
+        for name in decision.delete_rollouts:
+            del self.rollouts[name]
+        if decision.publish is not None:
+            assert decision.publish.epoch == (self.published.epoch if self.published else 0) + 1
+            self.published = decision.publish
+        if self.published is not None and self.deliver:
+            for worker in self.workers:
+                worker.configure(self.published)
+        store = self._store()
+        if decision.tune is not None and store is not None:
+            self.outcome = tune(store.records, decision.tune)
+        self.events += decision.events
+        self.conditions_seen.append({c.type: c.status for c in decision.status.conditions})
+
+    def run(self, until: Any, *, limit: int = 400) -> None:
+        """Step until ``until(self)`` holds; says what it last saw when it never does."""
+        for _ in range(limit):
+            self.step()
+            if until(self):
+                return
+        raise AssertionError(f"not within {limit} s; status {self.service.status}; rollouts {[r.status for r in self.rollouts.values()]}")
+
+    def _store(self) -> RecordStore | None:
+        if not self.labels:
+            return None
+        parts = [r.take(np.array([i])) for i, _, r in self.labels[-6000:]]
+        times = np.array([t for _, t, _ in self.labels[-6000:]])
+        records = Records(
+            np.concatenate([p.uncertainty for p in parts]), np.concatenate([p.agrees for p in parts]),
+            np.concatenate([p.final_agrees for p in parts]), self.records.costs, time=times,
+        )  # fmt: skip
+        return RecordStore(records, RAMPS, BACKBONE, RAMP_SET)
+
+    @property
+    def stable(self) -> Plan:
+        return self.configs[self.service.status.stable_config].plan
+
+    @property
+    def status(self) -> ServiceStatus:
+        return self.service.status
+
+    def verdicts(self) -> list[str]:
+        return [r.status.verdict for r in self.rollouts.values()]
+
+
+__all__ = ["BACKBONE", "RAMPS", "RAMP_SET", "Fleet", "SimWorker", "pool"]
