@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> int:
     stale = differing()
     if arguments:
         for name in stale:
-            print(f"{COPY.relative_to(SOURCE.parent)}/{name} differs from crds/{name}; run crds/sync.py", file=sys.stderr)
+            print(
+                f"{COPY.relative_to(SOURCE.parent)}/{name} differs from crds/{name}; run crds/sync.py", file=sys.stderr
+            )
         return 1 if stale else 0
     for name in stale:
         copy(name)

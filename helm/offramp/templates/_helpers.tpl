@@ -53,6 +53,10 @@ no rule has a wildcard. Verbs in alphabetical order, so that a missing or a doub
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [create, delete, get, list, patch, watch]
+# A pod belongs to a Deployment through a ReplicaSet; ownership is followed by reference, never by label.
+- apiGroups: [apps]
+  resources: [replicasets]
+  verbs: [get, list, watch]
 - apiGroups: [""]
   resources: [configmaps, services]
   verbs: [create, delete, get, list, patch, watch]

@@ -1,0 +1,185 @@
+"""Every rule of EarlyExitService, on a real API server: one manifest it takes, one it refuses, and the sentence it says."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
+
+
+class Rule(NamedTuple):
+    """A value at ``path`` that is taken, one that is refused, and part of the sentence; ``...`` stands for absence."""
+
+    path: str
+    good: Any
+    bad: Any
+    sentence: str
+
+
+ABSENT = ...
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+PIN = {"ramps": [{"id": "r04-grid", "threshold": "0.25"}]}
+SEVEN_RAMPS = [{"id": f"r0{i}-grid", "threshold": "0.1"} for i in range(7)]
+
+RULES: list[Rule] = [
+    Rule("metadata.name", "a" * 40, "a" * 41, "metadata.name must have at most 40 characters"),
+    Rule("metadata.name", "resnet-56", "56-resnet", "metadata.name must start with a letter"),
+    Rule("spec.model", {"uri": "file:///bundles/digits"}, ABSENT, "spec.model: Required value"),
+    Rule("spec.model.uri", "oci://offramp/digits@" + DIGEST, ABSENT, "spec.model.uri: Required value"),
+    Rule("spec.model.uri", "oci://offramp/digits:1", "s3://bucket/digits", "uri must be oci://IMAGE or file://PATH"),
+    Rule("spec.model.uri", "file:///b", "oci://", "uri must be oci://IMAGE or file://PATH"),
+    Rule("spec.model.uri", "file:///b", "oci://two words", "without spaces"),
+    Rule("spec.model.uri", "oci://" + "a" * 1018, "oci://" + "a" * 1019, "Too long: may not be more than 1024"),
+    Rule("spec.model.digest", DIGEST, "sha256:short", "digest must be sha256: followed by 64 lower-case hexadecimal digits"),
+    Rule("spec.model.digest", DIGEST, DIGEST.upper(), "digest must be sha256: followed by 64 lower-case hexadecimal digits"),
+    Rule("spec.model.checksum", ABSENT, "x", 'unknown field "spec.model.checksum"'),
+    Rule("spec.objective", {"latency": {"threshold": "1s"}, "accuracy": {"maxDisagreement": "0.01"}}, ABSENT, "spec.objective: Required value"),
+    Rule("spec.objective.latency", {"threshold": "1s"}, ABSENT, "spec.objective.latency: Required value"),
+    Rule("spec.objective.latency.threshold", "1.5s", ABSENT, "spec.objective.latency.threshold: Required value"),
+    Rule("spec.objective.latency.threshold", "900us", "40", "threshold must be a number above 0 with the unit us, ms or s"),
+    Rule("spec.objective.latency.threshold", "1ms", "0ms", "threshold must be a number above 0 with the unit us, ms or s"),
+    Rule("spec.objective.latency.threshold", "1s", "1m", "threshold must be a number above 0 with the unit us, ms or s"),
+    Rule("spec.objective.latency.threshold", "1s", "-1s", "threshold must be a number above 0 with the unit us, ms or s"),
+    Rule("spec.objective.latency.threshold", "1s", 40, "must be of type string"),
+    Rule("spec.objective.latency.percentile", 50, 49, "should be greater than or equal to 50"),
+    Rule("spec.objective.latency.percentile", 99, 100, "should be less than or equal to 99"),
+    Rule("spec.objective.accuracy", {"maxDisagreement": "0.01"}, ABSENT, "spec.objective.accuracy: Required value"),
+    Rule("spec.objective.accuracy.maxDisagreement", "0.5", ABSENT, "spec.objective.accuracy.maxDisagreement: Required value"),
+    Rule("spec.objective.accuracy.maxDisagreement", "0.000001", "0.0", "maxDisagreement must be a quoted decimal above 0 and at most 0.5"),
+    Rule("spec.objective.accuracy.maxDisagreement", "0.5", "0.500001", "maxDisagreement must be a quoted decimal above 0 and at most 0.5"),
+    Rule("spec.objective.accuracy.maxDisagreement", "0.01", "1%", "maxDisagreement must be a quoted decimal above 0 and at most 0.5"),
+    Rule("spec.objective.accuracy.maxDisagreement", "0.01", "0.0000001", "with at most 6 decimals"),
+    Rule("spec.objective.accuracy.maxDisagreement", "0.01", 0.01, "must be of type string"),
+    Rule("spec.objective.accuracy.confidence", "0.999", "0.5", "confidence must be a quoted decimal above 0.5 and below 1"),
+    Rule("spec.objective.accuracy.confidence", "0.500001", "1.0", "confidence must be a quoted decimal above 0.5 and below 1"),
+    Rule("spec.objective.accuracy.output", "Top1", "Top5", 'Unsupported value: "Top5"'),
+    Rule("spec.ramps.mode", "Recommend", "Sometimes", 'Unsupported value: "Sometimes"'),
+    Rule("spec.ramps", {"mode": "Pinned", "pin": PIN}, {"mode": "Pinned"}, "ramps.mode Pinned needs ramps.pin"),
+    Rule("spec.ramps", {"mode": "Pinned", "pin": PIN}, {"mode": "Auto", "pin": PIN}, "ramps.pin needs ramps.mode Pinned"),
+    Rule("spec.ramps", {"mode": "Disabled"}, {"pin": PIN}, "ramps.pin needs ramps.mode Pinned"),
+    Rule("spec.ramps.maxOverhead", "0.000001", "0", "maxOverhead must be a quoted decimal above 0 and at most 1"),
+    Rule("spec.ramps.maxOverhead", "1", "1.1", "maxOverhead must be a quoted decimal above 0 and at most 1"),
+    Rule("spec.ramps.maxActive", 1, 0, "should be greater than or equal to 1"),
+    Rule("spec.ramps.maxActive", 6, 7, "should be less than or equal to 6"),
+    Rule("spec.execution", "ResultsOnly", "Fast", 'Unsupported value: "Fast"'),
+    Rule("spec.rollout.promotion", "Manual", "Later", 'Unsupported value: "Later"'),
+    Rule("spec.rollout.onInconclusive", "Hold", "Promote", 'Unsupported value: "Promote"'),
+    Rule("spec.rollout.confidence", "0.999", "0.4", "confidence must be a quoted decimal above 0.5 and below 1"),
+    Rule("spec.rollout.stepDeadline", "90s", "0s", "stepDeadline must be a number above 0"),
+    Rule("spec.rollout.stepDeadline", "1.5h", "1h30m", "stepDeadline must be a number above 0 with the unit"),
+    Rule("spec.rollout.cooldown", "0s", "tomorrow", "cooldown must be a number with the unit us, ms, s, m or h"),
+    Rule("spec.rollout.steps", [{"weight": 1}, {"weight": 100}], [{"weight": 5}, {"weight": 5}], "weights of rollout.steps must rise from step to step"),
+    Rule("spec.rollout.steps", [{"weight": 50}], [{"weight": 25}, {"weight": 5}], "weights of rollout.steps must rise from step to step"),
+    Rule("spec.rollout.steps", [{"weight": w + 1} for w in range(12)], [{"weight": w + 1} for w in range(13)], "must have at most 12 items"),
+    Rule("spec.rollout.steps", [{"weight": 100}], [], "should have at least 1 items"),
+    Rule("spec.rollout.steps", [{"weight": 1}], [{"weight": 0}], "should be greater than or equal to 1"),
+    Rule("spec.rollout.steps", [{"weight": 100}], [{"weight": 101}], "should be less than or equal to 100"),
+    Rule("spec.rollout.steps", [{"weight": 5, "pause": "10m"}], [{"pause": "10m"}], "steps[0].weight: Required value"),
+    Rule("spec.rollout.steps", [{"weight": 5, "pause": "1s"}], [{"weight": 5, "pause": "0s"}], "pause must be a number above 0"),
+    Rule("spec.replicas", 0, -1, "should be greater than or equal to 0"),
+    Rule("spec.replicas", 1000, 1001, "should be less than or equal to 1000"),
+    Rule("spec.suspend", True, "yes", "must be of type boolean"),
+    Rule("spec.autoscaling", ABSENT, {"maxReplicas": 3}, 'unknown field "spec.autoscaling"'),
+    Rule("spec.worker.image", "offramp/worker:1", "", "should be at least 1 chars long"),
+    Rule("spec.worker.imagePullPolicy", "Never", "Maybe", 'Unsupported value: "Maybe"'),
+    Rule("spec.worker.imagePullSecrets", [{"name": "registry"}], [{"name": "Registry!"}], "name must be the name of a Secret"),
+    Rule("spec.worker.resources", {"limits": {"cpu": 2, "memory": "4Gi"}}, {"limits": {"memory": "4 GB"}}, "every resource must be a quantity that is not negative"),
+    Rule("spec.worker.resources", {"requests": {"cpu": "500m"}}, {"requests": {"cpu": "-1"}}, "every resource must be a quantity that is not negative"),
+    Rule("spec.worker.resources", {"requests": {"cpu": "1"}, "limits": {"cpu": "1000m"}}, {"requests": {"cpu": 3}, "limits": {"cpu": "2"}}, "requests must not exceed limits"),
+    Rule("spec.worker.nodeSelector", {"kubernetes.io/arch": "amd64"}, {"arch": "a m d"}, "every entry of nodeSelector must be a label"),
+    Rule("spec.worker.tolerations", [{"key": "gpu", "value": "yes"}], [{"key": "gpu", "operator": "Exists", "value": "yes"}], "operator Exists must not have a value"),
+    Rule("spec.worker.tolerations", [{"operator": "Exists"}], [{"effect": "NoSchedule"}], "a toleration without a key must have operator Exists"),
+    Rule("spec.worker.tolerations", [{"key": "gpu", "effect": "NoExecute", "tolerationSeconds": 5}], [{"key": "gpu", "tolerationSeconds": 5}], "tolerationSeconds needs effect NoExecute"),
+    Rule("spec.worker.tolerations", [{"key": "gpu", "effect": "NoSchedule"}], [{"key": "gpu", "effect": "Never"}], 'Unsupported value: "Never"'),
+    Rule("spec.worker.affinity", {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}, {"nodes": {}}, 'unknown field "spec.worker.affinity.nodes"'),
+    Rule("spec.worker.topologySpreadConstraints", [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "minDomains": 2}], [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "minDomains": 2}], "minDomains needs whenUnsatisfiable DoNotSchedule"),
+    Rule("spec.worker.topologySpreadConstraints", [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}], [{"maxSkew": 0, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}], "should be greater than or equal to 1"),
+    Rule("spec.worker.priorityClassName", "high", "High", "must be the name of an object"),
+    Rule("spec.worker.runtimeClassName", "nvidia", "nv idia", "must be the name of an object"),
+    Rule("spec.worker.schedulerName", "volcano", "_", "must be the name of an object"),
+    Rule("spec.worker.env", [{"name": "LOG_LEVEL", "value": "debug"}], [{"name": "LOG-LEVEL", "value": "debug"}], "must contain only letters, digits and '_'"),
+    Rule("spec.worker.env", [{"name": "NOT_OFFRAMP_PORT", "value": "1"}], [{"name": "OFFRAMP_PORT", "value": "1"}], "names that start with OFFRAMP_ are set by the operator"),
+    Rule("spec.worker.env", [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}], [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}], "Duplicate value"),
+    Rule("spec.worker.env", [{"name": "A", "value": ""}], [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}], 'unknown field "spec.worker.env[0].valueFrom"'),
+    Rule("spec.worker.labels", {"team": "vision"}, {"team": "two words"}, "every entry of labels must be a label"),
+    Rule("spec.worker.labels", {"kueue.x-k8s.io/queue-name": "gpu"}, {"app.kubernetes.io/name": "mine"}, "are set by the operator"),
+    Rule("spec.worker.labels", {"example.dev/a": "b"}, {"earlyexit.dev/service": "other"}, "are set by the operator"),
+    Rule("spec.worker.annotations", {"example.com/note": "two words"}, {"not a key": "x"}, "every key of annotations must be a qualified name"),
+    Rule("spec.worker.annotations", {"sidecar.example.com/inject": "false"}, {"earlyexit.dev/x": "y"}, "annotations of earlyexit.dev/ are set by the operator"),
+    Rule("spec.worker.annotations", {"a": "b"}, {"container.apparmor.security.beta.kubernetes.io/worker": "unconfined"}, "change the pod's confinement are not allowed"),
+    Rule("spec.worker.serviceAccountName", ABSENT, "admin", 'unknown field "spec.worker.serviceAccountName"'),
+    Rule("spec.worker.securityContext", ABSENT, {"privileged": True}, 'unknown field "spec.worker.securityContext"'),
+    Rule("spec.worker.volumes", ABSENT, [{"hostPath": {"path": "/"}}], 'unknown field "spec.worker.volumes'),
+]  # fmt: skip
+
+PIN_RULES: list[Rule] = [
+    Rule("spec.ramps.pin.rampSetDigest", DIGEST, "sha256:1", "rampSetDigest must be sha256: followed by 64"),
+    Rule("spec.ramps.pin.ramps", PIN["ramps"], [], "should have at least 1 items"),
+    Rule("spec.ramps.pin.ramps", SEVEN_RAMPS[:6], SEVEN_RAMPS, "must have at most 6 items"),
+    Rule("spec.ramps.pin.ramps", SEVEN_RAMPS[:2], [SEVEN_RAMPS[0], SEVEN_RAMPS[0]], "Duplicate value"),
+    Rule("spec.ramps.pin.ramps.0.id", "r11-linear", "R04 Grid", "id must be a ramp id such as r04-grid"),
+    Rule("spec.ramps.pin.ramps.0.id", "r04-grid", ABSENT, "id: Required value"),
+    Rule("spec.ramps.pin.ramps.0.threshold", "0", "-0.1", "threshold must be a quoted decimal from 0 to 1 with at most 6 decimals"),
+    Rule("spec.ramps.pin.ramps.0.threshold", "1.0", "1.1", "threshold must be a quoted decimal from 0 to 1 with at most 6 decimals"),
+    Rule("spec.ramps.pin.ramps.0.threshold", "0.123456", "0.1234567", "threshold"),
+    Rule("spec.ramps.pin.ramps.0.threshold", "0.25", ABSENT, "threshold: Required value"),
+    Rule("spec.ramps.pin.ramps.0.threshold", "0.25", 0.25, "must be of type string"),
+]  # fmt: skip
+
+
+def _ids(rules: list[Rule]) -> list[str]:
+    return [f"{rule.path}={str(rule.bad)[:40]}" for rule in rules]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=_ids(RULES))
+def test_a_rule_takes_the_right_and_refuses_the_wrong(api: Any, manifests: Any, rule: Rule) -> None:
+    _check(api, manifests, manifests.service(), rule)
+
+
+@pytest.mark.parametrize("rule", PIN_RULES, ids=_ids(PIN_RULES))
+def test_a_rule_of_pins_takes_the_right_and_refuses_the_wrong(api: Any, manifests: Any, rule: Rule) -> None:
+    _check(api, manifests, manifests.service(ramps={"mode": "Pinned", "pin": PIN}), rule)
+
+
+def _check(api: Any, manifests: Any, base: dict[str, Any], rule: Rule) -> None:
+    answer = api.create(base if rule.good is ... else manifests.changed(base, rule.path, rule.good))
+    assert answer.status_code == 201, answer.json()["message"]
+    answer = api.create(manifests.changed(base, rule.path, rule.bad))
+    assert answer.status_code in (400, 422), answer.text
+    assert rule.sentence in answer.json()["message"]
+
+
+def test_every_default_comes_from_the_schema(api: Any, manifests: Any) -> None:
+    spec = api.create(manifests.service()).json()["spec"]
+    assert spec == {
+        "model": {"uri": "oci://offramp/digits:1"},
+        "objective": {
+            "latency": {"percentile": 95, "threshold": "40ms"},
+            "accuracy": {"maxDisagreement": "0.02", "confidence": "0.95", "output": "Top1"},
+        },
+        "ramps": {"mode": "Auto", "maxOverhead": "0.05", "maxActive": 3},
+        "execution": "Auto",
+        "rollout": {
+            "promotion": "Automatic",
+            "onInconclusive": "Abort",
+            "confidence": "0.99",
+            "stepDeadline": "1h",
+            "cooldown": "1h",
+            "steps": [{"weight": 5}, {"weight": 25}, {"weight": 50}],
+        },
+        "replicas": 1,
+        "suspend": False,
+    }
+
+
+def test_a_service_may_set_everything_at_once(api: Any, manifests: Any) -> None:
+    everything = manifests.service(ramps={"mode": "Pinned", "pin": PIN})
+    for rule in [*RULES, *PIN_RULES]:
+        if rule.good is not ABSENT and rule.path not in ("spec.ramps", "spec.ramps.mode", "spec.model"):
+            everything = manifests.changed(everything, rule.path, rule.good)
+    answer = api.create(everything)
+    assert answer.status_code == 201, answer.json()["message"]
+    sent, stored = everything["spec"], answer.json()["spec"]
+    assert {key: stored["worker"][key] for key in sent["worker"]} == sent["worker"]

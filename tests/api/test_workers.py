@@ -1,0 +1,111 @@
+"""What a service may say about its workers is what a Deployment takes: nothing slips through one door to be stopped at the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from offramp_core.control.objects import Service
+from offramp_core.control.spec import parse_spec
+from offramp_operator.kube.manifests import (
+    WorkerSettings,
+    deployment,
+    disruption_budget,
+    network_service,
+    plan_config_map,
+)
+from offramp_operator.shell.platform import WorkerIdentity
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
+
+WORKERS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "resources": {"resources": {"requests": {"cpu": 1, "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": 1}}},
+    "scheduling": {
+        "nodeSelector": {"kubernetes.io/arch": "amd64"},
+        "tolerations": [
+            {"operator": "Exists"},
+            {"key": "gpu", "value": "yes", "effect": "NoSchedule"},
+            {"key": "gpu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30},
+        ],
+        "affinity": {
+            "podAntiAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}}}
+                ]
+            }
+        },
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "minDomains": 2, "nodeTaintsPolicy": "Honor"}
+        ],
+        "schedulerName": "volcano",
+    },
+    "identity": {
+        "image": "registry.example/worker:1",
+        "imagePullPolicy": "Always",
+        "imagePullSecrets": [{"name": "registry"}],
+        "env": [{"name": "OMP_PROC_BIND", "value": "true"}],
+        "labels": {"team": "vision", "kueue.x-k8s.io/queue-name": "gpu"},
+        "annotations": {"example.com/note": "two words"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("worker", WORKERS.values(), ids=WORKERS.keys())
+def test_a_worker_template_that_a_service_takes_makes_a_deployment(
+    api: Any, manifests: Any, worker: dict[str, Any]
+) -> None:
+    answer = api.create(manifests.service(worker=worker))
+    assert answer.status_code == 201, answer.json()["message"]
+    spec = parse_spec(answer.json()["spec"])
+    service = Service("default", "digits", "0d0d0d0d-0000-0000-0000-000000000000", 1, spec)
+    identity, settings = WorkerIdentity("key", "token"), WorkerSettings("offramp/worker:1")
+    for child in (
+        deployment(service, identity, settings),
+        network_service(service),
+        disruption_budget(service),
+        plan_config_map(service, document="{}", epoch=1),
+    ):
+        taken = api.create(child)
+        assert taken.status_code == 201, taken.json()["message"]
+
+
+def test_a_workers_pod_is_admitted_where_only_restricted_pods_are(api: Any, manifests: Any) -> None:
+    name = "restricted-workers"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}, keep=True)
+    service = Service(
+        name, "digits", "0d0d0d0d-0000-0000-0000-000000000000", 1, parse_spec(manifests.service()["spec"])
+    )
+    template = deployment(service, WorkerIdentity("key", "token"), WorkerSettings("offramp/worker:1"))["spec"][
+        "template"
+    ]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "worker", "namespace": name},
+        "spec": template["spec"],
+    }
+    answer = api.create(pod)
+    assert answer.status_code == 201, answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec.objective.latency.threshold", "1.5s"),
+        ("spec.objective.accuracy.maxDisagreement", "0.000001"),
+        ("spec.ramps", {"mode": "Pinned", "pin": {"ramps": [{"id": "r04-grid", "threshold": "1.0"}]}}),
+        ("spec.rollout.stepDeadline", "1.5h"),
+        ("spec.rollout.cooldown", "0s"),
+        ("spec.rollout.steps", [{"weight": 1, "pause": "500ms"}, {"weight": 100}]),
+        ("spec.ramps.maxOverhead", "1"),
+        ("spec.replicas", 0),
+    ],
+    ids=str,
+)
+def test_what_the_api_server_takes_the_operator_can_read(api: Any, manifests: Any, path: str, value: Any) -> None:
+    answer = api.create(manifests.changed(manifests.service(), path, value))
+    assert answer.status_code == 201, answer.json()["message"]
+    parse_spec(answer.json()["spec"])

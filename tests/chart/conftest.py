@@ -1,0 +1,60 @@
+"""Render the chart with the real Helm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm" / "offramp"
+
+
+@dataclass(frozen=True)
+class Helm:
+    """A client of the Helm binary."""
+
+    path: str
+
+    def template(
+        self, *, namespace: str = "offramp-system", release: str = "offramp", **values: Any
+    ) -> list[dict[str, Any]]:
+        """The objects the chart renders to; ``values`` are keyed like ``signingKey={"existingSecret": "x"}``."""
+        answer = self.try_template(values, namespace=namespace, release=release)
+        assert answer.returncode == 0, answer.stderr
+        return [document for document in yaml.safe_load_all(answer.stdout) if document]
+
+    def try_template(
+        self, values: dict[str, Any], *, namespace: str = "offramp-system", release: str = "offramp"
+    ) -> subprocess.CompletedProcess[str]:
+        # JSON is YAML, so the values need no second writer.
+        command = [
+            self.path,
+            "template",
+            release,
+            str(CHART),
+            "--namespace",
+            namespace,
+            "--kube-version",
+            "1.34.0",
+            "--values",
+            "-",
+        ]
+        return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="session")
+def helm() -> Helm:
+    answer = subprocess.run([ROOT / "cluster" / "build", "helm"], check=False, capture_output=True, text=True)
+    if answer.returncode != 0:
+        message = f"cluster/build failed: {answer.stderr[-2000:]}"
+        if os.environ.get("CI", "").lower() in ("1", "true"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return Helm(f"{answer.stdout.strip()}/helm")

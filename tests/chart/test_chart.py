@@ -1,0 +1,343 @@
+"""The chart: what it renders, what it refuses, and that nothing generated from it is stale."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm" / "offramp"
+KINDS = ["earlyexitservices.earlyexit.dev", "rampconfigs.earlyexit.dev", "ramprollouts.earlyexit.dev"]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "one namespace": {"scope": {"kind": "namespaces", "namespaces": ["team-a"]}},
+    "two namespaces": {"scope": {"kind": "namespaces", "namespaces": ["team-a", "team-b"]}},
+    "no CRDs": {"crds": {"enabled": False}},
+    "own key": {"signingKey": {"existingSecret": "my-key"}},
+    "single replica": {"replicas": 1},
+    "no budget": {"podDisruptionBudget": {"enabled": False}},
+    "everything set": {
+        "image": {"repository": "registry.example/operator", "tag": "1.2.3", "pullPolicy": "Always"},
+        "workerImage": {"repository": "registry.example/worker", "tag": "4.5.6"},
+        "imagePullSecrets": [{"name": "registry"}],
+        "serviceAccount": {"name": "brain", "annotations": {"example.com/role": "x"}},
+        "podLabels": {"team": "ml"},
+        "podAnnotations": {"example.com/note": "y"},
+        "priorityClassName": "high",
+        "nodeSelector": {"kubernetes.io/arch": "amd64"},
+        "tolerations": [{"key": "infra", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+        "resources": {"limits": {"cpu": 1}},
+    },
+}
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [item for item in objects if item["kind"] == kind]
+
+
+def only(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (found,) = of_kind(objects, kind)
+    return found
+
+
+def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = only(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def environment(objects: list[dict[str, Any]]) -> dict[str, str]:
+    return {entry["name"]: entry.get("value", "") for entry in container(objects)["env"]}
+
+
+# --- generated files -------------------------------------------------------------------------------
+
+
+def test_the_charts_copy_of_the_crds_is_in_step() -> None:
+    answer = subprocess.run(
+        [sys.executable, ROOT / "crds" / "sync.py", "--check"], check=False, capture_output=True, text=True
+    )
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_the_drift_check_sees_a_changed_a_missing_and_a_leftover_copy(tmp_path: Path) -> None:
+    crds, copy = tmp_path / "crds", tmp_path / "helm" / "offramp" / "files" / "crds"
+    crds.mkdir()
+    copy.mkdir(parents=True)
+    script = crds / "sync.py"
+    script.write_bytes((ROOT / "crds" / "sync.py").read_bytes())
+    (crds / "a.yaml").write_text("a: 1")
+    (crds / "b.yaml").write_text("b: 1")
+    (copy / "a.yaml").write_text("a: 2")
+    (copy / "c.yaml").write_text("c: 1")
+    stale = subprocess.run([sys.executable, script, "--check"], check=False, capture_output=True, text=True)
+    assert stale.returncode == 1
+    assert [name for name in ("a.yaml", "b.yaml", "c.yaml") if name in stale.stderr] == ["a.yaml", "b.yaml", "c.yaml"]
+    subprocess.run([sys.executable, script], check=True)
+    assert subprocess.run([sys.executable, script, "--check"], check=False).returncode == 0
+
+
+def test_readme_and_install_manifest_are_in_step(helm: Any) -> None:
+    command = [sys.executable, ROOT / "helm" / "docs.py", "--check", "--helm", helm.path]
+    answer = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_a_value_without_a_comment_is_found() -> None:
+    specification = importlib.util.spec_from_file_location("chart_docs", ROOT / "helm" / "docs.py")
+    assert specification and specification.loader
+    docs = importlib.util.module_from_spec(specification)
+    sys.modules["chart_docs"] = docs
+    specification.loader.exec_module(docs)
+    found = docs.documented_values(
+        "a:\n  # -- First, over\n  # two lines.\n  b: 1\n  # not this one\n# -- Second.\nc: [1]\n"
+    )
+    assert [(item.path, item.default, item.text) for item in found] == [
+        ("a.b", "1", "First, over two lines."),
+        ("c", "[1]", "Second."),
+    ]
+    with pytest.raises(ValueError, match=r"a\.b has no comment"):
+        docs.documented_values("a:\n  b: 1\n# -- Second.\nc: 2\n")
+
+
+def test_the_install_manifest_carries_no_key_and_no_word_of_helm() -> None:
+    text = (ROOT / "manifests" / "install.yaml").read_text()
+    objects = list(yaml.safe_load_all(text))
+    assert not of_kind(objects, "Secret")
+    assert "helm.sh" not in text
+    assert "managed-by" not in text
+
+
+def test_the_first_sample_has_ten_lines_and_every_sample_is_one_service() -> None:
+    samples = {path.name: path.read_text() for path in (ROOT / "manifests" / "samples").glob("*.yaml")}
+    assert len(samples["digits.yaml"].splitlines()) == 10
+    for name, text in samples.items():
+        (manifest,) = list(yaml.safe_load_all(text))
+        assert manifest["kind"] == "EarlyExitService", name
+
+
+# --- rendering -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_every_variant_renders_objects_with_the_fixed_labels(helm: Any, values: dict[str, Any]) -> None:
+    objects = helm.template(**values)
+    names = [(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]) for item in objects]
+    assert len(set(names)) == len(names), "two objects of the same name"
+    for item in objects:
+        assert item["metadata"]["labels"]["app.kubernetes.io/name"] == "offramp"
+    selector = only(objects, "Deployment")["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_the_crds_are_those_of_the_source_and_are_kept(helm: Any) -> None:
+    rendered = of_kind(helm.template(), "CustomResourceDefinition")
+    assert sorted(crd["metadata"]["name"] for crd in rendered) == KINDS
+    sources = {
+        crd["metadata"]["name"]: crd
+        for crd in map(yaml.safe_load, (p.read_text() for p in (ROOT / "crds").glob("*.yaml")))
+    }
+    for crd in rendered:
+        assert crd["spec"] == sources[crd["metadata"]["name"]]["spec"]
+        assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+def test_crds_can_be_left_to_uninstall_or_out(helm: Any) -> None:
+    for crd in of_kind(helm.template(crds={"enabled": True, "keep": False}), "CustomResourceDefinition"):
+        assert "annotations" not in crd["metadata"]
+    assert not of_kind(helm.template(crds={"enabled": False}), "CustomResourceDefinition")
+
+
+def test_a_namespaced_operator_has_no_cluster_role(helm: Any) -> None:
+    objects = helm.template(scope={"kind": "namespaces", "namespaces": ["team-a", "team-b"]})
+    assert not of_kind(objects, "ClusterRole")
+    assert not of_kind(objects, "ClusterRoleBinding")
+    assert {role["metadata"]["namespace"] for role in of_kind(objects, "Role")} == {
+        "team-a",
+        "team-b",
+        "offramp-system",
+    }
+    assert environment(objects)["OFFRAMP_NAMESPACES"] == "team-a,team-b"
+    assert environment(helm.template())["OFFRAMP_NAMESPACES"] == ""
+
+
+@pytest.mark.parametrize("values", [VARIANTS["defaults"], VARIANTS["two namespaces"]], ids=["cluster", "namespaces"])
+def test_no_rule_has_a_wildcard_reads_secrets_or_writes_a_service(helm: Any, values: dict[str, Any]) -> None:
+    objects = helm.template(**values)
+    rules = [rule for role in of_kind(objects, "ClusterRole") + of_kind(objects, "Role") for rule in role["rules"]]
+    assert rules
+    for rule in rules:
+        for words in rule.values():
+            assert not any("*" in word for word in words), rule
+        assert "secrets" not in rule["resources"]
+        assert not any(resource.startswith("pods/") for resource in rule["resources"])
+        if "earlyexitservices" in rule["resources"]:
+            assert set(rule["verbs"]) == {"get", "list", "watch"}
+        if "earlyexitservices/status" in rule["resources"]:
+            assert set(rule["verbs"]) == {"get", "patch"}
+    kinds = [word for rule in rules for word in rule["resources"]]
+    assert "roles" not in kinds
+    assert "clusterroles" not in kinds
+
+
+def test_every_binding_names_the_operators_account(helm: Any) -> None:
+    objects = helm.template(serviceAccount={"name": "brain"})
+    assert only(objects, "ServiceAccount")["metadata"]["name"] == "brain"
+    assert only(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "brain"
+    for binding in of_kind(objects, "ClusterRoleBinding") + of_kind(objects, "RoleBinding"):
+        (subject,) = binding["subjects"]
+        assert (subject["name"], subject["namespace"]) == ("brain", "offramp-system")
+
+
+def test_the_lease_it_may_write_is_the_lease_it_is_told(helm: Any) -> None:
+    objects = helm.template(release="canary")
+    (role,) = of_kind(objects, "Role")
+    named = [rule for rule in role["rules"] if "resourceNames" in rule]
+    assert [rule["resourceNames"] for rule in named] == [[environment(objects)["OFFRAMP_LEASE_NAME"]]]
+    assert environment(objects)["OFFRAMP_LEASE_NAMESPACE"] == role["metadata"]["namespace"] == "offramp-system"
+
+
+def test_the_operator_is_told_everything_it_needs(helm: Any) -> None:
+    objects = helm.template(workerImage={"repository": "registry.example/worker", "tag": "4.5.6"})
+    assert environment(objects) == {
+        "OFFRAMP_NAMESPACES": "",
+        "OFFRAMP_LEASE_NAMESPACE": "offramp-system",
+        "OFFRAMP_LEASE_NAME": "offramp-leader",
+        "OFFRAMP_SIGNING_KEY_FILE": "/var/run/offramp/signing-key",
+        "OFFRAMP_WORKER_IMAGE": "registry.example/worker:4.5.6",
+        "POD_NAME": "",
+    }
+    assert container(objects)["command"] == ["offramp-operator"]
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    assert container(objects)["image"] == f"offramp/operator:{version}"
+
+
+def test_the_signing_key_is_32_bytes_where_the_operator_looks(helm: Any) -> None:
+    objects = helm.template()
+    secret = only(objects, "Secret")
+    assert len(base64.b64decode(secret["data"]["signing-key"])) == 32
+    pod = only(objects, "Deployment")["spec"]["template"]["spec"]
+    (volume,) = [volume for volume in pod["volumes"] if "secret" in volume]
+    assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+    (mount,) = [mount for mount in container(objects)["volumeMounts"] if mount["name"] == volume["name"]]
+    assert mount["readOnly"] is True
+    (item,) = volume["secret"]["items"]
+    assert f"{mount['mountPath']}/{item['path']}" == environment(objects)["OFFRAMP_SIGNING_KEY_FILE"]
+
+
+def test_an_existing_key_is_mounted_and_none_is_made(helm: Any) -> None:
+    objects = helm.template(signingKey={"existingSecret": "my-key"})
+    assert not of_kind(objects, "Secret")
+    volumes = only(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    assert [volume["secret"]["secretName"] for volume in volumes if "secret" in volume] == ["my-key"]
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_the_operator_runs_restricted_with_a_read_only_root(helm: Any, values: dict[str, Any]) -> None:
+    objects = helm.template(**values)
+    pod = only(objects, "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container(objects)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+
+
+def test_probes_and_metrics_share_the_one_port(helm: Any) -> None:
+    operator = container(helm.template())
+    assert [port["containerPort"] for port in operator["ports"]] == [8080]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert operator[probe]["httpGet"] == {"path": "/healthz", "port": operator["ports"][0]["name"]}
+
+
+def test_a_budget_exists_only_where_a_drain_can_respect_it(helm: Any) -> None:
+    assert only(helm.template(), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    assert not of_kind(helm.template(replicas=1), "PodDisruptionBudget")
+    assert not of_kind(helm.template(podDisruptionBudget={"enabled": False}), "PodDisruptionBudget")
+
+
+def test_a_long_release_name_makes_valid_names(helm: Any) -> None:
+    for item in helm.template(release="r" * 53):
+        assert len(item["metadata"]["name"]) <= 63
+
+
+# --- values ----------------------------------------------------------------------------------------
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"replica": 3}, "replica"),
+    ({"replicas": "two"}, "replicas"),
+    ({"replicas": -1}, "replicas"),
+    ({"crds": {"enable": True}}, "enable"),
+    ({"crds": {"keep": "yes"}}, "keep"),
+    ({"scope": {"kind": "galaxy"}}, "kind"),
+    ({"scope": {"kind": "namespaces", "namespaces": []}}, "namespaces"),
+    ({"scope": {"kind": "cluster", "namespaces": ["team-a"]}}, "namespaces"),
+    ({"scope": {"kind": "namespaces", "namespaces": ["Team_A"]}}, "namespaces"),
+    ({"image": {"tag": "not a tag"}}, "tag"),
+    ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+    ({"workerImage": {"digest": "x"}}, "digest"),
+    ({"imagePullSecrets": ["registry"]}, "imagePullSecrets"),
+    ({"signingKey": {"existingSecret": "Not Valid"}}, "existingSecret"),
+    ({"signingKey": {"value": "secret"}}, "value"),
+    ({"serviceAccount": {"annotations": {"a": 1}}}, "annotations"),
+    ({"podDisruptionBudget": {"enabled": 1}}, "enabled"),
+    ({"resources": {"claims": []}}, "claims"),
+    ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "podLabels"),
+    ({"tolerations": [{"operator": "Maybe"}]}, "operator"),
+    ({"affinity": {"nodes": {}}}, "nodes"),
+    ({"topologySpreadConstraints": [{"maxSkew": 1}]}, "topologySpreadConstraints"),
+]
+
+
+@pytest.mark.parametrize(
+    ("values", "field"), WRONG, ids=lambda item: item if isinstance(item, str) else json.dumps(item)
+)
+def test_a_wrong_value_is_refused_by_name(helm: Any, values: dict[str, Any], field: str) -> None:
+    answer = helm.try_template(values)
+    assert answer.returncode != 0
+    assert field in answer.stderr
+    assert "values don't meet the specifications of the schema" in answer.stderr
+
+
+def test_every_value_is_in_the_schema_and_every_schema_entry_is_a_value() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def compare(value: dict[str, Any], described: dict[str, Any], where: str) -> None:
+        if "properties" not in described or where in (".resources", ".affinity"):
+            return
+        assert described["additionalProperties"] is False, where
+        assert set(value) == set(described["properties"]) - {"global"}, where
+        for name, item in value.items():
+            if isinstance(item, dict):
+                compare(item, described["properties"][name], f"{where}.{name}")
+
+    compare(values, schema, "")
+
+
+def test_every_value_is_used_by_a_template() -> None:
+    templates = "".join(path.read_text() for path in (CHART / "templates").iterdir())
+
+    def used(values: dict[str, Any], path: str) -> None:
+        for name, value in values.items():
+            whole = f"{path}.{name}"
+            if f"Values{whole}" in templates and not (isinstance(value, dict) and value and whole != ".resources"):
+                continue
+            assert isinstance(value, dict) and value, f"no template uses Values{whole}"
+            used(value, whole)
+
+    used(yaml.safe_load((CHART / "values.yaml").read_text()), "")
