@@ -1,0 +1,160 @@
+"""What a threshold vector does on recorded traffic.
+
+An input leaves at the first active ramp where ``float32(uncertainty) < float32(threshold)``. Threshold 0 lets
+nothing leave. Disagreement is counted over all requests: an input that leaves counts the ramp's answer, one
+that stays counts the served executor's final answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise
+
+import numpy as np
+
+from offramp_core.errors import InvalidArgumentError
+from offramp_core.plan import Plan
+from offramp_core.records import IndexArray, Records
+
+Threshold = Decimal | float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A threshold vector on ``n`` records.
+
+    Attributes
+    ----------
+    active : tuple of int
+        Ramp indices in network order; all per-ramp tuples below follow it.
+    thresholds : tuple of float
+    n, disagreements : int
+        Requests, and those answered differently from the reference.
+    mean_seconds : float
+        Per request, ramps paid for.
+    saving : float
+        Share of the backbone's time saved against no ramps; negative when the ramps cost more than they save.
+    exits : tuple of int
+        Requests that left at each active ramp.
+    utility_seconds : tuple of float
+        Per request: seconds saved by inputs that leave at the ramp (the backbone behind it, less the ramp itself), minus
+        seconds the ramp costs the inputs that pass it. They add up to the seconds the whole vector saves.
+    """
+
+    active: tuple[int, ...]
+    thresholds: tuple[float, ...]
+    n: int
+    disagreements: int
+    mean_seconds: float
+    saving: float
+    exits: tuple[int, ...]
+    utility_seconds: tuple[float, ...]
+
+    @property
+    def disagreement(self) -> float:
+        """Share of all requests answered differently from the reference."""
+        return self.disagreements / self.n
+
+    @property
+    def exit_shares(self) -> tuple[float, ...]:
+        """Share of all requests that left at each active ramp."""
+        return tuple(count / self.n for count in self.exits)
+
+
+def evaluate(records: Records, active: Sequence[int], thresholds: Sequence[Threshold]) -> Evaluation:
+    """Replay a threshold vector.
+
+    Without active ramps exits are off: the exact executor answers, so nothing is saved and nothing disagrees.
+
+    Parameters
+    ----------
+    records : Records
+    active : sequence of int
+        Strictly increasing ramp indices.
+    thresholds : sequence of Decimal or float
+        One in [0, 1] per active ramp.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Empty records, ramps out of order or unknown, or thresholds that do not match.
+    """
+    n = len(records)
+    if n == 0:
+        raise InvalidArgumentError("records are empty; a plan needs at least one record to be evaluated on")
+    ramps = check_active(records, active)
+    left = leave_position(records, ramps, thresholds)
+    if not ramps:
+        return Evaluation((), (), n, 0, records.costs.total_seconds, 0.0, (), ())
+    rows = np.arange(n)
+    stays = left == len(ramps)
+    ramp_agrees = records.agrees[rows, np.asarray(ramps, dtype=np.intp)[np.where(stays, 0, left)]]
+    disagreements = int(n - np.where(stays, records.final_agrees, ramp_agrees).sum())
+    counts = np.bincount(left, minlength=len(ramps) + 1)
+    mean_seconds = float(counts @ records.costs.leave_seconds(ramps)) / n
+    return Evaluation(
+        active=ramps,
+        thresholds=tuple(float(t) for t in thresholds),
+        n=n,
+        disagreements=disagreements,
+        mean_seconds=mean_seconds,
+        saving=1.0 - mean_seconds / records.costs.total_seconds,
+        exits=tuple(int(c) for c in counts[:-1]),
+        utility_seconds=_utilities(records, ramps, counts.tolist()),
+    )
+
+
+def evaluate_plan(records: Records, plan: Plan, ramp_ids: Sequence[str]) -> Evaluation:
+    """Replay a plan; ``ramp_ids`` names the columns of the records.
+
+    A plan whose thresholds are all 0 is exits off and evaluated as such.
+    """
+    active, thresholds = plan_columns(plan, ramp_ids)
+    return evaluate(records, active, thresholds)
+
+
+def plan_columns(plan: Plan, ramp_ids: Sequence[str]) -> tuple[tuple[int, ...], tuple[Decimal, ...]]:
+    """Columns of a plan's ramps, in network order, and their thresholds; nothing for exits off."""
+    if plan.exits_off:
+        return (), ()
+    index = {name: i for i, name in enumerate(ramp_ids)}
+    unknown = [ramp.id for ramp in plan.ramps if ramp.id not in index]
+    if unknown:
+        raise InvalidArgumentError(f"ramp {unknown[0]!r} was not recorded; the records hold {list(ramp_ids)}")
+    pairs = sorted((index[ramp.id], ramp.threshold) for ramp in plan.ramps)
+    return tuple(i for i, _ in pairs), tuple(t for _, t in pairs)
+
+
+def leave_position(records: Records, active: Sequence[int], thresholds: Sequence[Threshold]) -> IndexArray:
+    """Position in ``active`` where each input leaves, ``len(active)`` where it stays: (n,)."""
+    if len(thresholds) != len(active):
+        raise InvalidArgumentError(f"{len(thresholds)} thresholds for {len(active)} active ramps; give one for each")
+    values = np.array([float(t) for t in thresholds], dtype=np.float64)
+    if not np.all((values >= 0) & (values <= 1)):
+        raise InvalidArgumentError(f"thresholds are {values.tolist()}; each must lie in [0, 1]")
+    left = np.full(len(records), len(active), dtype=np.intp)
+    limits = values.astype(np.float32)
+    for j in range(len(active) - 1, -1, -1):  # backwards, so that the earliest ramp has the last word
+        left[records.uncertainty[:, active[j]] < limits[j]] = j
+    return left
+
+
+def check_active(records: Records, active: Sequence[int]) -> tuple[int, ...]:
+    """Ramp indices as a tuple, or an error that says what is wrong with them."""
+    ramps = tuple(int(i) for i in active)
+    if any(not 0 <= i < records.n_ramps for i in ramps) or any(b <= a for a, b in pairwise(ramps)):
+        raise InvalidArgumentError(
+            f"active ramps are {list(ramps)}; give strictly increasing indices from 0 to {records.n_ramps - 1}"
+        )
+    return ramps
+
+
+def _utilities(records: Records, ramps: tuple[int, ...], counts: list[int]) -> tuple[float, ...]:
+    behind = records.costs.total_seconds - np.cumsum(records.costs.segment_seconds)
+    out, reach = [], sum(counts)
+    for j, ramp in enumerate(ramps):
+        out.append(float(counts[j] * behind[ramp] - reach * records.costs.ramp_seconds[ramp]) / sum(counts))
+        reach -= counts[j]
+    return tuple(out)

@@ -1,0 +1,1 @@
+"""Exact search: thresholds for given ramps, and which ramps to use at all."""

@@ -1,0 +1,230 @@
+"""Branch and bound over ramps and over how the error budget is split between them.
+
+A node fixes the first ramps of a plan (all but the last two, which `pairs` solves at once) and, for one of
+them, a range of cuts [lo, hi]. Its bound removes everything the boldest cut of the range lets leave but charges
+only the errors of the most cautious: whatever plan the range holds, its leavers here are among those removed,
+what it leaves is no larger a problem, and its remaining budget no larger a budget. A range of one cut is exact.
+Nodes are taken in order of their bound, so stopping at any moment leaves a proven gap.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from offramp_core.records import BoolArray
+from offramp_core.search.pairs import Groups, PairChoice, choose_second, make_groups
+from offramp_core.search.queues import Queue, SearchSpace
+
+_LAST = -1  # as the end of a range: the boldest cut, whichever that is
+_Pairs = tuple[tuple[float, int, int], ...]  # (bound, ramp, ramp)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Ramps, their grid keys, and the seconds they save over all records against no ramps."""
+
+    gain: float
+    active: tuple[int, ...]
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What is left after cuts at the first ramps.
+
+    ``left`` inputs are gone and have gained ``gain`` seconds, ramps after these not yet counted; ``errors`` of the budget are spent.
+    """
+
+    alive: BoolArray
+    left: int = 0
+    gain: float = 0.0
+    errors: int = 0
+    keys: tuple[int, ...] = ()
+
+
+@dataclass(order=True, slots=True)
+class _Node:
+    negative_bound: float
+    number: int
+    prefix: tuple[int, ...] = field(compare=False)
+    fixed: tuple[int, ...] = field(compare=False)
+    lo: int = field(compare=False)
+    hi: int = field(compare=False)
+    pairs: _Pairs = field(compare=False)
+
+
+class BranchAndBound:
+    """The search for one error budget; create, feed it with :meth:`single` and :meth:`multi`, then :meth:`run`."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        *,
+        errors: int,
+        best: Choice | None,
+        node_limit: int,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self.space = space
+        self.errors = errors
+        self.best = best
+        self.nodes = 0
+        self.cut_short = False
+        self._node_limit = node_limit
+        self._should_stop = should_stop
+        self._heap: list[_Node] = []
+        self._numbers = count()
+        self._tolerance = 1e-12 * space.n * space.records.costs.total_seconds
+        self._everyone = np.ones(space.n, dtype=bool)
+
+    @property
+    def bound(self) -> float:
+        """No plan among those fed gains more than this many seconds."""
+        top = -self._heap[0].negative_bound if self._heap else -np.inf
+        return float(max(top, self.best_gain))
+
+    @property
+    def best_gain(self) -> float:
+        return self.best.gain if self.best is not None else -np.inf
+
+    def single(self, ramp: int) -> None:
+        """Solve a plan of one ramp."""
+        self.nodes += 1
+        queue = self.space.queue(ramp)
+        sizes, errors = queue.cuts(self.errors)
+        if self.space.final_wrong is not None:
+            wrong = np.concatenate(([0], np.cumsum(self.space.final_wrong[queue.rows])))[sizes]
+            fits = errors + int(self.space.final_wrong.sum()) - wrong <= self.errors
+            sizes = sizes[fits]
+        if len(sizes):
+            gain = float(sizes[-1] * self.space.behind[ramp] - self.space.n * self.space.ramp_seconds[ramp])
+            self._offer(gain, (ramp,), lambda: (self._key_after(queue, int(sizes[-1]), ramp),))
+
+    def multi(self, prefix: tuple[int, ...], pairs: Iterable[tuple[int, int]]) -> None:
+        """Add all plans of the ramps ``prefix`` plus one of ``pairs`` (each deeper than the prefix)."""
+        self._visit(prefix, (), 0, _LAST, tuple((np.inf, a, b) for a, b in pairs))
+
+    def run(self) -> None:
+        """Until nothing can beat the best plan, or a limit is reached."""
+        while self._heap and -self._heap[0].negative_bound > self.best_gain + self._tolerance:
+            if self.stopped():
+                return
+            node = heapq.heappop(self._heap)
+            if node.lo == node.hi:
+                self._visit(node.prefix, (*node.fixed, node.lo), 0, _LAST, node.pairs)
+                continue
+            middle = (node.lo + node.hi) // 2
+            for lo, hi in ((middle, middle), (node.lo, middle - 1), (middle + 1, node.hi)):
+                if lo <= hi:
+                    self._visit(node.prefix, node.fixed, lo, hi, node.pairs)
+        self._heap.clear()
+
+    def clear(self) -> None:
+        """Forget the nodes left over."""
+        self._heap.clear()
+
+    def stopped(self) -> bool:
+        """Whether a limit was reached; remembered."""
+        if not self.cut_short:
+            self.cut_short = self.nodes >= self._node_limit or (self._should_stop is not None and self._should_stop())
+        return self.cut_short
+
+    def _visit(self, prefix: tuple[int, ...], fixed: tuple[int, ...], lo: int, hi: int, pairs: _Pairs) -> None:
+        """Bound a node on every pair that can still win; exact ones are offered, others queued."""
+        view, hi, exact = self._descend(prefix, fixed, lo, hi)
+        queues: dict[int, Queue] = {}
+        groups: Groups | None = None
+        groups_of = -1
+        kept: list[tuple[float, int, int]] = []
+        for parent_bound, a, b in pairs:
+            if parent_bound <= self.best_gain + self._tolerance:
+                continue
+            for ramp in (a, b):
+                if ramp not in queues:
+                    queues[ramp] = self._queue(view, ramp)
+            if groups is None or groups_of != a:
+                groups = make_groups(queues[a], self.errors - view.errors, view.alive, self.space.final_wrong)
+                groups_of = a
+            self.nodes += 1
+            bound = self._pair(view, (*prefix, a, b), groups, queues[b], exact=exact)
+            if bound > self.best_gain + self._tolerance:
+                kept.append((min(bound, parent_bound), a, b))
+        if kept and not exact:
+            top = max(bound for bound, _, _ in kept)
+            heapq.heappush(self._heap, _Node(-top, next(self._numbers), prefix, fixed, lo, hi, tuple(kept)))
+
+    def _descend(self, prefix: tuple[int, ...], fixed: tuple[int, ...], lo: int, hi: int) -> tuple[_View, int, bool]:
+        """Take the node's cuts; the view, the range's end as a number, and whether the node is a single plan prefix."""
+        view = _View(self._everyone)
+        for level, ramp in enumerate(prefix):
+            queue = self._queue(view, ramp)
+            sizes, errors = queue.cuts(self.errors - view.errors)
+            last = len(sizes) - 1
+            if level < len(fixed):
+                cut, charged = fixed[level], fixed[level]
+            elif level == len(fixed):
+                hi = last if hi == _LAST else hi
+                cut, charged = hi, lo
+            else:
+                cut, charged = last, 0
+            later = float(self.space.ramp_seconds[list(prefix[level + 1 :])].sum())
+            view = self._leave(view, queue, ramp, int(sizes[cut]), errors=int(errors[charged]), later_seconds=later)
+        return view, hi, not prefix or (len(fixed) == len(prefix) - 1 and lo == hi)
+
+    def _leave(self, view: _View, queue: Queue, ramp: int, size: int, *, errors: int, later_seconds: float) -> _View:
+        alive = view.alive.copy()
+        alive[queue.rows[:size]] = False
+        return _View(
+            alive,
+            view.left + size,
+            view.gain + size * (float(self.space.behind[ramp]) + later_seconds),
+            view.errors + errors,
+            (*view.keys, self._key_after(queue, size, ramp)),
+        )
+
+    def _queue(self, view: _View, ramp: int) -> Queue:
+        queue = self.space.queue(ramp)
+        return queue if view.left == 0 else queue.without(view.alive)
+
+    def _pair(self, view: _View, active: tuple[int, ...], groups: Groups, second: Queue, *, exact: bool) -> float:
+        """Most seconds saved with the last two of ``active`` after the view's cuts; offered as a plan where the view is exact."""
+        space, seconds = self.space, self.space.ramp_seconds
+        a, b = active[-2:]
+        choice = choose_second(groups, second, self.errors - view.errors, space.final_wrong)
+        paid = float(seconds[list(active)].sum())
+        base = view.gain + view.left * float(seconds[a] + seconds[b]) - space.n * paid
+        gains = base + groups.sizes * (space.behind[a] + seconds[b]) + choice.leaving * space.behind[b]
+        gains = np.where(choice.position >= 0, gains, -np.inf)
+        cut = int(gains.argmax())
+        gain = float(gains[cut])
+        if exact:
+            self._offer(
+                gain, active, lambda: (*view.keys, *self._pair_keys(groups, choice, second, cut=cut, ramps=(a, b)))
+            )
+        return gain
+
+    def _pair_keys(
+        self, groups: Groups, choice: PairChoice, second: Queue, *, cut: int, ramps: tuple[int, int]
+    ) -> tuple[int, int]:
+        a, b = ramps
+        first_rows = np.flatnonzero(groups.of_row <= cut)
+        rows = second.rows[: choice.position[cut]]
+        second_rows = rows[groups.of_row[rows] > cut]
+        keys = self.space.keys
+        return (
+            int(keys[first_rows, a].max()) if len(first_rows) else 0,
+            int(keys[second_rows[-1], b]) if len(second_rows) else 0,
+        )
+
+    def _key_after(self, queue: Queue, size: int, ramp: int) -> int:
+        """The lowest grid threshold that lets the first ``size`` of a queue leave: the cautious end of all that do."""
+        return int(self.space.keys[queue.rows[size - 1], ramp]) if size else 0
+
+    def _offer(self, gain: float, active: tuple[int, ...], keys: Callable[[], tuple[int, ...]]) -> None:
+        if gain > -np.inf and gain > self.best_gain + self._tolerance:
+            self.best = Choice(gain, active, keys())

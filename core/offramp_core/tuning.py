@@ -1,0 +1,323 @@
+"""One attempt to find and certify a better plan, from recorded traffic alone.
+
+The control plane calls :func:`tune` with a request and stores what comes back. A *test* is a look at held-out
+records for a certificate. Tests spend the service's error allowance and use their records up, whether they
+succeed or not, so one is run only when the older records say that a plan would pay and the newer ones are
+enough to certify it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+from offramp_core.certify import (
+    Certificate,
+    Certified,
+    NotCertified,
+    Subject,
+    allowance,
+    labels_for,
+    rank_path_certificate,
+)
+from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
+from offramp_core.evaluate import evaluate_plan
+from offramp_core.evidence.one_arm import check_rate
+from offramp_core.plan import Execution, Plan
+from offramp_core.records import Records
+from offramp_core.search.placement import best_plan
+
+SEARCH_SHARE = 0.25  # of the records, the oldest, find the plan (20-30 % certifies most, research of real scores)
+GAP_SHARE = 0.01  # between A and B, so that neighbours in time are not on both sides
+FEWEST_SEARCH_ROWS = 50
+MOST_SEARCH_ROWS = 20_000  # newest rows of A; more do not improve a plan, only the time to find it
+# A test is worth its allowance when a plan at this share of the budget passes with this power.
+TESTABLE_RATE = 0.25
+TEST_POWER = 0.9
+NODE_LIMIT = 200_000
+
+NoGainReason = Literal["NothingSaves", "NotBetter", "OverBudget"]
+
+
+@dataclass(frozen=True, slots=True)
+class TuningRequest:
+    """What to look for.
+
+    Attributes
+    ----------
+    max_disagreement : float
+        Accuracy budget over all requests, in (0, 1).
+    delta : float
+        Probability with which the promise may fail, over all tests ever run; 1 - confidence.
+    test_index : int
+        Number of the next test for this service, from 1.
+    max_overhead : float
+        Worst-case time all active ramps may add, as a share of the backbone's time.
+    max_ramps : int
+        At most so many active ramps.
+    ramp_ids : tuple of str
+        Names of the records' columns.
+    backbone_digest, ramp_set_digest : str
+    execution : {"Auto", "ResultsOnly", "ComputeSaving"}
+    current : Plan, optional
+        The plan in force (None: exits off); a proposal must save ``min_gain`` (share of the backbone's time) more on the same records.
+    consumed_through : float, optional
+        Time of the newest record that served in a test; records up to it may find a plan, never test one.
+    discard_before : float, optional
+        Records older than this are not used at all (the inputs have changed since).
+    """
+
+    max_disagreement: float
+    delta: float
+    test_index: int
+    ramp_ids: tuple[str, ...]
+    backbone_digest: str
+    ramp_set_digest: str
+    max_overhead: float = 0.05
+    max_ramps: int = 3
+    execution: Execution = "Auto"
+    current: Plan | None = None
+    min_gain: float = 0.0
+    consumed_through: float | None = None
+    discard_before: float | None = None
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.ramp_ids, self.backbone_digest, self.ramp_set_digest, self.execution)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What the plan did on the held-out records, as fractions; ``exit_shares`` by ramp id."""
+
+    saving: float
+    disagreement: float
+    exit_shares: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A certified plan that saves more than the one in force. One test was run."""
+
+    plan: Plan
+    certificate: Certificate
+    predicted: Predicted
+    records_through: float
+    n_a: int
+    n_b: int
+    tests_run: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsLabels:
+    """Too few records.
+
+    ``n`` usable labels now; ``needed`` is about how many there must be in all for the next attempt to be worth a test. ``tests_run`` is 1,
+    and ``records_through`` set, when a test was run and failed by little.
+    """
+
+    n: int
+    needed: int
+    tests_run: int = 0
+    records_through: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NoGain:
+    """Nothing to propose; stay with the plan in force (or with exits off).
+
+    ``best_saving`` is what the best plan found would save, as a fraction of the backbone's time.
+    """
+
+    reason: NoGainReason
+    best_saving: float
+    n: int
+    tests_run: int = 0
+    records_through: float | None = None
+
+
+TuningOutcome = Proposed | NeedsLabels | NoGain
+
+
+def tune(records: Records, request: TuningRequest, *, should_stop: Callable[[], bool] | None = None) -> TuningOutcome:
+    """Find a plan on the older records, certify it on the newer ones.
+
+    Parameters
+    ----------
+    records : Records
+        Equal-weight sample, in any order; ``records.time`` must be set when ``consumed_through`` or ``discard_before`` is.
+    request : TuningRequest
+    should_stop : callable, optional
+        Asked now and then during the search; True ends it with the best plan so far.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A field of the request lies outside its range, or the records do not fit it.
+    """
+    _check(records, request)
+    level = allowance(request.delta, request.test_index)
+    records, fresh = _usable(records, request)
+    n = len(records)
+    a_end, b_start = _split(n, fresh)
+    n_b = n - b_start
+    wanted = labels_for(
+        request.max_disagreement * TESTABLE_RATE, budget=request.max_disagreement, level=level, power=TEST_POWER
+    )
+    if wanted is None or n_b < wanted or a_end < FEWEST_SEARCH_ROWS:
+        return NeedsLabels(n, _total_needed(wanted or n_b, n=n, n_b=n_b))
+    a, b = records.take(slice(max(0, a_end - MOST_SEARCH_ROWS), a_end)), records.take(slice(b_start, None))
+    found = best_plan(
+        a,
+        max_disagreement=request.max_disagreement,
+        max_ramps=request.max_ramps,
+        max_overhead=request.max_overhead,
+        node_limit=NODE_LIMIT,
+        should_stop=should_stop,
+    ).plan
+    if found.saving <= 0:
+        return NoGain("NothingSaves", 0.0, n)
+    if found.saving < _current_saving(a, request) + request.min_gain:
+        return NoGain("NotBetter", found.saving, n)
+    result = rank_path_certificate(
+        a,
+        b,
+        active=found.active,
+        thresholds=found.thresholds,
+        subject=request.subject,
+        budget=request.max_disagreement,
+        delta=request.delta,
+        test_index=request.test_index,
+    )
+    through = float(b.time.max()) if b.time is not None else float(n)
+    if isinstance(result, NotCertified):
+        return _failed(result, n=n, n_b=n_b, best_saving=found.saving, through=through)
+    return _judge(result, request, a=a, b=b, through=through)
+
+
+def _judge(result: Certified, request: TuningRequest, *, a: Records, b: Records, through: float) -> Proposed | NoGain:
+    seen = result.on_test
+    if seen.saving < _current_saving(b, request) + request.min_gain or result.plan == request.current:
+        return NoGain("NotBetter", seen.saving, len(a) + len(b), 1, through)
+    shares = {request.ramp_ids[i]: share for i, share in zip(seen.active, seen.exit_shares, strict=True)}
+    predicted = Predicted(seen.saving, seen.disagreement, shares)
+    return Proposed(result.plan, result.certificate, predicted, through, len(a), len(b))
+
+
+def _failed(result: NotCertified, *, n: int, n_b: int, best_saving: float, through: float) -> NeedsLabels | NoGain:
+    """The test was run and nothing passed. Its records are used up, so the next one needs a fresh set."""
+    if result.reason == "NothingSaves":
+        return NoGain("NothingSaves", best_saving, n, 1, through)
+    if result.needed_more is None:
+        return NoGain("OverBudget", best_saving, n, 1, through)
+    return NeedsLabels(n, n + n_b + result.needed_more, 1, through)
+
+
+def _check(records: Records, request: TuningRequest) -> None:
+    check_rate("max_disagreement", request.max_disagreement)
+    if request.max_overhead < 0 or request.max_ramps < 0 or request.min_gain < 0:
+        raise InvalidArgumentError(
+            f"max_overhead={request.max_overhead}, max_ramps={request.max_ramps}, min_gain={request.min_gain}; none may be negative"
+        )
+    if len(request.ramp_ids) != records.n_ramps:
+        raise InvalidArgumentError(
+            f"{len(request.ramp_ids)} ramp_ids for records of {records.n_ramps} ramps; name every column"
+        )
+    if records.time is None and (request.consumed_through is not None or request.discard_before is not None):
+        raise InvalidRecordsError("time is missing; without it used records cannot be told from fresh ones")
+
+
+def _usable(records: Records, request: TuningRequest) -> tuple[Records, int]:
+    """Records in time order, and the first row that may test."""
+    if records.time is None:
+        return records, 0
+    records = records.take(np.argsort(records.time, kind="stable"))
+    times = records.time
+    assert times is not None
+    start = 0 if request.discard_before is None else int(np.searchsorted(times, request.discard_before, side="left"))
+    fresh = (
+        0 if request.consumed_through is None else int(np.searchsorted(times, request.consumed_through, side="right"))
+    )
+    return records.take(slice(start, None)), max(0, fresh - start)
+
+
+def _split(n: int, fresh: int) -> tuple[int, int]:
+    """End of A and start of B. A has the oldest share; where used records already fill it, every fresh one tests."""
+    gap = round(GAP_SHARE * n)
+    a_end = max(0, max(round(SEARCH_SHARE * n), fresh) - gap)
+    return a_end, min(n, a_end + gap)
+
+
+def _total_needed(wanted: int, *, n: int, n_b: int) -> int:
+    """Labels in all, so that B has ``wanted``; each further label adds to B what A and the gap leave of it."""
+    short = max(1, wanted - n_b)
+    return max(n + round(short / (1 - SEARCH_SHARE)), round(FEWEST_SEARCH_ROWS / (SEARCH_SHARE - GAP_SHARE)))
+
+
+def _current_saving(records: Records, request: TuningRequest) -> float:
+    if request.current is None:
+        return 0.0
+    return evaluate_plan(records, request.current, request.ramp_ids).saving
+
+
+# --- pins ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PinCheck:
+    """A user's own thresholds against recorded traffic.
+
+    ``refused`` when ``p_value`` = P(Bin(n, budget) >= k) is at most alpha: clearly over budget. Not refused is no proof of the contrary.
+    """
+
+    n: int
+    k: int
+    p_value: float
+    saving: float
+    refused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """Too few records to say: ``n`` there are, about ``needed`` would do."""
+
+    n: int
+    needed: int
+
+
+def check_pin(
+    records: Records, plan: Plan, ramp_ids: Sequence[str], *, budget: float, alpha: float = 0.05
+) -> PinCheck | Undecided:
+    """Would these thresholds have broken the budget on what was recorded?
+
+    Even few records may refuse a reckless plan. They are too few to let one through while a plan at three times the budget would be
+    refused less often than not in five.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The plan names a ramp that was not recorded, or a rate is outside (0, 1).
+    """
+    check_rate("budget", budget)
+    check_rate("alpha", alpha)
+    needed = _refusable(budget, alpha)
+    if len(records) == 0:
+        return Undecided(0, needed)
+    seen = evaluate_plan(records, plan, ramp_ids)
+    p = float(stats.binom.sf(seen.disagreements - 1, seen.n, budget))
+    if p > alpha and seen.n < needed:
+        return Undecided(seen.n, needed)
+    return PinCheck(seen.n, seen.disagreements, p, seen.saving, refused=p <= alpha)
+
+
+def _refusable(budget: float, alpha: float, *, factor: float = 3.0, power: float = 0.8) -> int:
+    """Records with which a plan at ``factor`` times the budget is refused with ``power``."""
+    harmful = min(factor * budget, (1 + budget) / 2)
+    n = 1
+    while stats.binom.sf(stats.binom.isf(alpha, n, budget), n, harmful) < power:
+        n = n + max(1, n // 20)
+    return n
