@@ -1,0 +1,236 @@
+"""The Kubernetes API as few typed calls on plain dictionaries.
+
+Only ``DynamicClient`` is used, on resources declared in :mod:`kinds` instead of discovered ones: discovery would
+read and write a cache file and has no time limit. The client library is synchronous, so calls run in a small
+thread pool; each has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+import urllib3
+from kubernetes import client as kubernetes_client
+from kubernetes import config as kubernetes_config
+from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic import DynamicClient
+from kubernetes.dynamic.resource import Resource
+
+from offramp_core.errors import OfframpError, UnavailableError
+from offramp_operator.kube.kinds import FIELD_MANAGER, Kind, Object, name_of, namespace_of
+from offramp_operator.shell.platform import ConflictError
+
+CONNECT_SECONDS = 5.0
+READ_SECONDS = 15.0
+LIST_PAGE = 500
+# Without it the API server silently drops what its schema does not know: evidence would be lost, not refused.
+_STRICT = ("fieldValidation", "Strict")
+
+T = TypeVar("T")
+
+
+class ApiError(OfframpError):
+    """The API server refused a request for good: repeating it unchanged will not help."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+class GoneError(ApiError):
+    """The object does not exist (any more)."""
+
+
+class InvalidObjectError(ApiError):
+    """The API server calls the object invalid (422, or a malformed 400)."""
+
+
+class ApiUnavailableError(UnavailableError):
+    """The API server did not answer or asked to come back later, after ``retry_after_seconds`` where it said so."""
+
+    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class KubeClient:
+    """Calls of the API server, each with a deadline.
+
+    Parameters
+    ----------
+    api : kubernetes ApiClient
+        Credentials and address; see :func:`load_api_client`.
+    threads : int
+        Calls that may be under way at once.
+    may_write : callable
+        Asked right before every write is sent. False means that this process may no longer act (it lost the
+        leadership), and the write is refused here.
+
+    Raises
+    ------
+    ConflictError
+        Somebody else wrote first, or the object exists already (409).
+    ApiUnavailableError
+        429, 5xx, timeouts, no connection.
+    GoneError, InvalidObjectError, ApiError
+        404; 422; any other refusal.
+    """
+
+    def __init__(
+        self, api: kubernetes_client.ApiClient, *, threads: int = 4, may_write: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._dynamic = DynamicClient(api, discoverer=_NoDiscovery)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kube")
+        self._may_write = may_write
+        self._resources: dict[Kind, Resource] = {}
+
+    def close(self) -> None:
+        """Let calls under way end; take no new ones."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object as the API server has it now, or None."""
+        try:
+            return cast(Object, await self._call("get", kind, name=name, namespace=namespace))
+        except GoneError:
+            return None
+
+    async def list(self, kind: Kind, namespace: str | None = None) -> tuple[list[Object], int]:
+        """All objects that the kind's selector admits, and the resource version at which the list was true."""
+        items: list[Object] = []
+        token: str | None = None
+        while True:
+            page = await self._call("get", kind, namespace=namespace, label_selector=kind.selector or None,
+                                    limit=LIST_PAGE, _continue=token)  # fmt: skip
+            items += [{"apiVersion": kind.api_version, "kind": kind.name, **item} for item in page.get("items") or ()]
+            token = page["metadata"].get("continue")
+            if not token:
+                return items, int(page["metadata"]["resourceVersion"])
+
+    async def apply(self, kind: Kind, body: Object, *, subresource: str | None = None, force: bool = True) -> Object:
+        """Server-side apply of everything this operator owns in the object.
+
+        A ``metadata.resourceVersion`` in the body makes it a compare-and-swap. An apply that changes nothing writes nothing.
+        """
+        return await self._write("server_side_apply", kind, body=body, name=name_of(body), namespace=namespace_of(body),
+                                 subresource=subresource, field_manager=FIELD_MANAGER, force_conflicts=force,
+                                 query_params=[_STRICT])  # fmt: skip
+
+    async def create(self, kind: Kind, body: Object) -> Object:
+        """Create; ConflictError if it exists."""
+        return await self._write("create", kind, body=body, namespace=namespace_of(body), field_manager=FIELD_MANAGER,
+                                 query_params=[_STRICT])  # fmt: skip
+
+    async def replace(self, kind: Kind, body: Object) -> Object:
+        """Replace the object, only if it still has the body's resource version."""
+        return await self._write("replace", kind, body=body, name=name_of(body), namespace=namespace_of(body),
+                                 field_manager=FIELD_MANAGER)  # fmt: skip
+
+    async def delete(self, kind: Kind, obj: Object) -> None:
+        """Delete exactly this object, not a newer one of the same name; already gone is fine."""
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": obj["metadata"]["uid"]},
+            "propagationPolicy": "Background",
+        }
+        try:
+            await self._write("delete", kind, body=options, name=name_of(obj), namespace=namespace_of(obj))
+        except GoneError:
+            return
+
+    async def _write(self, verb: str, kind: Kind, *, subresource: str | None = None, **arguments: Any) -> Object:
+        return cast(Object, await self._call(verb, kind, subresource=subresource, write=True, **arguments))
+
+    async def _call(
+        self, verb: str, kind: Kind, *, subresource: str | None = None, write: bool = False, **arguments: Any
+    ) -> Any:
+        resource = self._resource(kind)
+        target = resource.subresources[subresource] if subresource else resource
+
+        def call() -> Any:
+            if write and not self._may_write():
+                raise ApiUnavailableError("this process does not hold the leadership (any more); nothing was written")
+            response = getattr(target, verb)(
+                serialize=False, _request_timeout=(CONNECT_SECONDS, READ_SECONDS), **arguments
+            )
+            return json.loads(response.data)
+
+        what = f"{verb} {kind.plural}{'/' + subresource if subresource else ''} {arguments.get('name') or ''}".rstrip()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: _translated(call, what))
+
+    def _resource(self, kind: Kind) -> Resource:
+        if kind not in self._resources:
+            status = {"status": {"kind": kind.name, "name": f"{kind.plural}/status", "namespaced": True}}
+            self._resources[kind] = Resource(
+                prefix="apis" if kind.group else "api", group=kind.group, api_version=kind.version, kind=kind.name,
+                name=kind.plural, namespaced=True, client=self._dynamic, subresources=status,
+            )  # fmt: skip
+        return self._resources[kind]
+
+
+class _NoDiscovery:
+    """Stands where ``DynamicClient`` wants a discoverer; every resource is declared."""
+
+    def __init__(self, client: DynamicClient, cache_file: str | None) -> None:
+        del client, cache_file
+
+
+def load_api_client() -> kubernetes_client.ApiClient:
+    """Credentials of the pod, else of the kubeconfig (``KUBECONFIG`` or the home folder's)."""
+    configuration = kubernetes_client.Configuration()
+    try:
+        kubernetes_config.load_incluster_config(client_configuration=configuration)
+    except kubernetes_config.ConfigException:
+        kubernetes_config.load_kube_config(client_configuration=configuration)
+    # Retries are the work queue's, which knows about backoff and leadership.
+    configuration.retries = False
+    return kubernetes_client.ApiClient(configuration)
+
+
+def _translated(call: Callable[[], T], what: str) -> T:
+    try:
+        return call()
+    except ApiException as error:
+        raise _error(error, what) from error
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise ApiUnavailableError(f"{what}: the API server did not answer: {error!r}") from error
+    except json.JSONDecodeError as error:
+        raise ApiUnavailableError(f"{what}: the API server's answer was cut short") from error
+
+
+def _error(error: ApiException, what: str) -> Exception:
+    status = int(error.status or 0)
+    reason, message = _reason_and_message(error)
+    message = f"{what}: {message}"
+    if status == 409:
+        return ConflictError(message)
+    if status == 404:
+        return GoneError(status, reason, message)
+    if status == 422 or (status == 400 and reason == "Invalid"):
+        return InvalidObjectError(status, reason, message)
+    if status in (0, 408, 429) or status >= 500:
+        return ApiUnavailableError(f"{message} ({status} {reason})", _retry_after(error.headers or {}))
+    return ApiError(status, reason, message)
+
+
+def _reason_and_message(error: ApiException) -> tuple[str, str]:
+    """From the ``Status`` object in the body, where there is one."""
+    body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
+    try:
+        value = json.loads(body)
+        return str(value.get("reason") or error.reason), str(value.get("message") or error.reason)
+    except (ValueError, AttributeError):
+        return str(error.reason), body[:200] or str(error.reason)
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    text = next((value for name, value in headers.items() if name.lower() == "retry-after"), None)
+    return float(text) if text is not None and text.isdigit() else None

@@ -1,0 +1,78 @@
+"""The kinds of object the operator reads and writes, and the names it gives its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+GROUP = "earlyexit.dev"
+VERSION = "v1alpha1"
+GROUP_VERSION = f"{GROUP}/{VERSION}"
+FIELD_MANAGER = "offramp-operator"
+
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+MANAGED_BY = "offramp"
+SERVICE_LABEL = f"{GROUP}/service"
+MANAGED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
+TEMPLATE_ANNOTATION = f"{GROUP}/template"
+
+Object = dict[str, Any]
+"""A Kubernetes object as plain JSON values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind. ``selector`` is the label selector with which it is watched and listed."""
+
+    group: str
+    version: str
+    name: str
+    plural: str
+    selector: str = ""
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def __str__(self) -> str:
+        return self.plural
+
+
+SERVICE = Kind(GROUP, VERSION, "EarlyExitService", "earlyexitservices")
+CONFIG = Kind(GROUP, VERSION, "RampConfig", "rampconfigs")
+ROLLOUT = Kind(GROUP, VERSION, "RampRollout", "ramprollouts")
+DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments", MANAGED_SELECTOR)
+REPLICA_SET = Kind("apps", "v1", "ReplicaSet", "replicasets", MANAGED_SELECTOR)
+POD = Kind("", "v1", "Pod", "pods", MANAGED_SELECTOR)
+CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps", MANAGED_SELECTOR)
+NETWORK_SERVICE = Kind("", "v1", "Service", "services", MANAGED_SELECTOR)
+DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", MANAGED_SELECTOR)
+EVENT = Kind("", "v1", "Event", "events")
+LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
+
+WATCHED = (
+    SERVICE, CONFIG, ROLLOUT, DEPLOYMENT, REPLICA_SET, POD, CONFIG_MAP, NETWORK_SERVICE, DISRUPTION_BUDGET,
+)  # fmt: skip
+
+
+def uid_of(obj: Object) -> str:
+    return str(obj["metadata"]["uid"])
+
+
+def name_of(obj: Object) -> str:
+    return str(obj["metadata"]["name"])
+
+
+def namespace_of(obj: Object) -> str:
+    return str(obj["metadata"].get("namespace", ""))
+
+
+def version_of(obj: Object) -> int:
+    """The resource version. Within one kind they are ordered (Kubernetes 1.35 made official what etcd always did)."""
+    return int(obj["metadata"]["resourceVersion"])
+
+
+def owner_of(obj: Object) -> Object | None:
+    """The controlling owner reference."""
+    references = obj["metadata"].get("ownerReferences") or ()
+    return next((dict(reference) for reference in references if reference.get("controller")), None)

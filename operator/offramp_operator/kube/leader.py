@@ -1,0 +1,186 @@
+"""Leader election on a ``coordination.k8s.io`` Lease: one process acts, the others stand by.
+
+Clocks of different machines are never compared: whether the holder is alive is judged by when *this* process last
+saw the Lease change, on a clock that never jumps. A leader that cannot renew stops before the others may take over,
+because its deadline is shorter than the Lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from offramp_core.errors import OfframpError
+from offramp_operator.kube.client import KubeClient
+from offramp_operator.kube.kinds import LEASE, Object
+from offramp_operator.shell.log import log_event
+from offramp_operator.shell.platform import ConflictError
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSettings:
+    """Which Lease, who we are, and how long things last. ``duration`` > ``renew_deadline`` > ``retry``."""
+
+    namespace: str
+    name: str
+    identity: str
+    duration_seconds: int = 15
+    renew_deadline_seconds: float = 10.0
+    retry_seconds: float = 2.0
+
+
+class LeaderElector:
+    """Holds or awaits the Lease.
+
+    Parameters
+    ----------
+    client : KubeClient
+        Of its own, so that renewals never wait behind other calls.
+    clock, monotonic : callable
+        Seconds since the epoch (only written for people); seconds that never jump.
+    jitter : callable
+        Random numbers in [0, 1); spreads the attempts of standbys.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        settings: LeaseSettings,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._clock = clock
+        self._monotonic = monotonic
+        self._jitter = jitter
+        self._seen: Object = {}
+        self._seen_at = 0.0
+        self._renewed_at: float | None = None
+
+    def holds(self) -> bool:
+        """Whether this process may act now. False as soon as a renewal is overdue, noticed or not."""
+        return (
+            self._renewed_at is not None
+            and self._monotonic() - self._renewed_at < self._settings.renew_deadline_seconds
+        )
+
+    async def acquire(self) -> None:
+        """Wait until this process leads."""
+        while not await self._try():
+            await asyncio.sleep(self._settings.retry_seconds * (1.0 + 0.2 * self._jitter()))
+        log_event(
+            "leading", f"{self._settings.identity} leads", lease=f"{self._settings.namespace}/{self._settings.name}"
+        )
+
+    async def keep(self) -> None:
+        """Renew for as long as that works; returns when the leadership is lost."""
+        while True:
+            await asyncio.sleep(self._settings.retry_seconds)
+            renewed = await self._try_before_deadline()
+            if not self.holds():
+                break
+            if not renewed and self._seen.get("holderIdentity") != self._settings.identity:
+                break  # another one holds it: the deadline need not be waited for
+        self._renewed_at = None
+        log_event("leadership-lost", f"{self._settings.identity} could not renew its Lease", level=logging.ERROR)
+
+    async def release(self) -> None:
+        """Let a standby take over at once. Call it when nothing acts any more."""
+        held, self._renewed_at = self._renewed_at is not None, None
+        if not held:
+            return
+        try:
+            lease = await self._client.get(LEASE, self._settings.namespace, self._settings.name)
+            if lease is None or lease["spec"].get("holderIdentity") != self._settings.identity:
+                return
+            lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._now()}
+            await self._client.replace(LEASE, lease)
+            log_event("leadership-released", f"{self._settings.identity} released its Lease")
+        except (ConflictError, OfframpError) as error:
+            log_event("leadership-not-released", f"standbys wait until it ends: {error}", level=logging.WARNING)
+
+    async def _try_before_deadline(self) -> bool:
+        """A call that hangs must not outlast the leadership."""
+        assert self._renewed_at is not None
+        left = self._renewed_at + self._settings.renew_deadline_seconds - self._monotonic()
+        try:
+            async with asyncio.timeout(max(0.0, left)):
+                return await self._try()
+        except TimeoutError:
+            return False
+
+    async def _try(self) -> bool:
+        """Take or renew the Lease; False when that did not work this time."""
+        started_at = self._monotonic()  # counted from before the request: the answer may have taken long
+        try:
+            taken = await self._take()
+        except ConflictError:
+            return False
+        except OfframpError as error:
+            log_event("lease-error", str(error), level=logging.WARNING)
+            return False
+        if taken:
+            self._renewed_at = started_at
+        return taken
+
+    async def _take(self) -> bool:
+        settings = self._settings
+        lease = await self._client.get(LEASE, settings.namespace, settings.name)
+        if lease is None:
+            self._observe(await self._client.create(LEASE, self._new_lease()))
+            return True
+        self._observe(lease)
+        spec: dict[str, Any] = lease.get("spec") or {}
+        mine = spec.get("holderIdentity") == settings.identity
+        if not mine and not self._expired(spec):
+            return False
+        if not mine:
+            spec = spec | {
+                "acquireTime": self._now(),
+                "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1,
+            }
+        spec = spec | {
+            "holderIdentity": settings.identity,
+            "leaseDurationSeconds": settings.duration_seconds,
+            "renewTime": self._now(),
+        }
+        self._observe(await self._client.replace(LEASE, lease | {"spec": spec}))
+        return True
+
+    def _observe(self, lease: Object) -> None:
+        """Note when the Lease was last seen to change."""
+        spec = lease.get("spec") or {}
+        if spec != self._seen:
+            self._seen, self._seen_at = spec, self._monotonic()
+
+    def _expired(self, spec: Object) -> bool:
+        if not spec.get("holderIdentity"):
+            return True
+        duration = float(spec.get("leaseDurationSeconds") or self._settings.duration_seconds)
+        return self._monotonic() - self._seen_at >= duration
+
+    def _new_lease(self) -> Object:
+        settings = self._settings
+        return {
+            "apiVersion": LEASE.api_version,
+            "kind": LEASE.name,
+            "metadata": {"name": settings.name, "namespace": settings.namespace},
+            "spec": {
+                "holderIdentity": settings.identity,
+                "leaseDurationSeconds": settings.duration_seconds,
+                "acquireTime": self._now(),
+                "renewTime": self._now(),
+                "leaseTransitions": 0,
+            },
+        }
+
+    def _now(self) -> str:
+        return datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
