@@ -1,0 +1,70 @@
+"""Read an ``EarlyExitService`` from a YAML file, with complaints that name the field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from offramp_core.control.spec import check_name, parse_spec
+from offramp_core.errors import InvalidSpecError
+from offramp_operator.local.platform import Intent
+from offramp_operator.local.template import bundle_path, ignored_fields, worker_env
+from offramp_operator.shell.manifests import API_VERSION, SERVICE_KIND
+
+
+def load_intent(path: Path) -> Intent:
+    """The one service a file declares; a relative ``file://`` URI counts from the file's folder.
+
+    Raises
+    ------
+    InvalidSpecError
+        The file is not one valid EarlyExitService that this machine can serve; the message starts with the field.
+    OSError
+        The file cannot be read.
+    """
+    manifest = _one_document(path)
+    _expect(manifest, "apiVersion", API_VERSION)
+    _expect(manifest, "kind", SERVICE_KIND)
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, Mapping):
+        raise InvalidSpecError("metadata", f"must be an object with a name; got {metadata!r}")
+    unknown = sorted(set(manifest) - {"apiVersion", "kind", "metadata", "spec", "status"})
+    if unknown:
+        raise InvalidSpecError(str(unknown[0]), "unknown field; a manifest has apiVersion, kind, metadata and spec")
+    namespace = metadata.get("namespace", "default")
+    if not isinstance(namespace, str) or not namespace:
+        raise InvalidSpecError("metadata.namespace", f"must be a name; got {namespace!r}")
+    return Intent(namespace, check_name(metadata.get("name")), _checked_spec(manifest.get("spec"), path))
+
+
+def notes(intent: Intent) -> tuple[str, ...]:
+    """What the manifest says that has no meaning on one machine."""
+    fields = ignored_fields(intent.spec.get("worker", {}))
+    return (f"spec.worker.{', spec.worker.'.join(fields)}: only a cluster uses this; ignored here",) if fields else ()
+
+
+def _one_document(path: Path) -> Mapping[str, Any]:
+    try:
+        documents = [d for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d is not None]
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" in line {where.line + 1}" if where is not None else ""
+        raise InvalidSpecError(path.name, f"not YAML{line}: {getattr(error, 'problem', None) or error}") from error
+    if len(documents) != 1 or not isinstance(documents[0], Mapping):
+        raise InvalidSpecError(path.name, f"must hold exactly one {SERVICE_KIND}; found {len(documents)} documents")
+    return documents[0]
+
+
+def _checked_spec(spec: Any, path: Path) -> Mapping[str, Any]:
+    parsed = parse_spec(spec)
+    worker_env(parsed.worker)
+    bundle = bundle_path(parsed.model_uri, base=path.resolve().parent)
+    return {**spec, "model": {**spec["model"], "uri": f"file://{bundle}"}}
+
+
+def _expect(manifest: Mapping[str, Any], field: str, value: str) -> None:
+    if manifest.get(field) != value:
+        raise InvalidSpecError(field, f"must be {value}; got {manifest.get(field)!r}")

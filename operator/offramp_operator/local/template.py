@@ -1,0 +1,115 @@
+"""What a worker process is started with: the embedded shell's counterpart of a pod template."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from offramp_core.control.spec import ServiceSpec
+from offramp_core.errors import InvalidSpecError
+from offramp_core.plan import canonical_json
+
+_ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_FILE = "file://"
+CLUSTER_ONLY = frozenset({
+    "image", "imagePullPolicy", "imagePullSecrets", "resources", "nodeSelector", "tolerations", "affinity", "topologySpreadConstraints",
+    "priorityClassName", "runtimeClassName", "schedulerName", "labels", "annotations",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTemplate:
+    """Everything whose change needs another process. ``env`` holds the user's own variables."""
+
+    service: str
+    service_uid: str
+    bundle: str
+    threads: int
+    latency_seconds: float
+    model_digest: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Equal templates have equal digests."""
+        return hashlib.sha256(canonical_json(self.to_mapping())).hexdigest()[:16]
+
+    def to_mapping(self) -> dict[str, Any]:
+        return {**asdict(self), "env": [list(pair) for pair in self.env]}
+
+    @classmethod
+    def from_mapping(cls, value: Mapping[str, Any]) -> WorkerTemplate:
+        return cls(**{**value, "env": tuple((str(name), str(text)) for name, text in value["env"])})
+
+
+def render(service: str, service_uid: str, spec: ServiceSpec, *, cpus: int | None = None) -> WorkerTemplate:
+    """The template a spec asks for. Workers share the CPUs of this machine evenly.
+
+    Raises
+    ------
+    InvalidSpecError
+        Names the field that this machine cannot serve.
+    """
+    available = cpus if cpus is not None else len(os.sched_getaffinity(0))
+    return WorkerTemplate(
+        service=service,
+        service_uid=service_uid,
+        bundle=str(bundle_path(spec.model_uri)),
+        threads=max(1, available // max(1, spec.replicas)),
+        latency_seconds=spec.latency_seconds,
+        model_digest=spec.model_digest,
+        env=worker_env(spec.worker),
+    )
+
+
+def bundle_path(uri: str, *, base: Path | None = None) -> Path:
+    """The folder a ``file://`` URI means, relative ones counted from ``base``.
+
+    Raises
+    ------
+    InvalidSpecError
+        The URI names an image, which only a container runtime can mount.
+    """
+    if not uri.startswith(_FILE):
+        raise InvalidSpecError(
+            "spec.model.uri",
+            f"{uri} is an image, and mounting one needs Kubernetes; here, write file://FOLDER with the bundle that `offramp prepare` made",
+        )
+    path = Path(uri.removeprefix(_FILE)).expanduser()
+    return path if path.is_absolute() or base is None else (base / path).resolve()
+
+
+def worker_env(worker: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The user's variables in ``spec.worker.env``, checked by the rules of the CRD."""
+    unknown = sorted(set(worker) - CLUSTER_ONLY - {"env"})
+    if unknown:
+        raise InvalidSpecError(f"spec.worker.{unknown[0]}", "unknown field")
+    entries = worker.get("env", [])
+    if not isinstance(entries, list):
+        raise InvalidSpecError("spec.worker.env", f"must be a list of name and value; got {entries!r}")
+    return tuple(_env_entry(entry, f"spec.worker.env[{index}]") for index, entry in enumerate(entries))
+
+
+def _env_entry(entry: Any, where: str) -> tuple[str, str]:
+    if not isinstance(entry, Mapping) or set(entry) != {"name", "value"}:
+        raise InvalidSpecError(where, f"needs name and value, and nothing else; got {entry!r}")
+    name, value = entry["name"], entry["value"]
+    if not isinstance(name, str) or not _ENV_NAME.match(name):
+        raise InvalidSpecError(
+            f"{where}.name", f"{name!r} must contain only letters, digits and '_', and not start with a digit"
+        )
+    if name.startswith("OFFRAMP_"):
+        raise InvalidSpecError(f"{where}.name", f"{name}: names that start with OFFRAMP_ are set by Offramp")
+    if not isinstance(value, str):
+        raise InvalidSpecError(f"{where}.value", f"must be a quoted text; got {value!r}")
+    return name, value
+
+
+def ignored_fields(worker: Mapping[str, Any]) -> tuple[str, ...]:
+    """Fields of ``spec.worker`` that mean something only in a cluster."""
+    return tuple(sorted(set(worker) & CLUSTER_ONLY))
