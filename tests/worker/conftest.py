@@ -1,0 +1,39 @@
+"""Fixtures of the worker's tests. ``bundles`` and ``processes`` beside this file are imported by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import bundles
+from processes import WorkerProcess
+
+from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.engine.sessions import Sessions
+
+
+@pytest.fixture(scope="session")
+def bundle_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bundles.write_bundle(tmp_path_factory.mktemp("bundle"))
+
+
+@pytest.fixture(scope="session")
+def bundle(bundle_dir: Path) -> Bundle:
+    return load_bundle(bundle_dir)
+
+
+@pytest.fixture(scope="session")
+def sessions(bundle: Bundle) -> Sessions:
+    return Sessions(bundle, threads=1)
+
+
+@pytest.fixture
+def worker(bundle_dir: Path, tmp_path: Path) -> Iterator[WorkerProcess]:
+    """A ready worker with a control plane (keys and token of the tests) and no plan."""
+    with WorkerProcess(bundle_dir, env={"OFFRAMP_STATE_DIR": str(tmp_path / "state")}) as process:
+        yield process

@@ -1,0 +1,542 @@
+"""The engine without HTTP: arms, early replies, audits and what is counted. Gates stand in for slow stages, never sleeps."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import bundles
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import eventually, plan_for
+
+from offramp_core.bundle import BatchProfile, Profile
+from offramp_core.protocol import ArmPlan, PlanDocument
+from offramp_core.sketch import SecondsSketch
+from offramp_core.uncertainty import uncertainty
+from offramp_worker.bundle.load import Bundle
+from offramp_worker.engine.answers import NO_ANSWER, labels
+from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
+from offramp_worker.engine.audits import BACKLOG_LIMIT
+from offramp_worker.engine.batcher import Batcher, OverloadedError, Ticket, batch_cap, new_ticket
+from offramp_worker.engine.breaker import Breaker
+from offramp_worker.engine.counters import Counters, RecordRing
+from offramp_worker.engine.engine import Engine
+from offramp_worker.engine.execute import carries_on
+from offramp_worker.engine.marker import CrashMarker
+from offramp_worker.engine.sessions import Sessions, Stage
+from offramp_worker.metrics import Metrics
+
+EVERYONE = "1"  # a threshold that all but the least certain input of the table pass
+
+
+class Bench:
+    """An engine with a clock to turn and replies to wait for."""
+
+    def __init__(self, bundle: Bundle, sessions: Sessions, **options: Any) -> None:
+        self.now = 1000.0
+        self.done: list[Ticket] = []
+        self.metrics = Metrics()
+        settings = {"uid": "worker-1", "latency_seconds": None, "max_queue_rows": 4096, "marker": CrashMarker(None)}
+        self.engine = Engine(
+            bundle,
+            sessions,
+            metrics=self.metrics,
+            deliver=self.done.extend,
+            clock=lambda: self.now,
+            **{**settings, **options},
+        )
+
+    def activate(self, folder: Path, stable: dict[str, str], *, canary: dict[str, str] | None = None, execution: str = "ComputeSaving",
+                 audit_rate: float = 0.0, breaker: Breaker | None = None, wrap: Callable[[Stage], Stage] = lambda s: s, **fields: Any) -> PlanDocument:  # fmt: skip
+        """Put plans in force without the signature's detour."""
+        base = PlanDocument("tiny", "service-1", 1, ArmPlan({}, audit_rate), None, 0, "salt", 0.02)
+        document = replace(base, **fields)
+        runtimes = {}
+        for arm, thresholds in (("stable", stable), ("canary", canary)):
+            if thresholds is None:
+                continue
+            plan = plan_for(folder, thresholds, execution=execution)
+            ids = [ramp.id for ramp in self.engine.bundle.ramps]
+            by_index = {ids.index(name): float(np.float32(value)) for name, value in thresholds.items()}
+            stages = tuple(wrap(s) for s in self.engine.sessions.stages(sorted(by_index)))
+            counter = self.engine.counters.open(epoch=document.epoch, arm=arm, plan_hash=plan.content_hash)
+            runtimes[arm] = Runtime(plan, audit_rate, counter, stages, by_index, execution == "ResultsOnly", breaker)
+        off = replace(self.engine.active.off, audit_rate=audit_rate)
+        slow_seconds = {int(k): v for k, v in document.slow_seconds.items()}
+        self.engine.activate(Active(off, document, runtimes["stable"], runtimes.get("canary"), slow_seconds))
+        return document
+
+    def serve(self, x: Any, *, never_exit: bool = False, one_by_one: bool = True) -> list[Ticket]:
+        """Submit every row as a request of its own (or all as one) and wait for the replies and the audits."""
+        parts = [x[i : i + 1] for i in range(len(x))] if one_by_one else [x]
+        tickets = [self.engine.submit(part, never_exit=never_exit) for part in parts]
+        eventually(lambda: all(t in self.done for t in tickets), what="replies")
+        fence = self.engine.submit(x[:1], never_exit=True)  # once it is answered, the batches before it are counted
+        eventually(lambda: fence in self.done, what="the fence")
+        eventually(lambda: self.settled, what="the end of audits")
+        return tickets
+
+    @property
+    def settled(self) -> bool:
+        return all(c.drawn == c.audited for c in self.engine.counters.snapshot())
+
+    def counts(self, epoch: int, arm: str = "stable") -> Any:
+        return next(c for c in self.engine.counters.snapshot() if (c.epoch, c.arm) == (epoch, arm))
+
+
+@pytest.fixture
+def bench(bundle: Bundle, sessions: Sessions) -> Iterator[Bench]:
+    bench = Bench(bundle, sessions)
+    bench.engine.start()
+    yield bench
+    bench.engine.close()
+    assert bench.engine.join(30.0)
+
+
+# --- exits -----------------------------------------------------------------------------------------
+
+
+def test_exits_off_answers_equal_the_exact_session_bit_for_bit(bench: Bench, sessions: Sessions) -> None:
+    x = bundles.inputs(40)
+    for n in (1, 2, 7, 32):
+        ticket = bench.serve(x[:n], one_by_one=False)[0]
+        np.testing.assert_array_equal(ticket.logits, sessions.exact(x[:n]))
+        assert ticket.configs == ["exits-off"] * n
+
+
+@pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
+def test_rows_leave_at_the_first_ramp_below_its_threshold(
+    bench: Bench, bundle_dir: Path, sessions: Sessions, execution: str
+) -> None:
+    thresholds = {"r00-grid": "0.3", "r00-linear": "0.2", "r01-grid": "0.4", "r02-linear": "0.5"}
+    bench.activate(bundle_dir, thresholds, execution=execution)
+    x = bundles.inputs(200, seed=5)
+    scores = sessions.tapped(x)
+    names, limits = list(thresholds), [np.float32(v) for v in thresholds.values()]
+    expected = [next((names[j] for j in range(4) if row[j] < limits[j]), "final") for row in scores.uncertainty]
+    tickets = bench.serve(x)
+    exits = [t.exits[0] for t in tickets]
+    near = (
+        np.abs(scores.uncertainty - np.array(limits)).min(axis=1) < 1e-4
+    )  # another batch size may round to the other side
+    assert [e for e, n in zip(exits, near, strict=True) if not n] == [
+        e for e, n in zip(expected, near, strict=True) if not n
+    ]
+    assert len(set(exits)) >= 4
+    for ticket, row in zip(tickets, range(len(x)), strict=True):
+        answer = scores.logits[row] if ticket.exits[0] == "final" else None
+        if answer is not None:
+            np.testing.assert_allclose(ticket.logits[0], answer, rtol=1e-4, atol=1e-4)
+    assert sum(bench.counts(1).exits.values()) == 200
+
+
+def test_a_request_of_many_rows_gets_each_row_its_own_answer(
+    bench: Bench, bundle_dir: Path, sessions: Sessions
+) -> None:
+    bench.activate(bundle_dir, {"r00-grid": "0.5"})
+    x = bundles.inputs(75, seed=6)
+    together = bench.serve(x, one_by_one=False)[0]
+    alone = bench.serve(x)
+    for row, ticket in enumerate(alone):
+        np.testing.assert_allclose(together.logits[row], ticket.logits[0], rtol=1e-4, atol=1e-4)
+        assert together.exits[row] == ticket.exits[0]
+
+
+def test_never_exit_is_answered_by_the_exact_model_and_counted_for_no_plan(
+    bench: Bench, bundle_dir: Path, sessions: Sessions
+) -> None:
+    bench.activate(bundle_dir, {"r00-grid": EVERYONE}, audit_rate=1.0)
+    x = bundles.inputs(1)
+    ticket = bench.serve(x, never_exit=True)[0]
+    np.testing.assert_array_equal(ticket.logits, sessions.exact(x))
+    assert (ticket.exits, ticket.configs, ticket.audited) == (["final"], ["exits-off"], [False])
+    assert bench.counts(1).requests == bench.counts(0).requests == 0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
+def test_inputs_that_are_not_finite_never_leave_early_and_hurt_no_neighbour(
+    bench: Bench, bundle_dir: Path, value: float
+) -> None:
+    bench.activate(bundle_dir, {"r00-grid": EVERYONE, "r02-linear": EVERYONE}, audit_rate=1.0)
+    x = bundles.inputs(8, seed=8)
+    clean = bench.serve(x, one_by_one=False)[0]
+    assert clean.exits[:3] == ["r00-grid"] * 3
+    x[2, :, 0, 0] = value
+    mixed = bench.serve(x, one_by_one=False)[0]
+    assert mixed.exits[2] == "final"
+    others = [i for i in range(8) if i != 2]
+    np.testing.assert_allclose(mixed.logits[others], clean.logits[others], rtol=1e-4, atol=1e-4)
+
+
+def test_a_logit_that_is_nan_is_no_answer() -> None:
+    assert labels(np.array([[1.0, np.nan], [0.0, 1.0], [np.inf, 1.0]], dtype=np.float32)).tolist() == [NO_ANSWER, 1, 0]
+
+
+# --- early replies ---------------------------------------------------------------------------------
+
+
+class GatedSession:
+    """A session that waits for a gate before it runs."""
+
+    def __init__(self, session: Any, gate: threading.Event) -> None:
+        self.session, self.gate = session, gate
+
+    def run(self, *args: Any) -> Any:
+        assert self.gate.wait(30)
+        return self.session.run(*args)
+
+
+@pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
+def test_a_row_that_leaves_is_answered_while_its_batch_still_runs(
+    bench: Bench, bundle_dir: Path, execution: str
+) -> None:
+    gate = threading.Event()
+
+    def gate_last(stage: Stage) -> Stage:
+        return replace(stage, session=GatedSession(stage.session, gate)) if not stage.ramps else stage
+
+    x = bundles.inputs(16, seed=3)
+    bench.activate(bundle_dir, {"r00-grid": "0.5"}, execution=execution, wrap=gate_last)
+    hold = threading.Event()
+    exact = bench.engine.sessions.exact
+    bench.engine.sessions.exact = lambda x: (hold.wait(30), exact(x))[1]  # type: ignore[method-assign,func-returns-value]
+    try:
+        blocker = bench.engine.submit(x[:1], never_exit=True)  # so that the others queue up and share one batch
+        tickets = [bench.engine.submit(x[i : i + 1], never_exit=False) for i in range(16)]
+        hold.set()
+        early = eventually(lambda: [t for t in bench.done if t in tickets], what="early replies")
+        late = [t for t in tickets if t not in early]
+        assert early and late and all(t.pending for t in late)
+        gate.set()
+        eventually(lambda: all(t in bench.done for t in (*tickets, blocker)), what="the other replies")
+        assert bench.counts(1).execution.keys() == {"16"}
+        assert {t.exits[0] for t in early} == {"r00-grid"} and {t.exits[0] for t in late} == {"final"}
+    finally:
+        del bench.engine.sessions.exact
+
+
+# --- audits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
+def test_audits_count_what_brute_force_counts(
+    bench: Bench, bundle_dir: Path, sessions: Sessions, execution: str
+) -> None:
+    bench.activate(bundle_dir, {"r00-grid": "0.5"}, execution=execution, audit_rate=1.0)
+    x = bundles.inputs(300, seed=11)
+    tickets = bench.serve(x)
+    reference = labels(sessions.tapped(x).logits)
+    served = np.array([t.labels[0] for t in tickets])
+    counts = bench.counts(1)
+    assert (counts.requests, counts.drawn, counts.audited) == (300, 300, 300)
+    assert counts.disagreements == int((served != reference).sum()) > 0
+    assert all(t.audited == [True] for t in tickets)
+    assert eventually(lambda: bench.engine.ring.read(0).next == 300, what="records")
+
+
+def test_results_only_compares_every_request_and_records_the_drawn_ones(
+    bundle: Bundle, sessions: Sessions, bundle_dir: Path
+) -> None:
+    draws = itertools.cycle([0.05, 0.5, 0.9, 0.2])
+    bench = Bench(bundle, sessions, draw=lambda: next(draws))
+    bench.engine.start()
+    bench.activate(bundle_dir, {"r00-grid": "0.5"}, execution="ResultsOnly", audit_rate=0.1)
+    bench.serve(bundles.inputs(100))
+    eventually(lambda: bench.engine.ring.read(0).next == 25, what="records of the drawn quarter")
+    assert (bench.counts(1).drawn, bench.counts(1).audited) == (100, 100)
+    bench.engine.close()
+    assert bench.engine.join(30.0)
+
+
+def test_a_draw_decides_the_audit_whether_or_not_the_row_leaves(
+    bundle: Bundle, sessions: Sessions, bundle_dir: Path
+) -> None:
+    draws = itertools.cycle([0.05, 0.15])
+    bench = Bench(bundle, sessions, draw=lambda: next(draws))
+    bench.engine.start()
+    bench.activate(bundle_dir, {"r00-grid": "0.5"}, audit_rate=0.1)
+    tickets = bench.serve(bundles.inputs(100, seed=4))
+    assert [t.audited[0] for t in tickets] == [True, False] * 50
+    left = [t.exits[0] != "final" for t in tickets[::2]]
+    assert any(left) and not all(left)
+    assert bench.counts(1).drawn == bench.counts(1).audited == 50
+    bench.engine.close()
+    assert bench.engine.join(30.0)
+
+
+def test_records_hold_every_ramp_and_the_final_answer(bench: Bench, bundle_dir: Path, sessions: Sessions) -> None:
+    bench.activate(bundle_dir, {"r00-grid": "0.5"}, audit_rate=1.0)
+    x = bundles.inputs(64, seed=12)
+    bench.serve(x)
+    block = eventually(lambda: (b := bench.engine.ring.read(0)).next == 64 and b, what="records")
+    scores = sessions.tapped(x)
+    recorded = np.frombuffer(base64.b64decode(block.uncertainty), "<f4").reshape(64, 4)
+    reference = np.frombuffer(base64.b64decode(block.reference), "<i4")
+    final = np.frombuffer(base64.b64decode(block.final), "<i4")
+    order = np.lexsort(np.round(recorded, 3).T)
+    expected = np.lexsort(np.round(scores.uncertainty, 3).T)
+    np.testing.assert_allclose(recorded[order], scores.uncertainty[expected], atol=2e-3)
+    assert sorted(reference) == sorted(labels(scores.logits))
+    np.testing.assert_array_equal(final, reference)
+
+
+def test_audits_survive_more_draws_than_the_backlog_holds(bench: Bench, bundle_dir: Path) -> None:
+    bench.activate(bundle_dir, {"r00-grid": "0.5"}, audit_rate=1.0)
+    n = 4 * BACKLOG_LIMIT
+    seen = []
+    for part in np.split(bundles.inputs(n, seed=2), 8):
+        bench.engine.submit(part, never_exit=False)
+        seen.append(len(bench.engine._desk))
+    eventually(lambda: bench.counts(1).audited == n, what="all audits")
+    assert max(seen) <= BACKLOG_LIMIT + 64
+
+
+def test_an_audit_that_fails_counts_against_the_plan(bench: Bench, bundle_dir: Path) -> None:
+    bench.activate(bundle_dir, {"r02-linear": EVERYONE}, audit_rate=1.0)
+    bench.engine._desk._tapped = lambda x: (_ for _ in ()).throw(RuntimeError("no memory"))  # type: ignore[assignment]
+    bench.serve(bundles.inputs(5))
+    assert (bench.counts(1).drawn, bench.counts(1).audited, bench.counts(1).disagreements) == (5, 5, 5)
+
+
+# --- failures, slowness, leases, breaker ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
+def test_a_batch_that_fails_answers_with_an_error_and_the_worker_goes_on(
+    bench: Bench, bundle_dir: Path, execution: str
+) -> None:
+    class Broken:
+        def run(self, *_: Any) -> Any:
+            raise RuntimeError("kernel exploded")
+
+    def break_last(stage: Stage) -> Stage:
+        return stage if stage.ramps else replace(stage, session=Broken())
+
+    bench.activate(bundle_dir, {"r00-grid": "0.5"}, execution=execution, audit_rate=1.0, wrap=break_last)
+    tickets = bench.serve(bundles.inputs(20, seed=3), one_by_one=True)
+    assert {t.exits[0] for t in tickets if t.error is None} == {"r00-grid"}
+    failed = [t for t in tickets if t.error is not None]
+    counts = bench.counts(1)
+    assert failed and counts.failed_batches >= 1
+    assert counts.requests == counts.drawn == counts.audited == 20 - len(failed)
+    bench.activate(bundle_dir, {}, epoch=2)
+    assert bench.serve(bundles.inputs(1))[0].error is None
+
+
+def test_batches_of_a_listed_size_are_judged_by_their_execution_time(bench: Bench, bundle_dir: Path) -> None:
+    def slow(stage: Stage) -> Stage:
+        class Slow:
+            def run(self, *args: Any) -> Any:
+                bench.now += 0.5
+                return stage.session.run(*args)
+
+        return replace(stage, session=Slow())
+
+    bench.activate(bundle_dir, {"r02-linear": "0.5"}, wrap=slow, slow_seconds={"2": 0.4, "3": 100.0})
+    for n in (1, 2, 3):
+        bench.serve(bundles.inputs(n), one_by_one=False)
+    counts = bench.counts(1)
+    assert (counts.batches, counts.judged_batches, counts.slow_batches) == (3, 2, 1)
+    assert set(counts.execution) == {"1", "2", "3"}
+    sketch = SecondsSketch({int(i): n for i, n in counts.execution["2"].items()})
+    assert sketch.quantile(0.5) == pytest.approx(0.5, rel=0.02) or sketch.quantile(0.5) == pytest.approx(1.0, rel=0.02)
+
+
+def test_a_canary_ends_with_its_lease_and_only_a_new_document_brings_it_back(bench: Bench, bundle_dir: Path) -> None:
+    arms = lambda: {t.arms[0] for t in bench.serve(bundles.inputs(4))}  # noqa: E731
+    bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100, canary_lease_seconds=60.0)
+    assert arms() == {"canary"}
+    bench.now += 59
+    bench.engine.renew_lease()
+    bench.now += 59
+    assert arms() == {"canary"}
+    bench.now += 2
+    assert arms() == {"stable"}
+    assert bench.engine.canary_lease_ended
+    bench.engine.renew_lease()
+    assert arms() == {"stable"}
+    bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100, epoch=2)
+    assert arms() == {"canary"}
+
+
+def test_a_pull_that_comes_after_the_lease_does_not_revive_the_canary(bench: Bench, bundle_dir: Path) -> None:
+    bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100, canary_lease_seconds=60.0)
+    bench.now += 61  # no batch looked at the clock in the meantime
+    bench.engine.renew_lease()
+    assert bench.serve(bundles.inputs(1))[0].arms == ["stable"]
+
+
+def test_stable_exits_go_off_after_their_lease_and_come_back_with_the_control_plane(
+    bench: Bench, bundle_dir: Path
+) -> None:
+    bench.activate(bundle_dir, {"r00-grid": EVERYONE}, stable_lease_seconds=100.0)
+    bench.now += 99
+    assert bench.serve(bundles.inputs(1))[0].exits == ["r00-grid"]
+    bench.now += 52  # beyond the longest staggered lease
+    ticket = bench.serve(bundles.inputs(1))[0]
+    assert (ticket.exits, ticket.configs, ticket.epochs) == (["final"], ["exits-off"], [0])
+    bench.engine.renew_lease()
+    assert bench.serve(bundles.inputs(1))[0].exits == ["r00-grid"]
+
+
+def test_the_breaker_opens_on_disagreement_and_a_new_epoch_arms_it_again(bench: Bench, bundle_dir: Path) -> None:
+    breaker = Breaker(accuracy_budget=0.02, run_length=1e6)
+    bench.activate(bundle_dir, {"r00-grid": EVERYONE}, audit_rate=1.0, breaker=breaker)
+    bench.serve(bundles.inputs(400, seed=13))
+    assert bench.engine.breaker_open
+    before = bench.counts(1)
+    ticket = bench.serve(bundles.inputs(1))[0]
+    assert (ticket.exits, ticket.epochs) == (["final"], [0])
+    assert bench.counts(1).requests == before.requests  # what runs without the plan is not counted as the plan
+    assert ticket.audited == [True]  # records for the next tuning go on
+    bench.activate(bundle_dir, {"r00-grid": EVERYONE}, breaker=Breaker(accuracy_budget=0.02, run_length=1e6), epoch=2)
+    assert not bench.engine.breaker_open
+    assert bench.serve(bundles.inputs(1))[0].exits == ["r00-grid"]
+
+
+def test_the_breaker_stays_closed_within_budget(bench: Bench, bundle_dir: Path) -> None:
+    bench.activate(
+        bundle_dir, {"r02-linear": EVERYONE}, audit_rate=1.0, breaker=Breaker(accuracy_budget=0.02, run_length=1000.0)
+    )
+    bench.serve(bundles.inputs(2000, seed=13))
+    assert bench.counts(1).exits["r02-linear"] > 1900
+    assert not bench.engine.breaker_open
+
+
+# --- pure parts ------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 100), st.text(max_size=8), st.text(max_size=8))
+def test_the_arm_of_a_batch_follows_the_weight_and_is_the_same_everywhere(weight: int, salt: str, uid: str) -> None:
+    draws = [canary_drawn(salt=salt, uid=uid, batch_number=n, weight_percent=weight) for n in range(400)]
+    assert draws == [canary_drawn(salt=salt, uid=uid, batch_number=n, weight_percent=weight) for n in range(400)]
+    # 6 standard deviations of a binomial share of 400
+    assert abs(sum(draws) / 400 - weight / 100) <= 6 * (weight / 100 * (1 - weight / 100) / 400) ** 0.5 + 1e-12
+
+
+def test_a_lower_weight_runs_a_subset_of_the_batches_of_a_higher_one() -> None:
+    def at(weight: int) -> set[int]:
+        return {n for n in range(500) if canary_drawn(salt="s", uid="u", batch_number=n, weight_percent=weight)}
+
+    assert set() == at(0) < at(5) < at(50) < at(100) == set(range(500))
+
+
+def test_leases_are_staggered_by_worker() -> None:
+    leases = [staggered(100.0, uid=f"pod-{i}") for i in range(50)]
+    assert min(leases) >= 100 and max(leases) <= 150 and max(leases) - min(leases) > 30
+
+
+def test_batches_take_what_is_queued_in_order_and_split_long_requests() -> None:
+    batcher = Batcher(max_rows=100, max_batch=4)
+    tickets = [_ticket(3, now=0.0), _ticket(1, now=1.0), _ticket(6, now=2.0), _ticket(2, now=3.0, never_exit=True)]
+    for ticket in tickets:
+        batcher.put(ticket)
+    taken = [batcher.take(wait=False) for _ in range(4)]
+    rows = [[(tickets.index(t), row) for t, row in batch.owners] for batch in taken if batch]
+    assert rows == [
+        [(0, 0), (0, 1), (0, 2), (1, 0)],
+        [(2, 0), (2, 1), (2, 2), (2, 3)],
+        [(2, 4), (2, 5)],
+        [(3, 0), (3, 1)],
+    ]
+    for batch in taken:
+        assert batch is not None
+        np.testing.assert_array_equal(batch.x, np.stack([t.x[row] for t, row in batch.owners]))
+    assert batcher.take(wait=False) is None
+
+
+def test_a_full_queue_refuses_and_takes_again_once_there_is_room() -> None:
+    batcher = Batcher(max_rows=4, max_batch=4)
+    batcher.put(_ticket(3))
+    with pytest.raises(OverloadedError, match="3 of 4 queue places"):
+        batcher.put(_ticket(2))
+    batcher.take(wait=False)
+    batcher.put(_ticket(4))
+
+
+def test_the_batch_cap_leaves_half_of_the_latency_for_waiting() -> None:
+    profile = Profile("e", 1, tuple(BatchProfile(n, 0.01 * n, (0.01 * n,), (), 0.0) for n in (1, 8, 32)))
+    assert batch_cap(profile, latency_seconds=None) == 32
+    assert batch_cap(profile, latency_seconds=0.2) == 10
+    assert batch_cap(profile, latency_seconds=0.001) == 1
+
+
+def test_auto_regroups_only_where_smaller_batches_are_cheaper() -> None:
+    cheap = Profile("e", 1, tuple(BatchProfile(n, 0.01 * n, (0.01 * n,), (), 1e-5) for n in (1, 8, 32)))
+    flat = Profile("e", 1, tuple(BatchProfile(n, 0.01, (0.01,), (), 1e-5) for n in (1, 8, 32)))
+    assert (carries_on("Auto", cheap), carries_on("Auto", flat)) == (False, True)
+    assert (carries_on("ResultsOnly", cheap), carries_on("ComputeSaving", flat)) == (True, False)
+
+
+def test_counters_keep_the_last_eight_epochs_and_what_ran_without_a_plan() -> None:
+    counters = Counters()
+    for epoch in range(20):
+        counters.open(epoch=epoch, arm="stable", plan_hash="h")
+    assert [c.epoch for c in counters.snapshot()] == [0, *range(12, 20)]
+
+
+@given(st.lists(st.integers(1, 7), max_size=20), st.integers(0, 60), st.integers(1, 9))
+def test_the_record_ring_reads_like_a_list_that_forgets_its_beginning(sizes: list[int], after: int, limit: int) -> None:
+    ring = RecordRing(n_ramps=2, ramp_set_digest="d", rows=10)
+    everything: list[int] = []
+    for n in sizes:
+        new = np.arange(len(everything), len(everything) + n)
+        ring.append(time=new, uncertainty=np.ones((n, 2)), prediction=np.ones((n, 2)), final=new, reference=new)
+        everything += new.tolist()
+    block = ring.read(after, limit=limit)
+    total = len(everything)
+    first = min(max(after, total - 10, 0), total)
+    rows = np.frombuffer(base64.b64decode(block.reference), "<i4").tolist()
+    assert (block.first, block.next, rows) == (first, min(total, first + limit), everything[first : first + limit])
+
+
+def test_the_crash_marker_survives_the_process_and_is_forgotten_with_a_newer_epoch(tmp_path: Path) -> None:
+    marker = CrashMarker(tmp_path)
+    assert marker.crashed_epoch is None
+    marker.enter(7)
+    marker.close()
+    crashed = CrashMarker(tmp_path)
+    assert crashed.crashed_epoch == 7
+    crashed.enter(8)
+    crashed.leave()
+    crashed.close()
+    again = CrashMarker(tmp_path)
+    assert again.crashed_epoch == 7  # until a newer document is in force
+    again.forget_before(8)
+    again.close()
+    assert CrashMarker(tmp_path).crashed_epoch is None
+
+
+def test_a_canary_that_killed_the_process_does_not_run_again(
+    bundle: Bundle, sessions: Sessions, bundle_dir: Path, tmp_path: Path
+) -> None:
+    first = CrashMarker(tmp_path)
+    first.enter(1)
+    first.close()
+    bench = Bench(bundle, sessions, marker=CrashMarker(tmp_path))
+    bench.engine.start()
+    bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100)
+    assert bench.serve(bundles.inputs(1))[0].arms == ["stable"]
+    bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100, epoch=2)
+    assert bench.serve(bundles.inputs(1))[0].arms == ["canary"]
+    bench.engine.close()
+    assert bench.engine.join(30.0)
+
+
+def test_a_threshold_of_zero_lets_nobody_leave(sessions: Sessions, bundle: Bundle) -> None:
+    scores = sessions.tapped(bundle.probe_x)
+    assert not (scores.uncertainty < np.float32(0)).any()
+    assert uncertainty(np.full((1, 5), np.nan), bundle.quantiles[0])[0] == 1.0
+
+
+def _ticket(n: int, *, now: float = 0.0, never_exit: bool = False) -> Ticket:
+    x = np.arange(n * 2, dtype=np.float32).reshape(n, 2) + now
+    return new_ticket(x, never_exit=never_exit, n_classes=2, now=now, wall_time=now, draw=lambda: 0.5)
