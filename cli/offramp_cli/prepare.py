@@ -1,0 +1,64 @@
+"""``offramp prepare``: turn a model and unlabelled inputs into an exit bundle."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offramp_core.errors import OfframpError
+
+INVALID_INPUT = 2
+
+
+def prepare(
+    *,
+    model: Annotated[
+        str,
+        typer.Option(help="family:NAME?weights=FILE.safetensors, a torch.export program (.pt2) or an .onnx file."),
+    ],
+    data: Annotated[
+        str, typer.Option(help="Unlabelled inputs, oldest first: an .npz with x [N, ...], or a folder of images.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the bundle; an earlier bundle there is replaced.")],
+    name: Annotated[str, typer.Option(help="Model name in the protocol.  [default: from the model]")] = "",
+    head_data: Annotated[
+        str, typer.Option(help="More inputs that only train heads, such as those the model was trained on.")
+    ] = "",
+    head_share: Annotated[
+        float | None,
+        typer.Option(help="Share of the data that trains heads.  [default: 0.1, doubled while that pays]"),
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="Training to validation among the head rows: default (9:1) or apparate (1:9).")
+    ] = "default",
+    variations: Annotated[
+        int, typer.Option(help="Shifted, slightly noisy copies of each image that trains heads.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same heads.")] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads of one worker; the profile is measured with them.")] = 1,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Find exits in a model, train their heads, measure them and write an exit bundle."""
+    from rich.console import Console
+
+    from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
+    from offramp_worker.prepare.progress import Reporter
+    from offramp_worker.prepare.report import print_report
+
+    request = PrepareRequest(
+        model=model, data=data, out=out, name=name, head_data=head_data, split=split,  # type: ignore[arg-type]
+        head_share=head_share, variations=variations, seed=seed, threads=threads,
+    )  # fmt: skip
+    try:
+        report = prepare_bundle(request, Reporter())
+    except OfframpError as error:
+        print(f"offramp prepare: {error}", file=sys.stderr)
+        raise typer.Exit(INVALID_INPUT) from error
+    if json_output:
+        print(json.dumps(report.to_mapping(), indent=2))
+    else:
+        print_report(report, Console())

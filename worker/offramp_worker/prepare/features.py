@@ -1,0 +1,136 @@
+"""What heads learn from: pooled features of every place and the model's own answers, in one pass over the data.
+
+The pooling nodes are those of :mod:`offramp_worker.bundle.heads`, so a head trained here computes the same when it
+is served. Whole feature maps never leave ONNX Runtime, which keeps memory at a few KiB per input and place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from offramp_core.bundle import HeadKind, RampSpec
+from offramp_worker.bundle.graph import tapped_model
+from offramp_worker.bundle.heads import HeadNodes, head_nodes, parameter_shapes
+from offramp_worker.prepare.cuts import Place
+from offramp_worker.prepare.data import FloatArray
+from offramp_worker.prepare.sources import Backbone, open_session
+
+CHUNK_ROWS = 64
+MAX_HIDDEN = 192
+HIDDEN_PER_CHANNEL = 12  # a narrow map holds too little for 192 units, and they would cost as much
+KIND_SUFFIX: dict[HeadKind, str] = {"pooled-linear": "linear", "grid-mlp": "grid"}
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Pooled inputs of every head and the model's answers for the same rows.
+
+    ``pooled`` maps ramp id to (n, width) float32; ``logits`` is (n, n_classes).
+    """
+
+    pooled: Mapping[str, FloatArray]
+    logits: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    def rows(self, start: int, stop: int) -> Features:
+        """Rows [start, stop)."""
+        return Features({k: v[start:stop] for k, v in self.pooled.items()}, self.logits[start:stop])
+
+    def then(self, other: Features) -> Features:
+        """These rows, then those of ``other``."""
+        pooled = {key: np.concatenate([value, other.pooled[key]]) for key, value in self.pooled.items()}
+        return Features(pooled, np.concatenate([self.logits, other.logits]))
+
+
+def candidate_ramps(places: Sequence[Place]) -> tuple[RampSpec, ...]:
+    """Both kinds of head at every place (grid-mlp where the map has 4x4 cells), sorted by position and kind."""
+    kinds: tuple[HeadKind, ...] = ("grid-mlp", "pooled-linear")
+    return tuple(
+        RampSpec(
+            id=f"r{place.position:02d}-{KIND_SUFFIX[kind]}",
+            tensor=place.tensor,
+            position=place.position,
+            depth=0.0,
+            head=kind,
+            channels=place.channels,
+            hidden=min(MAX_HIDDEN, HIDDEN_PER_CHANNEL * place.channels) if kind == "grid-mlp" else 0,
+        )
+        for place in places
+        for kind in kinds
+        if kind == "pooled-linear" or place.has_grid
+    )
+
+
+def blank_heads(ramps: Sequence[RampSpec], places: Sequence[Place], *, n_classes: int) -> tuple[HeadNodes, ...]:
+    """Heads with zero weights: their cost and their pooling are those of trained ones."""
+    blank = {
+        spec.id: {
+            name: np.zeros(shape, dtype=np.float32)
+            for name, shape in parameter_shapes(spec, n_classes=n_classes).items()
+        }
+        for spec in ramps
+    }
+    return heads_of(ramps, places, tensors=blank)
+
+
+def heads_of(
+    ramps: Sequence[RampSpec], places: Sequence[Place], *, tensors: Mapping[str, Mapping[str, FloatArray]]
+) -> tuple[HeadNodes, ...]:
+    """ONNX nodes of ramps; ``tensors`` maps ramp id to its parameters."""
+    at = {place.position: place for place in places}
+    return tuple(
+        head_nodes(spec, tensors[spec.id], height=at[spec.position].height, width=at[spec.position].width)
+        for spec in ramps
+    )
+
+
+def collect_features(
+    backbone: Backbone,
+    ramps: Sequence[RampSpec],
+    places: Sequence[Place],
+    x: FloatArray,
+    *,
+    threads: int,
+    advance: Advance,
+) -> Features:
+    """Run the backbone once over ``x`` (n, ...) and keep what every head would read."""
+    heads = tuple(_pooling_only(head) for head in blank_heads(ramps, places, n_classes=backbone.n_classes))
+    logits, pooled = _run_tapped(backbone, heads, x, threads=threads, advance=advance)
+    return Features({spec.id: value for spec, value in zip(ramps, pooled, strict=True)}, logits)
+
+
+def tapped_logits(
+    backbone: Backbone, heads: Sequence[HeadNodes], x: FloatArray, *, threads: int, advance: Advance
+) -> tuple[FloatArray, list[FloatArray]]:
+    """The model's logits (n, n_classes) and each head's, computed as a worker's audits compute them."""
+    return _run_tapped(backbone, heads, x, threads=threads, advance=advance)
+
+
+def _run_tapped(
+    backbone: Backbone, heads: Sequence[HeadNodes], x: FloatArray, *, threads: int, advance: Advance
+) -> tuple[FloatArray, list[FloatArray]]:
+    session = open_session(tapped_model(backbone.model, heads), threads=threads)
+    names = [backbone.output.name, *(head.output for head in heads)]
+    out: list[FloatArray] = []
+    for start in range(0, len(x), CHUNK_ROWS):
+        chunk = x[start : start + CHUNK_ROWS]
+        values = session.run(names, {backbone.input.name: chunk})
+        if not out:
+            out = [np.empty((len(x), *value.shape[1:]), dtype=np.float32) for value in values]
+        for whole, value in zip(out, values, strict=True):
+            whole[start : start + len(chunk)] = value
+        advance(len(chunk))
+    return out[0], out[1:]
+
+
+def _pooling_only(head: HeadNodes) -> HeadNodes:
+    """The nodes of a head before its first layer."""
+    first_layer = next(index for index, node in enumerate(head.nodes) if node.op_type == "Gemm")
+    return replace(head, nodes=head.nodes[:first_layer], initializers=(), output=str(head.nodes[first_layer].input[0]))

@@ -1,0 +1,426 @@
+"""``offramp prepare`` from model and data to an exit bundle, step by step."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from offramp_core.bundle import RampSpec
+from offramp_core.errors import InvalidArgumentError, ModelRefusedError
+from offramp_core.uncertainty import quantile_table, raw_score, uncertainty
+from offramp_worker.bundle.graph import feature_shapes
+from offramp_worker.prepare.cuts import Place, cut_vertices, distinct_places, graph_steps
+from offramp_worker.prepare.data import (
+    FloatArray,
+    HeadSplit,
+    SplitName,
+    content_digest,
+    load_inputs,
+    plan_split,
+    remove_repeats,
+    shifted_copies,
+)
+from offramp_worker.prepare.features import (
+    Features,
+    blank_heads,
+    candidate_ramps,
+    collect_features,
+    heads_of,
+    tapped_logits,
+)
+from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure, profile_of
+from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.report import PrepareReport, RampLine
+from offramp_worker.prepare.selection import RampMerit, Verdict, merit, select_ramps, utility
+from offramp_worker.prepare.sources import Backbone, load_backbone
+from offramp_worker.prepare.training import Parameters, head_logits, train_heads
+from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
+
+MIN_DEPTH, MAX_DEPTH = 0.03, 0.95
+MAX_PLACES = 14
+DEFAULT_HEAD_SHARE = 0.1
+ENOUGH_GAIN = 0.01  # doubling the head rows must add this much utility to go on
+MAX_TRAINING_THREADS = 4
+PLACING_SECONDS, PROFILE_SECONDS = 1.0, 9.0
+PROBE_ROWS = 8
+NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareRequest:
+    """What to prepare.
+
+    Attributes
+    ----------
+    model, data : str
+        URIs, see :func:`load_backbone` and :func:`load_inputs`.
+    out : Path
+        Folder of the bundle.
+    name : str
+        Name of the model in the protocol; empty: from the model.
+    head_data : str
+        More inputs, which only train heads and never become records: what the backbone itself was trained on.
+    head_share : float, optional
+        Share of the data that heads take. None: 10 %, doubled for as long as that lifts utility by a point.
+    variations : int
+        Shifted and slightly noisy copies made of each image that trains heads.
+    threads : int
+        CPU threads of one worker; the profile is measured with as many.
+    profile_seconds : float
+        Time spent on the profile.
+    """
+
+    model: str
+    data: str
+    out: Path
+    name: str = ""
+    head_data: str = ""
+    split: SplitName = "default"
+    head_share: float | None = None
+    variations: int = 0
+    seed: int = 0
+    threads: int = 1
+    profile_seconds: float = PROFILE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Rows of the data without repeats, rows for heads only, and how many repeats were dropped."""
+
+    x: FloatArray
+    extra: FloatArray
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What is known before any head is trained: the model, the places, the candidate ramps and their cost."""
+
+    request: PrepareRequest
+    reporter: Reporter
+    inputs: _Inputs
+    backbone: Backbone
+    n_cuts: int
+    places: tuple[Place, ...]
+    ramps: tuple[RampSpec, ...]
+    measured: Measurements
+
+    def merit(self, spec: RampSpec, logits: FloatArray, reference: FloatArray) -> RampMerit:
+        """Judge a head's logits against the model's."""
+        cost, depth = self.measured.batches[0].head_share(spec.id), self.measured.depth(spec.position)
+        return merit(logits, reference.argmax(axis=1), cost=cost, depth=depth)
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Trained heads, the split they were trained with, and the validation rows' features."""
+
+    split: HeadSplit
+    parameters: Mapping[str, Parameters]
+    validation: Features
+
+
+def prepare_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport:
+    """Make an exit bundle.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The request, the data or a file it names is at fault.
+    ModelRefusedError
+        Exits cannot be attached to this model, or none would pay; says why.
+    """
+    start = time.perf_counter()
+    _check_request(request)
+    search = _begin(request, reporter, _read_inputs(request))
+    heads = _train(search)
+    verdicts = select_ramps(search.ramps, _merits(search, heads.parameters, heads.validation), search.measured)
+    return _finish(search, heads, verdicts, start=start)
+
+
+def find_places(backbone: Backbone, x: FloatArray) -> tuple[int, tuple[Place, ...]]:
+    """Number of cut vertices of the backbone, and the distinct places for exits among them.
+
+    Raises
+    ------
+    ModelRefusedError
+        There is none with an image-like activation.
+    """
+    steps = graph_steps(backbone.model.graph)
+    cuts = cut_vertices(steps, source=backbone.input.name, sink=backbone.output.name)
+    rows = x[:2]
+    shapes = {name: shape for name, shape in feature_shapes(backbone.model, cuts, rows).items() if len(shape) == 3}
+    places = distinct_places(steps, cuts, shapes=shapes)
+    if not places:
+        reason = "every tensor between them is bypassed by another path" if not cuts else "none of them is image-like"
+        raise ModelRefusedError(
+            f"no exit can be attached: input and output are separated by {len(cuts)} cut vertices, and {reason} "
+            "(channels, height, width are needed); exits need a network that narrows to one tensor between its blocks"
+        )
+    return len(cuts), places
+
+
+def training_threads() -> int:
+    """CPU threads for the backbone pass and for training: those this process may use, at most 4."""
+    return min(MAX_TRAINING_THREADS, len(os.sched_getaffinity(0)))
+
+
+def _check_request(request: PrepareRequest) -> None:
+    check_target(request.out)
+    if request.name and not NAME_PATTERN.fullmatch(request.name):
+        raise InvalidArgumentError(f"name {request.name!r} must be lower-case letters, digits and '-', at most 63")
+    if request.split not in ("default", "apparate"):
+        raise InvalidArgumentError(f"split {request.split!r} is unknown; use default (9:1) or apparate (1:9)")
+    if request.threads < 1:
+        raise InvalidArgumentError(f"threads is {request.threads}; it must be at least 1")
+    if not 0 <= request.variations <= 64:
+        raise InvalidArgumentError(f"variations is {request.variations}; it must lie in [0, 64]")
+    if not 0 <= request.seed < 2**31:
+        raise InvalidArgumentError(f"seed is {request.seed}; it must lie in [0, 2**31)")
+
+
+def _read_inputs(request: PrepareRequest) -> _Inputs:
+    """Read the data; repeated rows go, because a copy of a training row among the records would be no test."""
+    x = load_inputs(request.data)
+    plan_split(len(x), name=request.split, share=_share(request))  # refuse a bad share before any work
+    unique = _first_occurrences(x)
+    extra = np.empty((0, *x.shape[1:]), dtype=np.float32)
+    dropped = len(x) - len(unique)
+    if request.head_data:
+        extra = load_inputs(request.head_data)
+        if extra.shape[1:] != x.shape[1:]:
+            raise InvalidArgumentError(
+                f"head-data {request.head_data} has rows of shape {list(extra.shape[1:])}, data has {list(x.shape[1:])}"
+            )
+        fresh = remove_repeats(extra, of=unique)
+        dropped += len(extra) - len(fresh)
+        extra = fresh
+    return _Inputs(unique, extra, dropped)
+
+
+def _first_occurrences(x: FloatArray) -> FloatArray:
+    flat = np.ascontiguousarray(x.reshape(len(x), -1))
+    keys = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).ravel()
+    _, first = np.unique(keys, return_index=True)
+    return x if len(first) == len(x) else x[np.sort(first)]
+
+
+def _share(request: PrepareRequest) -> float:
+    return DEFAULT_HEAD_SHARE if request.head_share is None else request.head_share
+
+
+def _worthwhile(backbone: Backbone, places: Sequence[Place], x: FloatArray, *, threads: int) -> tuple[Place, ...]:
+    """Places between 3 % and 95 % of the measured time, thinned evenly in time to at most 14."""
+    quick = measure(
+        backbone, places, (), x, threads=threads, seconds=PLACING_SECONDS, batch_sizes=(1,), advance=lambda _: None
+    )
+    depth = {place.position: quick.depth(place.position) for place in places}
+    inside = [place for place in places if MIN_DEPTH <= depth[place.position] <= MAX_DEPTH]
+    if not inside:
+        raise ModelRefusedError(
+            f"no exit can be attached: the places found lie at {', '.join(f'{d:.0%}' for d in depth.values())} "
+            f"of the model's time; one between {MIN_DEPTH:.0%} and {MAX_DEPTH:.0%} is needed to save anything"
+        )
+    goals = np.linspace(depth[inside[0].position], depth[inside[-1].position], MAX_PLACES)
+    if len(inside) > MAX_PLACES:
+        nearest = {min(inside, key=lambda p: abs(depth[p.position] - goal)) for goal in goals}
+        inside = sorted(nearest, key=lambda place: place.position)
+    return tuple(inside)
+
+
+def _begin(request: PrepareRequest, reporter: Reporter, inputs: _Inputs) -> _Search:
+    """Load the model, find places and measure them."""
+    with reporter.step("export the model", total=1) as advance:
+        backbone = load_backbone(request.model, inputs.x)
+        advance(1)
+    if request.variations and inputs.x.ndim != 4:
+        raise InvalidArgumentError("variations need images, x of shape [N, channels, height, width]; use 0")
+    n_cuts, found = find_places(backbone, inputs.x)
+    places = _worthwhile(backbone, found, inputs.x, threads=request.threads)
+    ramps = candidate_ramps(places)
+    heads = blank_heads(ramps, places, n_classes=backbone.n_classes)
+    with reporter.step("measure the profile", total=len(BATCH_SIZES)) as advance:
+        measured = measure(
+            backbone,
+            places,
+            heads,
+            inputs.x,
+            threads=request.threads,
+            seconds=request.profile_seconds,
+            advance=advance,
+        )
+    return _Search(request, reporter, inputs, backbone, n_cuts, places, ramps, measured)
+
+
+def _train(search: _Search) -> _Heads:
+    """Train all heads on the first share of the data, and on twice as much for as long as that pays."""
+    request, x = search.request, search.inputs.x
+    extra = _features(search, search.inputs.extra, "run head data") if len(search.inputs.extra) else None
+    split = plan_split(len(x), name=request.split, share=_share(request))
+    assert split is not None
+    stream = _features(search, x[: split.head], "run head rows")
+    heads = _fit(search, split, stream, extra)
+    doublings = 0
+    while request.head_share is None and request.split == "default":
+        doublings += 1
+        larger = plan_split(len(x), name=request.split, share=_share(request), doublings=doublings)
+        if larger is None:
+            break
+        stream = stream.then(_features(search, x[len(stream) : larger.head], "run more head rows"))
+        candidate = _fit(search, larger, stream, extra)
+        # Both are judged on the larger split's validation rows, which neither has seen.
+        before, after = (_utility(search, trained.parameters, candidate.validation) for trained in (heads, candidate))
+        if after - before < ENOUGH_GAIN:
+            break
+        heads = candidate
+    return heads
+
+
+def _fit(search: _Search, split: HeadSplit, stream: Features, extra: Features | None) -> _Heads:
+    request = search.request
+    training = stream.rows(0, split.train)
+    if request.variations:
+        copies = shifted_copies(search.inputs.x[: split.train], copies=request.variations, seed=request.seed)
+        training = training.then(_features(search, copies, "run variations"))
+    if extra is not None:
+        training = training.then(extra)
+    validation = stream.rows(split.train, split.head)
+    with search.reporter.step(f"train heads on {len(training)} rows", total=len(search.ramps)) as advance:
+        parameters = train_heads(
+            search.ramps, training, validation, seed=request.seed, threads=training_threads(), advance=advance
+        )
+    return _Heads(split, parameters, validation)
+
+
+def _features(search: _Search, x: FloatArray, name: str) -> Features:
+    with search.reporter.step(name, total=len(x)) as advance:
+        return collect_features(
+            search.backbone, search.ramps, search.places, x, threads=training_threads(), advance=advance
+        )
+
+
+def _merits(search: _Search, parameters: Mapping[str, Parameters], rows: Features) -> dict[str, RampMerit]:
+    return {
+        spec.id: search.merit(spec, head_logits(parameters[spec.id], rows.pooled[spec.id]), rows.logits)
+        for spec in search.ramps
+    }
+
+
+def _utility(search: _Search, parameters: Mapping[str, Parameters], rows: Features) -> float:
+    return utility(list(_merits(search, parameters, rows).values()))
+
+
+def _kept(verdicts: Sequence[Verdict]) -> tuple[RampSpec, ...]:
+    kept = [replace(v.spec, depth=round(v.merit.depth, 6)) for v in verdicts if not v.refused]
+    if not kept:
+        reasons = "; ".join(sorted({verdict.refused for verdict in verdicts}))
+        raise ModelRefusedError(f"none of the {len(verdicts)} ramps tried would pay for this model and data: {reasons}")
+    return ramp_order(kept)
+
+
+def _finish(search: _Search, heads: _Heads, verdicts: Sequence[Verdict], *, start: float) -> PrepareReport:
+    """Score the rows no head has seen with the graph a worker's audits run, and write the bundle."""
+    request, backbone, split = search.request, search.backbone, heads.split
+    ramps = _kept(verdicts)
+    unseen = search.inputs.x[split.head :]
+    nodes = heads_of(ramps, search.places, tensors=heads.parameters)
+    with search.reporter.step("score the records", total=len(unseen)) as advance:
+        reference, logits = tapped_logits(backbone, nodes, unseen, threads=training_threads(), advance=advance)
+    tables = {
+        spec.id: _table(head_logits(heads.parameters[spec.id], heads.validation.pooled[spec.id])) for spec in ramps
+    }
+    contents = BundleContents(
+        name=request.name or _default_name(backbone.name),
+        source=_source(request.model),
+        backbone=backbone,
+        ramps=ramps,
+        parameters=heads.parameters,
+        quantiles=tables,
+        profile=profile_of(ramps, search.measured),
+        records=_records(ramps, logits, reference, tables),
+        probe=_probe(backbone, search.inputs.x[split.train : split.train + PROBE_ROWS]),
+        data=_provenance(request, split, search.inputs),
+    )
+    manifest = write_bundle(request.out, contents)
+    seen = {spec.id: search.merit(spec, values, reference) for spec, values in zip(ramps, logits, strict=True)}
+    return PrepareReport(
+        out=request.out,
+        name=manifest.name,
+        backbone_digest=manifest.backbone_digest,
+        ramp_set_digest=manifest.ramp_set_digest,
+        places=len(search.places),
+        cut_vertices=search.n_cuts,
+        lines=tuple(
+            RampLine(replace(v, merit=seen[v.spec.id]), "records") if v.spec.id in seen else RampLine(v, "validation")
+            for v in verdicts
+        ),
+        data=contents.data,
+        exact_seconds={batch.batch_size: batch.exact_seconds for batch in search.measured.batches},
+        threads=request.threads,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _records(
+    ramps: Sequence[RampSpec],
+    logits: Sequence[FloatArray],
+    reference: FloatArray,
+    tables: Mapping[str, npt.NDArray[np.float64]],
+) -> dict[str, npt.NDArray[Any]]:
+    answers = reference.argmax(axis=1).astype(np.int64)
+    return {
+        "uncertainty": np.stack(
+            [uncertainty(values, tables[spec.id]) for spec, values in zip(ramps, logits, strict=True)], axis=1
+        ),
+        "prediction": np.stack([values.argmax(axis=1) for values in logits], axis=1).astype(np.int64),
+        "final": answers,
+        "reference": answers,
+    }
+
+
+def _table(logits: FloatArray) -> npt.NDArray[np.float64]:
+    """A ramp's quantile table from validation rows.
+
+    One point beyond each end, as far away as the scores spread, keeps resolution for inputs more (or less) certain
+    than any of a possibly small validation part: without it they would all tie at 0 (or 1).
+    """
+    raw = raw_score(logits)
+    raw = raw[np.isfinite(raw)]
+    spread = max(float(np.ptp(raw)), 1.0)
+    return quantile_table(np.concatenate([[raw.min() - spread], raw, [raw.max() + spread]]))
+
+
+def _probe(backbone: Backbone, x: FloatArray) -> tuple[FloatArray, FloatArray]:
+    logits, _ = tapped_logits(backbone, (), x, threads=1, advance=lambda _: None)
+    return x, logits
+
+
+def _provenance(request: PrepareRequest, split: HeadSplit, inputs: _Inputs) -> dict[str, Any]:
+    return {
+        "head_training": split.train,
+        "head_validation": split.validation,
+        "records": split.records,
+        "extra_training": len(inputs.extra),
+        "variations": split.train * request.variations,
+        "repeats_dropped": inputs.dropped,
+        "split": request.split,
+        "seed": request.seed,
+        "sha256": content_digest(inputs.x),
+    }
+
+
+def _source(uri: str) -> str:
+    """The model URI without folders, which mean nothing on another machine."""
+    return re.sub(r"(?<=weights=)[^&]*/", "", uri) if uri.startswith("family:") else Path(uri).name
+
+
+def _default_name(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "model"

@@ -1,0 +1,214 @@
+"""Measuring what the backbone's segments, the heads and regrouping cost on this machine, by batch size.
+
+Everything is timed with the serving executor (ONNX Runtime sessions cut exactly as a worker cuts them), in
+interleaved rounds so that a busy moment hits all parts alike, and reported as medians. Segments are then scaled so
+that their sum is the time of the whole backbone: the split costs a few copies, which belong to the plan that uses
+it, and a cost model whose parts disagree with the whole would promise savings that nobody can have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper
+
+from offramp_core.bundle import BatchProfile, Profile, RampSpec
+from offramp_core.uncertainty import TABLE_SIZE, uncertainty
+from offramp_worker.bundle.graph import stage_model
+from offramp_worker.bundle.heads import HeadNodes
+from offramp_worker.prepare.cuts import Place
+from offramp_worker.prepare.data import FloatArray
+from offramp_worker.prepare.sources import Backbone, open_session
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+MIN_ROUNDS, MAX_ROUNDS = 5, 60
+EXECUTOR = "onnxruntime-cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMeasurement:
+    """Seconds at one batch size. ``depth`` maps a place's position to the share of the backbone's time up to it."""
+
+    batch_size: int
+    exact_seconds: float
+    segment_seconds: tuple[float, ...]
+    head_seconds: Mapping[str, float]
+    regroup_seconds: float
+    depth: Mapping[int, float]
+
+    def head_share(self, ramp_id: str) -> float:
+        """A head's time as a share of the backbone's."""
+        return self.head_seconds[ramp_id] / self.exact_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Measurements by rising batch size; segments lie between ``places``."""
+
+    places: tuple[Place, ...]
+    threads: int
+    batches: tuple[BatchMeasurement, ...]
+
+    def depth(self, position: int) -> float:
+        """Share of the backbone's time up to a place, averaged over batch sizes."""
+        return float(np.mean([batch.depth[position] for batch in self.batches]))
+
+
+def measure(
+    backbone: Backbone,
+    places: Sequence[Place],
+    heads: Sequence[HeadNodes],
+    x: FloatArray,
+    *,
+    threads: int,
+    seconds: float,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    advance: Callable[[int], None],
+) -> Measurements:
+    """Time the backbone in one piece, its segments between places, the heads and regrouping.
+
+    Parameters
+    ----------
+    heads : sequence of HeadNodes
+        One per candidate ramp; their weights do not matter.
+    x : (n, ...) float32
+        Inputs to run on; repeated when there are fewer than the largest batch.
+    seconds : float
+        Time to spend in all, about; each batch size gets an equal part and at least 5 rounds.
+    advance : callable
+        Told 1 after each batch size.
+    """
+    exact = open_session(backbone.model, threads=threads)
+    segments = _segment_sessions(backbone, places, threads=threads)
+    taps = [_head_session(head, places, backbone.model, threads=threads) for head in heads]
+    x = np.concatenate([x] * -(-max(batch_sizes) // len(x)))
+    batches = []
+    for size in batch_sizes:
+        values = _segment_values(segments, x[:size])
+        jobs: dict[str, Callable[[], object]] = {"exact": _job(exact, values[0])}
+        for index, session in enumerate(segments):
+            jobs[f"segment {index}"] = _job(session, values[index])
+        at = {place.tensor: values[index + 1] for index, place in enumerate(places)}
+        for head, session in zip(heads, taps, strict=True):
+            jobs[f"head {head.ramp_id}"] = _decision_job(session, at[head.source], n_classes=backbone.n_classes)
+        for place in places:
+            jobs[f"regroup {place.position}"] = _regroup_job(at[place.tensor])
+        medians = _time_jobs(jobs, seconds=seconds / len(batch_sizes))
+        batches.append(_measurement(size, places, heads, medians))
+        advance(1)
+    return Measurements(tuple(places), threads, tuple(batches))
+
+
+def profile_of(ramps: Sequence[RampSpec], measured: Measurements) -> Profile:
+    """The profile of a set of ramps (sorted by position): segments between ramps instead of between places."""
+    batches = []
+    for batch in measured.batches:
+        reached = [batch.depth[spec.position] * batch.exact_seconds for spec in ramps]
+        edges = [0.0, *reached, batch.exact_seconds]
+        batches.append(
+            BatchProfile(
+                batch_size=batch.batch_size,
+                exact_seconds=batch.exact_seconds,
+                segment_seconds=tuple(max(0.0, b - a) for a, b in pairwise(edges)),
+                ramp_seconds=tuple(batch.head_seconds[spec.id] for spec in ramps),
+                regroup_seconds=batch.regroup_seconds,
+            )
+        )
+    return Profile(executor=EXECUTOR, threads=measured.threads, batches=tuple(batches))
+
+
+def _measurement(
+    size: int, places: Sequence[Place], heads: Sequence[HeadNodes], medians: Mapping[str, float]
+) -> BatchMeasurement:
+    raw = np.array([medians[f"segment {index}"] for index in range(len(places) + 1)])
+    scaled = raw * (medians["exact"] / raw.sum())
+    reached = np.cumsum(scaled) / medians["exact"]
+    regroups = [medians[f"regroup {place.position}"] for place in places]
+    return BatchMeasurement(
+        batch_size=size,
+        exact_seconds=medians["exact"],
+        segment_seconds=tuple(float(s) for s in scaled),
+        head_seconds={head.ramp_id: medians[f"head {head.ramp_id}"] for head in heads},
+        regroup_seconds=float(np.median(regroups)) if regroups else 0.0,
+        depth={place.position: float(reached[index]) for index, place in enumerate(places)},
+    )
+
+
+def _time_jobs(jobs: Mapping[str, Callable[[], object]], *, seconds: float) -> dict[str, float]:
+    """Median seconds of each job over interleaved rounds, after one round of warm-up."""
+    for job in jobs.values():
+        job()
+    taken: dict[str, list[float]] = {name: [] for name in jobs}
+    end = time.perf_counter() + seconds
+    for done in range(MAX_ROUNDS):
+        if done >= MIN_ROUNDS and time.perf_counter() > end:
+            break
+        for name, job in jobs.items():
+            start = time.perf_counter()
+            job()
+            taken[name].append(time.perf_counter() - start)
+    return {name: float(np.median(values)) for name, values in taken.items()}
+
+
+def _segment_sessions(backbone: Backbone, places: Sequence[Place], *, threads: int) -> list[Any]:
+    shapes: dict[str, tuple[int, ...]] = {place.tensor: (place.channels, place.height, place.width) for place in places}
+    ends: list[str | None] = [None, *(place.tensor for place in places), None]
+    return [
+        open_session(stage_model(backbone.model, source=a, target=b, heads=(), shapes=shapes), threads=threads)
+        for a, b in pairwise(ends)
+    ]
+
+
+def _head_session(head: HeadNodes, places: Sequence[Place], model: onnx.ModelProto, *, threads: int) -> Any:
+    """The head alone, which prices its call as well: a stage boundary in a worker costs one too."""
+    place = next(place for place in places if place.tensor == head.source)
+    shape = ["batch", place.channels, place.height, place.width]
+    graph = helper.make_graph(
+        list(head.nodes),
+        head.ramp_id,
+        [helper.make_tensor_value_info(head.source, onnx.TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(head.output, onnx.TensorProto.FLOAT, ["batch", None])],
+        list(head.initializers),
+    )
+    return open_session(
+        helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=model.ir_version), threads=threads
+    )
+
+
+def _segment_values(segments: Sequence[Any], x: FloatArray) -> list[FloatArray]:
+    """Inputs of every segment for a batch, computed by running them in turn."""
+    values = [x]
+    for session in segments[:-1]:
+        (value,) = session.run(None, {session.get_inputs()[0].name: values[-1]})
+        values.append(value)
+    return values
+
+
+def _job(session: Any, value: FloatArray) -> Callable[[], object]:
+    feed = {session.get_inputs()[0].name: value}
+    return lambda: session.run(None, feed)
+
+
+def _decision_job(session: Any, value: FloatArray, *, n_classes: int) -> Callable[[], object]:
+    """A head and the decision who leaves, which every batch that reaches a ramp pays."""
+    feed = {session.get_inputs()[0].name: value}
+    table = np.linspace(-20.0, 20.0, TABLE_SIZE)
+    half = np.float32(0.5)
+
+    def decide() -> npt.NDArray[np.bool_]:
+        (logits,) = session.run(None, feed)
+        return uncertainty(logits.reshape(-1, n_classes), table) < half
+
+    return decide
+
+
+def _regroup_job(value: FloatArray) -> Callable[[], object]:
+    rows = np.arange(0, len(value), 2)  # half of the batch stays, spread over it
+    return lambda: np.ascontiguousarray(value[rows])

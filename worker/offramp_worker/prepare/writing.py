@@ -1,0 +1,143 @@
+"""Writing an exit bundle: all files into a folder beside the target, then one rename."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from offramp_core.bundle import (
+    BACKBONE_FILE,
+    MANIFEST_FILE,
+    PROBE_FILE,
+    PROFILE_FILE,
+    RAMPS_FILE,
+    RECORDS_FILE,
+    SCHEMA_VERSION,
+    Manifest,
+    Profile,
+    RampSpec,
+    profile_arrays,
+    ramp_set_digest,
+)
+from offramp_core.errors import InvalidArgumentError
+from offramp_worker.prepare.data import FloatArray
+from offramp_worker.prepare.sources import Backbone
+
+
+@dataclass(frozen=True, slots=True)
+class BundleContents:
+    """Everything a bundle holds.
+
+    ``parameters`` maps ramp id to its tensors and ``quantiles`` to its table; ``records`` are the per-row arrays of a
+    records file; ``probe`` is (x, logits); ``data`` goes into the manifest as it is.
+    """
+
+    name: str
+    source: str
+    backbone: Backbone
+    ramps: tuple[RampSpec, ...]
+    parameters: Mapping[str, Mapping[str, FloatArray]]
+    quantiles: Mapping[str, npt.NDArray[np.float64]]
+    profile: Profile
+    records: Mapping[str, npt.NDArray[Any]]
+    probe: tuple[FloatArray, FloatArray]
+    data: Mapping[str, Any]
+
+
+def check_target(out: Path) -> None:
+    """Refuse a target that is neither free nor an earlier bundle.
+
+    Raises
+    ------
+    InvalidArgumentError
+        ``out`` is a file, or a folder with something else in it.
+    """
+    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST_FILE).is_file():
+        raise InvalidArgumentError(f"out {out} is a folder that holds no bundle; give a new folder")
+    if out.exists() and not out.is_dir():
+        raise InvalidArgumentError(f"out {out} is a file; give a new folder")
+
+
+def write_bundle(out: Path, contents: BundleContents) -> Manifest:
+    """Write a bundle so that ``out`` is complete or untouched at every moment; an earlier bundle there is replaced."""
+    out = out.absolute()
+    check_target(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        manifest = _write_files(work, contents)
+        work.chmod(0o755)  # mkdtemp's 0700 would keep a worker with another user out
+        _swap(work, out)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return manifest
+
+
+def _write_files(folder: Path, contents: BundleContents) -> Manifest:
+    from safetensors.numpy import save_file
+
+    (folder / BACKBONE_FILE).write_bytes(contents.backbone.model.SerializeToString(deterministic=True))
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for spec in contents.ramps:
+        tensors |= {f"{spec.id}/{name}": value for name, value in contents.parameters[spec.id].items()}
+        tensors[f"{spec.id}/quantiles"] = contents.quantiles[spec.id]
+    save_file(tensors, folder / RAMPS_FILE)
+    records: dict[str, Any] = {**contents.records, **profile_arrays(contents.profile)}
+    np.savez(folder / RECORDS_FILE, **records)
+    np.savez(folder / PROBE_FILE, x=contents.probe[0], logits=contents.probe[1])
+    _write_json(folder / PROFILE_FILE, asdict(contents.profile))
+    files = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        name=contents.name,
+        backbone_digest=f"sha256:{files[BACKBONE_FILE]}",
+        ramp_set_digest=ramp_set_digest(contents.ramps, files[RAMPS_FILE]),
+        inputs=(contents.backbone.input,),
+        outputs=(contents.backbone.output,),
+        n_classes=contents.backbone.n_classes,
+        ramps=contents.ramps,
+        files=files,
+        source=contents.source,
+        data=dict(contents.data),
+    )
+    _write_json(folder / MANIFEST_FILE, asdict(manifest))
+    return manifest
+
+
+def ramp_order(ramps: Sequence[RampSpec]) -> tuple[RampSpec, ...]:
+    """The order every array of a bundle follows: position, then head."""
+    return tuple(sorted(ramps, key=lambda spec: (spec.position, spec.head)))
+
+
+def _swap(work: Path, out: Path) -> None:
+    """Put ``work`` in the place of ``out``. A folder cannot be renamed over a full one, so the old one steps aside."""
+    if not out.exists():
+        work.rename(out)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.old.", dir=out.parent)) / "bundle"
+    out.rename(aside)
+    try:
+        work.rename(out)
+    except OSError:
+        aside.rename(out)
+        raise
+    finally:
+        shutil.rmtree(aside.parent, ignore_errors=True)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
