@@ -22,7 +22,11 @@ from offramp_core.sketch import bucket_index
 from offramp_core.tuning import tune
 
 RAMPS = ("r00-grid", "r01-grid", "r02-grid")
-COSTS = {"segment_seconds": [[0.002, 0.002, 0.002, 0.004]], "ramp_seconds": [[0.0001, 0.0001, 0.0001]], "batch_size": [1]}
+COSTS = {
+    "segment_seconds": [[0.002, 0.002, 0.002, 0.004]],
+    "ramp_seconds": [[0.0001, 0.0001, 0.0001]],
+    "batch_size": [1],
+}
 BACKBONE, RAMP_SET = "sha256:" + "b" * 64, "sha256:" + "a" * 64
 
 
@@ -86,17 +90,35 @@ class SimWorker:
     def _batch(self, records: Records, size: int, now: float) -> list[tuple[int, float]]:
         doc = self.document
         canary = doc is not None and doc.canary is not None and self.rng.random() < doc.weight_percent / 100
-        arm, name = (doc.canary if canary else doc.stable, "canary" if canary else "stable") if doc is not None else (None, "stable")
+        arm, name = (
+            (doc.canary if canary else doc.stable, "canary" if canary else "stable")
+            if doc is not None
+            else (None, "stable")
+        )
         plan = Plan.from_mapping(arm.plan) if arm is not None else Plan(BACKBONE, RAMP_SET)
         rows = self.rng.integers(len(records), size=size)
         exit_at = exits(records, plan, rows)
-        c = self.counts.setdefault((doc.epoch if doc else 0, name), {"hash": plan.content_hash, "exits": {}, "exec": {}, "lat": {}})
+        c = self.counts.setdefault(
+            (doc.epoch if doc else 0, name), {"hash": plan.content_hash, "exits": {}, "exec": {}, "lat": {}}
+        )
         drawn = self.rng.random(size) < (arm.audit_rate if arm is not None else 0.0)
         wrong = np.array([e >= 0 and not records.agrees[r, e] for r, e in zip(rows, exit_at, strict=True)])
         seconds = float(self.rng.lognormal(-5.0, 0.2)) * (0.8 + 0.2 * size) * (self.slowdown if canary else 1.0)
-        add(c, requests=size, drawn=int(drawn.sum()), audited=int(drawn.sum()), disagreements=int((drawn & wrong).sum()), batches=1)
+        add(
+            c,
+            requests=size,
+            drawn=int(drawn.sum()),
+            audited=int(drawn.sum()),
+            disagreements=int((drawn & wrong).sum()),
+            batches=1,
+        )
         limit = doc.slow_seconds.get(str(size)) if doc is not None else None
-        add(c, judged=int(limit is not None), slow=int(limit is not None and seconds > limit), failed=int(canary and self.rng.random() < self.failing))
+        add(
+            c,
+            judged=int(limit is not None),
+            slow=int(limit is not None and seconds > limit),
+            failed=int(canary and self.rng.random() < self.failing),
+        )
         sized = c["exec"].setdefault(str(size), {})
         key = str(bucket_index(seconds))
         sized[key] = sized.get(key, 0) + 1
@@ -115,13 +137,33 @@ class SimWorker:
         )  # fmt: skip
         counts = tuple(
             ArmCounts(
-                epoch, arm, c["hash"], c["requests"], c["exits"], c["drawn"], c["audited"], c["disagreements"], c["batches"],
-                c["judged"], c["slow"], c["failed"], 0.0, c["exec"], c["lat"],
+                epoch,
+                arm,
+                c["hash"],
+                c["requests"],
+                c["exits"],
+                c["drawn"],
+                c["audited"],
+                c["disagreements"],
+                c["batches"],
+                c["judged"],
+                c["slow"],
+                c["failed"],
+                0.0,
+                c["exec"],
+                c["lat"],
             )  # fmt: skip
             for (epoch, arm), c in self.counts.items()
         )
         seen = Observations(self.name, self.boot, 0.0, counts, RecordBlock(0, 0, RAMP_SET))
-        return Worker(self.name, self.name, self.ready, restarts=self.restarts, state=None if silent else state, observations=None if silent else seen)
+        return Worker(
+            self.name,
+            self.name,
+            self.ready,
+            restarts=self.restarts,
+            state=None if silent else state,
+            observations=None if silent else seen,
+        )
 
 
 def add(counter: dict[str, Any], **amounts: int) -> None:
@@ -162,7 +204,7 @@ class Fleet:
         self.configs: dict[str, Config] = {}
         self.rollouts: dict[str, Rollout] = {}
         self.published: PlanDocument | None = None
-        self.labels: list[tuple[int, float, Records]] = []
+        self.labels: list[Records] = []
         self.outcome: Any = None
         self.events: list[Event] = []
         self.conditions_seen: list[dict[str, str]] = []
@@ -182,7 +224,10 @@ class Fleet:
         self.now += seconds
         for worker in self.workers:
             share = int(self.requests_per_second * seconds / len(self.workers))
-            self.labels += [(row, at, self.records) for row, at in worker.serve(self.records, share, self.now + 1e-6 * len(self.labels))]
+            rows = np.array([row for row, _ in worker.serve(self.records, share, self.now)], dtype=np.intp)
+            if len(rows):
+                times = self.now + 1e-6 * (np.arange(len(rows)) + worker.seed)
+                self.labels.append(replace(self.records.take(rows), time=times))
         return self.reconcile()
 
     def snapshot(self) -> Snapshot:
@@ -204,7 +249,9 @@ class Fleet:
             self.configs[name] = replace(self.configs[name], status=config_status)
         if decision.new_rollout is not None:
             r = decision.new_rollout
-            self.rollouts[r.name] = Rollout(r.name, r.from_config, r.to_config, r.cause, r.generation, created_at=self.now)
+            self.rollouts[r.name] = Rollout(
+                r.name, r.from_config, r.to_config, r.cause, r.generation, created_at=self.now
+            )
         for name, rollout_status in decision.rollout_statuses.items():
             self.rollouts[name] = replace(self.rollouts[name], status=rollout_status)
         self.writes += decision.status != self.service.status
@@ -231,16 +278,18 @@ class Fleet:
             self.step()
             if until(self):
                 return
-        raise AssertionError(f"not within {limit} s; status {self.service.status}; rollouts {[r.status for r in self.rollouts.values()]}")
+        raise AssertionError(
+            f"not within {limit} s; status {self.service.status}; rollouts {[r.status for r in self.rollouts.values()]}"
+        )
 
     def _store(self) -> RecordStore | None:
         if not self.labels:
             return None
-        parts = [r.take(np.array([i])) for i, _, r in self.labels[-6000:]]
-        times = np.array([t for _, t, _ in self.labels[-6000:]])
+        parts = self.labels[-200:]
         records = Records(
             np.concatenate([p.uncertainty for p in parts]), np.concatenate([p.agrees for p in parts]),
-            np.concatenate([p.final_agrees for p in parts]), self.records.costs, time=times,
+            np.concatenate([p.final_agrees for p in parts]), self.records.costs,
+            time=np.concatenate([p.time for p in parts if p.time is not None]),
         )  # fmt: skip
         return RecordStore(records, RAMPS, BACKBONE, RAMP_SET)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from fleet import MANIFEST, RAMPS, Fleet, pool  # type: ignore[import-not-found]
+
 from offramp_core.control.codec import from_json, to_json
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import RolloutStatus, ServiceStatus
@@ -34,7 +34,7 @@ def test_a_certified_plan_is_canaried_and_promoted_without_a_user_doing_anything
     assert not fleet.stable.exits_off
     assert [e.reason for e in fleet.events] == ["RampProposed", "CanaryStarted", "StepAdvanced", "Promoted"]
     certificate = fleet.configs[fleet.status.stable_config].status.certificates[0]
-    assert certificate["budget"] == pytest.approx(0.02)
+    assert float(certificate["budget"]) == pytest.approx(0.02)
 
 
 def test_ready_never_leaves_true_once_the_service_serves(fleet: Fleet) -> None:
@@ -165,7 +165,9 @@ def test_a_worker_that_restarts_in_the_canary_rolls_it_back(fleet: Fleet) -> Non
 def test_a_worker_that_never_acknowledges_aborts_the_attempt(fleet: Fleet) -> None:
     fleet.run(lambda f: bool(f.rollouts))
     fleet.workers[1].configure = lambda document: None  # type: ignore[method-assign]
-    fleet.run(lambda f: "Aborted" in f.verdicts() or "RollingBack" in [r.status.phase for r in f.rollouts.values()], limit=200)
+    fleet.run(
+        lambda f: "Aborted" in f.verdicts() or "RollingBack" in [r.status.phase for r in f.rollouts.values()], limit=200
+    )
     assert next(iter(fleet.rollouts.values())).status.reason == "AckTimeout"
 
 

@@ -365,15 +365,7 @@ class _Pass:
         settled = before.settled_generation
         if facts.settled and not document_changed:
             settled = self.service.generation
-        candidate = (
-            rollout.to_config
-            if rollout is not None
-            else (
-                tuned.candidate or before.candidate_config
-                if tuned.status.state in ("Recommended", "RollingOut")
-                else ""
-            )
-        )
+        candidate = self._candidate(rollout, tuned)
         status = replace(
             before,
             observed_generation=self.service.generation,
@@ -388,6 +380,13 @@ class _Pass:
             conditions=conditions(facts, settled_generation=settled, observed=(latency, n, k)),
         )
         return _summarise(status)
+
+    def _candidate(self, rollout: Rollout | None, tuned: Tuned) -> str:
+        """What may become stable: the canary, or a recommendation that waits for the user."""
+        if rollout is not None:
+            return rollout.to_config
+        waiting = self.service.status.candidate_config
+        return tuned.candidate or (waiting if self.spec.mode == "Recommend" and waiting in self.configs else "")
 
     def _changed_configs(self, stable: Config, rollout: Rollout | None) -> Mapping[str, ConfigStatus]:
         """Statuses that differ from what is stored, with the states of stable and canary kept true."""

@@ -1,0 +1,224 @@
+"""Parts of the control loop: specs at the door, statuses through JSON, ledgers under restarts, gates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offramp_core.control.codec import format_time, from_json, parse_time, to_json
+from offramp_core.control.gates import GateInput, read_gates
+from offramp_core.control.ledger import BootReport, fold
+from offramp_core.control.objects import ArmTally, BothArms, Ledger, RolloutStatus, StepRecord
+from offramp_core.control.spec import parse_spec
+from offramp_core.errors import InvalidArgumentError, InvalidSpecError
+from offramp_core.protocol import ArmCounts
+
+GOOD: dict[str, Any] = {
+    "model": {"uri": "oci://example.com/digits:1"},
+    "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.01"}},
+}
+HASHES = {"stable": "s", "canary": "c"}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """GOOD with one field set, e.g. ``objective.accuracy.maxDisagreement``."""
+
+    def put(node: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+        head, *rest = keys
+        return {**node, head: put(node.get(head, {}), rest) if rest else value}
+
+    return put(GOOD, path.split("."))
+
+
+# --- specs -----------------------------------------------------------------------------------------
+
+
+def test_a_short_manifest_gets_the_documented_defaults() -> None:
+    spec = parse_spec(GOOD)
+    assert (spec.latency_seconds, spec.max_disagreement, spec.confidence) == (0.04, 0.01, 0.95)
+    assert (spec.mode, spec.max_active, spec.replicas) == ("Auto", 3, 1)
+    assert [s.weight for s in spec.rollout.steps] == [5, 25, 50]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        ("model.uri", "s3://bucket/x", "spec.model.uri"),
+        ("model.digest", "sha256:12", "spec.model.digest"),
+        ("objective.latency.threshold", "40", "spec.objective.latency.threshold"),
+        ("objective.latency.threshold", "0ms", "spec.objective.latency.threshold"),
+        ("objective.latency.percentile", 49, "spec.objective.latency.percentile"),
+        ("objective.accuracy.maxDisagreement", "0", "spec.objective.accuracy.maxDisagreement"),
+        ("objective.accuracy.maxDisagreement", "NaN", "spec.objective.accuracy.maxDisagreement"),
+        ("objective.accuracy.maxDisagreement", 0.01, "spec.objective.accuracy.maxDisagreement"),
+        ("objective.accuracy.confidence", "1", "spec.objective.accuracy.confidence"),
+        ("objective.accuracy.output", "TopK", "spec.objective.accuracy.output"),
+        ("ramps.mode", "Automatic", "spec.ramps.mode"),
+        ("ramps.mode", "Pinned", "spec.ramps.pin"),
+        ("ramps.pin", {"ramps": [{"id": "r", "threshold": "0.1"}]}, "spec.ramps.pin"),
+        ("ramps", {"mode": "Pinned", "pin": {"ramps": [{"id": "r", "threshold": "1.1"}]}}, "spec.ramps.pin.ramps[0].threshold"),
+        ("ramps", {"mode": "Pinned", "pin": {"ramps": [{"id": "r", "threshold": "0.1234567"}]}}, "spec.ramps.pin.ramps[0].threshold"),
+        ("ramps", {"mode": "Pinned", "pin": {"ramps": [{"id": "r", "threshold": "0"}] * 2}}, "spec.ramps.pin.ramps"),
+        ("ramps.maxActive", 7, "spec.ramps.maxActive"),
+        ("rollout.steps", [], "spec.rollout.steps"),
+        ("rollout.steps", [{"weight": 50}, {"weight": 25}], "spec.rollout.steps"),
+        ("rollout.steps", [{"weight": 0}], "spec.rollout.steps[0].weight"),
+        ("rollout.stepDeadline", "soon", "spec.rollout.stepDeadline"),
+        ("replicas", -1, "spec.replicas"),
+        ("replicas", True, "spec.replicas"),
+        ("suspend", "yes", "spec.suspend"),
+        ("autoscaling", {"maxReplicas": 2}, "spec.autoscaling"),
+    ],
+)  # fmt: skip
+def test_each_mistake_is_refused_by_the_name_of_its_field(path: str, value: Any, field: str) -> None:
+    with pytest.raises(InvalidSpecError) as refused:
+        parse_spec(changed(path, value))
+    assert refused.value.field == field
+
+
+def test_a_missing_objective_is_named() -> None:
+    with pytest.raises(InvalidSpecError, match=r"spec\.objective: required"):
+        parse_spec({"model": GOOD["model"]})
+
+
+# --- codec -----------------------------------------------------------------------------------------
+
+
+@given(st.floats(min_value=0, max_value=4e9))
+def test_times_survive_to_the_microsecond(seconds: float) -> None:
+    assert parse_time(format_time(seconds)) == pytest.approx(seconds, abs=2e-6)
+
+
+tallies = st.builds(ArmTally, **{name: st.integers(0, 10**6) for name in ArmTally.__dataclass_fields__})
+arms = st.builds(BothArms, canary=tallies, stable=tallies)
+
+
+@given(st.dictionaries(st.text("abc-", min_size=1), arms, max_size=3), arms, st.integers(0, 9), st.integers(0, 10**6))
+def test_a_rollout_status_survives_storage(live: dict[str, BothArms], retired: BothArms, step: int, n: int) -> None:
+    status = RolloutStatus(
+        phase="Progressing", step=step, weight=25, started_at=1.5, slow_seconds={"1": 0.25}, ledger=Ledger(7, live, retired, ("x",)),
+        history=(StepRecord(5, n, 0, 2.5),),
+    )  # fmt: skip
+    assert from_json(RolloutStatus, to_json(status)) == status
+
+
+def test_a_status_of_the_wrong_type_names_the_field() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"RolloutStatus\.step is 'two'"):
+        from_json(RolloutStatus, {"step": "two"})
+
+
+def test_fields_of_a_newer_release_are_ignored() -> None:
+    assert from_json(RolloutStatus, {"step": 1, "somethingNew": {}}).step == 1
+
+
+# --- ledger ----------------------------------------------------------------------------------------
+
+
+def counts(
+    *, epoch: int = 3, arm: str = "canary", requests: int = 100, drawn: int = 50, audited: int = 50, wrong: int = 1
+) -> ArmCounts:
+    return ArmCounts(epoch, arm, HASHES[arm], requests, {}, drawn, audited, wrong, batches=requests)  # type: ignore[arg-type]
+
+
+def folded(ledger: Ledger, *reports: BootReport, live: set[str] | None = None, epoch: int = 3) -> Ledger:
+    boots = frozenset(live if live is not None else {r.boot_id for r in reports})
+    return fold(ledger, reports, epoch=epoch, live_boots=boots, plan_hashes=HASHES)
+
+
+def test_a_repeated_or_lost_pull_changes_nothing() -> None:
+    report = BootReport("a", (counts(),))
+    once = folded(Ledger(), report)
+    assert folded(once, report) == once
+    assert folded(once, live={"a"}) == once
+
+
+def test_a_vanished_worker_keeps_its_counts_and_its_open_audits_count_against_the_canary() -> None:
+    ledger = folded(Ledger(), BootReport("a", (counts(drawn=50, audited=40, wrong=1),)))
+    gone = folded(ledger, live=set())
+    assert (gone.total.canary.audited, gone.total.canary.disagreements) == (50, 11)
+
+
+def test_a_restarted_worker_adds_to_what_it_did_before() -> None:
+    ledger = folded(Ledger(), BootReport("a1", (counts(),)))
+    ledger = folded(ledger, BootReport("a2", (counts(),)), live={"a2"})
+    assert ledger.total.canary.audited == 100
+
+
+@given(st.permutations(["a", "b", "c"]))
+def test_the_order_of_reports_does_not_matter(order: list[str]) -> None:
+    reports = {boot: BootReport(boot, (counts(requests=100 + i, wrong=i),)) for i, boot in enumerate("abc")}
+    assert folded(Ledger(), *(reports[b] for b in order)) == folded(Ledger(), *reports.values())
+
+
+def test_counts_of_another_epoch_are_not_pooled() -> None:
+    assert folded(Ledger(), BootReport("a", (counts(epoch=2),))).total == BothArms()
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        counts(wrong=51),
+        counts(audited=51),
+        counts(drawn=101),
+        replace(counts(), plan_hash="foreign"),
+        replace(counts(), slow_batches=5),
+    ],
+    ids=[
+        "more disagreements than audits",
+        "more audits than drawn",
+        "more drawn than requests",
+        "another plan",
+        "slow batches nobody judged",
+    ],
+)
+def test_an_impossible_report_is_quarantined_with_all_it_said(impossible: ArmCounts) -> None:
+    ledger = folded(Ledger(), BootReport("a", (counts(),)))
+    ledger = folded(ledger, BootReport("a", (impossible,)))
+    assert ledger.quarantined == ("a",) and ledger.total == BothArms()
+    assert folded(ledger, BootReport("a", (counts(),))).total == BothArms()
+
+
+def test_counters_that_go_backwards_are_quarantined() -> None:
+    ledger = folded(Ledger(), BootReport("a", (counts(),)))
+    assert folded(ledger, BootReport("a", (counts(requests=99),))).quarantined == ("a",)
+
+
+# --- gates -----------------------------------------------------------------------------------------
+
+
+def gates(canary: ArmTally, stable: ArmTally = ArmTally(), **changes: Any) -> dict[str, str]:  # noqa: B008 - frozen
+    given_ = GateInput(BothArms(canary, stable), 25, 0.01, 0.99, 3, 500, certified=True)
+    return {g.name: g.state for g in read_gates(replace(given_, **changes))}
+
+
+def test_no_data_is_undecided_and_never_a_pass() -> None:
+    read = gates(ArmTally())
+    assert read["accuracy"] == read["slowness"] == "Undecided"
+
+
+def test_five_percent_disagreement_against_a_budget_of_one_is_rejected_within_225_audits() -> None:
+    assert gates(ArmTally(audited=225, disagreements=11))["accuracy"] == "Rejected"
+
+
+def test_enough_agreeing_audits_are_clear() -> None:
+    assert gates(ArmTally(audited=5000, disagreements=40))["accuracy"] == "Clear"
+
+
+def test_slow_batches_are_judged_by_the_canary_s_share_of_them() -> None:
+    fair = gates(ArmTally(judged=1000, slow=100), ArmTally(judged=3000, slow=300))
+    slow = gates(ArmTally(judged=1000, slow=400), ArmTally(judged=3000, slow=300))
+    assert (fair["slowness"], slow["slowness"]) == ("Clear", "Rejected")
+
+
+def test_at_full_weight_there_is_nothing_to_compare_with() -> None:
+    assert gates(ArmTally(audited=5000), weight=100)["slowness"] == "NotApplicable"
+
+
+def test_an_uncertified_plan_must_earn_acceptance() -> None:
+    few = gates(ArmTally(audited=1500, disagreements=14), certified=False)
+    many = gates(ArmTally(audited=9000, disagreements=18), certified=False)
+    assert (few["acceptance"], many["acceptance"]) == ("Undecided", "Clear")
