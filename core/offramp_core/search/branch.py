@@ -16,9 +16,9 @@ from itertools import count
 
 import numpy as np
 
-from offramp_core.records import BoolArray
+from offramp_core.records import BoolArray, IndexArray
 from offramp_core.search.pairs import Groups, PairChoice, choose_second, make_groups
-from offramp_core.search.queues import Queue, SearchSpace
+from offramp_core.search.queues import SearchSpace
 
 _LAST = -1  # as the end of a range: the boldest cut, whichever that is
 _Pairs = tuple[tuple[float, int, int], ...]  # (bound, ramp, ramp)
@@ -95,15 +95,15 @@ class BranchAndBound:
     def single(self, ramp: int) -> None:
         """Solve a plan of one ramp."""
         self.nodes += 1
-        queue = self.space.queue(ramp)
-        sizes, errors = queue.cuts(self.errors)
-        if self.space.final_wrong is not None:
-            wrong = np.concatenate(([0], np.cumsum(self.space.final_wrong[queue.rows])))[sizes]
-            fits = errors + int(self.space.final_wrong.sum()) - wrong <= self.errors
-            sizes = sizes[fits]
+        cuts = self.space.queue(ramp).cuts(self._everyone, self.errors)
+        sizes = cuts.sizes
+        wrong = self.space.final_wrong
+        if wrong is not None:
+            left = np.count_nonzero(wrong) - np.concatenate(([0], np.cumsum(wrong[cuts.rows])))[sizes]
+            sizes = sizes[cuts.errors + left <= self.errors]
         if len(sizes):
             gain = float(sizes[-1] * self.space.behind[ramp] - self.space.n * self.space.ramp_seconds[ramp])
-            self._offer(gain, (ramp,), lambda: (self._key_after(queue, int(sizes[-1]), ramp),))
+            self._offer(gain, (ramp,), lambda: (self._lowest_key(ramp, cuts.rows[: sizes[-1]]),))
 
     def multi(self, prefix: tuple[int, ...], pairs: Iterable[tuple[int, int]]) -> None:
         """Add all plans of the ramps ``prefix`` plus one of ``pairs`` (each deeper than the prefix)."""
@@ -137,21 +137,16 @@ class BranchAndBound:
     def _visit(self, prefix: tuple[int, ...], fixed: tuple[int, ...], lo: int, hi: int, pairs: _Pairs) -> None:
         """Bound a node on every pair that can still win; exact ones are offered, others queued."""
         view, hi, exact = self._descend(prefix, fixed, lo, hi)
-        queues: dict[int, Queue] = {}
-        groups: Groups | None = None
-        groups_of = -1
+        spare = self.errors - view.errors
+        groups: dict[int, Groups] = {}
         kept: list[tuple[float, int, int]] = []
         for parent_bound, a, b in pairs:
             if parent_bound <= self.best_gain + self._tolerance:
                 continue
-            for ramp in (a, b):
-                if ramp not in queues:
-                    queues[ramp] = self._queue(view, ramp)
-            if groups is None or groups_of != a:
-                groups = make_groups(queues[a], self.errors - view.errors, view.alive, self.space.final_wrong)
-                groups_of = a
+            if a not in groups:
+                groups = {a: make_groups(self.space.queue(a), spare, view.alive, self.space.final_wrong)}
             self.nodes += 1
-            bound = self._pair(view, (*prefix, a, b), groups, queues[b], exact=exact)
+            bound = self._pair(view, (*prefix, a, b), groups[a], exact=exact)
             if bound > self.best_gain + self._tolerance:
                 kept.append((min(bound, parent_bound), a, b))
         if kept and not exact:
@@ -162,9 +157,8 @@ class BranchAndBound:
         """Take the node's cuts; the view, the range's end as a number, and whether the node is a single plan prefix."""
         view = _View(self._everyone)
         for level, ramp in enumerate(prefix):
-            queue = self._queue(view, ramp)
-            sizes, errors = queue.cuts(self.errors - view.errors)
-            last = len(sizes) - 1
+            cuts = self.space.queue(ramp).cuts(view.alive, self.errors - view.errors)
+            last = len(cuts.sizes) - 1
             if level < len(fixed):
                 cut, charged = fixed[level], fixed[level]
             elif level == len(fixed):
@@ -173,57 +167,47 @@ class BranchAndBound:
             else:
                 cut, charged = last, 0
             later = float(self.space.ramp_seconds[list(prefix[level + 1 :])].sum())
-            view = self._leave(view, queue, ramp, int(sizes[cut]), errors=int(errors[charged]), later_seconds=later)
+            leavers = cuts.rows[: cuts.sizes[cut]]
+            view = self._leave(view, ramp, leavers, errors=int(cuts.errors[charged]), later_seconds=later)
         return view, hi, not prefix or (len(fixed) == len(prefix) - 1 and lo == hi)
 
-    def _leave(self, view: _View, queue: Queue, ramp: int, size: int, *, errors: int, later_seconds: float) -> _View:
+    def _leave(self, view: _View, ramp: int, leavers: IndexArray, *, errors: int, later_seconds: float) -> _View:
         alive = view.alive.copy()
-        alive[queue.rows[:size]] = False
+        alive[leavers] = False
         return _View(
             alive,
-            view.left + size,
-            view.gain + size * (float(self.space.behind[ramp]) + later_seconds),
+            view.left + len(leavers),
+            view.gain + len(leavers) * (float(self.space.behind[ramp]) + later_seconds),
             view.errors + errors,
-            (*view.keys, self._key_after(queue, size, ramp)),
+            (*view.keys, self._lowest_key(ramp, leavers)),
         )
 
-    def _queue(self, view: _View, ramp: int) -> Queue:
-        queue = self.space.queue(ramp)
-        return queue if view.left == 0 else queue.without(view.alive)
-
-    def _pair(self, view: _View, active: tuple[int, ...], groups: Groups, second: Queue, *, exact: bool) -> float:
+    def _pair(self, view: _View, active: tuple[int, ...], groups: Groups, *, exact: bool) -> float:
         """Most seconds saved with the last two of ``active`` after the view's cuts; offered as a plan where the view is exact."""
         space, seconds = self.space, self.space.ramp_seconds
         a, b = active[-2:]
-        choice = choose_second(groups, second, self.errors - view.errors, space.final_wrong)
+        choice = choose_second(groups, space.queue(b), self.errors - view.errors, space.final_wrong)
         paid = float(seconds[list(active)].sum())
         base = view.gain + view.left * float(seconds[a] + seconds[b]) - space.n * paid
-        gains = base + groups.sizes * (space.behind[a] + seconds[b]) + choice.leaving * space.behind[b]
+        gains = base + groups.cuts.sizes * (space.behind[a] + seconds[b]) + choice.leaving * space.behind[b]
         gains = np.where(choice.position >= 0, gains, -np.inf)
         cut = int(gains.argmax())
         gain = float(gains[cut])
         if exact:
-            self._offer(
-                gain, active, lambda: (*view.keys, *self._pair_keys(groups, choice, second, cut=cut, ramps=(a, b)))
-            )
+            self._offer(gain, active, lambda: (*view.keys, *self._pair_keys(groups, choice, cut, (a, b))))
         return gain
 
-    def _pair_keys(
-        self, groups: Groups, choice: PairChoice, second: Queue, *, cut: int, ramps: tuple[int, int]
-    ) -> tuple[int, int]:
+    def _pair_keys(self, groups: Groups, choice: PairChoice, cut: int, ramps: tuple[int, int]) -> tuple[int, int]:
         a, b = ramps
-        first_rows = np.flatnonzero(groups.of_row <= cut)
-        rows = second.rows[: choice.position[cut]]
-        second_rows = rows[groups.of_row[rows] > cut]
-        keys = self.space.keys
+        rows = self.space.queue(b).rows[: choice.position[cut]]
         return (
-            int(keys[first_rows, a].max()) if len(first_rows) else 0,
-            int(keys[second_rows[-1], b]) if len(second_rows) else 0,
+            self._lowest_key(a, groups.cuts.rows[: groups.cuts.sizes[cut]]),
+            self._lowest_key(b, rows[groups.of_row[rows] > cut]),
         )
 
-    def _key_after(self, queue: Queue, size: int, ramp: int) -> int:
-        """The lowest grid threshold that lets the first ``size`` of a queue leave: the cautious end of all that do."""
-        return int(self.space.keys[queue.rows[size - 1], ramp]) if size else 0
+    def _lowest_key(self, ramp: int, leavers: IndexArray) -> int:
+        """The lowest grid threshold that lets these leave, given in order: the cautious end of all that do the same."""
+        return int(self.space.keys(ramp)[leavers[-1]]) if len(leavers) else 0
 
     def _offer(self, gain: float, active: tuple[int, ...], keys: Callable[[], tuple[int, ...]]) -> None:
         if gain > -np.inf and gain > self.best_gain + self._tolerance:

@@ -9,7 +9,6 @@ equal keys cannot be told apart by any plan and leave together; that is the whol
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +29,9 @@ def leave_keys(uncertainty: FloatArray) -> KeyArray:
     uncertainty : (...) float32 in [0, 1]
     """
     u = np.asarray(uncertainty, dtype=np.float32)
-    keys = np.floor(u.astype(np.float64) * STEPS).astype(np.int32) - 1
-    for _ in range(3):  # float32 spacing is far below 1e-6, so the right key is at most two steps up
-        keys += _as_float32(keys) <= u
-    return keys
+    nearest = np.rint(u.astype(np.float64) * STEPS)
+    # The nearest grid value is half a step away at most and float32 spacing is far below that, so only it is in doubt.
+    return nearest.astype(np.int32) + ((nearest / STEPS).astype(np.float32) <= u)
 
 
 def threshold_of(key: int) -> Decimal:
@@ -44,7 +42,3 @@ def threshold_of(key: int) -> Decimal:
 def cautious_threshold(score: float) -> Decimal:
     """Largest storable threshold under which an input with exactly this (float32) uncertainty does not leave."""
     return threshold_of(int(leave_keys(np.asarray([score], dtype=np.float32))[0]) - 1)
-
-
-def _as_float32(keys: npt.NDArray[np.integer[Any]]) -> FloatArray:
-    return (keys / STEPS).astype(np.float32)
