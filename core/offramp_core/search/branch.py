@@ -18,7 +18,7 @@ import numpy as np
 
 from offramp_core.records import BoolArray, IndexArray
 from offramp_core.search.pairs import Groups, PairChoice, choose_second, make_groups
-from offramp_core.search.queues import SearchSpace
+from offramp_core.search.queues import Cuts, SearchSpace
 
 _LAST = -1  # as the end of a range: the boldest cut, whichever that is
 _Pairs = tuple[tuple[float, int, int], ...]  # (bound, ramp, ramp)
@@ -81,6 +81,7 @@ class BranchAndBound:
         self._numbers = count()
         self._tolerance = 1e-12 * space.n * space.records.costs.total_seconds
         self._everyone = np.ones(space.n, dtype=bool)
+        self._cuts: dict[int, Cuts] = {}
 
     @property
     def bound(self) -> float:
@@ -95,7 +96,7 @@ class BranchAndBound:
     def single(self, ramp: int) -> None:
         """Solve a plan of one ramp."""
         self.nodes += 1
-        cuts = self.space.queue(ramp).cuts(self._everyone, self.errors)
+        cuts = self._first_cuts(ramp)
         sizes = cuts.sizes
         wrong = self.space.final_wrong
         if wrong is not None:
@@ -119,9 +120,8 @@ class BranchAndBound:
                 self._visit(node.prefix, (*node.fixed, node.lo), 0, _LAST, node.pairs)
                 continue
             middle = (node.lo + node.hi) // 2
-            for lo, hi in ((middle, middle), (node.lo, middle - 1), (middle + 1, node.hi)):
-                if lo <= hi:
-                    self._visit(node.prefix, node.fixed, lo, hi, node.pairs)
+            self._visit(node.prefix, node.fixed, node.lo, middle, node.pairs)
+            self._visit(node.prefix, node.fixed, middle + 1, node.hi, node.pairs)
         self._heap.clear()
 
     def clear(self) -> None:
@@ -150,14 +150,18 @@ class BranchAndBound:
             if bound > self.best_gain + self._tolerance:
                 kept.append((min(bound, parent_bound), a, b))
         if kept and not exact:
-            top = max(bound for bound, _, _ in kept)
+            top, a, b = max(kept)
             heapq.heappush(self._heap, _Node(-top, next(self._numbers), prefix, fixed, lo, hi, tuple(kept)))
 
     def _descend(self, prefix: tuple[int, ...], fixed: tuple[int, ...], lo: int, hi: int) -> tuple[_View, int, bool]:
         """Take the node's cuts; the view, the range's end as a number, and whether the node is a single plan prefix."""
         view = _View(self._everyone)
         for level, ramp in enumerate(prefix):
-            cuts = self.space.queue(ramp).cuts(view.alive, self.errors - view.errors)
+            cuts = (
+                self._first_cuts(ramp)
+                if level == 0
+                else self.space.queue(ramp).cuts(view.alive, self.errors - view.errors)
+            )
             last = len(cuts.sizes) - 1
             if level < len(fixed):
                 cut, charged = fixed[level], fixed[level]
@@ -170,6 +174,11 @@ class BranchAndBound:
             leavers = cuts.rows[: cuts.sizes[cut]]
             view = self._leave(view, ramp, leavers, errors=int(cuts.errors[charged]), later_seconds=later)
         return view, hi, not prefix or (len(fixed) == len(prefix) - 1 and lo == hi)
+
+    def _first_cuts(self, ramp: int) -> Cuts:
+        if ramp not in self._cuts:
+            self._cuts[ramp] = self.space.queue(ramp).cuts(self._everyone, self.errors)
+        return self._cuts[ramp]
 
     def _leave(self, view: _View, ramp: int, leavers: IndexArray, *, errors: int, later_seconds: float) -> _View:
         alive = view.alive.copy()

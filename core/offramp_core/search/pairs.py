@@ -60,14 +60,13 @@ def choose_second(groups: Groups, second: Queue, errors: int, final_wrong: BoolA
     """The last ramp takes all the budget left: for each cut of the first, its largest number of leavers within it."""
     spare = errors - groups.cuts.errors
     group_of_bad = groups.of_row[second.bad_rows]
-    alive_bad = np.flatnonzero(group_of_bad != GONE)
-    errors_so_far = _errors_so_far(group_of_bad[alive_bad], spare)
-    start = second.start[alive_bad[: errors_so_far.shape[1]]]
-    if errors_so_far.shape[1] == len(alive_bad):
-        start = np.append(start, len(second.rows))  # all its errors may fit
+    still_in = np.flatnonzero(group_of_bad != GONE)
+    blocking, shown = _blocking_error(group_of_bad[still_in], spare)
+    start = np.append(second.start[still_in[:shown]], len(second.rows))
     if groups.final_wrong_left is not None and final_wrong is not None:
-        return _choose_with_final(groups, second, spare, start, final_wrong)
-    position = start[np.count_nonzero(errors_so_far <= spare[:, None], axis=1)]
+        edges = start if shown == len(still_in) else start[:-1]
+        return _choose_with_final(groups, second, spare, edges, final_wrong)
+    position = start[blocking]
     return PairChoice(_count_before(groups, second, position), position)
 
 
@@ -78,18 +77,23 @@ def steps(rising: Ints) -> Ints:
     return out
 
 
-def _errors_so_far(group_of_bad: IndexArray, spare: Ints) -> Ints:
-    """Errors of the second ramp's queue that survive each cut, counted up to and with each error: (cuts, errors shown).
+def _blocking_error(group_of_bad: IndexArray, spare: Ints) -> tuple[Ints, int]:
+    """For each cut of the first ramp the error of the second's queue that its budget cannot take any more.
 
-    Only as many are shown as the budget reaches past; few of a queue's errors ever matter.
+    Returns their indices, (cuts,), the number of errors shown where nothing blocks; and how many errors had to be laid out. Few of a
+    queue's errors ever matter, so a short stretch is tried first.
     """
     total, shown = len(group_of_bad), 2 * (int(spare.max(initial=0)) + 4)
-    cuts = np.arange(len(spare), dtype=np.int32)[:, None]
+    cuts = np.arange(len(spare))
     while True:
         shown = min(shown, total)
-        count = np.cumsum(group_of_bad[:shown].astype(np.int32) > cuts, axis=1, dtype=np.int32)
-        if shown == total or bool((count[:, -1] > spare).all()):
-            return np.asarray(count)
+        survives = np.flatnonzero(group_of_bad[:shown] > cuts[:, None])
+        first = np.searchsorted(survives, np.append(cuts, len(cuts)) * shown)
+        blocked = first[1:] - first[:-1] > spare
+        if shown == total or blocked.all():
+            blocking = np.full(len(spare), shown)
+            blocking[blocked] = survives[(first[:-1] + spare)[blocked]] - (cuts * shown)[blocked]
+            return blocking, shown
         shown *= 2
 
 
@@ -97,7 +101,10 @@ def _count_before(groups: Groups, second: Queue, position: Ints) -> Ints:
     """For cut c, the inputs before ``position[c]`` of the second queue that are still in after it."""
     order = position.argsort(kind="stable")
     table = _table(groups, second.rows, position[order])
-    return np.asarray(table[np.arange(len(order)), order + 1][_inverse(order)])
+    later = np.arange(table.shape[1]) > order[:, None] + 1
+    count = np.empty_like(position)
+    count[order] = (table * later).sum(axis=1)
+    return count
 
 
 def _choose_with_final(groups: Groups, second: Queue, spare: Ints, start: Ints, final_wrong: BoolArray) -> PairChoice:
@@ -106,8 +113,8 @@ def _choose_with_final(groups: Groups, second: Queue, spare: Ints, start: Ints, 
     n_cuts = len(spare)
     errors = np.zeros(len(groups.of_row), dtype=bool)
     errors[second.bad_rows] = True
-    wrong = _table(groups, second.rows, start, errors)[:, 1 : n_cuts + 1].T
-    repaired = _table(groups, second.rows, start, final_wrong)[:, 1 : n_cuts + 1].T
+    wrong = _after_each_cut(_table(groups, second.rows, start, errors), n_cuts)
+    repaired = _after_each_cut(_table(groups, second.rows, start, final_wrong), n_cuts)
     feasible = wrong + groups.final_wrong_left[:, None] - repaired <= spare[:, None]
     last = feasible.shape[1] - 1 - feasible[:, ::-1].argmax(axis=1)
     position = np.where(feasible.any(axis=1), start[last], -1)
@@ -115,19 +122,18 @@ def _choose_with_final(groups: Groups, second: Queue, spare: Ints, start: Ints, 
 
 
 def _table(groups: Groups, rows: IndexArray, edges: Ints, marked: BoolArray | None = None) -> Ints:
-    """(Marked) inputs before each of the rising ``edges`` whose group is g or later: (edges, cuts + 2), the last column 0."""
-    width = len(groups.cuts.sizes) + 2  # GONE first, then the cuts, then never
+    """(Marked) inputs before each of the rising ``edges``, by group: (edges, cuts + 2), columns GONE, each cut, never."""
+    width = len(groups.cuts.sizes) + 2
     rows = rows[: edges[-1]]
     code = np.repeat(np.arange(1, len(edges) * width, width), steps(edges))
     code += groups.of_row[rows]
     if marked is not None:
         code = code[marked[rows]]
     table = np.bincount(code, minlength=len(edges) * width).reshape(len(edges), width)
+    return np.asarray(np.cumsum(table, axis=0, out=table))
+
+
+def _after_each_cut(table: Ints, n_cuts: int) -> Ints:
+    """Of a table, the inputs still in after each cut: (cuts, edges)."""
     later = table[:, ::-1].cumsum(axis=1)[:, ::-1]
-    return np.asarray(later.cumsum(axis=0)[:, 1:])
-
-
-def _inverse(order: IndexArray) -> IndexArray:
-    inverse = np.empty_like(order)
-    inverse[order] = np.arange(len(order))
-    return inverse
+    return np.asarray(later[:, 2 : n_cuts + 2].T)

@@ -66,9 +66,8 @@ class Queue:
         if len(kept) <= errors:
             blocking = np.append(blocking, len(self.rows))
         rows = self.rows[: blocking[-1]]
-        keep = alive[rows]
-        before = np.concatenate(([0], np.cumsum(keep)))
-        sizes = before[blocking]
+        keep = np.flatnonzero(alive[rows])
+        sizes = np.searchsorted(keep, blocking)
         distinct = np.append(sizes[1:] > sizes[:-1], True)  # of cuts that let the same inputs leave one is enough
         errors_at = np.searchsorted(self.bad[kept[: errors + 1]], blocking[distinct])
         return Cuts(rows[keep], sizes[distinct], errors_at)
