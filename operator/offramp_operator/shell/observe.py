@@ -136,12 +136,12 @@ class Observer:
                 await self._pull_pages(memory, seen, endpoint, state, token)
         except (httpx.HTTPError, httpx.InvalidURL, UnavailableError, TimeoutError) as error:
             seen.failures += 1
-            if seen.failures == FAILURES_UNTIL_SILENT:
+            if seen.failures == FAILURES_UNTIL_SILENT and seen.state is not None:
                 reason = str(error) or type(error).__name__
                 log_event("worker-silent", f"{endpoint.name} does not answer: {reason}",
                           level=logging.WARNING, service=str(key), worker=endpoint.name)  # fmt: skip
             return
-        if seen.failures >= FAILURES_UNTIL_SILENT:
+        if seen.failures >= FAILURES_UNTIL_SILENT and math.isfinite(seen.answered_at):
             log_event("worker-answers", f"{endpoint.name} answers again", service=str(key), worker=endpoint.name)
         seen.failures, seen.answered_at = 0, self._monotonic()
 
