@@ -260,8 +260,10 @@ def test_the_operator_runs_restricted_with_a_read_only_root(helm: Any, values: d
 def test_probes_and_metrics_share_the_one_port(helm: Any) -> None:
     operator = container(helm.template())
     assert [port["containerPort"] for port in operator["ports"]] == [8080]
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert operator[probe]["httpGet"] == {"path": "/healthz", "port": operator["ports"][0]["name"]}
+    paths = {probe: operator[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+    for probe in paths:
+        assert operator[probe]["httpGet"]["port"] == operator["ports"][0]["name"]
 
 
 def test_a_budget_exists_only_where_a_drain_can_respect_it(helm: Any) -> None:

@@ -1,0 +1,303 @@
+"""Build the images of Offramp as OCI images, without a container engine.
+
+An image of the operator or of the worker has three layers, from what changes least to what changes most: Debian with
+Python, the pinned dependencies of that part, and the project's own code. Each is kept by what it is made of, so an edit
+of the code rebuilds the last layer only, which takes a second. A bundle image has one layer, the files of an exit bundle;
+pods mount it as an image volume.
+
+Commands::
+
+    build.py operator NAME:TAG [--output PATH]
+    build.py worker NAME:TAG [--output PATH]
+    build.py bundle DIR NAME:TAG [--output PATH]
+    build.py stage operator|worker DIR      what the Containerfile puts together in its own way
+
+The output is an OCI layout folder (``build/images/...``), or an archive when it ends in ``.tar``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import contextlib
+import hashlib
+import json
+import os
+import py_compile
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "cluster"))
+
+from oci_image import ImageConfig, ImageError, Layer, build_image, default_cache  # noqa: E402
+
+PYTHON_VERSION = (3, 11)  # of the base layer; compiled files fit no other
+PLATFORM = f"{os.uname().machine}-manylinux_2_28"
+PREFIX = "opt/offramp"
+NOBODY = "65532:65532"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the two programs.
+
+    ``packages`` are folders of the project, ``without`` names below them that the image does not need. ``unused`` are distributions
+    that the extra asks for and this program never imports.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    module: str
+    ports: tuple[str, ...]
+    without: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+PARTS = {
+    "operator": Part("operator", ("core/offramp_core", "operator/offramp_operator"), "offramp_operator.main", ("8080/tcp",)),
+    # Serving neither trains heads nor searches thresholds, so `prepare` and SciPy stay out.
+    "worker": Part(
+        "worker", ("core/offramp_core", "worker/offramp_worker"), "offramp_worker.main", ("8080/tcp", "8081/tcp"),
+        without=("offramp_worker/prepare",), unused=("scipy",),
+    ),
+}  # fmt: skip
+
+
+class BuildError(Exception):
+    """The image cannot be built; the message says what to do."""
+
+
+# --- dependencies ----------------------------------------------------------------------------------
+
+
+def requirements(part: Part) -> str:
+    """The blocks of ``requirements.lock`` that this part needs: pinned and hashed, and nothing else.
+
+    Which ones these are is resolved anew from the part's extra, with the lock as the only versions allowed.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"][part.name]]
+    with tempfile.NamedTemporaryFile("w", suffix=".in") as file:
+        file.write("\n".join(line for line in wanted if _name(line) not in part.unused))
+        file.flush()
+        resolved = _uv(
+            "compile", file.name, "--constraint", str(ROOT / "requirements.lock"), "--no-annotate", "--no-header"
+        )
+    names = {_name(line) for line in resolved.splitlines() if line} - set(part.unused)
+    return "".join(block for block in _lock_blocks() if _name(block) in names)
+
+
+def _lock_blocks() -> list[str]:
+    text = (ROOT / "requirements.lock").read_text()
+    return [
+        block for block in re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE) if re.match(r"[A-Za-z0-9]", block)
+    ]
+
+
+def _name(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    return re.sub(r"[-_.]+", "-", match[0]).lower() if match else ""
+
+
+def _uv(command: str, *arguments: str) -> str:
+    uv = shutil.which("uv") or str(ROOT / ".venv" / "bin" / "uv")
+    version = ".".join(map(str, PYTHON_VERSION))
+    options = ["--quiet", "--python-version", version, "--python-platform", PLATFORM]
+    try:
+        answer = subprocess.run([uv, "pip", command, *options, *arguments], check=False, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise BuildError("uv is missing; run `make setup`") from error
+    if answer.returncode != 0:
+        raise BuildError(f"uv pip {command} failed: {answer.stderr.strip()}")
+    return answer.stdout
+
+
+def dependencies(part: Part) -> Path:
+    """A folder with the part's dependencies installed and compiled, made once per content of their pins."""
+    pins = requirements(part)
+    key = hashlib.sha256(json.dumps([pins, PLATFORM, PYTHON_VERSION, Path(__file__).read_text()]).encode()).hexdigest()[
+        :16
+    ]
+    folder = default_cache().root.parent / "images" / f"{part.name}-{key}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
+            made = Path(scratch) / "lib"
+            install(pins, made)
+            with contextlib.suppress(OSError):  # somebody else was quicker
+                made.rename(folder)
+    return folder
+
+
+def install(pins: str, target: Path) -> None:
+    """Install pinned wheels into a folder."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(pins)
+        file.flush()
+        _uv("install", "--require-hashes", "--no-deps", "--only-binary", ":all:", "--link-mode", "copy",
+            "--target", str(target), "--requirement", file.name)  # fmt: skip
+    # Commands of the dependencies point at the interpreter of the machine that built the image.
+    shutil.rmtree(target / "bin", ignore_errors=True)
+    (target / ".lock").unlink(missing_ok=True)
+    compile_folder(target)
+
+
+def compile_folder(folder: Path) -> None:
+    """Compile every module. Unchecked, because an image has one time for all files and is never edited."""
+    if sys.version_info[:2] != PYTHON_VERSION:
+        raise BuildError(
+            f"run this with Python {'.'.join(map(str, PYTHON_VERSION))}, the version in the image; this is {sys.version.split()[0]}"
+        )
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    prefix = str(folder)
+    compileall.compile_dir(folder, quiet=2, invalidation_mode=mode, stripdir=prefix, prependdir=f"/{PREFIX}")
+
+
+# --- code ------------------------------------------------------------------------------------------
+
+
+def code(part: Part, target: Path) -> None:
+    """Put the project's own code and the command that starts it under ``target``, which becomes ``/``."""
+    library = target / PREFIX / "app"
+    unwanted = {ROOT / package.split("/")[0] / path for package in part.packages for path in part.without}
+
+    def ignored(folder: str, names: list[str]) -> Iterable[str]:
+        return [name for name in names if name == "__pycache__" or Path(folder) / name in unwanted]
+
+    for package in part.packages:
+        shutil.copytree(ROOT / package, library / Path(package).name, ignore=ignored)
+    compile_folder(library)
+    command = target / "usr" / "local" / "bin" / f"offramp-{part.name}"
+    command.parent.mkdir(parents=True)
+    command.write_text(f"#!/usr/bin/env python3\nimport sys\n\nfrom {part.module} import main\n\nsys.exit(main())\n")
+    command.chmod(0o755)
+
+
+def environment() -> dict[str, str]:
+    """Nothing is ever written: the root file system is read-only, and everything is compiled already."""
+    return {
+        "PYTHONPATH": f"/{PREFIX}/app:/{PREFIX}/lib",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+# --- images ----------------------------------------------------------------------------------------
+
+
+def base() -> Path:
+    """The lowest layer: Debian with Python, made once by ``cluster/base-image``."""
+    answer = subprocess.run([ROOT / "cluster" / "base-image"], check=False, stdout=subprocess.PIPE, text=True)
+    if answer.returncode != 0:
+        raise BuildError("cluster/base-image failed; its message stands above")
+    return Path(answer.stdout.strip().splitlines()[-1])
+
+
+def build_part(part: Part, name: str, output: Path) -> str:
+    """Write the image of a program; the digest of its manifest."""
+    with timed("base layer"):
+        lowest = base()
+    with timed("dependencies"):
+        libraries = dependencies(part)
+    with tempfile.TemporaryDirectory() as scratch, timed("image"):
+        code(part, Path(scratch))
+        layers = [Layer(source=lowest), Layer(source=libraries, target=f"/{PREFIX}/lib"), Layer(source=Path(scratch))]
+        config = ImageConfig(
+            entrypoint=(f"offramp-{part.name}",), env=environment(), user=NOBODY, working_dir="/", ports=part.ports
+        )
+        digest = build_image(name=name, layers=layers, config=config, output=output)
+    say_size("dependencies", libraries)
+    return digest
+
+
+def build_bundle(folder: Path, name: str, output: Path) -> str:
+    """Write a bundle as an image; only the files its manifest names get in."""
+    try:
+        files = json.loads((folder / "manifest.json").read_text())["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BuildError(f"{folder} is not an exit bundle ({error}); `offramp prepare` makes one") from error
+    with tempfile.TemporaryDirectory() as scratch, timed("bundle"):
+        for file in ["manifest.json", *files]:
+            if "/" in file or not (folder / file).is_file():
+                raise BuildError(f"{folder}/manifest.json names {file!r}, which is not a file beside it")
+            shutil.copyfile(folder / file, Path(scratch) / file)
+        return build_image(name=name, layers=[Layer(source=Path(scratch))], config=ImageConfig(), output=output)
+
+
+def stage(part: Part, target: Path) -> None:
+    """Dependencies and code in one tree, for the Containerfile."""
+    install(requirements(part), target / PREFIX / "lib")
+    code(part, target)
+
+
+# --- command line ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def timed(what: str) -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    print(f"{time.monotonic() - start:7.1f} s  {what}", file=sys.stderr)
+
+
+def size_bytes(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder."""
+    return (
+        path.stat().st_size
+        if path.is_file()
+        else sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
+    )
+
+
+def say_size(what: str, path: Path) -> None:
+    print(f"{size_bytes(path) / 1e6:7.1f} MB {what}", file=sys.stderr)
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(prog="images/build", description=(__doc__ or "").splitlines()[0])
+    commands = result.add_subparsers(dest="what", required=True)
+    for part in PARTS:
+        command = commands.add_parser(part, help=f"the image of the {part}")
+        command.add_argument("name", metavar="NAME:TAG")
+        command.add_argument("--output", type=Path, help=f"folder, or archive FILE.tar (default: build/images/{part})")
+    bundle = commands.add_parser("bundle", help="an exit bundle, to be mounted as an image volume")
+    bundle.add_argument("folder", type=Path, metavar="DIR", help="what `offramp prepare` wrote")
+    bundle.add_argument("name", metavar="NAME:TAG")
+    bundle.add_argument("--output", type=Path, help="folder, or archive FILE.tar (default: build/images/bundle-DIR)")
+    staged = commands.add_parser("stage", help="files of an image without its base, for images/Containerfile")
+    staged.add_argument("part", choices=PARTS)
+    staged.add_argument("folder", type=Path, metavar="DIR")
+    return result
+
+
+def main() -> int:
+    options = parser().parse_args()
+    try:
+        if options.what == "stage":
+            stage(PARTS[options.part], options.folder)
+            return 0
+        default = options.what if options.what in PARTS else f"bundle-{options.folder.resolve().name}"
+        output = options.output or ROOT / "build" / "images" / default
+        if options.what == "bundle":
+            digest = build_bundle(options.folder, options.name, output)
+        else:
+            digest = build_part(PARTS[options.what], options.name, output)
+    except (BuildError, ImageError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    say_size(f"{options.name} {digest}", output)
+    print(output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
