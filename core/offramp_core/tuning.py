@@ -163,7 +163,7 @@ def tune(records: Records, request: TuningRequest, *, should_stop: Callable[[], 
     level = allowance(request.delta, request.test_index)
     records, fresh = _usable(records, request)
     n = len(records)
-    a_end, b_start = _split(n, fresh)
+    a_end, b_start = split_rows(n, fresh)
     n_b = n - b_start
     wanted = labels_for(
         request.max_disagreement * TESTABLE_RATE, budget=request.max_disagreement, level=level, power=TEST_POWER
@@ -245,8 +245,11 @@ def _usable(records: Records, request: TuningRequest) -> tuple[Records, int]:
     return records.take(slice(start, None)), max(0, fresh - start)
 
 
-def _split(n: int, fresh: int) -> tuple[int, int]:
-    """End of A and start of B. A has the oldest share; where used records already fill it, every fresh one tests."""
+def split_rows(n: int, fresh: int = 0) -> tuple[int, int]:
+    """End of A and start of B among ``n`` rows in time order, of which those from ``fresh`` on may test.
+
+    A has the oldest share; where used records already fill it, every fresh one tests. The gap is taken from A, which needs it less.
+    """
     gap = round(GAP_SHARE * n)
     a_end = max(0, max(round(SEARCH_SHARE * n), fresh) - gap)
     return a_end, min(n, a_end + gap)
