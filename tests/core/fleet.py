@@ -152,7 +152,7 @@ class SimWorker:
                 0.0,
                 c["exec"],
                 c["lat"],
-            )  # fmt: skip
+            )
             for (epoch, arm), c in self.counts.items()
         )
         seen = Observations(self.name, self.boot, 0.0, counts, RecordBlock(0, 0, RAMP_SET))
