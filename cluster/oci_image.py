@@ -226,8 +226,11 @@ def _fingerprint(layer: Layer) -> tuple[str, int]:
         status = entry.status
         if status is None:
             continue
-        seen = (entry.name, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
-        digest.update(repr(seen).encode("utf-8", "surrogateescape"))
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        place = (status.st_dev, status.st_ino)
+        digest.update(
+            repr((entry.name, status.st_mode, status.st_size, times, place)).encode("utf-8", "surrogateescape")
+        )
         size += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return digest.hexdigest(), size
 
@@ -350,9 +353,7 @@ def build_image(
     return manifest.digest
 
 
-def _compose(
-    layers: Iterable[Layer], config: ImageConfig, cache: LayerCache, scratch: Path
-) -> tuple[list[Blob], Blob]:
+def _compose(layers: Iterable[Layer], config: ImageConfig, cache: LayerCache, scratch: Path) -> tuple[list[Blob], Blob]:
     packed = []
     for layer in layers:
         if not layer.source.exists():
@@ -444,12 +445,11 @@ def _opened(image: Path) -> Iterator[list[tuple[str, int, Any]]]:
         yield [(str(path.relative_to(image)), path.stat().st_size, lambda path=path: path.open("rb")) for path in files]
         return
     try:
-        tar = tarfile.open(image, "r:")
+        with tarfile.open(image, "r:") as tar:
+            members = [member for member in tar.getmembers() if member.isreg()]
+            yield [(member.name, member.size, lambda member=member: tar.extractfile(member)) for member in members]
     except tarfile.TarError as error:
         raise ImageError(f"{image} is not an uncompressed tar archive: {error}") from error
-    with tar:
-        members = [member for member in tar.getmembers() if member.isreg()]
-        yield [(member.name, member.size, lambda member=member: tar.extractfile(member)) for member in members]
 
 
 def image_names(image: Path) -> list[str]:
@@ -506,7 +506,9 @@ def _parser() -> argparse.ArgumentParser:
         "--layer", required=True, action="append", type=_layer_argument, metavar="PATH[=/TARGET]",
         help="a folder (its content goes under TARGET, default /) or a tar file; repeat, lowest first",
     )  # fmt: skip
-    build.add_argument("--owner", type=_owner_argument, default=(0, 0), metavar="UID[:GID]", help="of all folder layers")
+    build.add_argument(
+        "--owner", type=_owner_argument, default=(0, 0), metavar="UID[:GID]", help="of all folder layers"
+    )
     build.add_argument("--entrypoint", action="append", default=[], metavar="WORD", help="repeat for each word")
     build.add_argument("--cmd", action="append", default=[], metavar="WORD", help="repeat for each word")
     build.add_argument("--env", action="append", default=[], type=_pair_argument, metavar="KEY=VALUE")

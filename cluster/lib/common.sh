@@ -69,7 +69,13 @@ bin_dir() { cat "$STATE_DIR/bin-dir"; }
 node_count() { cat "$STATE_DIR/nodes"; }
 
 # A process is known by its pid and its start time, so that a reused pid is never taken for ours.
-start_time() { local stat; stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1; stat=${stat##*) }; cut -d' ' -f20 <<<"$stat"; }
+start_time() {
+    local stat
+    stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
+    stat=${stat##*) }
+    [[ $stat != Z* ]] || return 1  # it has ended; only nobody has asked for its exit status yet
+    cut -d' ' -f20 <<<"$stat"
+}
 record_process() { printf '%d %s\n' "$1" "$(start_time "$1")" >"$RUN_DIR/$2.pid"; }
 recorded_pid() {  # recorded_pid NAME: prints the pid if that very process still runs
     local pid started

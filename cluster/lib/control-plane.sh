@@ -21,7 +21,7 @@ keep etcd etcd --name offramp --data-dir "$STATE_DIR/etcd" --unsafe-no-fsync --l
 keep apiserver kube-apiserver --v=1 --etcd-servers=$ETCD \
     --bind-address=0.0.0.0 --secure-port=6443 --advertise-address="$CONTROL_PLANE_IP" --cert-dir="$STATE_DIR/apiserver" \
     --tls-cert-file="$PKI/apiserver.crt" --tls-private-key-file="$PKI/apiserver.key" --client-ca-file="$PKI/ca.crt" \
-    --service-cluster-ip-range=$SERVICE_CIDR \
+    --service-cluster-ip-range="$SERVICE_CIDR" \
     --service-account-issuer=https://kubernetes.default.svc.cluster.local \
     --service-account-key-file="$PKI/service-accounts.pub" --service-account-signing-key-file="$PKI/service-accounts.key" \
     --kubelet-certificate-authority="$PKI/ca.crt" --kubelet-preferred-address-types=InternalIP \
@@ -39,7 +39,7 @@ keep controller-manager kube-controller-manager --v=1 --leader-elect=false --bin
     --root-ca-file="$PKI/ca.crt" --client-ca-file="$PKI/ca.crt" --requestheader-client-ca-file="$PKI/front-proxy-ca.crt" \
     --cluster-signing-cert-file="$PKI/ca.crt" --cluster-signing-key-file="$PKI/ca.key" \
     --service-account-private-key-file="$PKI/service-accounts.key" --use-service-account-credentials=true \
-    --service-cluster-ip-range=$SERVICE_CIDR --allocate-node-cidrs=false
+    --service-cluster-ip-range="$SERVICE_CIDR" --allocate-node-cidrs=false
 
 keep scheduler kube-scheduler --v=1 --leader-elect=false --bind-address=127.0.0.1 --kubeconfig="$PKI/scheduler.conf" \
     --authentication-kubeconfig="$PKI/scheduler.conf" --authorization-kubeconfig="$PKI/scheduler.conf" \

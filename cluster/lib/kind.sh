@@ -1,9 +1,12 @@
 # shellcheck shell=bash
 # A cluster in containers of a Docker engine, by kind: the same commands for machines that have one.
 
+KIND_LABEL=label=io.x-k8s.kind.cluster=$CLUSTER_NAME
+
 kind_() { "$(bin_dir)/kind" "$@" --name "$CLUSTER_NAME"; }
 
-kind_is_healthy() { docker_answers && api_is_ready && nodes_are_ready; }
+kind_is_running() { [[ $(docker ps --quiet --filter "$KIND_LABEL" | wc -l) == "$(node_count)" ]]; }
+kind_is_healthy() { kind_is_running && api_is_ready && nodes_are_ready; }
 
 kind_up() {  # kind_up NODES: the first node carries the control plane as well
     local bin i
@@ -33,6 +36,6 @@ kind_stop_by() {
     local left
     "$1" delete cluster --name "$CLUSTER_NAME" --kubeconfig "$KUBECONFIG_FILE" >&2
     rm -rf "$STATE_DIR"
-    left=$(docker ps --all --filter "label=io.x-k8s.kind.cluster=$CLUSTER_NAME" --format 'container {{.Names}}')
+    left=$(docker ps --all --filter "$KIND_LABEL" --format 'container {{.Names}}')
     [[ -z $left ]] || { printf 'left behind:\n%s\n' "$left" >&2; return 1; }
 }

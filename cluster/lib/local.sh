@@ -15,9 +15,8 @@ nodes_are_ready() {
 dns_answers() { "$CLUSTER_DIR/exec-in-node" getent hosts kubernetes.default.svc.cluster.local; }
 default_account_exists() { kubectl_ --namespace default get serviceaccount default; }
 
-local_is_healthy() {
-    is_recorded_up && [[ -n $(recorded_pid init) && -n $(recorded_pid relay) ]] && api_is_ready && nodes_are_ready
-}
+local_is_running() { [[ -n $(recorded_pid init) && -n $(recorded_pid relay) ]]; }
+local_is_healthy() { local_is_running && api_is_ready && nodes_are_ready; }
 
 free_port() {  # the first free one from 6443 on, where people look for an API server
     local port
@@ -39,7 +38,7 @@ local_up() {  # local_up NODES
     port=$(free_port)
     start_clock
     make_pki "$1" "$port"
-    write_resolv_conf $CONTROL_PLANE_IP
+    write_resolv_conf "$CONTROL_PLANE_IP"
     make_network "$1"
     make_cgroups "$1"
     step "certificates, network namespaces and cgroups"

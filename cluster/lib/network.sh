@@ -24,7 +24,12 @@ make_network() {  # make_network NODES
     done
 }
 
-make_namespace() { ip netns add "$1" && ip -n "$1" link set lo up; }
+make_namespace() {
+    # `ip netns` makes this folder a mount of its own on first use, and leaves it so.
+    mountpoint -q /run/netns || : >"$RUN_DIR/made-run-netns"
+    ip netns add "$1"
+    ip -n "$1" link set lo up
+}
 
 cgroup_roots() {  # one per v1 controller, or the one v2 hierarchy
     local root
@@ -79,4 +84,5 @@ cluster_namespaces() { ip netns list | awk -v name="$CLUSTER_NAME" '$1 == name |
 remove_namespaces() {
     local netns
     for netns in $(cluster_namespaces); do ip netns del "$netns"; done
+    if [[ -e $RUN_DIR/made-run-netns && -z $(ip netns list) ]]; then umount /run/netns && rmdir /run/netns; fi
 }

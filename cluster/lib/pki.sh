@@ -34,7 +34,7 @@ EOF
 
 make_pki() {  # make_pki NODES HOST-PORT
     local i dns=DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,DNS:kubernetes.default.svc.cluster.local
-    mkdir -p -m 700 "$PKI_DIR"
+    mkdir -m 700 "$PKI_DIR"
     {
         pki_authority ca offramp-cluster
         pki_authority front-proxy-ca offramp-cluster-front-proxy
@@ -57,9 +57,9 @@ make_pki() {  # make_pki NODES HOST-PORT
 
     local inside=https://$CONTROL_PLANE_IP:6443
     write_kubeconfig "$KUBECONFIG_FILE" admin "https://127.0.0.1:$2"
-    write_kubeconfig "$KUBECONFIG_INSIDE" admin $inside
-    write_kubeconfig "$PKI_DIR/controller-manager.conf" controller-manager $inside
-    write_kubeconfig "$PKI_DIR/scheduler.conf" scheduler $inside
-    write_kubeconfig "$PKI_DIR/kube-proxy.conf" kube-proxy $inside
-    for ((i = 1; i <= $1; i++)); do write_kubeconfig "$PKI_DIR/node$i.conf" "node$i" $inside; done
+    write_kubeconfig "$KUBECONFIG_INSIDE" admin "$inside"
+    write_kubeconfig "$PKI_DIR/controller-manager.conf" controller-manager "$inside"
+    write_kubeconfig "$PKI_DIR/scheduler.conf" scheduler "$inside"
+    write_kubeconfig "$PKI_DIR/kube-proxy.conf" kube-proxy "$inside"
+    for ((i = 1; i <= $1; i++)); do write_kubeconfig "$PKI_DIR/node$i.conf" "node$i" "$inside"; done
 }

@@ -50,9 +50,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         writer.close()
 
 
-async def serve_client(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, host: str, port: int
-) -> None:
+async def serve_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, host: str, port: int) -> None:
     """Join one client with the target until both directions have ended."""
     try:
         target_reader, target_writer = await asyncio.open_connection(host, port)
