@@ -168,13 +168,16 @@ def replay_halves(records: Records) -> tuple[Records, Records]:
     Raises
     ------
     InvalidRecordsError
-        Fewer than two records.
+        Fewer than two records, or a time that is not finite.
     """
     n = len(records)
     if n < 2:
         raise InvalidRecordsError(
             f"uncertainty has {n} row; a replay needs at least 2, one half to tune on and one to report on"
         )
+    if records.time is not None and not np.isfinite(records.time).all():
+        row = int(np.flatnonzero(~np.isfinite(records.time))[0])
+        raise InvalidRecordsError(f"time[{row}] is {records.time[row]}; seconds must be finite")
     order: IndexArray = np.arange(n) if records.time is None else np.argsort(records.time, kind="stable")
     return records.take(order[: n // 2]), records.take(order[n // 2 :])
 
