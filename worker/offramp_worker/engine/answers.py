@@ -13,6 +13,7 @@ NO_ANSWER = -1
 
 def labels(logits: npt.NDArray[np.floating[Any]]) -> LabelArray:
     """Index of the largest logit of each row, (n, n_classes) → (n,); ``NO_ANSWER`` where a logit is NaN."""
-    top = logits.argmax(axis=1)  # NumPy's argmax stops at a NaN, so looking at the winner finds it
-    best = logits[np.arange(len(top)), top]
-    return np.where(np.isnan(best), NO_ANSWER, top).astype(np.int64)
+    top: LabelArray = logits.argmax(axis=1).astype(np.int64, copy=False)
+    if np.isnan(logits.max()):  # the maximum is NaN if any logit is, so one number clears the usual batch
+        top[np.isnan(logits).any(axis=1)] = NO_ANSWER
+    return top

@@ -18,7 +18,7 @@ from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_core.uncertainty import uncertainty
 from offramp_worker.bundle.graph import input_name, stage_model, tapped_model
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.answers import LabelArray, labels
+from offramp_worker.engine.answers import labels
 
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
@@ -178,8 +178,4 @@ def _same_answers(logits: FloatArray, expected: Array) -> bool:
     """Equal labels, except where the expected two best are closer than the tolerance: a tie by all that can be told."""
     top = np.sort(expected, axis=1)[:, -2:]
     tied = top[:, 1] - top[:, 0] <= 2 * ABSOLUTE_TOLERANCE * _scale(expected)
-    return bool((tied | (_labels(logits) == _labels(expected))).all())
-
-
-def _labels(logits: Array) -> LabelArray:
-    return labels(logits)
+    return bool((tied | (labels(logits) == labels(expected))).all())
