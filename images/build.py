@@ -21,6 +21,7 @@ import argparse
 import compileall
 import contextlib
 import hashlib
+import inspect
 import json
 import os
 import py_compile
@@ -124,9 +125,11 @@ def _uv(command: str, *arguments: str) -> str:
 def dependencies(part: Part) -> Path:
     """A folder with the part's dependencies installed and compiled, made once per content of their pins."""
     pins = requirements(part)
-    key = hashlib.sha256(json.dumps([pins, PLATFORM, PYTHON_VERSION, Path(__file__).read_text()]).encode()).hexdigest()[
-        :16
-    ]
+    key = hashlib.sha256(
+        json.dumps(
+            [pins, PLATFORM, PYTHON_VERSION, inspect.getsource(install), inspect.getsource(compile_folder)]
+        ).encode()
+    ).hexdigest()[:16]
     folder = default_cache().root.parent / "images" / f"{part.name}-{key}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -183,8 +186,13 @@ def code(part: Part, target: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Nothing is ever written: the root file system is read-only, and everything is compiled already."""
+    """What every process of an image needs.
+
+    Nothing is ever written: the root file system is read-only, and everything is compiled already. Nothing is reported either:
+    ONNX Runtime's wheels for Linux send usage data, names and hashes of models included, unless they are told not to.
+    """
     return {
+        "ORT_DISABLE_TELEMETRY": "1",
         "PYTHONPATH": f"/{PREFIX}/app:/{PREFIX}/lib",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",

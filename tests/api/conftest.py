@@ -331,6 +331,12 @@ def manifests() -> type[Manifests]:
 
 
 @pytest.fixture(scope="session")
+def program() -> Callable[[str], str]:
+    """The path of a program that ``cluster/build`` makes, by its name."""
+    return binary
+
+
+@pytest.fixture(scope="session")
 def chart() -> Callable[..., list[dict[str, Any]]]:
     """The chart, rendered; ``values`` are keyed like ``signingKey={"existingSecret": "x"}``."""
 

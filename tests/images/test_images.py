@@ -192,6 +192,7 @@ def test_the_containerfile_says_what_the_build_says(build: Any) -> None:
     lines = (ROOT / "images" / "Containerfile").read_text().splitlines()
     env = dict(line.removeprefix("ENV ").split("=", 1) for line in lines if line.startswith("ENV "))
     assert env == build.environment()
+    assert env["ORT_DISABLE_TELEMETRY"] == "1"
     assert f"USER {build.NOBODY}" in lines
     assert all("python:3.11-slim" in line for line in lines if line.startswith("FROM python"))
     for part in build.PARTS.values():
