@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -33,7 +34,9 @@ from offramp_operator.kube.kinds import (
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import ServiceKey
 
-RELIST_SECONDS = 300.0
+RELIST_SECONDS = 120.0
+RELIST_RETRY_SECONDS = 10.0
+SETTLE_SECONDS = 3.0  # after the last object that a watch listed; the watches of all kinds list together
 LATE_SECONDS = 60.0
 SERVER_TIMEOUT_SECONDS = 600
 
@@ -97,11 +100,14 @@ class Feed:
         self._wake = wake
         self._clock = clock
         self._freshness = Freshness()
+        self._relist_at = math.inf
 
     def event(self, kind: Kind, kind_of_event: str | None, obj: Object) -> None:
         """One watch event; None as its kind means that the watch listed the object."""
         obj = {"apiVersion": kind.api_version, "kind": kind.name, **obj}
         version = version_of(obj)
+        if kind_of_event is None:
+            self._relist_at = self._clock() + SETTLE_SECONDS
         if kind_of_event == "DELETED":
             changed = self._cache.remove(kind, uid_of(obj), version=version)
         else:
@@ -120,14 +126,19 @@ class Feed:
                 self._freshness.listed(kind, items, self._clock())
 
     async def relist_forever(
-        self, client: KubeClient, namespaces: tuple[str, ...], *, every: float = RELIST_SECONDS
+        self, client: KubeClient, namespaces: tuple[str, ...], *, every: float = RELIST_SECONDS, tick: float = 1.0
     ) -> None:
-        """Keep the cache free of ghosts. A list that fails is made up for by the next."""
+        """List regularly, and soon after a watch had to list: what was deleted before that list is reported by nobody."""
+        last = self._clock()
         while True:
-            await asyncio.sleep(every)
+            await asyncio.sleep(tick)
+            if self._clock() < min(last + every, self._relist_at):
+                continue
+            last, self._relist_at = self._clock(), math.inf
             try:
                 await self.relist(client, namespaces)
             except OfframpError as error:
+                self._relist_at = self._clock() + RELIST_RETRY_SECONDS
                 log_event("relist-failed", str(error), level=logging.WARNING)
 
     def late_seconds(self) -> float:

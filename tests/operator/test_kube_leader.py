@@ -1,0 +1,176 @@
+"""Leader election against a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from offramp_operator.kube.client import KubeClient
+from offramp_operator.kube.kinds import LEASE, Object
+from offramp_operator.kube.leader import LeaderElector, LeaseSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
+
+
+class FakeTime:
+    """A process's own clocks. ``monotonic`` starts anywhere, as after a boot."""
+
+    def __init__(self, *, wall: float = 1_700_000_000.0, monotonic: float = 5.0) -> None:
+        self.wall, self.monotonic = wall, monotonic
+
+    def advance(self, seconds: float) -> None:
+        self.wall += seconds
+        self.monotonic += seconds
+
+
+def _elector(client: KubeClient, namespace: str, identity: str, time: FakeTime, **settings: Any) -> LeaderElector:
+    lease = LeaseSettings(namespace, "offramp-leader", identity, **settings)
+    return LeaderElector(
+        client, lease, clock=lambda: time.wall, monotonic=lambda: time.monotonic, jitter=lambda: 0.0
+    )  # fmt: skip
+
+
+async def _lease(client: KubeClient, namespace: str) -> Object:
+    lease = await client.get(LEASE, namespace, "offramp-leader")
+    assert lease is not None
+    return dict(lease["spec"])
+
+
+Story = Callable[[KubeClient], Awaitable[None]]
+
+
+@pytest.fixture
+def play(api: Any, tools: Any) -> Callable[[Story], None]:
+    def run(story: Story) -> None:
+        async def with_client() -> None:
+            async with tools.client_of(api.kubeconfig) as client:
+                await story(client)
+
+        tools.run(with_client())
+
+    return run
+
+
+def test_one_leads_and_the_other_takes_over_once_the_lease_has_not_moved_for_its_duration(
+    play: Any, namespace: str
+) -> None:
+    async def story(client: KubeClient) -> None:
+        # The standby's wall clock is a day ahead: only changes it sees, on its own clock, may count.
+        time, skewed = FakeTime(), FakeTime(wall=1_700_086_400.0, monotonic=9_000.0)
+        first = _elector(client, namespace, "first", time)
+        second = _elector(client, namespace, "second", skewed)
+        assert await first._try() and first.holds()
+        assert not await second._try()
+        for _ in range(4):
+            time.advance(5)
+            skewed.advance(5)
+            assert await first._try(), "renewals go on"
+            assert not await second._try(), "a day of skew is no reason to take over"
+        skewed.advance(14.9)
+        assert not await second._try()
+        skewed.advance(0.2)
+        assert await second._try() and second.holds()
+        spec = await _lease(client, namespace)
+        assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("second", 1)
+        assert not await first._try(), "the old leader sees that it is not any more"
+
+    play(story)
+
+
+def test_a_leader_stops_holding_before_anybody_else_may(play: Any, namespace: str) -> None:
+    async def story(client: KubeClient) -> None:
+        time = FakeTime()
+        elector = _elector(client, namespace, "first", time)
+        assert not elector.holds()
+        assert await elector._try()
+        time.advance(9.9)
+        assert elector.holds()
+        time.advance(0.2)
+        assert not elector.holds()
+        assert elector._settings.renew_deadline_seconds < elector._settings.duration_seconds
+
+    play(story)
+
+
+def test_only_one_of_many_that_race_leads(play: Any, namespace: str) -> None:
+    async def story(client: KubeClient) -> None:
+        electors = [_elector(client, namespace, f"pod-{n}", FakeTime()) for n in range(6)]
+        won = await asyncio.gather(*(elector._try() for elector in electors))
+        assert sum(won) == 1
+        spec = await _lease(client, namespace)
+        assert spec["holderIdentity"] == f"pod-{won.index(True)}"
+
+    play(story)
+
+
+def test_a_released_lease_is_taken_at_once(play: Any, namespace: str) -> None:
+    async def story(client: KubeClient) -> None:
+        first = _elector(client, namespace, "first", FakeTime())
+        second = _elector(client, namespace, "second", FakeTime())
+        assert await first._try()
+        assert not await second._try()
+        await first.release()
+        assert not first.holds()
+        assert await second._try()
+        await first.release()  # a second release must not take it from the other
+        assert (await _lease(client, namespace))["holderIdentity"] == "second"
+
+    play(story)
+
+
+def test_keeping_ends_when_somebody_else_holds_the_lease(play: Any, namespace: str) -> None:
+    async def story(client: KubeClient) -> None:
+        elector = _elector(client, namespace, "first", FakeTime(), retry_seconds=0.02)
+        await elector.acquire()
+        keeping = asyncio.create_task(elector.keep())
+        # Its own renewals may come in between, so try until the theft succeeds.
+        for _ in range(50):
+            lease = await client.get(LEASE, namespace, "offramp-leader")
+            assert lease is not None
+            lease["spec"]["holderIdentity"] = "thief"
+            try:
+                await client.replace(LEASE, lease)
+                break
+            except Exception:
+                continue
+        await asyncio.wait_for(keeping, 10)
+        assert not elector.holds()
+
+    play(story)
+
+
+def test_keeping_ends_at_the_deadline_when_the_api_server_hangs(
+    play: Any, namespace: str, api: Any, tools: Any
+) -> None:
+    async def story(client: KubeClient) -> None:
+        lease = LeaseSettings(namespace, "offramp-leader", "first", renew_deadline_seconds=0.5, retry_seconds=0.05)
+        elector = LeaderElector(client, lease, jitter=lambda: 0.0)
+        await elector.acquire()
+
+        async def hang(*_: Any) -> Object:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        client.get = hang  # type: ignore[method-assign]
+        await asyncio.wait_for(elector.keep(), 10)
+        assert not elector.holds()
+
+    play(story)
+
+
+def test_a_standby_waits_until_it_may(play: Any, namespace: str) -> None:
+    async def story(client: KubeClient) -> None:
+        first = _elector(client, namespace, "first", FakeTime(), retry_seconds=0.02)
+        second = _elector(client, namespace, "second", FakeTime(), retry_seconds=0.02)
+        await first.acquire()
+        waiting = asyncio.create_task(second.acquire())
+        done, _ = await asyncio.wait({waiting}, timeout=0.3)
+        assert not done
+        await first.release()
+        await asyncio.wait_for(waiting, 10)
+        assert second.holds()
+
+    play(story)

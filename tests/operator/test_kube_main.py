@@ -1,0 +1,260 @@
+"""The operator process, with the chart's permissions, against a real API server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from offramp_core.errors import InvalidArgumentError
+from offramp_operator.main import parse_settings, read_signing_key
+
+ENVIRONMENT = {
+    "OFFRAMP_LEASE_NAMESPACE": "offramp-system",
+    "OFFRAMP_LEASE_NAME": "offramp-leader",
+    "OFFRAMP_WORKER_IMAGE": "offramp/worker:1",
+    "OFFRAMP_SIGNING_KEY_FILE": "/var/run/offramp/signing-key",
+}
+
+
+# --- settings ----------------------------------------------------------------------------------------
+
+
+def test_the_environment_is_read_once_into_settings() -> None:
+    settings = parse_settings(ENVIRONMENT | {"OFFRAMP_NAMESPACES": "a, b,", "POD_NAME": "offramp-0"})
+    assert settings.namespaces == ("a", "b")
+    assert (settings.identity, settings.port, settings.lease_name) == ("offramp-0", 8080, "offramp-leader")
+    assert parse_settings(ENVIRONMENT).namespaces == ()
+
+
+@pytest.mark.parametrize("name", sorted(ENVIRONMENT))
+def test_a_missing_variable_is_named(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=name):
+        parse_settings({key: value for key, value in ENVIRONMENT.items() if key != name})
+
+
+@pytest.mark.parametrize("port", ["http", "0", "65536", "-1"])
+def test_a_bad_port_is_refused(port: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="OFFRAMP_PORT"):
+        parse_settings(ENVIRONMENT | {"OFFRAMP_PORT": port})
+
+
+def test_the_key_is_read_raw_or_as_base64(tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(b"\n" * 32)
+    (tmp_path / "text").write_text("CgoKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgo=\n")
+    assert read_signing_key(tmp_path / "raw").public_key == read_signing_key(tmp_path / "text").public_key
+    (tmp_path / "short").write_bytes(b"k" * 31)
+    for name in ("short", "absent"):
+        with pytest.raises(InvalidArgumentError, match=name):
+            read_signing_key(tmp_path / name)
+
+
+# --- the process -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Process:
+    """A running operator."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    def get(self, path: str) -> httpx.Response | None:
+        try:
+            return httpx.get(self.url + path, timeout=2)
+        except httpx.TransportError:
+            return None
+
+    def answers(self, path: str) -> bool:
+        answer = self.get(path)
+        return answer is not None and answer.status_code == 200
+
+    def metric(self, line: str) -> bool:
+        answer = self.get("/metrics")
+        return answer is not None and line in answer.text.splitlines()
+
+    def events(self) -> list[str]:
+        return [json.loads(line)["event"] for line in self.log.read_text().splitlines() if line.startswith("{")]
+
+    def ended(self, seconds: float) -> int:
+        return self.process.wait(timeout=seconds)
+
+
+def _wait(condition: Any, *, what: str, seconds: float = 60, state: Any = str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s; last state: {state()}"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def installed(api: Any, chart: Any, tmp_path: Path) -> Path:
+    """The chart's accounts and roles; a kubeconfig with the operator's own, least permissions."""
+    system = "offramp-system"
+    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": system}}, keep=True)
+    for obj in chart(signingKey={"existingSecret": "key"}):
+        if obj["kind"] in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"):
+            answer = api.create(obj, keep=True)
+            assert answer.status_code in (201, 409), answer.text
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+    answer = api.request("POST", f"/api/v1/namespaces/{system}/serviceaccounts/offramp/token", request)
+    assert answer.status_code == 201, answer.text
+    config = yaml.safe_load(api.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": answer.json()["status"]["token"]}
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    (tmp_path / "signing-key").write_bytes(b"k" * 32)
+    return path
+
+
+@pytest.fixture
+def start(installed: Path, tmp_path: Path, free_port: Any) -> Iterator[Any]:
+    with ExitStack() as stack:
+
+        def run(name: str, *, lease: str, **environment: str) -> Process:
+            port = free_port()
+            log = tmp_path / f"{name}.log"
+            process = subprocess.Popen(
+                [sys.executable, "-m", "offramp_operator.main"],
+                stderr=stack.enter_context(log.open("wb")),
+                env=os.environ | ENVIRONMENT | {
+                    "KUBECONFIG": str(installed), "POD_NAME": name, "OFFRAMP_PORT": str(port), "OFFRAMP_LEASE_NAME": lease,
+                    "OFFRAMP_SIGNING_KEY_FILE": str(tmp_path / "signing-key"), **environment,
+                },
+            )  # fmt: skip
+            stack.callback(_end, process)
+            return Process(process, f"http://127.0.0.1:{port}", log)
+
+        yield run
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+LEASE = "offramp-leader"  # the only Lease that the chart's role admits
+
+
+@pytest.fixture(autouse=True)
+def _no_lease(request: pytest.FixtureRequest) -> None:
+    if "start" in request.fixturenames:
+        api = request.getfixturevalue("api")
+        api.request("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/offramp-system/leases/{LEASE}")
+
+
+def _holder(api: Any) -> str:
+    answer = api.request("GET", f"/apis/coordination.k8s.io/v1/namespaces/offramp-system/leases/{LEASE}")
+    return str(answer.json().get("spec", {}).get("holderIdentity", "")) if answer.status_code == 200 else ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_service_gets_its_workers_and_a_standby_takes_over_at_once(
+    api: Any, start: Any, manifests: Any, namespace: str
+) -> None:
+    first = start("first", lease=LEASE)
+    _wait(lambda: _holder(api) == "first", what="leadership", state=first.log.read_text)
+    second = start("second", lease=LEASE)
+    _wait(lambda: first.answers("/readyz") and second.answers("/readyz"), what="readiness", state=second.log.read_text)
+    assert first.metric("earlyexit_leader 1.0") and second.metric("earlyexit_leader 0.0")
+
+    manifest = manifests.service()
+    manifest["metadata"]["namespace"] = namespace
+    applied = api.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(manifest))
+    assert applied.returncode == 0, applied.stderr
+    paths = [f"/apis/apps/v1/namespaces/{namespace}/deployments/digits", f"/api/v1/namespaces/{namespace}/services/digits",
+             f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/digits"]  # fmt: skip
+    _wait(
+        lambda: all(api.request("GET", path).status_code == 200 for path in paths),
+        what="children",
+        state=first.log.read_text,
+    )
+    _wait(lambda: _conditions(api, manifest).get("Ready") == "False", what="a status", state=lambda: api.get(manifest))
+    difference = api.kubectl("diff", "--server-side", "-f", "-", stdin=yaml.safe_dump(manifest))
+    assert difference.returncode == 0, difference.stdout
+    assert "reconcile-failed" not in first.events()
+
+    # Steady state: passes go on, nothing is written.
+    settled = api.get(manifest)["metadata"]["resourceVersion"]
+    passes = _passes(first)
+    _wait(lambda: _passes(first) >= passes + 3, what="three more passes")
+    assert api.get(manifest)["metadata"]["resourceVersion"] == settled
+
+    first.process.send_signal(signal.SIGTERM)
+    assert first.ended(30) == 0
+    assert "leadership-released" in first.events()
+    _wait(lambda: _holder(api) == "second", what="the standby's turn", seconds=10, state=second.log.read_text)
+    _wait(lambda: second.metric("earlyexit_leader 1.0") and second.answers("/readyz"), what="the standby's readiness")
+    api.request("DELETE", paths[1])
+    _wait(
+        lambda: api.request("GET", paths[1]).status_code == 200,
+        what="the new leader restoring the Service",
+        state=second.log.read_text,
+    )
+    second.process.send_signal(signal.SIGTERM)
+    assert second.ended(30) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_process_that_loses_its_lease_ends_at_once(api: Any, start: Any) -> None:
+    operator = start("first", lease=LEASE)
+    _wait(
+        lambda: _holder(api) == "first" and operator.answers("/readyz"), what="leadership", state=operator.log.read_text
+    )
+    path = f"/apis/coordination.k8s.io/v1/namespaces/offramp-system/leases/{LEASE}"
+    theft = {"spec": {"holderIdentity": "thief"}}
+    assert api.request("PATCH", path, theft, content_type="application/merge-patch+json").status_code == 200
+    assert operator.ended(20) == 1
+    assert "leadership-lost" in operator.events()
+    assert _holder(api) == "thief"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_spec_only_the_operator_refuses_is_told_in_the_status(
+    api: Any, start: Any, manifests: Any, namespace: str
+) -> None:
+    manifest = manifests.service(model={"uri": "file:///models/digits"})
+    manifest["metadata"]["namespace"] = namespace
+    api.create(manifest, keep=True)
+    operator = start("first", lease=LEASE)
+    _wait(lambda: _conditions(api, manifest).get("Stalled") == "True", what="Stalled", state=operator.log.read_text)
+    told = next(c for c in api.get(manifest)["status"]["conditions"] if c["type"] == "Stalled")
+    assert told["reason"] == "InvalidModel" and "oci://" in told["message"]
+
+
+def test_a_bad_environment_ends_with_its_reason(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("OFFRAMP_")}
+    answer = subprocess.run(
+        [sys.executable, "-m", "offramp_operator.main"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 2
+    assert "OFFRAMP_LEASE_NAMESPACE" in json.loads(answer.stderr.splitlines()[-1])["message"]
+
+
+def _conditions(api: Any, manifest: dict[str, Any]) -> dict[str, str]:
+    return {c["type"]: c["status"] for c in api.get(manifest).get("status", {}).get("conditions", [])}
+
+
+def _passes(operator: Process) -> float:
+    answer = operator.get("/metrics")
+    lines = answer.text.splitlines() if answer is not None else []
+    return next(
+        (float(line.split()[1]) for line in lines if line.startswith("earlyexit_operator_reconcile_total ")), 0.0
+    )

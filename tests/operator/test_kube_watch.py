@@ -1,0 +1,149 @@
+"""kopf feeds the cache from a real API server, also over its outages, and writes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from offramp_operator.kube.cache import ObjectCache
+from offramp_operator.kube.client import KubeClient
+from offramp_operator.kube.kinds import CONFIG_MAP, ROLLOUT, SERVICE, WATCHED
+from offramp_operator.kube.watch import Feed, watch
+from offramp_operator.shell.platform import ServiceKey
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
+
+
+@dataclass
+class Watching:
+    cache: ObjectCache
+    feed: Feed
+    woken: list[ServiceKey]
+    client: KubeClient
+
+    def names(self, kind: Any, namespace: str) -> set[str]:
+        return {o["metadata"]["name"] for o in self.cache.all(kind) if o["metadata"].get("namespace") == namespace}
+
+
+@asynccontextmanager
+async def _watching(tools: Any, api: Any, *, namespaces: tuple[str, ...]) -> AsyncIterator[Watching]:
+    """The operator's watch, as its process runs it."""
+    previous = os.environ.get("KUBECONFIG")
+    os.environ["KUBECONFIG"] = str(api.kubeconfig)
+    woken: list[ServiceKey] = []
+    cache = ObjectCache()
+    feed = Feed(cache, woken.append)
+    stop = asyncio.Event()
+    task = asyncio.create_task(watch(feed, namespaces=namespaces, stop=stop))
+    try:
+        async with tools.client_of(api.kubeconfig) as client:
+            yield Watching(cache, feed, woken, client)
+    finally:
+        stop.set()
+        await asyncio.wait({task}, timeout=30)
+        if previous is None:
+            del os.environ["KUBECONFIG"]
+        else:
+            os.environ["KUBECONFIG"] = previous
+
+
+def _manifest(manifests: Any, kind: str, name: str, namespace: str) -> dict[str, Any]:
+    manifest: dict[str, Any] = getattr(manifests, kind)(name)
+    manifest["metadata"]["namespace"] = namespace
+    return manifest
+
+
+@pytest.mark.parametrize("scope", ["cluster", "namespaces"])
+def test_what_happens_in_the_cluster_shows_in_the_cache(
+    scope: str, api: Any, manifests: Any, namespace: str, tools: Any
+) -> None:
+    async def story() -> None:
+        api.create(_manifest(manifests, "service", "before", namespace), keep=True)
+        async with _watching(tools, api, namespaces=() if scope == "cluster" else (namespace,)) as w:
+            await tools.eventually(lambda: "before" in w.names(SERVICE, namespace), what="the first list")
+            created = api.create(_manifest(manifests, "service", "after", namespace), keep=True).json()
+            await tools.eventually(lambda: "after" in w.names(SERVICE, namespace), what="an addition")
+            assert ServiceKey(namespace, "after") in w.woken
+            api.merge(created, {"spec": {"replicas": 3}})
+            await tools.eventually(
+                lambda: (w.cache.get(SERVICE, namespace, "after") or {})["spec"].get("replicas") == 3, what="a change"
+            )
+            api.request("DELETE", f"/apis/earlyexit.dev/v1alpha1/namespaces/{namespace}/earlyexitservices/after")
+            await tools.eventually(lambda: w.names(SERVICE, namespace) == {"before"}, what="a deletion")
+
+    tools.run(story())
+
+
+def test_watching_leaves_no_trace_on_any_object(api: Any, manifests: Any, namespace: str, tools: Any) -> None:
+    async def story() -> None:
+        made = [api.create(_manifest(manifests, kind, name, namespace), keep=True).json()
+                for kind, name in (("service", "digits"), ("config", "digits-0123456789"), ("rollout", "digits-1"))]  # fmt: skip
+        async with _watching(tools, api, namespaces=()) as w:
+            await tools.eventually(lambda: w.names(ROLLOUT, namespace) == {"digits-1"}, what="the first list")
+            api.create(_manifest(manifests, "service", "mark", namespace), keep=True)
+            await tools.eventually(lambda: "mark" in w.names(SERVICE, namespace), what="an event after it")
+            for obj in made:
+                assert api.get(obj) == obj
+        for obj in made:
+            assert api.get(obj) == obj, "nor when it stops"
+
+    tools.run(story())
+
+
+def test_only_what_carries_our_label_is_watched(api: Any, namespace: str, tools: Any) -> None:
+    def config_map(name: str, labels: dict[str, str]) -> dict[str, Any]:
+        metadata = {"name": name, "namespace": namespace, "labels": labels}
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {}}
+
+    async def story() -> None:
+        async with _watching(tools, api, namespaces=()) as w:
+            api.create(config_map("theirs", {"a": "b"}), keep=True)
+            api.create(config_map("ours", {"app.kubernetes.io/managed-by": "offramp"}), keep=True)
+            await tools.eventually(lambda: "ours" in w.names(CONFIG_MAP, namespace), what="our ConfigMap")
+            assert w.names(CONFIG_MAP, namespace) == {"ours"}
+
+    tools.run(story())
+
+
+def test_the_watch_goes_on_after_the_api_server_was_killed(restartable: Any, manifests: Any, tools: Any) -> None:
+    async def story() -> None:
+        api = restartable.api
+        for name in ("stays", "goes"):
+            api.create(_manifest(manifests, "service", name, "default"), keep=True)
+        async with _watching(tools, api, namespaces=()) as w:
+            await tools.eventually(
+                lambda: w.names(SERVICE, "default") == {"stays", "goes"}, what="the first list", seconds=60
+            )
+            restartable.kill()
+            await asyncio.to_thread(restartable.start)
+            api.create(_manifest(manifests, "service", "new", "default"), keep=True)
+            api.request("DELETE", "/apis/earlyexit.dev/v1alpha1/namespaces/default/earlyexitservices/goes")
+            # Whether the watch was up again in time to see the deletion is chance; a list finds what it missed.
+            await tools.eventually(
+                lambda: "new" in w.names(SERVICE, "default"), what="news after the restart", seconds=60
+            )
+            await w.feed.relist(w.client, ())
+            assert w.names(SERVICE, "default") == {"stays", "new"}
+            await tools.eventually(lambda: w.feed.late_seconds() == 0.0, what="a watch that keeps up", seconds=60,
+                                   state=lambda: w.feed._freshness.awaited)  # fmt: skip
+
+    tools.run(story())
+
+
+def test_a_list_shows_that_no_watch_delivers(api: Any, manifests: Any, namespace: str, tools: Any) -> None:
+    async def story() -> None:
+        now = [0.0]
+        feed = Feed(ObjectCache(), lambda _: None, clock=lambda: now[0])
+        api.create(_manifest(manifests, "service", "digits", namespace), keep=True)
+        async with tools.client_of(api.kubeconfig) as client:
+            await feed.relist(client, (namespace,), kinds=WATCHED[:1])
+            now[0] = 70.0
+            assert feed.late_seconds() == 70.0
+
+    tools.run(story())
