@@ -87,17 +87,13 @@ def load_records(path: Path) -> Records:
     InvalidRecordsError
         It cannot be read, is no npz, or breaks the contract of records.
     """
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise InvalidRecordsError(f"{path} is not an .npz file")
     try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise InvalidRecordsError(f"{path} is not an .npz file")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                arrays: dict[str, npt.NDArray[Any]] = {name: archive[name] for name in archive.files if name in ARRAYS}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays: dict[str, npt.NDArray[Any]] = {name: archive[name] for name in archive.files if name in ARRAYS}
     except OSError as error:
         raise InvalidRecordsError(f"{path} cannot be read: {error.strerror or error}") from error
-    except InvalidRecordsError:
-        raise
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError) as error:
         raise InvalidRecordsError(f"{path} does not hold plain arrays: {error}") from error
     return records_from_arrays(arrays)
