@@ -71,7 +71,9 @@ class OpenLoop:
             while not self._stop.is_set():
                 due += float(rng.exponential(1 / self.rate))
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                task = asyncio.create_task(self._one(session, self.urls[n % len(self.urls)], int(rng.integers(len(self.traffic.x))), due))
+                task = asyncio.create_task(
+                    self._one(session, self.urls[n % len(self.urls)], int(rng.integers(len(self.traffic.x))), due)
+                )
                 pending.add(task)
                 task.add_done_callback(pending.discard)
                 n += 1
@@ -109,7 +111,14 @@ def encode(x: npt.NDArray[np.float32], input_name: str) -> tuple[bytes, int]:
     tensor = np.ascontiguousarray(x, dtype=np.float32).tobytes()
     header = json.dumps(
         {
-            "inputs": [{"name": input_name, "shape": list(x.shape), "datatype": "FP32", "parameters": {"binary_data_size": len(tensor)}}],
+            "inputs": [
+                {
+                    "name": input_name,
+                    "shape": list(x.shape),
+                    "datatype": "FP32",
+                    "parameters": {"binary_data_size": len(tensor)},
+                }
+            ],
             "outputs": [{"name": "label", "parameters": {"binary_data": False}}],
         }
     ).encode()

@@ -23,7 +23,7 @@ import yaml
 from rich.console import Console
 
 from bench.demo.digits_bundle import DigitsBundle, prepare_digits
-from bench.demo.story import Json, Settings, Storyteller, StoryError, print_summary, problems, tell, write
+from bench.demo.story import Json, Settings, StoryError, Storyteller, print_summary, problems, tell, write
 
 SHUTDOWN_SECONDS = 30.0
 BUILD = Path("build/demo")
@@ -40,7 +40,18 @@ class EmbeddedStage:
     def start(self) -> None:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "offramp_cli", "up", str(self._manifest), "--state", str(self._state), "--port", "0", "--json"],
+                [
+                    sys.executable,
+                    "-m",
+                    "offramp_cli",
+                    "up",
+                    str(self._manifest),
+                    "--state",
+                    str(self._state),
+                    "--port",
+                    "0",
+                    "--json",
+                ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -55,7 +66,9 @@ class EmbeddedStage:
                     if event.get("event") == "listening":
                         return str(event["url"])
             if self._process is not None and self._process.poll() is not None:
-                raise StoryError(f"`offramp up` ended with {self._process.returncode}; see {self._log}:\n{self._log.read_text()[-2000:]}")
+                raise StoryError(
+                    f"`offramp up` ended with {self._process.returncode}; see {self._log}:\n{self._log.read_text()[-2000:]}"
+                )
             await asyncio.sleep(0.1)
 
     def stop(self) -> int:
@@ -81,7 +94,9 @@ class EmbeddedStage:
         self._applied = manifest
 
     def _objects(self, kind: str) -> list[Json]:
-        found: list[Json] = [json.loads(path.read_text()) for path in sorted((self._state / "objects" / kind).glob("*.json"))]
+        found: list[Json] = [
+            json.loads(path.read_text()) for path in sorted((self._state / "objects" / kind).glob("*.json"))
+        ]
         return sorted(found, key=lambda o: str(o["metadata"]["creationTimestamp"]))
 
     async def service(self) -> Json:

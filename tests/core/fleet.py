@@ -261,7 +261,7 @@ class Fleet:
         for name in decision.delete_rollouts:
             del self.rollouts[name]
         if decision.publish is not None:
-            assert decision.publish.epoch == (self.published.epoch if self.published else 0) + 1
+            assert self.published is None or decision.publish.epoch > self.published.epoch
             self.published = decision.publish
         if self.published is not None and self.deliver:
             for worker in self.workers:

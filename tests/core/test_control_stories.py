@@ -260,3 +260,24 @@ def test_only_one_rollout_is_ever_active(fleet: Fleet) -> None:
     seen = []
     fleet.run(lambda f: seen.append(sum(not r.status.finished for r in f.rollouts.values())) or promoted(f))
     assert max(seen) == 1
+
+
+def test_a_lost_plan_document_is_published_again_under_a_newer_epoch(fleet: Fleet) -> None:
+    fleet.run(promoted)
+    fleet.step()
+    assert fleet.published is not None
+    lost, fleet.published = fleet.published, None
+    fleet.step()
+    assert fleet.published is not None and fleet.published.epoch > lost.epoch
+    assert all(w.document is not None and w.document.epoch == fleet.published.epoch for w in fleet.workers)
+
+
+def test_replaying_a_plan_that_workers_hold_is_not_a_change(fleet: Fleet) -> None:
+    fleet.run(promoted)
+    fleet.requests_per_second = 0
+    for _ in range(40):
+        fleet.step()
+    epoch = fleet.published.epoch if fleet.published else 0
+    for _ in range(5):
+        fleet.step()
+    assert fleet.published is not None and fleet.published.epoch == epoch

@@ -333,7 +333,6 @@ class _Pass:
     # --- what workers should run -------------------------------------------------------------------
 
     def _document(self, stable: Config, rollout: Rollout | None) -> PlanDocument:
-        published = self.snapshot.published
         canary, weight, salt, slow = None, 0, "", {}
         if rollout is not None and rollout.status.phase in CANARY_SERVES:
             status = rollout.status
@@ -342,7 +341,7 @@ class _Pass:
         return PlanDocument(
             service=self.service.name,
             service_uid=self.service.uid,
-            epoch=(published.epoch if published is not None else 0) + 1,
+            epoch=self._last_epoch() + 1,
             stable=ArmPlan(stable.plan.to_mapping(), self.tuning.audit_rate),
             canary=canary,
             weight_percent=weight,
@@ -351,6 +350,12 @@ class _Pass:
             slow_seconds=slow,
             canary_lease_seconds=CANARY_LEASE_SECONDS,
         )
+
+    def _last_epoch(self) -> int:
+        """The newest epoch anybody knows: workers refuse older ones, also when the published document was lost."""
+        published = self.snapshot.published
+        seen = [w.state.epoch for w in self.snapshot.workers if w.state is not None]
+        return max([published.epoch if published is not None else 0, *seen])
 
     # --- what people see ---------------------------------------------------------------------------
 
