@@ -27,6 +27,10 @@ from offramp_worker.worker import Worker
 # The event loop and the engine share one interpreter; at the default of 5 ms a reply could wait that long for the other's turn.
 SWITCH_INTERVAL_SECONDS = 0.0005
 STARTED_POLL_SECONDS = 0.005
+REPLY_SECONDS = 12  # of a drain; what is left of it belongs to audits
+KEEP_ALIVE_SECONDS = (
+    75  # longer than clients keep idle connections, so that they close them and no request meets a closing one
+)
 
 
 class Server(uvicorn.Server):
@@ -85,10 +89,11 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
     finally:
         worker.drain()
         log_event("draining")
+        deadline = loop.time() + settings.drain_seconds
         public.should_exit = True
         await public_task
         # The admin port outlives the public one, so that the last audits can still be pulled.
-        await asyncio.to_thread(worker.finish)
+        await asyncio.to_thread(worker.finish, seconds=max(1.0, deadline - loop.time()))
         if admin is not None and admin_task is not None:
             admin.should_exit = True
             await admin_task
@@ -108,7 +113,8 @@ async def _listen(name: str, app: App, host: str, port: int) -> tuple[Server, as
     """Open a port and serve ``app`` there."""
     config = uvicorn.Config(
         app, host=host, port=port, log_config=None, access_log=False, lifespan="off", http="httptools", ws="none",
-        server_header=False, date_header=False, timeout_graceful_shutdown=25, backlog=2048,
+        server_header=False, date_header=False, timeout_graceful_shutdown=REPLY_SECONDS, backlog=2048,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )  # fmt: skip
     server = Server(config)
     task = asyncio.create_task(_serve_port(server, name, port))

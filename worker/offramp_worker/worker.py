@@ -90,13 +90,13 @@ class Worker:
         """Stop being ready; requests that still arrive are answered until the listener closes."""
         self.phase, self.reason = "draining", "the worker is shutting down"
 
-    def finish(self) -> None:
-        """After the last request: finish drawn audits as long as allowed, then stop. Blocks."""
+    def finish(self, *, seconds: float) -> None:
+        """After the last request: finish drawn audits for up to ``seconds``, then stop. Blocks."""
         if self._plan_file is not None:
             self._plan_file.stop()
         if self.engine is not None:
             self.engine.close()
-            if not self.engine.join(self.settings.drain_seconds):
+            if not self.engine.join(seconds):
                 log_event("audits-abandoned", level="warning")
         self.marker.close()
 

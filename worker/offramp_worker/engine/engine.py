@@ -155,7 +155,7 @@ class Engine:
         ended = not self._thread.is_alive()
         self._abandon_audits = True
         if not ended:
-            self._thread.join(5.0)
+            self._thread.join(2.0)
         return ended
 
     # --- the engine's thread --------------------------------------------------------------------

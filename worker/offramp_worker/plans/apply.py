@@ -20,6 +20,7 @@ from offramp_worker.engine.arms import Active, Runtime
 from offramp_worker.engine.breaker import Breaker
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execute import carries_on
+from offramp_worker.engine.sessions import Stage
 from offramp_worker.logs import log_event
 
 WARM_SIZES = (1, 2, 4, 8, 16)
@@ -84,6 +85,9 @@ class PlanDesk:
         breaker = None
         if not stable.exits_off:
             breaker = Breaker(accuracy_budget=document.accuracy_budget, run_length=document.breaker_run_length)
+        for plan in (stable, canary):
+            if plan is not None:
+                self._stages(plan)  # may still be refused; counters of the epoch are opened after that
         stable_runtime = self._runtime(document, "stable", stable, document.stable.audit_rate, breaker)
         canary_runtime = None
         if canary is not None and document.canary is not None:
@@ -116,17 +120,23 @@ class PlanDesk:
             )
         return plan
 
+    def _stages(self, plan: Plan) -> tuple[dict[int, float], tuple[Stage, ...]]:
+        """Thresholds by ramp index, and stages, for the ramps that some row can leave at.
+
+        A threshold of 0 lets no row leave, so that ramp's head need not run.
+        """
+        index = {ramp.id: j for j, ramp in enumerate(self._engine.bundle.ramps)}
+        thresholds = {index[ramp.id]: float(np.float32(ramp.threshold)) for ramp in plan.ramps if ramp.threshold > 0}
+        try:
+            return thresholds, self._engine.sessions.stages(sorted(thresholds))
+        except InvalidBundleError as error:
+            raise PlanRefusedError("Unsupported", str(error)) from error
+
     def _runtime(
         self, document: PlanDocument, arm: Arm, plan: Plan, audit_rate: float, breaker: Breaker | None
     ) -> Runtime:
-        """Stages for the ramps that some row can leave at; a threshold of 0 never lets one, so its head need not run."""
         engine = self._engine
-        index = {ramp.id: j for j, ramp in enumerate(engine.bundle.ramps)}
-        thresholds = {index[ramp.id]: float(np.float32(ramp.threshold)) for ramp in plan.ramps if ramp.threshold > 0}
-        try:
-            stages = engine.sessions.stages(sorted(thresholds))
-        except InvalidBundleError as error:
-            raise PlanRefusedError("Unsupported", str(error)) from error
+        thresholds, stages = self._stages(plan)
         engine.sessions.warm_up(WARM_SIZES, stages)
         return Runtime(
             plan=plan,
