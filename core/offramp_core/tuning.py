@@ -38,7 +38,7 @@ MOST_SEARCH_ROWS = 20_000  # newest rows of A; more do not improve a plan, only 
 # A test is worth its allowance when a plan at this share of the budget passes with this power.
 TESTABLE_RATE = 0.25
 TEST_POWER = 0.9
-NODE_LIMIT = 200_000
+NODE_LIMIT = 50_000  # about ten seconds; three of twelve ramps take some 1,500
 
 NoGainReason = Literal["NothingSaves", "NotBetter", "OverBudget"]
 

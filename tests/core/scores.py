@@ -1,0 +1,38 @@
+"""Synthetic recorded scores: inputs have a latent difficulty, ramps see it through noise, deeper ramps see more."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from offramp_core.records import ExitCosts, Records
+
+
+def recorded(n: int, n_ramps: int, *, seed: int, ramp_seconds: float = 0.008, harder: float = 0.0) -> Records:
+    """Records whose uncertainties are ranks on the six-decimal grid, as the product's quantile table makes them.
+
+    ``harder`` shifts the difficulty: the same thresholds then disagree more often.
+    """
+    rng = np.random.default_rng(seed)
+    difficulty = rng.beta(1.2, 1.8, size=n) * 1.25
+    depth = np.arange(1, n_ramps + 1) / (n_ramps + 1)
+    margin = (depth - difficulty[:, None]) * 6 + rng.normal(0, 0.9, (n, n_ramps)) + 0.35 * rng.normal(size=(n, 1))
+    agrees = rng.random((n, n_ramps)) < 1 / (1 + np.exp(-((margin - harder) * 1.1 + 2.2)))
+    score = 1 / (1 + np.exp(margin + 2 + rng.normal(0, 0.8, (n, n_ramps))))
+    uncertainty = (np.rint(score * 1e6) / 1e6).astype(np.float32)
+    costs = ExitCosts(np.full(n_ramps + 1, 1 / (n_ramps + 1)), np.full(n_ramps, ramp_seconds))
+    return Records(uncertainty, agrees, np.ones(n, dtype=bool), costs, time=np.arange(n, dtype=np.float64))
+
+
+def small(seed: int, *, max_rows: int = 8, n_ramps: int | None = None) -> Records:
+    """A small random case: every other one with many ties, every third with wrong final answers, some off the grid."""
+    rng = np.random.default_rng(seed)
+    n, r = int(rng.integers(1, max_rows + 1)), n_ramps or int(rng.integers(1, 4))
+    uncertainty = rng.random((n, r))
+    if seed % 2 == 0:
+        uncertainty = np.round(uncertainty, 1)
+    if seed % 7 == 0:  # neighbours closer than a threshold can separate
+        uncertainty = 0.3 + rng.integers(0, 40, (n, r)) * 1e-7
+    final = rng.random(n) < 0.85 if seed % 3 == 0 else np.ones(n, dtype=bool)
+    ramp_seconds = rng.random(r) * 0.05 * (rng.random(r) < 0.7)
+    costs = ExitCosts(rng.random(r + 1) * (rng.random(r + 1) < 0.9) + 1e-3, ramp_seconds)
+    return Records(uncertainty.astype(np.float32), rng.random((n, r)) < 0.7, final, costs)

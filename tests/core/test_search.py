@@ -1,0 +1,263 @@
+"""Search: never over budget, never worse than trying everything."""
+
+from __future__ import annotations
+
+import itertools
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scores import recorded, small
+
+from offramp_core.errors import InvalidArgumentError
+from offramp_core.evaluate import evaluate, evaluate_plan
+from offramp_core.plan import Plan, RampThreshold, floor_threshold
+from offramp_core.policies import Objective, greedy
+from offramp_core.records import ExitCosts, Records
+from offramp_core.search.grid import leave_keys, threshold_of
+from offramp_core.search.placement import best_plan
+from offramp_core.search.thresholds import best_thresholds, error_budget
+
+SEEDS = st.integers(0, 10_000)
+
+
+def brute_force(records: Records, active: tuple[int, ...], errors: int) -> float | None:
+    """Least mean seconds over every combination of distinguishable thresholds, by a second implementation; None if none fits."""
+    n, costs = len(records), records.costs
+    choices = []
+    for ramp in active:
+        column = sorted({float(u) for u in records.uncertainty[:, ramp]})
+        above = {float(floor_threshold(u)) + 1e-6 for u in column} | {float(floor_threshold(u)) for u in column}
+        choices.append(sorted(t for t in above | {0.0, 1.0} if t <= 1))
+    grid = np.array(list(itertools.product(*choices)), dtype=np.float64).round(6)
+    alive = np.ones((len(grid), n), dtype=bool)
+    seconds, wrong = np.zeros(len(grid)), np.zeros(len(grid), dtype=int)
+    paid = 0.0
+    for j, ramp in enumerate(active):
+        paid += costs.ramp_seconds[ramp]
+        leaves = alive & (records.uncertainty[:, ramp][None, :] < grid[:, j].astype(np.float32)[:, None])
+        seconds += leaves.sum(axis=1) * (costs.segment_seconds[: ramp + 1].sum() + paid)
+        wrong += (leaves & ~records.agrees[:, ramp]).sum(axis=1)
+        alive &= ~leaves
+    seconds += alive.sum(axis=1) * (costs.segment_seconds.sum() + paid)
+    wrong += (alive & ~records.final_agrees).sum(axis=1)
+    fits = wrong <= errors
+    return float(seconds[fits].min()) / n if fits.any() else None
+
+
+def assert_thresholds_are_optimal(records: Records, errors: int) -> None:
+    active = tuple(range(records.n_ramps))
+    least = brute_force(records, active, errors)
+    plan = best_thresholds(records, active, max_errors=errors)
+    if least is None:
+        assert plan.active == ()
+    else:
+        assert plan.active == active
+        assert plan.errors <= errors
+        assert plan.evaluation.mean_seconds == pytest.approx(least, abs=1e-12)
+
+
+def assert_placement_is_optimal(records: Records, errors: int, max_overhead: float) -> None:
+    best = 0.0
+    for size in range(1, 4):
+        for active in itertools.combinations(range(records.n_ramps), size):
+            if records.costs.overhead(active) <= max_overhead:
+                least = brute_force(records, active, errors)
+                best = max(best, 1 - least / records.costs.total_seconds if least is not None else 0.0)
+    result = best_plan(records, max_errors=errors, max_overhead=max_overhead)
+    assert result.plan.saving == pytest.approx(best, abs=1e-9)
+    assert result.optimal
+    assert result.plan.active == () or result.plan.errors <= errors
+    assert records.costs.overhead(result.plan.active) <= max_overhead + 1e-12
+
+
+class TestAgainstTryingEverything:
+    @pytest.mark.parametrize("block", range(10))
+    def test_thresholds_of_given_ramps_are_optimal(self, block: int) -> None:
+        for seed in range(block * 40, block * 40 + 40):
+            assert_thresholds_are_optimal(small(seed), errors=seed % 4)
+
+    @pytest.mark.parametrize("n_ramps", [4, 5])
+    def test_more_than_three_ramps_are_optimal_as_well(self, n_ramps: int) -> None:
+        for seed in range(30):
+            assert_thresholds_are_optimal(small(seed, max_rows=4, n_ramps=n_ramps), errors=seed % 3)
+
+    @pytest.mark.parametrize("block", range(4))
+    def test_placement_over_all_subsets_is_optimal(self, block: int) -> None:
+        for seed in range(block * 20, block * 20 + 20):
+            assert_placement_is_optimal(small(seed, max_rows=6, n_ramps=4), errors=seed % 3, max_overhead=0.03)
+
+    @pytest.mark.slow
+    def test_a_thousand_more_cases_are_optimal(self) -> None:
+        for seed in range(1000, 2200):
+            assert_thresholds_are_optimal(small(seed, max_rows=9), errors=seed % 5)
+        for seed in range(1000, 1200):
+            assert_placement_is_optimal(small(seed, max_rows=6, n_ramps=5), errors=seed % 4, max_overhead=0.05)
+
+
+class TestBudget:
+    @given(seed=SEEDS, errors=st.integers(0, 6))
+    def test_a_plan_never_exceeds_its_budget_on_the_records(self, seed: int, errors: int) -> None:
+        plan = best_plan(small(seed, max_rows=30), max_errors=errors).plan
+        assert plan.errors <= errors
+
+    @given(seed=SEEDS, errors=st.integers(0, 5))
+    def test_more_budget_never_saves_less(self, seed: int, errors: int) -> None:
+        records = small(seed, max_rows=30)
+        assert (
+            best_plan(records, max_errors=errors + 1).plan.saving
+            >= best_plan(records, max_errors=errors).plan.saving - 1e-12
+        )
+
+    @given(seed=SEEDS)
+    def test_exits_off_is_always_feasible_so_nothing_is_ever_lost(self, seed: int) -> None:
+        assert best_plan(small(seed), max_errors=0).plan.saving >= 0
+
+    def test_nothing_that_costs_more_than_it_saves_is_placed(self) -> None:
+        records = recorded(200, 3, seed=0, ramp_seconds=10.0)
+        assert best_plan(records, max_disagreement=0.01, max_overhead=1e9).plan.active == ()
+
+    @pytest.mark.parametrize(
+        ("n", "share", "errors"),
+        [(100, 0.29, 29), (100, 0.07, 7), (1000, 0.0, 0), (99, 0.01, 0), (7, 1.0, 7), (200, 0.005, 1)],
+    )
+    def test_a_share_allows_every_count_that_does_not_exceed_it(self, n: int, share: float, errors: int) -> None:
+        assert error_budget(n, max_disagreement=share) == errors
+        assert errors / n <= share
+        assert errors == n or (errors + 1) / n > share
+
+    @pytest.mark.parametrize(
+        "given_budget", [{}, {"max_errors": 1, "max_disagreement": 0.1}, {"max_errors": -1}, {"max_disagreement": 1.5}]
+    )
+    def test_an_unclear_budget_is_refused(self, given_budget: dict[str, float]) -> None:
+        with pytest.raises(InvalidArgumentError):
+            best_plan(recorded(10, 2, seed=0), **given_budget)  # type: ignore[arg-type]
+
+
+class TestStoredThresholds:
+    @given(seed=SEEDS)
+    def test_a_plan_does_the_same_after_it_was_stored_as_text(self, seed: int) -> None:
+        records = small(seed, max_rows=20)
+        found = best_plan(records, max_errors=2).plan
+        ids = [f"r{i:02d}-linear" for i in range(records.n_ramps)]
+        plan = Plan(
+            "b", "r", tuple(RampThreshold(ids[i], t) for i, t in zip(found.active, found.thresholds, strict=True))
+        )
+        again = evaluate_plan(records, Plan.from_mapping(plan.to_mapping()), ids)
+        assert (again.disagreements, again.mean_seconds) == (found.errors, found.evaluation.mean_seconds)
+
+    @given(st.floats(0, 1, width=32))
+    def test_a_key_is_the_lowest_threshold_that_lets_an_input_leave(self, score: float) -> None:
+        u = np.float32(score)
+        key = int(leave_keys(np.array([u]))[0])
+        assert not u < np.float32(float(threshold_of(key - 1)))
+        assert key > 1_000_000 or u < np.float32(float(threshold_of(key)))
+
+    def test_scores_closer_than_a_step_leave_together_or_not_at_all(self) -> None:
+        below, above = np.float32(0.3000001), np.float32(0.3000002)
+        records = Records(
+            np.array([[below], [above]], dtype=np.float32),
+            np.array([[True], [False]]),
+            np.ones(2, dtype=bool),
+            ExitCosts(np.ones(2), np.zeros(1)),
+        )
+        assert best_thresholds(records, (0,), max_errors=0).evaluation.exits == (0,)
+        assert best_thresholds(records, (0,), max_errors=1).evaluation.exits == (2,)
+
+    def test_the_lowest_of_equal_thresholds_is_chosen(self) -> None:
+        records = Records(
+            np.array([[0.2], [0.9]], dtype=np.float32),
+            np.array([[True], [False]]),
+            np.ones(2, dtype=bool),
+            ExitCosts(np.ones(2), np.zeros(1)),
+        )
+        assert best_thresholds(records, (0,), max_errors=0).thresholds == (Decimal("0.200001"),)
+
+
+class TestSearchItself:
+    def test_it_never_loses_to_the_hill_climb_on_the_same_records(self) -> None:
+        for seed in range(20):
+            records = recorded(600, 6, seed=seed)
+            climbed = greedy(records, records, Objective(0.02))
+            assert best_plan(records, max_disagreement=0.02).plan.saving >= climbed.saving - 1e-12
+            assert best_thresholds(records, climbed.active, max_disagreement=0.02).saving >= climbed.saving - 1e-12
+
+    @pytest.mark.parametrize("limit", [1, 10, 40])
+    def test_a_search_cut_short_reports_a_gap_that_holds(self, limit: int) -> None:
+        records = recorded(800, 8, seed=3)
+        full = best_plan(records, max_disagreement=0.02)
+        short = best_plan(records, max_disagreement=0.02, node_limit=limit)
+        assert full.optimal
+        assert short.bound >= full.plan.saving - 1e-12
+        assert short.plan.saving <= full.plan.saving + 1e-12
+        assert short.plan.errors <= 16
+
+    def test_it_stops_when_asked(self) -> None:
+        asked = []
+        result = best_plan(recorded(800, 8, seed=3), max_disagreement=0.02, should_stop=lambda: asked.append(1) is None)
+        assert asked
+        assert not result.optimal
+
+    def test_it_is_deterministic_and_leaves_the_records_alone(self) -> None:
+        records = recorded(500, 5, seed=1)
+        before = (records.uncertainty.copy(), records.agrees.copy())
+        first, second = (best_plan(records, max_disagreement=0.02) for _ in range(2))
+        assert first == second
+        assert np.array_equal(before[0], records.uncertainty)
+        assert np.array_equal(before[1], records.agrees)
+
+    def test_at_most_the_allowed_number_of_ramps_is_placed(self) -> None:
+        records = recorded(2000, 8, seed=2, ramp_seconds=0.0)
+        savings = [best_plan(records, max_disagreement=0.02, max_ramps=k).plan for k in range(4)]
+        assert [len(p.active) <= k for k, p in enumerate(savings)] == [True] * 4
+        assert [p.saving for p in savings] == sorted(p.saving for p in savings)
+
+    @pytest.mark.parametrize("bad", [{"max_ramps": -1}, {"max_ramps": 7}, {"max_overhead": -0.1}])
+    def test_arguments_out_of_range_are_refused(self, bad: dict[str, float]) -> None:
+        with pytest.raises(InvalidArgumentError):
+            best_plan(recorded(10, 2, seed=0), max_errors=1, **bad)  # type: ignore[arg-type]
+
+
+class TestEvaluate:
+    RECORDS = Records(
+        uncertainty=np.array([[0.1, 0.1], [0.5, 0.2], [0.9, 0.9], [np.nan, 0.3]], dtype=np.float32),
+        agrees=np.array([[True, True], [True, False], [True, True], [True, True]]),
+        final_agrees=np.array([True, True, False, True]),
+        costs=ExitCosts(np.array([1.0, 2.0, 3.0]), np.array([0.5, 0.25])),
+    )
+
+    def test_a_case_worked_by_hand(self) -> None:
+        seen = evaluate(self.RECORDS, (0, 1), (0.5, 0.35))
+        assert seen.exits == (1, 2)  # 0.5 is not below 0.5, NaN never is
+        assert seen.disagreements == 2  # row 1 at ramp 1, row 2 at the end
+        assert seen.mean_seconds == pytest.approx((1.5 + 2 * 3.75 + 6.75) / 4)
+        assert seen.saving == pytest.approx(1 - 15.75 / 24)
+        assert seen.exit_shares == (0.25, 0.5)
+
+    def test_utilities_add_up_to_what_the_plan_saves(self) -> None:
+        seen = evaluate(self.RECORDS, (0, 1), (0.5, 0.35))
+        assert sum(seen.utility_seconds) == pytest.approx(6.0 - seen.mean_seconds)
+        assert seen.utility_seconds[0] == pytest.approx((5 - 4 * 0.5) / 4)
+
+    def test_a_ramp_where_nothing_leaves_has_negative_utility(self) -> None:
+        assert evaluate(self.RECORDS, (0,), (0,)).utility_seconds == (-0.5,)
+
+    def test_exits_off_is_the_exact_executor(self) -> None:
+        seen = evaluate(self.RECORDS, (), ())
+        assert (seen.saving, seen.disagreements) == (0.0, 0)
+
+    @pytest.mark.parametrize(
+        ("active", "thresholds"),
+        [((1, 0), (0.1, 0.1)), ((2,), (0.1,)), ((0,), ()), ((0,), (1.5,)), ((0,), (float("nan"),))],
+    )
+    def test_vectors_that_make_no_sense_are_refused(
+        self, active: tuple[int, ...], thresholds: tuple[float, ...]
+    ) -> None:
+        with pytest.raises(InvalidArgumentError):
+            evaluate(self.RECORDS, active, thresholds)
+
+
+settings.register_profile("core", deadline=None, max_examples=60, derandomize=True)
+settings.load_profile("core")
