@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
 
@@ -18,6 +20,7 @@ class Rule(NamedTuple):
     sentence: str
 
 
+SAMPLES = sorted((Path(__file__).resolve().parents[2] / "manifests" / "samples").glob("*.yaml"))
 ABSENT = ...
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 PIN = {"ramps": [{"id": "r04-grid", "threshold": "0.25"}]}
@@ -183,3 +186,9 @@ def test_a_service_may_set_everything_at_once(api: Any, manifests: Any) -> None:
     assert answer.status_code == 201, answer.json()["message"]
     sent, stored = everything["spec"], answer.json()["spec"]
     assert {key: stored["worker"][key] for key in sent["worker"]} == sent["worker"]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.name)
+def test_every_sample_is_taken_as_it_is(api: Any, sample: Path) -> None:
+    answer = api.create(yaml.safe_load(sample.read_text()))
+    assert answer.status_code == 201, answer.json()["message"]

@@ -9,8 +9,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 import yaml
 
-from offramp_core.control.codec import to_json
 from offramp_core.control.objects import ConfigStatus, RolloutStatus, ServiceStatus
+from offramp_operator.kube.statuses import status_to_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
 
@@ -117,21 +117,13 @@ def filled(kind: Any, name: str = "") -> Any:
     return plain[kind]
 
 
-def _as_kubernetes(status: Any) -> dict[str, Any]:
-    """The codec's JSON, with the one name that Kubernetes prescribes for conditions."""
-    value = to_json(status)
-    for condition in value.get("conditions", []):
-        condition["lastTransitionTime"] = condition.pop("lastTransitionAt")
-    return dict(value)
-
-
 @pytest.mark.parametrize(
     ("builder", "kind"), [("service", ServiceStatus), ("config", ConfigStatus), ("rollout", RolloutStatus)]
 )
 def test_every_field_that_the_control_plane_writes_is_kept(clean: Any, manifests: Any, builder: str, kind: Any) -> None:
     manifest = getattr(manifests, builder)()
     clean.create(manifest, keep=True)
-    written = _as_kubernetes(filled(kind))
+    written = status_to_json(filled(kind))
     answer = clean.apply(_status(manifest, written), manager=OPERATOR, subresource="status")
     assert answer.status_code == 200, answer.json()["message"]
     assert clean.get(manifest)["status"] == written
