@@ -19,6 +19,8 @@ GROUP = "earlyexit.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 SERVICE_KIND, CONFIG_KIND, ROLLOUT_KIND = "EarlyExitService", "RampConfig", "RampRollout"
+# Kubernetes' own name for what our codec would call lastTransitionAt; every client knows it by this one.
+_OURS, _THEIRS = "lastTransitionAt", "lastTransitionTime"
 
 
 def service_from_manifest(manifest: Mapping[str, Any]) -> Service:
@@ -30,7 +32,7 @@ def service_from_manifest(manifest: Mapping[str, Any]) -> Service:
         uid=metadata["uid"],
         generation=metadata.get("generation", 1),
         spec=parse_spec(manifest.get("spec")),
-        status=from_json(ServiceStatus, manifest.get("status") or {}),
+        status=from_json(ServiceStatus, _renamed(manifest.get("status") or {}, _THEIRS, _OURS)),
     )
 
 
@@ -78,7 +80,15 @@ def rollout_spec(service_name: str, rollout: NewRollout) -> dict[str, Any]:
 
 def status_json(status: ServiceStatus | ConfigStatus | RolloutStatus) -> dict[str, Any]:
     """A status as the API stores it."""
-    return cast(dict[str, Any], to_json(status))
+    return _renamed(cast(dict[str, Any], to_json(status)), _OURS, _THEIRS)
+
+
+def _renamed(status: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    """A status whose conditions call the field ``old`` by the name ``new``."""
+    if "conditions" not in status:
+        return dict(status)
+    conditions = [{new if key == old else key: item for key, item in c.items()} for c in status["conditions"]]
+    return {**status, "conditions": conditions}
 
 
 def _created_at(manifest: Mapping[str, Any]) -> float:

@@ -1,0 +1,358 @@
+"""Pulling workers: what is pooled, what is survived, what is remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument, Refusal
+
+sys.path.insert(0, str(Path(__file__).parent))
+from stub_worker import DIGEST_A, DIGEST_B, StubWorker, block, state
+
+from offramp_operator.shell import wire
+from offramp_operator.shell.observe import SECONDS_UNTIL_SILENT, Observed, Observer
+from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
+from offramp_operator.shell.signing import SigningKey
+
+KEY = ServiceKey("default", "digits")
+TOKEN = "secret"
+DOCUMENT = PlanDocument("digits", "service-1", 4, ArmPlan({}, 0.02), None, 0, "s", 0.02)
+NOWHERE = WorkerEndpoint(name="digits-9", uid="w9", ready=True, admin_url="http://127.0.0.1:9")
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[[str], StubWorker]]:
+    workers: list[StubWorker] = []
+
+    def make(uid: str) -> StubWorker:
+        workers.append(StubWorker(uid, token=TOKEN))
+        return workers[-1]
+
+    yield make
+    for worker in workers:
+        worker.close()
+
+
+class Bench:
+    """An observer on a clock that only a test moves."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self.monotonic = 0.0
+
+    async def pull(self, *workers: StubWorker, extra: tuple[WorkerEndpoint, ...] = ()) -> Observed:
+        return await self.observer.observe(KEY, (*map(endpoint, workers), *extra), token=TOKEN)
+
+
+def endpoint(worker: StubWorker, **changes: object) -> WorkerEndpoint:
+    uid = worker.state.uid
+    return WorkerEndpoint(name=f"digits-{uid}", uid=uid, ready=True, admin_url=worker.url, **changes)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def bench(*, deadline_seconds: float = 3.0, now: float = 1e9) -> AsyncIterator[Bench]:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        made = Bench(
+            Observer(client, deadline_seconds=deadline_seconds, clock=lambda: now, monotonic=lambda: made.monotonic)
+        )
+        yield made
+
+
+def times(observed: Observed) -> list[float]:
+    assert observed.records is not None and observed.records.records.time is not None
+    return [float(t) for t in observed.records.records.time]
+
+
+def test_records_of_all_workers_are_pooled_by_time_and_never_twice(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a, b = spawn("a"), spawn("b")
+        a.rows, b.rows = 3, 2
+        async with bench() as made:
+            first = await made.pull(a, b)
+            assert times(first) == [1000.0, 1000.0, 1001.0, 1001.0, 1002.0]
+            assert times(await made.pull(a, b)) == times(first)
+            a.rows = 5
+            assert times(await made.pull(a, b)) == [1000.0, 1000.0, 1001.0, 1001.0, 1002.0, 1003.0, 1004.0]
+        assert first.records is not None
+        assert first.records.ramp_ids == ("r00-linear", "r01-linear")
+        assert (first.records.backbone_digest, first.records.ramp_set_digest) == (DIGEST_A, DIGEST_B)
+        assert first.records.records.costs.segment_seconds.tolist() == [0.001, 0.001, 0.001]
+
+    asyncio.run(story())
+
+
+def test_columns_survive_the_way_through_wire_and_pool(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        a.broken_block = block(0, 50, seed=42)
+        async with bench() as made:
+            observed = await made.pull(a)
+        sent = wire.decode_rows(a.broken_block, n_ramps=2)
+        assert observed.records is not None
+        records = observed.records.records
+        np.testing.assert_array_equal(records.uncertainty, sent.uncertainty)
+        np.testing.assert_array_equal(records.agrees, sent.prediction == sent.reference[:, None])
+        np.testing.assert_array_equal(records.final_agrees, sent.final == sent.reference)
+
+    asyncio.run(story())
+
+
+def test_a_backlog_larger_than_one_answer_is_caught_up_in_one_pass(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        a.rows = 12_345
+        async with bench() as made:
+            assert len(times(await made.pull(a))) == 12_345
+
+    asyncio.run(story())
+
+
+def test_a_fresh_observer_reads_everything_again_and_ends_with_the_same_records(
+    spawn: Callable[[str], StubWorker],
+) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        a.rows = 40
+        async with bench() as made:
+            before = times(await made.pull(a))
+        async with bench() as made:
+            assert times(await made.pull(a)) == before
+
+    asyncio.run(story())
+
+
+def test_a_restarted_worker_adds_its_new_records_to_those_of_its_earlier_life(
+    spawn: Callable[[str], StubWorker],
+) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        a.rows = 4
+        async with bench() as made:
+            await made.pull(a)
+            a.restart("boot-2")
+            a.rows = 2
+            observed = await made.pull(a)
+            assert times(observed) == [1000.0, 1000.0, 1001.0, 1001.0, 1002.0, 1003.0]
+            assert observed.workers[0].observations is not None
+            assert observed.workers[0].observations.boot_id == "boot-2"
+
+    asyncio.run(story())
+
+
+def test_rows_that_fell_out_of_the_ring_are_simply_missing(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        a.rows = 2
+        async with bench() as made:
+            await made.pull(a)
+            a.rows, a.ring_from = 10, 8
+            assert times(await made.pull(a)) == [1000.0, 1001.0, 1008.0, 1009.0]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        block(0, 3, ramp_set="sha256:" + "e" * 64),
+        replace(block(0, 3), final="***"),
+        replace(block(0, 3), prediction=""),
+    ],
+    ids=["another-ramp-set", "not-base64", "missing-column"],
+)
+def test_unusable_records_are_dropped_and_told_once_while_counts_go_on(
+    spawn: Callable[[str], StubWorker], caplog: pytest.LogCaptureFixture, bad: wire.RecordBlock
+) -> None:
+    async def story() -> None:
+        a, b = spawn("a"), spawn("b")
+        a.broken_block, b.rows = bad, 2
+        a.counts = (ArmCounts(1, "stable", "h", requests=7),)
+        async with bench() as made:
+            for _ in range(3):
+                observed = await made.pull(a, b)
+        assert times(observed) == [1000.0, 1001.0]
+        assert observed.workers[0].observations is not None
+        assert observed.workers[0].observations.counts == a.counts
+
+    with caplog.at_level(logging.WARNING, logger="offramp"):
+        asyncio.run(story())
+    assert len([r for r in caplog.records if getattr(r, "event", "") == "records-dropped"]) == 1
+
+
+def test_a_dead_worker_never_raises_and_counts_as_silent_only_after_a_while(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a, b = spawn("a"), spawn("b")
+        a.counts = (ArmCounts(1, "stable", "h", requests=7),)
+        async with bench(deadline_seconds=0.5) as made:
+            await made.pull(a, b)
+            gone = endpoint(a)
+            a.close()
+            for _ in range(5):
+                observed = await made.observer.observe(KEY, (gone, endpoint(b)), token=TOKEN)
+            assert observed.workers[0].state is not None, "five failures within no time are a hiccup"
+            made.monotonic = SECONDS_UNTIL_SILENT + 1
+            observed = await made.observer.observe(KEY, (gone, endpoint(b)), token=TOKEN)
+            assert observed.workers[0].state is None
+            assert observed.workers[0].observations is not None, "what it reported has happened"
+            assert observed.workers[1].state is not None
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"uid": 5}', b"\xff\xfe"])
+def test_a_worker_that_talks_nonsense_is_like_one_that_does_not_answer(
+    spawn: Callable[[str], StubWorker], body: bytes
+) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        async with bench() as made:
+            a.garbage = body
+            observed = await made.pull(a)
+            assert (observed.workers[0].state, observed.workers[0].observations, observed.records) == (None, None, None)
+            a.garbage = None
+            assert (await made.pull(a)).workers[0].state is not None
+
+    asyncio.run(story())
+
+
+def test_an_address_that_passed_to_another_worker_is_not_believed(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        a.rows = 3
+        stale = replace(endpoint(a), uid="somebody-else")
+        async with bench() as made:
+            observed = await made.observer.observe(KEY, (stale,), token=TOKEN)
+        assert observed.workers[0].state is None
+        assert observed.records is None
+
+    asyncio.run(story())
+
+
+def test_a_wrong_token_opens_nothing(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        async with bench() as made:
+            observed = await made.observer.observe(KEY, (endpoint(a),), token="guessed")
+        assert observed.workers[0].state is None
+
+    asyncio.run(story())
+
+
+def test_a_slow_worker_does_not_hold_up_the_others(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a, b = spawn("a"), spawn("b")
+        a.delay_seconds = 30.0
+        async with bench(deadline_seconds=0.5) as made:
+            observed = await asyncio.wait_for(
+                made.pull(a, b, extra=(NOWHERE, replace(NOWHERE, uid="w8", admin_url=None))), 10
+            )
+        assert [worker.state is not None for worker in observed.workers] == [False, True, False, False]
+
+    asyncio.run(story())
+
+
+def test_records_are_those_of_the_ramp_set_that_current_workers_serve(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        old, new = spawn("old"), spawn("new")
+        other = "sha256:" + "c" * 64
+        old.rows, new.rows = 3, 2
+        new.state = replace(new.state, ramp_set_digest=other)
+        async with bench() as made:
+            workers = (endpoint(old, current=False), endpoint(new))
+            observed = await made.observer.observe(KEY, workers, token=TOKEN)
+            assert observed.records is not None and observed.records.ramp_set_digest == other
+            assert len(times(observed)) == 2
+            observed = await made.observer.observe(KEY, (workers[0],), token=TOKEN)
+            assert observed.records is not None and observed.records.ramp_set_digest == DIGEST_B
+            assert len(made.observer.pools(KEY)) == 1, "records that nobody serves any more are let go"
+
+    asyncio.run(story())
+
+
+def test_load_is_requests_and_busy_time_between_pulls_over_all_workers(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a, b = spawn("a"), spawn("b")
+        async with bench() as made:
+            a.counts = (ArmCounts(1, "stable", "h", requests=1000, busy_seconds=50.0),)
+            first = await made.pull(a, b)
+            assert (first.load.request_rate, first.load.utilisation) == (0.0, 0.0)
+            # In two seconds a served 40 and 20 requests in two epochs, b served none.
+            a.counts = (
+                ArmCounts(1, "stable", "h", requests=1040, busy_seconds=50.6),
+                ArmCounts(2, "canary", "g", requests=20, busy_seconds=0.4),
+            )
+            a.now = b.now = 102.0
+            second = await made.pull(a, b)
+            assert second.load.request_rate == pytest.approx(30.0)
+            assert second.load.utilisation == pytest.approx((0.5 + 0.0) / 2)
+            # Epoch 1 is no longer reported; that is no negative work.
+            a.counts, a.now, b.now = (ArmCounts(2, "canary", "g", requests=30, busy_seconds=0.4),), 104.0, 104.0
+            assert (await made.pull(a, b)).load.request_rate == pytest.approx(70 / 4)
+
+    asyncio.run(story())
+
+
+def test_a_poke_reaches_every_worker_and_refusals_are_told(
+    spawn: Callable[[str], StubWorker], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        a, b = spawn("a"), spawn("b")
+        b.refuse = Refusal(0, "UnknownRamp", "ramp r77 is unknown")
+        signed = SigningKey.from_seed(bytes(32)).sign(DOCUMENT)
+        async with bench(deadline_seconds=0.5) as made:
+            await made.observer.poke(KEY, (endpoint(a), endpoint(b), NOWHERE), token=TOKEN, signed=signed)
+        assert a.taken == [DOCUMENT]
+        assert b.taken == []
+
+    with caplog.at_level(logging.WARNING, logger="offramp"):
+        asyncio.run(story())
+    assert [r.getMessage() for r in caplog.records if "UnknownRamp" in r.getMessage()]
+
+
+def test_settled_means_that_every_drawn_audit_was_answered(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        a.counts = (ArmCounts(1, "stable", "h", requests=9, drawn=5, audited=4),)
+        async with bench() as made:
+            await made.pull(a)
+            assert not made.observer.settled(KEY)
+            a.counts = (replace(a.counts[0], audited=5),)
+            await made.pull(a)
+            assert made.observer.settled(KEY)
+
+    asyncio.run(story())
+
+
+def test_a_forgotten_service_leaves_nothing_behind(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        a.rows = 3
+        async with bench() as made:
+            await made.pull(a)
+            made.observer.forget(KEY)
+            assert made.observer.pools(KEY) == {}
+
+    asyncio.run(story())
+
+
+def test_costs_that_do_not_fit_the_ramps_cost_the_records_and_nothing_else(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        a.rows = 3
+        a.state = replace(state("a"), costs={"segment_seconds": [[0.1]], "ramp_seconds": [["x"]], "batch_size": [1.0]})
+        async with bench() as made:
+            observed = await made.pull(a)
+        assert observed.records is None
+        assert observed.workers[0].state is not None
+
+    asyncio.run(story())

@@ -1,0 +1,135 @@
+"""Record blocks on the wire, and the pool they end up in."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offramp_core.errors import InvalidRecordsError
+from offramp_core.protocol import RecordBlock
+
+sys.path.insert(0, str(Path(__file__).parent))
+from stub_worker import block
+
+from offramp_operator.shell.record_pool import RecordPool
+from offramp_operator.shell.wire import MAX_BLOCK_ROWS, RecordRows, decode_rows
+
+
+def rows_of(first: int, n: int, *, time_from: float = 0.0, seed: int = 0) -> RecordRows:
+    return decode_rows(block(first, n, time_from=time_from, seed=seed), n_ramps=2)
+
+
+def test_a_block_decodes_to_its_columns() -> None:
+    rows = decode_rows(
+        RecordBlock(
+            first=7, next=9, ramp_set_digest="d",
+            time=base64.b64encode(np.array([1.5, 2.5], "<f8").tobytes()).decode(),
+            uncertainty=base64.b64encode(np.array([[0.0, 1.0], [0.25, 0.5]], "<f4").tobytes()).decode(),
+            prediction=base64.b64encode(np.array([[1, 2], [3, 4]], "<i4").tobytes()).decode(),
+            final=base64.b64encode(np.array([1, 3], "<i4").tobytes()).decode(),
+            reference=base64.b64encode(np.array([1, 4], "<i4").tobytes()).decode(),
+        ), n_ramps=2,
+    )  # fmt: skip
+    assert (rows.first, rows.next, len(rows)) == (7, 9, 2)
+    assert rows.time.tolist() == [1.5, 2.5]
+    assert rows.uncertainty.tolist() == [[0.0, 1.0], [0.25, 0.5]]
+    assert rows.prediction.tolist() == [[1, 2], [3, 4]]
+    assert (rows.final.tolist(), rows.reference.tolist()) == ([1, 3], [1, 4])
+
+
+def test_an_empty_block_is_no_rows() -> None:
+    assert len(decode_rows(RecordBlock(5, 5, "d"), n_ramps=3)) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"time": "***"},
+        {"time": base64.b64encode(b"seven b").decode()},
+        {"final": ""},
+        {"uncertainty": base64.b64encode(np.full((3, 2), 1.5, "<f4").tobytes()).decode()},
+        {"uncertainty": base64.b64encode(np.full((3, 2), np.nan, "<f4").tobytes()).decode()},
+        {"time": base64.b64encode(np.array([1.0, np.inf, 2.0], "<f8").tobytes()).decode()},
+        {"next": 1},
+        {"first": -1, "next": 2},
+    ],
+    ids=[
+        "not-base64",
+        "half-a-number",
+        "short-column",
+        "above-one",
+        "nan",
+        "infinite-time",
+        "next-before-rows",
+        "negative",
+    ],
+)
+def test_a_malformed_block_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(InvalidRecordsError):
+        decode_rows(replace(block(0, 3), **change), n_ramps=2)  # type: ignore[arg-type]
+
+
+def test_a_block_of_another_number_of_ramps_or_larger_than_promised_is_refused() -> None:
+    with pytest.raises(InvalidRecordsError, match="uncertainty"):
+        decode_rows(block(0, 3), n_ramps=3)
+    with pytest.raises(InvalidRecordsError):
+        decode_rows(block(0, MAX_BLOCK_ROWS + 1), n_ramps=2)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    pulls=st.lists(
+        st.tuples(st.sampled_from(["boot-a", "boot-b"]), st.integers(0, 40), st.integers(0, 30)),
+        min_size=1,
+        max_size=12,
+    ),
+    capacity=st.integers(5, 60),
+)
+def test_however_blocks_overlap_each_row_is_kept_once_and_only_the_newest_stay(
+    pulls: list[tuple[str, int, int]], capacity: int
+) -> None:
+    pool = RecordPool(n_ramps=2, capacity=capacity)
+    expected: dict[tuple[str, int], float] = {}
+    furthest: dict[str, int] = {}
+    for boot, first, n in pulls:
+        pool.add(boot, rows_of(first, n, time_from=0.25 * (boot == "boot-b")), latest_time=np.inf)
+        for seq in range(max(first, furthest.get(boot, 0)), first + n):
+            expected[boot, seq] = seq + 0.25 * (boot == "boot-b")
+        furthest[boot] = max(furthest.get(boot, 0), first + n)
+    # A pool that is looked at keeps exactly its capacity; the newest of everything ever added is an upper bound on time.
+    newest = sorted(expected.values())[-capacity:]
+    assert pool.columns()["time"].tolist() == newest
+    assert len(pool) == len(newest)
+
+
+def test_rows_stay_together_when_workers_are_interleaved_by_time() -> None:
+    pool = RecordPool(n_ramps=2)
+    late, early = rows_of(0, 4, time_from=10.5, seed=1), rows_of(0, 4, time_from=10.0, seed=2)
+    pool.add("late", late, latest_time=np.inf)
+    pool.add("early", early, latest_time=np.inf)
+    columns = pool.columns()
+    assert columns["time"].tolist() == [10.0, 10.5, 11.0, 11.5, 12.0, 12.5, 13.0, 13.5]
+    np.testing.assert_array_equal(columns["uncertainty"][0::2], early.uncertainty)
+    np.testing.assert_array_equal(columns["prediction"][1::2], late.prediction)
+
+
+def test_a_worker_whose_clock_is_ahead_cannot_write_into_the_future() -> None:
+    pool = RecordPool(n_ramps=2)
+    pool.add("boot", rows_of(0, 3, time_from=1_000_000.0), latest_time=500.0)
+    assert pool.columns()["time"].tolist() == [500.0, 500.0, 500.0]
+
+
+def test_a_pool_goes_on_after_a_restart_where_it_stopped() -> None:
+    pool = RecordPool(n_ramps=2, capacity=10)
+    pool.add("boot", rows_of(0, 8), latest_time=np.inf)
+    again = RecordPool.load(pool.dump(), capacity=10)
+    assert again.next_of("boot") == 8
+    assert again.add("boot", rows_of(6, 4), latest_time=np.inf) == 2
+    assert again.columns()["time"].tolist() == list(range(10))
