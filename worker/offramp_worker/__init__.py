@@ -1,3 +1,6 @@
-"""Offramp's data plane: serves an exit bundle over the Open Inference Protocol."""
+"""The data plane: serves exit bundles, and prepares them."""
 
-__version__ = "0.1.0"
+import os
+
+# ONNX Runtime's Linux wheels report usage unless told not to; a model server must not talk to strangers.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
