@@ -299,6 +299,7 @@ def _place(source: Path, target: Path) -> None:
         os.link(source, name)
     except OSError:
         shutil.copyfile(source, name)
+    os.chmod(name, 0o444)  # one file under several names: an edit through any of them would spoil the others
     os.replace(name, target)
 
 

@@ -137,6 +137,7 @@ kind: KubeProxyConfiguration
 clientConnection: {kubeconfig: $STATE_DIR/pki/kube-proxy.conf}
 hostnameOverride: $NODE
 mode: nftables
+nftables: {minSyncPeriod: 100ms}  # a new pod gets its share of a service at once, not a second later
 clusterCIDR: $POD_CIDR_PREFIX.0.0/16
 bindAddress: $(node_ip "$INDEX")
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
