@@ -16,9 +16,9 @@ Check = Callable[[], str]
 
 
 async def serve_health(
-    *, port: int, alive: Check, ready: Check, metrics: Metrics, host: str = "0.0.0.0"
-) -> web.AppRunner:  # noqa: S104 a pod's port
-    """Answer ``/healthz``, ``/readyz`` and ``/metrics`` until the returned runner is cleaned up."""
+    *, port: int, alive: Check, ready: Check, metrics: Metrics, host: str | None = None
+) -> web.AppRunner:
+    """Answer ``/healthz``, ``/readyz`` and ``/metrics`` until the returned runner is cleaned up; on every address where ``host`` is None."""
     app = web.Application()
     app.router.add_get("/healthz", _checked(alive))
     app.router.add_get("/readyz", _checked(ready))

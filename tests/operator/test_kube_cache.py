@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.kinds import POD, REPLICA_SET, SERVICE
-from offramp_operator.kube.watch import Feed, Freshness, service_key
+from offramp_operator.kube.watch import Feed, Freshness, in_cluster_url, service_key
 from offramp_operator.shell.platform import ServiceKey
 
 
@@ -84,7 +85,8 @@ def test_a_list_of_one_namespace_leaves_the_others_alone() -> None:
 
 
 def test_our_own_write_wakes_nobody_when_the_watch_repeats_it() -> None:
-    cache, woken = ObjectCache(), []
+    cache = ObjectCache()
+    woken: list[ServiceKey] = []
     feed = Feed(cache, woken.append)
     obj = _obj("digits", 5)
     cache.put(SERVICE, {"apiVersion": "earlyexit.dev/v1alpha1", "kind": "EarlyExitService", **obj})
@@ -113,3 +115,10 @@ def test_a_watch_is_late_until_it_delivers_what_a_list_saw() -> None:
     assert freshness.late_seconds(200.0) == 100.0
     freshness.watched(POD, "default", 11)
     assert freshness.late_seconds(200.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")]
+)
+def test_the_api_server_is_reached_by_address(host: str, url: str) -> None:
+    assert in_cluster_url(host, "443") == url

@@ -14,16 +14,41 @@ import pytest
 import yaml
 
 from offramp_core.control.objects import (
-    ArmTally, BothArms, Condition, ConfigStatus, GateStatus, Ledger, Observed, PinStatus, Prediction, Rollout, RolloutStatus,
-    RolloutSummary, ServiceStatus, StepRecord, TuningStatus, WorkersStatus,
+    ArmTally,
+    BothArms,
+    Condition,
+    ConfigStatus,
+    GateStatus,
+    Ledger,
+    Observed,
+    PinStatus,
+    Prediction,
+    Rollout,
+    RolloutStatus,
+    RolloutSummary,
+    ServiceStatus,
+    StepRecord,
+    TuningStatus,
+    WorkersStatus,
 )  # fmt: skip
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout
+from offramp_core.errors import InvalidSpecError
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import ApiUnavailableError, InvalidObjectError, KubeClient
 from offramp_operator.kube.kinds import (
-    CONFIG, CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, NETWORK_SERVICE, POD, REPLICA_SET, ROLLOUT, SERVICE, WATCHED, Object,
+    CONFIG,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    NETWORK_SERVICE,
+    POD,
+    REPLICA_SET,
+    ROLLOUT,
+    SERVICE,
+    WATCHED,
+    Object,
 )  # fmt: skip
 from offramp_operator.kube.manifests import WorkerSettings
 from offramp_operator.kube.platform import KubePlatform, NameTakenError
@@ -67,9 +92,8 @@ def _filled(status: Any) -> Any:
     """Give fields that were added later a value, so that a status field which the CRD lacks cannot go unnoticed."""
     values = {}
     for f in dataclasses.fields(status):
-        default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[misc]
-        if getattr(status, f.name) == default:
-            values[f.name] = {int: 5, float: 0.5, str: "x"}[type(default)]
+        if getattr(status, f.name) == f.default:
+            values[f.name] = {int: 5, float: 0.5, str: "x"}[type(f.default)]
     return dataclasses.replace(status, **values)
 
 
@@ -103,6 +127,10 @@ class World:
     platform: KubePlatform
     told: Told
     time: float = 1_700_000_000.0
+
+    @property
+    def path(self) -> str:
+        return f"/apis/earlyexit.dev/v1alpha1/namespaces/{self.namespace}/earlyexitservices/digits"
 
     @property
     def key(self) -> ServiceKey:
@@ -269,7 +297,7 @@ def test_a_finished_rollout_is_counted_once(world: Any, tools: Any) -> None:
 # --- a steady state writes nothing -----------------------------------------------------------------
 
 
-def test_a_steady_state_writes_nothing(world: Any, tools: Any) -> None:
+def test_a_steady_state_writes_nothing(world: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with world() as w:
             service = (await w.gathered()).service
@@ -287,7 +315,12 @@ def test_a_steady_state_writes_nothing(world: Any, tools: Any) -> None:
             before = await w.versions()
             calls: list[str] = []
             original = w.client._write
-            w.client._write = lambda verb, *a, **k: calls.append(verb) or original(verb, *a, **k)  # type: ignore[method-assign]
+
+            async def counting(verb: str, *arguments: Any, **more: Any) -> Any:
+                calls.append(verb)
+                return await original(verb, *arguments, **more)
+
+            monkeypatch.setattr(w.client, "_write", counting)
             await everything()
             await w.look()
             await everything()
@@ -381,7 +414,9 @@ def test_a_bundle_that_is_a_path_is_told_and_the_old_workers_stay(world: Any, to
 
 def test_a_deployment_the_api_server_refuses_is_told_until_the_spec_changes(world: Any, tools: Any) -> None:
     async def story() -> None:
-        affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+        affinity: Object = {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+        }
         async with world(worker={"affinity": affinity}) as w:
             assert (await w.gathered()).workers == ()
             await w.ensure()
@@ -419,6 +454,57 @@ def test_an_object_that_belongs_to_somebody_else_is_never_taken_over(world: Any,
             w.time += 60
             await w.ensure()
             assert (await w.gathered()).workers == ()
+
+    tools.run(story())
+
+
+def test_children_of_an_earlier_service_of_the_same_name_are_awaited_and_not_adopted(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world() as w:
+            await w.ensure()
+            w.api.request("DELETE", w.path)
+            assert w.api.create(w.manifest, keep=True).status_code == 201
+            await w.look()
+            with pytest.raises(ConflictError, match="earlier service"):
+                await w.ensure()
+            w.api.request("DELETE", f"/api/v1/namespaces/{w.namespace}/services/digits")
+            await w.look()
+            with pytest.raises(ConflictError, match="PodDisruptionBudget"):
+                await w.ensure()
+            live = await w.live(NETWORK_SERVICE)
+            assert live["metadata"]["ownerReferences"][0]["uid"] == (await w.live(SERVICE))["metadata"]["uid"]
+
+    tools.run(story())
+
+
+def test_a_spec_that_only_the_operator_refuses_is_told_and_nothing_else_changes(
+    world: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schema should refuse first; if it is older than the operator, people must still be told."""
+
+    async def story() -> None:
+        async with world() as w:
+            service = (await w.gathered()).service
+            await w.platform.write_service_status(service, SERVICE_STATUS)
+
+            def refuse(value: Any) -> Any:
+                raise InvalidSpecError("spec.ramps.maxActive", "must be smaller")
+
+            monkeypatch.setattr("offramp_operator.kube.statuses.parse_spec", refuse)
+            for _ in range(2):
+                with pytest.raises(InvalidSpecError):
+                    await w.platform.gather(w.key)
+            status = (await w.live(SERVICE))["status"]
+            told = {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
+            assert told == {"Ready": ("True", "Serving"), "Stalled": ("True", "InvalidSpec")}
+            assert status["tuning"]["testsRun"] == SERVICE_STATUS.tuning.tests_run
+            version = (await w.live(SERVICE))["metadata"]["resourceVersion"]
+            w.time += 30
+            with pytest.raises(InvalidSpecError):
+                await w.platform.gather(w.key)
+            assert (await w.live(SERVICE))["metadata"]["resourceVersion"] == version
+            monkeypatch.undo()
+            await w.gathered()
 
     tools.run(story())
 

@@ -40,6 +40,7 @@ from offramp_operator.kube.kinds import (
     Object,
     name_of,
     namespace_of,
+    owner_of,
     uid_of,
 )
 from offramp_operator.kube.statuses import config_of, rollout_of, same_status, service_of, status_of, status_to_json
@@ -320,12 +321,22 @@ class KubePlatform:
             "metadata": {"name": name, "namespace": key.namespace, "uid": uid_of(live), "resourceVersion": version},
             "status": status_to_json(status),
         }
+        written = await self._swap(kind, body, subresource="status")
+        memory.versions[kind, name] = _version(written)
+
+    async def _swap(self, kind: Kind, body: Object, *, subresource: str | None = None) -> Object:
+        """Apply on exactly the version in the body. After a conflict the cache has what is there, so the next pass need not wait for the watch."""
         try:
-            written = await self._client.apply(kind, body, subresource="status")
+            written = await self._client.apply(kind, body, subresource=subresource)
         except GoneError as error:
             raise ConflictError(str(error)) from error
+        except ConflictError:
+            live = await self._client.get(kind, namespace_of(body), name_of(body))
+            if live is not None:
+                self._cache.put(kind, live)
+            raise
         self._cache.put(kind, written)
-        memory.versions[kind, name] = _version(written)
+        return written
 
     async def delete_config(self, service: Service, name: str) -> None:
         await self._delete(service, CONFIG, name)
@@ -365,10 +376,8 @@ class KubePlatform:
             written = await self._client.create(CONFIG_MAP, body)
         else:
             body["metadata"] |= {"uid": uid_of(stored), "resourceVersion": _version(stored)}
-            try:
-                written = await self._client.apply(CONFIG_MAP, body)
-            except GoneError as error:
-                raise ConflictError(str(error)) from error
+            await self._swap(CONFIG_MAP, body)
+            return
         self._cache.put(CONFIG_MAP, written)
 
     async def _look_for_hidden_plan(self, service: Service) -> None:
@@ -450,11 +459,15 @@ def _failed_endpoint(service: Service, reason: str, message: str) -> WorkerEndpo
 
 
 def _check_owner(live: Object, uid: str, kind: Kind) -> None:
-    if not pods.controls(uid, live):
-        name = f"{kind.name} {namespace_of(live)}/{name_of(live)}"
-        raise NameTakenError(
-            f"{name} exists and does not belong to this service; delete it or give the service another name"
-        )
+    if pods.controls(uid, live):
+        return
+    name = f"{kind.name} {namespace_of(live)}/{name_of(live)}"
+    owner = owner_of(live)
+    if owner is not None and owner["kind"] == SERVICE.name:
+        raise ConflictError(f"{name} belongs to an earlier service of that name and is about to be collected")
+    raise NameTakenError(
+        f"{name} exists and does not belong to this service; delete it or give the service another name"
+    )
 
 
 def _document(config_map: Object | None) -> PlanDocument | None:

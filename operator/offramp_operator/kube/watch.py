@@ -7,8 +7,10 @@ What watches cannot tell (deletions while a connection was down) a regular list 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -213,4 +215,14 @@ def _handler(feed: Feed, kind: Kind) -> Callable[..., Any]:
 
 def _login(**arguments: Any) -> Any:
     """The pod's credentials, else the kubeconfig's; asked again whenever the API server says 401."""
-    return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
+    account = kopf.login_with_service_account(**arguments)
+    if account is None:
+        return kopf.login_with_kubeconfig(**arguments)
+    # By address, as the other client does: the operator must work while the cluster's DNS does not.
+    address = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT_HTTPS", "443")
+    return dataclasses.replace(account, server=in_cluster_url(*address)) if address[0] else account
+
+
+def in_cluster_url(host: str, port: str) -> str:
+    """The API server as a pod's environment names it."""
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"

@@ -1,0 +1,146 @@
+"""How answers of the API server become errors, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from kubernetes import client as kubernetes_client
+
+from offramp_core.errors import UnavailableError
+from offramp_operator.kube import client as client_module
+from offramp_operator.kube.client import ApiError, ApiUnavailableError, GoneError, InvalidObjectError, KubeClient
+from offramp_operator.kube.kinds import POD, SERVICE
+from offramp_operator.shell.platform import ConflictError
+
+POD_BODY = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "default"}}
+
+
+class Answering(ThreadingHTTPServer):
+    """Gives every request the same answer."""
+
+    status, body, headers = 200, b"{}", {}  # type: ignore[var-annotated]
+    seen: list[tuple[str, str, Any]]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Answering
+
+    def _answer(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        self.server.seen.append((self.command, self.path, json.loads(self.rfile.read(length) or b"null")))
+        self.send_response(self.server.status)
+        for name, value in {"Content-Length": str(len(self.server.body)), **self.server.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(self.server.body)
+
+    do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _answer  # noqa: N815 the names http.server calls
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+@pytest.fixture
+def server() -> Iterator[Answering]:
+    server = Answering(("127.0.0.1", 0), _Handler)
+    server.seen = []
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@contextmanager
+def _client(port: int) -> Iterator[KubeClient]:
+    configuration = kubernetes_client.Configuration(host=f"http://127.0.0.1:{port}")
+    configuration.retries = False
+    client = KubeClient(kubernetes_client.ApiClient(configuration))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (401, ApiError), (403, ApiError), (404, GoneError), (409, ConflictError), (422, InvalidObjectError), (429, ApiUnavailableError),
+        (500, ApiUnavailableError), (502, ApiUnavailableError), (503, ApiUnavailableError), (504, ApiUnavailableError),
+    ],
+)  # fmt: skip
+def test_every_refusal_has_its_error_and_carries_the_servers_words(
+    server: Answering, tools: Any, status: int, error: type[Exception]
+) -> None:
+    server.status, server.body = status, json.dumps({"kind": "Status", "message": "the reason why"}).encode()
+    with _client(server.server_address[1]) as client, pytest.raises(error, match=r"create pods.*the reason why"):
+        tools.run(client.create(POD, POD_BODY))
+    assert len(server.seen) == 1, "retries belong to the work queue"
+
+
+def test_a_busy_server_is_left_alone_for_as_long_as_it_asks(server: Answering, tools: Any) -> None:
+    server.status, server.headers = 429, {"Retry-After": "7"}
+    with _client(server.server_address[1]) as client, pytest.raises(ApiUnavailableError) as caught:
+        tools.run(client.create(POD, POD_BODY))
+    assert caught.value.retry_after_seconds == 7.0
+
+
+def test_an_answer_that_is_no_json_is_an_outage(server: Answering, tools: Any) -> None:
+    server.body = b'{"metadata": '
+    with _client(server.server_address[1]) as client, pytest.raises(UnavailableError, match="cut short"):
+        tools.run(client.get(POD, "default", "a"))
+
+
+def test_a_page_of_html_in_front_of_the_server_is_told_as_it_is(server: Answering, tools: Any) -> None:
+    server.status, server.body = 502, b"<html>bad gateway</html>"
+    with _client(server.server_address[1]) as client, pytest.raises(UnavailableError, match="bad gateway"):
+        tools.run(client.get(POD, "default", "a"))
+
+
+def test_nobody_listening_is_an_outage(tools: Any) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    with _client(port) as client, pytest.raises(UnavailableError, match="did not answer"):
+        tools.run(client.get(POD, "default", "a"))
+
+
+def test_a_server_that_accepts_and_says_nothing_is_given_up(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "READ_SECONDS", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with _client(silent.getsockname()[1]) as client, pytest.raises(UnavailableError, match="did not answer"):
+            tools.run(client.get(POD, "default", "a"))
+
+
+def test_a_missing_object_is_none_and_deleting_it_is_fine(server: Answering, tools: Any) -> None:
+    server.status = 404
+    with _client(server.server_address[1]) as client:
+        assert tools.run(client.get(POD, "default", "a")) is None
+        tools.run(client.delete(POD, {"metadata": {"name": "a", "namespace": "default", "uid": "u"}}))
+    method, _, body = server.seen[-1]
+    assert (method, body["preconditions"]) == ("DELETE", {"uid": "u"})
+
+
+def test_an_apply_names_its_manager_and_asks_for_strict_validation(server: Answering, tools: Any) -> None:
+    body = {
+        "apiVersion": "earlyexit.dev/v1alpha1",
+        "kind": "EarlyExitService",
+        "metadata": {"name": "a", "namespace": "n"},
+    }
+    with _client(server.server_address[1]) as client:
+        tools.run(client.apply(SERVICE, body, subresource="status"))
+    ((method, path, sent),) = server.seen
+    assert (method, sent) == ("PATCH", body)
+    path, _, query = path.partition("?")
+    assert path == "/apis/earlyexit.dev/v1alpha1/namespaces/n/earlyexitservices/a/status"
+    assert set(query.split("&")) == {"fieldManager=offramp-operator", "force=true", "fieldValidation=Strict"}
