@@ -9,7 +9,7 @@ kind_is_running() { [[ $(docker ps --quiet --filter "$KIND_LABEL" | wc -l) == "$
 kind_is_healthy() { kind_is_running && api_is_ready && nodes_are_ready; }
 
 kind_up() {  # kind_up NODES: the first node carries the control plane as well
-    local bin i
+    local bin dns i
     bin=$("$CLUSTER_DIR/build" kind kubectl helm) || exit 1
     kind_stop_by "$bin/kind"
     mkdir -p "$STATE_DIR"
@@ -25,7 +25,8 @@ kind_up() {  # kind_up NODES: the first node carries the control plane as well
     kind_ create cluster --config "$STATE_DIR/kind.yaml" --kubeconfig "$KUBECONFIG_FILE" --wait 180s >&2 ||
         fail "kind could not make the cluster" "cluster/down removes what it left"
     "$bin/kind" get kubeconfig --internal --name "$CLUSTER_NAME" >"$KUBECONFIG_INSIDE"
-    write_resolv_conf "$(kubectl_ --namespace kube-system get service kube-dns -o 'jsonpath={.spec.clusterIP}')"
+    dns=$(kubectl_ --namespace kube-system get service kube-dns -o 'jsonpath={.spec.clusterIP}')
+    write_resolv_conf "$dns"
     step "kind cluster $CLUSTER_NAME"
 }
 
