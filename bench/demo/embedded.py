@@ -22,7 +22,7 @@ import aiohttp
 import yaml
 from rich.console import Console
 
-from bench.demo.digits_bundle import DigitsBundle, prepare_digits
+from bench.demo.pools import Pool, prepare_digits
 from bench.demo.story import Json, Settings, StoryError, Storyteller, print_summary, problems, tell, write
 
 SHUTDOWN_SECONDS = 30.0
@@ -139,7 +139,7 @@ def manifest_of(bundle: Path) -> Json:
     }
 
 
-def settings_of(digits: DigitsBundle) -> Settings:
+def settings_of(digits: Pool) -> Settings:
     return Settings(
         name="Offramp on handwritten digits: two workers on this machine",
         model="digits",

@@ -1,0 +1,102 @@
+"""Models and traffic for the demos: trained or converted once, prepared once, kept by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+import offramp_worker.prepare
+from bench.load import Traffic
+from offramp_core.bundle import MANIFEST_FILE, PROFILE_FILE
+
+WORKERS = 2
+UTILISATION = 0.3  # of two workers without exits; audits and canaries need room, and the load client shares the machine
+MAX_RATE = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A bundle, the traffic that goes to it, and how much of it this machine can take."""
+
+    title: str
+    model: str
+    bundle: Path
+    clean: Traffic
+    drifted: Traffic
+    first_ramp: str
+    input_name: str
+    rate: float
+
+
+def prepare_digits(build: Path, console: Console) -> Pool:
+    """Train the demo's model on scikit-learn's digits and prepare exits, or reuse what an earlier run made."""
+    model = build / "model"
+    _run([sys.executable, "-m", "bench.digits.train", "--out", str(model)])
+    facts = json.loads((model / "model.json").read_text())
+    bundle = build / "bundle"
+    options = ["--name", "digits", "--head-share", "0.6", "--variations", "3"]
+    _prepare(bundle, model=facts["model"], data=model / "heads.npz", options=options, key=facts["key"], console=console)
+    _run([sys.executable, "-m", "bench.digits.drift", "--model", str(model)])
+    return _pool("digits of scikit-learn", bundle, model)
+
+
+def prepare_cluster_pool(build: Path, console: Console, *, digits: bool = False) -> Pool:
+    """ResNet-56 on CIFAR-10 where OFFRAMP_DATA has them; else, or when asked, the digits."""
+    from bench.cifar.bundle import available, make_model
+
+    if digits or not available():
+        return prepare_digits(Path("build/demo"), console)
+    model = build / "cifar"
+    facts = make_model(model)
+    bundle = build / "bundle"
+    _prepare(bundle, model=str(facts["model"]), data=model / "heads.npz", options=["--name", "resnet56"], key=str(facts["key"]), console=console)
+    return _pool("ResNet-56 on CIFAR-10", bundle, model)
+
+
+def _prepare(bundle: Path, *, model: str, data: Path, options: Sequence[str], key: str, console: Console) -> None:
+    """`offramp prepare`, unless the bundle was made from the same model, options and code."""
+    command = ["prepare", "--model", model, "--data", str(data), "--out", str(bundle), *options]
+    wanted = hashlib.sha256("\0".join([*command, key, _code()]).encode()).hexdigest()
+    stamp = bundle.with_suffix(".key")
+    if stamp.is_file() and stamp.read_text() == wanted and (bundle / MANIFEST_FILE).is_file():
+        console.print(f"bundle: {bundle} (made earlier)")
+        return
+    console.print(f"[bold]offramp {' '.join(command)}[/]")
+    _run([sys.executable, "-m", "offramp_cli", *command])
+    stamp.write_text(wanted)
+
+
+def _code() -> str:
+    """Digest of the code that prepares."""
+    folder = Path(offramp_worker.prepare.__file__).parent.parent
+    parts = [path.read_bytes() for path in sorted([*folder.glob("prepare/*.py"), *folder.glob("bundle/*.py")])]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True)
+
+
+def _pool(title: str, bundle: Path, model: Path) -> Pool:
+    manifest = json.loads((bundle / MANIFEST_FILE).read_text())
+    profile = json.loads((bundle / PROFILE_FILE).read_text())
+    exact = float(profile["batches"][0]["exact_seconds"])
+    with np.load(model / "traffic.npz") as clean, np.load(model / "drifted.npz") as drifted:
+        return Pool(
+            title=title,
+            model=manifest["name"],
+            bundle=bundle,
+            clean=Traffic(clean["x"], clean["reference"]),
+            drifted=Traffic(drifted["x"], drifted["reference"]),
+            first_ramp=manifest["ramps"][0]["id"],
+            input_name=manifest["inputs"][0]["name"],
+            rate=min(MAX_RATE, UTILISATION * WORKERS / exact),
+        )
