@@ -262,9 +262,11 @@ def _total_needed(wanted: int, *, n: int, n_b: int) -> int:
 
 
 def _current_saving(records: Records, request: TuningRequest) -> float:
+    """What the plan in force saves. One that breaks the budget on these records is no mark to beat: anything that keeps it is better."""
     if request.current is None:
         return 0.0
-    return evaluate_plan(records, request.current, request.ramp_ids).saving
+    seen = evaluate_plan(records, request.current, request.ramp_ids)
+    return seen.saving if seen.disagreement <= request.max_disagreement else 0.0
 
 
 # --- pins ------------------------------------------------------------------------------------------

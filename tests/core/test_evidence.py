@@ -1,0 +1,311 @@
+"""Evidence: wrong no more often than promised however often one looks, and quick where there is something to see.
+
+Statistical bounds hold when a one-sided binomial test at 0.1 % does not refute them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from offramp_core.errors import InvalidArgumentError
+from offramp_core.evidence import detector, exposure, one_arm
+from offramp_core.evidence.one_arm import Alternative, alternatives, log_e_value, log_mixture
+from offramp_core.evidence.two_arm import harmful_shares, log_e_share, share_under_ratio
+from offramp_core.sketch import SecondsSketch, bucket_index
+
+settings.register_profile("core", deadline=None, max_examples=60, derandomize=True)
+settings.load_profile("core")
+
+ALPHA = 0.05
+
+
+def at_most(events: int, runs: int, level: float) -> bool:
+    """Whether ``events`` of ``runs`` do not refute, at 0.1 %, that their rate is at most ``level``."""
+    return bool(stats.binom.sf(events - 1, runs, level) > 0.001)
+
+
+def at_least(events: int, runs: int, level: float) -> bool:
+    return bool(stats.binom.cdf(events, runs, level) > 0.001)
+
+
+def stopping_times(
+    rate: float, *, p0: float, grid: tuple[float, ...], runs: int, looks: int, alpha: float = ALPHA, seed: int = 0
+) -> npt.NDArray[np.int64]:
+    """First look, after every single observation, at which the evidence crosses; 0 where it never does."""
+    rng = np.random.default_rng(seed)
+    stopped, k = np.zeros(runs, dtype=np.int64), np.zeros(runs, dtype=np.int64)
+    for begin in range(0, looks, 1000):
+        open_runs = np.flatnonzero(stopped == 0)
+        outcomes = rng.random((len(open_runs), min(1000, looks - begin))) < rate
+        counts = k[open_runs, None] + outcomes.cumsum(axis=1)
+        n = np.arange(begin + 1, begin + outcomes.shape[1] + 1)
+        crossed = log_mixture(counts, np.broadcast_to(n, counts.shape), p0=p0, grid=grid) >= math.log(1 / alpha)
+        hit = crossed.any(axis=1)
+        stopped[open_runs[hit]] = n[crossed.argmax(axis=1)[hit]]
+        k[open_runs] = counts[:, -1]
+    return stopped
+
+
+class TestOneArm:
+    @given(
+        n=st.integers(0, 300),
+        share=st.floats(0, 1),
+        p0=st.floats(0.001, 0.6),
+        side=st.sampled_from(["greater", "less"]),
+    )
+    def test_it_is_the_average_of_likelihood_ratios(self, n: int, share: float, p0: float, side: Alternative) -> None:
+        k = int(share * n)
+        ratios = [(q / p0) ** k * ((1 - q) / (1 - p0)) ** (n - k) for q in alternatives(p0, side)]
+        plain = sum(ratios) / len(ratios)
+        if 1e-200 < plain < 1e200:
+            assert log_e_value(k, n, p0=p0, alternative=side) == pytest.approx(math.log(plain), abs=1e-9)
+
+    @given(n=st.integers(1, 10**9), p0=st.floats(0.0001, 0.9))
+    def test_counts_of_any_size_give_a_finite_number(self, n: int, p0: float) -> None:
+        for k in (0, n // 2, n):
+            assert math.isfinite(log_e_value(k, n, p0=p0))
+
+    @pytest.mark.parametrize("p0", [0.01, 0.05])
+    @pytest.mark.parametrize("side", ["greater", "less"])
+    def test_a_plan_exactly_at_its_budget_is_rarely_judged_however_often_one_looks(
+        self, p0: float, side: Alternative
+    ) -> None:
+        stopped = stopping_times(p0, p0=p0, grid=alternatives(p0, side), runs=400, looks=4000)
+        assert at_most(int((stopped > 0).sum()), 400, ALPHA)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("side", ["greater", "less"])
+    def test_the_level_holds_after_forty_thousand_looks(self, side: Alternative) -> None:
+        stopped = stopping_times(0.01, p0=0.01, grid=alternatives(0.01, side), runs=1500, looks=40_000)
+        assert at_most(int((stopped > 0).sum()), 1500, ALPHA)
+
+    def test_five_percent_against_a_budget_of_one_stops_within_two_hundred_labels(self) -> None:
+        stopped = stopping_times(0.05, p0=0.01, grid=alternatives(0.01), runs=500, looks=1000)
+        assert (stopped > 0).all()
+        assert at_least(
+            int((stopped <= 200).sum()), 500, 0.88
+        )  # the dossier's simulation has 199 as the 90th percentile
+
+    def test_a_clean_plan_earns_acceptance(self) -> None:
+        stopped = stopping_times(0.002, p0=0.01, grid=alternatives(0.01, "less"), runs=300, looks=3000)
+        assert at_least(int((stopped > 0).sum()), 300, 0.95)
+        assert float(np.median(stopped)) < 1000
+
+    def test_counting_unaudited_non_exits_as_agreements_would_hide_what_this_finds(self) -> None:
+        """Budget 1 %, truth 2 %, 60 % exits, audits 5 %: the audited counts alone are unbiased and reject."""
+        rng = np.random.default_rng(7)
+        requests = 400_000
+        exits = rng.random(requests) < 0.6
+        wrong = exits & (rng.random(requests) < 0.02 / 0.6)
+        audited = rng.random(requests) < 0.05  # drawn at admission, whether or not the request leaves
+        n, k = int(audited.sum()), int((wrong & audited).sum())
+        assert abs(k / n - 0.02) < 4 * math.sqrt(0.02 * 0.98 / n)
+        assert log_e_value(k, n, p0=0.01) > math.log(1 / 0.001)
+        trap_n = int((audited | ~exits).sum())
+        assert k / trap_n < 0.0035
+        assert log_e_value(k, trap_n, p0=0.01) < 0
+
+    def test_workers_pool_by_adding_counts_in_any_order(self) -> None:
+        blocks = [(100, 3), (50, 0), (7, 7)]
+        forward, backward = one_arm.init(), one_arm.init()
+        for n, k in blocks:
+            forward = one_arm.update(forward, n, k)
+        for n, k in reversed(blocks):
+            backward = one_arm.update(backward, n, k)
+        assert forward == backward == one_arm.Counts(157, 10)
+        assert one_arm.Counts.from_mapping(json.loads(json.dumps(forward.to_mapping()))) == forward
+
+    @pytest.mark.parametrize("bad", [(5, 4, 0.1), (-1, 4, 0.1), (1, 4, 0.0), (1, 4, 1.0), (1, 4, float("nan"))])
+    def test_impossible_counts_and_rates_are_refused(self, bad: tuple[int, int, float]) -> None:
+        with pytest.raises(InvalidArgumentError):
+            log_e_value(bad[0], bad[1], p0=bad[2])
+
+
+def bursty_batches(rng: np.random.Generator, *, batches: int, share: float, slowdown: float) -> tuple[int, int]:
+    """Slow batches of the canary and in all, when load comes in bursts that make whole stretches slow in both arms."""
+    size = rng.integers(1, 33, batches)
+    in_burst = np.repeat(rng.random(batches // 20 + 1) < 0.15, 20)[:batches]
+    canary = rng.random(batches) < share
+    seconds = (
+        (1 + 0.1 * size)
+        * rng.lognormal(0, 0.15, batches)
+        * np.where(in_burst, 2.5, 1.0)
+        * np.where(canary, slowdown, 1.0)
+    )
+    slow = seconds > 1.05 * 1.6 * (1 + 0.1 * size)
+    return int((slow & canary).sum()), int(slow.sum())
+
+
+class TestTwoArms:
+    @pytest.mark.parametrize("share", [0.01, 0.05, 0.5])
+    def test_alike_arms_are_rarely_judged_apart_however_often_one_looks(self, share: float) -> None:
+        stopped = stopping_times(share, p0=share, grid=harmful_shares(share), runs=400, looks=3000, alpha=0.01)
+        assert at_most(int((stopped > 0).sum()), 400, 0.01)
+
+    def test_an_identical_canary_under_bursty_load_is_falsely_rejected_in_at_most_one_percent(self) -> None:
+        rng = np.random.default_rng(1)
+        runs = 600
+        false = sum(
+            log_e_share(*bursty_batches(rng, batches=4000, share=0.1, slowdown=1.0), share=0.1) >= math.log(100)
+            for _ in range(runs)
+        )
+        assert at_most(false, runs, 0.01)
+
+    def test_a_canary_twice_as_slow_is_rejected_in_ninety_nine_percent(self) -> None:
+        rng = np.random.default_rng(2)
+        found = sum(
+            log_e_share(*bursty_batches(rng, batches=4000, share=0.1, slowdown=2.0), share=0.1) >= math.log(100)
+            for _ in range(300)
+        )
+        assert at_least(found, 300, 0.99)
+
+    def test_shares_follow_from_how_much_riskier_a_canary_batch_is(self) -> None:
+        assert share_under_ratio(0.5, 3.0) == pytest.approx(0.75)
+        assert share_under_ratio(0.1, 1.0) == pytest.approx(0.1)
+
+
+class TestExposure:
+    def test_a_harmful_plan_is_found_with_the_promised_power(self) -> None:
+        alpha = 0.01
+        n = exposure.audits_needed(budget=0.02, harmful=0.06, alpha=alpha, power=0.95)
+        stopped = stopping_times(0.06, p0=0.02, grid=alternatives(0.02), runs=800, looks=n, alpha=alpha)
+        assert at_least(int((stopped > 0).sum()), 800, 0.95)
+        half = stopping_times(0.06, p0=0.02, grid=alternatives(0.02), runs=800, looks=n // 2, alpha=alpha)
+        assert (half > 0).mean() < 0.95  # and the number is not needlessly large
+
+    @given(n=st.integers(1, 5000), p0=st.floats(0.002, 0.5))
+    def test_the_rejection_count_is_the_first_that_crosses(self, n: int, p0: float) -> None:
+        k = int(exposure.rejection_count(np.array([n]), p0=p0, alpha=0.01, grid=alternatives(p0))[0])
+        if k <= n:
+            assert log_e_value(k, n, p0=p0) >= math.log(100) - 1e-9
+        if k > 0:
+            assert log_e_value(min(k, n + 1) - 1, n, p0=p0) < math.log(100) + 1e-9
+
+    def test_more_harm_and_less_certainty_need_less(self) -> None:
+        needs = [exposure.audits_needed(budget=0.01, harmful=h, alpha=0.01) for h in (0.02, 0.03, 0.05)]
+        assert needs == sorted(needs, reverse=True)
+        assert exposure.audits_needed(budget=0.01, harmful=0.03, alpha=0.1) < needs[1]
+
+    def test_a_large_budget_has_no_triple_but_still_an_answer(self) -> None:
+        assert exposure.audits_needed(budget=0.5, harmful=1.5, alpha=0.01) < 200
+
+    @pytest.mark.parametrize("weight", [5, 25, 50])
+    def test_enough_judged_batches_find_a_canary_slower_than_allowed(self, weight: int) -> None:
+        rng = np.random.default_rng(weight)
+        stable = rng.lognormal(-4, 0.2, 20_000)
+        sketch = sketch_of(stable)
+        needed = exposure.judged_batches_needed(
+            [sketch], weight=weight, max_overhead=0.05, slowdown=1.2, alpha=0.01, power=0.95
+        )
+        limit = 1.05 * (sketch.quantile(0.9) or 0.0)
+        found = 0
+        for _ in range(200):
+            canary = rng.random(needed) < weight / 100
+            seconds = rng.lognormal(-4, 0.2, needed) * np.where(canary, 1.05 * 1.2, 1.0)
+            slow = seconds > limit
+            found += log_e_share(int((slow & canary).sum()), int(slow.sum()), share=weight / 100) >= math.log(100)
+        assert at_least(found, 200, 0.95)
+        assert needed < 20_000
+
+    def test_times_too_scattered_to_tell_give_the_limit_and_no_endless_search(self) -> None:
+        scattered = sketch_of(np.random.default_rng(0).lognormal(-4, 5, 20_000))
+        assert exposure.judged_batches_needed([scattered], weight=10, max_overhead=0.05, alpha=0.01, limit=5000) == 5000
+        assert exposure.judged_batches_needed([], weight=10, max_overhead=0.05, alpha=0.01, limit=5000) == 5000
+
+    def test_at_full_weight_there_is_nothing_to_compare(self) -> None:
+        assert exposure.judged_batches_needed([SecondsSketch({1: 10})], weight=100, max_overhead=0.05, alpha=0.01) == 0
+
+    @pytest.mark.parametrize("bad", [{"budget": 0.0}, {"harmful": 0.01}, {"alpha": 0.0}, {"power": 1.0}])
+    def test_arguments_out_of_range_are_refused(self, bad: dict[str, float]) -> None:
+        with pytest.raises(InvalidArgumentError):
+            exposure.audits_needed(**{"budget": 0.01, "harmful": 0.03, "alpha": 0.01, "power": 0.9, **bad})
+
+
+def sketch_of(seconds: npt.NDArray[np.float64]) -> SecondsSketch:
+    values, counts = np.unique([bucket_index(float(s)) for s in seconds], return_counts=True)
+    return SecondsSketch({int(v): int(c) for v, c in zip(values, counts, strict=True)})
+
+
+def run_detector(
+    rng: np.random.Generator, rates: npt.NDArray[np.float64], *, p0: float, run_length: float, block: int = 1
+) -> int:
+    """Observations until the alarm; 0 if there is none."""
+    state = detector.init()
+    outcomes = rng.random(len(rates)) < rates
+    for begin in range(0, len(rates), block):
+        part = outcomes[begin : begin + block]
+        state = detector.update(state, len(part), int(part.sum()), p0=p0)
+        if detector.alarm(state, run_length=run_length):
+            return state.n
+    return 0
+
+
+class TestDetector:
+    @pytest.mark.parametrize("block", [1, 20])
+    def test_a_plan_within_budget_runs_for_the_promised_length_on_average(self, block: int) -> None:
+        rng, length, horizon = np.random.default_rng(3), 200.0, 1500
+        runs = [
+            run_detector(rng, np.full(horizon, 0.05), p0=0.05, run_length=length, block=block) or horizon
+            for _ in range(120)
+        ]
+        # Runs are cut at the horizon, which only shortens the mean.
+        assert np.mean(runs) + 3.1 * np.std(runs) / math.sqrt(len(runs)) >= length
+
+    def test_a_jump_to_five_percent_is_noticed_soon_even_after_a_long_quiet_time(self) -> None:
+        rng, delays = np.random.default_rng(4), []
+        for _ in range(40):
+            state = detector.init()
+            for k in rng.binomial(50, 0.002, 100):
+                state = detector.update(state, 50, int(k), p0=0.01)
+                assert not detector.alarm(state, run_length=100_000.0)
+            while not detector.alarm(state, run_length=100_000.0):
+                state = detector.update(state, 1, int(rng.random() < 0.05), p0=0.01)
+            delays.append(state.n - 5000)
+        assert np.quantile(delays, 0.9) < 700
+
+    def test_accumulated_evidence_alone_would_be_blind_there(self) -> None:
+        k_quiet, n_quiet, k_after, n_after = 10, 5000, 35, 700
+        assert log_e_value(k_quiet + k_after, n_quiet + n_after, p0=0.01) < math.log(20)
+
+    def test_single_outcomes_follow_the_textbook_recursion(self) -> None:
+        p0, grid = 0.02, alternatives(0.02)
+        m, state = [0.0] * len(grid), detector.init()
+        for x in (0, 1, 0, 0, 1, 1):
+            ratios = [q / p0 if x else (1 - q) / (1 - p0) for q in grid]
+            m = [(before + 1) * ratio for before, ratio in zip(m, ratios, strict=True)]
+            state = detector.update(state, 1, x, p0=p0)
+        assert detector.statistic(state) == pytest.approx(sum(m) / len(m))
+
+    def test_a_restart_loses_nothing(self) -> None:
+        rng = np.random.default_rng(5)
+        through = stored = detector.init()
+        for _ in range(50):
+            n = int(rng.integers(0, 40))
+            k = int(rng.binomial(n, 0.03))
+            through = detector.update(through, n, k, p0=0.02)
+            stored = detector.update(
+                detector.DetectorState.from_mapping(json.loads(json.dumps(stored.to_mapping()))), n, k, p0=0.02
+            )
+        assert stored == through
+
+    def test_its_state_stays_small_and_finite_for_ever(self) -> None:
+        state = detector.init()
+        for _ in range(200):
+            state = detector.update(state, 10_000, 10_000, p0=0.01)
+        assert len(state.m) <= 6
+        assert all(math.isfinite(m) for m in state.m)
+
+    @pytest.mark.parametrize(
+        "value", [{"m": [-1.0], "n": 1}, {"m": [1.0] * 9, "n": 1}, {"m": [float("inf")], "n": 1}, {"m": [], "n": -1}]
+    )
+    def test_a_broken_stored_state_is_refused(self, value: dict[str, object]) -> None:
+        with pytest.raises(InvalidArgumentError):
+            detector.DetectorState.from_mapping(value)

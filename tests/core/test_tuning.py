@@ -1,0 +1,201 @@
+"""Tuning: proposes what it can prove, spends each record and each test once, and says what is missing otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from scores import recorded
+
+from offramp_core.certify import allowance, records_digest, verify_certificate
+from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
+from offramp_core.evaluate import evaluate_plan
+from offramp_core.plan import Plan, RampThreshold, exits_off_plan
+from offramp_core.records import Records
+from offramp_core.tuning import (
+    NeedsLabels,
+    NoGain,
+    PinCheck,
+    Proposed,
+    TuningRequest,
+    Undecided,
+    check_pin,
+    split_rows,
+    tune,
+)
+
+IDS = tuple(f"r{i:02d}-linear" for i in range(6))
+REQUEST = TuningRequest(
+    max_disagreement=0.02,
+    delta=0.05,
+    test_index=1,
+    ramp_ids=IDS,
+    backbone_digest="sha256:b",
+    ramp_set_digest="sha256:r",
+)
+
+
+@pytest.fixture(scope="module")
+def records() -> Records:
+    return recorded(2000, 6, seed=5)
+
+
+@pytest.fixture(scope="module")
+def proposal(records: Records) -> Proposed:
+    outcome = tune(records, REQUEST)
+    assert isinstance(outcome, Proposed)
+    return outcome
+
+
+class TestProposals:
+    def test_a_certified_plan_comes_with_what_it_did_on_held_out_records(
+        self, records: Records, proposal: Proposed
+    ) -> None:
+        b = records.take(slice(-proposal.n_b, None))
+        seen = evaluate_plan(b, proposal.plan, IDS)
+        assert verify_certificate(proposal.certificate, proposal.plan, records=b, ramp_ids=IDS) is None
+        assert (proposal.predicted.saving, proposal.predicted.disagreement) == (seen.saving, seen.disagreement)
+        assert set(proposal.predicted.exit_shares) == {ramp.id for ramp in proposal.plan.ramps}
+        assert proposal.records_through == 1999.0
+        assert proposal.tests_run == 1
+
+    def test_it_keeps_the_overhead_bound_and_the_number_of_ramps(self, records: Records) -> None:
+        outcome = tune(records, replace(REQUEST, max_overhead=0.01, max_ramps=3))
+        assert isinstance(outcome, Proposed)
+        assert len(outcome.plan.ramps) == 1  # each ramp takes 0.8 % of the model's time
+
+    def test_the_order_of_the_records_does_not_matter(self, records: Records, proposal: Proposed) -> None:
+        shuffled = records.take(np.random.default_rng(0).permutation(len(records)))
+        assert tune(shuffled, REQUEST) == proposal
+
+    def test_search_rows_are_older_than_test_rows_with_a_gap(self, proposal: Proposed) -> None:
+        a_end, b_start = split_rows(2000)
+        assert (proposal.n_a, proposal.n_b) == (a_end, 2000 - b_start)
+        assert b_start - a_end == 20
+
+    def test_later_tests_must_pass_a_stricter_level(self, records: Records) -> None:
+        outcome = tune(records, replace(REQUEST, test_index=3))
+        assert isinstance(outcome, Proposed)
+        assert outcome.certificate.level == allowance(0.05, 3)
+        assert outcome.certificate.p_value <= allowance(0.05, 3)
+
+
+class TestRecordsServeInOneTest:
+    def test_used_records_may_find_a_plan_but_never_test_one(self) -> None:
+        records = recorded(3000, 6, seed=5)
+        outcome = tune(records, replace(REQUEST, consumed_through=1499.0, test_index=2))
+        assert isinstance(outcome, Proposed)
+        assert outcome.n_b == 1500
+        assert outcome.certificate.records_digest == records_digest(records.take(slice(1500, None)))
+
+    def test_without_fresh_records_no_test_is_run(self, records: Records) -> None:
+        outcome = tune(records, replace(REQUEST, consumed_through=1999.0))
+        assert isinstance(outcome, NeedsLabels)
+        assert outcome.tests_run == 0
+        assert outcome.needed > 2000
+
+    def test_discarded_records_are_not_used_at_all(self) -> None:
+        old, new = recorded(2000, 6, seed=5), recorded(2000, 6, seed=6)
+        joined = Records(
+            np.concatenate([old.uncertainty, new.uncertainty]),
+            np.concatenate([old.agrees, new.agrees]),
+            np.ones(4000, dtype=bool),
+            old.costs,
+            time=np.arange(4000.0),
+        )
+        assert tune(joined, replace(REQUEST, discard_before=2000.0)) == tune(
+            replace(new, time=np.arange(2000.0, 4000.0)), REQUEST
+        )
+
+    def test_what_was_used_cannot_be_told_without_times(self, records: Records) -> None:
+        with pytest.raises(InvalidRecordsError, match="time is missing"):
+            tune(replace(records, time=None), replace(REQUEST, consumed_through=3.0))
+
+
+class TestNothingToPropose:
+    def test_with_few_labels_it_says_how_many_and_runs_no_test(self) -> None:
+        outcome = tune(recorded(100, 6, seed=5), REQUEST)
+        assert isinstance(outcome, NeedsLabels)
+        assert (outcome.n, outcome.tests_run, outcome.records_through) == (100, 0, None)
+        enough = tune(recorded(outcome.needed + 5, 6, seed=5), REQUEST)
+        assert not isinstance(enough, NeedsLabels) or enough.tests_run == 1
+
+    def test_no_records_at_all_is_too_few(self, records: Records) -> None:
+        assert isinstance(tune(records.take(slice(0)), REQUEST), NeedsLabels)
+
+    def test_ramps_that_cost_more_than_they_save_are_not_proposed_and_no_test_is_spent(self) -> None:
+        outcome = tune(recorded(2000, 6, seed=5, ramp_seconds=5.0), replace(REQUEST, max_overhead=100.0))
+        assert outcome == NoGain("NothingSaves", 0.0, 2000)
+
+    def test_a_plan_not_enough_better_than_the_one_in_force_costs_no_test(
+        self, records: Records, proposal: Proposed
+    ) -> None:
+        outcome = tune(records, replace(REQUEST, current=proposal.plan, min_gain=0.5))
+        assert isinstance(outcome, NoGain)
+        assert (outcome.reason, outcome.tests_run) == ("NotBetter", 0)
+
+    def test_a_plan_in_force_that_breaks_the_budget_is_no_mark_to_beat(self, records: Records) -> None:
+        reckless = pin("0.9")
+        assert evaluate_plan(records, reckless, IDS).saving > 0.5
+        assert isinstance(tune(records, replace(REQUEST, current=reckless)), Proposed)
+
+    def test_ramps_that_got_worse_since_are_not_certified(self) -> None:
+        good, bad = recorded(500, 6, seed=5), recorded(1500, 6, seed=6, harder=20.0)
+        joined = Records(
+            np.concatenate([good.uncertainty, bad.uncertainty]),
+            np.concatenate([good.agrees, bad.agrees]),
+            np.ones(2000, dtype=bool),
+            good.costs,
+            time=np.arange(2000.0),
+        )
+        outcome = tune(joined, REQUEST)
+        assert isinstance(outcome, NoGain)
+        assert (outcome.reason, outcome.tests_run, outcome.records_through) == ("OverBudget", 1, 1999.0)
+
+    @pytest.mark.parametrize(
+        "bad",
+        [{"max_disagreement": 0.0}, {"delta": 1.0}, {"test_index": 0}, {"max_overhead": -1.0}, {"ramp_ids": ("r00",)}],
+    )
+    def test_a_request_out_of_range_is_refused(self, records: Records, bad: dict[str, object]) -> None:
+        with pytest.raises(InvalidArgumentError):
+            tune(records, replace(REQUEST, **bad))  # type: ignore[arg-type]
+
+
+def pin(threshold: str) -> Plan:
+    return Plan("sha256:b", "sha256:r", (RampThreshold(IDS[0], Decimal(threshold)),))
+
+
+class TestPins:
+    def test_reckless_thresholds_are_refused_from_the_records(self, records: Records) -> None:
+        check = check_pin(records, pin("0.9"), IDS, budget=0.02)
+        assert isinstance(check, PinCheck)
+        assert check.refused
+        assert check.k / check.n > 0.1
+
+    def test_a_few_records_are_enough_to_refuse_a_reckless_one(self, records: Records) -> None:
+        check = check_pin(records.take(slice(60)), pin("0.9"), IDS, budget=0.02)
+        assert isinstance(check, PinCheck)
+        assert check.refused
+
+    def test_a_proven_plan_is_let_through(self, records: Records, proposal: Proposed) -> None:
+        check = check_pin(records, proposal.plan, IDS, budget=0.02)
+        assert isinstance(check, PinCheck)
+        assert not check.refused
+        assert check.saving > 0
+
+    @pytest.mark.parametrize("rows", [0, 20])
+    def test_with_too_few_records_it_is_undecided(self, records: Records, rows: int) -> None:
+        check = check_pin(records.take(slice(rows)), pin("0.001"), IDS, budget=0.02)
+        assert isinstance(check, Undecided)
+        assert check.needed > rows
+
+    def test_exits_off_never_disagrees(self, records: Records) -> None:
+        check = check_pin(records, exits_off_plan(backbone_digest="b", ramp_set_digest="r"), IDS, budget=0.02)
+        assert isinstance(check, PinCheck)
+        assert (check.k, check.refused) == (0, False)
+
+    def test_a_ramp_nobody_recorded_is_an_error_that_names_it(self, records: Records) -> None:
+        with pytest.raises(InvalidArgumentError, match="r99-grid"):
+            check_pin(records, Plan("b", "r", (RampThreshold("r99-grid", Decimal("0.1")),)), IDS, budget=0.02)
