@@ -160,6 +160,13 @@ class WorkerProcess:
         assert reply.status_code == 200, reply.text
         return decoded(reply.json())
 
+    def infer_binary(self, x: np.ndarray[Any, Any]) -> httpx.Response:
+        """One request with the tensor as binary data."""
+        tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": {"binary_data_size": x.nbytes}}
+        header = json.dumps({"inputs": [tensor]}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(header))}
+        return self.public.post("/v2/models/tiny/infer", content=header + x.tobytes(), headers=headers)
+
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line for line in self.log if line["event"] == name]
 

@@ -197,7 +197,7 @@ def test_arms_share_the_batches_by_weight_and_replies_say_which(worker: WorkerPr
 def test_records_are_pulled_in_pieces_without_gap_or_repeat(worker: WorkerProcess, bundle_dir: Path) -> None:
     worker.deliver(document(plan_for(bundle_dir), audit_rate=1.0)).raise_for_status()
     for part in np.split(bundles.inputs(6000, seed=30), 6):
-        worker.infer(part)
+        worker.infer_binary(part)
     eventually(lambda: worker.observations(after=5990).counts[1].audited == 6000, what="audits")
     state = worker.state()
     first = worker.observations(boot=state.boot_id)

@@ -20,7 +20,7 @@ from processes import eventually, plan_for
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_core.sketch import SecondsSketch
-from offramp_core.uncertainty import uncertainty
+from offramp_core.uncertainty import TABLE_SIZE, uncertainty
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.answers import NO_ANSWER, labels
 from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
@@ -31,6 +31,7 @@ from offramp_worker.engine.counters import Counters, RecordRing
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execute import carries_on
 from offramp_worker.engine.marker import CrashMarker
+from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.engine.sessions import Sessions, Stage
 from offramp_worker.metrics import Metrics
 
@@ -529,6 +530,19 @@ def test_a_canary_that_killed_the_process_does_not_run_again(
     assert bench.serve(bundles.inputs(1))[0].arms == ["canary"]
     bench.engine.close()
     assert bench.engine.join(30.0)
+
+
+@given(
+    st.lists(st.lists(st.floats(width=32), min_size=5, max_size=5), min_size=1, max_size=6),
+    st.integers(0, 2**32 - 1),
+)
+def test_scores_of_many_heads_equal_the_definition_in_core_bit_for_bit(rows: list[list[float]], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    quantiles = np.sort(rng.normal(-3, 3, size=(4, TABLE_SIZE)), axis=1)
+    heads = [np.array(rows, dtype=np.float32), *rng.normal(0, 4, size=(3, len(rows), 5)).astype(np.float32)]
+    with np.errstate(all="ignore"):
+        expected = np.stack([uncertainty(h, quantiles[j]) for j, h in zip((2, 0, 1, 3), heads, strict=True)], axis=1)
+        np.testing.assert_array_equal(ScoreTables(quantiles).uncertainty((2, 0, 1, 3), heads), expected)
 
 
 def test_a_threshold_of_zero_lets_nobody_leave(sessions: Sessions, bundle: Bundle) -> None:

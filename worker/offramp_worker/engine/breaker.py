@@ -1,4 +1,4 @@
-"""The breaker: the worker's own detector over the stable arm's audits. On alarm the exits of the epoch go off, operator or not."""
+"""The breaker: the worker's own detector over the stable arm's audits. On alarm the plan's exits go off, operator or not."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from offramp_core.evidence import detector
 
 
 class Breaker:
-    """Feeds audited outcomes to a Shiryaev-Roberts detector; once open it stays open (a new epoch brings a new breaker)."""
+    """Feeds audited outcomes to a Shiryaev-Roberts detector; once open it stays open (another plan brings a new breaker)."""
 
     def __init__(self, *, accuracy_budget: float, run_length: float) -> None:
         self._p0, self._run_length = accuracy_budget, run_length
         self._state = detector.init()
         self.is_open = False
+
+    def watches_like(self, other: Breaker) -> bool:
+        """Whether both alarm on the same evidence."""
+        return (self._p0, self._run_length) == (other._p0, other._run_length)
 
     def update(self, *, audited: int, disagreements: int) -> bool:
         """Add outcomes; True when these ones opened it."""

@@ -107,7 +107,7 @@ class Engine:
         self.renew_lease()
         self.active = active
         self.metrics.epoch.set(active.epoch)
-        self.metrics.breaker_open.set(0)
+        self.metrics.breaker_open.set(self.breaker_open)
         for runtime in (active.stable, active.canary):
             if runtime is not None:
                 self.metrics.results_only.labels(runtime.counter.arm).set(runtime.carry_on)
@@ -226,7 +226,7 @@ class Engine:
             logits = self.sessions.exact(batch.x)
             return iter((Leave(np.arange(len(batch)), None, logits),))
         return run_stages(
-            runtime.stages, batch.x, thresholds=runtime.thresholds, quantiles=self.bundle.quantiles,
+            runtime.stages, batch.x, thresholds=runtime.thresholds, tables=self.sessions.tables,
             may_leave=_finite_rows(batch.x), carry_on=runtime.carry_on,
         )  # fmt: skip
 

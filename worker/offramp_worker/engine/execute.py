@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from offramp_core.bundle import Profile
 from offramp_core.plan import Execution
-from offramp_core.uncertainty import uncertainty
+from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.engine.sessions import Stage
 
 Array = npt.NDArray[Any]
@@ -38,7 +38,7 @@ def run_stages(
     x: Array,
     *,
     thresholds: Mapping[int, float],
-    quantiles: npt.NDArray[np.float64],
+    tables: ScoreTables,
     may_leave: npt.NDArray[np.bool_],
     carry_on: bool,
 ) -> Iterator[Leave]:
@@ -52,8 +52,8 @@ def run_stages(
         The batch.
     thresholds : mapping
         float32 threshold by ramp index; a row leaves when its uncertainty is strictly below.
-    quantiles : (R, TABLE_SIZE)
-        Uncertainty tables of all ramps of the bundle.
+    tables : ScoreTables
+        Of all ramps of the bundle.
     may_leave : (n,) bool
         Rows that may exit early.
     carry_on : bool
@@ -64,9 +64,9 @@ def run_stages(
     features = x
     for stage in stages[:-1]:
         features, heads = stage.run(features)
-        for ramp, logits in zip(stage.ramps, heads, strict=True):
-            score = uncertainty(logits, quantiles[ramp])
-            leaves = (score < np.float32(thresholds[ramp])) & waiting & may_leave[carried]
+        scores = tables.uncertainty(stage.ramps, heads)
+        for k, (ramp, logits) in enumerate(zip(stage.ramps, heads, strict=True)):
+            leaves = (scores[:, k] < np.float32(thresholds[ramp])) & waiting & may_leave[carried]
             if leaves.any():
                 yield Leave(carried[leaves], ramp, logits[leaves])
                 waiting &= ~leaves

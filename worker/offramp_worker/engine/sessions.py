@@ -15,10 +15,10 @@ import onnx
 import onnxruntime as ort
 
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
-from offramp_core.uncertainty import uncertainty
 from offramp_worker.bundle.graph import input_name, stage_model, tapped_model
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.answers import labels
+from offramp_worker.engine.scores import ScoreTables
 
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
@@ -68,6 +68,7 @@ class Sessions:
         self._threads = threads
         self._lock = threading.Lock()
         self._stages: OrderedDict[tuple[int, ...], tuple[Stage, ...]] = OrderedDict()
+        self.tables = ScoreTables(bundle.quantiles)
         self._input = input_name(bundle.backbone)
         self._exact = self._session(bundle.backbone, "backbone.onnx")
         self._tapped = self._session(tapped_model(bundle.backbone, bundle.heads), "ramps.safetensors")
@@ -82,13 +83,10 @@ class Sessions:
     def tapped(self, x: Array) -> Scores:
         """Logits of the model and the scores of every ramp."""
         logits, *heads = self._tapped.run(None, {self._input: x})
-        n, r = len(x), len(heads)
-        scored = np.empty((n, r), dtype=np.float32)
-        said = np.empty((n, r), dtype=np.int32)
-        for j, head in enumerate(heads):
-            scored[:, j] = uncertainty(head, self._bundle.quantiles[j])
-            said[:, j] = labels(head)
-        return Scores(logits, scored, said)
+        if not heads:
+            return Scores(logits, np.empty((len(x), 0), np.float32), np.empty((len(x), 0), np.int32))
+        said = labels(np.concatenate(heads)).reshape(len(heads), -1).T
+        return Scores(logits, self.tables.uncertainty(range(len(heads)), heads), said.astype(np.int32))
 
     def stages(self, active: Sequence[int]) -> tuple[Stage, ...]:
         """Stages for the active ramps (indices, in network order); empty without any. Built once, then kept.
