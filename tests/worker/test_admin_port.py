@@ -281,5 +281,7 @@ def test_the_breaker_shows_in_the_state_and_the_canary_stops_too(worker: WorkerP
     said = worker.infer(bundles.inputs(64, seed=41))["parameters"]
     assert set(said["exit"].split(",")) == {"final"} and said["config"] == "exits-off"
     assert "breaker" in worker.state().message
-    worker.deliver(document(plan_for(bundle_dir, {"r02-linear": "0.5"}), epoch=2)).raise_for_status()
+    worker.deliver(document(reckless, audit_rate=0.5, epoch=2)).raise_for_status()
+    assert worker.state().breaker_open  # a new epoch of the same plan is no reason to forget
+    worker.deliver(document(plan_for(bundle_dir, {"r02-linear": "0.5"}), epoch=3)).raise_for_status()
     assert not worker.state().breaker_open

@@ -100,6 +100,15 @@ class PlanDesk:
             slow_seconds={int(size): seconds for size, seconds in document.slow_seconds.items()},
         )
 
+    def _breaker(self, document: PlanDocument, stable: Plan) -> Breaker | None:
+        """What the detector has seen of a stable plan stays with the plan: epochs change more often than plans do."""
+        if stable.exits_off:
+            return None
+        in_force = self._engine.active.stable
+        fresh = Breaker(accuracy_budget=document.accuracy_budget, run_length=document.breaker_run_length)
+        kept = in_force.breaker if in_force is not None and in_force.plan == stable else None
+        return kept if kept is not None and kept.watches_like(fresh) else fresh
+
     def _plan(self, arm: ArmPlan) -> Plan:
         manifest = self._engine.bundle.manifest
         try:
