@@ -82,12 +82,10 @@ class PlanDesk:
         }
         stable, canary = plans["stable"], plans["canary"]
         assert stable is not None
-        breaker = None
-        if not stable.exits_off:
-            breaker = Breaker(accuracy_budget=document.accuracy_budget, run_length=document.breaker_run_length)
         for plan in (stable, canary):
             if plan is not None:
                 self._stages(plan)  # may still be refused; counters of the epoch are opened after that
+        breaker = self._breaker(document, stable)
         stable_runtime = self._runtime(document, "stable", stable, document.stable.audit_rate, breaker)
         canary_runtime = None
         if canary is not None and document.canary is not None:
