@@ -16,6 +16,7 @@ from offramp_operator.shell.platform import WorkerEndpoint
 REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
 STARTING = {"ContainerCreating", "PodInitializing"}
 MESSAGE_LIMIT = 1000
+LAST_LINES = 5  # the kubelet hands over up to 80 lines of log; the cause stands at their end
 
 
 def endpoints(
@@ -108,7 +109,7 @@ def _container_failure(status: Object) -> tuple[str, str] | None:
 
 
 def _last_words(ended: Object) -> str:
-    text = (ended.get("message") or "").strip()
+    text = "\n".join((ended.get("message") or "").strip().splitlines()[-LAST_LINES:])
     code = f"exit code {ended.get('exitCode')}"
     head = f"{ended.get('reason') or 'ended'} with {code}"
     return f"{head}: {text}" if text else head
