@@ -254,6 +254,8 @@ def test_a_process_that_dies_in_a_canary_batch_is_known_to_the_next_one(bundle_d
 
         def caught_in_a_batch() -> bool:
             process.process.send_signal(signal.SIGSTOP)
+            status = Path(f"/proc/{process.process.pid}/status")
+            eventually(lambda: "State:\tT" in status.read_text(), what="a stopped process")
             if marker.read_bytes()[:20].endswith(b"4"):
                 process.process.kill()
                 return True
