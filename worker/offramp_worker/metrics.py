@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,7 +15,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        own = {"registry": self.registry, "namespace": "earlyexit"}
+        own: dict[str, Any] = {"registry": self.registry, "namespace": "earlyexit"}
         self._requests = Counter("requests", "Rows answered, by outcome.", ("config", "arm", "outcome"), **own)
         self._exits = Counter(
             "exits", "Rows answered, by the ramp they left at (final: the output).", ("ramp", "arm"), **own
