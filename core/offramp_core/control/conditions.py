@@ -53,7 +53,7 @@ class Facts:
         for worker in self.workers:
             if not worker.ready and worker.failure:
                 return worker.failure_reason or "WorkerFailed", f"{worker.name}: {worker.failure}"
-            if not worker.ready and worker.state is not None and worker.state.message:
+            if not worker.ready and worker.state is not None and not worker.state.ready and worker.state.message:
                 return "InvalidBundle", f"{worker.name}: {worker.state.message}"
         return "", ""
 
