@@ -107,7 +107,7 @@ class Fleet:
             await self._woken.wait()
             self._woken.clear()
             try:
-                await asyncio.to_thread(self._save)
+                self._save()
                 self._move()
                 await self._front.serve(self._backends())
             except OSError as error:
@@ -119,7 +119,7 @@ class Fleet:
     def _move(self) -> None:
         assert self._wanted is not None
         active = [worker for worker in self._workers if not worker.stopping]
-        views = [WorkerView(w.record.name, w.record.template == self._wanted, w.ready) for w in active]
+        views = [WorkerView(w.record.name, w.record.template == self._wanted, w.ready, bool(w.failure)) for w in active]
         move = next_move(views, self._replicas)
         for _ in range(move.start):
             self._begin(self._new_record(self._wanted))
@@ -146,9 +146,9 @@ class Fleet:
         self._woken.set()
 
     def _backends(self) -> dict[str, tuple[str, int]]:
-        """Ready workers; without any, those that still run: a machine too busy to answer probes should not lose them all."""
+        """Ready workers; without any, those that were: a machine too busy to answer probes should not lose them all."""
         active = [worker for worker in self._workers if not worker.stopping]
-        chosen = [worker for worker in active if worker.ready] or [worker for worker in active if worker.alive]
+        chosen = [worker for worker in active if worker.ready] or [worker for worker in active if worker.served]
         return {worker.record.name: (HOST, worker.record.port) for worker in chosen}
 
     # --- records -----------------------------------------------------------------------------------

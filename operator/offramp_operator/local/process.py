@@ -82,6 +82,7 @@ class WorkerProcess:
         self.record = record
         self.ready = False
         self.alive = False
+        self.served = False  # in the present life of the process
         self.failure = ""
         self.failure_reason = ""
         self.stopping = False
@@ -130,7 +131,7 @@ class WorkerProcess:
                 await asyncio.wait_for(self._stop.wait(), pause)
 
     async def _live_once(self) -> tuple[str, bool]:
-        """One life of the process: how it ended, and whether it served at the end."""
+        """One life of the process: how it ended, and whether it ever served."""
         try:
             process = await self._spawn()
         except OSError as error:
@@ -144,7 +145,7 @@ class WorkerProcess:
         code = await self._ended(process)
         probe.cancel()
         await asyncio.gather(probe, return_exceptions=True)
-        served, self.alive, self.ready = self.ready, False, False
+        served, self.alive, self.ready, self.served = self.served, False, False, False
         return (f"signal {-code}" if code < 0 else f"exit code {code}"), served
 
     async def _spawn(self) -> asyncio.subprocess.Process:
@@ -249,7 +250,7 @@ class WorkerProcess:
             await asyncio.sleep(_SERVING_PROBE_SECONDS if self.ready else _STARTING_PROBE_SECONDS)
 
     def _set_ready(self, ready: bool) -> None:
-        self.ready = ready
+        self.ready, self.served = ready, True
         name = self.record.name
         log_event(
             "worker-ready" if ready else "worker-unready",

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker that is not being stopped, oldest first in a sequence. ``current``: it runs the wanted template."""
+    """A worker that is not being stopped, oldest first in a sequence.
+
+    ``current``: it runs the wanted template. ``failed``: it was found unable to serve; neither ready nor failed means that it starts.
+    """
 
     name: str
     current: bool
     ready: bool
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +34,23 @@ class Move:
 def next_move(workers: Sequence[WorkerView], replicas: int) -> Move:
     """One move towards ``replicas`` ready workers of the wanted template.
 
-    Never takes the number of ready workers below ``replicas`` (or below what there is, if that is less).
+    Never takes the number of ready workers below ``replicas`` (or below what there is, if that is less), and gives
+    an old worker that is still starting (after a restart of everything) the time to serve.
     """
     current = [w for w in workers if w.current]
-    serving_old = [w for w in workers if not w.current and w.ready]
-    useless_old = [w.name for w in workers if not w.current and not w.ready]
+    arrived = sum(w.ready for w in current) >= replicas
+    useless = [w for w in workers if not w.current and not w.ready and (w.failed or arrived)]
+    old = [w for w in workers if not w.current and w not in useless]
     missing = max(0, replicas - len(current))
-    starting = any(not w.ready for w in current)
-    one_by_one = 0 if starting else min(1, missing)
-    return Move(
-        start=one_by_one if serving_old else missing,
-        stop=(*useless_old, *_surplus_old(current, serving_old, replicas), *_surplus_current(current, replicas)),
-    )
+    one_by_one = 0 if any(not w.ready for w in current) else min(1, missing)
+    stop = [*(w.name for w in useless), *_surplus_old(current, old, replicas), *_surplus_current(current, replicas)]
+    return Move(one_by_one if old else missing, tuple(stop))
 
 
-def _surplus_old(current: Sequence[WorkerView], serving_old: Sequence[WorkerView], replicas: int) -> list[str]:
-    kept = min(len(current), replicas)
-    ready = min(sum(w.ready for w in current), kept)
-    surplus = max(0, ready + len(serving_old) - replicas)
-    return [w.name for w in serving_old[:surplus]]
+def _surplus_old(current: Sequence[WorkerView], old: Sequence[WorkerView], replicas: int) -> list[str]:
+    serving = [w.name for w in old if w.ready]
+    ready = min(replicas, sum(w.ready for w in current))
+    return serving[: max(0, ready + len(serving) - replicas)]
 
 
 def _surplus_current(current: Sequence[WorkerView], replicas: int) -> list[str]:
