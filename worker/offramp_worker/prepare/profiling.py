@@ -1,7 +1,8 @@
 """Measuring what the backbone's segments, the heads and regrouping cost on this machine, by batch size.
 
 Everything is timed with the serving executor (ONNX Runtime sessions cut exactly as a worker cuts them), in
-interleaved rounds so that a busy moment hits all parts alike, and reported as medians. Segments are then scaled so
+interleaved rounds so that a busy moment hits all parts alike, and reported as medians. With one thread the clock
+is that thread's processor time, which neighbours on a shared machine do not inflate; with more it is wall time. Segments are then scaled so
 that their sum is the time of the whole backbone: the split costs a few copies, which belong to the plan that uses
 it, and a cost model whose parts disagree with the whole would promise savings that nobody can have.
 """
@@ -20,9 +21,10 @@ import onnx
 from onnx import helper
 
 from offramp_core.bundle import BatchProfile, Profile, RampSpec
-from offramp_core.uncertainty import TABLE_SIZE, uncertainty
+from offramp_core.uncertainty import TABLE_SIZE
 from offramp_worker.bundle.graph import stage_model
 from offramp_worker.bundle.heads import HeadNodes
+from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.sources import Backbone, open_session
@@ -92,15 +94,16 @@ def measure(
     batches = []
     for size in batch_sizes:
         values = _segment_values(segments, x[:size])
-        jobs: dict[str, Callable[[], object]] = {"exact": _job(exact, values[0])}
+        jobs = {"exact": _Job(_call(exact, values[0]))}
         for index, session in enumerate(segments):
-            jobs[f"segment {index}"] = _job(session, values[index])
-        at = {place.tensor: values[index + 1] for index, place in enumerate(places)}
+            jobs[f"segment {index}"] = _Job(_call(session, values[index]))
+        feeding = {place.tensor: index for index, place in enumerate(places)}
         for head, session in zip(heads, taps, strict=True):
-            jobs[f"head {head.ramp_id}"] = _decision_job(session, at[head.source], n_classes=backbone.n_classes)
-        for place in places:
-            jobs[f"regroup {place.position}"] = _regroup_job(at[place.tensor])
-        medians = _time_jobs(jobs, seconds=seconds / len(batch_sizes))
+            index = feeding[head.source]
+            jobs[f"head {head.ramp_id}"] = _Job(_decide(session, values[index + 1]), after=jobs[f"segment {index}"].run)
+        for index, place in enumerate(places):
+            jobs[f"regroup {place.position}"] = _Job(_regroup(values[index + 1]), after=jobs[f"segment {index}"].run)
+        medians = _time_jobs(jobs, threads=threads, seconds=seconds / len(batch_sizes))
         batches.append(_measurement(size, places, heads, medians))
         advance(1)
     return Measurements(tuple(places), threads, tuple(batches))
@@ -141,19 +144,30 @@ def _measurement(
     )
 
 
-def _time_jobs(jobs: Mapping[str, Callable[[], object]], *, seconds: float) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Something to time. ``after`` runs untimed right before it, so that caches are as a worker finds them there."""
+
+    run: Callable[[], object]
+    after: Callable[[], object] | None = None
+
+
+def _time_jobs(jobs: Mapping[str, _Job], *, threads: int, seconds: float) -> dict[str, float]:
     """Median seconds of each job over interleaved rounds, after one round of warm-up."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
     for job in jobs.values():
-        job()
+        job.run()
     taken: dict[str, list[float]] = {name: [] for name in jobs}
     end = time.perf_counter() + seconds
     for done in range(MAX_ROUNDS):
         if done >= MIN_ROUNDS and time.perf_counter() > end:
             break
         for name, job in jobs.items():
-            start = time.perf_counter()
-            job()
-            taken[name].append(time.perf_counter() - start)
+            if job.after is not None:
+                job.after()
+            start = clock()
+            job.run()
+            taken[name].append(clock() - start)
     return {name: float(np.median(values)) for name, values in taken.items()}
 
 
@@ -191,24 +205,24 @@ def _segment_values(segments: Sequence[Any], x: FloatArray) -> list[FloatArray]:
     return values
 
 
-def _job(session: Any, value: FloatArray) -> Callable[[], object]:
+def _call(session: Any, value: FloatArray) -> Callable[[], object]:
     feed = {session.get_inputs()[0].name: value}
     return lambda: session.run(None, feed)
 
 
-def _decision_job(session: Any, value: FloatArray, *, n_classes: int) -> Callable[[], object]:
+def _decide(session: Any, value: FloatArray) -> Callable[[], object]:
     """A head and the decision who leaves, which every batch that reaches a ramp pays."""
     feed = {session.get_inputs()[0].name: value}
-    table = np.linspace(-20.0, 20.0, TABLE_SIZE)
+    tables = ScoreTables(np.linspace(-20.0, 20.0, TABLE_SIZE)[None])
     half = np.float32(0.5)
 
     def decide() -> npt.NDArray[np.bool_]:
-        (logits,) = session.run(None, feed)
-        return uncertainty(logits.reshape(-1, n_classes), table) < half
+        scores = tables.uncertainty((0,), session.run(None, feed))
+        return scores[:, 0] < half
 
     return decide
 
 
-def _regroup_job(value: FloatArray) -> Callable[[], object]:
+def _regroup(value: FloatArray) -> Callable[[], object]:
     rows = np.arange(0, len(value), 2)  # half of the batch stays, spread over it
     return lambda: np.ascontiguousarray(value[rows])

@@ -89,11 +89,15 @@ def print_report(report: PrepareReport, console: Console) -> None:
 
 
 def _ramp_table(report: PrepareReport) -> Table:
-    table = Table(title=f"Ramps of {report.name}, shares of {report.data['records']} records", title_justify="left")
-    table.add_column("ramp")
-    table.add_column("after tensor")
-    for title in ("depth %", "cost %", "agreement %", *(f"exit @{budget * 100:g} %" for budget in BUDGETS)):
-        table.add_column(title, justify="right")
+    table = Table(
+        title=f"Ramps of {report.name}: what could leave at a disagreement budget of 0.5, 1, 2, 5 %, "
+        f"% of {report.data['records']} records",
+        title_justify="left",
+    )
+    table.add_column("ramp", no_wrap=True)
+    table.add_column("after", overflow="ellipsis", no_wrap=True, max_width=24)
+    for title in ("depth", "cost", "agrees", *(f"@{budget * 100:g}%" for budget in BUDGETS)):
+        table.add_column(title, justify="right", no_wrap=True)
     for line in report.kept:
         merit = line.verdict.merit
         shares = [merit.depth, merit.cost, merit.agreement, *(merit.exits[budget] for budget in BUDGETS)]

@@ -1,0 +1,189 @@
+"""``offramp prepare`` end to end on a tiny residual network: the bundle, its records, its seed, its sources."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import prepared
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from offramp_core.bundle import profile_arrays
+from offramp_core.records import records_from_arrays
+from offramp_core.uncertainty import uncertainty
+from offramp_worker.bundle.graph import tapped_model
+from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
+from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.report import PrepareReport
+from offramp_worker.prepare.sources import load_backbone, open_session
+
+ROWS, HEAD_SHARE = 600, 0.4
+
+
+@pytest.fixture(scope="module")
+def request_(tmp_path_factory: pytest.TempPathFactory) -> PrepareRequest:
+    folder = tmp_path_factory.mktemp("prepare")
+    x, _ = prepared.images(ROWS, seed=2)
+    x[-20:] = x[:20]  # copies of head rows, which must not become records
+    np.savez(folder / "data.npz", x=x)
+    return PrepareRequest(
+        model=prepared.save_model(folder),
+        data=str(folder / "data.npz"),
+        out=folder / "bundle",
+        name="tiny",
+        head_share=HEAD_SHARE,
+        profile_seconds=0.3,
+    )
+
+
+@pytest.fixture(scope="module")
+def report(request_: PrepareRequest) -> PrepareReport:
+    return prepare_bundle(request_, Reporter(quiet=True))
+
+
+@pytest.fixture(scope="module")
+def bundle(report: PrepareReport) -> Bundle:
+    return load_bundle(report.out)
+
+
+def unseen(request_: PrepareRequest, report: PrepareReport) -> np.ndarray:
+    """The rows that no head may have seen, by the report's own counts."""
+    x = np.load(request_.data)["x"][: ROWS - 20]
+    return x[report.data["head_training"] + report.data["head_validation"] :]
+
+
+def test_a_worker_loads_the_bundle_and_it_says_what_it_is(bundle: Bundle, report: PrepareReport) -> None:
+    assert bundle.manifest.name == "tiny"
+    assert bundle.manifest.n_classes == prepared.CLASSES
+    assert bundle.manifest.backbone_digest == report.backbone_digest
+    assert bundle.manifest.ramp_set_digest == report.ramp_set_digest
+    assert bundle.manifest.inputs[0].shape == (1, 16, 16)
+    assert [r.id for r in bundle.ramps] == [line.verdict.spec.id for line in report.kept]
+    assert {r.head for r in bundle.ramps} <= {"pooled-linear", "grid-mlp"}
+    assert "/" not in bundle.manifest.source  # no folders of this machine
+
+
+def test_the_backbone_answers_as_the_torch_model_does(bundle: Bundle) -> None:
+    x, _ = prepared.images(50, seed=3)
+    with torch.inference_mode():
+        expected = prepared.trained_model()(torch.from_numpy(x)).numpy()
+    (logits,) = open_session(bundle.backbone, threads=1).run(None, {bundle.manifest.inputs[0].name: x})
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
+def test_heads_learned_the_models_answers(report: PrepareReport) -> None:
+    assert max(line.verdict.merit.agreement for line in report.kept) > 0.7  # chance is 0.25
+    assert max(line.verdict.merit.exits[0.05] for line in report.kept) > 0.2
+
+
+def test_records_are_the_unseen_rows_scored_as_a_worker_scores_them(
+    request_: PrepareRequest, report: PrepareReport, bundle: Bundle
+) -> None:
+    x = unseen(request_, report)
+    session = open_session(tapped_model(bundle.backbone, bundle.heads), threads=1)
+    reference, *logits = session.run(None, {bundle.manifest.inputs[0].name: x})
+    with np.load(report.out / "records.npz") as stored:
+        assert len(stored["final"]) == len(x) == report.data["records"]
+        np.testing.assert_array_equal(stored["final"], reference.argmax(axis=1))
+        for column, (values, table) in enumerate(zip(logits, bundle.quantiles, strict=True)):
+            np.testing.assert_array_equal(stored["prediction"][:, column], values.argmax(axis=1))
+            np.testing.assert_allclose(stored["uncertainty"][:, column], uncertainty(values, table), atol=1e-4)
+
+
+def test_copies_of_head_rows_are_dropped_from_the_records(report: PrepareReport) -> None:
+    assert report.data["repeats_dropped"] == 20
+    used = report.data["head_training"] + report.data["head_validation"] + report.data["records"]
+    assert used == ROWS - 20
+
+
+def test_records_and_profile_agree_on_costs(bundle: Bundle, report: PrepareReport) -> None:
+    with np.load(report.out / "records.npz") as stored:
+        arrays = dict(stored)
+    for batch in bundle.profile.batches:
+        assert sum(batch.segment_seconds) == pytest.approx(batch.exact_seconds)
+        records = records_from_arrays(arrays, batch_size=batch.batch_size)
+        assert records.costs.total_seconds == pytest.approx(batch.exact_seconds)
+    np.testing.assert_array_equal(arrays["ramp_seconds"], profile_arrays(bundle.profile)["ramp_seconds"])
+    assert [b.batch_size for b in bundle.profile.batches] == [1, 2, 4, 8, 16, 32]
+
+
+def test_uncertainties_resolve_the_certain_end(report: PrepareReport) -> None:
+    with np.load(report.out / "records.npz") as stored:
+        for column in stored["uncertainty"].T:
+            assert len(np.unique(column)) > 0.9 * len(column)
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_heads(
+    request_: PrepareRequest, report: PrepareReport, tmp_path: Path
+) -> None:
+    again = prepare_bundle(replace(request_, out=tmp_path / "again"), Reporter(quiet=True))
+    other = prepare_bundle(replace(request_, out=tmp_path / "other", seed=1), Reporter(quiet=True))
+    first, second, third = (load_file(r.out / "ramps.safetensors") for r in (report, again, other))
+    shared = first.keys() & second.keys()  # which ramps pay is measured, so a borderline one may come and go
+    assert shared
+    assert all(first[name].tobytes() == second[name].tobytes() for name in shared)
+    assert again.backbone_digest == report.backbone_digest == other.backbone_digest
+    assert any(not np.array_equal(first[name], third[name]) for name in first.keys() & third.keys())
+
+
+def test_the_report_for_machines_is_json_with_disjoint_counts(report: PrepareReport) -> None:
+    value = json.loads(json.dumps(report.to_mapping()))
+    assert value["ramps"][0].keys() >= {"id", "depth", "cost", "agreement", "exit_share", "head"}
+    assert value["ramps"][0]["exit_share"].keys() == {"0.005", "0.01", "0.02", "0.05"}
+    assert value["next"].startswith("offramp serve ")
+
+
+def test_a_bundle_replaces_an_earlier_one_and_leaves_nothing_beside_it(
+    request_: PrepareRequest, report: PrepareReport
+) -> None:
+    before = load_bundle(request_.out).manifest
+    renamed = prepare_bundle(replace(request_, name="renamed"), Reporter(quiet=True))
+    assert load_bundle(renamed.out).manifest.name == "renamed"
+    prepare_bundle(replace(request_, name=before.name), Reporter(quiet=True))
+    beside = {p.name for p in request_.out.parent.iterdir()}
+    assert beside == {"bundle", "data.npz", "tiny.safetensors"}
+
+
+class Vgg(torch.nn.Module):
+    """A foreign architecture: plain convolutions, pooling and a flattening view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = torch.nn.Conv2d
+        self.features = torch.nn.Sequential(
+            layer(1, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+            layer(8, 8, 3, padding=1), torch.nn.ReLU(),
+        )  # fmt: skip
+        self.last = torch.nn.Linear(8 * 64, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.features(x)
+        return self.last(x.view(x.size(0), -1))
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_exported_programs_and_onnx_files_become_the_same_kind_of_backbone(suffix: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Vgg().eval()
+    x, _ = prepared.images(20, seed=4)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(model, (torch.from_numpy(x[:2]),), dynamic_shapes=({0: batch},))
+    path = str(tmp_path / f"foreign{suffix}")
+    if suffix == ".pt2":
+        torch.export.save(program, path)
+    else:
+        exported = torch.onnx.export(program, dynamo=True, verbose=False)
+        assert exported is not None
+        onnx.save(exported.model_proto, path)
+    backbone = load_backbone(path, x)
+    (logits,) = open_session(backbone.model, threads=1).run(None, {backbone.input.name: x})
+    with torch.inference_mode():
+        np.testing.assert_allclose(logits, model(torch.from_numpy(x)).numpy(), atol=1e-4)
+    assert backbone.name == "foreign"
+    assert not any(node.metadata_props or node.doc_string for node in backbone.model.graph.node)

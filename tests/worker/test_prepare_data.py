@@ -1,0 +1,114 @@
+"""Which rows may train heads, and how inputs are read and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from offramp_core.errors import InvalidArgumentError
+from offramp_worker.prepare.data import load_inputs, plan_split, remove_repeats, shifted_copies
+
+
+@given(total=st.integers(40, 50_000), share=st.floats(0.001, 0.5), doublings=st.integers(0, 5))
+def test_head_rows_and_records_partition_the_data_and_records_keep_half(
+    total: int, share: float, doublings: int
+) -> None:
+    for name in ("default", "apparate"):
+        split = plan_split(total, name=name, share=share, doublings=doublings)
+        if split is None:
+            assert doublings
+            continue
+        assert split.train >= 1
+        assert split.validation >= 1
+        assert split.train + split.validation + split.records == total
+        assert split.records >= total // 2
+
+
+@pytest.mark.parametrize(("name", "train", "validation"), [("default", 900, 100), ("apparate", 100, 900)])
+def test_the_first_tenth_is_split_as_named(name: str, train: int, validation: int) -> None:
+    split = plan_split(10_000, name=name, share=0.1)  # type: ignore[arg-type]
+    assert split is not None
+    assert (split.train, split.validation, split.records) == (train, validation, 9_000)
+
+
+def test_doubling_stops_before_records_are_the_smaller_half() -> None:
+    heads = [plan_split(10_000, name="default", share=0.1, doublings=d) for d in range(4)]
+    assert [split and split.head for split in heads] == [1_000, 2_000, 4_000, None]
+
+
+def write_npz(path: Path, **arrays: object) -> str:
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    return str(path)
+
+
+def test_labels_are_ignored_and_values_become_float32(tmp_path: Path) -> None:
+    x = np.linspace(0, 1, 24).reshape(6, 4)
+    read = load_inputs(write_npz(tmp_path / "d.npz", x=x, y=np.arange(6)))
+    assert read.dtype == np.float32
+    np.testing.assert_allclose(read, x, rtol=1e-6)
+
+
+def test_a_folder_of_images_is_read_in_order_of_name_channels_first(tmp_path: Path) -> None:
+    for index, name in enumerate(["b.png", "a.png"]):
+        Image.new("RGB", (5, 4), (255 * index, 0, 51)).save(tmp_path / name)
+    read = load_inputs(str(tmp_path))
+    assert read.shape == (2, 3, 4, 5)
+    assert read[0, 0, 0, 0] == 1.0  # a.png comes first
+    assert read[1, :, 0, 0] == pytest.approx([0, 0, 0.2])
+
+
+def images_of_two_sizes(folder: Path) -> str:
+    Image.new("L", (4, 4)).save(folder / "a.png")
+    Image.new("L", (4, 5)).save(folder / "b.png")
+    return str(folder)
+
+
+def text_file(folder: Path) -> str:
+    (folder / "broken.npz").write_text("not a zip")
+    return str(folder / "broken.npz")
+
+
+def pickled(folder: Path) -> str:
+    return write_npz(folder / "p.npz", x=np.array([{"a": 1}, None], dtype=object))
+
+
+BAD_DATA = {
+    "missing file": (lambda d: str(d / "none.npz"), r"none\.npz does not exist"),
+    "text": (lambda d: str(d / "rows.jsonl"), r"rows\.jsonl: text is not supported yet"),
+    "no x": (lambda d: write_npz(d / "d.npz", images=np.ones((3, 2))), r"d\.npz: array x is missing"),
+    "integers": (lambda d: write_npz(d / "d.npz", x=np.ones((3, 2), np.uint8)), "x has dtype uint8"),
+    "one axis": (lambda d: write_npz(d / "d.npz", x=np.ones(3)), r"x has shape \(3,\)"),
+    "NaN": (lambda d: write_npz(d / "d.npz", x=np.array([[1.0, 2], [np.nan, 1]])), r"x\[1\] is not finite"),
+    "no zip": (text_file, r"broken\.npz is not a readable"),
+    "pickled": (pickled, r"p\.npz is not a readable"),
+    "empty folder": (lambda d: str(d), "holds no images"),
+    "two sizes": (images_of_two_sizes, r"b\.png is 4x5 pixels, a\.png is 4x4"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_DATA)
+def test_bad_data_is_refused_with_the_file_or_array_named(case: str, tmp_path: Path) -> None:
+    make, message = BAD_DATA[case]
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
+        load_inputs(make(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_that_are_in_both_sets_leave_the_one_that_only_trains() -> None:
+    stream = np.arange(12, dtype=np.float32).reshape(4, 3)
+    extra = np.concatenate([stream[1:3], stream + 100])
+    np.testing.assert_array_equal(remove_repeats(extra, of=stream), stream + 100)
+
+
+def test_variations_are_near_copies_made_from_the_seed() -> None:
+    x = np.random.default_rng(0).random((5, 1, 32, 32), dtype=np.float32)
+    a, b, c = (shifted_copies(x, copies=3, seed=seed) for seed in (1, 1, 2))
+    assert a.shape == (15, 1, 32, 32)
+    np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(a, c)
+    assert abs(float(a.mean() - x.mean())) < 0.05
