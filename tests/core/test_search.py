@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from decimal import Decimal
 
 import numpy as np
@@ -194,6 +195,18 @@ class TestSearchItself:
         assert short.plan.saving <= full.plan.saving + 1e-12
         assert short.plan.errors <= 16
 
+    @pytest.mark.parametrize("most_cuts", [2, 5, 16])
+    def test_a_thinned_search_keeps_the_budget_and_reports_a_gap_that_holds(self, most_cuts: int) -> None:
+        for seed in range(8):
+            records = recorded(800, 5, seed=seed)
+            if seed % 2:
+                records = replace(records, final_agrees=np.random.default_rng(seed).random(800) < 0.99)
+            full = best_plan(records, max_disagreement=0.04)
+            thin = best_plan(records, max_disagreement=0.04, most_cuts=most_cuts)
+            assert thin.plan.errors <= 32
+            assert thin.plan.saving <= full.plan.saving + 1e-12
+            assert thin.bound >= full.plan.saving - 1e-12
+
     def test_it_stops_when_asked(self) -> None:
         asked = []
         result = best_plan(recorded(800, 8, seed=3), max_disagreement=0.02, should_stop=lambda: asked.append(1) is None)
@@ -214,7 +227,7 @@ class TestSearchItself:
         assert [len(p.active) <= k for k, p in enumerate(savings)] == [True] * 4
         assert [p.saving for p in savings] == sorted(p.saving for p in savings)
 
-    @pytest.mark.parametrize("bad", [{"max_ramps": -1}, {"max_ramps": 7}, {"max_overhead": -0.1}])
+    @pytest.mark.parametrize("bad", [{"most_cuts": 1}, {"max_ramps": -1}, {"max_ramps": 7}, {"max_overhead": -0.1}])
     def test_arguments_out_of_range_are_refused(self, bad: dict[str, float]) -> None:
         with pytest.raises(InvalidArgumentError):
             best_plan(recorded(10, 2, seed=0), max_errors=1, **bad)  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ def log_e_value(k: int, n: int, *, p0: float, alternative: Alternative = "greate
     Examples
     --------
     >>> round(log_e_value(6, 200, p0=0.01), 3)
-    2.108
+    1.745
     """
     check_counts(k, n)
     return float(log_mixture(np.asarray([k]), np.asarray([n]), p0=p0, grid=alternatives(p0, alternative))[0])

@@ -4,12 +4,14 @@ A node fixes the first ramps of a plan (all but the last two, which `pairs` solv
 them, a range of cuts [lo, hi]. Its bound removes everything the boldest cut of the range lets leave but charges
 only the errors of the most cautious: whatever plan the range holds, its leavers here are among those removed,
 what it leaves is no larger a problem, and its remaining budget no larger a budget. A range of one cut is exact.
-Nodes are taken in order of their bound, so stopping at any moment leaves a proven gap.
+Nodes are taken in order of their bound, so stopping at any moment leaves a proven gap. Where the budget is
+large, pairs lay out only some of their cuts; each then stands for a range in the same way.
 """
 
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,6 +22,8 @@ from offramp_core.records import BoolArray, IndexArray
 from offramp_core.search.pairs import Groups, PairChoice, choose_second, make_groups
 from offramp_core.search.queues import Cuts, SearchSpace
 
+UNTHINNED = sys.maxsize
+_COARSE_TOLERANCE = 5e-4  # of the backbone's time; a search over thinned cuts has about this error anyway
 _LAST = -1  # as the end of a range: the boldest cut, whichever that is
 _Pairs = tuple[tuple[float, int, int], ...]  # (bound, ramp, ramp)
 
@@ -68,6 +72,7 @@ class BranchAndBound:
         errors: int,
         best: Choice | None,
         node_limit: int,
+        most_cuts: int = UNTHINNED,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self.space = space
@@ -79,7 +84,10 @@ class BranchAndBound:
         self._should_stop = should_stop
         self._heap: list[_Node] = []
         self._numbers = count()
-        self._tolerance = 1e-12 * space.n * space.records.costs.total_seconds
+        self._most_cuts = most_cuts
+        self._dropped = -np.inf  # highest bound of what was given up although it might still win by a little
+        tolerance = _COARSE_TOLERANCE if errors >= most_cuts else 1e-12
+        self._tolerance = tolerance * space.n * space.records.costs.total_seconds
         self._everyone = np.ones(space.n, dtype=bool)
         self._cuts: dict[int, Cuts] = {}
 
@@ -87,7 +95,7 @@ class BranchAndBound:
     def bound(self) -> float:
         """No plan among those fed gains more than this many seconds."""
         top = -self._heap[0].negative_bound if self._heap else -np.inf
-        return float(max(top, self.best_gain))
+        return float(max(top, self._dropped, self.best_gain))
 
     @property
     def best_gain(self) -> float:
@@ -112,7 +120,7 @@ class BranchAndBound:
 
     def run(self) -> None:
         """Until nothing can beat the best plan, or a limit is reached."""
-        while self._heap and -self._heap[0].negative_bound > self.best_gain + self._tolerance:
+        while self._heap and self._may_win(-self._heap[0].negative_bound):
             if self.stopped():
                 return
             node = heapq.heappop(self._heap)
@@ -122,7 +130,6 @@ class BranchAndBound:
             middle = (node.lo + node.hi) // 2
             self._visit(node.prefix, node.fixed, node.lo, middle, node.pairs)
             self._visit(node.prefix, node.fixed, middle + 1, node.hi, node.pairs)
-        self._heap.clear()
 
     def clear(self) -> None:
         """Forget the nodes left over."""
@@ -141,17 +148,37 @@ class BranchAndBound:
         groups: dict[int, Groups] = {}
         kept: list[tuple[float, int, int]] = []
         for parent_bound, a, b in pairs:
-            if parent_bound <= self.best_gain + self._tolerance:
+            if not self._may_win(parent_bound):
                 continue
             if a not in groups:
-                groups = {a: make_groups(self.space.queue(a), spare, view.alive, self.space.final_wrong)}
-            self.nodes += 1
-            bound = self._pair(view, (*prefix, a, b), groups[a], exact=exact)
-            if bound > self.best_gain + self._tolerance:
-                kept.append((min(bound, parent_bound), a, b))
-        if kept and not exact:
-            top, a, b = max(kept)
+                groups = {
+                    a: make_groups(
+                        self.space.queue(a), spare, view.alive, self.space.final_wrong, most_cuts=self._most_cuts
+                    )
+                }
+            bound = min(parent_bound, self._bound(view, (*prefix, a, b), groups[a], exact=exact))
+            if exact:
+                self._dropped = max(self._dropped, bound)
+            elif self._may_win(bound):
+                kept.append((bound, a, b))
+        if kept:
+            top = max(bound for bound, _, _ in kept)
             heapq.heappush(self._heap, _Node(-top, next(self._numbers), prefix, fixed, lo, hi, tuple(kept)))
+
+    def _may_win(self, bound: float) -> bool:
+        """Whether a node is worth opening; one that is not but might win by less than the tolerance counts in the gap."""
+        if bound > self.best_gain + self._tolerance:
+            return True
+        self._dropped = max(self._dropped, bound)
+        return False
+
+    def _bound(self, view: _View, active: tuple[int, ...], groups: Groups, *, exact: bool) -> float:
+        """Bound a view on one pair, offering the best plan where the view is exact."""
+        thinned = groups.cuts.least_errors is not groups.cuts.errors
+        bound = self._pair(view, active, groups, exact=exact and not thinned, optimistic=True)
+        if exact and thinned:
+            self._pair(view, active, groups, exact=True, optimistic=False)
+        return bound
 
     def _descend(self, prefix: tuple[int, ...], fixed: tuple[int, ...], lo: int, hi: int) -> tuple[_View, int, bool]:
         """Take the node's cuts; the view, the range's end as a number, and whether the node is a single plan prefix."""
@@ -191,11 +218,14 @@ class BranchAndBound:
             (*view.keys, self._lowest_key(ramp, leavers)),
         )
 
-    def _pair(self, view: _View, active: tuple[int, ...], groups: Groups, *, exact: bool) -> float:
+    def _pair(self, view: _View, active: tuple[int, ...], groups: Groups, *, exact: bool, optimistic: bool) -> float:
         """Most seconds saved with the last two of ``active`` after the view's cuts; offered as a plan where the view is exact."""
         space, seconds = self.space, self.space.ramp_seconds
         a, b = active[-2:]
-        choice = choose_second(groups, space.queue(b), self.errors - view.errors, space.final_wrong)
+        self.nodes += 1
+        choice = choose_second(
+            groups, space.queue(b), self.errors - view.errors, space.final_wrong, optimistic=optimistic
+        )
         paid = float(seconds[list(active)].sum())
         base = view.gain + view.left * float(seconds[a] + seconds[b]) - space.n * paid
         gains = base + groups.cuts.sizes * (space.behind[a] + seconds[b]) + choice.leaving * space.behind[b]

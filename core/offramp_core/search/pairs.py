@@ -43,9 +43,11 @@ class PairChoice:
     position: Ints
 
 
-def make_groups(first: Queue, errors: int, alive: BoolArray, final_wrong: BoolArray | None) -> Groups:
-    """Lay out the cuts of a pair's first ramp; ``errors`` is the budget of the pair."""
-    cuts = first.cuts(alive, errors)
+def make_groups(
+    first: Queue, errors: int, alive: BoolArray, final_wrong: BoolArray | None, *, most_cuts: int
+) -> Groups:
+    """Lay out the cuts of a pair's first ramp, at most ``most_cuts``; ``errors`` is the budget of the pair."""
+    cuts = first.cuts(alive, errors).thinned(most_cuts)
     n_cuts = len(cuts.sizes)
     of_row = np.where(alive, n_cuts, GONE)
     of_row[cuts.rows] = np.repeat(np.arange(n_cuts), steps(cuts.sizes))
@@ -56,9 +58,15 @@ def make_groups(first: Queue, errors: int, alive: BoolArray, final_wrong: BoolAr
     return Groups(cuts, of_row, left)
 
 
-def choose_second(groups: Groups, second: Queue, errors: int, final_wrong: BoolArray | None) -> PairChoice:
-    """The last ramp takes all the budget left: for each cut of the first, its largest number of leavers within it."""
-    spare = errors - groups.cuts.errors
+def choose_second(
+    groups: Groups, second: Queue, errors: int, final_wrong: BoolArray | None, *, optimistic: bool
+) -> PairChoice:
+    """The last ramp takes all the budget left: for each cut of the first, its largest number of leavers within it.
+
+    ``optimistic`` charges thinned cuts only the errors of the most cautious one they stand for. What comes out is then no plan but a bound
+    on all of those: they let fewer leave at the first ramp, and leave the second no more budget for no fewer inputs.
+    """
+    spare = errors - (groups.cuts.least_errors if optimistic else groups.cuts.errors)
     group_of_bad = groups.of_row[second.bad_rows]
     still_in = np.flatnonzero(group_of_bad != GONE)
     blocking, shown = _blocking_error(group_of_bad[still_in], spare)

@@ -15,6 +15,7 @@ from offramp_core.search.queues import SearchSpace
 from offramp_core.search.thresholds import SearchResult, as_plan, error_budget
 
 NODE_LIMIT = 200_000
+MOST_CUTS = 256
 
 
 def best_plan(
@@ -25,6 +26,7 @@ def best_plan(
     max_ramps: int = 3,
     max_overhead: float = 1.0,
     node_limit: int = NODE_LIMIT,
+    most_cuts: int = MOST_CUTS,
     should_stop: Callable[[], bool] | None = None,
 ) -> SearchResult:
     """The plan of at most ``max_ramps`` of all recorded ramps that saves most within a budget.
@@ -43,6 +45,9 @@ def best_plan(
         Worst-case time all active ramps together may add, as a share of the backbone's time.
     node_limit : int
         Stop after about so many bounded pairs of ramps. A count and not a clock, so that equal inputs give equal plans.
+    most_cuts : int
+        Up to this error budget, as a count, the search is exact. Above it the split of errors is tried on a grid of so many steps per
+        ramp, which keeps time and memory bounded; the gap then says how much may have been missed (below 0.1 points, as a rule).
     should_stop : callable, optional
         Asked between nodes; True ends the search with the best plan so far.
 
@@ -53,12 +58,19 @@ def best_plan(
     """
     if not 0 <= max_ramps <= MAX_ACTIVE_RAMPS:
         raise InvalidArgumentError(f"max_ramps is {max_ramps}; it must lie in 0..{MAX_ACTIVE_RAMPS}")
+    if most_cuts < 2:
+        raise InvalidArgumentError(f"most_cuts is {most_cuts}; it must be at least 2")
     if not max_overhead >= 0:
         raise InvalidArgumentError(f"max_overhead is {max_overhead}; it must be >= 0")
     errors = error_budget(len(records), max_disagreement=max_disagreement, max_errors=max_errors)
     space = SearchSpace(records)
     search = BranchAndBound(
-        space, errors=errors, best=Choice(0.0, (), ()), node_limit=node_limit, should_stop=should_stop
+        space,
+        errors=errors,
+        best=Choice(0.0, (), ()),
+        node_limit=node_limit,
+        most_cuts=most_cuts,
+        should_stop=should_stop,
     )
     allowed = max_overhead * records.costs.total_seconds * (1 + 1e-12)
     bound = -np.inf

@@ -31,11 +31,22 @@ class Cuts:
         How many of them leave at each cut, rising.
     errors : (c,) intp
         Errors among those.
+    least_errors : (c,) intp
+        Errors among the leavers of the most cautious cut that this one stands for; equal to ``errors`` unless the cuts were thinned.
     """
 
     rows: IndexArray
     sizes: Ints
     errors: Ints
+    least_errors: Ints
+
+    def thinned(self, most: int) -> Cuts:
+        """At most ``most`` of the cuts, evenly spread, each standing for those between the one before and itself."""
+        if len(self.sizes) <= most:
+            return self
+        kept = np.linspace(0, len(self.sizes) - 1, most).astype(np.intp)
+        first = np.concatenate(([0], kept[:-1] + 1))
+        return Cuts(self.rows, self.sizes[kept], self.errors[kept], self.least_errors[first])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,7 @@ class Queue:
         sizes = np.searchsorted(keep, blocking)
         distinct = np.append(sizes[1:] > sizes[:-1], True)  # of cuts that let the same inputs leave one is enough
         errors_at = np.searchsorted(self.bad[kept[: errors + 1]], blocking[distinct])
-        return Cuts(rows[keep], sizes[distinct], errors_at)
+        return Cuts(rows[keep], sizes[distinct], errors_at, errors_at)
 
 
 class SearchSpace:
