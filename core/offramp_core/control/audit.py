@@ -22,9 +22,12 @@ def quiet_rate(load: Load) -> float:
     return _step_at_most(max(QUIET_RATE, min(wanted, _affordable(load))))
 
 
-def eager_rate(load: Load) -> float:
-    """The rate while a decision waits for labels: as high as spare capacity allows, up to every request."""
-    return _step_at_most(max(_LADDER[1], _affordable(load)))
+def eager_rate(load: Load, *, share: float = 1.0) -> float:
+    """The rate while a decision waits for labels: as high as spare capacity allows, up to every request.
+
+    ``share`` of the traffic is audited at this rate: a canary's few batches can be audited more than everything could.
+    """
+    return _step_at_most(min(1.0, max(_LADDER[1], _affordable(load)) / share))
 
 
 def _affordable(load: Load) -> float:

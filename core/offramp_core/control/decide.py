@@ -252,7 +252,7 @@ class _Pass:
             epoch=epoch,
             ledger=ledger,
             execution=_execution(self.counts, stable.plan.content_hash),
-            audit_rate=eager_rate(self.snapshot.load),
+            load=self.snapshot.load,
             stable_config=stable.name,
             now=self.now,
         )

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from offramp_core.control.audit import eager_rate
 from offramp_core.control.gates import GateInput, read_gates
 from offramp_core.control.objects import Config, GateStatus, Ledger, Phase, Rollout, RolloutStatus, Service, StepRecord
-from offramp_core.control.snapshot import Event, Worker
+from offramp_core.control.snapshot import Event, Load, Worker
 from offramp_core.control.spec import Step
 from offramp_core.evidence.exposure import judged_batches_needed
 from offramp_core.sketch import SecondsSketch
@@ -42,7 +43,7 @@ class RolloutView:
     epoch: int | None
     ledger: Ledger
     execution: Mapping[int, SecondsSketch]
-    audit_rate: float
+    load: Load
     stable_config: str
     now: float
 
@@ -381,7 +382,7 @@ def _begin_step(view: RolloutView, step: int) -> RolloutStatus:
         weight=weight,
         phase_started_at=view.now,
         step_started_at=None,
-        audit_rate=view.audit_rate,
+        audit_rate=eager_rate(view.load, share=weight / 100),
         slow_seconds=slow,
         slow_needed=judged_batches_needed(
             tuple(judged.values()),
