@@ -57,7 +57,14 @@ def prepare_cluster_pool(build: Path, console: Console, *, digits: bool = False)
     model = build / "cifar"
     facts = make_model(model)
     bundle = build / "bundle"
-    _prepare(bundle, model=str(facts["model"]), data=model / "heads.npz", options=["--name", "resnet56"], key=str(facts["key"]), console=console)
+    _prepare(
+        bundle,
+        model=str(facts["model"]),
+        data=model / "heads.npz",
+        options=["--name", "resnet56"],
+        key=str(facts["key"]),
+        console=console,
+    )
     return _pool("ResNet-56 on CIFAR-10", bundle, model)
 
 

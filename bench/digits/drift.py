@@ -21,7 +21,9 @@ NOISE = 0.2  # standard deviation, of a range of 1
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="blur and noise for the demo's traffic")
-    parser.add_argument("--model", type=Path, default=Path("build/demo/model"), help="folder that bench.digits.train wrote")
+    parser.add_argument(
+        "--model", type=Path, default=Path("build/demo/model"), help="folder that bench.digits.train wrote"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     print(f"drifted traffic written to {write_drifted(options.model, seed=options.seed)}")

@@ -52,9 +52,10 @@ def _one_document(path: Path) -> Mapping[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" in line {where.line + 1}" if where is not None else ""
-        raise InvalidSpecError(path.name, f"not YAML{line}: {getattr(error, 'problem', None) or error}") from error
+        reason = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise InvalidSpecError("manifest", f"not YAML{line}: {reason}") from error
     if len(documents) != 1 or not isinstance(documents[0], Mapping):
-        raise InvalidSpecError(path.name, f"must hold exactly one {SERVICE_KIND}; found {len(documents)} documents")
+        raise InvalidSpecError("manifest", f"must hold exactly one {SERVICE_KIND}; found {len(documents)} documents")
     return documents[0]
 
 

@@ -44,9 +44,9 @@ def up(
     FILE is applied again whenever it changes. Ctrl-C drains and stops; starting again with the same state folder
     goes on where it stopped. Exit codes: 0 after a clean stop, 2 for a file, folder or port that cannot be used.
     """
-    _log_events(sys.stdout, as_json=as_json)
     try:
         intent = load_intent(file)
+        _log_events(sys.stdout, as_json=as_json)
         folder = StateFolder(state if state is not None else DEFAULT_STATE / intent.name)
         with folder.exclusive():
             asyncio.run(_serve(file, folder, port))

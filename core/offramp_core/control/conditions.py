@@ -28,7 +28,9 @@ from offramp_core.sketch import SecondsSketch, merge_sketches
 
 OBSERVED_EVERY_SECONDS = 30.0
 MIN_SAMPLES = 100
-STALLING = frozenset({"InvalidBundle", "InvalidModel", "DigestMismatch", "InvalidSpec", "NameTaken"})  # waiting will not help
+STALLING = frozenset(
+    {"InvalidBundle", "InvalidModel", "DigestMismatch", "InvalidSpec", "NameTaken"}
+)  # waiting will not help
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,8 @@ class FrontProcess:
                 *leash.command(sys.executable, "-m", "offramp_operator.local.proxy", str(self._socket.fileno())),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, pass_fds=[self._socket.fileno()], start_new_session=True,
             )  # fmt: skip
+            if self._closing:  # told while the process was being made, so it was not told
+                process.kill()
             await self._tell({"backends": self._backends})
             await self._listen(process)
             code = await process.wait()
