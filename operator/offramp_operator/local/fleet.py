@@ -67,14 +67,18 @@ class Fleet:
             self._manager = asyncio.create_task(self._manage(), name="fleet")
         self._woken.set()
 
-    def endpoints(self) -> tuple[WorkerEndpoint, ...]:
-        """All workers. One on its way out is neither ready nor current, but its last counts still matter."""
+    def endpoints(self, wanted: WorkerTemplate | None = None) -> tuple[WorkerEndpoint, ...]:
+        """All workers; current are those of the ``wanted`` template (default: what was last asked for).
+
+        One on its way out is neither ready nor current, but its last counts still matter.
+        """
+        template = self._wanted if wanted is None else wanted
         return tuple(
             WorkerEndpoint(
                 name=worker.record.name,
                 uid=worker.record.uid,
                 ready=worker.ready and not worker.stopping,
-                current=worker.record.template == self._wanted and not worker.stopping,
+                current=worker.record.template == template and not worker.stopping,
                 restarts=worker.record.restarts,
                 failure=worker.failure,
                 failure_reason=worker.failure_reason,

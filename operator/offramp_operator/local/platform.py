@@ -154,7 +154,8 @@ class LocalPlatform:
             service=service,
             configs={m["metadata"]["name"]: config_from_manifest(m) for m in configs if _owned(m, service)},
             rollouts=tuple(rollout_from_manifest(m) for m in rollouts if _owned(m, service)),
-            workers=self._fleet.endpoints(),
+            # Against the spec just read: an edit that the fleet has not heard of yet must not look as if it were served.
+            workers=self._fleet.endpoints(render(service.name, service.uid, service.spec)),
             published=self._published(key.name, service.uid),
             url=self._url,
         )

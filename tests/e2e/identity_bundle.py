@@ -1,0 +1,145 @@
+"""An exit bundle whose first ramp is nearly as good as the whole model, which is where compute dominates. No torch, fixed weights.
+
+After the first convolution come others that hardly change anything (identity kernels and a little noise), so the
+model's own classifier on the first features agrees with the model on nearly every input, at a fifth of the work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+import safetensors.numpy
+from onnx import helper, numpy_helper
+
+from offramp_core.bundle import BatchProfile, Manifest, Profile, RampSpec, TensorSpec, ramp_set_digest
+from offramp_core.uncertainty import quantile_table, raw_score, uncertainty
+from offramp_worker.bundle.graph import tapped_model
+from offramp_worker.bundle.heads import head_nodes
+
+MODEL, CHANNELS, SIZE, WIDTH, CLASSES, LAYERS = "tiny", 3, 20, 32, 5, 6
+SHAPE = (CHANNELS, SIZE, SIZE)
+NOISE = 0.002
+LAYER_SECONDS, HEAD_SECONDS = 4e-4, 1e-5
+RAMPS = tuple(
+    RampSpec(f"r{i:02}-linear", f"c{i}", i, (i + 1) / LAYERS, "pooled-linear", WIDTH) for i in range(LAYERS - 1)
+)
+Array = npt.NDArray[Any]
+
+
+def inputs(n: int, *, seed: int = 1) -> npt.NDArray[np.float32]:
+    """(n, 3, 20, 20) inputs; each has a mean of its own so that answers vary."""
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(n, *SHAPE)) + rng.normal(0.0, 1.5, size=(n, CHANNELS, 1, 1))).astype(np.float32)
+
+
+def answers(bundle: Path, x: Array) -> npt.NDArray[np.int64]:
+    """What the untouched model says."""
+    session = ort.InferenceSession(str(bundle / "backbone.onnx"), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(["logits"], {"x": x})[0]).argmax(axis=1)
+
+
+def write_bundle(folder: Path, *, seed: int = 0) -> Path:
+    """Write the bundle; returns its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = _backbone(np.random.default_rng(seed))
+    own = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    tensors: dict[str, Array] = {
+        f"{r.id}/{name}": own[t].copy() for r in RAMPS for name, t in (("w1", "w"), ("b1", "b"))
+    }
+    x = inputs(400, seed=seed + 1)
+    logits, heads = _run_tapped(model, tensors, x)
+    for ramp, said in zip(RAMPS, heads, strict=True):
+        tensors[f"{ramp.id}/quantiles"] = quantile_table(raw_score(said))
+    files = {
+        "backbone.onnx": model.SerializeToString(),
+        "ramps.safetensors": safetensors.numpy.save(tensors),
+        "records.npz": _records(tensors, logits, heads),
+        "profile.json": msgspec.json.encode(_profile()),
+        "probe.npz": _npz(x=x[:8], logits=logits[:8]),
+    }
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    manifest = Manifest(
+        schema_version=1, name=MODEL, backbone_digest="sha256:" + hashes["backbone.onnx"],
+        ramp_set_digest=ramp_set_digest(RAMPS, hashes["ramps.safetensors"]), inputs=(TensorSpec("x", "FP32", SHAPE),),
+        outputs=(TensorSpec("logits", "FP32", (CLASSES,)),), n_classes=CLASSES, ramps=RAMPS, files=hashes, source="tests",
+    )  # fmt: skip
+    for name, content in {**files, "manifest.json": msgspec.json.encode(manifest)}.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def _backbone(rng: np.random.Generator) -> onnx.ModelProto:
+    nodes, weights, source, channels = [], [], "x", CHANNELS
+    for i in range(LAYERS):
+        kernel = rng.normal(0.0, 0.3 if i == 0 else NOISE, size=(WIDTH, channels, 3, 3)).astype(np.float32)
+        if i > 0:
+            kernel[np.arange(WIDTH), np.arange(WIDTH), 1, 1] += 1.0
+        weights.append(numpy_helper.from_array(kernel, f"k{i}"))
+        nodes.append(helper.make_node("Conv", [source, f"k{i}"], [f"a{i}"], pads=[1, 1, 1, 1]))
+        nodes.append(helper.make_node("Relu", [f"a{i}"], [f"c{i}"]))
+        source, channels = f"c{i}", WIDTH
+    weights.append(numpy_helper.from_array(rng.normal(0.0, 2.0, size=(WIDTH, CLASSES)).astype(np.float32), "w"))
+    weights.append(numpy_helper.from_array(rng.normal(0.0, 0.2, size=CLASSES).astype(np.float32), "b"))
+    nodes += [
+        helper.make_node("GlobalAveragePool", [source], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"], axis=1),
+        helper.make_node("Gemm", ["flat", "w", "b"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "tiny", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", *SHAPE])],
+        [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", CLASSES])], weights,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _run_tapped(model: onnx.ModelProto, tensors: dict[str, Array], x: Array) -> tuple[Array, list[Array]]:
+    heads = [
+        head_nodes(
+            ramp, {k.rpartition("/")[2]: v for k, v in tensors.items() if k.startswith(ramp.id + "/")}, height=SIZE, width=SIZE
+        )
+        for ramp in RAMPS
+    ]  # fmt: skip
+    session = ort.InferenceSession(tapped_model(model, heads).SerializeToString(), providers=["CPUExecutionProvider"])
+    logits, *said = session.run(None, {"x": x})
+    return logits, said
+
+
+def _records(tensors: dict[str, Array], logits: Array, heads: list[Array]) -> bytes:
+    batch = _profile().batches[0]
+    scores = [uncertainty(h, tensors[f"{r.id}/quantiles"]) for r, h in zip(RAMPS, heads, strict=True)]
+    return _npz(
+        uncertainty=np.stack(scores, axis=1),
+        prediction=np.stack([h.argmax(axis=1) for h in heads], axis=1).astype(np.int32),
+        final=logits.argmax(axis=1).astype(np.int32),
+        segment_seconds=np.array(batch.segment_seconds),
+        ramp_seconds=np.array(batch.ramp_seconds),
+    )
+
+
+def _profile() -> Profile:
+    """Invented seconds, proportional to the batch: regrouping pays, so exits save compute."""
+    batches = tuple(
+        BatchProfile(
+            size,
+            size * LAYERS * LAYER_SECONDS,
+            (size * LAYER_SECONDS,) * LAYERS,
+            (size * HEAD_SECONDS,) * len(RAMPS),
+            1e-5,
+        )
+        for size in (1, 8, 32)
+    )
+    return Profile("onnxruntime", 1, batches)
+
+
+def _npz(**arrays: Array) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)
+    return content.getvalue()

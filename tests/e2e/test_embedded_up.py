@@ -1,0 +1,136 @@
+"""``offramp up`` from the outside: starting, editing, mistakes, two at once, the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Up = Any
+MakeUp = Callable[..., Up]
+
+
+def test_up_serves_the_model_at_one_address_and_ends_cleanly(up: MakeUp, tools: Any) -> None:
+    service = up()
+    service.start()
+    service.await_ready(2)
+    reply = service.infer(tools.inputs(4))
+    outputs = {o["name"]: o for o in reply["outputs"]}
+    assert outputs["logits"]["shape"] == [4, tools.n_classes]
+    assert reply["parameters"]["exit"] == "final,final,final,final"
+    assert service.condition("WorkersAvailable")["status"] == "True"
+    pids = service.worker_pids()
+    assert len(pids) == 2 and all(tools.alive(pid) for pid in pids)
+
+    second = subprocess.run(
+        [sys.executable, "-m", "offramp_cli", "up", str(service.file), "--state", str(service.state), "--port", "0"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert second.returncode == 2
+    assert f"process {service.process.pid}" in second.stderr
+
+    assert service.stop(signal.SIGINT) == 0
+    assert not any(tools.alive(pid) for pid in pids)
+    assert service.events("stopped")
+
+
+def test_a_killed_shell_leaves_no_worker_behind_and_the_next_one_serves(up: MakeUp, tools: Any) -> None:
+    service = up(replicas=1)
+    service.start()
+    service.await_ready(1)
+    uid = service.service()["metadata"]["uid"]
+    pids = service.worker_pids()
+    assert service.stop(signal.SIGKILL) == -signal.SIGKILL
+    tools.eventually(lambda: not any(tools.alive(pid) for pid in pids), what="the end of the workers")
+    service.start()
+    service.await_ready(1)
+    service.infer(tools.inputs(1))
+    assert service.service()["metadata"]["uid"] == uid
+    assert service.service()["metadata"]["generation"] == 1
+
+
+def test_edits_are_applied_and_wrong_ones_are_told_and_change_nothing(up: MakeUp, tools: Any) -> None:
+    service = up(replicas=1)
+    service.start()
+    service.await_ready(1)
+    spec = service.service()["spec"]
+
+    service.write({**spec, "replicas": -1})
+    refused = tools.eventually(lambda: service.events("manifest-refused"), what="the complaint", state=service.tail)
+    assert "spec.replicas" in refused[-1]["message"]
+    service.file.write_text("kind: [")
+    tools.eventually(
+        lambda: len(service.events("manifest-refused")) == 2, what="the second complaint", state=service.tail
+    )
+    assert service.service()["spec"] == spec
+    assert service.service()["metadata"]["generation"] == 1
+
+    service.write({**spec, "replicas": 2})
+    service.await_ready(2)
+    assert service.service()["metadata"]["generation"] == 2
+    tools.eventually(
+        lambda: service.status()["observedGeneration"] == 2, what="the new generation", state=service.status
+    )
+
+
+def test_a_broken_bundle_is_told_while_the_old_one_serves(up: MakeUp, tools: Any, bundle: Path, tmp_path: Path) -> None:
+    service = up(replicas=1)
+    service.start()
+    service.await_ready(1)
+    spec, uid = service.service()["spec"], json.loads((service.state / "workers.json").read_text())["workers"][0]["uid"]
+    broken = shutil.copytree(bundle, tmp_path / "broken")
+    (broken / "backbone.onnx").write_bytes(b"tampered")
+    service.write({**spec, "model": {"uri": f"file://{broken}"}})
+
+    def told() -> bool:
+        return "backbone.onnx" in json.dumps(service.status().get("conditions", []))
+
+    tools.eventually(told, what="the reason in a condition", state=lambda: (service.status(), service.tail()))
+    assert service.condition("Ready")["status"] == "True"
+    service.infer(tools.inputs(1))
+    workers = json.loads((service.state / "workers.json").read_text())["workers"]
+    assert uid in {w["uid"] for w in workers}
+
+    service.write(spec)  # and back
+    tools.eventually(
+        lambda: [w["uid"] for w in json.loads((service.state / "workers.json").read_text())["workers"]] == [uid],
+        what="the old worker alone", state=service.tail,
+    )  # fmt: skip
+    service.infer(tools.inputs(1))
+
+
+def test_a_model_change_replaces_the_workers_without_a_failed_request(up: MakeUp, tools: Any, tmp_path: Path) -> None:
+    service = up(replicas=1)
+    service.start()
+    service.await_ready(1)
+    rows = tools.inputs(16)
+    truth = tools.answers(Path(service.service()["spec"]["model"]["uri"].removeprefix("file://")), rows)
+    traffic = tools.Traffic(lambda: service.url, rows, truth, rate=20.0, clients=2)
+    traffic.start()
+    before = json.loads((service.state / "workers.json").read_text())["workers"][0]["uid"]
+    other = tools.write_bundle(tmp_path / "other", seed=3)
+    service.write({**service.service()["spec"], "model": {"uri": f"file://{other}"}})
+    tools.eventually(
+        lambda: before not in (service.state / "workers.json").read_text(), what="the replacement", state=service.tail
+    )
+    service.await_ready(1)
+    traffic.stop()
+    assert traffic.failures == []
+    assert traffic.answered > 0
+
+
+def test_a_fresh_state_folder_is_a_new_service(up: MakeUp, tools: Any) -> None:
+    service = up(replicas=0)
+    service.start()
+    first = tools.eventually(service.service, what="the service")["metadata"]["uid"]
+    assert service.stop() == 0
+    shutil.rmtree(service.state)
+    service.start()
+    assert service.service()["metadata"]["uid"] != first
+    assert os.stat(service.state / "signing-key").st_mode & 0o077 == 0
