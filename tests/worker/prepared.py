@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import nn
 from offramp_worker.prepare.families import build_family
 
 SIZE, CLASSES = 16, 4
-PARAMETERS = {"blocks": "2", "width": "8", "channels": "1", "classes": str(CLASSES)}
+PARAMETERS = {"blocks": "1", "width": "8", "channels": "1", "classes": str(CLASSES)}
 
 
 def images(n: int, *, seed: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
@@ -28,9 +29,12 @@ def images(n: int, *, seed: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[n
     return x, y
 
 
+@cache
 def trained_model() -> nn.Module:
     """A small ResNet that has learned something, so that its answers depend on the input."""
     x, y = images(512, seed=1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tiny layers only lose time to waiting for each other
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build_family("resnet", PARAMETERS).train()
@@ -41,6 +45,7 @@ def trained_model() -> nn.Module:
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
+    torch.set_num_threads(threads)
     return model.eval()
 
 

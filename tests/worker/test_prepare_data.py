@@ -14,8 +14,8 @@ from offramp_core.errors import InvalidArgumentError
 from offramp_worker.prepare.data import load_inputs, plan_split, remove_repeats, shifted_copies
 
 
-@given(total=st.integers(40, 50_000), share=st.floats(0.001, 0.5), doublings=st.integers(0, 5))
-def test_head_rows_and_records_partition_the_data_and_records_keep_half(
+@given(total=st.integers(40, 50_000), share=st.floats(0.001, 0.8), doublings=st.integers(0, 5))
+def test_head_rows_and_records_partition_the_data_and_records_keep_a_fifth(
     total: int, share: float, doublings: int
 ) -> None:
     for name in ("default", "apparate"):
@@ -26,7 +26,8 @@ def test_head_rows_and_records_partition_the_data_and_records_keep_half(
         assert split.train >= 1
         assert split.validation >= 1
         assert split.train + split.validation + split.records == total
-        assert split.records >= total // 2
+        assert split.records >= total // 5 - 1
+        assert split.records >= total // 2 or share > 0.5  # only the user's own share takes more than half
 
 
 @pytest.mark.parametrize(("name", "train", "validation"), [("default", 900, 100), ("apparate", 100, 900)])
@@ -86,7 +87,7 @@ BAD_DATA = {
     "NaN": (lambda d: write_npz(d / "d.npz", x=np.array([[1.0, 2], [np.nan, 1]])), r"x\[1\] is not finite"),
     "no zip": (text_file, r"broken\.npz is not a readable"),
     "pickled": (pickled, r"p\.npz is not a readable"),
-    "empty folder": (lambda d: str(d), "holds no images"),
+    "empty folder": (str, "holds no images"),
     "two sizes": (images_of_two_sizes, r"b\.png is 4x5 pixels, a\.png is 4x4"),
 }
 

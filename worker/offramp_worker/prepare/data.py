@@ -22,7 +22,8 @@ SplitName = Literal["default", "apparate"]
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".webp"})
 MIN_ROWS = 40
 MIN_HEAD_ROWS = 200
-MAX_HEAD_SHARE = 0.5
+MAX_HEAD_SHARE = 0.8
+MAX_DOUBLED_SHARE = 0.5
 # (training, validation) shares of the head rows
 SPLITS: dict[SplitName, tuple[float, float]] = {"default": (0.9, 0.1), "apparate": (0.1, 0.9)}
 MIN_VALIDATION_ROWS = 20
@@ -84,8 +85,8 @@ def plan_split(total: int, *, name: SplitName, share: float, doublings: int = 0)
     total : int
         Rows of data.
     share : float
-        Share of the rows for heads, in (0, 0.5]. At least 200 rows are taken (heads cannot be learned from a
-        handful), but never more than half of the data.
+        Share of the rows for heads, in (0, 0.8]. At least 200 rows are taken (heads cannot be learned from a
+        handful) as far as that is not more than half of the data.
 
     Returns
     -------
@@ -101,8 +102,8 @@ def plan_split(total: int, *, name: SplitName, share: float, doublings: int = 0)
         raise InvalidArgumentError(f"head-share is {share}; it must lie in (0, {MAX_HEAD_SHARE}]")
     if total < MIN_ROWS:
         raise InvalidArgumentError(f"data has {total} rows; at least {MIN_ROWS} are needed, hundreds to be useful")
-    most = int(total * MAX_HEAD_SHARE)
-    first = min(most, max(round(total * share), MIN_HEAD_ROWS))
+    most = int(total * MAX_DOUBLED_SHARE)
+    first = max(round(total * share), min(most, MIN_HEAD_ROWS))
     head = first * 2**doublings
     if doublings and head > most:
         return None

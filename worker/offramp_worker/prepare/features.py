@@ -13,14 +13,16 @@ import numpy as np
 
 from offramp_core.bundle import HeadKind, RampSpec
 from offramp_worker.bundle.graph import tapped_model
-from offramp_worker.bundle.heads import HeadNodes, head_nodes, parameter_shapes
+from offramp_worker.bundle.heads import GRID, HeadNodes, head_nodes, parameter_shapes
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.sources import Backbone, open_session
 
 CHUNK_ROWS = 64
-MAX_HIDDEN = 192
-HIDDEN_PER_CHANNEL = 12  # a narrow map holds too little for 192 units, and they would cost as much
+# Hidden units of a grid-mlp. Its first layer is read cold from memory by nearly every batch, so bytes cost more than
+# arithmetic; on CIFAR-10 a hundred thousand weights exit as many inputs as two hundred thousand do.
+MIN_HIDDEN, MAX_HIDDEN = 64, 192
+FIRST_LAYER_WEIGHTS = 98_304
 KIND_SUFFIX: dict[HeadKind, str] = {"pooled-linear": "linear", "grid-mlp": "grid"}
 
 Advance = Callable[[int], None]
@@ -60,12 +62,16 @@ def candidate_ramps(places: Sequence[Place]) -> tuple[RampSpec, ...]:
             depth=0.0,
             head=kind,
             channels=place.channels,
-            hidden=min(MAX_HIDDEN, HIDDEN_PER_CHANNEL * place.channels) if kind == "grid-mlp" else 0,
+            hidden=_hidden_units(place.channels) if kind == "grid-mlp" else 0,
         )
         for place in places
         for kind in kinds
         if kind == "pooled-linear" or place.has_grid
     )
+
+
+def _hidden_units(channels: int) -> int:
+    return min(MAX_HIDDEN, max(MIN_HIDDEN, FIRST_LAYER_WEIGHTS // (2 * GRID * GRID * channels)))
 
 
 def blank_heads(ramps: Sequence[RampSpec], places: Sequence[Place], *, n_classes: int) -> tuple[HeadNodes, ...]:

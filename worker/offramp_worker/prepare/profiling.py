@@ -1,7 +1,9 @@
 """Measuring what the backbone's segments, the heads and regrouping cost on this machine, by batch size.
 
 Everything is timed with the serving executor (ONNX Runtime sessions cut exactly as a worker cuts them), in
-interleaved rounds so that a busy moment hits all parts alike, and reported as medians. With one thread the clock
+interleaved rounds so that a busy moment hits all parts alike, and reported as medians. A head is priced as a worker runs
+it, fused into the segment before it: the median of (segment with head and decision) minus (segment) within a round, which includes what the extra
+output costs. With one thread the clock
 is that thread's processor time, which neighbours on a shared machine do not inflate; with more it is wall time. Segments are then scaled so
 that their sum is the time of the whole backbone: the split costs a few copies, which belong to the plan that uses
 it, and a cost model whose parts disagree with the whole would promise savings that nobody can have.
@@ -18,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import helper
 
 from offramp_core.bundle import BatchProfile, Profile, RampSpec
 from offramp_core.uncertainty import TABLE_SIZE
@@ -31,6 +32,7 @@ from offramp_worker.prepare.sources import Backbone, open_session
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 MIN_ROUNDS, MAX_ROUNDS = 5, 60
+SMALLEST_HEAD_SECONDS = 20e-6  # a decision takes about as long; a difference below it is noise
 EXECUTOR = "onnxruntime-cpu"
 
 
@@ -89,7 +91,7 @@ def measure(
     """
     exact = open_session(backbone.model, threads=threads)
     segments = _segment_sessions(backbone, places, threads=threads)
-    taps = [_head_session(head, places, backbone.model, threads=threads) for head in heads]
+    stages = [_stage_session(head, places, backbone.model, threads=threads) for head in heads]
     x = np.concatenate([x] * -(-max(batch_sizes) // len(x)))
     batches = []
     for size in batch_sizes:
@@ -98,9 +100,9 @@ def measure(
         for index, session in enumerate(segments):
             jobs[f"segment {index}"] = _Job(_call(session, values[index]))
         feeding = {place.tensor: index for index, place in enumerate(places)}
-        for head, session in zip(heads, taps, strict=True):
+        for head, session in zip(heads, stages, strict=True):
             index = feeding[head.source]
-            jobs[f"head {head.ramp_id}"] = _Job(_decide(session, values[index + 1]), after=jobs[f"segment {index}"].run)
+            jobs[f"head {head.ramp_id}"] = _Job(_decide(session, values[index]), beyond=f"segment {index}")
         for index, place in enumerate(places):
             jobs[f"regroup {place.position}"] = _Job(_regroup(values[index + 1]), after=jobs[f"segment {index}"].run)
         medians = _time_jobs(jobs, threads=threads, seconds=seconds / len(batch_sizes))
@@ -146,10 +148,14 @@ def _measurement(
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Something to time. ``after`` runs untimed right before it, so that caches are as a worker finds them there."""
+    """Something to time. ``after`` runs untimed right before it, so that caches are as a worker finds them there.
+
+    With ``beyond`` the result is what it takes more than the job of that name, in the same round.
+    """
 
     run: Callable[[], object]
     after: Callable[[], object] | None = None
+    beyond: str = ""
 
 
 def _time_jobs(jobs: Mapping[str, _Job], *, threads: int, seconds: float) -> dict[str, float]:
@@ -168,7 +174,12 @@ def _time_jobs(jobs: Mapping[str, _Job], *, threads: int, seconds: float) -> dic
             start = clock()
             job.run()
             taken[name].append(clock() - start)
-    return {name: float(np.median(values)) for name, values in taken.items()}
+    medians = {name: float(np.median(values)) for name, values in taken.items()}
+    for name, job in jobs.items():
+        if job.beyond:
+            more = np.subtract(taken[name], taken[job.beyond])
+            medians[name] = max(SMALLEST_HEAD_SECONDS, float(np.median(more)))
+    return medians
 
 
 def _segment_sessions(backbone: Backbone, places: Sequence[Place], *, threads: int) -> list[Any]:
@@ -180,19 +191,13 @@ def _segment_sessions(backbone: Backbone, places: Sequence[Place], *, threads: i
     ]
 
 
-def _head_session(head: HeadNodes, places: Sequence[Place], model: onnx.ModelProto, *, threads: int) -> Any:
-    """The head alone, which prices its call as well: a stage boundary in a worker costs one too."""
-    place = next(place for place in places if place.tensor == head.source)
-    shape = ["batch", place.channels, place.height, place.width]
-    graph = helper.make_graph(
-        list(head.nodes),
-        head.ramp_id,
-        [helper.make_tensor_value_info(head.source, onnx.TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info(head.output, onnx.TensorProto.FLOAT, ["batch", None])],
-        list(head.initializers),
-    )
+def _stage_session(head: HeadNodes, places: Sequence[Place], model: onnx.ModelProto, *, threads: int) -> Any:
+    """The segment before a head's place with the head fused to its end, as a worker cuts it."""
+    index = next(i for i, place in enumerate(places) if place.tensor == head.source)
+    source = places[index - 1].tensor if index else None
+    shapes: dict[str, tuple[int, ...]] = {place.tensor: (place.channels, place.height, place.width) for place in places}
     return open_session(
-        helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=model.ir_version), threads=threads
+        stage_model(model, source=source, target=head.source, heads=[head], shapes=shapes), threads=threads
     )
 
 
@@ -211,13 +216,14 @@ def _call(session: Any, value: FloatArray) -> Callable[[], object]:
 
 
 def _decide(session: Any, value: FloatArray) -> Callable[[], object]:
-    """A head and the decision who leaves, which every batch that reaches a ramp pays."""
+    """A segment with a head, and the decision who leaves, which every batch that reaches the ramp pays."""
     feed = {session.get_inputs()[0].name: value}
     tables = ScoreTables(np.linspace(-20.0, 20.0, TABLE_SIZE)[None])
     half = np.float32(0.5)
 
     def decide() -> npt.NDArray[np.bool_]:
-        scores = tables.uncertainty((0,), session.run(None, feed))
+        _, logits = session.run(None, feed)
+        scores = tables.uncertainty((0,), [logits])
         return scores[:, 0] < half
 
     return decide

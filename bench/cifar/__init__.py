@@ -1,0 +1,1 @@
+"""ResNets on CIFAR-10 from OFFRAMP_DATA: checkpoints converted to safetensors, images divided, bundles prepared."""
