@@ -14,17 +14,19 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from offramp_core.bundle import profile_arrays
+from offramp_core.bundle import RampSpec, profile_arrays
 from offramp_core.records import records_from_arrays
 from offramp_core.uncertainty import uncertainty
 from offramp_worker.bundle.graph import tapped_model
 from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.prepare.features import Features
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport
 from offramp_worker.prepare.sources import load_backbone, open_session
+from offramp_worker.prepare.training import head_logits, train_heads
 
-ROWS, HEAD_SHARE = 600, 0.4
+ROWS, HEAD_SHARE = 900, 0.4
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,13 @@ def report(request_: PrepareRequest) -> PrepareReport:
 @pytest.fixture(scope="module")
 def bundle(report: PrepareReport) -> Bundle:
     return load_bundle(report.out)
+
+
+@pytest.fixture(scope="module")
+def doubled(request_: PrepareRequest, tmp_path_factory: pytest.TempPathFactory) -> PrepareReport:
+    """The first share of the data, doubled for as long as that pays."""
+    out = tmp_path_factory.mktemp("doubled") / "bundle"
+    return prepare_bundle(replace(request_, out=out, head_share=None), Reporter(quiet=True))
 
 
 def unseen(request_: PrepareRequest, report: PrepareReport) -> np.ndarray:
@@ -83,9 +92,12 @@ def test_heads_learned_the_models_answers(report: PrepareReport) -> None:
     assert max(line.verdict.merit.exits[0.05] for line in report.kept) > 0.2
 
 
+@pytest.mark.parametrize("made", ["report", "doubled"])
 def test_records_are_the_unseen_rows_scored_as_a_worker_scores_them(
-    request_: PrepareRequest, report: PrepareReport, bundle: Bundle
+    made: str, request_: PrepareRequest, request: pytest.FixtureRequest
 ) -> None:
+    report: PrepareReport = request.getfixturevalue(made)
+    bundle = load_bundle(report.out)
     x = unseen(request_, report)
     session = open_session(tapped_model(bundle.backbone, bundle.heads), threads=1)
     reference, *logits = session.run(None, {bundle.manifest.inputs[0].name: x})
@@ -95,6 +107,12 @@ def test_records_are_the_unseen_rows_scored_as_a_worker_scores_them(
         for column, (values, table) in enumerate(zip(logits, bundle.quantiles, strict=True)):
             np.testing.assert_array_equal(stored["prediction"][:, column], values.argmax(axis=1))
             np.testing.assert_allclose(stored["uncertainty"][:, column], uncertainty(values, table), atol=1e-4)
+
+
+def test_without_a_share_heads_take_two_hundred_rows_and_at_most_half(doubled: PrepareReport) -> None:
+    heads = doubled.data["head_training"] + doubled.data["head_validation"]
+    assert heads in (200, 400)
+    assert heads + doubled.data["records"] == ROWS - 20
 
 
 def test_copies_of_head_rows_are_dropped_from_the_records(report: PrepareReport) -> None:
@@ -137,15 +155,31 @@ def test_the_same_seed_gives_the_same_bytes(report: PrepareReport, again: Prepar
     assert again.backbone_digest == report.backbone_digest
 
 
-def test_another_seed_gives_other_heads_on_the_same_backbone(
-    request_: PrepareRequest, report: PrepareReport, tmp_path: Path
-) -> None:
-    other = prepare_bundle(replace(request_, out=tmp_path / "other", seed=1), Reporter(quiet=True))
-    first, second = (load_file(r.out / "ramps.safetensors") for r in (report, other))
-    weights = [name for name in first.keys() & second.keys() if "/w" in name]
-    assert weights
-    assert all(not np.array_equal(first[name], second[name]) for name in weights)
-    assert other.backbone_digest == report.backbone_digest
+def test_another_seed_gives_other_heads() -> None:
+    rng = np.random.default_rng(0)
+    spec = RampSpec("r00-grid", "t", 0, 0.5, "grid-mlp", channels=1, hidden=8)
+    rows = Features(
+        {"r00-grid": rng.normal(size=(80, 32)).astype(np.float32)}, rng.normal(size=(80, 3)).astype(np.float32)
+    )
+    heads = [
+        train_heads((spec,), rows.rows(0, 60), rows.rows(60, 80), seed=seed, threads=1, advance=lambda _: None)
+        for seed in (0, 0, 1)
+    ]
+    first, same, other = (head["r00-grid"]["w1"] for head in heads)
+    np.testing.assert_array_equal(first, same)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize(("kind", "hidden"), [("pooled-linear", 0), ("grid-mlp", 16)])
+def test_a_head_learns_what_a_linear_rule_says_whatever_the_scale_of_its_inputs(kind: str, hidden: int) -> None:
+    spec = RampSpec("r00-x", "t", 0, 0.5, kind, channels=1, hidden=hidden)  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    x = rng.normal(loc=50, scale=(0.01, 1, 100, 10), size=(600, 4)).astype(np.float32)
+    logits = 4 * np.stack([(x[:, 0] - 50) / 0.01, (x[:, 2] - 50) / 100], axis=1).astype(np.float32)
+    rows = Features({"r00-x": x}, logits)
+    head = train_heads((spec,), rows.rows(0, 450), rows.rows(450, 500), seed=0, threads=1, advance=lambda _: None)
+    said = head_logits(head["r00-x"], x[500:]).argmax(axis=1)
+    assert (said == logits[500:].argmax(axis=1)).mean() > 0.9
 
 
 def test_an_earlier_bundle_is_replaced_and_nothing_stays_beside_it(again: PrepareReport) -> None:

@@ -192,6 +192,23 @@ def test_a_model_whose_answers_no_head_foresees_is_refused_and_leaves_nothing_be
     assert sorted(p.name for p in tmp_path.iterdir()) == ["d.npz", "m.onnx"]
 
 
+def test_whole_number_tensors_between_the_blocks_are_no_place(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Cast", ["c"], ["whole"], to=TensorProto.INT32),
+        helper.make_node("Cast", ["whole"], ["back"], to=TensorProto.FLOAT),
+        helper.make_node("Conv", ["back", "w2"], ["d"], pads=[1, 1, 1, 1]),
+        helper.make_node("Flatten", ["d"], ["f"]),
+        helper.make_node("MatMul", ["f", "v"], ["y"]),
+    ]
+    uri = save_graph(
+        tmp_path / "m.onnx", nodes, [weight("w", 4, 3, 3, 3), weight("w2", 4, 4, 3, 3), weight("v", 256, 5)]
+    )
+    n_cuts, places = find_places(load_backbone(uri, ROWS), ROWS)
+    assert n_cuts == 5
+    assert [place.tensor for place in places] == ["back", "d"]
+
+
 REQUESTS = {
     "head share": ({"head_share": 0.9}, r"head-share is 0\.9; it must lie in \(0, 0\.8\]"),
     "split": ({"split": "thirds"}, "split 'thirds' is unknown; use default"),

@@ -109,6 +109,14 @@ def distinct_places(
     return tuple(Place(i, name, *shapes[name]) for i, name in enumerate(chosen))
 
 
+def float_tensors(model: onnx.ModelProto, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of the named tensors that are float32, as far as ONNX can infer; heads read nothing else."""
+    inferred = onnx.shape_inference.infer_shapes(model).graph.value_info
+    types = {value.name: value.type.tensor_type.elem_type for value in inferred}
+    unknown = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.FLOAT)
+    return tuple(name for name in names if types.get(name, onnx.TensorProto.UNDEFINED) in unknown)
+
+
 def _representative(group: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     images = [name for name in group if len(shapes.get(name, ())) == 3]
     grids = [name for name in images if min(shapes[name][1:]) >= MIN_GRID_CELLS]

@@ -17,7 +17,7 @@ from offramp_core.bundle import RampSpec
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_core.uncertainty import quantile_table, raw_score, uncertainty
 from offramp_worker.bundle.graph import feature_shapes
-from offramp_worker.prepare.cuts import Place, cut_vertices, distinct_places, graph_steps
+from offramp_worker.prepare.cuts import Place, cut_vertices, distinct_places, float_tensors, graph_steps
 from offramp_worker.prepare.data import (
     FloatArray,
     HeadSplit,
@@ -157,7 +157,8 @@ def find_places(backbone: Backbone, x: FloatArray) -> tuple[int, tuple[Place, ..
     steps = graph_steps(backbone.model.graph)
     cuts = cut_vertices(steps, source=backbone.input.name, sink=backbone.output.name)
     rows = x[:2]
-    shapes = {name: shape for name, shape in feature_shapes(backbone.model, cuts, rows).items() if len(shape) == 3}
+    floats = float_tensors(backbone.model, cuts)
+    shapes = {name: shape for name, shape in feature_shapes(backbone.model, floats, rows).items() if len(shape) == 3}
     places = distinct_places(steps, cuts, shapes=shapes)
     if not places:
         reason = "every tensor between them is bypassed by another path" if not cuts else "none of them is image-like"
@@ -217,10 +218,19 @@ def _share(request: PrepareRequest) -> float:
     return DEFAULT_HEAD_SHARE if request.head_share is None else request.head_share
 
 
-def _worthwhile(backbone: Backbone, places: Sequence[Place], x: FloatArray, *, threads: int) -> tuple[Place, ...]:
+def _worthwhile(
+    request: PrepareRequest, backbone: Backbone, places: Sequence[Place], x: FloatArray
+) -> tuple[Place, ...]:
     """Places between 3 % and 95 % of the measured time, thinned evenly in time to at most 14."""
     quick = measure(
-        backbone, places, (), x, threads=threads, seconds=PLACING_SECONDS, batch_sizes=(1,), advance=lambda _: None
+        backbone,
+        places,
+        (),
+        x,
+        threads=request.threads,
+        seconds=min(PLACING_SECONDS, request.profile_seconds),
+        batch_sizes=(1,),
+        advance=lambda _: None,
     )
     depth = {place.position: quick.depth(place.position) for place in places}
     inside = [place for place in places if MIN_DEPTH <= depth[place.position] <= MAX_DEPTH]
@@ -244,7 +254,7 @@ def _begin(request: PrepareRequest, reporter: Reporter, inputs: _Inputs) -> _Sea
     if request.variations and inputs.x.ndim != 4:
         raise InvalidArgumentError("variations need images, x of shape [N, channels, height, width]; use 0")
     n_cuts, found = find_places(backbone, inputs.x)
-    places = _worthwhile(backbone, found, inputs.x, threads=request.threads)
+    places = _worthwhile(request, backbone, found, inputs.x)
     ramps = candidate_ramps(places)
     heads = blank_heads(ramps, places, n_classes=backbone.n_classes)
     with reporter.step("measure the profile", total=len(BATCH_SIZES)) as advance:
