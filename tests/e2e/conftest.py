@@ -48,6 +48,7 @@ class Up:
         self.file, self.state = folder / "service.yaml", folder / "state"
         self.log = folder / "up.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self.started_at = 0
         self.write(spec)
 
     def write(self, spec: Json) -> None:
@@ -63,7 +64,7 @@ class Up:
         temporary.replace(self.file)
 
     def start(self, *flags: str) -> None:
-        offset = len(self.events())
+        offset = self.started_at = len(self.events())
         command = [sys.executable, "-m", "offramp_cli", "up", str(self.file), "--state", str(self.state)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen([*command, "--port", "0", "--json", *flags], stdout=log, stderr=log)
@@ -105,17 +106,19 @@ class Up:
     def rollout(self) -> Json:
         """The newest attempt, or an empty object."""
         found = self.objects("RampRollout")
-        return found[-1] if found else {"status": {}}
+        return {"status": {}, **found[-1]} if found else {"status": {}}
 
     def worker_pids(self) -> list[int]:
         workers = json.loads((self.state / "workers.json").read_text())["workers"]
         return [int(w["pid"]) for w in workers if w["pid"]]
 
     def await_ready(self, n: int) -> None:
+        """Until ``n`` workers of the present process serve; the status in the folder may still be that of an earlier one."""
+
         def ready() -> bool:
-            return (
-                self.status().get("workers", {}).get("ready") == n and self.condition("Ready").get("status") == "True"
-            )
+            serving = {e["worker"] for e in self.events()[self.started_at :] if e.get("event") == "worker-ready"}
+            told = self.status().get("workers", {}).get("ready")
+            return len(serving) >= n and told == n and self.condition("Ready").get("status") == "True"
 
         eventually(ready, what=f"{n} ready workers", state=self.tail)
 
