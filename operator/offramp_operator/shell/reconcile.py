@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from offramp_core.tuning import TuningOutcome, TuningRequest, tune
-
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import ServiceStatus
 from offramp_core.control.snapshot import Decision, Snapshot
 from offramp_core.protocol import PlanDocument
 from offramp_core.records import Records
+from offramp_core.tuning import TuningOutcome, TuningRequest, tune
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.observe import Observed, Observer
 from offramp_operator.shell.platform import ConflictError, Gathered, Platform, ServiceKey, WorkerEndpoint
@@ -164,8 +163,15 @@ class Reconciler:
                           step=status.step, weight=status.weight, verdict=status.verdict)  # fmt: skip
 
     async def _write_status(self, gathered: Gathered, status: ServiceStatus) -> None:
-        if status != gathered.service.status:
-            await self._platform.write_service_status(gathered.service, status)
+        before, key = gathered.service.status, f"{gathered.service.namespace}/{gathered.service.name}"
+        if status == before:
+            return
+        await self._platform.write_service_status(gathered.service, status)
+        if status.phase != before.phase:
+            log_event("phase", f"{status.phase}: {status.message}", service=key, phase=status.phase)
+        if (status.tuning.state, status.tuning.message) != (before.tuning.state, before.tuning.message):
+            log_event("tuning", f"{status.tuning.state}: {status.tuning.message}".rstrip(": "), service=key,
+                      state=status.tuning.state, labels=status.tuning.labels, needed=status.tuning.labels_needed)  # fmt: skip
 
     async def _delete(self, gathered: Gathered, decision: Decision) -> None:
         for name in decision.delete_rollouts:
@@ -186,7 +192,8 @@ class Reconciler:
         if new:
             previous = published.epoch if published is not None else 0
             await self._platform.publish(gathered.service, current, signed, previous_epoch=previous)
-            log_event("published", f"epoch {current.epoch}", service=str(key), epoch=current.epoch,
+            share = f", canary on {current.weight_percent} % of batches" if current.canary is not None else ""
+            log_event("published", f"epoch {current.epoch}{share}", service=str(key), epoch=current.epoch,
                       weight=current.weight_percent, canary=current.canary is not None)  # fmt: skip
         behind = gathered.workers if new else _behind(gathered.workers, observed, current.epoch)
         if behind:
