@@ -121,8 +121,8 @@ def manifest_of(image: str) -> Json:
         "spec": {
             "model": {"uri": f"oci://{image}"},
             "objective": {"latency": {"threshold": "100ms"}, "accuracy": {"maxDisagreement": "0.02"}},
-            "ramps": {"mode": "Disabled"},
-            "rollout": {"steps": [{"weight": 25}, {"weight": 50}], "confidence": "0.95"},
+            "ramps": {"mode": "Disabled", "maxOverhead": "0.1"},
+            "rollout": {"steps": [{"weight": 30}, {"weight": 70}], "confidence": "0.95"},
             "replicas": 2,
             "worker": {
                 "imagePullPolicy": "Never",

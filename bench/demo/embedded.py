@@ -132,8 +132,8 @@ def manifest_of(bundle: Path) -> Json:
         "spec": {
             "model": {"uri": f"file://{bundle.resolve()}"},
             "objective": {"latency": {"threshold": "50ms"}, "accuracy": {"maxDisagreement": "0.02"}},
-            "ramps": {"mode": "Disabled"},
-            "rollout": {"steps": [{"weight": 25}, {"weight": 50}], "confidence": "0.95"},
+            "ramps": {"mode": "Disabled", "maxOverhead": "0.1"},
+            "rollout": {"steps": [{"weight": 30}, {"weight": 70}], "confidence": "0.95"},
             "replicas": 2,
         },
     }
@@ -149,7 +149,7 @@ def settings_of(digits: Pool) -> Settings:
         reckless_ramp=digits.first_ramp,
         budget="0.02",
         loose_budget="0.05",
-        measure_seconds=12.0,
+        measure_seconds=10.0,
         input_name=digits.input_name,
     )
 

@@ -188,6 +188,11 @@ class Storyteller:
             status.get("observedGeneration") == self.last.get("metadata", {}).get("generation")
         ) and not self.condition("Reconciling")
 
+    def ramps(self, mode: str, **fields: Any) -> Json:
+        """``spec.ramps`` in another mode, the overhead as it was."""
+        before = self.manifest["spec"]["ramps"]
+        return {**{k: v for k, v in before.items() if k == "maxOverhead"}, "mode": mode, **fields}
+
     def objective(self, budget: str) -> Json:
         objective: Json = copy.deepcopy(self.manifest["spec"]["objective"])
         objective["accuracy"]["maxDisagreement"] = budget
@@ -243,7 +248,7 @@ async def _acts(teller: Storyteller) -> Json:
     await asyncio.sleep(2.0)  # connections and caches of the load client, not of the service
     off = await teller.measure("exits off")
 
-    await teller.user(f"the user turns ramps on: budget {settings.budget}", ramps={"mode": "Auto"})
+    await teller.user(f"the user turns ramps on: budget {settings.budget}", ramps=teller.ramps("Auto"))
     await teller.until("a certified plan to be promoted", lambda: _promoted_names(teller))
     first = (await stage.rollouts())[-1]["metadata"]["name"]
     teller.mark(f"promoted: {teller.last['status']['stableConfig']}")
@@ -251,7 +256,7 @@ async def _acts(teller: Storyteller) -> Json:
 
     await teller.user(
         "the user pins reckless thresholds",
-        ramps={"mode": "Pinned", "pin": {"ramps": [{"id": settings.reckless_ramp, "threshold": "1"}]}},
+        ramps=teller.ramps("Pinned", pin={"ramps": [{"id": settings.reckless_ramp, "threshold": "1"}]}),
     )
     pinned_generation = teller.last["metadata"]["generation"]
     await teller.until("the pin to be refused", lambda: teller.condition("Stalled").get("reason") == "PinRejected")
@@ -261,7 +266,7 @@ async def _acts(teller: Storyteller) -> Json:
 
     await teller.user(
         f"the user takes the pin back and loosens the budget to {settings.loose_budget}",
-        ramps={"mode": "Auto"},
+        ramps=teller.ramps("Auto"),
         objective=teller.objective(settings.loose_budget),
     )
     await teller.until(

@@ -30,7 +30,7 @@ from bench.digits.data import DigitSet, DigitSets, FloatArray, LabelArray, load_
 from offramp_worker.prepare import families
 from offramp_worker.prepare.families import build_family
 
-PARAMETERS = {"blocks": "3", "width": "48", "channels": "1", "classes": "10"}
+PARAMETERS = {"blocks": "3", "width": "32", "channels": "1", "classes": "10"}
 EPOCHS, BATCH_SIZE = 3, 32
 LEARNING_RATE, WEIGHT_DECAY, MOMENTUM, SMOOTHING = 0.02, 5e-3, 0.9, 0.05
 MAX_THREADS = 4

@@ -20,8 +20,8 @@ from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
 
+from offramp_core import binomial
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evaluate import Evaluation, evaluate_plan
 from offramp_core.evidence.one_arm import check_counts, check_rate
@@ -166,7 +166,7 @@ def p_value(k: int, n: int, *, budget: float) -> float:
     """P(Bin(n, budget) <= k): how often a plan exactly at its budget would look this good."""
     check_counts(k, n)
     check_rate("budget", budget)
-    return float(stats.binom.cdf(k, n, budget))
+    return float(binomial.cdf(k, n, budget))
 
 
 def rank_path(records_a: Records, active: Sequence[int], thresholds: Sequence[Decimal]) -> list[tuple[Decimal, ...]]:
@@ -342,15 +342,15 @@ def more_labels(k: int, n: int, *, budget: float, level: float) -> int | None:
 
 def largest_passing_count(n: int, *, budget: float, level: float) -> int:
     """Most disagreements among ``n`` labels that still pass; -1 when none does."""
-    k = int(stats.binom.ppf(level, n, budget))  # smallest k with cdf >= level
-    while k >= 0 and stats.binom.cdf(k, n, budget) > level:
+    k = int(binomial.ppf(level, n, budget))  # smallest k with cdf >= level
+    while k >= 0 and binomial.cdf(k, n, budget) > level:
         k -= 1
     return k
 
 
 def _pass_probability(n: int, rate: float, *, budget: float, level: float) -> float:
     k = largest_passing_count(n, budget=budget, level=level)
-    return float(stats.binom.cdf(k, n, rate)) if k >= 0 else 0.0
+    return float(binomial.cdf(k, n, rate)) if k >= 0 else 0.0
 
 
 __all__ = [

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
+from offramp_core import binomial
 from offramp_core.certify import (
     Certificate,
     Certified,
@@ -313,7 +313,7 @@ def check_pin(
     if len(records) == 0:
         return Undecided(0, needed)
     seen = evaluate_plan(records, plan, ramp_ids)
-    p = float(stats.binom.sf(seen.disagreements - 1, seen.n, budget))
+    p = float(binomial.sf(seen.disagreements - 1, seen.n, budget))
     if p > alpha and seen.n < needed:
         return Undecided(seen.n, needed)
     return PinCheck(seen.n, seen.disagreements, p, seen.saving, refused=p <= alpha)
@@ -323,6 +323,6 @@ def _refusable(budget: float, alpha: float, *, factor: float = 3.0, power: float
     """Records with which a plan at ``factor`` times the budget is refused with ``power``."""
     harmful = min(factor * budget, (1 + budget) / 2)
     n = 1
-    while stats.binom.sf(stats.binom.isf(alpha, n, budget), n, harmful) < power:
+    while binomial.sf(binomial.isf(alpha, n, budget), n, harmful) < power:
         n = n + max(1, n // 20)
     return n

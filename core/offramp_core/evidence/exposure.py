@@ -14,8 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
+from offramp_core import binomial
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evidence.one_arm import alternatives, check_rate, log_mixture
 from offramp_core.evidence.two_arm import harmful_shares
@@ -165,7 +165,7 @@ def _power(
     n: npt.NDArray[np.int64], p0: float, harmful: float, alpha: float, grid: tuple[float, ...]
 ) -> npt.NDArray[np.float64]:
     k = rejection_count(n, p0=p0, alpha=alpha, grid=grid)
-    return np.asarray(stats.binom.sf(k - 1, n, harmful))
+    return np.asarray(binomial.sf(k - 1, n, harmful))
 
 
 def _slow_shares(sketches: tuple[SecondsSketch, ...], *, max_overhead: float, slowdown: float) -> tuple[float, float]:
@@ -183,11 +183,11 @@ def _slow_shares(sketches: tuple[SecondsSketch, ...], *, max_overhead: float, sl
 def _trials_for(events: int, *, rate: float, power: float) -> int:
     """Smallest number of trials that have at least ``events`` events with probability ``power``."""
     low, high = events - 1, max(events, math.ceil(events / rate))
-    while stats.binom.sf(events - 1, high, rate) < power:
+    while binomial.sf(events - 1, high, rate) < power:
         high *= 2
     while high - low > 1:
         middle = (low + high) // 2
-        if stats.binom.sf(events - 1, middle, rate) >= power:
+        if binomial.sf(events - 1, middle, rate) >= power:
             high = middle
         else:
             low = middle

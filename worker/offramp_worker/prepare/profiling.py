@@ -104,7 +104,7 @@ def measure(
             index = feeding[head.source]
             jobs[f"head {head.ramp_id}"] = _Job(_decide(session, values[index]), beyond=f"segment {index}")
         for index, place in enumerate(places):
-            jobs[f"regroup {place.position}"] = _Job(_regroup(values[index + 1]), after=jobs[f"segment {index}"].run)
+            jobs[f"regroup {place.position}"] = _Job(_regroup(values[index + 1]))
         medians = _time_jobs(jobs, threads=threads, seconds=seconds / len(batch_sizes))
         batches.append(_measurement(size, places, heads, medians))
         advance(1)

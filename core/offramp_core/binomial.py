@@ -1,0 +1,39 @@
+"""Binomial tails. ``scipy.stats`` has them too, but importing it takes longer than everything else a command does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+Number = int | npt.NDArray[Any]
+
+
+def cdf(k: Number, n: Number, p: float) -> npt.NDArray[np.float64]:
+    """P(Bin(n, p) <= k); 0 below the support and 1 from n on."""
+    k, n = np.asarray(k), np.asarray(n)
+    inner = special.bdtr(np.clip(k, 0, n).astype(np.float64), n.astype(np.int64), p)
+    return np.where(k < 0, 0.0, np.where(k >= n, 1.0, inner))
+
+
+def sf(k: Number, n: Number, p: float) -> npt.NDArray[np.float64]:
+    """P(Bin(n, p) > k); 1 below the support and 0 from n on."""
+    k, n = np.asarray(k), np.asarray(n)
+    inner = special.bdtrc(np.clip(k, 0, n).astype(np.float64), n.astype(np.int64), p)
+    return np.where(k < 0, 1.0, np.where(k >= n, 0.0, inner))
+
+
+def isf(alpha: float, n: int, p: float) -> int:
+    """The smallest k with P(Bin(n, p) > k) <= alpha."""
+    low, high = -1, n  # sf falls with k: 1 at -1, 0 at n
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if sf(middle, n, p) <= alpha else (middle, high)
+    return high
+
+
+def ppf(q: float, n: int, p: float) -> int:
+    """The smallest k with P(Bin(n, p) <= k) >= q."""
+    return isf(1 - q, n, p)
