@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from offramp_core.control.objects import ConfigStatus, RolloutStatus, ServiceStatus
-from offramp_operator.kube.statuses import status_to_json
+from offramp_operator.shell.manifests import status_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
 
@@ -123,7 +123,7 @@ def filled(kind: Any, name: str = "") -> Any:
 def test_every_field_that_the_control_plane_writes_is_kept(clean: Any, manifests: Any, builder: str, kind: Any) -> None:
     manifest = getattr(manifests, builder)()
     clean.create(manifest, keep=True)
-    written = status_to_json(filled(kind))
+    written = status_json(filled(kind))
     answer = clean.apply(_status(manifest, written), manager=OPERATOR, subresource="status")
     assert answer.status_code == 200, answer.json()["message"]
     assert clean.get(manifest)["status"] == written

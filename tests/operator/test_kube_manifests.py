@@ -18,7 +18,7 @@ from offramp_operator.kube.manifests import (
     plan_config_map,
     template_digest,
 )
-from offramp_operator.kube.statuses import service_of
+from offramp_operator.shell.manifests import service_from_manifest
 from offramp_operator.shell.platform import WorkerIdentity
 
 SETTINGS = WorkerSettings("offramp/worker:1")
@@ -69,7 +69,7 @@ def test_nothing_of_the_users_metadata_reaches_a_child() -> None:
         "spec": {"model": {"uri": "oci://offramp/digits:1"},
                  "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}}},
     }  # fmt: skip
-    for child in _children(service_of(obj)):
+    for child in _children(service_from_manifest(obj)):
         assert mark not in json.dumps(child)
 
 

@@ -490,7 +490,7 @@ def test_a_spec_that_only_the_operator_refuses_is_told_and_nothing_else_changes(
             def refuse(value: Any) -> Any:
                 raise InvalidSpecError("spec.ramps.maxActive", "must be smaller")
 
-            monkeypatch.setattr("offramp_operator.kube.statuses.parse_spec", refuse)
+            monkeypatch.setattr("offramp_operator.shell.manifests.parse_spec", refuse)
             for _ in range(2):
                 with pytest.raises(InvalidSpecError):
                     await w.platform.gather(w.key)

@@ -43,8 +43,16 @@ from offramp_operator.kube.kinds import (
     owner_of,
     uid_of,
 )
-from offramp_operator.kube.statuses import config_of, rollout_of, same_status, service_of, status_of, status_to_json
 from offramp_operator.shell.log import log_event
+from offramp_operator.shell.manifests import (
+    config_from_manifest,
+    rollout_from_manifest,
+    rollout_spec,
+    same_status,
+    service_from_manifest,
+    status_from_manifest,
+    status_json,
+)
 from offramp_operator.shell.platform import ConflictError, Gathered, ServiceKey, WorkerEndpoint, WorkerIdentity
 
 REFUSED_RETRY_SECONDS = 30.0
@@ -144,16 +152,16 @@ class KubePlatform:
         memory = self._memory(key, uid_of(obj))
         memory.versions = {(SERVICE, key.name): _version(obj)}
         try:
-            service = service_of(obj)
+            service = service_from_manifest(obj)
         except InvalidSpecError as error:
             await self._report_invalid_spec(obj, error)
             raise
         configs = self._children(memory, CONFIG)
-        rollouts = tuple(rollout_of(child) for child in self._children(memory, ROLLOUT))
+        rollouts = tuple(rollout_from_manifest(child) for child in self._children(memory, ROLLOUT))
         self._observer.rollouts_seen(key, rollouts)
         return Gathered(
             service=service,
-            configs={name_of(child): config_of(child) for child in configs},
+            configs={name_of(child): config_from_manifest(child) for child in configs},
             rollouts=rollouts,
             workers=self._endpoints(service, memory),
             published=_document(self._plan(service)),
@@ -197,7 +205,7 @@ class KubePlatform:
 
     async def _report_invalid_spec(self, obj: Object, error: InvalidSpecError) -> None:
         """Say in the status what the API server let pass; what serves keeps serving."""
-        before = status_of(ServiceStatus, obj)
+        before = status_from_manifest(ServiceStatus, obj)
         status = invalid_spec_status(before, error, generation=int(obj["metadata"]["generation"]), now=self._clock())
         await self._write_status(ServiceKey(namespace_of(obj), name_of(obj)), SERVICE, name_of(obj), status)
 
@@ -265,13 +273,7 @@ class KubePlatform:
         await self.write_config_status(service, config.name, config.status)
 
     async def create_rollout(self, service: Service, rollout: NewRollout) -> None:
-        spec = {
-            "serviceName": service.name,
-            "from": rollout.from_config,
-            "to": rollout.to_config,
-            "generation": rollout.generation,
-            "cause": rollout.cause,
-        }
+        spec = rollout_spec(service.name, rollout)
         await self._create(service, ROLLOUT, rollout.name, spec)
 
     async def _create(self, service: Service, kind: Kind, name: str, spec: Mapping[str, object]) -> None:
@@ -293,7 +295,7 @@ class KubePlatform:
     async def write_rollout_status(self, service: Service, name: str, status: RolloutStatus) -> None:
         key = ServiceKey(service.namespace, service.name)
         before = self._cache.get(ROLLOUT, service.namespace, name)
-        was_finished = before is not None and status_of(RolloutStatus, before).finished
+        was_finished = before is not None and status_from_manifest(RolloutStatus, before).finished
         await self._write_status(key, ROLLOUT, name, status)
         if status.finished and not was_finished:
             self._observer.rollout_finished(key, status.verdict or status.phase)
@@ -319,7 +321,7 @@ class KubePlatform:
             "apiVersion": kind.api_version,
             "kind": kind.name,
             "metadata": {"name": name, "namespace": key.namespace, "uid": uid_of(live), "resourceVersion": version},
-            "status": status_to_json(status),
+            "status": status_json(status),
         }
         written = await self._swap(kind, body, subresource="status")
         memory.versions[kind, name] = _version(written)

@@ -7,13 +7,15 @@ platform adds metadata of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from offramp_core.control.codec import from_json, parse_time, to_json
 from offramp_core.control.objects import Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
 from offramp_core.control.snapshot import NewConfig, NewRollout
 from offramp_core.control.spec import parse_spec
 from offramp_core.plan import Plan
+
+S = TypeVar("S", ServiceStatus, ConfigStatus, RolloutStatus)
 
 GROUP = "earlyexit.dev"
 VERSION = "v1alpha1"
@@ -32,7 +34,7 @@ def service_from_manifest(manifest: Mapping[str, Any]) -> Service:
         uid=metadata["uid"],
         generation=metadata.get("generation", 1),
         spec=parse_spec(manifest.get("spec")),
-        status=from_json(ServiceStatus, _renamed(manifest.get("status") or {}, _THEIRS, _OURS)),
+        status=status_from_manifest(ServiceStatus, manifest),
     )
 
 
@@ -41,7 +43,7 @@ def config_from_manifest(manifest: Mapping[str, Any]) -> Config:
     return Config(
         name=manifest["metadata"]["name"],
         plan=Plan.from_mapping(dict(manifest.get("spec") or {})),
-        status=from_json(ConfigStatus, manifest.get("status") or {}),
+        status=status_from_manifest(ConfigStatus, manifest),
         created_at=_created_at(manifest),
     )
 
@@ -58,7 +60,7 @@ def rollout_from_manifest(manifest: Mapping[str, Any]) -> Rollout:
         paused=spec.get("paused", False),
         decision=spec.get("decision", ""),
         created_at=_created_at(manifest),
-        status=from_json(RolloutStatus, manifest.get("status") or {}),
+        status=status_from_manifest(RolloutStatus, manifest),
     )
 
 
@@ -76,6 +78,17 @@ def rollout_spec(service_name: str, rollout: NewRollout) -> dict[str, Any]:
         "generation": rollout.generation,
         "cause": rollout.cause,
     }
+
+
+def status_from_manifest(kind: type[S], manifest: Mapping[str, Any]) -> S:
+    """The status of a manifest, with defaults where it says nothing. Raises :class:`InvalidArgumentError`."""
+    return from_json(kind, _renamed(manifest.get("status") or {}, _THEIRS, _OURS))
+
+
+def same_status(manifest: Mapping[str, Any], status: ServiceStatus | ConfigStatus | RolloutStatus) -> bool:
+    """Whether writing ``status`` would change what readers of the manifest see."""
+    kind: type[Any] = type(status)
+    return bool(status_from_manifest(kind, manifest) == status_from_manifest(kind, {"status": status_json(status)}))
 
 
 def status_json(status: ServiceStatus | ConfigStatus | RolloutStatus) -> dict[str, Any]:
