@@ -239,6 +239,8 @@ def test_a_target_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
         check_target(tmp_path)
     with pytest.raises(InvalidArgumentError, match="is a file"):
         check_target(tmp_path / "letter.txt")
+    with pytest.raises(InvalidArgumentError, match="lies inside a file"):
+        check_target(tmp_path / "letter.txt" / "bundle")
 
 
 def test_the_command_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:

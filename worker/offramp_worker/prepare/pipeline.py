@@ -49,7 +49,7 @@ MAX_PLACES = 14
 DEFAULT_HEAD_SHARE = 0.1
 ENOUGH_GAIN = 0.01  # doubling the head rows must add this much utility to go on
 MAX_TRAINING_THREADS = 4
-PLACING_SECONDS, PROFILE_SECONDS = 1.0, 7.0
+PLACING_SECONDS, PROFILE_SECONDS = 1.0, 6.0
 PROBE_ROWS = 8
 NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 

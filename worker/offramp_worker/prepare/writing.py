@@ -65,14 +65,19 @@ def check_target(out: Path) -> None:
         raise InvalidArgumentError(f"out {out} is a folder that holds no bundle; give a new folder")
     if out.exists() and not out.is_dir():
         raise InvalidArgumentError(f"out {out} is a file; give a new folder")
+    if any(parent.exists() and not parent.is_dir() for parent in out.absolute().parents):
+        raise InvalidArgumentError(f"out {out} lies inside a file; give a new folder")
 
 
 def write_bundle(out: Path, contents: BundleContents) -> Manifest:
     """Write a bundle so that ``out`` is complete or untouched at every moment; an earlier bundle there is replaced."""
     out = out.absolute()
     check_target(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise InvalidArgumentError(f"out {out} cannot be made: {error.strerror}") from error
     try:
         manifest = _write_files(work, contents)
         work.chmod(0o755)  # mkdtemp's 0700 would keep a worker with another user out
