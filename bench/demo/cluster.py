@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import shlex
 import subprocess
 import sys
 import time
@@ -127,7 +129,7 @@ def manifest_of(image: str) -> Json:
             "worker": {
                 "imagePullPolicy": "Never",
                 "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
-                "resources": {"limits": {"cpu": "1", "memory": "1Gi"}},
+                "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
             },
         },
     }
@@ -136,11 +138,18 @@ def manifest_of(image: str) -> Json:
 # --- outside the cluster ---------------------------------------------------------------------------
 
 
-def install(console: Console) -> None:
+def use_cluster() -> None:
+    """Take KUBECONFIG and PATH from ``cluster/env``, as a shell would."""
+    for line in run("cluster/env").splitlines():
+        name, value = line.removeprefix("export ").split("=", 1)
+        os.environ[name] = os.path.expandvars("".join(shlex.split(value)))
+
+
+def install(console: Console, *, digits: bool) -> None:
     """Bundle, images, chart."""
     from bench.demo.pools import prepare_cluster_pool
 
-    pool = prepare_cluster_pool(BUILD, console)
+    pool = prepare_cluster_pool(BUILD, console, digits=digits)
     for part, arguments in (("operator", ()), ("worker", ()), ("bundle", (str(pool.bundle),))):
         began = time.monotonic()
         archive = run(
@@ -196,12 +205,12 @@ def _wait_empty(names: Any, *, ignore: tuple[str, ...] = (), seconds: float = 90
         time.sleep(1.0)
 
 
-def outside(console: Console) -> int:
+def outside(console: Console, *, digits: bool) -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
-    install(console)
-    code = subprocess.run(
-        ["cluster/exec-in-node", sys.executable, "-m", "bench.demo.cluster", "--inside"], check=False
-    ).returncode
+    use_cluster()
+    install(console, digits=digits)
+    story = [sys.executable, "-m", "bench.demo.cluster", "--inside", *(["--digits"] if digits else [])]
+    code = subprocess.run(["cluster/exec-in-node", *story], check=False).returncode
     if code != 0:
         console.print(kubectl("get", "pods", "--all-namespaces", "-o", "wide", check=False))
         console.print(kubectl("logs", "--namespace", SYSTEM, "deployment/offramp", "--tail=60", check=False))
@@ -214,10 +223,10 @@ def outside(console: Console) -> int:
 # --- inside ----------------------------------------------------------------------------------------
 
 
-async def inside(console: Console) -> int:
+async def inside(console: Console, *, digits: bool) -> int:
     from bench.demo.pools import prepare_cluster_pool
 
-    pool = prepare_cluster_pool(BUILD, console)
+    pool = prepare_cluster_pool(BUILD, console, digits=digits)
     manifest = manifest_of(image_of("bundle"))
     stage = ClusterStage(manifest)
     await stage.apply(manifest)
@@ -251,10 +260,13 @@ async def inside(console: Console) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inside", action="store_true", help="the part that runs in the cluster's network")
+    parser.add_argument("--digits", action="store_true", help="the small model, also where OFFRAMP_DATA has ResNet-56")
     arguments = parser.parse_args()
     console = Console(width=160 if not sys.stdout.isatty() else None)
     try:
-        return asyncio.run(inside(console)) if arguments.inside else outside(console)
+        if arguments.inside:
+            return asyncio.run(inside(console, digits=arguments.digits))
+        return outside(console, digits=arguments.digits)
     except StoryError as error:
         console.print(f"[bold red]the story took another turn:[/] {error}")
         return 1

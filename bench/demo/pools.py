@@ -61,7 +61,7 @@ def prepare_cluster_pool(build: Path, console: Console, *, digits: bool = False)
         bundle,
         model=str(facts["model"]),
         data=model / "heads.npz",
-        options=["--name", "resnet56"],
+        options=["--name", "resnet56", "--head-data", str(facts["head_data"]), "--head-share", "0.5"],
         key=str(facts["key"]),
         console=console,
     )
