@@ -149,7 +149,7 @@ def settings_of(digits: Pool) -> Settings:
         reckless_ramp=digits.first_ramp,
         budget="0.02",
         loose_budget="0.05",
-        measure_seconds=10.0,
+        measure_seconds=8.0,
         input_name=digits.input_name,
     )
 

@@ -18,7 +18,7 @@ from bench.load import Traffic
 from offramp_core.bundle import MANIFEST_FILE, PROFILE_FILE
 
 WORKERS = 2
-UTILISATION = 0.2  # of two workers without exits: audits, canaries, the load client and the neighbours need room
+UTILISATION = 0.25  # of two workers without exits: audits, canaries, the load client and the neighbours need room
 MAX_RATE = 200.0
 
 

@@ -389,8 +389,9 @@ def problems(summary: Json) -> list[str]:
         f"{summary['failed']} requests failed: {summary['errors']}": summary["failed"] == 0,
         f"agreement {summary['agreement']:.4f} is below 1 - {summary['budget']}": summary["agreement"]
         >= 1 - summary["budget"],
-        f"no rollout succeeded ({verdicts})": "Succeeded" in verdicts,
-        f"not exactly one rollout was rolled back ({verdicts})": verdicts.count("RolledBack") == 1,
+        f"the first certified plan was not promoted ({verdicts})": verdicts[:1] == ["Succeeded"],
+        f"the canary under drifting inputs was not rolled back ({verdicts})": verdicts[1:2] == ["RolledBack"],
+        f"nothing was promoted on the new inputs ({verdicts})": verdicts[-1:] == ["Succeeded"],
         "the reckless pin was rolled out": summary["pin"]["rollouts"] == 0,
         f"Ready left True: {summary['not_ready'][:3]}": not summary["not_ready"],
         f"{summary['violations'][:3]}": not summary["violations"],

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "worker")]
+
+from kube import Namespace, run  # noqa: E402
+
 SYSTEM, RELEASE, TAG = "offramp-test", "offramp-test", "test"
-sys.path.insert(0, str(ROOT / "tests" / "worker"))
-
-
-def run(*command: str, stdin: str | None = None) -> str:
-    """A command that must succeed; its standard output."""
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, (
-        f"{' '.join(command)} ended with {done.returncode}: {(done.stderr or done.stdout)[-3000:]}"
-    )
-    return done.stdout
 
 
 @pytest.fixture(scope="session")
@@ -59,49 +47,6 @@ def release(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     run(*install, "--wait", "--timeout", "180s", "-f", "-", stdin=yaml.safe_dump(values))
     yield lambda folder, name: load("bundle", str(folder), name=name)
     run("helm", "uninstall", RELEASE, "--namespace", SYSTEM, "--wait")
-
-
-@dataclass(frozen=True)
-class Namespace:
-    """A namespace that enforces restricted pod security."""
-
-    name: str
-
-    def apply(self, manifest: dict[str, Any]) -> None:
-        run(
-            "kubectl",
-            "apply",
-            "--server-side",
-            "--field-manager=user",
-            "-n",
-            self.name,
-            "-f",
-            "-",
-            stdin=yaml.safe_dump(manifest),
-        )
-
-    def get(self, kind: str, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(run("kubectl", "get", kind, name, "-n", self.name, "-o", "json"))
-        return found
-
-    def list(self, kinds: str) -> list[str]:
-        return run("kubectl", "get", kinds, "-n", self.name, "-o", "name").split()
-
-    def condition(self, name: str, kind: str) -> dict[str, Any]:
-        conditions = self.get("earlyexitservice", name).get("status", {}).get("conditions", [])
-        return next((c for c in conditions if c["type"] == kind), {})
-
-    def eventually(self, what: str, holds: Callable[[], Any], *, seconds: float = 120.0) -> Any:
-        """Poll until it holds; says what was last seen when it never does."""
-        deadline = time.monotonic() + seconds
-        while not (found := holds()):
-            if time.monotonic() > deadline:
-                seen = run(
-                    "kubectl", "get", "earlyexitservices,rampconfigs,ramprollouts,pods", "-n", self.name, "-o", "yaml"
-                )
-                raise AssertionError(f"not within {seconds:.0f} s: {what}\n{seen[-6000:]}")
-            time.sleep(1.0)
-        return found
 
 
 @pytest.fixture

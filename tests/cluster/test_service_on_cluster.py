@@ -10,7 +10,7 @@ from typing import Any
 
 import bundles  # type: ignore[import-not-found]
 import pytest
-from conftest import ROOT, Namespace, run
+from kube import ROOT, Namespace, run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -74,7 +74,7 @@ def test_a_plan_is_certified_canaried_and_promoted_across_restarts_of_everything
         ) + before.get("retired", {}).get("canary", {}).get("drawn", 0), "what earlier processes did is kept, once"
 
     def succeeded() -> bool:
-        return any(r["status"].get("verdict") == "Succeeded" for r in service.objects("RampRollout"))
+        return any(r.get("status", {}).get("verdict") == "Succeeded" for r in service.objects("RampRollout"))
 
     tools.eventually(succeeded, what="the promotion", seconds=240, state=lambda: (service.rollout(), service.tail()))
     stable = service.status()["stableConfig"]

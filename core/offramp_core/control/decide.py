@@ -437,9 +437,10 @@ def _same_plans(a: PlanDocument, b: PlanDocument) -> bool:
 
 
 def _live_boots(workers: tuple[Worker, ...], ledger: Ledger) -> frozenset[str]:
-    """Boots that may still report. While any worker is silent none is declared dead: it may be the silent one."""
-    boots = {w.state.boot_id for w in workers if w.state is not None}
-    if any(w.state is None for w in workers):
+    """Boots that may still report: each worker's last known one. While a worker was never heard, any might be its own."""
+    known = [w.state or w.observations for w in workers]
+    boots = {seen.boot_id for seen in known if seen is not None}
+    if None in known:
         boots |= set(ledger.live)
     return frozenset(boots)
 
