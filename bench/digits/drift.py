@@ -14,8 +14,8 @@ from scipy.ndimage import gaussian_filter
 
 from bench.digits.data import FloatArray
 
-BLUR_PIXELS = 0.7  # standard deviation, of 24 pixels
-NOISE = 0.1  # standard deviation, of a range of 1
+BLUR_PIXELS = 0.9  # standard deviation, of 24 pixels
+NOISE = 0.12  # standard deviation, of a range of 1
 
 
 def main(arguments: list[str] | None = None) -> None:
