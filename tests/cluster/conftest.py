@@ -16,7 +16,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "wor
 
 from kube import Namespace, run  # noqa: E402
 
-SYSTEM, RELEASE, TAG = "offramp-test", "offramp-test", "test"
+SYSTEM, RELEASE, TAG = "offramp-system", "offramp", "test"  # the demo's: CRDs that a release leaves belong to its name
 
 
 @pytest.fixture(scope="session")
