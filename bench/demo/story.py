@@ -314,7 +314,7 @@ async def _acts(teller: Storyteller) -> Json:
     teller.load.stop()
     await asyncio.sleep(1.0)
     await refresh()
-    return _summary(teller, off=off, on=on, drift_at=drift_at, rollouts=rollouts,
+    return _summary(teller, off=off, on=on, drift_at=drift_at, retuned=retuned, rollouts=rollouts,
                     pin={"refused": True, "generation": pinned_generation, "message": refusal, "rollouts": len(rollouts_of_pin)})  # fmt: skip
 
 
