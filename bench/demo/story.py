@@ -293,10 +293,10 @@ async def _acts(teller: Storyteller) -> Json:
         return any(r.get("status", {}).get("verdict") == "Succeeded" for r in later)
 
     def found_nothing_better() -> bool:
-        """The tuner came to an end on the new records: what serves now is as good as it gets there."""
+        """The tuner proposed nothing on the new records; a proposal that was rolled back is no conclusion."""
         tuning = teller.last["status"].get("tuning", {})
-        unfinished = any(not r.get("status", {}).get("verdict") for r in rollouts)
-        return not unfinished and tuning.get("state") == "Idle" and bool(tuning.get("tunedFor"))
+        proposed = any(r["metadata"]["name"] not in (first, second) for r in rollouts)
+        return not proposed and tuning.get("state") == "Idle" and bool(tuning.get("tunedFor"))
 
     await _until_async(
         teller,

@@ -100,7 +100,8 @@ def _idle(view: TunerView) -> TuningStatus:
         return replace(view.status, state="Suspended", message="spec.suspend is true")
     if spec.mode in ("Disabled", "Pinned"):
         return replace(view.status, state=spec.mode, message=f"ramps.mode is {spec.mode}")
-    return replace(view.status, state="Idle")
+    stale = view.status.state == "RollingOut"  # it told of a rollout that is over
+    return replace(view.status, state="Idle", message="" if stale else view.status.message)
 
 
 def _labels(view: TunerView) -> int:
