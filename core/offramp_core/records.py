@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.errors import InvalidRecordsError
 
 FloatArray = npt.NDArray[np.float32]
@@ -69,6 +70,10 @@ class Records:
     costs : ExitCosts
     time : (n,) float64, optional
         Seconds; when each request was admitted.
+    slice_id, stream : (n,) int64, optional
+        Group that has a promise of its own; source whose requests resemble each other.
+    profile : Profile, optional
+        Costs by batch size, where they were measured; ``costs`` is one of its rows.
     """
 
     uncertainty: FloatArray
@@ -78,6 +83,7 @@ class Records:
     time: SecondsArray | None = None
     slice_id: LabelArray | None = None
     stream: LabelArray | None = None
+    profile: Profile | None = None
 
     def __len__(self) -> int:
         return len(self.uncertainty)
@@ -137,6 +143,7 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
         time=_array(arrays, "time", shape=(n,), kind="fiu").astype(np.float64) if "time" in arrays else None,
         slice_id=_array(arrays, "slice", shape=(n,), kind="iu").astype(np.int64) if "slice" in arrays else None,
         stream=_array(arrays, "stream", shape=(n,), kind="iu").astype(np.int64) if "stream" in arrays else None,
+        profile=_profile(arrays, n_ramps=r) if "batch_size" in arrays else None,
     )
 
 
@@ -187,6 +194,22 @@ def _costs(arrays: Mapping[str, npt.NDArray[Any]], *, n_ramps: int, batch_size: 
         raise InvalidRecordsError(f"batch_size {batch_size} was not measured; choose one of {[int(s) for s in sizes]}")
     row = int(np.argmin(sizes)) if batch_size is None else int(np.argmax(sizes == batch_size))
     return ExitCosts(segment[row], ramp[row])
+
+
+def _profile(arrays: Mapping[str, npt.NDArray[Any]], *, n_ramps: int) -> Profile:
+    sizes = _array(arrays, "batch_size", ndim=1, kind="fiu")
+    order = np.argsort(sizes, kind="stable")
+    sizes = sizes[order]
+    if sizes[0] < 1 or (sizes != np.floor(sizes)).any() or (np.diff(sizes) == 0).any():
+        raise InvalidRecordsError(f"batch_size is {sizes.tolist()}; sizes must be different whole numbers from 1 on")
+    segment = _seconds(arrays, "segment_seconds", (len(sizes), n_ramps + 1))[order]
+    ramp = _seconds(arrays, "ramp_seconds", (len(sizes), n_ramps))[order]
+    regroup = _seconds(arrays, "regroup_seconds", (len(sizes),))[order] if "regroup_seconds" in arrays else 0 * sizes
+    batches = (
+        BatchProfile(int(size), float(s.sum()), tuple(s.tolist()), tuple(r.tolist()), float(g))
+        for size, s, r, g in zip(sizes, segment, ramp, regroup, strict=True)
+    )
+    return Profile("recorded", 1, tuple(batches))
 
 
 def _seconds(arrays: Mapping[str, npt.NDArray[Any]], name: str, shape: tuple[int, ...]) -> SecondsArray:
