@@ -35,8 +35,8 @@ class PlanDocument:
     """What every worker of a service should run from ``epoch`` on.
 
     A batch runs under ``canary`` when ``hash(salt, worker uid, batch number)`` falls below ``weight_percent``.
-    ``slow_seconds`` maps a batch size (as text) to the execution seconds above which a batch counts as slow; it is the stable arm's p90
-    times (1 + max overhead), frozen when the step began. A canary ends by itself ``canary_lease_seconds`` after the last authenticated
+    ``slow_seconds`` maps a batch size (as text) to the stable arm's p90 of execution seconds, frozen when the step began: a stable batch
+    is slow above it, a canary batch above (1 + ``max_overhead``) times it. A canary ends by itself ``canary_lease_seconds`` after the last authenticated
     pull; stable exits end after ``stable_lease_seconds``. ``accuracy_budget`` and ``breaker_run_length`` arm the worker's own detector: a
     quiet stable plan alarms at most about once in that many audited requests.
     """
@@ -50,6 +50,7 @@ class PlanDocument:
     salt: str
     accuracy_budget: float
     slow_seconds: dict[str, float] = field(default_factory=dict)
+    max_overhead: float = 0.0
     canary_lease_seconds: float = 60.0
     stable_lease_seconds: float = 86_400.0
     breaker_run_length: float = 1_000_000.0

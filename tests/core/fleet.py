@@ -113,6 +113,8 @@ class SimWorker:
             batches=1,
         )
         limit = doc.slow_seconds.get(str(size)) if doc is not None else None
+        if limit is not None and canary and doc is not None:
+            limit *= 1 + doc.max_overhead
         add(
             c,
             judged=int(limit is not None),

@@ -202,26 +202,38 @@ class TestExposure:
         rng = np.random.default_rng(weight)
         stable = rng.lognormal(-4, 0.2, 20_000)
         sketch = sketch_of(stable)
-        needed = exposure.judged_batches_needed(
-            [sketch], weight=weight, max_overhead=0.05, slowdown=1.2, alpha=0.01, power=0.95
-        )
-        limit = 1.05 * (sketch.quantile(0.9) or 0.0)
+        needed = exposure.judged_batches_needed([sketch], weight=weight, slowdown=1.2, alpha=0.01, power=0.95)
+        limit = sketch.quantile(0.9) or 0.0
         found = 0
         for _ in range(200):
             canary = rng.random(needed) < weight / 100
             seconds = rng.lognormal(-4, 0.2, needed) * np.where(canary, 1.05 * 1.2, 1.0)
-            slow = seconds > limit
+            slow = seconds > limit * np.where(canary, 1.05, 1.0)
             found += log_e_share(int((slow & canary).sum()), int(slow.sum()), share=weight / 100) >= math.log(100)
         assert at_least(found, 200, 0.95)
         assert needed < 20_000
 
+    def test_a_canary_that_takes_just_its_allowed_overhead_longer_is_not_rejected(self) -> None:
+        rng = np.random.default_rng(3)
+        limit, rejected = float(np.quantile(rng.lognormal(-4, 0.05, 20_000), 0.9)), 0
+        for _ in range(400):
+            canary = rng.random(4_000) < 0.3
+            seconds = rng.lognormal(-4, 0.05, 4_000) * np.where(canary, 1.1, 1.0)
+            slow = seconds > limit * np.where(canary, 1.1, 1.0)
+            looks = range(100, 4_001, 100)
+            rejected += any(
+                log_e_share(int((slow & canary)[:n].sum()), int(slow[:n].sum()), share=0.3) >= math.log(100)
+                for n in looks
+            )
+        assert at_most(rejected, 400, 0.01)
+
     def test_times_too_scattered_to_tell_give_the_limit_and_no_endless_search(self) -> None:
         scattered = sketch_of(np.random.default_rng(0).lognormal(-4, 5, 20_000))
-        assert exposure.judged_batches_needed([scattered], weight=10, max_overhead=0.05, alpha=0.01, limit=5000) == 5000
-        assert exposure.judged_batches_needed([], weight=10, max_overhead=0.05, alpha=0.01, limit=5000) == 5000
+        assert exposure.judged_batches_needed([scattered], weight=10, alpha=0.01, limit=5000) == 5000
+        assert exposure.judged_batches_needed([], weight=10, alpha=0.01, limit=5000) == 5000
 
     def test_at_full_weight_there_is_nothing_to_compare(self) -> None:
-        assert exposure.judged_batches_needed([SecondsSketch({1: 10})], weight=100, max_overhead=0.05, alpha=0.01) == 0
+        assert exposure.judged_batches_needed([SecondsSketch({1: 10})], weight=100, alpha=0.01) == 0
 
     @pytest.mark.parametrize("bad", [{"budget": 0.0}, {"harmful": 0.01}, {"alpha": 0.0}, {"power": 1.0}])
     def test_arguments_out_of_range_are_refused(self, bad: dict[str, float]) -> None:

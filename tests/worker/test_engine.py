@@ -351,6 +351,26 @@ def test_batches_of_a_listed_size_are_judged_by_their_execution_time(bench: Benc
     assert sketch.quantile(0.5) == pytest.approx(0.5, rel=0.02) or sketch.quantile(0.5) == pytest.approx(1.0, rel=0.02)
 
 
+def test_a_canary_batch_may_take_its_allowed_overhead_longer_than_a_stable_one(bench: Bench, bundle_dir: Path) -> None:
+    class Slow:
+        def __init__(self, stage: Stage) -> None:
+            self.stage = stage
+
+        def run(self, *args: Any) -> Any:
+            bench.now += 0.25
+            return self.stage.session.run(*args)
+
+    plan = {"r02-linear": "0"}  # two stages, and nothing leaves at the first: half a second
+    judged = {}
+    for epoch, weight in ((1, 0), (2, 100)):
+        bench.activate(bundle_dir, plan, canary=plan, weight_percent=weight, epoch=epoch, slow_seconds={"2": 0.49}, max_overhead=0.1,
+                       wrap=lambda stage: replace(stage, session=Slow(stage)))  # fmt: skip
+        bench.serve(bundles.inputs(2), one_by_one=False)
+        arm = bench.counts(epoch, "canary" if weight else "stable")
+        judged[arm.arm] = (arm.judged_batches, arm.slow_batches)
+    assert judged == {"stable": (1, 1), "canary": (1, 0)}
+
+
 def test_a_canary_ends_with_its_lease_and_only_a_new_document_brings_it_back(bench: Bench, bundle_dir: Path) -> None:
     arms = lambda: {t.arms[0] for t in bench.serve(bundles.inputs(4))}  # noqa: E731
     bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100, canary_lease_seconds=60.0)

@@ -348,6 +348,7 @@ class _Pass:
             salt=salt,
             accuracy_budget=self.spec.max_disagreement,
             slow_seconds=slow,
+            max_overhead=self.spec.max_overhead if canary is not None else 0.0,
             canary_lease_seconds=CANARY_LEASE_SECONDS,
         )
 

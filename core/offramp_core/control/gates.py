@@ -65,7 +65,10 @@ def accuracy(given: GateInput) -> GateStatus:
 
 
 def slowness(given: GateInput) -> GateStatus:
-    """Of the batches slower than the stable arm's frozen limit, the canary's share against its weight (two arms).
+    """Of the slow batches, the canary's share against its weight (two arms).
+
+    The stable arm's are those above its frozen p90, the canary's those above (1 + max overhead) times that, so the overhead that the
+    user allows is no harm.
 
     The unit is the batch: requests of one batch are slow together, so counting requests would reject an identical canary.
     """

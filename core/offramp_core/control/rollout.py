@@ -361,14 +361,10 @@ def _passed(gates: tuple[GateStatus, ...]) -> bool:
 def _begin_step(view: RolloutView, step: int) -> RolloutStatus:
     """Freeze what the step is judged by, and put the evidence of the last one into the history."""
     status, weight = view.status, view.steps[step].weight
-    overhead = view.service.spec.max_overhead
     judged = {size: sketch for size, sketch in view.execution.items() if sketch.n >= MIN_BATCHES_PER_SIZE} or dict(
         view.execution
     )
-    slow = {
-        str(size): round((1 + overhead) * (sketch.quantile(SLOW_QUANTILE) or 0.0), 9)
-        for size, sketch in sorted(judged.items())
-    }
+    slow = {str(size): round(sketch.quantile(SLOW_QUANTILE) or 0.0, 9) for size, sketch in sorted(judged.items())}
     history = status.history
     if status.phase == "Progressing":
         arm = status.ledger.total.canary
@@ -387,7 +383,6 @@ def _begin_step(view: RolloutView, step: int) -> RolloutStatus:
         slow_needed=judged_batches_needed(
             tuple(judged.values()),
             weight=weight,
-            max_overhead=overhead,
             slowdown=HARMFUL_SLOWDOWN,
             alpha=alpha,
             power=0.95,

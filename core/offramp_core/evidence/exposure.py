@@ -56,7 +56,6 @@ def judged_batches_needed(
     sketches: Iterable[SecondsSketch],
     *,
     weight: float,
-    max_overhead: float,
     slowdown: float = 1.2,
     alpha: float,
     power: float = 0.95,
@@ -64,8 +63,8 @@ def judged_batches_needed(
 ) -> int:
     """Judged batches, of both arms, after which a slow canary would have been rejected.
 
-    A batch is slow above (1 + max_overhead) x the stable p90 of its size. ``q0`` is the share of stable batches that are, ``q1`` the share
-    that would be if they took (1 + max_overhead) x ``slowdown`` times as long.
+    A stable batch is slow above the p90 of its size, a canary batch above (1 + max_overhead) times that: a canary that takes exactly its
+    allowed overhead longer has the same share of slow batches, ``q0``. ``q1`` is the share when it takes (1 + max_overhead) x ``slowdown`` times as long.
 
     Parameters
     ----------
@@ -73,8 +72,6 @@ def judged_batches_needed(
         Execution seconds of the stable arm, one sketch per batch size.
     weight : float
         The canary's weight in percent.
-    max_overhead : float
-        Allowed overhead of the ramps as a fraction.
     slowdown : float
         Harm to notice, beyond the overhead.
     alpha, power : float
@@ -91,7 +88,7 @@ def judged_batches_needed(
         raise InvalidArgumentError(f"weight is {weight}; it must lie in (0, 100] percent")
     if weight == 100:
         return 0
-    q0, q1 = _slow_shares(tuple(sketches), max_overhead=max_overhead, slowdown=slowdown)
+    q0, q1 = _slow_shares(tuple(sketches), slowdown=slowdown)
     share = weight / 100
     slow_rate = share * q1 + (1 - share) * q0
     if not q1 > q0:
@@ -168,13 +165,13 @@ def _power(
     return np.asarray(binomial.sf(k - 1, n, harmful))
 
 
-def _slow_shares(sketches: tuple[SecondsSketch, ...], *, max_overhead: float, slowdown: float) -> tuple[float, float]:
+def _slow_shares(sketches: tuple[SecondsSketch, ...], *, slowdown: float) -> tuple[float, float]:
     slow, slow_if_harmful, total = 0.0, 0.0, 0
     for sketch in sketches:
         p90 = sketch.quantile(SLOW_QUANTILE)
         if p90 is None:
             continue
-        slow += sketch.n * (sketch.share_above((1 + max_overhead) * p90) or 0.0)
+        slow += sketch.n * (sketch.share_above(p90) or 0.0)
         slow_if_harmful += sketch.n * (sketch.share_above(p90 / slowdown) or 0.0)
         total += sketch.n
     return (slow / total, slow_if_harmful / total) if total else (0.0, 0.0)

@@ -59,6 +59,13 @@ class Active:
     def epoch(self) -> int:
         return self.document.epoch if self.document is not None else 0
 
+    def slow_above(self, runtime: Runtime, size: int) -> float | None:
+        """Execution seconds above which a batch of ``runtime`` counts as slow; the canary may take its allowed overhead longer."""
+        limit = self.slow_seconds.get(size) if runtime is not self.off else None
+        if limit is None or runtime is not self.canary or self.document is None:
+            return limit
+        return limit * (1 + self.document.max_overhead)
+
 
 def canary_drawn(*, salt: str, uid: str, batch_number: int, weight_percent: float) -> bool:
     """Whether a batch runs under the canary: a uniform hash of (salt, worker, batch number) below the weight."""

@@ -303,7 +303,7 @@ class Engine:
     ) -> None:
         seconds = self._clock() - progress.began
         if not batch.never_exit:
-            slow_above = active.slow_seconds.get(len(batch)) if runtime is not active.off else None
+            slow_above = active.slow_above(runtime, len(batch))
             with self.counters.lock:
                 runtime.counter.count_batch(size=len(batch), seconds=seconds, slow_above=slow_above, failed=failed)
         if not failed:

@@ -192,6 +192,7 @@ def parse(payload: str) -> PlanDocument:
         "canary_lease_seconds": _positive(document.canary_lease_seconds),
         "stable_lease_seconds": _positive(document.stable_lease_seconds),
         "breaker_run_length": 1 < document.breaker_run_length < math.inf,
+        "max_overhead": 0 <= document.max_overhead < math.inf,
         "slow_seconds": all(size.isdecimal() and _positive(s) for size, s in document.slow_seconds.items()),
     }
     wrong = [name for name, is_right in checks.items() if not is_right]
