@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from offramp_core.bundle import RampSpec
+from offramp_worker.bundle.heads import HeadNodes
+from offramp_worker.prepare import profiling
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.profiling import BatchMeasurement, Measurements, profile_of
 from offramp_worker.prepare.selection import BUDGETS, RampMerit, exit_share, select_ramps
@@ -75,3 +77,12 @@ def test_segments_between_ramps_add_up_to_the_exact_time_and_are_zero_at_a_share
         assert batch.segment_seconds == pytest.approx((0.25, 0.0, 0.25, 0.5))
         assert sum(batch.segment_seconds) == pytest.approx(batch.exact_seconds)
         assert batch.ramp_seconds == (0.02, 0.01, 0.03)
+
+
+def test_what_cutting_the_backbone_costs_is_charged_to_the_heads_of_the_cuts() -> None:
+    places = measurements({}).places
+    heads = [HeadNodes("r00-grid", places[0].tensor, "logits", (), ())]
+    pieces = {"exact": 1.0, "segment 0": 0.25, "segment 1": 0.25, "segment 2": 0.6, "head r00-grid": 0.02}
+    batch = profiling._measurement(1, places, heads, {**pieces, "regroup 0": 0.0, "regroup 1": 0.0})
+    assert sum(batch.segment_seconds) == pytest.approx(1.0)
+    assert batch.head_seconds["r00-grid"] == pytest.approx(0.02 + 0.1 / 2)
