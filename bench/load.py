@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 import numpy as np
@@ -55,6 +55,20 @@ class OpenLoop:
     on_reply: Callable[[Reply], None] | None = None
     replies: list[Reply] = field(default_factory=list)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def capacity(self, *, seconds: float = 3.0, connections: int = 8) -> float:
+        """Requests a second that come back when ``connections`` clients each wait for their answer; none is kept in ``replies``."""
+        trial = replace(self, replies=[], on_reply=None)
+        rng = np.random.default_rng(self.seed)
+        end = time.perf_counter() + seconds
+
+        async def client(session: aiohttp.ClientSession, url: str) -> None:
+            while (now := time.perf_counter()) < end:
+                await trial._one(session, url, int(rng.integers(len(self.traffic.x))), now)
+
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=DEADLINE_SECONDS)) as session:
+            await asyncio.gather(*(client(session, self.urls[i % len(self.urls)]) for i in range(connections)))
+        return sum(reply.ok for reply in trial.replies) / seconds
 
     def stop(self) -> None:
         """No more requests; those in flight are still answered."""

@@ -41,7 +41,7 @@ from offramp_worker.prepare.families import build_family
 HEAD_ROWS = 4_000
 DRIFTED_ROWS = 3_000
 HEAD_SHARE = 0.5  # of those; the rest are bootstrap records
-BLUR_PIXELS, NOISE = 0.4, 0.6  # noise in units of the normalised inputs
+BLUR_PIXELS, NOISE = 0.6, 0.5  # noise in units of the normalised inputs
 MAX_THREADS = 4
 
 

@@ -23,6 +23,9 @@ from rich.table import Table
 from bench.load import OpenLoop, Traffic, percentile_ms, window
 
 POLL_SECONDS = 0.5
+LOAD = (
+    0.4  # of what this machine answers right now, exits off: audits and neighbours need room, and no request may fail
+)
 P50_EXPECTED, P95_EXPECTED = 0.7, 1.05
 
 Json = dict[str, Any]
@@ -232,7 +235,11 @@ async def tell(teller: Storyteller) -> Json:
             "the service to be ready",
             lambda: teller.condition("Ready").get("status") == "True" and teller.generation_is_settled(),
         )
-        teller.mark("ready: exits are off, traffic begins")
+        capacity = await teller.load.capacity()
+        teller.load.rate = min(teller.settings.rate, LOAD * capacity)
+        teller.mark(
+            f"ready: exits are off, {teller.load.rate:.0f} requests a second begin ({teller.load.rate / capacity:.0%} of what comes back at most)"
+        )
         load_done = asyncio.create_task(teller.load.run())
         return await _acts(teller)
     finally:
