@@ -167,12 +167,20 @@ class Storyteller:
 
     async def until(self, what: str, holds: Callable[[], Any]) -> None:
         """Wait for a turn; a story that gets stuck says what it last saw."""
-        deadline = time.perf_counter() + self.settings.patience_seconds
+        deadline = time.perf_counter() + self.patience
         while not holds():
             if time.perf_counter() > deadline:
-                status = json.dumps(self.last.get("status", {}), indent=1)[:3000]
-                raise StoryError(f"waited {self.settings.patience_seconds:.0f} s for: {what}\nlast status: {status}")
+                raise self.stuck(what)
             await asyncio.sleep(0.2)
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for a turn. Evidence comes by the request, so a slow machine gets more of them."""
+        return self.settings.patience_seconds * max(1.0, self.settings.rate / self.load.rate)
+
+    def stuck(self, what: str) -> StoryError:
+        status = json.dumps(self.last.get("status", {}), indent=1)[:3000]
+        return StoryError(f"waited {self.patience:.0f} s for: {what}\nlast status: {status}")
 
     # --- acting ------------------------------------------------------------------------------------
 
@@ -335,15 +343,13 @@ def _promoted_names(teller: Storyteller) -> bool:
 
 
 async def _until_async(teller: Storyteller, what: str, refresh: Callable[[], Any], holds: Callable[[], Any]) -> None:
-    deadline = time.perf_counter() + teller.settings.patience_seconds
+    deadline = time.perf_counter() + teller.patience
     while True:
         await refresh()
         if holds():
             return
         if time.perf_counter() > deadline:
-            raise StoryError(
-                f"waited {teller.settings.patience_seconds:.0f} s for: {what}\nlast status: {json.dumps(teller.last.get('status', {}), indent=1)[:3000]}"
-            )
+            raise teller.stuck(what)
         await asyncio.sleep(POLL_SECONDS)
 
 
