@@ -11,13 +11,20 @@ Source: Shin, Ramdas and Rinaldo (2024), "E-detectors", arXiv:2203.03532.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.evidence.one_arm import HARM_FACTORS, alternatives, check_counts
+from offramp_core.evidence.one_arm import HARM_FACTORS, alternatives, as_outcomes, check_counts, log_ratios
 
 _LARGEST_LOG = 700.0  # exp of it is still finite; far beyond any run length
+_LARGEST = math.exp(_LARGEST_LOG)
+_STRETCH = 256  # outcomes; a factor of at most 10 for each stays within floating point
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +63,41 @@ def update(state: DetectorState, n: int, k: int, *, p0: float) -> DetectorState:
         ``p0`` is not in (0, 1), or the counts are impossible.
     """
     check_counts(k, n)
-    grid = alternatives(p0)
+    ratios = log_ratios(p0, alternatives(p0))
     if n == 0:
         return state
-    before = state.m or (0.0,) * len(grid)
-    if len(before) != len(grid):
-        raise InvalidArgumentError(f"detector state was made for another budget than p0={p0}; start anew with init()")
-    return DetectorState(tuple(_step(m, n, k, q=q, p0=p0) for m, q in zip(before, grid, strict=True)), state.n + n)
+    after = tuple(
+        math.exp(min(_LARGEST_LOG, math.log(m + n) + k * gain + (n - k) * loss))
+        for m, (gain, loss) in zip(_before(state, p0), ratios, strict=True)
+    )
+    return DetectorState(after, state.n + n)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The state after a stretch of outcomes, and how many of them it took until the detector first alarmed (None: it did not)."""
+
+    state: DetectorState
+    alarm_after: int | None
+
+
+def watch(state: DetectorState, outcomes: npt.ArrayLike, *, p0: float, run_length: float) -> Watched:
+    """Add single outcomes [n] in order, with a look after each: as many updates with ``n=1``, up to rounding, but fast.
+
+    Raises
+    ------
+    InvalidArgumentError
+        ``p0`` or ``run_length`` is out of range, or an outcome is not 0 or 1.
+    """
+    happened = as_outcomes(outcomes)
+    _check_run_length(run_length)
+    m, ratios = _before(state, p0), np.exp(log_ratios(p0, alternatives(p0)))
+    whole = len(happened) - len(happened) % _STRETCH
+    m, first = _follow_side_by_side(m, happened[:whole], ratios, run_length)
+    m, late = _follow(m, happened[whole:].tolist(), ratios.tolist(), run_length)
+    if first is None and late is not None:
+        first = whole + late
+    return Watched(DetectorState(m, state.n + len(happened)) if len(happened) else state, first)
 
 
 def statistic(state: DetectorState) -> float:
@@ -78,11 +113,77 @@ def alarm(state: DetectorState, *, run_length: float) -> bool:
     InvalidArgumentError
         ``run_length`` is not above 1.
     """
-    if not run_length > 1:
-        raise InvalidArgumentError(f"run_length is {run_length}; it must be above 1")
+    _check_run_length(run_length)
     return statistic(state) >= run_length
 
 
-def _step(m: float, n: int, k: int, *, q: float, p0: float) -> float:
-    log_ratio = k * math.log(q / p0) + (n - k) * (math.log1p(-q) - math.log1p(-p0))
-    return math.exp(min(_LARGEST_LOG, math.log(m + n) + log_ratio))
+def _check_run_length(run_length: float) -> None:
+    if not run_length > 1:
+        raise InvalidArgumentError(f"run_length is {run_length}; it must be above 1")
+
+
+def _before(state: DetectorState, p0: float) -> tuple[float, ...]:
+    """The statistics so far, one per alternative."""
+    size = len(alternatives(p0))
+    if state.m and len(state.m) != size:
+        raise InvalidArgumentError(f"detector state was made for another budget than p0={p0}; start anew with init()")
+    return state.m or (0.0,) * size
+
+
+def _follow(
+    m: tuple[float, ...], happened: list[bool], ratios: list[list[float]], run_length: float
+) -> tuple[tuple[float, ...], int | None]:
+    """The recursion itself, one outcome at a time."""
+    limit, first = run_length * len(m), None
+    for i, event in enumerate(happened, start=1):
+        m = tuple(min(_LARGEST, (x + 1) * (hit if event else miss)) for x, (hit, miss) in zip(m, ratios, strict=True))
+        if first is None and sum(m) >= limit:
+            first = i
+    return m, first
+
+
+def _follow_side_by_side(
+    m: tuple[float, ...], happened: npt.NDArray[np.bool_], ratios: npt.NDArray[np.float64], run_length: float
+) -> tuple[tuple[float, ...], int | None]:
+    """The same for whole stretches of outcomes.
+
+    A stretch maps the statistic m before it to a m + b after it. All stretches are walked in step from 0, which gives their b; chained,
+    these say where each truly begins; and those that could reach the run length are walked again from there.
+    """
+    if len(happened) == 0:
+        return m, None
+    steps = np.ascontiguousarray(happened.reshape(-1, _STRETCH).T)  # [step, stretch]
+    k, (hit, miss) = steps.sum(axis=0), (ratios[:, :1], ratios[:, 1:])
+    a = hit**k * miss ** (_STRETCH - k)
+    b = np.zeros_like(a)
+    for _ in _walk(b, steps, hit, miss):
+        pass
+    chains = [_chain(x, a_row, b_row) for x, a_row, b_row in zip(m, a.tolist(), b.tolist(), strict=True)]
+    begin, end = np.asarray([chain[:-1] for chain in chains]), tuple(chain[-1] for chain in chains)
+    limit = run_length * len(m)
+    with np.errstate(over="ignore"):  # beyond the largest number it has alarmed long ago
+        loud = np.flatnonzero(((begin + _STRETCH) * hit**k).sum(axis=0) >= limit)
+        reached = [now.sum(axis=0) >= limit for now in _walk(begin[:, loud], steps[:, loud], hit, miss)]
+    row, step = np.nonzero(np.asarray(reached).T)
+    return end, int(loud[row[0]] * _STRETCH + step[0]) + 1 if len(row) else None
+
+
+def _walk(
+    m: npt.NDArray[np.float64],
+    steps: npt.NDArray[np.bool_],
+    hit: npt.NDArray[np.float64],
+    miss: npt.NDArray[np.float64],
+) -> Iterator[npt.NDArray[np.float64]]:
+    """The statistics [alternative, stretch] after each step, in place. Events are few, so every outcome is a miss first."""
+    hit_instead = hit / miss
+    for events in steps:
+        m += 1.0
+        m *= miss
+        at = np.flatnonzero(events)
+        m[:, at] *= hit_instead
+        yield m
+
+
+def _chain(m: float, a: list[float], b: list[float]) -> list[float]:
+    """Where every stretch begins, and where the last one ends."""
+    return list(accumulate(zip(a, b, strict=True), lambda x, ab: min(_LARGEST, ab[0] * x + ab[1]), initial=m))

@@ -24,6 +24,7 @@ LogArray = npt.NDArray[np.float64]
 # Alternatives as multiples of the budgeted rate, equally weighted: close ones see a slow leak, far ones stop a disaster early.
 HARM_FACTORS = (1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 BENEFIT_FACTORS = (0.1, 0.2, 0.35, 0.5, 0.7, 0.85)
+_MOST_COUNTS = 2**53  # beyond it floating point no longer tells neighbouring counts apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def log_e_value(k: int, n: int, *, p0: float, alternative: Alternative = "greate
     1.745
     """
     check_counts(k, n)
-    return float(log_mixture(np.asarray([k]), np.asarray([n]), p0=p0, grid=alternatives(p0, alternative))[0])
+    return log_average_ratio(k, n, p0=p0, grid=alternatives(p0, alternative))
 
 
 @lru_cache(maxsize=256)
@@ -108,10 +109,53 @@ def log_mixture(k: npt.NDArray[np.int64], n: npt.NDArray[np.int64], *, p0: float
     return np.asarray(np.logaddexp.reduce(terms, axis=-1) - math.log(len(q)))
 
 
+def log_average_ratio(k: int, n: int, *, p0: float, grid: tuple[float, ...]) -> float:
+    """:func:`log_mixture` of one pair of counts, without arrays: a control plane asks it some thousand times per round."""
+    terms = [k * gain + (n - k) * loss for gain, loss in log_ratios(p0, grid)]
+    highest = max(terms)
+    return highest + math.log(sum(math.exp(term - highest) for term in terms) / len(terms))
+
+
+@lru_cache(maxsize=512)
+def log_ratios(p0: float, grid: tuple[float, ...]) -> tuple[tuple[float, float], ...]:
+    """Per alternative: what an event and what a non-event add to the log likelihood ratio against p0."""
+    return tuple((math.log(q / p0), math.log1p(-q) - math.log1p(-p0)) for q in grid)
+
+
+def count_outcomes(outcomes: npt.ArrayLike) -> tuple[int, int]:
+    """(n, k) of single outcomes, ready for ``update``.
+
+    Parameters
+    ----------
+    outcomes : [n] bool or numbers
+        True or 1 where the event (a disagreement, a slow batch) happened, else False or 0.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The array is not one-dimensional, or holds anything but 0 and 1 (NaN for example); names the row.
+    """
+    happened = as_outcomes(outcomes)
+    return len(happened), int(np.count_nonzero(happened))
+
+
+def as_outcomes(outcomes: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Single outcomes as booleans [n]; anything that is not 0 or 1 is refused."""
+    given = np.asarray(outcomes)
+    if given.ndim != 1:
+        raise InvalidArgumentError(f"outcomes have shape {given.shape}; they must be one-dimensional")
+    if given.dtype == np.bool_:
+        return given
+    bad = np.flatnonzero((given != 0) & (given != 1))
+    if len(bad):
+        raise InvalidArgumentError(f"outcomes[{bad[0]}] is {given[bad[0]]}; every outcome must be 0 or 1")
+    return given != 0
+
+
 def check_counts(k: int, n: int) -> None:
     """Refuse counts that no experiment can have."""
-    if not 0 <= k <= n:
-        raise InvalidArgumentError(f"counts are k={k}, n={n}; they must satisfy 0 <= k <= n")
+    if not (0 <= k <= n < _MOST_COUNTS and k == int(k) and n == int(n)):
+        raise InvalidArgumentError(f"counts are k={k}, n={n}; they must be whole numbers with 0 <= k <= n")
 
 
 def check_rate(name: str, value: float) -> None:

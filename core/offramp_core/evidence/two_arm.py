@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import numpy as np
-
-from offramp_core.evidence.one_arm import check_counts, check_rate, log_mixture
+from offramp_core.evidence.one_arm import check_counts, check_rate, log_average_ratio
 
 # How many times more often a canary batch may be bad than a stable one, under the alternatives; equally weighted.
 RISK_RATIOS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -44,7 +42,7 @@ def log_e_share(k_canary: int, k_total: int, *, share: float) -> float:
     True
     """
     check_counts(k_canary, k_total)
-    return float(log_mixture(np.asarray([k_canary]), np.asarray([k_total]), p0=share, grid=harmful_shares(share))[0])
+    return log_average_ratio(k_canary, k_total, p0=share, grid=harmful_shares(share))
 
 
 @lru_cache(maxsize=256)
