@@ -13,17 +13,21 @@ from dataclasses import dataclass
 
 from offramp_core.control.objects import BothArms, GateStatus
 from offramp_core.evidence.exposure import audits_needed
-from offramp_core.evidence.one_arm import log_e_value
+from offramp_core.evidence.one_arm import Counts, log_e_value, update
 from offramp_core.evidence.two_arm import log_e_share
 
 HARMFUL_FACTOR = 3.0  # a plan at three times its budget is what the accuracy gate must be able to notice
 POWER = 0.95
-N_GATES = 3
+N_GATES = 3  # slowness, failures, acceptance; accuracy has the confidence of its own budget
 
 
 @dataclass(frozen=True, slots=True)
 class GateInput:
-    """What the gates of one step read. ``confidence`` is that of the whole rollout of ``n_steps`` steps."""
+    """What the gates of one step read.
+
+    ``confidence`` is that of the whole rollout of ``n_steps`` steps, ``accuracy_confidence`` that of the accuracy budget. ``earlier``
+    are the audits of the rollout's earlier steps: the plan was the same then, so what it did counts.
+    """
 
     tally: BothArms
     weight: int
@@ -32,6 +36,13 @@ class GateInput:
     n_steps: int
     slow_needed: int
     certified: bool
+    accuracy_confidence: float = 0.95
+    earlier: Counts = Counts()
+
+    @property
+    def audits(self) -> Counts:
+        """The canary's audits since the rollout began."""
+        return update(self.earlier, self.tally.canary.audited, self.tally.canary.disagreements)
 
     @property
     def alpha(self) -> float:
@@ -48,19 +59,21 @@ class GateInput:
 
 
 def accuracy(given: GateInput) -> GateStatus:
-    """Disagreements among the canary's audits against the budget (one arm)."""
-    arm = given.tally.canary
-    needed = audits_needed(budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=given.alpha, power=POWER)
-    evidence = log_e_value(arm.disagreements, arm.audited, p0=given.budget)
+    """Disagreements among the canary's audits against the budget (one arm), over the whole rollout and with the budget's own confidence.
+
+    One test for all steps may be wrong 5 % of the time about a plan *exactly at* its budget; a plan at half of it falls in 0.1 %. A level
+    divided by gates and steps would protect the former at the price of 367 instead of 219 audits to stop a plan at five budgets.
+    """
+    audits, alpha = given.audits, 1 - given.accuracy_confidence
     return _judge(
         "accuracy",
-        given,
-        n=arm.audited,
-        k=arm.disagreements,
+        n=audits.n,
+        k=audits.k,
         bound=given.budget,
-        evidence=evidence,
-        exposure=arm.audited,
-        needed=needed,
+        evidence=log_e_value(audits.k, audits.n, p0=given.budget),
+        limit=math.log(1 / alpha),
+        exposure=audits.n,
+        needed=audits_needed(budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=alpha, power=POWER),
     )
 
 
@@ -79,11 +92,11 @@ def slowness(given: GateInput) -> GateStatus:
     evidence = log_e_share(canary.slow, slow, share=given.share)
     return _judge(
         "slowness",
-        given,
         n=slow,
         k=canary.slow,
         bound=given.share,
         evidence=evidence,
+        limit=given.log_limit,
         exposure=canary.judged + stable.judged,
         needed=given.slow_needed,
     )
@@ -104,11 +117,11 @@ def failures(given: GateInput) -> GateStatus:
     evidence = log_e_share(canary.failed, canary.failed + stable.failed, share=given.share)
     return _judge(
         "failures",
-        given,
         n=canary.failed + stable.failed,
         k=canary.failed,
         bound=given.share,
         evidence=evidence,
+        limit=given.log_limit,
         exposure=0,
         needed=0,
     )
@@ -118,11 +131,11 @@ def acceptance(given: GateInput) -> GateStatus:
     """An uncertified plan must show that its disagreement is below the budget before it may be promoted."""
     if given.certified:
         return GateStatus("acceptance", "NotApplicable", message="the plan is certified")
-    arm = given.tally.canary
-    evidence = log_e_value(arm.disagreements, arm.audited, p0=given.budget, alternative="less")
+    audits = given.audits
+    evidence = log_e_value(audits.k, audits.n, p0=given.budget, alternative="less")
     accepted = evidence >= given.log_limit
     return GateStatus(
-        "acceptance", "Clear" if accepted else "Undecided", arm.audited, arm.disagreements, given.budget, evidence, given.log_limit,
+        "acceptance", "Clear" if accepted else "Undecided", audits.n, audits.k, given.budget, evidence, given.log_limit,
         message="earned" if accepted else "uncertified: more agreeing audits are needed",
     )  # fmt: skip
 
@@ -136,9 +149,8 @@ def read_gates(given: GateInput) -> tuple[GateStatus, ...]:
 
 
 def _judge(
-    name: str, given: GateInput, *, n: int, k: int, bound: float, evidence: float, exposure: int, needed: int
+    name: str, *, n: int, k: int, bound: float, evidence: float, limit: float, exposure: int, needed: int
 ) -> GateStatus:
-    limit = given.log_limit
     if evidence >= limit:
         state, message = (
             "Rejected",

@@ -145,11 +145,11 @@ def as_outcomes(outcomes: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     if given.ndim != 1:
         raise InvalidArgumentError(f"outcomes have shape {given.shape}; they must be one-dimensional")
     if given.dtype == np.bool_:
-        return given
+        return np.asarray(given, dtype=np.bool_)
     bad = np.flatnonzero((given != 0) & (given != 1))
     if len(bad):
         raise InvalidArgumentError(f"outcomes[{bad[0]}] is {given[bad[0]]}; every outcome must be 0 or 1")
-    return given != 0
+    return np.asarray(given != 0)
 
 
 def check_counts(k: int, n: int) -> None:
