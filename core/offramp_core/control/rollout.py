@@ -361,13 +361,20 @@ def _passed(gates: tuple[GateStatus, ...]) -> bool:
     return bool(gates) and all(gate.state in ("Clear", "NotApplicable") for gate in gates)
 
 
+def judged_sizes(execution: Mapping[int, SecondsSketch]) -> dict[int, SecondsSketch]:
+    """The batch sizes whose pace is known well enough to judge by; all of them where none is."""
+    return {size: sketch for size, sketch in execution.items() if sketch.n >= MIN_BATCHES_PER_SIZE} or dict(execution)
+
+
+def slow_limits(judged: Mapping[int, SecondsSketch]) -> dict[str, float]:
+    """Execution seconds above which a stable batch counts as slow, by batch size."""
+    return {str(size): round(sketch.quantile(SLOW_QUANTILE) or 0.0, 9) for size, sketch in sorted(judged.items())}
+
+
 def _begin_step(view: RolloutView, step: int) -> RolloutStatus:
     """Freeze what the step is judged by, and put the evidence of the last one into the history."""
     status, weight = view.status, view.steps[step].weight
-    judged = {size: sketch for size, sketch in view.execution.items() if sketch.n >= MIN_BATCHES_PER_SIZE} or dict(
-        view.execution
-    )
-    slow = {str(size): round(sketch.quantile(SLOW_QUANTILE) or 0.0, 9) for size, sketch in sorted(judged.items())}
+    judged = judged_sizes(view.execution)
     history = status.history
     if status.phase == "Progressing":
         arm = status.ledger.total.canary
@@ -382,7 +389,7 @@ def _begin_step(view: RolloutView, step: int) -> RolloutStatus:
         phase_started_at=view.now,
         step_started_at=None,
         audit_rate=eager_rate(view.load, share=weight / 100),
-        slow_seconds=slow,
+        slow_seconds=slow_limits(judged),
         slow_needed=judged_batches_needed(
             tuple(judged.values()),
             weight=weight,

@@ -5,6 +5,9 @@ time: the Shiryaev-Roberts statistic is the sum of the evidence since every poss
 the null hypothesis M minus the number of observations is a martingale, hence the first alarm at ``M >=
 run_length`` takes at least ``run_length`` observations on average, however often one looks.
 
+Several workers are pooled by adding their counts of a round and updating once: a round is a block whose order is
+unknown anyway. (Adding their statistics would keep the run length too, but each worker alone is slow to notice.)
+
 Source: Shin, Ramdas and Rinaldo (2024), "E-detectors", arXiv:2203.03532.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -63,14 +67,14 @@ def update(state: DetectorState, n: int, k: int, *, p0: float) -> DetectorState:
         ``p0`` is not in (0, 1), or the counts are impossible.
     """
     check_counts(k, n)
-    ratios = log_ratios(p0, alternatives(p0))
     if n == 0:
         return state
-    after = tuple(
-        math.exp(min(_LARGEST_LOG, math.log(m + n) + k * gain + (n - k) * loss))
-        for m, (gain, loss) in zip(_before(state, p0), ratios, strict=True)
-    )
-    return DetectorState(after, state.n + n)
+    missed, begin = n - k, _before(state, p0)
+    after = [
+        math.exp(min(_LARGEST_LOG, math.log(m + n) + k * gain + missed * loss))
+        for m, (gain, loss) in zip(begin, _log_ratios(p0), strict=True)
+    ]
+    return DetectorState(tuple(after), state.n + n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ def watch(state: DetectorState, outcomes: npt.ArrayLike, *, p0: float, run_lengt
     """
     happened = as_outcomes(outcomes)
     _check_run_length(run_length)
-    m, ratios = _before(state, p0), np.exp(log_ratios(p0, alternatives(p0)))
+    m, ratios = _before(state, p0), np.exp(_log_ratios(p0))
     whole = len(happened) - len(happened) % _STRETCH
     m, first = _follow_side_by_side(m, happened[:whole], ratios, run_length)
     m, late = _follow(m, happened[whole:].tolist(), ratios.tolist(), run_length)
@@ -122,9 +126,14 @@ def _check_run_length(run_length: float) -> None:
         raise InvalidArgumentError(f"run_length is {run_length}; it must be above 1")
 
 
+@lru_cache(maxsize=256)
+def _log_ratios(p0: float) -> tuple[tuple[float, float], ...]:
+    return log_ratios(p0, alternatives(p0))
+
+
 def _before(state: DetectorState, p0: float) -> tuple[float, ...]:
     """The statistics so far, one per alternative."""
-    size = len(alternatives(p0))
+    size = len(_log_ratios(p0))
     if state.m and len(state.m) != size:
         raise InvalidArgumentError(f"detector state was made for another budget than p0={p0}; start anew with init()")
     return state.m or (0.0,) * size

@@ -33,7 +33,7 @@ Counts = npt.NDArray[np.int64]
 # evenly in the logarithm: from what a handful of observations needs to what a hundred million do.
 _RATE_TILTS = np.geomspace(2e-3, 8.0, 28)
 _MEAN_TILTS = np.geomspace(1e-4, 0.9, 28)
-_BISECTIONS = 60
+_BISECTIONS = 45
 BLOCK = 8192  # values that stay in the cache while they are added
 
 
