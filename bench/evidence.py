@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.signal import lfilter
 
 from offramp_core.control.gates import GateInput, slowness
 from offramp_core.control.objects import ArmTally, BothArms
 from offramp_core.control.rollout import judged_sizes, slow_limits
 from offramp_core.evidence import betting, detector, intervals, one_arm, savings, two_arm
-from offramp_core.evidence.exposure import audits_needed, judged_batches_needed
-from offramp_core.evidence.stopping import stopping_time
+from offramp_core.evidence.exposure import audits_needed, judged_batches_needed, rejection_count
+from offramp_core.evidence.stopping import corridor, stopping_time
 from offramp_core.sketch import SecondsSketch, bucket_index
 
 BUDGET, LEVEL, LOOKS = 0.01, 0.05, 40_000
@@ -62,9 +63,6 @@ def levels() -> dict[str, float]:
 
 def two_arm_level(share: float, *, alpha: float = LEVEL, looks: int = 10_000) -> float:
     """The same for the share of bad batches; ``looks`` counts bad batches."""
-    from offramp_core.evidence.exposure import rejection_count
-    from offramp_core.evidence.stopping import corridor
-
     grid = two_arm.harmful_shares(share)
     return corridor(share, upper=rejection_count(np.arange(1, looks + 1), p0=share, alpha=alpha, grid=grid)).ever
 
@@ -100,18 +98,18 @@ def run_lengths(
 def delays(
     rng: np.random.Generator, *, quiet: float, jump: float, p0: float, run_length: float, runs: int
 ) -> npt.NDArray[np.int64]:
-    """Observations from a jump to ``jump`` until the alarm, after 20,000 quiet ones without any."""
+    """Observations from a jump to ``jump`` until the alarm, after 10,000 quiet ones without any."""
     found: list[int] = []
     while len(found) < runs:
-        before = detector.watch(detector.init(), rng.random(20_000) < quiet, p0=p0, run_length=run_length)
-        after = detector.watch(before.state, rng.random(20_000) < jump, p0=p0, run_length=run_length)
+        before = detector.watch(detector.init(), rng.random(10_000) < quiet, p0=p0, run_length=run_length)
+        after = detector.watch(before.state, rng.random(3000) < jump, p0=p0, run_length=run_length)
         if before.alarm_after is None:
-            found.append(after.alarm_after or 20_000)
+            found.append(after.alarm_after or 3000)
     return np.asarray(found)
 
 
 def detector_table(rng: np.random.Generator) -> dict[str, Any]:
-    at_budget = run_lengths(rng, rate=BUDGET, p0=BUDGET, run_length=1000, runs=300, horizon=50_000)
+    at_budget = run_lengths(rng, rate=BUDGET, p0=BUDGET, run_length=1000, runs=300, horizon=10_000)
     table: dict[str, Any] = {"stated run length 1,000: mean at the boundary": float(at_budget.mean())}
     for length in (1e4, 1e5, 1e6):
         late = delays(rng, quiet=0.005, jump=0.05, p0=BUDGET, run_length=length, runs=300)
@@ -151,8 +149,6 @@ def _stretches(rng: np.random.Generator, n: int, *, calm: float, burst: float) -
 
 
 def _autocorrelated(rng: np.random.Generator, n: int, *, memory: float, spread: float) -> Floats:
-    from scipy.signal import lfilter
-
     kicks = rng.normal(0, spread * math.sqrt(1 - memory**2), n + 500)
     return np.asarray(lfilter([1.0], [1.0, -memory], kicks)[500:])
 
@@ -171,10 +167,10 @@ def slowness_rejects(
 ) -> bool:
     """Whether the control plane's slowness gate rejects anywhere in a rollout of three steps, looking after every batch.
 
-    The limits are frozen before each step from the stable plan's sketches, as the rollout does.
+    The limits are frozen beforehand from the stable plan's sketches, as the rollout does.
     """
+    limits = slow_limits(judged_sizes(sketches_of(bursty_batches(rng, 3000))))
     for weight, n in batches_per_step.items():
-        limits = slow_limits(judged_sizes(sketches_of(bursty_batches(rng, 3000))))
         ran = bursty_batches(rng, n)
         canary = rng.random(n) < weight / 100
         limit = np.asarray([limits.get(str(size), math.inf) for size in range(33)])[ran.size]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -81,38 +82,6 @@ class TestOneArm:
         stopped = stopping_times(p0, p0=p0, grid=alternatives(p0, side), runs=400, looks=4000)
         assert at_most(int((stopped > 0).sum()), 400, ALPHA)
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("side", ["greater", "less"])
-    def test_the_level_holds_after_forty_thousand_looks(self, side: Alternative) -> None:
-        stopped = stopping_times(0.01, p0=0.01, grid=alternatives(0.01, side), runs=1500, looks=40_000)
-        assert at_most(int((stopped > 0).sum()), 1500, ALPHA)
-
-    def test_five_percent_against_a_budget_of_one_stops_within_two_hundred_labels(self) -> None:
-        stopped = stopping_times(0.05, p0=0.01, grid=alternatives(0.01), runs=500, looks=1000)
-        assert (stopped > 0).all()
-        assert at_least(
-            int((stopped <= 200).sum()), 500, 0.88
-        )  # the dossier's simulation has 199 as the 90th percentile
-
-    def test_a_clean_plan_earns_acceptance(self) -> None:
-        stopped = stopping_times(0.002, p0=0.01, grid=alternatives(0.01, "less"), runs=300, looks=3000)
-        assert at_least(int((stopped > 0).sum()), 300, 0.95)
-        assert float(np.median(stopped)) < 1000
-
-    def test_counting_unaudited_non_exits_as_agreements_would_hide_what_this_finds(self) -> None:
-        """Budget 1 %, truth 2 %, 60 % exits, audits 5 %: the audited counts alone are unbiased and reject."""
-        rng = np.random.default_rng(7)
-        requests = 400_000
-        exits = rng.random(requests) < 0.6
-        wrong = exits & (rng.random(requests) < 0.02 / 0.6)
-        audited = rng.random(requests) < 0.05  # drawn at admission, whether or not the request leaves
-        n, k = int(audited.sum()), int((wrong & audited).sum())
-        assert abs(k / n - 0.02) < 4 * math.sqrt(0.02 * 0.98 / n)
-        assert log_e_value(k, n, p0=0.01) > math.log(1 / 0.001)
-        trap_n = int((audited | ~exits).sum())
-        assert k / trap_n < 0.0035
-        assert log_e_value(k, trap_n, p0=0.01) < 0
-
     def test_workers_pool_by_adding_counts_in_any_order(self) -> None:
         blocks = [(100, 3), (50, 0), (7, 7)]
         forward, backward = one_arm.init(), one_arm.init()
@@ -123,25 +92,31 @@ class TestOneArm:
         assert forward == backward == one_arm.Counts(157, 10)
         assert one_arm.Counts.from_mapping(json.loads(json.dumps(forward.to_mapping()))) == forward
 
-    @pytest.mark.parametrize("bad", [(5, 4, 0.1), (-1, 4, 0.1), (1, 4, 0.0), (1, 4, 1.0), (1, 4, float("nan"))])
-    def test_impossible_counts_and_rates_are_refused(self, bad: tuple[int, int, float]) -> None:
-        with pytest.raises(InvalidArgumentError):
-            log_e_value(bad[0], bad[1], p0=bad[2])
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            (5, 4, 0.1), (-1, 4, 0.1), (0.5, 4, 0.1), (1, 4.5, 0.1), (1, math.inf, 0.1), (math.nan, 4, 0.1),
+            (1, 4, 0.0), (1, 4, 1.0), (1, 4, math.nan), (1, 4, -0.1),
+        ],
+    )  # fmt: skip
+    def test_impossible_counts_and_rates_are_refused_in_one_line(self, bad: tuple[Any, Any, float]) -> None:
+        for refuse in (
+            lambda: log_e_value(bad[0], bad[1], p0=bad[2]),
+            lambda: log_e_share(bad[0], bad[1], share=bad[2]),
+            lambda: detector.update(detector.init(), bad[1], bad[0], p0=bad[2]),
+        ):
+            with pytest.raises(InvalidArgumentError, match=r"^[^\n]+(must be|must satisfy)[^\n]+$"):
+                refuse()
 
-
-def bursty_batches(rng: np.random.Generator, *, batches: int, share: float, slowdown: float) -> tuple[int, int]:
-    """Slow batches of the canary and in all, when load comes in bursts that make whole stretches slow in both arms."""
-    size = rng.integers(1, 33, batches)
-    in_burst = np.repeat(rng.random(batches // 20 + 1) < 0.15, 20)[:batches]
-    canary = rng.random(batches) < share
-    seconds = (
-        (1 + 0.1 * size)
-        * rng.lognormal(0, 0.15, batches)
-        * np.where(in_burst, 2.5, 1.0)
-        * np.where(canary, slowdown, 1.0)
-    )
-    slow = seconds > 1.05 * 1.6 * (1 + 0.1 * size)
-    return int((slow & canary).sum()), int(slow.sum())
+    def test_outcomes_are_counted_and_anything_but_zero_and_one_is_named(self) -> None:
+        assert one_arm.count_outcomes([0, 1, 1.0, True, False]) == (5, 3)
+        assert one_arm.count_outcomes([]) == (0, 0)
+        with pytest.raises(InvalidArgumentError, match=r"outcomes\[2\] is nan"):
+            one_arm.count_outcomes([0.0, 1.0, math.nan])
+        with pytest.raises(InvalidArgumentError, match=r"outcomes\[1\] is 2"):
+            one_arm.count_outcomes([0, 2])
+        with pytest.raises(InvalidArgumentError, match="shape"):
+            one_arm.count_outcomes([[0, 1]])
 
 
 class TestTwoArms:
@@ -149,23 +124,6 @@ class TestTwoArms:
     def test_alike_arms_are_rarely_judged_apart_however_often_one_looks(self, share: float) -> None:
         stopped = stopping_times(share, p0=share, grid=harmful_shares(share), runs=400, looks=3000, alpha=0.01)
         assert at_most(int((stopped > 0).sum()), 400, 0.01)
-
-    def test_an_identical_canary_under_bursty_load_is_falsely_rejected_in_at_most_one_percent(self) -> None:
-        rng = np.random.default_rng(1)
-        runs = 600
-        false = sum(
-            log_e_share(*bursty_batches(rng, batches=4000, share=0.1, slowdown=1.0), share=0.1) >= math.log(100)
-            for _ in range(runs)
-        )
-        assert at_most(false, runs, 0.01)
-
-    def test_a_canary_twice_as_slow_is_rejected_in_ninety_nine_percent(self) -> None:
-        rng = np.random.default_rng(2)
-        found = sum(
-            log_e_share(*bursty_batches(rng, batches=4000, share=0.1, slowdown=2.0), share=0.1) >= math.log(100)
-            for _ in range(300)
-        )
-        assert at_least(found, 300, 0.99)
 
     def test_shares_follow_from_how_much_riskier_a_canary_batch_is(self) -> None:
         assert share_under_ratio(0.5, 3.0) == pytest.approx(0.75)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from offramp_core.control.objects import BothArms, GateStatus
 from offramp_core.evidence.exposure import audits_needed
@@ -37,7 +37,7 @@ class GateInput:
     slow_needed: int
     certified: bool
     accuracy_confidence: float = 0.95
-    earlier: Counts = Counts()
+    earlier: Counts = field(default_factory=Counts)
 
     @property
     def audits(self) -> Counts:

@@ -67,9 +67,9 @@ def update(state: DetectorState, n: int, k: int, *, p0: float) -> DetectorState:
         ``p0`` is not in (0, 1), or the counts are impossible.
     """
     check_counts(k, n)
+    missed, begin = n - k, _before(state, p0)
     if n == 0:
         return state
-    missed, begin = n - k, _before(state, p0)
     after = [
         math.exp(min(_LARGEST_LOG, math.log(m + n) + k * gain + missed * loss))
         for m, (gain, loss) in zip(begin, _log_ratios(p0), strict=True)

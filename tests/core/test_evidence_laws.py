@@ -1,0 +1,280 @@
+"""Laws that every piece of evidence obeys: fair under the null, mergeable, indifferent to restarts and to how observations are grouped."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from offramp_core.errors import InvalidArgumentError
+from offramp_core.evidence import betting, detector, intervals, one_arm, savings
+from offramp_core.evidence.one_arm import Alternative
+from offramp_core.evidence.two_arm import log_e_share
+
+settings.register_profile("core", deadline=None, max_examples=60, derandomize=True)
+settings.load_profile("core")
+
+RATES = st.floats(0.002, 0.7)
+SIDES = st.sampled_from(["greater", "less"])
+BOUND = 2.0
+
+
+def outcomes(seed: int, n: int, rate: float) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    return np.random.default_rng(seed).random(n) < rate
+
+
+def through_json(state: Any) -> Any:
+    return type(state).from_mapping(json.loads(json.dumps(state.to_mapping())))
+
+
+class TestFairUnderTheNull:
+    """Expectations by enumeration of every possible count: exact, no simulation."""
+
+    @given(n=st.integers(1, 120), p0=RATES, side=SIDES)
+    def test_an_e_value_is_one_on_average_at_the_budget(self, n: int, p0: float, side: Alternative) -> None:
+        assert expectation(n, p0, lambda k: math.exp(one_arm.log_e_value(k, n, p0=p0, alternative=side))) == (
+            pytest.approx(1, rel=1e-9)
+        )
+
+    @given(n=st.integers(1, 120), p0=RATES, side=SIDES, part=st.floats(0, 1))
+    def test_and_at_most_one_anywhere_within_the_null(self, n: int, p0: float, side: Alternative, part: float) -> None:
+        rate = p0 * part if side == "greater" else p0 + (1 - p0) * part
+        assert expectation(n, rate, lambda k: math.exp(one_arm.log_e_value(k, n, p0=p0, alternative=side))) < 1 + 1e-9
+
+    @given(n=st.integers(1, 100), share=st.floats(0.01, 0.9))
+    def test_alike_arms_give_one_on_average(self, n: int, share: float) -> None:
+        assert expectation(n, share, lambda k: math.exp(log_e_share(k, n, share=share))) == pytest.approx(1, rel=1e-9)
+
+    @given(n=st.integers(1, 120), p0=RATES, quiet=st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1)), max_size=4))
+    def test_a_detector_gains_as_much_as_it_sees_whatever_the_block(
+        self, n: int, p0: float, quiet: list[tuple[int, float]]
+    ) -> None:
+        """M - n is a martingale at block ends, hence an alarm at M >= L comes after L observations on average, or later."""
+        before = detector.init()
+        for size, part in quiet:
+            before = detector.update(before, size, int(size * part), p0=p0)
+        gained = expectation(n, p0, lambda k: detector.statistic(detector.update(before, n, k, p0=p0)))
+        assert gained == pytest.approx(detector.statistic(before) + n, rel=1e-8)
+
+    @given(
+        p0=st.floats(0.001, 0.4),
+        highest=st.floats(1, 50),
+        side=SIDES,
+        points=st.lists(st.floats(0, 1), min_size=2, max_size=6),
+    )
+    def test_a_bet_gains_nothing_while_the_average_weight_is_the_budget(
+        self, p0: float, highest: float, side: Alternative, points: list[float]
+    ) -> None:
+        """Any two weights around the budget, mixed so that their mean is the budget."""
+        low, high = min(points) * p0, p0 + max(points) * (highest - p0)
+        if high - low < 1e-9:
+            return
+        on_high = (p0 - low) / (high - low)
+        start = betting.init(p0=p0, highest=highest, alternative=side)
+        wealth = [math.exp(betting.log_e_value(betting.update(start, [w]))) for w in (low, high)]
+        assert (1 - on_high) * wealth[0] + on_high * wealth[1] == pytest.approx(1, rel=1e-6)
+
+
+def expectation(n: int, rate: float, value: Any) -> float:
+    weights = stats.binom.pmf(np.arange(n + 1), n, rate)
+    return float(sum(w * value(k) for k, w in enumerate(weights.tolist()) if w > 0))
+
+
+SPLITS = st.lists(st.integers(0, 400), min_size=0, max_size=5)
+SEEDS = st.integers(0, 10_000)
+
+
+def parts_of(n: int, cuts: list[int]) -> list[slice]:
+    edges = sorted({0, n, *(c for c in cuts if c < n)})
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]
+
+
+class TestPooling:
+    @given(cuts=SPLITS, seed=SEEDS)
+    def test_counts_of_workers_in_any_order_are_the_counts_of_the_fleet(self, cuts: list[int], seed: int) -> None:
+        x = outcomes(seed, 400, 0.03)
+        parts = [one_arm.count_outcomes(x[part]) for part in parts_of(400, cuts)]
+        np.random.default_rng(seed).shuffle(parts)
+        pooled = one_arm.init()
+        for n, k in parts:
+            pooled = one_arm.update(pooled, n, k)
+        assert pooled == one_arm.Counts(400, int(x.sum()))
+
+    @given(cuts=SPLITS, seed=SEEDS)
+    def test_bets_of_workers_in_any_order_are_the_bets_of_the_fleet(self, cuts: list[int], seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        w = np.where(rng.random(400) < 0.05, rng.choice([1.0, 4.0, 20.0], 400), 0.0)
+        start = betting.init(p0=0.05, highest=20)
+        workers = [betting.update(start, w[part]) for part in parts_of(400, cuts)]
+        rng.shuffle(workers)  # type: ignore[arg-type]
+        pooled = start
+        for worker in workers:
+            pooled = betting.merge(pooled, worker)
+        alone = betting.update(start, rng.permutation(w))
+        assert pooled.n == alone.n == 400
+        assert pooled.log_wealth == pytest.approx(alone.log_wealth, abs=1e-9)
+
+    @given(cuts=SPLITS, seed=SEEDS)
+    def test_sums_of_workers_merge_in_any_order(self, cuts: list[int], seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        x, off, forecast = rng.random(400), rng.random(400) < 0.1, rng.random(400)
+        means = [intervals.update(intervals.init(bound=BOUND), x[p]) for p in parts_of(400, cuts)]
+        saved = [
+            savings.update(savings.init(share=0.1, bound=BOUND), x[p], off[p], forecast=forecast[p])
+            for p in parts_of(400, cuts)
+        ]
+        for merge, workers in ((intervals.merge, means), (savings.merge, saved)):
+            forward, backward = workers[0], workers[-1]
+            for one, other in zip(workers[1:], workers[-2::-1], strict=True):
+                forward, backward = merge(forward, one), merge(backward, other)  # type: ignore[operator]
+            assert list(forward.to_mapping().values()) == pytest.approx(list(backward.to_mapping().values()))
+            assert forward.n == 400
+
+    def test_only_like_and_like_are_merged(self) -> None:
+        with pytest.raises(InvalidArgumentError, match="bounds are"):
+            intervals.merge(intervals.init(bound=1), intervals.init(bound=2))
+        with pytest.raises(InvalidArgumentError, match="cannot be merged"):
+            betting.merge(betting.init(p0=0.1, highest=5), betting.init(p0=0.1, highest=6))
+        with pytest.raises(InvalidArgumentError, match="cannot be merged"):
+            savings.merge(savings.init(share=0.1, bound=1), savings.init(share=0.2, bound=1))
+
+
+class TestRestartsAndGrouping:
+    @given(cuts=SPLITS, seed=SEEDS)
+    def test_a_restart_anywhere_changes_nothing(self, cuts: list[int], seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        x, happened, off = rng.random(400), outcomes(seed, 400, 0.03), rng.random(400) < 0.1
+        whole: dict[str, Any] = fresh()
+        stored: dict[str, Any] = fresh()
+        for part in parts_of(400, cuts):
+            whole = {name: add(name, state, x[part], happened[part], off[part]) for name, state in whole.items()}
+            stored = {
+                name: add(name, through_json(state), x[part], happened[part], off[part])
+                for name, state in stored.items()
+            }
+        assert stored == whole
+
+    @given(cuts=SPLITS, seed=SEEDS)
+    def test_means_and_savings_are_the_same_bit_for_bit_however_values_are_grouped(
+        self, cuts: list[int], seed: int
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        x, happened, off = rng.random(400), outcomes(seed, 400, 0.03), rng.random(400) < 0.1
+        for name in ("mean", "savings"):
+            at_once, grouped = add(name, fresh()[name], x, happened, off), fresh()[name]
+            for part in parts_of(400, cuts):
+                grouped = add(name, grouped, x[part], happened[part], off[part])
+            assert grouped == at_once
+
+    @given(
+        seed=SEEDS,
+        n=st.integers(0, 3000),
+        rate=st.floats(0, 0.3),
+        p0=st.floats(0.002, 0.3),
+        length=st.floats(20, 1e5),
+    )
+    def test_a_million_outcomes_at_once_are_followed_like_one_after_the_other(
+        self, seed: int, n: int, rate: float, p0: float, length: float
+    ) -> None:
+        x = outcomes(seed, n, rate)
+        slow, first = detector.init(), None
+        for i, happened in enumerate(x.tolist(), start=1):
+            slow = detector.update(slow, 1, int(happened), p0=p0)
+            if first is None and detector.statistic(slow) >= length * (1 + 1e-9):
+                first = i
+        fast = detector.watch(detector.init(), x, p0=p0, run_length=length)
+        assert fast.state.n == slow.n
+        assert fast.state.m == pytest.approx(slow.m, rel=1e-7)
+        assert fast.alarm_after == first
+        begun = detector.watch(detector.init(), x[: n // 3], p0=p0, run_length=length)
+        ended = detector.watch(begun.state, x[n // 3 :], p0=p0, run_length=length)
+        assert ended.state.m == pytest.approx(slow.m, rel=1e-7)
+
+    def test_a_detector_that_screams_stays_finite(self) -> None:
+        seen = detector.watch(detector.init(), np.ones(10_000, dtype=bool), p0=0.01, run_length=1e6)
+        assert all(map(math.isfinite, seen.state.m))
+        assert seen.alarm_after is not None
+        assert seen.alarm_after < 20
+
+
+def fresh() -> dict[str, Any]:
+    return {
+        "counts": one_arm.init(),
+        "detector": detector.init(),
+        "mean": intervals.init(bound=BOUND),
+        "bets": betting.init(p0=0.05, highest=BOUND),
+        "savings": savings.init(share=0.1, bound=BOUND),
+    }
+
+
+def add(name: str, state: Any, x: Any, happened: Any, off: Any) -> Any:
+    """The same observations for every kind of state."""
+    n, k = one_arm.count_outcomes(happened)
+    match name:
+        case "counts":
+            return one_arm.update(state, n, k)
+        case "detector":
+            return detector.update(state, n, k, p0=0.02)
+        case "mean":
+            return intervals.update(state, x)
+        case "bets":
+            return betting.update(state, x * happened)
+        case _:
+            return savings.update(state, x, off, forecast=np.full(len(x), 0.4))
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("value", [math.nan, -0.1, 2.1, math.inf])
+    def test_a_value_out_of_range_is_named_with_its_row(self, value: float) -> None:
+        good, bad = [0.5, 0.5], [0.5, value]
+        holdback = savings.init(share=0.1, bound=BOUND)
+        for name, refuse in (
+            ("values", lambda: intervals.update(intervals.init(bound=BOUND), bad)),
+            ("weights", lambda: betting.update(betting.init(p0=0.1, highest=BOUND), bad)),
+            ("seconds", lambda: savings.update(holdback, bad, [0, 1], forecast=good)),
+            ("forecast", lambda: savings.update(holdback, good, [0, 1], forecast=bad)),
+        ):
+            with pytest.raises(InvalidArgumentError, match=rf"^{name}\[1\] is [^\n]*must lie in \[0, 2\]$"):
+                refuse()
+
+    def test_arms_that_are_no_arms_and_lengths_that_differ_are_refused(self) -> None:
+        holdback = savings.init(share=0.1, bound=BOUND)
+        with pytest.raises(InvalidArgumentError, match=r"outcomes\[1\] is nan"):
+            savings.update(holdback, [0.5, 0.5], [0, math.nan], forecast=[0.5, 0.5])
+        with pytest.raises(InvalidArgumentError, match="2, 1 and 2 batches"):
+            savings.update(holdback, [0.5, 0.5], [0, 1], forecast=[0.5])
+        with pytest.raises(InvalidArgumentError, match="one-dimensional"):
+            intervals.update(intervals.init(bound=BOUND), [[0.5]])
+
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda: intervals.init(bound=0), "bound is 0"),
+            (lambda: intervals.init(bound=math.nan), "bound is nan"),
+            (lambda: intervals.MeanState(1.0, -1), "n and surprise must be >= 0"),
+            (lambda: intervals.MeanState(1.0, 1, math.nan), "finite"),
+            (lambda: intervals.rate_interval(3, 2, alpha=0.05), "counts are"),
+            (lambda: intervals.rate_interval(1, 2, alpha=1.0), "alpha is"),
+            (lambda: intervals.mean_interval(intervals.init(bound=1), alpha=0.0), "alpha is"),
+            (lambda: betting.init(p0=1.0, highest=2), "p0 is"),
+            (lambda: betting.init(p0=0.1, highest=0.5), "highest is"),
+            (lambda: betting.init(p0=0.1, highest=2, alternative="other"), "alternative is"),  # type: ignore[arg-type]
+            (lambda: betting.BetState(0.1, 2.0, "greater", (0.0,)), "finite log wealths"),
+            (lambda: savings.init(share=0.6, bound=1), "share is 0.6"),
+            (lambda: savings.init(share=0.1, bound=math.inf), "bound is inf"),
+            (lambda: savings.SavingsState(0.1, 1.0, 5, math.nan), "all sums finite"),
+            (lambda: detector.watch(detector.init(), [0], p0=0.0, run_length=100), "p0 is"),
+            (lambda: detector.watch(detector.init(), [0], p0=0.1, run_length=1), "run_length is"),
+            (lambda: detector.watch(detector.init(), [0.5], p0=0.1, run_length=9), r"outcomes\[0\] is 0.5"),
+        ],
+    )
+    def test_states_and_settings_that_cannot_be_are_refused_in_one_line(self, make: Any, message: str) -> None:
+        with pytest.raises(InvalidArgumentError, match=rf"^[^\n]*{message}[^\n]*$"):
+            make()
