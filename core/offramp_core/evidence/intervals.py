@@ -193,7 +193,7 @@ def add_surprises(
     for part in np.split(x, range(BLOCK, len(x), BLOCK)):
         totals = np.cumsum(np.concatenate(([total], part)))
         before = (totals[:-1] + middle) / np.arange(n + 1.0, n + 1.0 + len(part))
-        missed = part - np.clip(before, low, high)
+        missed = part - np.minimum(np.maximum(before, low), high)
         missed *= missed
         n, total = n + len(part), float(totals[-1])
         surprise = float(np.cumsum(np.concatenate(([surprise], missed)))[-1])

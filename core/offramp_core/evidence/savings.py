@@ -142,14 +142,10 @@ def _add(
     state: SavingsState, x: npt.NDArray[np.float64], off: npt.NDArray[np.bool_], f: npt.NDArray[np.float64]
 ) -> SavingsState:
     share, bound = state.share, state.bound
-    without = np.where(off, (x - f) / share, 0.0)
-    with_exits = np.where(off, 0.0, (x - f) / (1 - share))
-    saved, saved_surprise = add_surprises(
-        without - with_exits, state.n, state.saved, state.saved_surprise, guess=(-bound, bound)
-    )
-    spent, spent_surprise = add_surprises(
-        f + with_exits, state.n, state.spent, state.spent_surprise, guess=(0.0, bound)
-    )
+    weighted = (x - f) * np.where(off, 1 / share, -1 / (1 - share))
+    saved, saved_surprise = add_surprises(weighted, state.n, state.saved, state.saved_surprise, guess=(-bound, bound))
+    with_exits = f - np.where(off, 0.0, weighted)
+    spent, spent_surprise = add_surprises(with_exits, state.n, state.spent, state.spent_surprise, guess=(0.0, bound))
     return SavingsState(share, bound, state.n + len(x), saved, saved_surprise, spent, spent_surprise)
 
 
