@@ -230,6 +230,64 @@ def add(name: str, state: Any, x: Any, happened: Any, off: Any) -> Any:
             return savings.update(state, x, off, forecast=np.full(len(x), 0.4))
 
 
+class TestByHand:
+    """The same in plain loops, from the definitions."""
+
+    @given(values=st.lists(st.floats(0, BOUND), min_size=1, max_size=40), alpha=st.floats(0.001, 0.5))
+    def test_a_mean_s_interval(self, values: list[float], alpha: float) -> None:
+        state = intervals.update(intervals.init(bound=BOUND), values)
+        seen, surprise = [BOUND / 2], 0.0  # the middle of the range stands for one value
+        for x in values:
+            surprise += (x - sum(seen[1:], seen[0]) / len(seen)) ** 2
+            seen.append(x)
+        assert state.surprise == pytest.approx(surprise, abs=1e-9)
+        u = intervals.deviation(state.surprise, reach=BOUND, alpha=alpha) / BOUND
+        tilts = np.geomspace(1e-4, 0.9, 28)
+        cost = (-np.log(1 - tilts) - tilts) * surprise / BOUND**2
+        assert np.exp(tilts * u - cost).mean() == pytest.approx(2 / alpha, rel=1e-6)
+
+    @given(
+        p=st.floats(0.01, 0.99), tilt=st.floats(0.001, 0.95), guess=st.floats(0, 1), sign=st.sampled_from([-1.0, 1.0])
+    )
+    def test_no_tilt_gains_whatever_was_guessed(self, p: float, tilt: float, guess: float, sign: float) -> None:
+        """One step of the process behind it, on the hardest values of a given mean: those at the ends of the range."""
+        cost = -math.log(1 - tilt) - tilt
+        factors = [math.exp(sign * tilt * (x - p) - cost * (x - guess) ** 2) for x in (0.0, 1.0)]
+        assert (1 - p) * factors[0] + p * factors[1] <= 1 + 1e-12
+
+    @given(
+        batches=st.lists(st.tuples(*[st.floats(0, BOUND)] * 3), min_size=1, max_size=7),
+        share=st.sampled_from([0.1, 0.5]),
+    )
+    def test_savings_are_unbiased_over_every_way_the_coins_may_fall(
+        self, batches: list[tuple[float, float, float]], share: float
+    ) -> None:
+        without, with_exits, forecast = np.array(batches).T
+        saved = spent = 0.0
+        for arms in itertools.product([False, True], repeat=len(batches)):
+            off = np.array(arms)
+            weight = float(np.where(off, share, 1 - share).prod())
+            state = savings.update(
+                savings.init(share=share, bound=BOUND), np.where(off, without, with_exits), off, forecast=forecast
+            )
+            saved, spent = saved + weight * state.saved, spent + weight * state.spent
+        assert saved == pytest.approx(float((without - with_exits).sum()), abs=1e-9)
+        assert spent == pytest.approx(float(with_exits.sum()), abs=1e-9)
+
+    def test_no_value_of_a_holdback_lies_beyond_its_reach(self) -> None:
+        """The interval holds for any costs up to the bound only if each one's surprise does."""
+        for arms, costs in itertools.product(
+            ([0, 1], [1, 0], [1, 1], [0, 0]), ([0, BOUND], [BOUND, 0], [BOUND, BOUND])
+        ):
+            for forecast in ([0.0, 0.0], [BOUND, BOUND], [BOUND, 0.0]):
+                before = savings.update(
+                    savings.init(share=0.05, bound=BOUND), costs[:1], arms[:1], forecast=forecast[:1]
+                )
+                after = savings.update(before, costs[1:], arms[1:], forecast=forecast[1:])
+                assert math.sqrt(after.saved_surprise - before.saved_surprise) <= BOUND * (1 / 0.05 + 1) + 1e-9
+                assert math.sqrt(after.spent_surprise - before.spent_surprise) <= BOUND * (1 / 0.95 + 1) + 1e-9
+
+
 class TestBadInput:
     @pytest.mark.parametrize("value", [math.nan, -0.1, 2.1, math.inf])
     def test_a_value_out_of_range_is_named_with_its_row(self, value: float) -> None:

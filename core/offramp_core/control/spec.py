@@ -37,7 +37,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPolicy:
-    """How plans are canaried. ``confidence`` is that of every gate of one rollout together."""
+    """How plans are canaried. ``confidence`` is that of all gates of one rollout together but accuracy, which has its budget's."""
 
     promotion: Promotion = "Automatic"
     on_inconclusive: OnInconclusive = "Abort"
