@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from offramp_core.control.objects import BothArms, GateStatus
 from offramp_core.evidence.exposure import audits_needed
-from offramp_core.evidence.one_arm import Counts, log_e_value, update
+from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.evidence.two_arm import log_e_share
 
 HARMFUL_FACTOR = 3.0  # a plan at three times its budget is what the accuracy gate must be able to notice
@@ -25,8 +25,7 @@ N_GATES = 3  # slowness, failures, acceptance; accuracy has the confidence of it
 class GateInput:
     """What the gates of one step read.
 
-    ``confidence`` is that of the whole rollout of ``n_steps`` steps, ``accuracy_confidence`` that of the accuracy budget. ``earlier``
-    are the audits of the rollout's earlier steps: the plan was the same then, so what it did counts.
+    ``confidence`` is that of the whole rollout of ``n_steps`` steps, ``accuracy_confidence`` that of the accuracy budget.
     """
 
     tally: BothArms
@@ -37,12 +36,6 @@ class GateInput:
     slow_needed: int
     certified: bool
     accuracy_confidence: float = 0.95
-    earlier: Counts = field(default_factory=Counts)
-
-    @property
-    def audits(self) -> Counts:
-        """The canary's audits since the rollout began."""
-        return update(self.earlier, self.tally.canary.audited, self.tally.canary.disagreements)
 
     @property
     def alpha(self) -> float:
@@ -59,20 +52,21 @@ class GateInput:
 
 
 def accuracy(given: GateInput) -> GateStatus:
-    """Disagreements among the canary's audits against the budget (one arm), over the whole rollout and with the budget's own confidence.
+    """Disagreements among the canary's audits since the step began against the budget (one arm), with the budget's own confidence.
 
-    One test for all steps may be wrong 5 % of the time about a plan *exactly at* its budget; a plan at half of it falls in 0.1 %. A level
-    divided by gates and steps would protect the former at the price of 367 instead of 219 audits to stop a plan at five budgets.
+    Earlier steps do not count: what was learnt before the inputs drifted would hide what they do now. The test of a step may be wrong
+    5 % of the time about a plan *exactly at* its budget; a plan at half of it falls in 0.1 %. A level divided by gates and steps would
+    protect the former at the price of 367 instead of 219 audits to stop a plan at five budgets.
     """
-    audits, alpha = given.audits, 1 - given.accuracy_confidence
+    arm, alpha = given.tally.canary, 1 - given.accuracy_confidence
     return _judge(
         "accuracy",
-        n=audits.n,
-        k=audits.k,
+        n=arm.audited,
+        k=arm.disagreements,
         bound=given.budget,
-        evidence=log_e_value(audits.k, audits.n, p0=given.budget),
+        evidence=log_e_value(arm.disagreements, arm.audited, p0=given.budget),
         limit=math.log(1 / alpha),
-        exposure=audits.n,
+        exposure=arm.audited,
         needed=audits_needed(budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=alpha, power=POWER),
     )
 
@@ -131,11 +125,11 @@ def acceptance(given: GateInput) -> GateStatus:
     """An uncertified plan must show that its disagreement is below the budget before it may be promoted."""
     if given.certified:
         return GateStatus("acceptance", "NotApplicable", message="the plan is certified")
-    audits = given.audits
-    evidence = log_e_value(audits.k, audits.n, p0=given.budget, alternative="less")
+    arm = given.tally.canary
+    evidence = log_e_value(arm.disagreements, arm.audited, p0=given.budget, alternative="less")
     accepted = evidence >= given.log_limit
     return GateStatus(
-        "acceptance", "Clear" if accepted else "Undecided", audits.n, audits.k, given.budget, evidence, given.log_limit,
+        "acceptance", "Clear" if accepted else "Undecided", arm.audited, arm.disagreements, given.budget, evidence, given.log_limit,
         message="earned" if accepted else "uncertified: more agreeing audits are needed",
     )  # fmt: skip
 

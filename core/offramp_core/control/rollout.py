@@ -18,7 +18,6 @@ from offramp_core.control.objects import Config, GateStatus, Ledger, Phase, Roll
 from offramp_core.control.snapshot import Event, Load, Worker
 from offramp_core.control.spec import Step
 from offramp_core.evidence.exposure import judged_batches_needed
-from offramp_core.evidence.one_arm import Counts
 from offramp_core.sketch import SecondsSketch
 
 ACK_TIMEOUT_SECONDS = 120.0  # kubelet takes up to a minute and a half to show a changed ConfigMap when a poke is lost
@@ -111,7 +110,6 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
             slow_needed=view.status.slow_needed,
             certified=view.to.certified_for(spec.max_disagreement),
             accuracy_confidence=spec.confidence,
-            earlier=Counts(sum(s.n for s in view.status.history), sum(s.k for s in view.status.history)),
         )
     )
 
