@@ -62,7 +62,7 @@ class TestJson:
         newer = load_records(file).take(slice(N // 2, None))
         for entry in value["policies"]:
             seen = evaluate(newer, entry["active"], entry["thresholds"])
-            assert (entry["saving"], entry["disagreement"]) == (seen.saving, seen.disagreement)
+            assert (entry["saving"], entry["disagreement"]) == pytest.approx((seen.saving, seen.disagreement))
 
     def test_certified_holds_a_certificate_within_the_confidence(self, file: Path) -> None:
         (entry,) = json.loads(run(file, "--budget", 0.02, "--json", "--policy", "certified").stdout)["policies"]

@@ -15,7 +15,7 @@ from scores import recorded, small
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evaluate import evaluate, evaluate_plan
 from offramp_core.plan import Plan, RampThreshold, floor_threshold
-from offramp_core.policies import Objective, greedy
+from offramp_core.policies import Objective, policy
 from offramp_core.records import ExitCosts, Records
 from offramp_core.search.grid import leave_keys, threshold_of
 from offramp_core.search.placement import best_plan
@@ -181,7 +181,7 @@ class TestSearchItself:
     def test_it_never_loses_to_the_hill_climb_on_the_same_records(self) -> None:
         for seed in range(20):
             records = recorded(600, 6, seed=seed)
-            climbed = greedy(records, records, Objective(0.02))
+            climbed = policy("greedy")(records, records, Objective(0.02))
             assert best_plan(records, max_disagreement=0.02).plan.saving >= climbed.saving - 1e-12
             assert best_thresholds(records, climbed.active, max_disagreement=0.02).saving >= climbed.saving - 1e-12
 

@@ -1,21 +1,15 @@
-"""Named tuning policies, for `offramp replay` to compare on equal records.
-
-Every policy sees the tuning records only and is judged on the report records only. A policy is a function;
-:data:`POLICIES` lists them by name.
-"""
+"""Policies that choose one plan from the tuning records and keep it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
 
-from offramp_core.certify import Certificate, Certified, Subject, rank_path_certificate
-from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
+from offramp_core.certify import Certified, Subject, rank_path_certificate
 from offramp_core.evaluate import Evaluation, evaluate
-from offramp_core.records import IndexArray, Records
+from offramp_core.policies.base import Objective, Trace, constant
+from offramp_core.records import Records
 from offramp_core.search.grid import cautious_threshold
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import ThresholdPlan, error_budget
@@ -26,43 +20,16 @@ GREEDY_STEP, GREEDY_SMALLEST_STEP = 0.01, 0.001
 _EVALUATION_LIMIT = 20_000  # the hill-climb ends long before; a guard against cycling on degenerate records
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """What every policy is asked for: budget, confidence, at most so many ramps, and their worst-case overhead."""
-
-    budget: float
-    confidence: float = 0.95
-    max_ramps: int = 3
-    max_overhead: float = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A policy's plan and what it does on the report records.
-
-    ``saving`` and ``disagreement`` are fractions. ``certificate`` is None for policies that prove nothing.
-    """
-
-    active: tuple[int, ...]
-    thresholds: tuple[Decimal, ...]
-    saving: float
-    disagreement: float
-    certificate: Certificate | None = None
-
-
-Policy = Callable[[Records, Records, Objective], Outcome]
-
-
-def exact(tune: Records, report: Records, objective: Objective) -> Outcome:
+def exact(tune: Records, report: Records, objective: Objective) -> Trace:
     """The plan that saves most on the tuning records within the budget, over thresholds and placement, uncertified.
 
     Source: this project, docs/decisions/0004. Tuned to the budget on its own records it breaks it about as often as not.
     """
     plan = _search(tune, objective)
-    return _judged(report, plan.active, plan.thresholds)
+    return constant(report, plan.active, plan.thresholds)
 
 
-def certified(tune: Records, report: Records, objective: Objective) -> Outcome:
+def certified(tune: Records, report: Records, objective: Objective) -> Trace:
     """The exact plan of the oldest quarter, scaled and tested on the rest of the tuning records; exits off if nothing passes.
 
     Source: this project; fixed-sequence Learn-then-Test, Angelopoulos et al. (2021), arXiv:2110.01052.
@@ -85,10 +52,10 @@ def certified(tune: Records, report: Records, objective: Objective) -> Outcome:
     if not isinstance(result, Certified):
         return exits_off(tune, report, objective)
     active = tuple(names.index(ramp.id) for ramp in result.plan.ramps)
-    return _judged(report, active, tuple(ramp.threshold for ramp in result.plan.ramps), result.certificate)
+    return constant(report, active, tuple(ramp.threshold for ramp in result.plan.ramps), result.certificate)
 
 
-def greedy(tune: Records, report: Records, objective: Objective) -> Outcome:
+def greedy(tune: Records, report: Records, objective: Objective) -> Trace:
     """Hill-climb on evenly spaced ramps, thresholds from 0.
 
     Each round tries every ramp one step up and takes, among those that stay strictly under the budget, the one that loses least agreement
@@ -97,10 +64,10 @@ def greedy(tune: Records, report: Records, objective: Objective) -> Outcome:
     (github.com/dywsjtu/apparate, `tune_threshold`). Its tiny tuning window is not part of this policy: it sees all tuning records.
     """
     ramps = evenly_spaced(tune, objective)
-    return _judged(report, ramps, _Climb(tune, ramps, objective.budget).run())
+    return constant(report, ramps, _Climb(tune, ramps, objective.budget).run())
 
 
-def single_threshold(tune: Records, report: Records, objective: Objective) -> Outcome:
+def single_threshold(tune: Records, report: Records, objective: Objective) -> Trace:
     """One threshold for all of the evenly spaced ramps: the one that saves most within the budget.
 
     Source: BranchyNet (Teerapittayanon, McDanel and Kung, ICPR 2016, arXiv:1709.01686) with a common threshold as in Apparate's
@@ -116,70 +83,12 @@ def single_threshold(tune: Records, report: Records, objective: Objective) -> Ou
         seen = evaluate(tune, ramps, (threshold,) * len(ramps))
         if seen.disagreements <= errors and seen.saving > best_saving:
             best, best_saving = threshold, seen.saving
-    return _judged(report, ramps, (best,) * len(ramps)) if best else exits_off(tune, report, objective)
+    return constant(report, ramps, (best,) * len(ramps)) if best else exits_off(tune, report, objective)
 
 
-def exits_off(_tune: Records, report: Records, _objective: Objective) -> Outcome:
+def exits_off(_tune: Records, report: Records, _objective: Objective) -> Trace:
     """No ramps: the model as it was given. Source: the vanilla baseline of every paper."""
-    return _judged(report, (), ())
-
-
-def oracle(_tune: Records, report: Records, _objective: Objective) -> Outcome:
-    """Each input leaves at the first ramp that answers it correctly and pays for that ramp alone; nothing disagrees.
-
-    No plan can do this: it has no thresholds, and its saving is a ceiling. Source: the per-sample optimum of Apparate (SOSP 2024),
-    arXiv:2312.05385 section 4.
-    """
-    costs = report.costs
-    at_ramp = np.cumsum(costs.segment_seconds)[:-1] + costs.ramp_seconds
-    seconds = np.where(report.agrees, at_ramp, costs.total_seconds).min(axis=1)
-    saving = 1.0 - float(np.minimum(seconds, costs.total_seconds).mean()) / costs.total_seconds
-    return Outcome((), (), saving, 0.0)
-
-
-POLICIES: dict[str, Policy] = {
-    "exact": exact,
-    "certified": certified,
-    "greedy": greedy,
-    "single-threshold": single_threshold,
-    "exits-off": exits_off,
-    "oracle": oracle,
-}
-
-
-def policy(name: str) -> Policy:
-    """A policy by name.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The name is unknown; the message lists the known ones.
-    """
-    if name not in POLICIES:
-        raise InvalidArgumentError(f"policy {name!r} is unknown; choose from {', '.join(POLICIES)}")
-    return POLICIES[name]
-
-
-def replay_halves(records: Records) -> tuple[Records, Records]:
-    """The older half, which policies tune (and certify) on, and the newer half, which they are judged on.
-
-    Rows are ordered by time where it was recorded, else taken to be in order already.
-
-    Raises
-    ------
-    InvalidRecordsError
-        Fewer than two records, or a time that is not finite.
-    """
-    n = len(records)
-    if n < 2:
-        raise InvalidRecordsError(
-            f"uncertainty has {n} row; a replay needs at least 2, one half to tune on and one to report on"
-        )
-    if records.time is not None and not np.isfinite(records.time).all():
-        row = int(np.flatnonzero(~np.isfinite(records.time))[0])
-        raise InvalidRecordsError(f"time[{row}] is {records.time[row]}; seconds must be finite")
-    order: IndexArray = np.arange(n) if records.time is None else np.argsort(records.time, kind="stable")
-    return records.take(order[: n // 2]), records.take(order[n // 2 :])
+    return constant(report, (), ())
 
 
 def evenly_spaced(records: Records, objective: Objective) -> tuple[int, ...]:
@@ -260,10 +169,3 @@ def _search(records: Records, objective: Objective) -> ThresholdPlan:
         max_ramps=objective.max_ramps,
         max_overhead=objective.max_overhead,
     ).plan
-
-
-def _judged(
-    report: Records, active: tuple[int, ...], thresholds: tuple[Decimal, ...], certificate: Certificate | None = None
-) -> Outcome:
-    seen = evaluate(report, active, thresholds)
-    return Outcome(active, thresholds, seen.saving, seen.disagreement, certificate)

@@ -1,0 +1,197 @@
+"""What a policy is: a function of tuning records and of a stream, which it serves request by request.
+
+A policy that chooses one plan from the tuning records and keeps it is the special case of a constant plan, see :func:`constant`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from offramp_core.certify import Certificate
+from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
+from offramp_core.evaluate import Threshold, check_active, leave_position
+from offramp_core.records import BoolArray, IndexArray, Records, SecondsArray
+
+NO_EXIT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What every policy is asked for.
+
+    ``budget`` is the allowed disagreement, ``max_ramps`` ramps at most may be active and add at most ``max_overhead`` of the backbone's
+    time together. ``batch_size`` is how many requests an online policy sees at a time.
+    """
+
+    budget: float
+    confidence: float = 0.95
+    max_ramps: int = 3
+    max_overhead: float = 0.05
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise InvalidArgumentError(f"batch_size is {self.batch_size}; a policy sees at least 1 request at a time")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInForce:
+    """A plan and the first row of the stream it served.
+
+    ``thresholds`` has one entry per active ramp; all are 0 where a policy leaves by another rule than a threshold.
+    """
+
+    since: int
+    active: tuple[int, ...]
+    thresholds: tuple[Threshold, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a policy did with a stream, request by request.
+
+    Attributes
+    ----------
+    exit : (n,) int
+        Ramp where each request left, ``NO_EXIT`` (-1) where it ran to the output.
+    plans : tuple of PlanInForce
+        By rising ``since``, the first at 0. Ramps in force are paid by every request that reaches them.
+    agrees : (n,) bool
+        The answer given equals the reference's.
+    certificate : Certificate, optional
+        None for policies that prove nothing.
+    """
+
+    exit: IndexArray
+    plans: tuple[PlanInForce, ...]
+    agrees: BoolArray
+    certificate: Certificate | None = None
+
+    def __post_init__(self) -> None:
+        starts = [plan.since for plan in self.plans]
+        if not starts or starts[0] != 0 or any(b <= a for a, b in pairwise(starts)):
+            raise InvalidArgumentError(f"plans begin at rows {starts}; the first must begin at 0 and the others rise")
+
+    @property
+    def disagreement(self) -> float:
+        """Share of all requests answered differently from the reference."""
+        return 1.0 - float(self.agrees.mean())
+
+    def seconds(self, records: Records) -> SecondsArray:
+        """Seconds each request took, the ramps it reached included: (n,).
+
+        A request that left at a ramp no plan had in force (only policies that look ahead do that) pays for that ramp besides.
+        """
+        self._check_length(records)
+        out = np.empty(len(self.exit))
+        ends = [*(plan.since for plan in self.plans[1:]), len(self.exit)]
+        for plan, end in zip(self.plans, ends, strict=True):
+            rows = slice(plan.since, end)
+            out[rows] = _seconds_by_exit(records, plan.active)[self.exit[rows]]
+        return out
+
+    def saving(self, records: Records) -> float:
+        """Share of the backbone's time saved against no ramps; negative when ramps cost more than they save."""
+        return 1.0 - float(self.seconds(records).mean()) / records.costs.total_seconds
+
+    def outcome(self, records: Records) -> Outcome:
+        """The last plan in force, and what the whole trace saved and cost."""
+        last = self.plans[-1]
+        return Outcome(last.active, last.thresholds, self.saving(records), self.disagreement, self.certificate)
+
+    def _check_length(self, records: Records) -> None:
+        if len(records) != len(self.exit):
+            raise InvalidRecordsError(
+                f"uncertainty has {len(records)} rows; the trace was made on {len(self.exit)} and needs the same ones"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is left of a trace in one line.
+
+    ``active`` and ``thresholds`` are the last plan in force; ``saving`` and ``disagreement`` fractions over the whole stream.
+    ``certificate`` is None for policies that prove nothing.
+    """
+
+    active: tuple[int, ...]
+    thresholds: tuple[Threshold, ...]
+    saving: float
+    disagreement: float
+    certificate: Certificate | None = None
+
+
+StreamPolicy = Callable[[Records, Records, Objective], Trace]
+"""(tuning records, stream in time order, objective) -> what it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """A policy as `offramp replay` lists it.
+
+    Attributes
+    ----------
+    name : str
+    describe : str
+        One line: what it is, and its source.
+    run : StreamPolicy
+    online : bool
+        Its plan changes while it serves, by what it has already served.
+    hindsight : bool
+        It looks at the very stream it is judged on: a ceiling, not something that can be deployed.
+    refusal : callable
+        One line that says why these records cannot show this policy, None where they can.
+    """
+
+    name: str
+    describe: str
+    run: StreamPolicy
+    online: bool = False
+    hindsight: bool = False
+    refusal: Callable[[Records], str | None] = lambda _records: None
+
+    def __call__(self, tune: Records, report: Records, objective: Objective) -> Outcome:
+        """Run it and sum up what it did on the report records."""
+        return self.run(tune, report, objective).outcome(report)
+
+
+def constant(
+    stream: Records,
+    active: Sequence[int],
+    thresholds: Sequence[Threshold],
+    certificate: Certificate | None = None,
+) -> Trace:
+    """The trace of one plan kept for the whole stream."""
+    ramps = check_active(stream, active)
+    left, agrees = serve(stream, ramps, thresholds)
+    return Trace(left, (PlanInForce(0, ramps, tuple(thresholds)),), agrees, certificate)
+
+
+def serve(stream: Records, active: tuple[int, ...], thresholds: Sequence[Threshold]) -> tuple[IndexArray, BoolArray]:
+    """Where each request leaves under a plan (ramp index or ``NO_EXIT``), and whether its answer agrees."""
+    position = leave_position(stream, active, thresholds)
+    return answers(stream, np.append(np.asarray(active, dtype=np.intp), NO_EXIT)[position], exits_on=bool(active))
+
+
+def answers(stream: Records, left: IndexArray, *, exits_on: bool = True) -> tuple[IndexArray, BoolArray]:
+    """``left`` itself, and whether what each request was told agrees.
+
+    With exits off the exact executor answers, which is the reference.
+    """
+    stays = left == NO_EXIT
+    final = stream.final_agrees if exits_on else np.ones(len(stream), dtype=np.bool_)
+    return left, np.where(stays, final, stream.agrees[np.arange(len(stream)), np.where(stays, 0, left)])
+
+
+def _seconds_by_exit(records: Records, active: tuple[int, ...]) -> SecondsArray:
+    """Seconds to leave at each ramp with some in force, and last (so at index -1) to run to the output: (R + 1,)."""
+    costs = records.costs
+    in_force = np.zeros(costs.n_ramps)
+    in_force[list(active)] = costs.ramp_seconds[list(active)]
+    paid = np.cumsum(in_force)
+    at_ramp = np.cumsum(costs.segment_seconds)[:-1] + paid + np.where(in_force > 0, 0.0, costs.ramp_seconds)
+    return np.append(at_ramp, costs.total_seconds + paid[-1])
