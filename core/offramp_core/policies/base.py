@@ -96,7 +96,8 @@ class Trace:
 
     def saving(self, records: Records) -> float:
         """Share of the backbone's time saved against no ramps; negative when ramps cost more than they save."""
-        return 1.0 - float(self.seconds(records).mean()) / records.costs.total_seconds
+        total = records.costs.total_seconds
+        return float((total - self.seconds(records)).mean()) / total
 
     def outcome(self, records: Records) -> Outcome:
         """The last plan in force, and what the whole trace saved and cost."""
