@@ -79,7 +79,7 @@ class Trace:
     @property
     def disagreement(self) -> float:
         """Share of all requests answered differently from the reference."""
-        return 1.0 - float(self.agrees.mean())
+        return float((~self.agrees).mean())
 
     def seconds(self, records: Records) -> SecondsArray:
         """Seconds each request took, the ramps it reached included: (n,).
