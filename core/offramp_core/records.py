@@ -74,6 +74,8 @@ class Records:
         Group that has a promise of its own; source whose requests resemble each other.
     profile : Profile, optional
         Costs by batch size, where they were measured; ``costs`` is one of its rows.
+    prediction : (n, R) int, optional
+        What each ramp answered; only policies that compare ramps with each other need it.
     """
 
     uncertainty: FloatArray
@@ -84,6 +86,7 @@ class Records:
     slice_id: LabelArray | None = None
     stream: LabelArray | None = None
     profile: Profile | None = None
+    prediction: npt.NDArray[np.integer[Any]] | None = None
 
     def __len__(self) -> int:
         return len(self.uncertainty)
@@ -100,7 +103,7 @@ class Records:
 
         return replace(
             self, uncertainty=self.uncertainty[rows], agrees=self.agrees[rows], final_agrees=self.final_agrees[rows],
-            time=pick(self.time), slice_id=pick(self.slice_id), stream=pick(self.stream),
+            time=pick(self.time), slice_id=pick(self.slice_id), stream=pick(self.stream), prediction=pick(self.prediction),
         )  # fmt: skip
 
 
@@ -144,6 +147,7 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
         slice_id=_array(arrays, "slice", shape=(n,), kind="iu").astype(np.int64) if "slice" in arrays else None,
         stream=_array(arrays, "stream", shape=(n,), kind="iu").astype(np.int64) if "stream" in arrays else None,
         profile=_profile(arrays, n_ramps=r) if "batch_size" in arrays else None,
+        prediction=prediction,
     )
 
 

@@ -9,23 +9,80 @@ from __future__ import annotations
 import numpy as np
 
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
+from offramp_core.policies.apparate import published
+from offramp_core.policies.apparate_artifact import text_loop, vision_loop
 from offramp_core.policies.base import NO_EXIT, NamedPolicy, Objective, Outcome, PlanInForce, StreamPolicy, Trace
-from offramp_core.policies.hindsight import oracle
-from offramp_core.policies.planned import certified, evenly_spaced, exact, exits_off, greedy, single_threshold
+from offramp_core.policies.every_ramp import (
+    all_ramps,
+    costliest_heads,
+    patience,
+    tuned_in_hindsight,
+    with_a_threshold_each,
+    with_one_threshold,
+    without_predictions,
+)
+from offramp_core.policies.hindsight import offline_optimal, online_optimal, oracle
+from offramp_core.policies.planned import (
+    certified,
+    evenly_spaced,
+    exact,
+    exits_off,
+    fast_yet_safe,
+    greedy,
+    single_threshold,
+    static_small,
+    two_layer,
+    without_small_model,
+)
 from offramp_core.records import IndexArray, Records
 
 Policy = NamedPolicy
 
 _LISTED = (
-    NamedPolicy("exact", "the plan that saves most on the tuning records within the budget (this project)", exact),
+    NamedPolicy("exact", "saves most on the tuning records within the budget, all ramps to choose from (this project)", exact),
+    NamedPolicy("certified", "the exact plan of a quarter, scaled and tested on the rest (this project; Learn-then-Test)", certified),
+    NamedPolicy("greedy", "Apparate's hill-climb with all tuning records for its window (arXiv:2312.05385)", greedy),
+    NamedPolicy("apparate", "climbs on the last 16 requests, adjusts ramps every 128 (SOSP 2024, arXiv:2312.05385)", published, online=True),
     NamedPolicy(
-        "certified", "the exact plan of a quarter, tested on the rest (this project; Learn-then-Test)", certified
+        "apparate-artifact", "the vision loop of Apparate's public artifact: 4 batches, zero errors (dywsjtu/apparate)", vision_loop,
+        online=True,
     ),
-    NamedPolicy("greedy", "Apparate's hill-climb, given all tuning records (SOSP 2024)", greedy),
+    NamedPolicy(
+        "apparate-artifact-nlp", "the text loop of Apparate's public artifact: only erring ramps retuned (dywsjtu/apparate)",
+        text_loop, online=True,
+    ),
     NamedPolicy("single-threshold", "one threshold for evenly spaced ramps, tuned to the budget", single_threshold),
+    NamedPolicy("fast-yet-safe", "one threshold for evenly spaced ramps, proven by Learn-then-Test (arXiv:2405.20915)", fast_yet_safe),
+    NamedPolicy("branchynet", "every ramp, one threshold tuned once (arXiv:1709.01686)", with_one_threshold(all_ramps)),
+    NamedPolicy("branchynet+", "every ramp, a threshold each, tuned once (arXiv:2312.05385)", with_a_threshold_each(all_ramps)),
+    NamedPolicy(
+        "branchynet-opt", "every ramp, tuned on the stream itself: hindsight (arXiv:2312.05385)", tuned_in_hindsight(all_ramps),
+        hindsight=True,
+    ),
+    NamedPolicy("deebert", "the costliest head of every place, one threshold (arXiv:2004.12993)", with_one_threshold(costliest_heads)),
+    NamedPolicy(
+        "deebert+", "the costliest head of every place, a threshold each (arXiv:2312.05385)", with_a_threshold_each(costliest_heads)
+    ),
+    NamedPolicy(
+        "deebert-opt", "the costliest head of every place, tuned on the stream itself: hindsight (arXiv:2312.05385)",
+        tuned_in_hindsight(costliest_heads), hindsight=True,
+    ),
+    NamedPolicy(
+        "patience", "leaves when t ramps in a row repeat the one before (PABEE, arXiv:2006.04152)", patience, refusal=without_predictions
+    ),
+    NamedPolicy("two-layer", "one early answerer before the full model, one threshold (arXiv:2312.05385)", two_layer),
+    NamedPolicy("static-small", "a smaller model instead, for every input", static_small, refusal=without_small_model),
     NamedPolicy("exits-off", "the model as it was given", exits_off),
-    NamedPolicy("oracle", "each input leaves at its first correct ramp: a ceiling (Apparate)", oracle, hindsight=True),
-)
+    NamedPolicy(
+        "offline-optimal", "the best plan for the whole stream: hindsight (arXiv:2312.05385)", offline_optimal, hindsight=True
+    ),
+    NamedPolicy(
+        "online-optimal", "the best plan for every 512 requests: hindsight (arXiv:2312.05385)", online_optimal, online=True, hindsight=True
+    ),
+    NamedPolicy(
+        "oracle", "each input leaves at its cheapest correct ramp: hindsight, no plan does it (arXiv:2312.05385)", oracle, hindsight=True
+    ),
+)  # fmt: skip
 POLICIES: dict[str, NamedPolicy] = {p.name: p for p in _LISTED}
 
 
@@ -66,5 +123,5 @@ def replay_halves(records: Records) -> tuple[Records, Records]:
 
 __all__ = [
     "NO_EXIT", "POLICIES", "NamedPolicy", "Objective", "Outcome", "PlanInForce", "Policy", "StreamPolicy", "Trace",
-    "certified", "evenly_spaced", "exact", "exits_off", "greedy", "oracle", "policy", "replay_halves", "single_threshold",
+    "evenly_spaced", "policy", "replay_halves",
 ]  # fmt: skip

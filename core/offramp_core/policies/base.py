@@ -175,17 +175,17 @@ def constant(
 def serve(stream: Records, active: tuple[int, ...], thresholds: Sequence[Threshold]) -> tuple[IndexArray, BoolArray]:
     """Where each request leaves under a plan (ramp index or ``NO_EXIT``), and whether its answer agrees."""
     position = leave_position(stream, active, thresholds)
-    return answers(stream, np.append(np.asarray(active, dtype=np.intp), NO_EXIT)[position], exits_on=bool(active))
+    left = np.append(np.asarray(active, dtype=np.intp), NO_EXIT)[position]
+    return left, answers(stream, left) if active else np.ones(len(stream), dtype=np.bool_)
 
 
-def answers(stream: Records, left: IndexArray, *, exits_on: bool = True) -> tuple[IndexArray, BoolArray]:
-    """``left`` itself, and whether what each request was told agrees.
+def answers(stream: Records, left: IndexArray) -> BoolArray:
+    """Whether what each request was told agrees, by where it left, with exits on.
 
-    With exits off the exact executor answers, which is the reference.
+    With exits off the exact executor answers instead, which is the reference.
     """
     stays = left == NO_EXIT
-    final = stream.final_agrees if exits_on else np.ones(len(stream), dtype=np.bool_)
-    return left, np.where(stays, final, stream.agrees[np.arange(len(stream)), np.where(stays, 0, left)])
+    return np.where(stays, stream.final_agrees, stream.agrees[np.arange(len(stream)), np.where(stays, 0, left)])
 
 
 def _seconds_by_exit(records: Records, active: tuple[int, ...]) -> SecondsArray:

@@ -6,30 +6,31 @@ from decimal import Decimal
 
 import numpy as np
 
+from offramp_core import binomial
 from offramp_core.certify import Certified, Subject, rank_path_certificate
-from offramp_core.evaluate import Evaluation, evaluate
-from offramp_core.policies.base import Objective, Trace, constant
+from offramp_core.errors import InvalidRecordsError
+from offramp_core.policies.base import Objective, PlanInForce, Trace, answers, constant
+from offramp_core.policies.climb import Climbing, climb
+from offramp_core.policies.common_threshold import common_thresholds
 from offramp_core.records import Records
-from offramp_core.search.grid import cautious_threshold
+from offramp_core.search.grid import STEPS, threshold_of
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import ThresholdPlan, error_budget
 from offramp_core.tuning import split_rows
 
-SINGLE_THRESHOLD_STEPS = 1000
-GREEDY_STEP, GREEDY_SMALLEST_STEP = 0.01, 0.001
-_EVALUATION_LIMIT = 20_000  # the hill-climb ends long before; a guard against cycling on degenerate records
+RISK_GRID = STEPS // 1000  # fast-yet-safe tries thresholds 0.001, 0.002, ..., 1
 
 
-def exact(tune: Records, report: Records, objective: Objective) -> Trace:
+def exact(tune: Records, stream: Records, objective: Objective) -> Trace:
     """The plan that saves most on the tuning records within the budget, over thresholds and placement, uncertified.
 
     Source: this project, docs/decisions/0004. Tuned to the budget on its own records it breaks it about as often as not.
     """
-    plan = _search(tune, objective)
-    return constant(report, plan.active, plan.thresholds)
+    plan = searched(tune, objective)
+    return constant(stream, plan.active, plan.thresholds)
 
 
-def certified(tune: Records, report: Records, objective: Objective) -> Trace:
+def certified(tune: Records, stream: Records, objective: Objective) -> Trace:
     """The exact plan of the oldest quarter, scaled and tested on the rest of the tuning records; exits off if nothing passes.
 
     Source: this project; fixed-sequence Learn-then-Test, Angelopoulos et al. (2021), arXiv:2110.01052.
@@ -37,8 +38,8 @@ def certified(tune: Records, report: Records, objective: Objective) -> Trace:
     a_end, b_start = split_rows(len(tune))
     a, b = tune.take(slice(a_end)), tune.take(slice(b_start, None))
     if not len(a) or not len(b):
-        return exits_off(tune, report, objective)
-    plan = _search(a, objective)
+        return exits_off(tune, stream, objective)
+    plan = searched(a, objective)
     names = tuple(f"r{i:02d}" for i in range(tune.n_ramps))
     result = rank_path_certificate(
         a,
@@ -50,45 +51,97 @@ def certified(tune: Records, report: Records, objective: Objective) -> Trace:
         delta=1 - objective.confidence,
     )
     if not isinstance(result, Certified):
-        return exits_off(tune, report, objective)
+        return exits_off(tune, stream, objective)
     active = tuple(names.index(ramp.id) for ramp in result.plan.ramps)
-    return constant(report, active, tuple(ramp.threshold for ramp in result.plan.ramps), result.certificate)
+    return constant(stream, active, tuple(ramp.threshold for ramp in result.plan.ramps), result.certificate)
 
 
-def greedy(tune: Records, report: Records, objective: Objective) -> Trace:
-    """Hill-climb on evenly spaced ramps, thresholds from 0.
+def greedy(tune: Records, stream: Records, objective: Objective) -> Trace:
+    """Apparate's hill-climb on evenly spaced ramps, with all tuning records for its window.
 
-    Each round tries every ramp one step up and takes, among those that stay strictly under the budget, the one that loses least agreement
-    per second gained; its step doubles, and so do the steps of ramps whose move changed nothing. When none is left all steps halve, down
-    to the smallest. Source: Apparate (SOSP 2024), arXiv:2312.05385 section 3.2, with the constants of its public artifact
-    (github.com/dywsjtu/apparate, `tune_threshold`). Its tiny tuning window is not part of this policy: it sees all tuning records.
+    Source: Apparate (SOSP 2024), arXiv:2312.05385 section 3.2, with the constants of its public artifact; see :mod:`.climb`. It shows
+    what the search itself is worth; the loop around it is `apparate`.
     """
     ramps = evenly_spaced(tune, objective)
-    return constant(report, ramps, _Climb(tune, ramps, objective.budget).run())
+    climbed = climb(tune, ramps, objective.budget, Climbing())
+    return constant(stream, ramps, tuple(Decimal(str(t)) for t in climbed.thresholds))
 
 
-def single_threshold(tune: Records, report: Records, objective: Objective) -> Trace:
-    """One threshold for all of the evenly spaced ramps: the one that saves most within the budget.
+def single_threshold(tune: Records, stream: Records, objective: Objective) -> Trace:
+    """One threshold for all of the evenly spaced ramps: the one that saves most within the budget on the tuning records.
 
-    Source: BranchyNet (Teerapittayanon, McDanel and Kung, ICPR 2016, arXiv:1709.01686) with a common threshold as in Apparate's
-    evaluation; candidates are the per-mille quantiles of the ramps' scores instead of a fixed grid, which only helps it.
+    Source: the common threshold of BranchyNet (arXiv:1709.01686) on Apparate's few ramps, found exactly.
     """
     ramps = evenly_spaced(tune, objective)
     if not ramps:
-        return exits_off(tune, report, objective)
-    errors = error_budget(len(tune), max_disagreement=objective.budget)
-    levels = np.quantile(tune.uncertainty[:, ramps], np.linspace(0, 1, SINGLE_THRESHOLD_STEPS + 1))
-    best, best_saving = Decimal(0), 0.0
-    for threshold in sorted({cautious_threshold(float(level)) for level in levels}):
-        seen = evaluate(tune, ramps, (threshold,) * len(ramps))
-        if seen.disagreements <= errors and seen.saving > best_saving:
-            best, best_saving = threshold, seen.saving
-    return constant(report, ramps, (best,) * len(ramps)) if best else exits_off(tune, report, objective)
+        return exits_off(tune, stream, objective)
+    threshold = common_thresholds(tune, ramps).best(error_budget(len(tune), max_disagreement=objective.budget))
+    return constant(stream, ramps, (threshold,) * len(ramps)) if threshold else exits_off(tune, stream, objective)
 
 
-def exits_off(_tune: Records, report: Records, _objective: Objective) -> Trace:
+def fast_yet_safe(tune: Records, stream: Records, objective: Objective) -> Trace:
+    """One threshold for evenly spaced ramps, raised as long as a test on all tuning records proves the budget for it.
+
+    The grid is fixed in advance and tested from the safest threshold on, each with an exact binomial test at 1 - confidence, until the
+    first failure: with that confidence the threshold taken keeps the budget, whatever the shape of the risk. Of those that passed the
+    one that saves most is taken. Source: Jazbec et al. (2024), "Fast yet Safe", arXiv:2405.20915 (risk: disagreement with the full model;
+    Learn-then-Test variant); the tests are binomial because the loss is 0 or 1, which only helps it.
+    """
+    ramps = evenly_spaced(tune, objective)
+    if not ramps:
+        return exits_off(tune, stream, objective)
+    curve = common_thresholds(tune, ramps)
+    grid = np.arange(RISK_GRID, STEPS + 1, RISK_GRID)
+    at = np.searchsorted(curve.keys, grid, side="right") - 1
+    passed = np.array([binomial.cdf(int(k), len(tune), objective.budget) for k in curve.errors[at]])
+    failed = np.flatnonzero(passed > 1 - objective.confidence)
+    proven = at[: failed[0]] if len(failed) else at
+    if not len(proven) or curve.saving[proven].max() <= 0:
+        return exits_off(tune, stream, objective)
+    threshold = threshold_of(int(grid[curve.saving[proven].argmax()]))
+    return constant(stream, ramps, (threshold,) * len(ramps))
+
+
+def two_layer(tune: Records, stream: Records, objective: Objective) -> Trace:
+    """A fixed pair: one early answerer with one threshold before the full model, chosen once on the tuning records.
+
+    Source: the two-layer inference that Apparate (SOSP 2024), arXiv:2312.05385 section 5.3, is compared with. A small model recorded at
+    the input is among the candidates; as it may cost what it wants, ``max_overhead`` does not bind.
+    """
+    plan = best_plan(tune, max_disagreement=objective.budget, max_ramps=1, max_overhead=np.inf).plan
+    return constant(stream, plan.active, plan.thresholds)
+
+
+def static_small(tune: Records, stream: Records, _objective: Objective) -> Trace:
+    """A smaller model instead of this one: every input gets the answer of a model recorded at the input.
+
+    Of several the one that agrees most often on the tuning records. Source: the static alternative every early-exit paper is measured
+    against, e.g. arXiv:2312.05385 section 2.
+
+    Raises
+    ------
+    InvalidRecordsError
+        No ramp sits at the input.
+    """
+    reason = without_small_model(tune)
+    if reason:
+        raise InvalidRecordsError(reason)
+    candidates = _at_input(tune)
+    ramp = int(candidates[tune.agrees[:, candidates].sum(axis=0).argmax()])
+    left = np.full(len(stream), ramp, dtype=np.intp)
+    return Trace(left, (PlanInForce(0, (ramp,), (Decimal(1),)),), answers(stream, left))
+
+
+def exits_off(_tune: Records, stream: Records, _objective: Objective) -> Trace:
     """No ramps: the model as it was given. Source: the vanilla baseline of every paper."""
-    return constant(report, (), ())
+    return constant(stream, (), ())
+
+
+def without_small_model(records: Records) -> str | None:
+    """Why no smaller model can stand in for this one, in one line; None where one was recorded."""
+    if len(_at_input(records)):
+        return None
+    return "segment_seconds[0] is not 0; static-small needs a model recorded at the input, a ramp with no backbone before it"
 
 
 def evenly_spaced(records: Records, objective: Objective) -> tuple[int, ...]:
@@ -96,76 +149,25 @@ def evenly_spaced(records: Records, objective: Objective) -> tuple[int, ...]:
     n = records.n_ramps
     for count in range(min(objective.max_ramps, n), 0, -1):
         ramps = tuple(int((i + 1) * n / (count + 1)) for i in range(count))
-        if len(set(ramps)) == count and records.costs.overhead(ramps) <= objective.max_overhead * (1 + 1e-12):
+        if len(set(ramps)) == count and affordable(records, ramps, objective):
             return ramps
     return ()
 
 
-class _Climb:
-    """State of one hill-climb."""
-
-    def __init__(self, records: Records, ramps: tuple[int, ...], budget: float) -> None:
-        self._records, self._ramps, self._budget = records, ramps, budget
-        self._thresholds = [0.0] * len(ramps)
-        self._steps = [GREEDY_STEP] * len(ramps)
-        self._evaluations = 0
-
-    def run(self) -> tuple[Decimal, ...]:
-        now = self._try(self._thresholds)
-        while self._evaluations < _EVALUATION_LIMIT:
-            chosen, idle = self._best_move(now)
-            if chosen is not None and self._thresholds[chosen[0]] <= 1:
-                ramp, now = chosen
-                self._thresholds = self._moved(ramp)
-                for k in {ramp, *idle}:
-                    self._steps[k] *= 2
-            elif not self._halve():
-                break
-        return tuple(Decimal(str(min(1.0, t))) for t in self._thresholds)
-
-    def _best_move(self, now: Evaluation) -> tuple[tuple[int, Evaluation] | None, list[int]]:
-        """The best feasible move, and the ramps whose move changes cost or agreement not at all."""
-        best: tuple[int, Evaluation] | None = None
-        best_score, idle = np.inf, []
-        for k in range(len(self._ramps)):
-            seen = self._try(self._moved(k))
-            if seen.disagreement >= self._budget:
-                continue
-            gained, lost = abs(seen.mean_seconds - now.mean_seconds), abs(seen.disagreements - now.disagreements)
-            if gained > 0 and lost / gained < best_score:
-                best, best_score = (k, seen), lost / gained
-            if gained == 0 or lost == 0:
-                idle.append(k)
-        if best is None and idle and any(self._thresholds[k] + self._steps[k] <= 1 for k in idle):
-            k = next(k for k in idle if self._thresholds[k] + self._steps[k] <= 1)
-            best = (k, self._try(self._moved(k)))
-        return best, idle
-
-    def _moved(self, ramp: int) -> list[float]:
-        moved = list(self._thresholds)
-        moved[ramp] = round(moved[ramp] + self._steps[ramp], 4)
-        return moved
-
-    def _halve(self) -> bool:
-        """Halve every step that is not the smallest yet; False when all are."""
-        wide = [
-            k
-            for k, step in enumerate(self._steps)
-            if round(step, 4) > GREEDY_SMALLEST_STEP and self._thresholds[k] <= 1
-        ]
-        for k in wide:
-            self._steps[k] /= 2
-        return bool(wide)
-
-    def _try(self, thresholds: list[float]) -> Evaluation:
-        self._evaluations += 1
-        return evaluate(self._records, self._ramps, [min(1.0, t) for t in thresholds])
+def affordable(records: Records, ramps: tuple[int, ...], objective: Objective) -> bool:
+    """Whether so many ramps are allowed, and their worst-case overhead is."""
+    return len(ramps) <= objective.max_ramps and records.costs.overhead(ramps) <= objective.max_overhead * (1 + 1e-12)
 
 
-def _search(records: Records, objective: Objective) -> ThresholdPlan:
+def searched(records: Records, objective: Objective) -> ThresholdPlan:
+    """The exact search under an objective."""
     return best_plan(
         records,
         max_disagreement=objective.budget,
         max_ramps=objective.max_ramps,
         max_overhead=objective.max_overhead,
     ).plan
+
+
+def _at_input(records: Records) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    return np.flatnonzero(np.cumsum(records.costs.segment_seconds)[:-1] == 0)

@@ -1,0 +1,151 @@
+"""The threshold hill-climb of Apparate, on any window of records.
+
+Source: Apparate (SOSP 2024), arXiv:2312.05385 section 3.2, and its public artifact (github.com/dywsjtu/apparate, `tune_threshold`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from offramp_core.evaluate import leave_position
+from offramp_core.records import BoolArray, IndexArray, Records, SecondsArray
+
+_ROUNDS = 20_000  # a climb ends long before; a guard against cycling on degenerate records
+
+
+@dataclass(frozen=True, slots=True)
+class Climbing:
+    """Constants of a hill-climb.
+
+    Attributes
+    ----------
+    step, smallest_step : float
+        How far a threshold is first moved, and below what the search does not refine.
+    below : bool
+        Disagreement must stay strictly below the budget, as in the artifact, instead of at most at it.
+    first_yields : bool
+        The artifact takes "the best move is ramp 0" for "there is no best move" whenever some ramp's move changes nothing.
+    trusts_final : bool
+        Inputs that run to the output count as answered correctly, as they do for a system whose reference is its own output.
+    """
+
+    step: float = 0.01
+    smallest_step: float = 0.001
+    below: bool = True
+    first_yields: bool = False
+    trusts_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Climbed:
+    """Thresholds, and what they do on the window they were found on."""
+
+    thresholds: tuple[float, ...]
+    saving: float
+    disagreement: float
+
+
+def climb(
+    window: Records,
+    active: tuple[int, ...],
+    budget: float,
+    rules: Climbing,
+    *,
+    start: npt.ArrayLike | None = None,
+    frozen: BoolArray | None = None,
+) -> Climbed:
+    """Raise thresholds from 0, or from ``start``, as long as the window keeps the budget.
+
+    Each round tries every ramp one step up and takes, of the moves that keep the budget, the one that loses least agreement per second
+    gained; its step doubles, and so do the steps of ramps whose move changed nothing. A move that changes nothing is taken when there is
+    no other. When no move is left all steps halve, down to the smallest. ``frozen`` ramps keep their threshold.
+    """
+    if not active or not len(window):
+        return Climbed((0.0,) * len(active), 0.0, 0.0)
+    begin = np.zeros(len(active)) if start is None else np.asarray(start, dtype=np.float64)
+    state = _Climb(window, active, budget, rules=rules, start=begin, frozen=frozen)
+    state.run()
+    thresholds = tuple(float(t) for t in np.minimum(state.thresholds, 1.0))
+    return Climbed(thresholds, state.saving, state.errors / len(window))
+
+
+class _Climb:
+    """State of one hill-climb: where each input of the window leaves, and what a further step of each ramp would change."""
+
+    def __init__(
+        self,
+        window: Records,
+        active: tuple[int, ...],
+        budget: float,
+        *,
+        rules: Climbing,
+        start: SecondsArray,
+        frozen: BoolArray | None,
+    ) -> None:
+        columns = list(active)
+        self._rules, self._limit = rules, budget * len(window)
+        self._uncertainty = window.uncertainty[:, columns]
+        final_wrong = np.zeros(len(window), bool) if rules.trusts_final else ~window.final_agrees
+        self._wrong = np.column_stack([~window.agrees[:, columns], final_wrong]).astype(np.int8)
+        self._total = window.costs.total_seconds
+        self._cost = window.costs.leave_seconds(active)
+        self._ramps = np.arange(len(active))
+        self._rows = np.arange(len(window))
+        self._position: IndexArray = leave_position(window, active, np.minimum(start, 1.0).tolist())
+        self._frozen = np.zeros(len(active), bool) if frozen is None else frozen
+        self.thresholds = start.astype(np.float64).copy()
+        self._steps = np.where(self._frozen, rules.smallest_step, rules.step)
+        self.errors = int(self._wrong[self._rows, self._position].sum())
+
+    @property
+    def saving(self) -> float:
+        """Share of the backbone's time saved on the window."""
+        return 1.0 - float(self._cost[self._position].mean()) / self._total
+
+    def run(self) -> None:
+        for _ in range(_ROUNDS):
+            raised = np.round(self.thresholds + self._steps, 4)
+            leaves = self._newly_leaving(raised)
+            lost, gained = self._changes(leaves)
+            chosen, idle = self._choose(lost, gained)
+            if chosen is not None and self.thresholds[chosen] <= 1:
+                self.thresholds[chosen] = raised[chosen]
+                self._position[leaves[:, chosen]] = chosen
+                self.errors += int(lost[chosen])
+                idle[chosen] = True
+                self._steps[idle] *= 2
+            elif not self._halve():
+                break
+
+    def _newly_leaving(self, raised: SecondsArray) -> BoolArray:
+        """Inputs that each ramp would take from later exits if its threshold alone were raised: (w, k)."""
+        limits = np.minimum(raised, 1.0).astype(np.float32)
+        leaves: BoolArray = (self._uncertainty < limits) & (self._ramps < self._position[:, None])
+        return leaves
+
+    def _changes(self, leaves: BoolArray) -> tuple[SecondsArray, SecondsArray]:
+        """Errors added and seconds saved by each ramp's move: (k,) each. Seconds are exactly 0 where nothing moves."""
+        wrong_now = self._wrong[self._rows, self._position]
+        lost = ((self._wrong[:, :-1] - wrong_now[:, None]) * leaves).sum(axis=0, dtype=np.float64)
+        gained = ((self._cost[self._position][:, None] - self._cost[:-1]) * leaves).sum(axis=0)
+        return lost, gained
+
+    def _choose(self, lost: SecondsArray, gained: SecondsArray) -> tuple[int | None, BoolArray]:
+        """The move to make, and the ramps whose move changes cost or agreement not at all: (k,)."""
+        errors = self.errors + lost
+        allowed = ((errors < self._limit) if self._rules.below else (errors <= self._limit)) & ~self._frozen
+        idle = allowed & ((lost == 0) | (gained == 0))
+        paying = np.flatnonzero(allowed & (gained != 0))
+        best = int(paying[np.argmin(np.abs(lost[paying]) / np.abs(gained[paying]))]) if len(paying) else None
+        if idle.any() and (best is None or (best == 0 and self._rules.first_yields)):
+            return int(idle.argmax()), idle
+        return best, idle
+
+    def _halve(self) -> bool:
+        """Halve every step that is not the smallest yet; False when all are."""
+        wide = (np.round(self._steps, 4) > self._rules.smallest_step) & (self.thresholds <= 1)
+        self._steps[wide] /= 2
+        return bool(wide.any())
