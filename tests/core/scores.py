@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from offramp_core.records import ExitCosts, Records
@@ -36,3 +38,32 @@ def small(seed: int, *, max_rows: int = 8, n_ramps: int | None = None) -> Record
     ramp_seconds = rng.random(r) * 0.05 * (rng.random(r) < 0.7)
     costs = ExitCosts(rng.random(r + 1) * (rng.random(r + 1) < 0.9) + 1e-3, ramp_seconds)
     return Records(uncertainty.astype(np.float32), rng.random((n, r)) < 0.7, final, costs)
+
+
+def with_predictions(records: Records, *, seed: int = 0, n_classes: int = 4) -> Records:
+    """Ramps that agree predict class 0, the others one of the rest, mostly the one before them."""
+    rng = np.random.default_rng(seed)
+    own = rng.integers(1, n_classes, records.agrees.shape)
+    shared = rng.integers(1, n_classes, (len(records), 1))
+    wrong = np.where(rng.random(records.agrees.shape) < 0.6, shared, own)
+    return replace(records, prediction=np.where(records.agrees, 0, wrong))
+
+
+def with_small_model(records: Records, *, agrees: float = 0.9, seed: int = 0) -> Records:
+    """The same with a small model at the input: its column comes first and costs a tenth of the backbone."""
+    rng = np.random.default_rng(seed)
+    n, costs = len(records), records.costs
+    right = rng.random((n, 1)) < agrees
+    score = np.where(right, rng.beta(1, 6, (n, 1)), rng.beta(3, 3, (n, 1))).astype(np.float32)
+    prediction = None
+    if records.prediction is not None:
+        prediction = np.column_stack([np.where(right[:, 0], 0, 1), records.prediction])
+    return replace(
+        records,
+        uncertainty=np.column_stack([score, records.uncertainty]),
+        agrees=np.column_stack([right, records.agrees]),
+        costs=ExitCosts(
+            np.append(0.0, costs.segment_seconds), np.append(0.1 * costs.total_seconds, costs.ramp_seconds)
+        ),
+        prediction=prediction,
+    )

@@ -77,7 +77,7 @@ _LISTED = (
         "offline-optimal", "the best plan for the whole stream: hindsight (arXiv:2312.05385)", offline_optimal, hindsight=True
     ),
     NamedPolicy(
-        "online-optimal", "the best plan for every 512 requests: hindsight (arXiv:2312.05385)", online_optimal, online=True, hindsight=True
+        "online-optimal", "the best plan for every 1,024 requests: hindsight (arXiv:2312.05385)", online_optimal, online=True, hindsight=True
     ),
     NamedPolicy(
         "oracle", "each input leaves at its cheapest correct ramp: hindsight, no plan does it (arXiv:2312.05385)", oracle, hindsight=True

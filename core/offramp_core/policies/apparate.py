@@ -19,14 +19,15 @@ from offramp_core.records import IndexArray, Records, SecondsArray
 
 WINDOW = 16
 ADJUST_EVERY = 128
-CLIMBING = Climbing(step=0.1, smallest_step=0.01, below=False, trusts_final=True)
+CLIMBING = Climbing(step=0.1, smallest_step=0.01, below=False, idle_moves=False, trusts_final=True)
 
 
 def published(_tune: Records, stream: Records, objective: Objective) -> Trace:
     """Serve a stream as the paper describes: evenly spaced ramps and thresholds 0 to begin with, then only what the stream teaches.
 
-    Thresholds are climbed anew on the last 16 requests whenever their agreement falls below the target. Open: also as soon as the first
-    16 requests under a set of ramps are in, for at thresholds 0 agreement never falls. Every 128 requests ramps are adjusted.
+    Thresholds are climbed anew on the last 16 requests whenever the agreement of their answers falls below the target. Open: also as
+    soon as the first 16 requests under a set of ramps are in, for at thresholds 0 agreement never falls; and answers given under
+    thresholds that were replaced do not count against the new ones. Every 128 requests ramps are adjusted.
     """
     return _Apparate(stream, objective).run()
 
@@ -48,6 +49,7 @@ class _Apparate:
         self._served = Served(stream, objective, evenly_spaced(stream, objective))
         self._ramps_since = 0  # scores of the present ramps are known from this row on
         self._untuned = True
+        self._tuned_at = 0
 
     def run(self) -> Trace:
         row, n, size = 0, len(self._stream), self._objective.batch_size
@@ -70,9 +72,9 @@ class _Apparate:
     def _first_trigger(self, start: int, end: int) -> tuple[int, bool]:
         """The first batch end at which thresholds are to be tuned; ``end`` and False when none is."""
         ends = self._served.batch_ends(start, end)
-        first = min(start, max(self._ramps_since, start - WINDOW))
+        first = max(self._tuned_at, start - WINDOW)
         wrong = np.append(0, np.cumsum(self._served.wrong(first, end)))
-        begins = np.maximum(ends - WINDOW, self._ramps_since)
+        begins = np.maximum(ends - WINDOW, self._tuned_at)
         share = (wrong[ends - first] - wrong[begins - first]) / (ends - begins)
         due = share > self._objective.budget
         if self._untuned:
@@ -81,6 +83,7 @@ class _Apparate:
 
     def _tune(self, row: int) -> None:
         self._served.switch(row, self._served.active, self._climbed(row))
+        self._tuned_at = row
         self._untuned = self._untuned and row - self._ramps_since < WINDOW
 
     def _climbed(self, row: int) -> tuple[float, ...]:

@@ -26,6 +26,9 @@ class Climbing:
         How far a threshold is first moved, and below what the search does not refine.
     below : bool
         Disagreement must stay strictly below the budget, as in the artifact, instead of at most at it.
+    idle_moves : bool
+        Moves that change nothing may be taken and double their step, as in the artifact, so that thresholds end beyond the last score that
+        called for them. Otherwise a ramp whose step reaches no score looks further from where it is.
     first_yields : bool
         The artifact takes "the best move is ramp 0" for "there is no best move" whenever some ramp's move changes nothing.
     trusts_final : bool
@@ -35,6 +38,7 @@ class Climbing:
     step: float = 0.01
     smallest_step: float = 0.001
     below: bool = True
+    idle_moves: bool = True
     first_yields: bool = False
     trusts_final: bool = False
 
@@ -60,8 +64,7 @@ def climb(
     """Raise thresholds from 0, or from ``start``, as long as the window keeps the budget.
 
     Each round tries every ramp one step up and takes, of the moves that keep the budget, the one that loses least agreement per second
-    gained; its step doubles, and so do the steps of ramps whose move changed nothing. A move that changes nothing is taken when there is
-    no other. When no move is left all steps halve, down to the smallest. ``frozen`` ramps keep their threshold.
+    gained; its step doubles. When no move is left steps halve, down to the smallest. ``frozen`` ramps keep their threshold.
     """
     if not active or not len(window):
         return Climbed((0.0,) * len(active), 0.0, 0.0)
@@ -97,6 +100,7 @@ class _Climb:
         self._position: IndexArray = leave_position(window, active, np.minimum(start, 1.0).tolist())
         self._frozen = np.zeros(len(active), bool) if frozen is None else frozen
         self.thresholds = start.astype(np.float64).copy()
+        self._overstepped = np.zeros(len(active), bool)
         self._steps = np.where(self._frozen, rules.smallest_step, rules.step)
         self.errors = int(self._wrong[self._rows, self._position].sum())
 
@@ -110,14 +114,16 @@ class _Climb:
             raised = np.round(self.thresholds + self._steps, 4)
             leaves = self._newly_leaving(raised)
             lost, gained = self._changes(leaves)
-            chosen, idle = self._choose(lost, gained)
+            errors = self.errors + lost
+            allowed = ((errors < self._limit) if self._rules.below else (errors <= self._limit)) & ~self._frozen
+            chosen, idle = self._choose(lost, gained, allowed)
             if chosen is not None and self.thresholds[chosen] <= 1:
                 self.thresholds[chosen] = raised[chosen]
                 self._position[leaves[:, chosen]] = chosen
                 self.errors += int(lost[chosen])
                 idle[chosen] = True
                 self._steps[idle] *= 2
-            elif not self._halve():
+            elif not (self._halve() if self._rules.idle_moves else self._refine(allowed)):
                 break
 
     def _newly_leaving(self, raised: SecondsArray) -> BoolArray:
@@ -133,16 +139,23 @@ class _Climb:
         gained = ((self._cost[self._position][:, None] - self._cost[:-1]) * leaves).sum(axis=0)
         return lost, gained
 
-    def _choose(self, lost: SecondsArray, gained: SecondsArray) -> tuple[int | None, BoolArray]:
+    def _choose(self, lost: SecondsArray, gained: SecondsArray, allowed: BoolArray) -> tuple[int | None, BoolArray]:
         """The move to make, and the ramps whose move changes cost or agreement not at all: (k,)."""
-        errors = self.errors + lost
-        allowed = ((errors < self._limit) if self._rules.below else (errors <= self._limit)) & ~self._frozen
-        idle = allowed & ((lost == 0) | (gained == 0))
-        paying = np.flatnonzero(allowed & (gained != 0))
+        idle = allowed & ((lost == 0) | (gained == 0)) & self._rules.idle_moves
+        paying = np.flatnonzero(allowed & ((gained != 0) if self._rules.idle_moves else (gained > 0)))
         best = int(paying[np.argmin(np.abs(lost[paying]) / np.abs(gained[paying]))]) if len(paying) else None
         if idle.any() and (best is None or (best == 0 and self._rules.first_yields)):
             return int(idle.argmax()), idle
         return best, idle
+
+    def _refine(self, allowed: BoolArray) -> bool:
+        """Halve the steps that went too far, double those that reached nothing yet; False when neither is left."""
+        too_far = ~allowed & ~self._frozen & (np.round(self._steps, 4) > self._rules.smallest_step)
+        self._overstepped |= too_far
+        too_short = allowed & ~self._overstepped & (self.thresholds + self._steps < 1)
+        self._steps[too_far] /= 2
+        self._steps[too_short] *= 2
+        return bool((too_far | too_short).any())
 
     def _halve(self) -> bool:
         """Halve every step that is not the smallest yet; False when all are."""

@@ -10,7 +10,7 @@ from offramp_core.records import Records
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import error_budget
 
-WINDOW = 512  # requests a plan of `online_optimal` serves: 5 errors at a budget of 1 %
+WINDOW = 1024  # requests a plan of `online_optimal` serves: 10 errors at a budget of 1 %
 
 
 def oracle(_tune: Records, stream: Records, _objective: Objective) -> Trace:
