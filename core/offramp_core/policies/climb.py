@@ -29,8 +29,6 @@ class Climbing:
     idle_moves : bool
         Moves that change nothing may be taken and double their step, as in the artifact, so that thresholds end beyond the last score that
         called for them. Otherwise a ramp whose step reaches no score looks further from where it is.
-    first_yields : bool
-        The artifact takes "the best move is ramp 0" for "there is no best move" whenever some ramp's move changes nothing.
     trusts_final : bool
         Inputs that run to the output count as answered correctly, as they do for a system whose reference is its own output.
     """
@@ -39,7 +37,6 @@ class Climbing:
     smallest_step: float = 0.001
     below: bool = True
     idle_moves: bool = True
-    first_yields: bool = False
     trusts_final: bool = False
 
 
@@ -144,8 +141,8 @@ class _Climb:
         idle = allowed & ((lost == 0) | (gained == 0)) & self._rules.idle_moves
         paying = np.flatnonzero(allowed & ((gained != 0) if self._rules.idle_moves else (gained > 0)))
         best = int(paying[np.argmin(np.abs(lost[paying]) / np.abs(gained[paying]))]) if len(paying) else None
-        if idle.any() and (best is None or (best == 0 and self._rules.first_yields)):
-            return int(idle.argmax()), idle
+        if best is None and idle.any():
+            best = int(idle.argmax())
         return best, idle
 
     def _refine(self, allowed: BoolArray) -> bool:

@@ -11,9 +11,11 @@ import numpy as np
 from offramp_core.policies.base import NO_EXIT, Objective, PlanInForce, Trace, serve
 from offramp_core.records import BoolArray, IndexArray, Records
 
+AHEAD = 256  # rows served at once
+
 
 class Served:
-    """A stream served plan by plan. Serving ahead of a decision is allowed; :meth:`switch` takes it back from its row on."""
+    """A stream served plan by plan, some way ahead of the decisions about it: a new plan takes back what lies behind it."""
 
     def __init__(self, stream: Records, objective: Objective, active: tuple[int, ...]) -> None:
         self.stream, self.batch_size = stream, objective.batch_size
@@ -21,17 +23,21 @@ class Served:
         self.left: IndexArray = np.full(len(stream), NO_EXIT, dtype=np.intp)
         self._agrees: BoolArray = np.ones(len(stream), dtype=np.bool_)
         self._plans = [PlanInForce(0, self.active, self.thresholds)]
+        self._ahead = 0
 
-    def serve(self, start: int, end: int) -> None:
-        """Serve some rows under the plan in force."""
-        rows = slice(start, end)
-        self.left[rows], self._agrees[rows] = serve(self.stream.take(rows), self.active, self.thresholds)
+    def serve(self, end: int) -> None:
+        """Make sure that all rows up to one are served, those not served yet under the plan in force."""
+        if end > self._ahead:
+            rows = slice(self._ahead, min(len(self.stream), max(end, self._ahead + AHEAD)))
+            self.left[rows], self._agrees[rows] = serve(self.stream.take(rows), self.active, self.thresholds)
+            self._ahead = rows.stop
 
     def switch(self, row: int, active: tuple[int, ...], thresholds: tuple[float, ...]) -> None:
-        """Put a plan in force from a row on; what was served from there on has to be served again."""
+        """Put a plan in force from a row on."""
         if (active, thresholds) == (self.active, self.thresholds):
             return
         self.active, self.thresholds = active, thresholds
+        self._ahead = min(self._ahead, row)
         if self._plans[-1].since == row:
             self._plans.pop()
         self._plans.append(PlanInForce(row, active, thresholds))
