@@ -31,11 +31,11 @@ class CommonThresholds:
     errors: npt.NDArray[np.int64]
     saving: SecondsArray
 
-    def best(self, max_errors: int) -> Decimal:
-        """The threshold that saves most within a number of errors; 0 when none saves anything."""
+    def best(self, max_errors: int) -> tuple[Decimal, float]:
+        """The threshold that saves most within a number of errors, and what it saves; 0 where none keeps it."""
         saving = np.where(self.errors <= max_errors, self.saving, -np.inf)
         at = int(saving.argmax())
-        return threshold_of(int(self.keys[at])) if saving[at] > 0 else Decimal(0)
+        return threshold_of(int(self.keys[at])), float(self.saving[at])
 
     def at(self, keys: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Errors under given thresholds (grid steps)."""

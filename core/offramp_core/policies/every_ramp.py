@@ -1,8 +1,8 @@
 """Policies that keep a ramp at every place of the network and choose only when an input may leave.
 
-They pay for all of their ramps: neither ``max_ramps`` nor ``max_overhead`` binds, as in their papers. Each sees all tuning records, where
-Apparate's comparison (arXiv:2312.05385 section 5.3) gave them the first tenth of a stream; that only helps them. Where nothing saves time
-on the tuning records they leave exits off.
+They pay for all of their ramps, even where that costs more than it saves: neither ``max_ramps`` nor ``max_overhead`` binds, as in their
+papers. Each sees all tuning records, where Apparate's comparison (arXiv:2312.05385 section 5.3) gave them the first tenth of a stream; that
+only helps them.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ def tuned_in_hindsight(places: Places) -> StreamPolicy:
 def patience(tune: Records, stream: Records, objective: Objective) -> Trace:
     """An input leaves once t ramps in a row have said the same as the ramp before them; t is tuned on the tuning records.
 
-    All ramps are active. The patience that saves most within the budget is taken; exits off where none does. Source: PABEE (Zhou et
-    al., NeurIPS 2020), arXiv:2006.04152.
+    All ramps are active. The patience that saves most within the budget is taken. Source: PABEE (Zhou et al., NeurIPS 2020), arXiv:2006.04152.
 
     Raises
     ------
@@ -91,13 +90,12 @@ def patience(tune: Records, stream: Records, objective: Objective) -> Trace:
     if reason:
         raise InvalidRecordsError(reason)
     limit = error_budget(len(tune), max_disagreement=objective.budget)
-    best, best_saving = 0, 0.0
+    kept = {tune.n_ramps: -np.inf}  # a patience that never ends
     for t in range(1, tune.n_ramps):
         trace = _patient(tune, t)
-        saving = trace.saving(tune)
-        if np.count_nonzero(~trace.agrees) <= limit and saving > best_saving:
-            best, best_saving = t, saving
-    return _patient(stream, best) if best else constant(stream, (), ())
+        if np.count_nonzero(~trace.agrees) <= limit:
+            kept[t] = trace.saving(tune)
+    return _patient(stream, max(kept, key=lambda t: kept[t]))
 
 
 def without_predictions(records: Records) -> str | None:
@@ -110,14 +108,12 @@ def without_predictions(records: Records) -> str | None:
 
 
 def _one_threshold(tune: Records, stream: Records, ramps: tuple[int, ...], objective: Objective) -> Trace:
-    threshold = common_thresholds(tune, ramps).best(error_budget(len(tune), max_disagreement=objective.budget))
-    return constant(stream, ramps, (threshold,) * len(ramps)) if threshold else constant(stream, (), ())
+    threshold, _ = common_thresholds(tune, ramps).best(error_budget(len(tune), max_disagreement=objective.budget))
+    return constant(stream, ramps, (threshold,) * len(ramps))
 
 
 def _threshold_each(tune: Records, stream: Records, ramps: tuple[int, ...], objective: Objective) -> Trace:
     climbed = climb(tune, ramps, objective.budget, _PER_RAMP)
-    if climbed.saving <= 0:
-        return constant(stream, (), ())
     return constant(stream, ramps, tuple(Decimal(str(t)) for t in climbed.thresholds))
 
 

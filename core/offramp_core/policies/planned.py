@@ -75,8 +75,8 @@ def single_threshold(tune: Records, stream: Records, objective: Objective) -> Tr
     ramps = evenly_spaced(tune, objective)
     if not ramps:
         return exits_off(tune, stream, objective)
-    threshold = common_thresholds(tune, ramps).best(error_budget(len(tune), max_disagreement=objective.budget))
-    return constant(stream, ramps, (threshold,) * len(ramps)) if threshold else exits_off(tune, stream, objective)
+    threshold, saving = common_thresholds(tune, ramps).best(error_budget(len(tune), max_disagreement=objective.budget))
+    return constant(stream, ramps, (threshold,) * len(ramps)) if saving > 0 else exits_off(tune, stream, objective)
 
 
 def fast_yet_safe(tune: Records, stream: Records, objective: Objective) -> Trace:
