@@ -59,9 +59,12 @@ def replay(
     """
     try:
         objective = _objective(budget=budget, confidence=confidence, max_ramps=max_ramps, max_overhead=max_overhead)
-        names = list(dict.fromkeys(policies or POLICIES))
-        chosen = [policy(name) for name in names]
+        for name in policies or ():
+            policy(name)
         recorded = load_records(records)
+        showable = [name for name, named in POLICIES.items() if named.refusal(recorded) is None]
+        names = list(dict.fromkeys(policies or showable))
+        chosen = [policy(name) for name in names]
         tune, report = replay_halves(recorded)
         outcomes: dict[str, Outcome] = {}
         with Progress(

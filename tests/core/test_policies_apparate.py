@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
+from scores import small
 
+from offramp_core.evaluate import evaluate
 from offramp_core.policies import NO_EXIT, Objective, Trace, policy
 from offramp_core.policies.apparate import CLIMBING as PUBLISHED
 from offramp_core.policies.apparate_artifact import CLIMBING as ARTIFACT
@@ -37,6 +41,39 @@ def sets(trace: Trace) -> list[tuple[int, tuple[int, ...]]]:
         if not out or out[-1][1] != p.active:
             out.append((p.since, p.active))
     return out
+
+
+def plain_climb(window: Records, active: tuple[int, ...], budget: float) -> list[float]:
+    """The artifact's rules once more, one whole evaluation per trial, slow and obvious."""
+
+    def tried(thresholds: list[float]) -> tuple[int, float]:
+        seen = evaluate(window, active, [min(1.0, t) for t in thresholds])
+        return seen.disagreements, round(seen.mean_seconds * len(window), 9)
+
+    now, steps = [0.0] * len(active), [0.01] * len(active)
+    while True:
+        errors, seconds = tried(now)
+        best, best_score, idle = None, np.inf, []
+        for k in range(len(active)):
+            moved = [round(t + steps[k], 4) if i == k else t for i, t in enumerate(now)]
+            new_errors, new_seconds = tried(moved)
+            if new_errors >= budget * len(window):
+                continue
+            if new_seconds != seconds and abs(new_errors - errors) / abs(new_seconds - seconds) < best_score:
+                best, best_score = k, abs(new_errors - errors) / abs(new_seconds - seconds)
+            if new_seconds == seconds or new_errors == errors:
+                idle.append(k)
+        best = idle[0] if best is None and idle else best
+        if best is not None and now[best] <= 1:
+            now[best] = round(now[best] + steps[best], 4)
+            for k in {best, *idle}:
+                steps[k] *= 2
+            continue
+        wide = [k for k in range(len(active)) if round(steps[k], 4) > 0.001 and now[k] <= 1]
+        if not wide:
+            return [min(1.0, t) for t in now]
+        for k in wide:
+            steps[k] /= 2
 
 
 class TestClimb:
@@ -72,6 +109,14 @@ class TestClimb:
     def test_a_ramp_whose_first_step_reaches_no_score_looks_further(self) -> None:
         window = constant(16, [0.45], [True])  # 0.1, 0.2, 0.4 reach nothing, 0.8 does
         assert climb(window, (0,), 0.01, PUBLISHED).thresholds == pytest.approx((0.8,))
+
+    @pytest.mark.parametrize("seed", range(60))
+    def test_it_climbs_as_whole_evaluations_would(self, seed: int) -> None:
+        window = small(seed, max_rows=30, n_ramps=3)
+        window = replace(window, final_agrees=np.ones(len(window), dtype=bool))
+        for budget in (0.0001, 0.1, 0.3):
+            expected = plain_climb(window, (0, 1, 2), budget)
+            assert climb(window, (0, 1, 2), budget, ARTIFACT).thresholds == pytest.approx(expected, abs=1e-9)
 
     def test_frozen_ramps_keep_their_threshold(self) -> None:
         window = constant(4, [0.3, 0.3], [True, True])

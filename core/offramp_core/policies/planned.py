@@ -6,8 +6,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from offramp_core import binomial
-from offramp_core.certify import Certified, Subject, rank_path_certificate
+from offramp_core.certify import Certified, Subject, largest_passing_count, rank_path_certificate
 from offramp_core.errors import InvalidRecordsError
 from offramp_core.policies.base import Objective, PlanInForce, Trace, answers, constant
 from offramp_core.policies.climb import Climbing, climb
@@ -93,8 +92,8 @@ def fast_yet_safe(tune: Records, stream: Records, objective: Objective) -> Trace
     curve = common_thresholds(tune, ramps)
     grid = np.arange(RISK_GRID, STEPS + 1, RISK_GRID)
     at = np.searchsorted(curve.keys, grid, side="right") - 1
-    passed = np.array([binomial.cdf(int(k), len(tune), objective.budget) for k in curve.errors[at]])
-    failed = np.flatnonzero(passed > 1 - objective.confidence)
+    passing = largest_passing_count(len(tune), budget=objective.budget, level=1 - objective.confidence)
+    failed = np.flatnonzero(curve.errors[at] > passing)
     proven = at[: failed[0]] if len(failed) else at
     if not len(proven) or curve.saving[proven].max() <= 0:
         return exits_off(tune, stream, objective)
