@@ -108,7 +108,7 @@ class _Climb:
 
     def run(self) -> None:
         for _ in range(_ROUNDS):
-            raised = np.round(self.thresholds + self._steps, 4)
+            raised = _to_four_places(self.thresholds + self._steps)
             leaves = self._newly_leaving(raised)
             lost, gained = self._changes(leaves)
             errors = self.errors + lost
@@ -147,7 +147,7 @@ class _Climb:
 
     def _refine(self, allowed: BoolArray) -> bool:
         """Halve the steps that went too far, double those that reached nothing yet; False when neither is left."""
-        too_far = ~allowed & ~self._frozen & (np.round(self._steps, 4) > self._rules.smallest_step)
+        too_far = ~allowed & ~self._frozen & (_to_four_places(self._steps) > self._rules.smallest_step)
         self._overstepped |= too_far
         too_short = allowed & ~self._overstepped & (self.thresholds + self._steps < 1)
         self._steps[too_far] /= 2
@@ -156,6 +156,11 @@ class _Climb:
 
     def _halve(self) -> bool:
         """Halve every step that is not the smallest yet; False when all are."""
-        wide = (np.round(self._steps, 4) > self._rules.smallest_step) & (self.thresholds <= 1)
+        wide = (_to_four_places(self._steps) > self._rules.smallest_step) & (self.thresholds <= 1)
         self._steps[wide] /= 2
         return bool(wide.any())
+
+
+def _to_four_places(values: SecondsArray) -> SecondsArray:
+    """Rounded as the artifact does, by the decimal value; numpy's rounding differs in the last place where a step ends in 5."""
+    return np.array([round(value, 4) for value in values.tolist()])
