@@ -117,6 +117,7 @@ class _Apparate:
         if (after.utility < 0).any() or after.utility.sum() < seen.utility.sum():
             return False
         self._served.switch(row, self._served.active, thresholds)
+        self._tuned_at = row
         return True
 
     def _period(self, start: int, row: int, active: tuple[int, ...], left: IndexArray) -> _Period:
