@@ -3,5 +3,15 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[2]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests of the core are simulations: `scripts/test` runs them without tracing every line for coverage."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.get_closest_marker("slow"):
+            item.add_marker("simulation")
