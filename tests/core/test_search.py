@@ -5,47 +5,33 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scores import recorded, small
+from search_oracle import least
 
-from offramp_core.errors import InvalidArgumentError
+from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import evaluate, evaluate_plan
-from offramp_core.plan import Plan, RampThreshold, floor_threshold
+from offramp_core.plan import Plan, RampThreshold
 from offramp_core.policies import Objective, policy
 from offramp_core.records import ExitCosts, Records
 from offramp_core.search.grid import leave_keys, threshold_of
+from offramp_core.search.objective import price
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import best_thresholds, error_budget
 
+settings.register_profile("core", deadline=None, max_examples=60, derandomize=True)
+settings.load_profile("core")
 SEEDS = st.integers(0, 10_000)
 
 
 def brute_force(records: Records, active: tuple[int, ...], errors: int) -> float | None:
-    """Least mean seconds over every combination of distinguishable thresholds, by a second implementation; None if none fits."""
-    n, costs = len(records), records.costs
-    choices = []
-    for ramp in active:
-        column = sorted({float(u) for u in records.uncertainty[:, ramp]})
-        above = {float(floor_threshold(u)) + 1e-6 for u in column} | {float(floor_threshold(u)) for u in column}
-        choices.append(sorted(t for t in above | {0.0, 1.0} if t <= 1))
-    grid = np.array(list(itertools.product(*choices)), dtype=np.float64).round(6)
-    alive = np.ones((len(grid), n), dtype=bool)
-    seconds, wrong = np.zeros(len(grid)), np.zeros(len(grid), dtype=int)
-    paid = 0.0
-    for j, ramp in enumerate(active):
-        paid += costs.ramp_seconds[ramp]
-        leaves = alive & (records.uncertainty[:, ramp][None, :] < grid[:, j].astype(np.float32)[:, None])
-        seconds += leaves.sum(axis=1) * (costs.segment_seconds[: ramp + 1].sum() + paid)
-        wrong += (leaves & ~records.agrees[:, ramp]).sum(axis=1)
-        alive &= ~leaves
-    seconds += alive.sum(axis=1) * (costs.segment_seconds.sum() + paid)
-    wrong += (alive & ~records.final_agrees).sum(axis=1)
-    fits = wrong <= errors
-    return float(seconds[fits].min()) / n if fits.any() else None
+    """Least mean seconds over every combination of distinguishable thresholds; None if none fits."""
+    return least(records, [active], price(records), lambda wrong: wrong.sum(axis=1) <= errors)
 
 
 def assert_thresholds_are_optimal(records: Records, errors: int) -> None:
@@ -195,23 +181,62 @@ class TestSearchItself:
         assert short.plan.saving <= full.plan.saving + 1e-12
         assert short.plan.errors <= 16
 
-    @pytest.mark.parametrize("most_cuts", [2, 5, 16])
-    def test_a_thinned_search_keeps_the_budget_and_reports_a_gap_that_holds(self, most_cuts: int) -> None:
+    @pytest.mark.parametrize("tolerance", [1e-4, 0.002, 0.02])
+    def test_a_coarse_search_keeps_the_budget_and_reports_a_gap_that_holds(self, tolerance: float) -> None:
         for seed in range(8):
             records = recorded(800, 5, seed=seed)
             if seed % 2:
                 records = replace(records, final_agrees=np.random.default_rng(seed).random(800) < 0.99)
             full = best_plan(records, max_disagreement=0.04)
-            thin = best_plan(records, max_disagreement=0.04, most_cuts=most_cuts)
-            assert thin.plan.errors <= 32
-            assert thin.plan.saving <= full.plan.saving + 1e-12
-            assert thin.bound >= full.plan.saving - 1e-12
+            coarse = best_plan(records, max_disagreement=0.04, tolerance=tolerance)
+            assert coarse.plan.errors <= 32
+            assert coarse.plan.saving <= full.plan.saving + 1e-12
+            assert coarse.bound >= full.plan.saving - 1e-12
+            assert coarse.gap <= tolerance + 1e-12
+
+    @pytest.mark.parametrize("max_gap", [0.001, 0.01, 0.1])
+    def test_it_stops_at_the_gap_asked_for(self, max_gap: float) -> None:
+        for seed in range(4):
+            records = recorded(800, 7, seed=seed)
+            full = best_plan(records, max_disagreement=0.02)
+            early = best_plan(records, max_disagreement=0.02, max_gap=max_gap)
+            assert early.gap <= max_gap
+            assert early.bound >= full.plan.saving - 1e-12
+            assert early.nodes <= full.nodes
 
     def test_it_stops_when_asked(self) -> None:
         asked = []
         result = best_plan(recorded(800, 8, seed=3), max_disagreement=0.02, should_stop=lambda: asked.append(1) is None)
         assert asked
         assert not result.optimal
+
+    def test_it_asks_between_small_pieces_of_work(self) -> None:
+        """Pieces are counted, not timed: columns, prefixes with their last ramps, and boxes."""
+        asked: list[int] = []
+        result = best_plan(recorded(800, 8, seed=3), max_disagreement=0.02, should_stop=lambda: bool(asked.append(1)))
+        assert result.optimal
+        assert len(asked) >= 8 + 8 + 28  # every ramp sorted, every prefix of one and of two ramps
+
+    @pytest.mark.parametrize("questions", [0, 3, 8, 9, 15, 30, 60, 100])
+    def test_stopped_anywhere_it_has_a_plan_and_a_gap_that_holds(self, questions: int) -> None:
+        records = recorded(800, 8, seed=5)
+        full = best_plan(records, max_disagreement=0.02)
+        asked: list[int] = []
+        short = best_plan(
+            records, max_disagreement=0.02, should_stop=lambda: len(asked) >= questions or bool(asked.append(1))
+        )
+        assert short.plan.errors <= 16
+        assert full.plan.saving - 1e-12 <= short.bound < 1
+
+    @pytest.mark.slow
+    def test_six_of_forty_ramps_give_a_plan_and_a_proven_gap_within_a_node_limit(self) -> None:
+        records = recorded(1500, 40, seed=0, ramp_seconds=0.002)
+        two = best_plan(records, max_disagreement=0.01, max_ramps=2, node_limit=4_000)
+        six = best_plan(records, max_disagreement=0.01, max_ramps=6, max_gap=0.01, node_limit=4_000)
+        assert six.nodes <= 4_000
+        assert two.optimal
+        assert two.plan.saving < six.plan.saving <= six.bound < 1
+        assert 2 < len(six.plan.active) <= 6
 
     def test_it_is_deterministic_and_leaves_the_records_alone(self) -> None:
         records = recorded(500, 5, seed=1)
@@ -227,10 +252,42 @@ class TestSearchItself:
         assert [len(p.active) <= k for k, p in enumerate(savings)] == [True] * 4
         assert [p.saving for p in savings] == sorted(p.saving for p in savings)
 
-    @pytest.mark.parametrize("bad", [{"most_cuts": 1}, {"max_ramps": -1}, {"max_ramps": 7}, {"max_overhead": -0.1}])
+    @pytest.mark.parametrize(
+        "bad", [{"tolerance": -1}, {"max_gap": -1}, {"max_ramps": -1}, {"max_ramps": 7}, {"max_overhead": -0.1}]
+    )
     def test_arguments_out_of_range_are_refused(self, bad: dict[str, float]) -> None:
         with pytest.raises(InvalidArgumentError):
             best_plan(recorded(10, 2, seed=0), max_errors=1, **bad)  # type: ignore[arg-type]
+
+
+class TestBrokenRecords:
+    @pytest.mark.parametrize("value", [np.nan, -0.1, 1.5])
+    def test_a_score_out_of_range_is_named_with_its_row(self, value: float) -> None:
+        records = recorded(10, 3, seed=0)
+        records.uncertainty[7, 1] = value
+        with pytest.raises(InvalidRecordsError, match=r"uncertainty\[7, 1\]"):
+            best_plan(records, max_errors=1)
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"agrees": np.ones((10, 2), dtype=bool)}, r"agrees has shape \(10, 2\); it needs \(10, 3\)"),
+            ({"final_agrees": np.ones(9, dtype=bool)}, r"final_agrees has shape \(9,\)"),
+            ({"slice_id": np.ones(9, dtype=np.int64)}, r"slice has shape \(9,\)"),
+            ({"costs": ExitCosts(np.ones(3), np.ones(3))}, r"segment_seconds has shape \(3,\)"),
+            ({"costs": ExitCosts(np.ones(4), np.array([0.0, -1.0, 0.0]))}, r"ramp_seconds\[1\] is -1.0"),
+            ({"costs": ExitCosts(np.array([1.0, np.inf, 1.0, 1.0]), np.zeros(3))}, r"segment_seconds\[1\] is inf"),
+            ({"costs": ExitCosts(np.zeros(4), np.zeros(3))}, "sums to 0"),
+        ],
+        ids=lambda value: None,
+    )
+    def test_arrays_that_do_not_fit_are_refused(self, change: dict[str, Any], says: str) -> None:
+        with pytest.raises(InvalidRecordsError, match=says):
+            best_plan(replace(recorded(10, 3, seed=0), **change), max_errors=1)
+
+    def test_empty_records_are_refused(self) -> None:
+        with pytest.raises(InvalidArgumentError, match="records are empty"):
+            best_plan(recorded(5, 3, seed=0).take(slice(0, 0)), max_errors=1)
 
 
 class TestEvaluate:
@@ -270,7 +327,3 @@ class TestEvaluate:
     ) -> None:
         with pytest.raises(InvalidArgumentError):
             evaluate(self.RECORDS, active, thresholds)
-
-
-settings.register_profile("core", deadline=None, max_examples=60, derandomize=True)
-settings.load_profile("core")

@@ -1,99 +1,88 @@
-"""Branch and bound over ramps and over how the error budget is split between them.
+"""Branch and bound over sets of ramps and over boxes of cuts, best bound first.
 
-A node fixes the first ramps of a plan (all but the last two, which `pairs` solves at once) and, for one of
-them, a range of cuts [lo, hi]. Its bound removes everything the boldest cut of the range lets leave but charges
-only the errors of the most cautious: whatever plan the range holds, its leavers here are among those removed,
-what it leaves is no larger a problem, and its remaining budget no larger a budget. A range of one cut is exact.
-Nodes are taken in order of their bound, so stopping at any moment leaves a proven gap. Where the budget is
-large, pairs lay out only some of their cuts; each then stands for a range in the same way.
+Every set of ramps is bounded once (:mod:`sweep`). The most promising set or box is then divided into cells
+(:mod:`boxes`); the plans at their corners are tried, cells that cannot beat the best plan are forgotten, and the
+others become smaller boxes. What is left in the queue at any moment bounds all plans not yet seen, so the
+search may stop at any moment with a proven gap.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
 
 from offramp_core.records import BoolArray, IndexArray
-from offramp_core.search.pairs import Groups, PairChoice, choose_second, make_groups
-from offramp_core.search.queues import Cuts, SearchSpace
+from offramp_core.search.boxes import Box, Cells, Floats, divide, whole
+from offramp_core.search.objective import Pricing, as_sets
+from offramp_core.search.space import SearchSpace
+from offramp_core.search.sweep import Prefix, Sweep
 
-UNTHINNED = sys.maxsize
-_COARSE_TOLERANCE = 5e-4  # of the backbone's time; a search over thinned cuts has about this error anyway
-_LAST = -1  # as the end of a range: the boldest cut, whichever that is
-_Pairs = tuple[tuple[float, int, int], ...]  # (bound, ramp, ramp)
+PARTS = {1: 4096, 2: 96, 3: 24, 4: 10, 5: 6, 6: 4}  # of each ramp's range, by number of ramps: some 10,000 cells a box
+SMALLER = 0.5  # of a box: where what may win fills no more of it, it is divided again as a whole
+_GROWN_BOXES = 60
+_ROUNDING = 1e-12  # of the backbone's time: a plan must be better by more than the sums' rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Ramps, their grid keys, and the seconds they save over all records against no ramps."""
+    """Ramps, their cuts, and the weighted seconds they save over all records against no ramps."""
 
     gain: float
     active: tuple[int, ...]
-    keys: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _View:
-    """What is left after cuts at the first ramps.
-
-    ``left`` inputs are gone and have gained ``gain`` seconds, ramps after these not yet counted; ``errors`` of the budget are spent.
-    """
-
-    alive: BoolArray
-    left: int = 0
-    gain: float = 0.0
-    errors: int = 0
-    keys: tuple[int, ...] = ()
+    cuts: tuple[int, ...]
 
 
 @dataclass(order=True, slots=True)
 class _Node:
+    """A set of ramps, or a box of its cuts, and what none of its plans exceeds."""
+
     negative_bound: float
     number: int
-    prefix: tuple[int, ...] = field(compare=False)
-    fixed: tuple[int, ...] = field(compare=False)
-    lo: int = field(compare=False)
-    hi: int = field(compare=False)
-    pairs: _Pairs = field(compare=False)
+    active: tuple[int, ...] = field(compare=False)
+    box: Box | None = field(compare=False)
 
 
 class BranchAndBound:
-    """The search for one error budget; create, feed it with :meth:`single` and :meth:`multi`, then :meth:`run`."""
+    """One search; feed it with :meth:`add` or :meth:`sweep`, then :meth:`run`."""
 
     def __init__(
         self,
         space: SearchSpace,
+        pricing: Pricing,
         *,
-        errors: int,
         best: Choice | None,
         node_limit: int,
-        most_cuts: int = UNTHINNED,
+        max_gap: float = 0.0,
+        tolerance: float = 0.0,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self.space = space
-        self.errors = errors
+        self.pricing = pricing
         self.best = best
         self.nodes = 0
         self.cut_short = False
+        self.ceiling = np.inf
+        self.scale = space.n * pricing.scale
         self._node_limit = node_limit
+        self._max_gap = max_gap * self.scale
+        self._tolerance = max(tolerance, _ROUNDING) * self.scale
         self._should_stop = should_stop
+        self._need = pricing.needed(space.n)
         self._heap: list[_Node] = []
         self._numbers = count()
-        self._most_cuts = most_cuts
+        self._opened: set[tuple[int, ...]] = set()
+        self._worths: dict[tuple[int, ...], tuple[Floats, Floats | None]] = {}
         self._dropped = -np.inf  # highest bound of what was given up although it might still win by a little
-        tolerance = _COARSE_TOLERANCE if errors >= most_cuts else 1e-12
-        self._tolerance = tolerance * space.n * space.records.costs.total_seconds
-        self._everyone = np.ones(space.n, dtype=bool)
-        self._cuts: dict[int, Cuts] = {}
 
     @property
     def bound(self) -> float:
-        """No plan among those fed gains more than this many seconds."""
+        """No plan among those fed gains more than this many weighted seconds."""
         top = -self._heap[0].negative_bound if self._heap else -np.inf
         return float(max(top, self._dropped, self.best_gain))
 
@@ -101,39 +90,61 @@ class BranchAndBound:
     def best_gain(self) -> float:
         return self.best.gain if self.best is not None else -np.inf
 
-    def single(self, ramp: int) -> None:
-        """Solve a plan of one ramp."""
-        self.nodes += 1
-        cuts = self._first_cuts(ramp)
-        sizes = cuts.sizes
-        wrong = self.space.final_wrong
-        if wrong is not None:
-            left = np.count_nonzero(wrong) - np.concatenate(([0], np.cumsum(wrong[cuts.rows])))[sizes]
-            sizes = sizes[cuts.errors + left <= self.errors]
-        if len(sizes):
-            gain = float(sizes[-1] * self.space.behind[ramp] - self.space.n * self.space.ramp_seconds[ramp])
-            self._offer(gain, (ramp,), lambda: (self._lowest_key(ramp, cuts.rows[: sizes[-1]]),))
+    @property
+    def nodes_left(self) -> int:
+        return max(0, self._node_limit - self.nodes)
 
-    def multi(self, prefix: tuple[int, ...], pairs: Iterable[tuple[int, int]]) -> None:
-        """Add all plans of the ramps ``prefix`` plus one of ``pairs`` (each deeper than the prefix)."""
-        self._visit(prefix, (), 0, _LAST, tuple((np.inf, a, b) for a, b in pairs))
+    def prepare(self) -> bool:
+        """Sort the inputs at every ramp, and bound all plans at once; False when a limit came first."""
+        self.ceiling = self.space.n * (_worth_of_leaving(self.pricing)[0] + _worth_of_tail(self.pricing))
+        for ramp in range(self.space.records.n_ramps):
+            if self.stopped():
+                return False
+            self.space.column(ramp)
+        self.space.prepare()
+        self.ceiling = ceiling(self.space, self.pricing)
+        return True
 
-    def run(self) -> None:
-        """Until nothing can beat the best plan, or a limit is reached."""
-        while self._heap and self._may_win(-self._heap[0].negative_bound):
+    def add(self, active: tuple[int, ...]) -> None:
+        """All plans of one set of ramps."""
+        self._opened.add(active)
+        self._push(self.ceiling, active, None)
+
+    def sweep(self, size: int, allowed: Callable[[Sequence[int]], bool]) -> bool:
+        """All plans of all allowed sets of ``size`` ramps; False when a limit came first."""
+        sweep = Sweep(self.space, size)
+        return self._sweep(sweep, sweep.empty, size, allowed)
+
+    def grow(self, allowed: Callable[[Sequence[int]], bool], *, swap: bool) -> None:
+        """Try the ramps of the best plan and one more; with ``swap`` also one of those exchanged for another, until nothing improves."""
+        if self.best is None:
+            return
+        every, chosen = range(self.space.records.n_ramps), self.best.active
+        self._try([(*chosen, ramp) for ramp in every], allowed)
+        while swap and self.best.active != chosen and not self.stopped():
+            chosen = self.best.active
+            self._try([(*chosen[:i], *chosen[i + 1 :], ramp) for i in range(len(chosen)) for ramp in every], allowed)
+
+    def _try(self, sets: list[tuple[int, ...]], allowed: Callable[[Sequence[int]], bool]) -> None:
+        for ramps in sets:
+            active = tuple(sorted(set(ramps)))
+            if len(active) < len(ramps) or active in self._opened or not allowed(active):
+                continue
             if self.stopped():
                 return
-            node = heapq.heappop(self._heap)
-            if node.lo == node.hi:
-                self._visit(node.prefix, (*node.fixed, node.lo), 0, _LAST, node.pairs)
-                continue
-            middle = (node.lo + node.hi) // 2
-            self._visit(node.prefix, node.fixed, node.lo, middle, node.pairs)
-            self._visit(node.prefix, node.fixed, middle + 1, node.hi, node.pairs)
+            self._opened.add(active)
+            self._open(active, None, self.ceiling)
+        self.run(_GROWN_BOXES)
 
-    def clear(self) -> None:
-        """Forget the nodes left over."""
-        self._heap.clear()
+    def run(self, boxes: int = sys.maxsize) -> None:
+        """Until nothing can beat the best plan by more than the gap asked for, so many boxes are divided, or a limit is reached."""
+        for _ in range(boxes):
+            if not self._heap or not self._may_win(-self._heap[0].negative_bound):
+                return
+            if self.bound <= self.best_gain + self._max_gap or self.stopped():
+                return
+            node = heapq.heappop(self._heap)
+            self._open(node.active, node.box, -node.negative_bound)
 
     def stopped(self) -> bool:
         """Whether a limit was reached; remembered."""
@@ -141,29 +152,79 @@ class BranchAndBound:
             self.cut_short = self.nodes >= self._node_limit or (self._should_stop is not None and self._should_stop())
         return self.cut_short
 
-    def _visit(self, prefix: tuple[int, ...], fixed: tuple[int, ...], lo: int, hi: int, pairs: _Pairs) -> None:
-        """Bound a node on every pair that can still win; exact ones are offered, others queued."""
-        view, hi, exact = self._descend(prefix, fixed, lo, hi)
-        spare = self.errors - view.errors
-        groups: dict[int, Groups] = {}
-        kept: list[tuple[float, int, int]] = []
-        for parent_bound, a, b in pairs:
-            if not self._may_win(parent_bound):
-                continue
-            if a not in groups:
-                groups = {
-                    a: make_groups(
-                        self.space.queue(a), spare, view.alive, self.space.final_wrong, most_cuts=self._most_cuts
-                    )
-                }
-            bound = min(parent_bound, self._bound(view, (*prefix, a, b), groups[a], exact=exact))
-            if exact:
-                self._dropped = max(self._dropped, bound)
-            elif self._may_win(bound):
-                kept.append((bound, a, b))
-        if kept:
-            top = max(bound for bound, _, _ in kept)
-            heapq.heappush(self._heap, _Node(-top, next(self._numbers), prefix, fixed, lo, hi, tuple(kept)))
+    def _sweep(self, sweep: Sweep, prefix: Prefix, more: int, allowed: Callable[[Sequence[int]], bool]) -> bool:
+        first = prefix.ramps[-1] + 1 if prefix.ramps else 0
+        ramps = [r for r in range(first, self.space.records.n_ramps) if allowed((*prefix.ramps, r))]
+        if self.stopped():
+            return not ramps
+        if more == 1:
+            self._bound_sets(sweep, prefix, ramps)
+            return True
+        return all(self._sweep(sweep, longer, more - 1, allowed) for longer in sweep.extend(prefix, ramps))
+
+    def _bound_sets(self, sweep: Sweep, prefix: Prefix, lasts: list[int]) -> None:
+        if not lasts:
+            return
+        self.nodes += len(lasts)
+        sets = as_sets(prefix.ramps, lasts)
+        bounds = sweep.bounds(prefix, lasts, self.pricing.values(sets), self._tails(sets), self._need)
+        for last, bound in zip(lasts, bounds.tolist(), strict=True):
+            if (active := (*prefix.ramps, last)) not in self._opened and self._may_win(bound):
+                self._push(bound, active, None)
+
+    def _open(self, active: tuple[int, ...], box: Box | None, bound: float) -> None:
+        """Divide a box, try its corners, and keep what may still win."""
+        self.nodes += 1
+        values, tails = self._worth(active)
+        cells, inside = divide(
+            self.space,
+            whole(self.space, active) if box is None else box,
+            parts=PARTS[len(active)],
+            values=values,
+            tails=tails,
+            need=self._need,
+            beat=self.best_gain,
+        )
+        corner = int(cells.corner.argmax())
+        if (gain := float(cells.corner.flat[corner])) > self.best_gain + _ROUNDING * self.scale:
+            cell = tuple(int(i) for i in np.unravel_index(corner, cells.corner.shape))
+            self.best = Choice(gain, active, cells.cuts(cell))
+        for low, high, top in self._keep(cells):
+            self._push(min(top, bound), active, Box(active, low, high, inside))
+
+    def _keep(self, cells: Cells) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], float]]:
+        """Boxes around the cells that may win, with their bounds: one where that is much smaller than the whole, else two."""
+        keep = cells.bound > self.best_gain + self._tolerance
+        if self._tolerance > _ROUNDING * self.scale:
+            self._dropped = max(self._dropped, float(cells.bound.max(initial=-np.inf, where=~keep)))
+        if not keep.any():
+            return
+        spans = _spans(keep)
+        lengths = [b - a + 1 for a, b in spans]
+        halves: list[tuple[slice, ...]] = [tuple(slice(a, b + 1) for a, b in spans)]
+        if math.prod(lengths) > SMALLER * keep.size:
+            widths = [(e[-1] - e[0]) / (len(e) - 1) * (n > 1) for e, n in zip(cells.edges, lengths, strict=True)]
+            axis = int(np.argmax(widths))
+            a, b = spans[axis]
+            middle = (a + b + 1) // 2
+            halves = [
+                tuple(half if i == axis else s for i, s in enumerate(halves[0]))
+                for half in (slice(a, middle), slice(middle, b + 1))
+            ]
+        for half in halves:
+            if (part := keep[half]).any():
+                inner = [(s.start + a, s.start + b) for s, (a, b) in zip(half, _spans(part), strict=True)]
+                top = float(cells.bound[half].max())
+                yield cells.low([b for _, b in inner]), cells.cuts([a for a, _ in inner]), top
+
+    def _worth(self, active: tuple[int, ...]) -> tuple[Floats, Floats | None]:
+        if active not in self._worths:
+            self._worths[active] = self.pricing.values(active), self._tails(active)
+        return self._worths[active]
+
+    def _tails(self, active: Sequence[int] | IndexArray) -> Floats | None:
+        tails = self.pricing.tails(active)
+        return None if tails is None else tails * self.space.n
 
     def _may_win(self, bound: float) -> bool:
         """Whether a node is worth opening; one that is not but might win by less than the tolerance counts in the gap."""
@@ -172,82 +233,44 @@ class BranchAndBound:
         self._dropped = max(self._dropped, bound)
         return False
 
-    def _bound(self, view: _View, active: tuple[int, ...], groups: Groups, *, exact: bool) -> float:
-        """Bound a view on one pair, offering the best plan where the view is exact."""
-        thinned = groups.cuts.least_errors is not groups.cuts.errors
-        bound = self._pair(view, active, groups, exact=exact and not thinned, optimistic=True)
-        if exact and thinned:
-            self._pair(view, active, groups, exact=True, optimistic=False)
-        return bound
+    def _push(self, bound: float, active: tuple[int, ...], box: Box | None) -> None:
+        heapq.heappush(self._heap, _Node(-bound, next(self._numbers), active, box))
 
-    def _descend(self, prefix: tuple[int, ...], fixed: tuple[int, ...], lo: int, hi: int) -> tuple[_View, int, bool]:
-        """Take the node's cuts; the view, the range's end as a number, and whether the node is a single plan prefix."""
-        view = _View(self._everyone)
-        for level, ramp in enumerate(prefix):
-            cuts = (
-                self._first_cuts(ramp)
-                if level == 0
-                else self.space.queue(ramp).cuts(view.alive, self.errors - view.errors)
-            )
-            last = len(cuts.sizes) - 1
-            if level < len(fixed):
-                cut, charged = fixed[level], fixed[level]
-            elif level == len(fixed):
-                hi = last if hi == _LAST else hi
-                cut, charged = hi, lo
-            else:
-                cut, charged = last, 0
-            later = float(self.space.ramp_seconds[list(prefix[level + 1 :])].sum())
-            leavers = cuts.rows[: cuts.sizes[cut]]
-            view = self._leave(view, ramp, leavers, errors=int(cuts.errors[charged]), later_seconds=later)
-        return view, hi, not prefix or (len(fixed) == len(prefix) - 1 and lo == hi)
 
-    def _first_cuts(self, ramp: int) -> Cuts:
-        if ramp not in self._cuts:
-            self._cuts[ramp] = self.space.queue(ramp).cuts(self._everyone, self.errors)
-        return self._cuts[ramp]
+def _spans(keep: BoolArray) -> list[tuple[int, int]]:
+    """First and last index with something to keep, along each axis."""
+    out = []
+    for axis in range(keep.ndim):
+        some = np.flatnonzero(keep.any(axis=tuple(i for i in range(keep.ndim) if i != axis)))
+        out.append((int(some[0]), int(some[-1])))
+    return out
 
-    def _leave(self, view: _View, ramp: int, leavers: IndexArray, *, errors: int, later_seconds: float) -> _View:
-        alive = view.alive.copy()
-        alive[leavers] = False
-        return _View(
-            alive,
-            view.left + len(leavers),
-            view.gain + len(leavers) * (float(self.space.behind[ramp]) + later_seconds),
-            view.errors + errors,
-            (*view.keys, self._lowest_key(ramp, leavers)),
-        )
 
-    def _pair(self, view: _View, active: tuple[int, ...], groups: Groups, *, exact: bool, optimistic: bool) -> float:
-        """Most seconds saved with the last two of ``active`` after the view's cuts; offered as a plan where the view is exact."""
-        space, seconds = self.space, self.space.ramp_seconds
-        a, b = active[-2:]
-        self.nodes += 1
-        choice = choose_second(
-            groups, space.queue(b), self.errors - view.errors, space.final_wrong, optimistic=optimistic
-        )
-        paid = float(seconds[list(active)].sum())
-        base = view.gain + view.left * float(seconds[a] + seconds[b]) - space.n * paid
-        gains = base + groups.cuts.sizes * (space.behind[a] + seconds[b]) + choice.leaving * space.behind[b]
-        gains = np.where(choice.position >= 0, gains, -np.inf)
-        cut = int(gains.argmax())
-        gain = float(gains[cut])
-        if exact:
-            self._offer(gain, active, lambda: (*view.keys, *self._pair_keys(groups, choice, cut, (a, b))))
-        return gain
+def ceiling(space: SearchSpace, pricing: Pricing) -> float:
+    """More than any plan can gain: every input leaves, for nothing, at the first ramp that answers it correctly.
 
-    def _pair_keys(self, groups: Groups, choice: PairChoice, cut: int, ramps: tuple[int, int]) -> tuple[int, int]:
-        a, b = ramps
-        rows = self.space.queue(b).rows[: choice.position[cut]]
-        return (
-            self._lowest_key(a, groups.cuts.rows[: groups.cuts.sizes[cut]]),
-            self._lowest_key(b, rows[groups.of_row[rows] > cut]),
-        )
+    Ramps are closed to inputs so uncertain that no plan within the limits lets them leave there. The inputs with most to gain from a wrong
+    answer, as many as the limits allow, leave wherever they can.
+    """
+    n_ramps = space.records.n_ramps
+    worth = _worth_of_leaving(pricing)
+    right, wrong = np.zeros(space.n), np.zeros(space.n)
+    boldest = space.boldest(tuple(range(n_ramps)))
+    for ramp in range(n_ramps - 1, -1, -1):
+        column = space.column(ramp)
+        leaves = column.rank <= boldest[ramp]
+        np.maximum(right, worth[ramp], out=right, where=leaves & ~column.bad)
+        np.maximum(wrong, worth[ramp], out=wrong, where=leaves)
+    extra = np.sort(np.maximum(wrong - right, 0.0))[::-1]
+    return float(right.sum() + extra[: space.limits.most_errors].sum() + space.n * _worth_of_tail(pricing))
 
-    def _lowest_key(self, ramp: int, leavers: IndexArray) -> int:
-        """The lowest grid threshold that lets these leave, given in order: the cautious end of all that do the same."""
-        return int(self.space.keys(ramp)[leavers[-1]]) if len(leavers) else 0
 
-    def _offer(self, gain: float, active: tuple[int, ...], keys: Callable[[], tuple[int, ...]]) -> None:
-        if gain > -np.inf and gain > self.best_gain + self._tolerance:
-            self.best = Choice(gain, active, keys())
+def _worth_of_leaving(pricing: Pricing) -> Floats:
+    """What a request saves of mean and busy time by leaving at each ramp if ramps cost nothing, (R,)."""
+    w = pricing.weights
+    time, busy = (c.total - c.base - np.cumsum(c.segment)[:-1] for c in (pricing.time, pricing.busy))
+    return np.asarray(w.mean * time + w.busy * busy)
+
+
+def _worth_of_tail(pricing: Pricing) -> float:
+    return float(pricing.weights.tail * pricing.time.segment[1:].sum())

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import combinations
+import math
+from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
+import numpy.typing as npt
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.plan import MAX_ACTIVE_RAMPS
-from offramp_core.records import Records, SecondsArray
+from offramp_core.records import Records
 from offramp_core.search.branch import BranchAndBound, Choice
-from offramp_core.search.queues import SearchSpace
-from offramp_core.search.thresholds import SearchResult, as_plan, error_budget
+from offramp_core.search.limits import make_limits
+from offramp_core.search.objective import Pricing, overheads, price
+from offramp_core.search.space import SearchSpace
+from offramp_core.search.thresholds import SearchResult, as_plan
 
-NODE_LIMIT = 200_000
-MOST_CUTS = 256
+NODE_LIMIT = 100_000
+EXACT_UP_TO = 256  # errors; with more, plans that differ by less than the tolerance are too many to tell apart
+COARSE_TOLERANCE = 2e-4  # of the objective
+SWEPT_SHARE = 0.25  # of the nodes left, for bounding all sets of one size
+QUICK_BOXES = 200  # for a good plan before larger sets are bounded against it
 
 
 def best_plan(
@@ -25,14 +30,18 @@ def best_plan(
     max_errors: int | None = None,
     max_ramps: int = 3,
     max_overhead: float = 1.0,
+    slice_budgets: Mapping[int, float] | None = None,
+    error_weights: npt.ArrayLike | None = None,
+    pricing: Pricing | None = None,
+    max_gap: float = 0.0,
+    tolerance: float | None = None,
     node_limit: int = NODE_LIMIT,
-    most_cuts: int = MOST_CUTS,
     should_stop: Callable[[], bool] | None = None,
 ) -> SearchResult:
-    """The plan of at most ``max_ramps`` of all recorded ramps that saves most within a budget.
+    """The plan of at most ``max_ramps`` of all recorded ramps that saves most within its limits.
 
-    Exits off is always a candidate and wins when nothing saves time. Sizes are searched in rising order, so a search that is cut short
-    has finished the smaller plans first; the gap it reports holds for all.
+    Exits off is always a candidate and wins when nothing saves. All sets of ramps are bounded, small ones first, as far as the node limit
+    allows; larger ones are then only tried around the best plan. The gap reported holds for all sets of at most ``max_ramps``.
 
     Parameters
     ----------
@@ -42,14 +51,23 @@ def best_plan(
     max_ramps : int
         0 to 6.
     max_overhead : float
-        Worst-case time all active ramps together may add, as a share of the backbone's time.
+        Worst-case time all active ramps together may add, as a share of the backbone's time, at every batch size measured.
+    slice_budgets : mapping, optional
+        From slice id to the share of that slice's requests that may disagree; slices not named have no budget of their own.
+    error_weights : (n,) array-like, optional
+        What an error of each request counts, in every budget: thousandths from 0 on; default 1. The share of a budget is still
+        multiplied by a number of requests, so with weights of 5 a fifth as many errors fit.
+    pricing : Pricing, optional
+        What is saved; default the mean time to answer at ``records.costs``. See :func:`offramp_core.search.objective.price`.
+    max_gap : float
+        Stop as soon as no plan can be better by more than this share of the objective.
+    tolerance : float, optional
+        Plans that might be better by less than this share are not looked for; the gap says how much may have been missed. Default 0 up to
+        a budget of 256 errors and 0.02 % above, where there are too many plans that differ by less.
     node_limit : int
-        Stop after about so many bounded pairs of ramps. A count and not a clock, so that equal inputs give equal plans.
-    most_cuts : int
-        Up to this error budget, as a count, the search is exact. Above it the split of errors is tried on a grid of so many steps per
-        ramp, which keeps time and memory bounded; the gap then says how much may have been missed (below 0.1 points, as a rule).
+        Stop after so many sets of ramps bounded and boxes divided. A count and not a clock, so that equal inputs give equal plans.
     should_stop : callable, optional
-        Asked between nodes; True ends the search with the best plan so far.
+        Asked every few milliseconds; True ends the search with the best plan so far.
 
     Raises
     ------
@@ -58,65 +76,60 @@ def best_plan(
     """
     if not 0 <= max_ramps <= MAX_ACTIVE_RAMPS:
         raise InvalidArgumentError(f"max_ramps is {max_ramps}; it must lie in 0..{MAX_ACTIVE_RAMPS}")
-    if most_cuts < 2:
-        raise InvalidArgumentError(f"most_cuts is {most_cuts}; it must be at least 2")
-    if not max_overhead >= 0:
-        raise InvalidArgumentError(f"max_overhead is {max_overhead}; it must be >= 0")
-    errors = error_budget(len(records), max_disagreement=max_disagreement, max_errors=max_errors)
-    space = SearchSpace(records)
+    for name, value in (("max_overhead", max_overhead), ("max_gap", max_gap), ("tolerance", tolerance or 0.0)):
+        if not value >= 0:
+            raise InvalidArgumentError(f"{name} is {value}; it must be >= 0")
+    limits = make_limits(
+        records,
+        max_disagreement=max_disagreement,
+        max_errors=max_errors,
+        slice_budgets=slice_budgets,
+        error_weights=error_weights,
+    )
+    space = SearchSpace(records, limits)
+    pricing = price(records) if pricing is None else pricing
+    if tolerance is None:
+        tolerance = 0.0 if limits.most_errors <= EXACT_UP_TO else COARSE_TOLERANCE
     search = BranchAndBound(
         space,
-        errors=errors,
+        pricing,
         best=Choice(0.0, (), ()),
         node_limit=node_limit,
-        most_cuts=most_cuts,
+        max_gap=max_gap,
+        tolerance=tolerance,
         should_stop=should_stop,
     )
-    allowed = max_overhead * records.costs.total_seconds * (1 + 1e-12)
-    bound = -np.inf
-    for size in range(1, max_ramps + 1):
-        bound = max(bound, _search_size(search, space, size, allowed))
-    plan = as_plan(records, search.best, drop_idle=True)
-    scale = space.n * records.costs.total_seconds
-    return SearchResult(plan, max(plan.saving, bound / scale), search.nodes)
+    bound = _search_all(search, max_ramps=min(max_ramps, records.n_ramps), max_overhead=max_overhead)
+    plan = as_plan(space, search.best, drop_idle=True)
+    figures = pricing.figures(plan.evaluation)
+    value = pricing.saving(figures)
+    return SearchResult(plan, max(value, bound / search.scale), search.nodes, value, figures)
 
 
-def _search_size(search: BranchAndBound, space: SearchSpace, size: int, allowed: float) -> float:
-    """Search all plans of one size; an upper bound on the seconds any of them saves."""
-    seconds = space.ramp_seconds
-    n_ramps = len(seconds)
-    if size == 1:
-        for ramp in range(n_ramps):
-            if seconds[ramp] <= allowed:
-                search.single(ramp)
-        return search.best_gain
-    for prefix in combinations(range(n_ramps), size - 2):
-        pairs = list(_pairs(prefix, seconds, allowed))
-        if not pairs:
-            continue
-        if search.stopped():
-            return oracle_gain(space, search.errors)
-        search.multi(prefix, pairs)
-    search.run()
-    bound = search.bound
-    search.clear()
-    return bound
+def _search_all(search: BranchAndBound, *, max_ramps: int, max_overhead: float) -> float:
+    """Search all sets of ramps; an upper bound on what any of them gains.
 
-
-def _pairs(prefix: tuple[int, ...], seconds: SecondsArray, allowed: float) -> Iterator[tuple[int, int]]:
-    paid = seconds[list(prefix)].sum()
-    for a, b in combinations(range(prefix[-1] + 1 if prefix else 0, len(seconds)), 2):
-        if paid + seconds[a] + seconds[b] <= allowed:
-            yield a, b
-
-
-def oracle_gain(space: SearchSpace, errors: int) -> float:
-    """More seconds than any plan can save: every input leaves, for nothing, at the first ramp that answers it correctly.
-
-    The ``errors`` inputs with most to gain from a wrong answer leave at the first ramp of all.
+    Sizes with more sets than there are nodes left to spend are only searched around the best smaller plan.
     """
-    agrees = space.records.agrees
-    first = np.where(agrees.any(axis=1), agrees.argmax(axis=1), agrees.shape[1])
-    gains = np.append(space.behind, 0.0)[first]
-    missed = np.sort(space.behind[0] - gains)[::-1]
-    return float(gains.sum() + missed[:errors].sum())
+    added = overheads(search.space.records)
+    most = max_overhead * (1 + 1e-12)
+
+    def allowed(active: Sequence[int]) -> bool:
+        return bool((added[:, list(active)].sum(axis=1) <= most).all())
+
+    if not search.prepare():
+        return search.ceiling
+    complete = True
+    for size in range(1, max_ramps + 1):
+        sweeps = math.comb(search.space.records.n_ramps, size) <= search.nodes_left * SWEPT_SHARE
+        if size > 2:
+            search.grow(allowed, swap=not sweeps)
+        if not sweeps or not search.sweep(size, allowed):
+            complete = False
+            continue
+        search.run(QUICK_BOXES)
+    if complete:
+        search.run()
+        return search.bound
+    search.run(QUICK_BOXES)  # more would not lower the ceiling
+    return max(search.bound, search.ceiling)

@@ -1,17 +1,22 @@
-"""The exact minimum of mean cost over the thresholds of given ramps, within an error budget."""
+"""The exact optimum over the thresholds of given ramps, within error limits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from offramp_core.errors import InvalidArgumentError
+import numpy.typing as npt
+
 from offramp_core.evaluate import Evaluation, check_active, evaluate
 from offramp_core.records import Records
 from offramp_core.search.branch import BranchAndBound, Choice
 from offramp_core.search.grid import threshold_of
-from offramp_core.search.queues import SearchSpace
+from offramp_core.search.limits import error_budget, make_limits
+from offramp_core.search.objective import Figures, Pricing, price
+from offramp_core.search.space import SearchSpace
+
+__all__ = ["SearchResult", "ThresholdPlan", "as_plan", "best_thresholds", "error_budget"]
 
 NODE_LIMIT = 1_000_000
 
@@ -41,17 +46,29 @@ class ThresholdPlan:
 class SearchResult:
     """The best plan found and a proof of how good it is.
 
-    ``bound`` is a saving that no plan in the space searched exceeds; ``nodes`` counts bounded or solved pairs of ramps.
+    Attributes
+    ----------
+    plan : ThresholdPlan
+    bound : float
+        A value that no plan in the space searched exceeds.
+    nodes : int
+        Sets of ramps bounded and boxes divided.
+    value : float
+        What the plan saves of the objective, as a share of what the backbone costs; its mean saving unless other weights were given.
+    figures : Figures
+        Mean, tail and busy time of the plan.
     """
 
     plan: ThresholdPlan
     bound: float
     nodes: int
+    value: float
+    figures: Figures
 
     @property
     def gap(self) -> float:
-        """Saving that may have been missed, as a share of the backbone's time; 0 when the plan is optimal."""
-        return max(0.0, self.bound - self.plan.saving)
+        """Value that may have been missed; 0 when the plan is optimal."""
+        return max(0.0, self.bound - self.value)
 
     @property
     def optimal(self) -> bool:
@@ -64,6 +81,9 @@ def best_thresholds(
     *,
     max_disagreement: float | None = None,
     max_errors: int | None = None,
+    slice_budgets: Mapping[int, float] | None = None,
+    error_weights: npt.ArrayLike | None = None,
+    pricing: Pricing | None = None,
 ) -> ThresholdPlan:
     """Thresholds of given ramps that save most within a budget, proven optimal.
 
@@ -75,63 +95,41 @@ def best_thresholds(
     records : Records
     active : sequence of int
         Strictly increasing ramp indices; all are paid for, whatever their thresholds.
-    max_disagreement : float, optional
-        Allowed share of disagreements over all requests, in [0, 1].
-    max_errors : int, optional
-        The same as a count; give one of the two.
+    max_disagreement, max_errors, slice_budgets, error_weights, pricing
+        As in :func:`offramp_core.search.placement.best_plan`.
 
     Returns
     -------
     ThresholdPlan
-        Exits off (no ramps) when no thresholds on these ramps keep the budget, which happens only where final answers are wrong.
+        Exits off (no ramps) when no thresholds on these ramps keep the limits, which happens only where final answers are wrong.
 
     Raises
     ------
     InvalidArgumentError
-        Ramps or budget outside their range.
+        Ramps or limits outside their range.
     """
     ramps = check_active(records, active)
-    errors = error_budget(len(records), max_disagreement=max_disagreement, max_errors=max_errors)
-    if not ramps:
-        return as_plan(records, None)
-    search = BranchAndBound(SearchSpace(records), errors=errors, best=None, node_limit=NODE_LIMIT)
-    if len(ramps) == 1:
-        search.single(ramps[0])
-    else:
-        search.multi(ramps[:-2], [(ramps[-2], ramps[-1])])
+    limits = make_limits(
+        records,
+        max_disagreement=max_disagreement,
+        max_errors=max_errors,
+        slice_budgets=slice_budgets,
+        error_weights=error_weights,
+    )
+    space = SearchSpace(records, limits)
+    pricing = price(records) if pricing is None else pricing
+    search = BranchAndBound(space, pricing, best=None, node_limit=NODE_LIMIT)
+    if ramps:
+        search.add(ramps)
         search.run()
-    return as_plan(records, search.best)
+    return as_plan(space, search.best)
 
 
-def error_budget(n: int, *, max_disagreement: float | None = None, max_errors: int | None = None) -> int:
-    """The largest number of errors k with k / n <= max_disagreement.
-
-    Raises
-    ------
-    InvalidArgumentError
-        Not exactly one budget is given, or it is out of range, or there are no records.
-    """
-    if n == 0:
-        raise InvalidArgumentError("records are empty; a search needs at least one")
-    if (max_disagreement is None) == (max_errors is None):
-        raise InvalidArgumentError("give either max_disagreement (a share) or max_errors (a count)")
-    if max_errors is not None:
-        if max_errors < 0:
-            raise InvalidArgumentError(f"max_errors is {max_errors}; it must be >= 0")
-        return min(max_errors, n)
-    assert max_disagreement is not None
-    if not 0 <= max_disagreement <= 1:
-        raise InvalidArgumentError(f"max_disagreement is {max_disagreement}; it must lie in [0, 1]")
-    k = int(max_disagreement * n)
-    # The product may have been rounded across an integer in either direction.
-    return k + 1 if k < n and (k + 1) / n <= max_disagreement else k - 1 if k / n > max_disagreement else k
-
-
-def as_plan(records: Records, choice: Choice | None, *, drop_idle: bool = False) -> ThresholdPlan:
+def as_plan(space: SearchSpace, choice: Choice | None, *, drop_idle: bool = False) -> ThresholdPlan:
     """A search's choice as thresholds, evaluated anew. ``drop_idle`` leaves out ramps at which nothing leaves."""
-    pairs = [] if choice is None else list(zip(choice.active, choice.keys, strict=True))
+    pairs = [] if choice is None else list(zip(choice.active, space.keys_of(choice.active, choice.cuts), strict=True))
     if drop_idle:
         pairs = [(ramp, key) for ramp, key in pairs if key > 0]
     active = tuple(ramp for ramp, _ in pairs)
     thresholds = tuple(threshold_of(key) for _, key in pairs)
-    return ThresholdPlan(active, thresholds, evaluate(records, active, thresholds))
+    return ThresholdPlan(active, thresholds, evaluate(space.records, active, thresholds))

@@ -1,0 +1,265 @@
+"""Bounds on many ranges of cuts at once.
+
+A *box* is a range of cuts per active ramp. Each range is divided into a few parts, and an input is coded by the
+first part at which it leaves each ramp; one histogram of these codes and a running sum per axis then tell, for
+every cell (one part per ramp), how many inputs are still in after each ramp. Gain rises with every threshold
+and a ramp's errors fall with the thresholds before it, so for all plans of a cell
+
+    gain   <= gain of its boldest corner,
+    errors >= per ramp, errors of its most cautious cut among the inputs that the boldest cuts before leave in.
+
+Cells whose errors cannot keep the limits hold no plan; the others are bounded by their gain. The corners
+themselves are plans, and where every part is a single cut the bound is exact. Inputs that do the same under every plan of a box are settled:
+they are counted once and left out of the histograms of all boxes inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import mul
+
+import numpy as np
+import numpy.typing as npt
+
+from offramp_core.records import BoolArray, IndexArray
+from offramp_core.search.space import Ints, SearchSpace
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The inputs of a box whose fate depends on the plan, and the count of the others.
+
+    Attributes
+    ----------
+    rows : (m,) intp, optional
+        Row numbers; None for all.
+    still_in : (d + 1,) float64
+        Settled inputs still in before each ramp and at the end.
+    charged : (1 + S,) int64
+        Errors among the settled inputs, by limit.
+    """
+
+    rows: IndexArray | None
+    still_in: Floats
+    charged: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Ranges of cuts, ends included, of the ramps ``active``; ``inside`` holds at least its open inputs."""
+
+    active: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    inside: Open
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A box's cells, boldest first along every axis.
+
+    Attributes
+    ----------
+    bound : (P1, ..., Pd) float64
+        No plan of the cell gains more; -inf where none keeps the limits.
+    corner : (P1, ..., Pd) float64
+        What the cell's boldest corner gains; -inf where it does not keep the limits.
+    edges : tuple of (P + 1,) intp
+        Per ramp, rising: part p, counted from the most cautious, has the cuts edges[p] + 1 ... edges[p + 1].
+    """
+
+    bound: Floats
+    corner: Floats
+    edges: tuple[IndexArray, ...]
+
+    def cuts(self, cell: Sequence[int]) -> tuple[int, ...]:
+        """The boldest corner of a cell."""
+        return tuple(int(e[len(e) - 1 - i]) for e, i in zip(self.edges, cell, strict=True))
+
+    def low(self, cell: Sequence[int]) -> tuple[int, ...]:
+        """The most cautious cuts of a cell."""
+        return tuple(int(e[len(e) - 2 - i]) + 1 for e, i in zip(self.edges, cell, strict=True))
+
+
+def whole(space: SearchSpace, active: tuple[int, ...]) -> Box:
+    """The box of all plans of some ramps."""
+    nothing = Open(None, np.zeros(len(active) + 1), np.zeros(len(space.limits.most), dtype=np.int64))
+    return Box(active, (0,) * len(active), space.boldest(active), nothing)
+
+
+def settle(space: SearchSpace, box: Box) -> tuple[Box, list[IndexArray]]:
+    """Take the inputs out of a box that do the same under all its plans; also the ranks at each ramp of those left."""
+    rows = box.inside.rows
+    still_in, charged = box.inside.still_in.copy(), box.inside.charged.copy()
+    columns = [space.column(ramp) for ramp in box.active]
+    ranks = [c.rank if rows is None else c.rank.take(rows) for c in columns]
+    undecided: BoolArray | None = None
+    unsettled = np.zeros(len(ranks[0]), dtype=bool)
+    for level, (column, rank) in enumerate(zip(columns, ranks, strict=True)):
+        passes = rank > box.low[level]
+        stays = rank > box.high[level]
+        if undecided is not None:
+            passes |= ~undecided
+            stays &= undecided
+        gone = np.flatnonzero(~passes)
+        if len(gone):
+            still_in[: level + 1] += len(gone)
+            _charge(space, charged, gone if rows is None else rows.take(gone), column.bad)
+        unsettled |= passes & ~stays if undecided is None else passes & undecided & ~stays
+        undecided = stays
+    assert undecided is not None
+    left = np.flatnonzero(undecided)
+    still_in += len(left)
+    if space.final_bad is not None:
+        _charge(space, charged, left if rows is None else rows.take(left), space.final_bad)
+    kept = np.flatnonzero(unsettled)
+    inside = Open(kept if rows is None else rows.take(kept), still_in, charged)
+    return Box(box.active, box.low, box.high, inside), [rank.take(kept) for rank in ranks]
+
+
+def _charge(space: SearchSpace, charged: Ints, rows: IndexArray, bad: BoolArray) -> None:
+    charged += space.limits.charge(rows[bad.take(rows)])
+
+
+def gain_of(still_in: Sequence[Floats | Ints], values: Floats, tails: Floats | None, need: int) -> Floats:
+    """Gains from the inputs still in before each ramp and at the end.
+
+    Parameters
+    ----------
+    still_in : sequence of d + 1 arrays that broadcast
+    values : (..., d + 1) float64
+        Gain of an input that leaves at each ramp, and of one that takes no exit. Leading axes are those of ``still_in``.
+    tails : (..., d + 1) float64, optional
+        Gain of a plan under which at least ``need`` inputs have left by each ramp (or not before the end).
+    """
+
+    def wide(column: Floats, like: Floats | Ints) -> Floats:
+        return column.reshape(column.shape + (1,) * (like.ndim - column.ndim))
+
+    n = still_in[0]
+    gain = wide(values[..., 0], n) * n
+    for level, left in enumerate(still_in[1:], start=1):
+        gain = gain + wide(values[..., level] - values[..., level - 1], left) * left
+    if tails is not None:
+        tail = wide(tails[..., -1], n)
+        for level in range(len(still_in) - 2, -1, -1):
+            tail = np.where(n - still_in[level + 1] >= need, wide(tails[..., level], n), tail)
+        gain = gain + tail
+    return gain
+
+
+def divide(
+    space: SearchSpace,
+    box: Box,
+    *,
+    parts: int,
+    values: Floats,
+    tails: Floats | None = None,
+    need: int = 0,
+    beat: float = -np.inf,
+) -> tuple[Cells, Open]:
+    """Bound all cells of a box whose ranges are cut into at most ``parts`` each; also the inputs that are open in it.
+
+    The gains are those of :func:`gain_of`. Corners are not looked at where no cell can gain more than ``beat``.
+    """
+    box, ranks = settle(space, box)
+    edges = tuple(_edges(low, high, parts) for low, high in zip(box.low, box.high, strict=True))
+    counter = _Counter(space, box, edges, ranks)
+    gain = gain_of(counter.still_in(), values, tails, need)
+    spare = (space.limits.most - box.inside.charged).reshape((-1,) + (1,) * len(edges))
+    if space.final_bad is not None:
+        spare = spare - counter.stays(space.final_bad)
+
+    def within(cuts: Sequence[IndexArray]) -> Floats:
+        errors = sum((counter.errors(level, cut) for level, cut in enumerate(cuts)), start=np.zeros_like(spare))
+        return np.where((errors <= spare).all(axis=0), gain, -np.inf)
+
+    bound = within([e[:-1] + 1 for e in edges])
+    hopeless = bool(bound.max() <= beat)
+    corner = np.full_like(bound, -np.inf) if hopeless else within([e[1:] for e in edges])
+    return Cells(bound, corner, edges), box.inside
+
+
+def _edges(low: int, high: int, parts: int) -> IndexArray:
+    parts = min(parts, high - low + 1)
+    return np.arange(parts + 1) * (high - low + 1) // parts + (low - 1)
+
+
+def running_sums(table: Ints, *, first: int = 0) -> None:
+    """In place, along every axis from ``first`` on."""
+    for axis in range(first, table.ndim):
+        if axis < table.ndim - 2:  # numpy's own running sum strides through memory; whole slices are faster
+            slices = np.moveaxis(table, axis, 0)
+            for one, following in pairwise(slices):
+                np.add(following, one, out=following)
+        else:
+            table.cumsum(axis=axis, out=table)
+
+
+class _Counter:
+    """Counts the open inputs of a box by their parts: per ramp 0 where it never lets them leave, up to P where even its most cautious does.
+
+    One number codes an input's parts at the first k ramps. Running sums over these parts from 0 on are inputs *still in* after a cell's
+    boldest cuts.
+    """
+
+    def __init__(self, space: SearchSpace, box: Box, edges: tuple[IndexArray, ...], ranks: list[IndexArray]) -> None:
+        self._limits = space.limits
+        self._settled = box.inside.still_in
+        self._rows = box.inside.rows
+        self._columns = [space.column(ramp) for ramp in box.active]
+        self._edges = edges
+        self._ranks = ranks
+        self._parts = [len(e) - 1 for e in edges]
+        self._sizes = [1, *accumulate((p + 1 for p in self._parts), mul)]
+        self._codes: list[IndexArray] = []
+        for level, (column, rank) in enumerate(zip(self._columns, ranks, strict=True)):
+            part = code_table(edges[level][1:], column.last).take(rank)
+            self._codes.append(self._codes[-1] * (self._parts[level] + 1) + part if level else part)
+
+    def still_in(self) -> list[Floats]:
+        """Open and settled inputs before each ramp and at the end: (d + 1) arrays that broadcast over the cells."""
+        d = len(self._parts)
+        table = np.bincount(self._codes[-1], minlength=self._sizes[-1]).reshape([p + 1 for p in self._parts])
+        running_sums(table)
+        kept = [slice(p) for p in self._parts]
+        return [table[(*kept[:k], *(slice(-1, None),) * (d - k))] + self._settled[k] for k in range(d + 1)]
+
+    def errors(self, level: int, cuts: IndexArray) -> Ints:
+        """Errors at one ramp by limit and cell, (1 + S, P1, ..., P_level, 1, ...), at one cut of each of its parts.
+
+        The ramps before it are at their boldest.
+        """
+        column, rows = self._columns[level], self._rows
+        bad = np.flatnonzero(column.bad if rows is None else column.bad.take(rows))
+        code = code_table(cuts, column.last).take(self._ranks[level].take(bad))
+        if level:
+            code += self._codes[level - 1].take(bad) * (self._parts[level] + 1)
+        table = self._limits.tabulate(bad if rows is None else rows.take(bad), code, self._sizes[level + 1])
+        table = table.reshape(-1, *(p + 1 for p in self._parts[: level + 1]))
+        running_sums(table, first=1)
+        kept = (slice(None), *(slice(p) for p in self._parts[:level]))
+        left = table[(*kept, slice(-1, None))] - table[(*kept, slice(self._parts[level]))]
+        return left.reshape(left.shape + (1,) * (len(self._parts) - level - 1))
+
+    def stays(self, wrong: BoolArray) -> Ints:
+        """Wrong final answers of open inputs that take no exit, by limit and cell."""
+        rows = self._rows
+        found = np.flatnonzero(wrong if rows is None else wrong.take(rows))
+        table = self._limits.tabulate(
+            found if rows is None else rows.take(found), self._codes[-1].take(found), self._sizes[-1]
+        ).reshape(-1, *(p + 1 for p in self._parts))
+        running_sums(table, first=1)
+        return table[(slice(None), *(slice(p) for p in self._parts))]
+
+
+def code_table(upper: IndexArray, last: int) -> IndexArray:
+    """Codes by rank, (last + 2,): the number of parts whose given cut lets an input of that rank leave."""
+    counts = np.empty(len(upper) + 1, dtype=np.intp)
+    counts[0], counts[-1] = upper[0] + 1, last + 1 - upper[-1]
+    counts[1:-1] = upper[1:] - upper[:-1]
+    return np.arange(len(upper), -1, -1).repeat(counts)
