@@ -2,8 +2,8 @@
 
 A profile holds seconds of whole batches. A search needs costs per request that depend on nothing but where the
 request leaves, so that a plan's mean and busy time are linear in how many leave at each ramp. For a batch of b
-requests and a stretch of the network that takes T(b) seconds (research of Apparate's and DREX's batching; DESIGN
-"Data plane"):
+requests and a stretch of the network that takes T(b) seconds (the two modes are those of Apparate, arXiv:2312.05385,
+and DREX, arXiv:2512.15705):
 
 - *Time to answer*: every request that gets so far waits T(b). In compute-saving execution a batch that has lost
   rows is faster than that, so this is the time a request may count on; nothing is credited for what others save it.
