@@ -17,7 +17,9 @@ from offramp_core.certify.certificate import (
     records_digest,
     verify_certificate,
 )
+from offramp_core.certify.expected import expected_path
 from offramp_core.certify.planner import (
+    fewest_for_count,
     fewest_labels,
     labels_for,
     largest_passing_count,
@@ -30,11 +32,12 @@ from offramp_core.certify.rank_path import (
     Weights,
     rank_path,
     rank_path_certificate,
+    test_path,
 )
 from offramp_core.certify.slices import SliceBudget, SliceResult
 
 __all__ = [
     "METHOD", "WEIGHTED_METHOD", "Certificate", "Certified", "NotCertified", "SliceBudget", "SliceResult", "Subject", "Weights",
-    "allowance", "betting_p_value", "fewest_labels", "labels_for", "largest_passing_count", "more_labels", "p_value",
-    "rank_path", "rank_path_certificate", "records_digest", "verify_certificate",
+    "allowance", "betting_p_value", "expected_path", "fewest_for_count", "fewest_labels", "labels_for", "largest_passing_count", "more_labels", "p_value",
+    "rank_path", "rank_path_certificate", "records_digest", "test_path", "verify_certificate",
 ]  # fmt: skip

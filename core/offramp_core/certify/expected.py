@@ -47,8 +47,8 @@ def expected_path(
     max_ramps: int,
     max_overhead: float = 1.0,
     should_stop: Callable[[], bool] | None = None,
-) -> list[tuple[tuple[int, ...], tuple[Decimal, ...]]]:
-    """(active ramps, thresholds) from cautious to bold, without repeats.
+) -> list[Step]:
+    """Plans from cautious to bold, without repeats.
 
     The plans of falling prices jump where a ramp joins. Between two of them the path goes on in small steps of expected disagreement:
     either the plan before, its thresholds scaled up together in rank space, or the one behind, scaled down, whichever is cheaper.
@@ -57,14 +57,25 @@ def expected_path(
     search = _Descent(kept, max_ramps=max_ramps, max_overhead=max_overhead)
     levels = [f * max_disagreement for f in LEVELS]
     anchors = _anchors(search, upto=levels[-1], should_stop=should_stop)
-    path: list[tuple[tuple[int, ...], tuple[Decimal, ...]]] = []
+    path: dict[tuple[tuple[int, ...], tuple[Decimal, ...]], Step] = {}
     for level in levels:
         around = [a for a in anchors if a.expected <= level][-1:] + [a for a in anchors if a.expected > level][:1]
-        scaled = [search.scaled(anchor.keys, level) for anchor in around]
-        step = _thresholds(min(scaled, key=search.mean_seconds)) if scaled else ((), ())
-        if step[0] and step not in path:
-            path.append(step)
-    return path
+        scaled = [keys for keys in (search.scaled(anchor.keys, level) for anchor in around) if keys]
+        if scaled:
+            keys = min(scaled, key=search.mean_seconds)
+            ramps = tuple(sorted(keys))
+            thresholds = tuple(threshold_of(keys[ramp]) for ramp in ramps)
+            path.setdefault((ramps, thresholds), Step(ramps, thresholds, search.expected_disagreement(keys)))
+    return list(path.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A plan of the path: ramp columns, thresholds, and how often it disagrees as far as the model can tell."""
+
+    active: tuple[int, ...]
+    thresholds: tuple[Decimal, ...]
+    expected_disagreement: float
 
 
 Keys = dict[int, int]
@@ -90,11 +101,6 @@ def _anchors(search: _Descent, *, upto: float, should_stop: Callable[[], bool] |
         if expected > upto:
             break
     return anchors
-
-
-def _thresholds(keys: Keys) -> tuple[tuple[int, ...], tuple[Decimal, ...]]:
-    ramps = tuple(sorted(ramp for ramp, key in keys.items() if key > 0))
-    return ramps, tuple(threshold_of(keys[ramp]) for ramp in ramps)
 
 
 def error_curves(records: Records) -> Floats:

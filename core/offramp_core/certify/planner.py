@@ -54,3 +54,14 @@ def largest_passing_count(n: int, *, budget: float, level: float) -> int:
 def _pass_probability(n: int, rate: float, *, budget: float, level: float) -> float:
     k = largest_passing_count(n, budget=budget, level=level)
     return float(binomial.cdf(k, n, rate)) if k >= 0 else 0.0
+
+
+def fewest_for_count(k: int, *, budget: float, level: float) -> int:
+    """Fewest labels with which ``k`` disagreements still pass."""
+    low, high = k, max(2 * k, fewest_labels(budget, level))
+    while binomial.cdf(k, high, budget) > level:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if binomial.cdf(k, middle, budget) > level else (low, middle)
+    return high
