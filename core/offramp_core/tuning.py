@@ -190,7 +190,7 @@ def tune(records: Records, request: TuningRequest, *, should_stop: Callable[[], 
     )
     through = float(b.time.max()) if b.time is not None else float(n)
     if isinstance(result, NotCertified):
-        return _failed(result, n=n, n_b=n_b, best_saving=best, through=through)
+        return _failed(result, request, n=n, n_b=n_b, best_saving=best, through=through)
     return _judge(result, request, a=a, b=b, through=through)
 
 
@@ -237,13 +237,17 @@ def _judge(result: Certified, request: TuningRequest, *, a: Records, b: Records,
     return Proposed(result.plan, result.certificate, predicted, through, len(a), len(b))
 
 
-def _failed(result: NotCertified, *, n: int, n_b: int, best_saving: float, through: float) -> NeedsLabels | NoGain:
-    """The test was run and nothing passed. Its records are used up, so the next one needs a fresh set."""
+def _failed(
+    result: NotCertified, request: TuningRequest, *, n: int, n_b: int, best_saving: float, through: float
+) -> NeedsLabels | NoGain:
+    """The test was run and nothing passed. Its records are used up, so the next one, at its lower level, needs a fresh set."""
     if result.reason == "NothingSaves":
         return NoGain("NothingSaves", best_saving, n, 1, through)
     if result.needed_more is None:
         return NoGain("OverBudget", best_saving, n, 1, through)
-    return NeedsLabels(n, n + n_b + result.needed_more, 1, through)
+    next_level = allowance(request.delta, request.test_index + 1)
+    fresh = max(n_b + result.needed_more, _testable_labels(request.max_disagreement, next_level))
+    return NeedsLabels(n, n + fresh, 1, through)
 
 
 def _check(records: Records, request: TuningRequest) -> None:
@@ -256,8 +260,21 @@ def _check(records: Records, request: TuningRequest) -> None:
         raise InvalidArgumentError(
             f"{len(request.ramp_ids)} ramp_ids for records of {records.n_ramps} ramps; name every column"
         )
+    check_scores(records)
     if records.time is None and (request.consumed_through is not None or request.discard_before is not None):
         raise InvalidRecordsError("time is missing; without it used records cannot be told from fresh ones")
+
+
+def check_scores(records: Records) -> None:
+    """Refuse scores outside [0, 1] and times that are no numbers: compared, they would be false without a word."""
+    bad = np.argwhere(~((records.uncertainty >= 0) & (records.uncertainty <= 1)))
+    if len(bad):
+        row, column = (int(i) for i in bad[0])
+        value = records.uncertainty[row, column]
+        raise InvalidRecordsError(f"uncertainty[{row}, {column}] is {value}; every value must lie in [0, 1]")
+    if records.time is not None and not np.isfinite(records.time).all():
+        row = int(np.flatnonzero(~np.isfinite(records.time))[0])
+        raise InvalidRecordsError(f"time[{row}] is {records.time[row]}; seconds must be finite")
 
 
 def _usable(records: Records, request: TuningRequest) -> tuple[Records, int]:
