@@ -30,7 +30,6 @@ Floats = npt.NDArray[np.float64]
 
 BUDGET, DELTA = 0.01, 0.05
 RUN_LENGTH = 1_000_000.0  # offramp_core.protocol's default for the workers' detector
-BLOCK = 10  # labels between two looks of the detector
 
 
 # --- a world with a known truth --------------------------------------------------------------------
@@ -102,14 +101,9 @@ def one_ramp_pool(n: int, *, seed: int) -> Records:
 def labels_until_off(rate: float, *, seed: int, quiet: int = 3000, quiet_rate: float = 0.005, most: int = 5000) -> int:
     """Labels from an abrupt change to ``rate`` until the detector alarms, after ``quiet`` labels of a plan well within its budget."""
     rng = np.random.default_rng(seed)
-    state = detector.init()
-    for _ in range(quiet // BLOCK):
-        state = detector.update(state, BLOCK, int(rng.binomial(BLOCK, quiet_rate)), p0=BUDGET)
-    for seen in range(BLOCK, most + 1, BLOCK):
-        state = detector.update(state, BLOCK, int(rng.binomial(BLOCK, rate)), p0=BUDGET)
-        if detector.alarm(state, run_length=RUN_LENGTH):
-            return seen
-    return most
+    before = detector.watch(detector.init(), rng.random(quiet) < quiet_rate, p0=BUDGET, run_length=RUN_LENGTH)
+    after = detector.watch(before.state, rng.random(most) < rate, p0=BUDGET, run_length=RUN_LENGTH)
+    return after.alarm_after or most
 
 
 # --- (c) -------------------------------------------------------------------------------------------
@@ -214,7 +208,7 @@ def year(
     renewing: bool = False,
     watched: bool = True,
 ) -> Year:
-    """A year of daily re-tuning. The detector looks every ``BLOCK`` labels and turns the exits off for as long as there is no new plan."""
+    """A year of daily re-tuning. The detector looks after every label and turns the exits off for as long as there is no new plan."""
     rng, service = np.random.default_rng(seed), _Service(spending, renewing)
     hardness = _hardness(rng, drift or Drift())
     weight = 1 + 0.5 * np.sin(2 * np.pi * np.arange(365) / 7) ** 2
@@ -235,12 +229,12 @@ def year(
 
 def _watch(service: _Service, rng: np.random.Generator, rate: float, labels: int) -> float:
     """The share of the day until the detector turned the exits off; 1 when it did not."""
-    for block in range(labels // BLOCK):
-        service.state = detector.update(service.state, BLOCK, int(rng.binomial(BLOCK, rate)), p0=BUDGET)
-        if detector.alarm(service.state, run_length=RUN_LENGTH):
-            service.alarm()
-            return (block + 1) * BLOCK / labels
-    return 1.0
+    seen = detector.watch(service.state, rng.random(labels) < rate, p0=BUDGET, run_length=RUN_LENGTH)
+    service.state = seen.state
+    if seen.alarm_after is None:
+        return 1.0
+    service.alarm()
+    return seen.alarm_after / labels
 
 
 def _hardness(rng: np.random.Generator, drift: Drift) -> Floats:

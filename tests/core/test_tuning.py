@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scores import recorded
 
-from offramp_core.certify import allowance, records_digest, verify_certificate
+from offramp_core.certify import allowance, largest_passing_count, records_digest, verify_certificate
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.plan import Plan, RampThreshold, exits_off_plan
@@ -71,9 +71,19 @@ class TestProposals:
         assert tune(shuffled, REQUEST) == proposal
 
     def test_search_rows_are_older_than_test_rows_with_a_gap(self, proposal: Proposed) -> None:
-        a_end, b_start = split_rows(2000)
+        a_end, b_start = split_rows(2000, budget=0.02, level=allowance(0.05, 1))
         assert (proposal.n_a, proposal.n_b) == (a_end, 2000 - b_start)
         assert b_start - a_end == 20
+
+    def test_the_test_has_no_more_records_than_it_has_use_for(self) -> None:
+        level = allowance(0.05, 1)
+        for n in (400, 777, 1000, 1234, 4500):
+            n_b = n - split_rows(n, budget=0.02, level=level)[1]
+            k = largest_passing_count(n_b, budget=0.02, level=level)
+            assert (
+                largest_passing_count(n_b - 1, budget=0.02, level=level) < k
+            )  # one record fewer would cost a disagreement
+            assert 0.7 * n < n_b < 0.89 * n
 
     def test_later_tests_must_pass_a_stricter_level(self, records: Records) -> None:
         outcome = tune(records, replace(REQUEST, test_index=3))
@@ -87,8 +97,8 @@ class TestRecordsServeInOneTest:
         records = recorded(3000, 6, seed=5)
         outcome = tune(records, replace(REQUEST, consumed_through=1499.0, test_index=2))
         assert isinstance(outcome, Proposed)
-        assert outcome.n_b == 1500
-        assert outcome.certificate.records_digest == records_digest(records.take(slice(1500, None)))
+        assert 1450 < outcome.n_b <= 1500
+        assert outcome.certificate.records_digest == records_digest(records.take(slice(-outcome.n_b, None)))
 
     def test_without_fresh_records_no_test_is_run(self, records: Records) -> None:
         outcome = tune(records, replace(REQUEST, consumed_through=1999.0))
@@ -121,6 +131,14 @@ class TestNothingToPropose:
         assert (outcome.n, outcome.tests_run, outcome.records_through) == (100, 0, None)
         enough = tune(recorded(outcome.needed + 5, 6, seed=5), REQUEST)
         assert not isinstance(enough, NeedsLabels) or enough.tests_run == 1
+
+    def test_scores_and_times_that_are_no_numbers_name_array_and_row(self, records: Records) -> None:
+        uncertainty, time = records.uncertainty.copy(), np.arange(2000.0)
+        uncertainty[17, 3], time[5] = np.nan, np.inf
+        with pytest.raises(InvalidRecordsError, match=r"uncertainty\[17, 3\] is nan"):
+            tune(replace(records, uncertainty=uncertainty), REQUEST)
+        with pytest.raises(InvalidRecordsError, match=r"time\[5\] is inf"):
+            tune(replace(records, time=time), REQUEST)
 
     def test_no_records_at_all_is_too_few(self, records: Records) -> None:
         assert isinstance(tune(records.take(slice(0)), REQUEST), NeedsLabels)

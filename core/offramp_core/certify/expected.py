@@ -37,7 +37,7 @@ MOST_ROWS = 5_000  # more do not change a smooth curve, only the time to use it
 _RIDGE = 0.1
 _PRIOR_WRONG = 0.5
 _ROUNDS = 8
-_HALVINGS = 16
+_HALVINGS = 10
 _EDGE = 1e-4  # uncertainty is clipped to [edge, 1 - edge] before its log odds are taken
 
 
