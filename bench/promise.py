@@ -29,6 +29,7 @@ from offramp_core.tuning import TESTABLE_RATE, Proposed, TuningRequest, tune
 Floats = npt.NDArray[np.float64]
 
 BUDGET, DELTA = 0.01, 0.05
+BLOCK = 20  # labels between two looks of the detector in the simulated year
 RUN_LENGTH = 1_000_000.0  # offramp_core.protocol's default for the workers' detector
 
 
@@ -208,7 +209,7 @@ def year(
     renewing: bool = False,
     watched: bool = True,
 ) -> Year:
-    """A year of daily re-tuning. The detector looks after every label and turns the exits off for as long as there is no new plan."""
+    """A year of daily re-tuning. The detector looks every ``BLOCK`` labels and turns the exits off for as long as there is no new plan."""
     rng, service = np.random.default_rng(seed), _Service(spending, renewing)
     hardness = _hardness(rng, drift or Drift())
     weight = 1 + 0.5 * np.sin(2 * np.pi * np.arange(365) / 7) ** 2
@@ -229,12 +230,12 @@ def year(
 
 def _watch(service: _Service, rng: np.random.Generator, rate: float, labels: int) -> float:
     """The share of the day until the detector turned the exits off; 1 when it did not."""
-    seen = detector.watch(service.state, rng.random(labels) < rate, p0=BUDGET, run_length=RUN_LENGTH)
-    service.state = seen.state
-    if seen.alarm_after is None:
-        return 1.0
-    service.alarm()
-    return seen.alarm_after / labels
+    for block, k in enumerate(rng.binomial(BLOCK, rate, labels // BLOCK).tolist(), start=1):
+        service.state = detector.update(service.state, BLOCK, k, p0=BUDGET)
+        if detector.alarm(service.state, run_length=RUN_LENGTH):
+            service.alarm()
+            return block * BLOCK / labels
+    return 1.0
 
 
 def _hardness(rng: np.random.Generator, drift: Drift) -> Floats:

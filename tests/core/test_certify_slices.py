@@ -22,7 +22,6 @@ from offramp_core.certify import (
 )
 from offramp_core.certify import test_path as try_path
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
-from offramp_core.evaluate import evaluate_plan
 from offramp_core.plan import Plan, RampThreshold, floor_threshold
 from offramp_core.records import ExitCosts, Records
 from offramp_core.search.placement import best_plan
@@ -123,7 +122,7 @@ class TestTheLevel:
     @pytest.mark.slow
     def test_all_promises_hold_together_when_every_one_is_at_its_boundary(self) -> None:
         """One ramp that errs in 2 % of each slice, just at every budget: whatever passes is a false certificate."""
-        rng, runs, n = np.random.default_rng(9), 2000, 1500
+        rng, runs, n = np.random.default_rng(9), 2000, 600
         plan = Plan("b", "r", (RampThreshold("r00", floor_threshold(0.5)),))
         costs = ExitCosts(np.ones(2), np.zeros(1))
         slices = [SliceBudget(i, 0.02) for i in range(3)]
@@ -137,5 +136,4 @@ class TestTheLevel:
             false += isinstance(
                 result, Certified
             )  # any slice that passed while the plan did not is no certificate either
-            assert not isinstance(result, Certified) or evaluate_plan(b, plan, ("r00",)).n == n
         assert stats.binom.sf(false - 1, runs, 0.05) > 0.001

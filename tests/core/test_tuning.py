@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from scores import recorded
 
-from offramp_core.certify import allowance, largest_passing_count, records_digest, verify_certificate
+from offramp_core import binomial
+from offramp_core.certify import (
+    allowance,
+    labels_for,
+    largest_passing_count,
+    more_labels,
+    records_digest,
+    verify_certificate,
+)
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.plan import Plan, RampThreshold, exits_off_plan
@@ -217,3 +225,55 @@ class TestPins:
     def test_a_ramp_nobody_recorded_is_an_error_that_names_it(self, records: Records) -> None:
         with pytest.raises(InvalidArgumentError, match="r99-grid"):
             check_pin(records, Plan("b", "r", (RampThreshold("r99-grid", Decimal("0.1")),)), IDS, budget=0.02)
+
+
+class TestThePlanner:
+    """What it announces is what it takes, within a factor of one and a half."""
+
+    @staticmethod
+    def proposed(pool: Records, *, n: int, runs: int, budget: float) -> float:
+        """Share of draws of ``n`` labels that end in a plan."""
+        done = 0
+        for seed in range(runs):
+            rows = np.random.default_rng(seed).integers(0, len(pool), n)
+            drawn = replace(pool.take(rows), time=np.arange(float(n)))
+            done += isinstance(tune(drawn, replace(REQUEST, max_disagreement=budget)), Proposed)
+        return done / runs
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("budget", [0.01, 0.02])
+    def test_the_labels_it_announces_are_enough_and_two_thirds_of_them_are_not(self, budget: float) -> None:
+        pool = recorded(20_000, 6, seed=21)
+        first = tune(pool.take(slice(60)), replace(REQUEST, max_disagreement=budget))
+        assert isinstance(first, NeedsLabels)
+        assert self.proposed(pool, n=first.needed, runs=25, budget=budget) >= 0.8
+        level = allowance(0.05, 1)
+        two_thirds = first.needed * 2 // 3
+        n_b = two_thirds - split_rows(two_thirds, budget=budget, level=level)[1]
+        # With so few a plan at a third of the budget, which has most of the saving, would rather fail than pass.
+        assert binomial.cdf(largest_passing_count(n_b, budget=budget, level=level), n_b, budget / 3) < 0.5
+
+    @pytest.mark.parametrize("rate", [0.002, 0.004, 0.005])
+    def test_after_a_failed_test_the_announced_labels_are_those_of_the_true_rate(self, rate: float) -> None:
+        """k of n is drawn so that it fails; the median of the announcements is within a factor of 1.5 of the truth."""
+        rng, level, n = np.random.default_rng(1), allowance(0.05, 1), 500
+        limit = largest_passing_count(n, budget=0.01, level=level)
+        truth = labels_for(rate, budget=0.01, level=level, power=0.5)
+        assert truth is not None
+        draws = [int(k) for k in rng.binomial(n, rate, 4000) if k > limit]
+        told = [n + (more_labels(k, n, budget=0.01, level=level) or 10**9) for k in draws]
+        assert truth / 1.5 <= float(np.median(told)) <= truth * 1.5
+
+    def test_a_failed_test_announces_a_fresh_set_at_the_stricter_level(self) -> None:
+        good, bad = recorded(400, 6, seed=5), recorded(1600, 6, seed=6, harder=1.2)
+        joined = replace(
+            good,
+            uncertainty=np.concatenate([good.uncertainty, bad.uncertainty]),
+            agrees=np.concatenate([good.agrees, bad.agrees]),
+            final_agrees=np.ones(2000, dtype=bool),
+            time=np.arange(2000.0),
+        )
+        outcome = tune(joined, REQUEST)
+        if isinstance(outcome, NeedsLabels):
+            assert (outcome.tests_run, outcome.records_through) == (1, 1999.0)
+            assert outcome.needed > 2000 + 300
