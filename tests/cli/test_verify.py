@@ -14,8 +14,11 @@ from scores import recorded
 from typer.testing import CliRunner, Result
 
 from offramp_cli.main import app
+from offramp_core.certify import p_value
 from offramp_core.records import Records
 from offramp_core.tuning import Proposed, TuningRequest, tune
+from offramp_operator.local.records import save_pool
+from offramp_operator.shell.record_pool import RampSetKey, RecordPool
 
 N, R = 2000, 6
 IDS = tuple(f"r{i:02d}-linear" for i in range(R))
@@ -100,6 +103,22 @@ class TestWhatHolds:
     def test_a_pool_that_holds_more_than_the_test_had_will_do(self, story: Story, tmp_path: Path) -> None:
         assert run(write(tmp_path, story.manifest), "--records", story.save(tmp_path)).exit_code == 0
 
+    def test_the_pool_that_offramp_up_keeps_in_its_state_folder_will_do(self, story: Story, tmp_path: Path) -> None:
+        n = len(story.records)
+        columns = {
+            "time": story.records.time,
+            "uncertainty": story.records.uncertainty,
+            "prediction": np.where(story.records.agrees, 3, 4),
+            "final": np.full(n, 3),
+            "reference": np.full(n, 3),
+        }
+        pool = RecordPool.load({**columns, "boot": np.array(["b"]), "next": np.array([n])})  # type: ignore[dict-item]
+        save_pool(tmp_path, RampSetKey("sha256:b", "sha256:r"), pool.dump())
+        (records,) = tmp_path.glob("*.npz")
+        result = run(write(tmp_path, story.manifest), "--records", records)
+        assert result.exit_code == 0, result.output
+        assert "counted again" in result.stdout
+
     def test_a_list_of_one_as_kubectl_prints_it_will_do(self, story: Story, tmp_path: Path) -> None:
         assert run(write(tmp_path, {"kind": "List", "items": [story.manifest]})).exit_code == 0
 
@@ -158,8 +177,6 @@ class TestWhatDoesNot:
     def test_counts_that_the_records_do_not_give_are_found_out(self, story: Story, tmp_path: Path) -> None:
         """A forged count with its fitting p-value passes the arithmetic; only the records tell."""
         certificate = story.manifest["status"]["certificates"][0]
-        from offramp_core.certify import p_value
-
         k = certificate["k"] - 1
         forged = changed(story.manifest, k=k, pValue=repr(p_value(k, certificate["n"], budget=0.02)))
         file = write(tmp_path, forged)
