@@ -10,6 +10,7 @@ from offramp_cli.prepare import prepare
 from offramp_cli.replay import replay
 from offramp_cli.serve import serve
 from offramp_cli.up import up
+from offramp_cli.verify import verify
 
 app = typer.Typer(
     name="offramp",
@@ -22,6 +23,7 @@ app.command()(prepare)
 app.command()(serve)
 app.command()(up)
 app.command()(replay)
+app.command()(verify)
 
 
 def main() -> None:

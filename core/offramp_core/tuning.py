@@ -21,24 +21,27 @@ from offramp_core.certify import (
     NotCertified,
     Subject,
     allowance,
+    expected_path,
+    fewest_for_count,
+    fewest_labels,
     labels_for,
-    rank_path_certificate,
+    largest_passing_count,
+    test_path,
 )
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
-from offramp_core.evaluate import evaluate_plan
+from offramp_core.evaluate import evaluate, evaluate_plan
 from offramp_core.evidence.one_arm import check_rate
 from offramp_core.plan import Execution, Plan
 from offramp_core.records import Records
-from offramp_core.search.placement import best_plan
 
-SEARCH_SHARE = 0.25  # of the records, the oldest, find the plan (20-30 % certifies most, research of real scores)
+# Of the records, the oldest: they find plans. A smoothed path needs few, and a test gains more from the rest (docs/decisions/0010).
+SEARCH_SHARE = 0.12
 GAP_SHARE = 0.01  # between A and B, so that neighbours in time are not on both sides
 FEWEST_SEARCH_ROWS = 50
 MOST_SEARCH_ROWS = 20_000  # newest rows of A; more do not improve a plan, only the time to find it
-# A test is worth its allowance when a plan at this share of the budget passes with this power.
-TESTABLE_RATE = 0.25
-TEST_POWER = 0.9
-NODE_LIMIT = 50_000  # about ten seconds; three of twelve ramps take some 1,500
+# A test is worth its allowance when a plan at this share of the budget, which has most of the saving there is, passes with this power.
+TESTABLE_RATE = 0.2
+TEST_POWER = 0.8
 
 NoGainReason = Literal["NothingSaves", "NotBetter", "OverBudget"]
 
@@ -163,40 +166,66 @@ def tune(records: Records, request: TuningRequest, *, should_stop: Callable[[], 
     level = allowance(request.delta, request.test_index)
     records, fresh = _usable(records, request)
     n = len(records)
-    a_end, b_start = split_rows(n, fresh)
+    a_end, b_start = split_rows(n, fresh, budget=request.max_disagreement, level=level)
     n_b = n - b_start
-    wanted = labels_for(
-        request.max_disagreement * TESTABLE_RATE, budget=request.max_disagreement, level=level, power=TEST_POWER
-    )
-    if wanted is None or n_b < wanted or a_end < FEWEST_SEARCH_ROWS:
-        return NeedsLabels(n, _total_needed(wanted or n_b, n=n, n_b=n_b))
+    wanted = _testable_labels(request.max_disagreement, level)
+    needed = _rows_for(wanted, fresh=fresh)
+    if n < needed:
+        return NeedsLabels(n, needed)
     a, b = records.take(slice(max(0, a_end - MOST_SEARCH_ROWS), a_end)), records.take(slice(b_start, None))
-    found = best_plan(
-        a,
-        max_disagreement=request.max_disagreement,
-        max_ramps=request.max_ramps,
-        max_overhead=request.max_overhead,
-        node_limit=NODE_LIMIT,
-        should_stop=should_stop,
-    ).plan
-    if found.saving <= 0:
+    candidates = _candidates(a, request, should_stop)
+    best = max((c.saving for c in candidates if c.keeps_budget), default=0.0)
+    goal = _current_saving(a, request) + request.min_gain
+    if best <= 0:
         return NoGain("NothingSaves", 0.0, n)
-    if found.saving < _current_saving(a, request) + request.min_gain:
-        return NoGain("NotBetter", found.saving, n)
-    result = rank_path_certificate(
-        a,
+    if best < goal:
+        return NoGain("NotBetter", best, n)
+    result = test_path(
+        [c.plan for c in candidates],
         b,
-        active=found.active,
-        thresholds=found.thresholds,
-        subject=request.subject,
+        ramp_ids=request.ramp_ids,
         budget=request.max_disagreement,
         delta=request.delta,
         test_index=request.test_index,
     )
     through = float(b.time.max()) if b.time is not None else float(n)
     if isinstance(result, NotCertified):
-        return _failed(result, n=n, n_b=n_b, best_saving=found.saving, through=through)
+        return _failed(result, request, n=n, n_b=n_b, best_saving=best, through=through)
     return _judge(result, request, a=a, b=b, through=through)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A step of the path and what it did on A."""
+
+    plan: Plan
+    saving: float
+    keeps_budget: bool
+
+
+def _candidates(a: Records, request: TuningRequest, should_stop: Callable[[], bool] | None) -> list[_Candidate]:
+    path = expected_path(
+        a,
+        max_disagreement=request.max_disagreement,
+        max_ramps=request.max_ramps,
+        max_overhead=request.max_overhead,
+        should_stop=should_stop,
+    )
+    seen = [evaluate(a, step.active, step.thresholds) for step in path]
+    return [
+        _Candidate(
+            plan=request.subject.plan(step.active, step.thresholds),
+            saving=e.saving,
+            keeps_budget=e.disagreement <= request.max_disagreement,
+        )
+        for step, e in zip(path, seen, strict=True)
+    ]
+
+
+def _testable_labels(budget: float, level: float) -> int:
+    """Held-out labels worth a test."""
+    wanted = labels_for(budget * TESTABLE_RATE, budget=budget, level=level, power=TEST_POWER)
+    return fewest_labels(budget, level) if wanted is None else wanted
 
 
 def _judge(result: Certified, request: TuningRequest, *, a: Records, b: Records, through: float) -> Proposed | NoGain:
@@ -208,13 +237,17 @@ def _judge(result: Certified, request: TuningRequest, *, a: Records, b: Records,
     return Proposed(result.plan, result.certificate, predicted, through, len(a), len(b))
 
 
-def _failed(result: NotCertified, *, n: int, n_b: int, best_saving: float, through: float) -> NeedsLabels | NoGain:
-    """The test was run and nothing passed. Its records are used up, so the next one needs a fresh set."""
+def _failed(
+    result: NotCertified, request: TuningRequest, *, n: int, n_b: int, best_saving: float, through: float
+) -> NeedsLabels | NoGain:
+    """The test was run and nothing passed. Its records are used up, so the next one, at its lower level, needs a fresh set."""
     if result.reason == "NothingSaves":
         return NoGain("NothingSaves", best_saving, n, 1, through)
     if result.needed_more is None:
         return NoGain("OverBudget", best_saving, n, 1, through)
-    return NeedsLabels(n, n + n_b + result.needed_more, 1, through)
+    next_level = allowance(request.delta, request.test_index + 1)
+    fresh = max(n_b + result.needed_more, _testable_labels(request.max_disagreement, next_level))
+    return NeedsLabels(n, n + fresh, 1, through)
 
 
 def _check(records: Records, request: TuningRequest) -> None:
@@ -227,8 +260,21 @@ def _check(records: Records, request: TuningRequest) -> None:
         raise InvalidArgumentError(
             f"{len(request.ramp_ids)} ramp_ids for records of {records.n_ramps} ramps; name every column"
         )
+    check_scores(records)
     if records.time is None and (request.consumed_through is not None or request.discard_before is not None):
         raise InvalidRecordsError("time is missing; without it used records cannot be told from fresh ones")
+
+
+def check_scores(records: Records) -> None:
+    """Refuse scores outside [0, 1] and times that are no numbers: compared, they would be false without a word."""
+    bad = np.argwhere(~((records.uncertainty >= 0) & (records.uncertainty <= 1)))
+    if len(bad):
+        row, column = (int(i) for i in bad[0])
+        value = records.uncertainty[row, column]
+        raise InvalidRecordsError(f"uncertainty[{row}, {column}] is {value}; every value must lie in [0, 1]")
+    if records.time is not None and not np.isfinite(records.time).all():
+        row = int(np.flatnonzero(~np.isfinite(records.time))[0])
+        raise InvalidRecordsError(f"time[{row}] is {records.time[row]}; seconds must be finite")
 
 
 def _usable(records: Records, request: TuningRequest) -> tuple[Records, int]:
@@ -245,20 +291,31 @@ def _usable(records: Records, request: TuningRequest) -> tuple[Records, int]:
     return records.take(slice(start, None)), max(0, fresh - start)
 
 
-def split_rows(n: int, fresh: int = 0) -> tuple[int, int]:
+def split_rows(n: int, fresh: int = 0, *, budget: float | None = None, level: float | None = None) -> tuple[int, int]:
     """End of A and start of B among ``n`` rows in time order, of which those from ``fresh`` on may test.
 
     A has the oldest share; where used records already fill it, every fresh one tests. The gap is taken from A, which needs it less.
+    With ``budget`` and ``level`` B is only as large as it has use for: an exact test of counts gains nothing from further labels until they allow
+    one more disagreement, and A has those instead.
     """
     gap = round(GAP_SHARE * n)
-    a_end = max(0, max(round(SEARCH_SHARE * n), fresh) - gap)
-    return a_end, min(n, a_end + gap)
+    a_end = max(0, max(round(SEARCH_SHARE * n), min(FEWEST_SEARCH_ROWS, n // 2), fresh) - gap)
+    b_start = min(n, a_end + gap)
+    if budget is None or level is None or n - b_start < fewest_labels(budget, level):
+        return a_end, b_start
+    b_start = n - fewest_for_count(
+        largest_passing_count(n - b_start, budget=budget, level=level), budget=budget, level=level
+    )
+    return b_start - gap, b_start
 
 
-def _total_needed(wanted: int, *, n: int, n_b: int) -> int:
-    """Labels in all, so that B has ``wanted``; each further label adds to B what A and the gap leave of it."""
-    short = max(1, wanted - n_b)
-    return max(n + round(short / (1 - SEARCH_SHARE)), round(FEWEST_SEARCH_ROWS / (SEARCH_SHARE - GAP_SHARE)))
+def _rows_for(wanted: int, *, fresh: int) -> int:
+    """Rows in all with which B has ``wanted``, of which ``fresh`` and older ones may not test."""
+    low, high = wanted, 2 * (wanted + fresh) + 2 * FEWEST_SEARCH_ROWS
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if middle - split_rows(middle, fresh)[1] >= wanted else (middle, high)
+    return high
 
 
 def _current_saving(records: Records, request: TuningRequest) -> float:

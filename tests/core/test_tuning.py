@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from scores import recorded
 
-from offramp_core.certify import allowance, records_digest, verify_certificate
+from offramp_core import binomial
+from offramp_core.certify import (
+    allowance,
+    labels_for,
+    largest_passing_count,
+    more_labels,
+    records_digest,
+    verify_certificate,
+)
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.plan import Plan, RampThreshold, exits_off_plan
@@ -71,9 +79,19 @@ class TestProposals:
         assert tune(shuffled, REQUEST) == proposal
 
     def test_search_rows_are_older_than_test_rows_with_a_gap(self, proposal: Proposed) -> None:
-        a_end, b_start = split_rows(2000)
+        a_end, b_start = split_rows(2000, budget=0.02, level=allowance(0.05, 1))
         assert (proposal.n_a, proposal.n_b) == (a_end, 2000 - b_start)
         assert b_start - a_end == 20
+
+    def test_the_test_has_no_more_records_than_it_has_use_for(self) -> None:
+        level = allowance(0.05, 1)
+        for n in (400, 777, 1000, 1234, 4500):
+            n_b = n - split_rows(n, budget=0.02, level=level)[1]
+            k = largest_passing_count(n_b, budget=0.02, level=level)
+            assert (
+                largest_passing_count(n_b - 1, budget=0.02, level=level) < k
+            )  # one record fewer would cost a disagreement
+            assert 0.7 * n < n_b < 0.89 * n
 
     def test_later_tests_must_pass_a_stricter_level(self, records: Records) -> None:
         outcome = tune(records, replace(REQUEST, test_index=3))
@@ -87,8 +105,8 @@ class TestRecordsServeInOneTest:
         records = recorded(3000, 6, seed=5)
         outcome = tune(records, replace(REQUEST, consumed_through=1499.0, test_index=2))
         assert isinstance(outcome, Proposed)
-        assert outcome.n_b == 1500
-        assert outcome.certificate.records_digest == records_digest(records.take(slice(1500, None)))
+        assert 1450 < outcome.n_b <= 1500
+        assert outcome.certificate.records_digest == records_digest(records.take(slice(-outcome.n_b, None)))
 
     def test_without_fresh_records_no_test_is_run(self, records: Records) -> None:
         outcome = tune(records, replace(REQUEST, consumed_through=1999.0))
@@ -121,6 +139,14 @@ class TestNothingToPropose:
         assert (outcome.n, outcome.tests_run, outcome.records_through) == (100, 0, None)
         enough = tune(recorded(outcome.needed + 5, 6, seed=5), REQUEST)
         assert not isinstance(enough, NeedsLabels) or enough.tests_run == 1
+
+    def test_scores_and_times_that_are_no_numbers_name_array_and_row(self, records: Records) -> None:
+        uncertainty, time = records.uncertainty.copy(), np.arange(2000.0)
+        uncertainty[17, 3], time[5] = np.nan, np.inf
+        with pytest.raises(InvalidRecordsError, match=r"uncertainty\[17, 3\] is nan"):
+            tune(replace(records, uncertainty=uncertainty), REQUEST)
+        with pytest.raises(InvalidRecordsError, match=r"time\[5\] is inf"):
+            tune(replace(records, time=time), REQUEST)
 
     def test_no_records_at_all_is_too_few(self, records: Records) -> None:
         assert isinstance(tune(records.take(slice(0)), REQUEST), NeedsLabels)
@@ -199,3 +225,55 @@ class TestPins:
     def test_a_ramp_nobody_recorded_is_an_error_that_names_it(self, records: Records) -> None:
         with pytest.raises(InvalidArgumentError, match="r99-grid"):
             check_pin(records, Plan("b", "r", (RampThreshold("r99-grid", Decimal("0.1")),)), IDS, budget=0.02)
+
+
+class TestThePlanner:
+    """What it announces is what it takes, within a factor of one and a half."""
+
+    @staticmethod
+    def proposed(pool: Records, *, n: int, runs: int, budget: float) -> float:
+        """Share of draws of ``n`` labels that end in a plan."""
+        done = 0
+        for seed in range(runs):
+            rows = np.random.default_rng(seed).integers(0, len(pool), n)
+            drawn = replace(pool.take(rows), time=np.arange(float(n)))
+            done += isinstance(tune(drawn, replace(REQUEST, max_disagreement=budget)), Proposed)
+        return done / runs
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("budget", [0.01, 0.02])
+    def test_the_labels_it_announces_are_enough_and_two_thirds_of_them_are_not(self, budget: float) -> None:
+        pool = recorded(20_000, 6, seed=21)
+        first = tune(pool.take(slice(60)), replace(REQUEST, max_disagreement=budget))
+        assert isinstance(first, NeedsLabels)
+        assert self.proposed(pool, n=first.needed, runs=25, budget=budget) >= 0.8
+        level = allowance(0.05, 1)
+        two_thirds = first.needed * 2 // 3
+        n_b = two_thirds - split_rows(two_thirds, budget=budget, level=level)[1]
+        # With so few a plan at a third of the budget, which has most of the saving, would rather fail than pass.
+        assert binomial.cdf(largest_passing_count(n_b, budget=budget, level=level), n_b, budget / 3) < 0.5
+
+    @pytest.mark.parametrize("rate", [0.002, 0.004])
+    def test_after_a_failed_test_the_announced_labels_are_those_of_the_true_rate(self, rate: float) -> None:
+        """k of n is drawn so that it fails; the median of the announcements is within a factor of 1.5 of the truth."""
+        rng, level, n = np.random.default_rng(1), allowance(0.05, 1), 500
+        limit = largest_passing_count(n, budget=0.01, level=level)
+        truth = labels_for(rate, budget=0.01, level=level, power=0.5)
+        assert truth is not None
+        draws = [int(k) for k in rng.binomial(n, rate, 4000) if k > limit]
+        told = [n + (more_labels(k, n, budget=0.01, level=level) or 10**9) for k in draws]
+        assert truth / 1.5 <= float(np.median(told)) <= truth * 1.5
+
+    def test_a_failed_test_announces_a_fresh_set_at_the_stricter_level(self) -> None:
+        good, bad = recorded(400, 6, seed=5), recorded(1600, 6, seed=6, harder=1.2)
+        joined = replace(
+            good,
+            uncertainty=np.concatenate([good.uncertainty, bad.uncertainty]),
+            agrees=np.concatenate([good.agrees, bad.agrees]),
+            final_agrees=np.ones(2000, dtype=bool),
+            time=np.arange(2000.0),
+        )
+        outcome = tune(joined, REQUEST)
+        if isinstance(outcome, NeedsLabels):
+            assert (outcome.tests_run, outcome.records_through) == (1, 1999.0)
+            assert outcome.needed > 2000 + 300

@@ -40,7 +40,7 @@ Policy = NamedPolicy
 
 _LISTED = (
     NamedPolicy("exact", "saves most on the tuning records within the budget, all ramps to choose from (this project)", exact),
-    NamedPolicy("certified", "the exact plan of a quarter, scaled and tested on the rest (this project; Learn-then-Test)", certified),
+    NamedPolicy("certified", "plans of the oldest records from cautious to bold, tested on the rest (this project; Learn-then-Test)", certified),
     NamedPolicy("greedy", "Apparate's hill-climb with all tuning records for its window (arXiv:2312.05385)", greedy),
     NamedPolicy("apparate", "climbs on the last 16 requests, adjusts ramps every 128 (SOSP 2024, arXiv:2312.05385)", published, online=True),
     NamedPolicy(

@@ -6,7 +6,8 @@ from decimal import Decimal
 
 import numpy as np
 
-from offramp_core.certify import Certified, Subject, largest_passing_count, rank_path_certificate
+from offramp_core import tuning
+from offramp_core.certify import largest_passing_count
 from offramp_core.errors import InvalidRecordsError
 from offramp_core.policies.base import Objective, PlanInForce, Trace, answers, constant
 from offramp_core.policies.climb import Climbing, climb
@@ -15,7 +16,6 @@ from offramp_core.records import Records
 from offramp_core.search.grid import STEPS, threshold_of
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import ThresholdPlan, error_budget
-from offramp_core.tuning import split_rows
 
 RISK_GRID = STEPS // 1000  # fast-yet-safe tries thresholds 0.001, 0.002, ..., 1
 
@@ -30,29 +30,26 @@ def exact(tune: Records, stream: Records, objective: Objective) -> Trace:
 
 
 def certified(tune: Records, stream: Records, objective: Objective) -> Trace:
-    """The exact plan of the oldest quarter, scaled and tested on the rest of the tuning records; exits off if nothing passes.
+    """What the product proposes: a smoothed path of plans from the oldest records, tested on the rest; exits off if nothing passes.
 
-    Source: this project; fixed-sequence Learn-then-Test, Angelopoulos et al. (2021), arXiv:2110.01052.
+    Source: this project, docs/decisions/0010; fixed-sequence Learn-then-Test, Angelopoulos et al. (2021), arXiv:2110.01052.
     """
-    a_end, b_start = split_rows(len(tune))
-    a, b = tune.take(slice(a_end)), tune.take(slice(b_start, None))
-    if not len(a) or not len(b):
-        return exits_off(tune, stream, objective)
-    plan = searched(a, objective)
     names = tuple(f"r{i:02d}" for i in range(tune.n_ramps))
-    result = rank_path_certificate(
-        a,
-        b,
-        active=plan.active,
-        thresholds=plan.thresholds,
-        subject=Subject(names, "", ""),
-        budget=objective.budget,
+    request = tuning.TuningRequest(
+        max_disagreement=objective.budget,
         delta=1 - objective.confidence,
+        test_index=1,
+        ramp_ids=names,
+        backbone_digest="",
+        ramp_set_digest="",
+        max_overhead=objective.max_overhead,
+        max_ramps=objective.max_ramps,
     )
-    if not isinstance(result, Certified):
+    proposed = tuning.tune(tune, request)
+    if not isinstance(proposed, tuning.Proposed):
         return exits_off(tune, stream, objective)
-    active = tuple(names.index(ramp.id) for ramp in result.plan.ramps)
-    return constant(stream, active, tuple(ramp.threshold for ramp in result.plan.ramps), result.certificate)
+    active = tuple(names.index(ramp.id) for ramp in proposed.plan.ramps)
+    return constant(stream, active, tuple(ramp.threshold for ramp in proposed.plan.ramps), proposed.certificate)
 
 
 def greedy(tune: Records, stream: Records, objective: Objective) -> Trace:

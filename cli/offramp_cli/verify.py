@@ -1,0 +1,273 @@
+"""``offramp verify``: is what a certificate says true? Needs no cluster and no model, only the file, and the records to count again."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import typer
+import yaml
+
+from offramp_core.certify import Certificate, verify_certificate
+from offramp_core.certify.certificate import held_out_rows
+from offramp_core.errors import InvalidArgumentError, InvalidRecordsError, InvalidSpecError, OfframpError
+from offramp_core.plan import Plan
+from offramp_core.records import Records, records_from_arrays
+
+NOT_VERIFIED = 1
+INVALID_INPUT = 2
+_ARRAYS = frozenset({"uncertainty", "prediction", "final", "reference", "slice", "time", "inclusion"})
+
+Counted = Literal["Recounted", "NotGiven", "OtherRecords"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One certificate: ``reason`` why it does not hold, or None; ``counted`` tells whether the records were replayed."""
+
+    certificate: Certificate
+    reason: str | None
+    counted: Counted
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A records file: what a plan would have done there, and how the records were drawn where not equally."""
+
+    records: Records
+    inclusion: npt.NDArray[np.float64] | None
+
+
+def verify(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A RampConfig (YAML or JSON), or a certificate with --plan.")
+    ],
+    *,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="The plan, where FILE is a certificate alone.")
+    ] = None,
+    records: Annotated[
+        Path | None, typer.Option(metavar="FILE.npz", help="The held-out records: counts are then made again.")
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+) -> None:
+    """Check the certificates of a plan again, offline.
+
+    Exit code 0: all of them hold. 1: one does not, there is none, or none was made from the records given. 2: a file is unreadable.
+
+    Without --records the arithmetic and the digests are checked: that the certificate belongs to this very plan, that its test stayed
+    within what the promise allows, that its counts pass. With them the plan is replayed and the counts are made again.
+
+    Examples:
+
+      kubectl get rampconfig NAME -o yaml > plan.yaml && offramp verify plan.yaml
+
+      offramp verify plan.yaml --records heldout.npz
+
+      offramp verify certificate.json --plan plan.json --json
+    """
+    try:
+        subject, certificates = load_certificates(file, plan)
+        held_out = None if records is None else load_held_out(records)
+        verdicts = [judge(certificate, subject, held_out) for certificate in certificates]
+    except OfframpError as error:
+        _fail(error)
+    held = succeeded(subject, verdicts, with_records=records is not None)
+    if json_output:
+        print(json.dumps(to_mapping(file, subject, verdicts, verified=held), indent=2, allow_nan=False))
+    else:
+        print("\n".join(sentences(subject, verdicts, records)))
+    raise typer.Exit(0 if held else NOT_VERIFIED)
+
+
+# --- judging ---------------------------------------------------------------------------------------
+
+
+def judge(certificate: Certificate, plan: Plan, held_out: HeldOut | None) -> Verdict:
+    """Check one certificate, against the records where it was made from them.
+
+    A plan may have several certificates, each from records of its own: that a file is of one is no flaw of the others.
+    """
+    if held_out is None:
+        return Verdict(certificate, verify_certificate(certificate, plan), "NotGiven")
+    records, inclusion = held_out.records, held_out.inclusion
+    if held_out_rows(certificate, records, inclusion=inclusion) is None:
+        return Verdict(certificate, verify_certificate(certificate, plan), "OtherRecords")
+    reason = verify_certificate(certificate, plan, records=records, inclusion=inclusion)
+    return Verdict(certificate, reason, "Recounted")
+
+
+def succeeded(plan: Plan, verdicts: list[Verdict], *, with_records: bool) -> bool:
+    """Exits off needs no certificate; any other plan at least one, and none of them may fail."""
+    if any(v.reason is not None for v in verdicts):
+        return False
+    if with_records and not any(v.counted == "Recounted" for v in verdicts):
+        return False
+    return plan.exits_off or bool(verdicts)
+
+
+# --- files -----------------------------------------------------------------------------------------
+
+
+def load_certificates(file: Path, plan_file: Path | None) -> tuple[Plan, list[Certificate]]:
+    """The plan and its certificates: from a ``RampConfig``, or from a certificate and a plan of its own.
+
+    Raises
+    ------
+    InvalidSpecError, InvalidArgumentError
+        A file cannot be read or is neither; the message names the file or the field.
+    """
+    value = _document(file)
+    if "method" in value:  # a certificate alone
+        if plan_file is None:
+            raise InvalidSpecError(str(file), "is a certificate alone; give its plan with --plan")
+        return _plan_of(plan_file), [Certificate.from_mapping(value)]
+    if value.get("kind") != "RampConfig":
+        raise InvalidSpecError(
+            str(file), f"kind is {value.get('kind')!r}; give a RampConfig, or a certificate with --plan"
+        )
+    status = value.get("status") or {}
+    listed = status.get("certificates") or [] if isinstance(status, Mapping) else None
+    if not isinstance(listed, list):
+        raise InvalidSpecError("status.certificates", f"must be a list; got {listed!r}")
+    plan = Plan.from_mapping(_mapping(value.get("spec"), "spec")) if plan_file is None else _plan_of(plan_file)
+    return plan, [Certificate.from_mapping(_mapping(c, f"status.certificates[{i}]")) for i, c in enumerate(listed)]
+
+
+def load_held_out(path: Path) -> HeldOut:
+    """Read held-out records. Costs are not needed, because counts do not depend on them; nothing in the file is unpickled.
+
+    Raises
+    ------
+    InvalidRecordsError
+        The file breaks the contract of records; the message names the array and the row.
+    """
+    arrays = _arrays(path)
+    n_ramps = arrays["uncertainty"].shape[-1] if "uncertainty" in arrays and arrays["uncertainty"].ndim else 0
+    free = {"segment_seconds": np.ones(n_ramps + 1), "ramp_seconds": np.zeros(n_ramps)}
+    inclusion = arrays.pop("inclusion", None)
+    records = records_from_arrays({**arrays, **free})
+    if inclusion is not None and (inclusion.dtype.kind not in "fiu" or inclusion.shape != (len(records),)):
+        raise InvalidRecordsError(
+            f"inclusion has shape {inclusion.shape} and type {inclusion.dtype}; it needs ({len(records)},) numbers"
+        )
+    return HeldOut(records, None if inclusion is None else inclusion.astype(np.float64))
+
+
+def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise InvalidRecordsError(f"{path} is not an .npz file")
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files if name in _ARRAYS}
+    except OSError as error:
+        raise InvalidRecordsError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError) as error:
+        raise InvalidRecordsError(f"{path} does not hold plain arrays: {error}") from error
+
+
+def _plan_of(path: Path) -> Plan:
+    value = _document(path)
+    return Plan.from_mapping(_mapping(value.get("spec"), "spec") if value.get("kind") == "RampConfig" else dict(value))
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    """The one object of a YAML or JSON file; of a list that ``kubectl get`` printed, the only item."""
+    try:
+        documents = [d for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d is not None]
+    except OSError as error:
+        raise InvalidSpecError(str(path), f"cannot be read: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidSpecError(
+            str(path), f"is neither YAML nor JSON: {getattr(error, 'problem', None) or error}"
+        ) from error
+    if (
+        len(documents) == 1
+        and isinstance(documents[0], Mapping)
+        and documents[0].get("kind") in ("List", "RampConfigList")
+    ):
+        documents = list(documents[0].get("items") or [])
+    if len(documents) != 1 or not isinstance(documents[0], Mapping):
+        raise InvalidSpecError(str(path), f"must hold one object; found {len(documents)} documents")
+    return documents[0]
+
+
+def _mapping(value: Any, field: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidArgumentError(f"{field} must be an object; got {value!r}")
+    return dict(value)
+
+
+# --- output ----------------------------------------------------------------------------------------
+
+
+def to_mapping(file: Path, plan: Plan, verdicts: list[Verdict], *, verified: bool) -> dict[str, Any]:
+    """The JSON of ``--json``."""
+    return {
+        "file": str(file),
+        "planHash": plan.content_hash,
+        "exitsOff": plan.exits_off,
+        "verified": verified,
+        "certificates": [
+            {
+                "holds": v.reason is None,
+                "reason": v.reason,
+                "records": v.counted,
+                "certificate": v.certificate.to_mapping(),
+            }
+            for v in verdicts
+        ],
+    }
+
+
+def sentences(plan: Plan, verdicts: list[Verdict], records: Path | None) -> list[str]:
+    """What was found, one line per certificate and one about the records."""
+    lines = [f"plan {plan.content_hash[:12]}: {_ramps(plan)}"]
+    if not verdicts:
+        lines.append(
+            "needs no certificate: its exits are off" if plan.exits_off else "NOT VERIFIED: it has no certificate"
+        )
+    lines += [_sentence(v) for v in verdicts]
+    if records is not None and verdicts and not any(v.counted == "Recounted" for v in verdicts):
+        lines.append(
+            f"NOT VERIFIED: no certificate was made from the records in {records}, or they are no longer all there"
+        )
+    if records is None and verdicts:
+        lines.append("Counts were taken from the certificate; give --records FILE.npz to make them again.")
+    return lines
+
+
+def _sentence(verdict: Verdict) -> str:
+    c = verdict.certificate
+    if verdict.reason is not None:
+        return f"DOES NOT HOLD (test {c.test_index}): {verdict.reason}"
+    again = ", counted again from the records" if verdict.counted == "Recounted" else ""
+    text = (
+        f"holds (test {c.test_index}): at most {c.budget:.2%} of answers differ, with {1 - c.delta:.0%} confidence; {c.k} of {c.n:,} held-out "
+        f"answers differed{again}, p = {c.p_value:.2g} <= {c.level:.2g}"
+    )
+    stopped = [str(s.slice_id) for s in c.slices if not s.certified]
+    return text + (f"; not for slices {', '.join(stopped)}, which must not leave early" if stopped else "")
+
+
+def _ramps(plan: Plan) -> str:
+    return ", ".join(f"{r.id} < {r.threshold}" for r in plan.ramps) or "exits off"
+
+
+def _fail(error: OfframpError) -> NoReturn:
+    text = " ".join(str(error).split())
+    hint = (
+        "a records file holds uncertainty [N,R], prediction [N,R], final [N]"
+        if isinstance(error, InvalidRecordsError)
+        else "kubectl get rampconfig NAME -o yaml prints what is needed"
+    )
+    print(f"error: {text}\nhint: {hint}", file=sys.stderr)
+    raise typer.Exit(INVALID_INPUT) from error

@@ -1,0 +1,43 @@
+"""Certificates: a held-out test that a plan keeps its accuracy budget, and what makes one trustworthy.
+
+A plan found by search looks better on its own records than it is. So the records are split by time: the older
+part (A) finds plans, the newer part (B) tests them (:mod:`~offramp_core.certify.rank_path`). What passed is
+written down in a :class:`Certificate` that anybody can check again. Groups of requests with a promise of their own
+are tested along (:mod:`~offramp_core.certify.slices`), and records drawn with unequal probabilities are only ever tested by
+betting (:mod:`~offramp_core.certify.betting`).
+"""
+
+from offramp_core.certify.betting import betting_p_value
+from offramp_core.certify.certificate import (
+    METHOD,
+    WEIGHTED_METHOD,
+    Certificate,
+    allowance,
+    p_value,
+    records_digest,
+    verify_certificate,
+)
+from offramp_core.certify.expected import expected_path
+from offramp_core.certify.planner import (
+    fewest_for_count,
+    fewest_labels,
+    labels_for,
+    largest_passing_count,
+    more_labels,
+)
+from offramp_core.certify.rank_path import (
+    Certified,
+    NotCertified,
+    Subject,
+    Weights,
+    rank_path,
+    rank_path_certificate,
+    test_path,
+)
+from offramp_core.certify.slices import SliceBudget, SliceResult
+
+__all__ = [
+    "METHOD", "WEIGHTED_METHOD", "Certificate", "Certified", "NotCertified", "SliceBudget", "SliceResult", "Subject", "Weights",
+    "allowance", "betting_p_value", "expected_path", "fewest_for_count", "fewest_labels", "labels_for", "largest_passing_count", "more_labels", "p_value",
+    "rank_path", "rank_path_certificate", "records_digest", "test_path", "verify_certificate",
+]  # fmt: skip

@@ -1,0 +1,316 @@
+"""What is written down of a passed test, and how anybody checks it again.
+
+A certificate names the plan as it is served, the budget and confidence it was tested for, what the test was allowed and what it saw,
+the model and ramps it is about, and the records (by digest) that gave the counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from offramp_core import binomial
+from offramp_core.certify.betting import betting_p_value
+from offramp_core.certify.slices import SliceResult
+from offramp_core.errors import InvalidArgumentError
+from offramp_core.evaluate import evaluate_plan, leave_position, plan_columns
+from offramp_core.evidence.one_arm import check_counts, check_rate
+from offramp_core.plan import Plan
+from offramp_core.records import BoolArray, IndexArray, Records, SecondsArray
+
+METHOD = "rank-path"
+WEIGHTED_METHOD = "rank-path-betting"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A plan passed a held-out test.
+
+    Attributes
+    ----------
+    method : str
+        ``rank-path``: exact binomial tests on an equal-weight sample. ``rank-path-betting``: weighted records.
+    plan_hash : str
+        Content hash of the plan, thresholds as served.
+    budget, delta : float
+        P(disagreement > budget) <= delta over all tests ever run for the service.
+    test_index : int
+        Which test this was, from 1; failed ones count.
+    level : float
+        What this test was allowed of ``delta``, see :func:`allowance`; shared evenly with the slices.
+    n, k : int
+        Held-out requests, and disagreements among them, non-exits included.
+    p_value : float
+        P(Bin(n, budget) <= k); for weighted records that of the betting test.
+    records_digest : str
+        SHA-256 over the held-out records.
+    ramp_ids : tuple of str
+        Names of the records' columns, so that the records can be replayed without the bundle.
+    records_through : float, optional
+        Time of the newest held-out record: the test had the ``n`` newest up to then.
+    least_inclusion : float, optional
+        Smallest inclusion probability of the design; weighted records only.
+    slices : tuple of SliceResult
+        Groups with a promise of their own; those not certified must be stopped.
+    """
+
+    method: str
+    plan_hash: str
+    budget: float
+    delta: float
+    test_index: int
+    level: float
+    n: int
+    k: int
+    p_value: float
+    backbone_digest: str
+    ramp_set_digest: str
+    records_digest: str
+    ramp_ids: tuple[str, ...] = ()
+    records_through: float | None = None
+    least_inclusion: float | None = None
+    slices: tuple[SliceResult, ...] = ()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON form; rates are decimal strings that read back to the same number, and what does not apply is left out."""
+        value = {
+            "method": self.method,
+            "planHash": self.plan_hash,
+            "budget": repr(self.budget),
+            "delta": repr(self.delta),
+            "testIndex": self.test_index,
+            "level": repr(self.level),
+            "n": self.n,
+            "k": self.k,
+            "pValue": repr(self.p_value),
+            "backboneDigest": self.backbone_digest,
+            "rampSetDigest": self.ramp_set_digest,
+            "recordsDigest": self.records_digest,
+            "rampIds": list(self.ramp_ids),
+            "recordsThrough": None if self.records_through is None else repr(self.records_through),
+            "leastInclusion": None if self.least_inclusion is None else repr(self.least_inclusion),
+            "slices": [s.to_mapping() for s in self.slices],
+        }
+        return {name: item for name, item in value.items() if item is not None and item != []}
+
+    @classmethod
+    def from_mapping(cls, value: Mapping[str, Any]) -> Certificate:
+        """Parse :meth:`to_mapping`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A field is missing or is not what it should be.
+        """
+        try:
+            return cls(
+                method=str(value["method"]),
+                plan_hash=str(value["planHash"]),
+                budget=float(value["budget"]),
+                delta=float(value["delta"]),
+                test_index=int(value["testIndex"]),
+                level=float(value["level"]),
+                n=int(value["n"]),
+                k=int(value["k"]),
+                p_value=float(value["pValue"]),
+                backbone_digest=str(value["backboneDigest"]),
+                ramp_set_digest=str(value["rampSetDigest"]),
+                records_digest=str(value["recordsDigest"]),
+                ramp_ids=tuple(str(i) for i in value.get("rampIds", ())),
+                records_through=_optional(value.get("recordsThrough")),
+                least_inclusion=_optional(value.get("leastInclusion")),
+                slices=tuple(SliceResult.from_mapping(s) for s in value.get("slices", ())),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidArgumentError(f"not a certificate ({error}): {value!r}") from error
+
+
+def _optional(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def allowance(delta: float, test_index: int) -> float:
+    """The share of ``delta`` that test number ``test_index`` (from 1) may spend: 6 delta / (pi^2 j^2), which sums to delta.
+
+    Raises
+    ------
+    InvalidArgumentError
+        ``delta`` is not in (0, 1), or the index is below 1.
+    """
+    check_rate("delta", delta)
+    if test_index < 1:
+        raise InvalidArgumentError(f"test_index is {test_index}; tests are counted from 1")
+    return 6 * delta / (math.pi**2 * test_index**2)
+
+
+def p_value(k: int, n: int, *, budget: float) -> float:
+    """P(Bin(n, budget) <= k): how often a plan exactly at its budget would look this good."""
+    check_counts(k, n)
+    check_rate("budget", budget)
+    return float(binomial.cdf(k, n, budget))
+
+
+def verify_certificate(
+    certificate: Certificate,
+    plan: Plan,
+    *,
+    records: Records | None = None,
+    ramp_ids: Sequence[str] = (),
+    inclusion: SecondsArray | None = None,
+) -> str | None:
+    """Re-check a certificate: None when it holds, else the first reason why not.
+
+    Parameters
+    ----------
+    certificate, plan
+        Without ``records`` only what follows from these two is checked.
+    records : Records, optional
+        The held-out records, or a longer file that still holds them: the counts are then made again.
+    ramp_ids : sequence of str
+        Names of the records' columns; by default those in the certificate.
+    inclusion : (n,) float, optional
+        Inclusion probabilities of weighted records.
+    """
+    reason = _against_plan(certificate, plan) or _against_its_own_counts(certificate)
+    if reason or records is None:
+        return reason
+    return _against_records(certificate, plan, records, tuple(ramp_ids) or certificate.ramp_ids, inclusion)
+
+
+def _against_plan(certificate: Certificate, plan: Plan) -> str | None:
+    if certificate.plan_hash != plan.content_hash:
+        return f"it belongs to plan {certificate.plan_hash}, not to {plan.content_hash}"
+    if (certificate.backbone_digest, certificate.ramp_set_digest) != (plan.backbone_digest, plan.ramp_set_digest):
+        return "its digests are not the plan's"
+    return None
+
+
+def _against_its_own_counts(certificate: Certificate) -> str | None:
+    try:
+        return _level_reason(certificate) or _p_value_reason(certificate)
+    except InvalidArgumentError as error:
+        return str(error)
+
+
+def _level_reason(certificate: Certificate) -> str | None:
+    allowed = allowance(certificate.delta, certificate.test_index)
+    spent = certificate.level + sum(s.level for s in certificate.slices)
+    if not 0 < spent <= allowed * (1 + 1e-9):
+        return f"level {spent} exceeds the allowance {allowed} of test {certificate.test_index}"
+    return None
+
+
+def _p_value_reason(certificate: Certificate) -> str | None:
+    if certificate.method not in (METHOD, WEIGHTED_METHOD):
+        return f"method {certificate.method!r} is unknown; only {METHOD} and {WEIGHTED_METHOD} can be verified"
+    weighted = certificate.method == WEIGHTED_METHOD
+    claims = [("", certificate.k, certificate.n, certificate.budget, certificate.level, certificate.p_value, True)]
+    claims += [
+        (f"slice {s.slice_id}: ", s.k, s.n, s.budget, s.level, s.p_value, s.certified) for s in certificate.slices
+    ]
+    for of, k, n, budget, level, claimed, certified in claims:
+        counted = p_value(k, n, budget=budget)
+        value = claimed if weighted else counted  # counts prove nothing about weighted records
+        if certified and not value <= level:
+            return f"{of}k={k} of n={n} has p={value:.3g}, above the level {level:.3g}"
+        if not weighted and not math.isclose(counted, claimed, rel_tol=1e-6, abs_tol=1e-300):
+            return f"{of}p_value {claimed} is not that of its counts ({counted})"
+    return None
+
+
+def _against_records(
+    certificate: Certificate, plan: Plan, records: Records, ramp_ids: tuple[str, ...], inclusion: SecondsArray | None
+) -> str | None:
+    found = held_out_rows(certificate, records, inclusion=inclusion)
+    if found is None:
+        return "these are not the records it was made from"
+    if len(ramp_ids) != records.n_ramps:
+        return f"it names {len(ramp_ids)} ramps and the records have {records.n_ramps} columns"
+    records = records.take(found)
+    seen = evaluate_plan(records, plan, ramp_ids)
+    if (seen.n, seen.disagreements) != (certificate.n, certificate.k):
+        return f"the records give k={seen.disagreements} of n={seen.n}; it says {certificate.k} of {certificate.n}"
+    wrong = answers(records, plan, ramp_ids)[0]
+    for s in certificate.slices:
+        rows = np.asarray(records.slice_id == s.slice_id)
+        if (int(rows.sum()), int(wrong[rows].sum())) != (s.n, s.k):
+            return (
+                f"slice {s.slice_id}: the records give k={wrong[rows].sum()} of n={rows.sum()}; it says {s.k} of {s.n}"
+            )
+    if certificate.method == WEIGHTED_METHOD and inclusion is not None:
+        return _against_weights(certificate, records, wrong, inclusion[found])
+    return None
+
+
+def _against_weights(
+    certificate: Certificate, records: Records, wrong: BoolArray, inclusion: SecondsArray
+) -> str | None:
+    if certificate.least_inclusion is None:
+        return "it is about weighted records and does not say their least inclusion probability"
+    everything = np.ones(len(wrong), dtype=bool)
+    claims = [("", everything, certificate.budget, certificate.p_value)]
+    claims += [
+        (f"slice {s.slice_id}: ", np.asarray(records.slice_id == s.slice_id), s.budget, s.p_value)
+        for s in certificate.slices
+    ]
+    for of, rows, budget, claimed in claims:
+        value = betting_p_value(
+            wrong[rows], inclusion[rows], least_inclusion=certificate.least_inclusion, budget=budget
+        )
+        if not math.isclose(value, claimed, rel_tol=1e-6, abs_tol=1e-300):
+            return f"{of}p_value {claimed} is not that of its records ({value})"
+    return None
+
+
+def held_out_rows(
+    certificate: Certificate, records: Records, *, inclusion: SecondsArray | None = None
+) -> IndexArray | None:
+    """Rows, in the order of the test, of the records a certificate was made from; None when they are not all there.
+
+    A file may hold more than the test had: a record pool goes on growing. The test had the ``n`` newest up to ``records_through``.
+    """
+    everything: IndexArray = np.arange(len(records))
+    candidates = [everything] if len(records) == certificate.n else []
+    if records.time is not None:
+        order = np.argsort(records.time, kind="stable")
+        through = np.inf if certificate.records_through is None else certificate.records_through
+        upto = int(np.searchsorted(records.time[order], through, side="right"))
+        candidates.append(order[max(0, upto - certificate.n) : upto])
+    for rows in candidates:
+        weights = None if inclusion is None else inclusion[rows]
+        if records_digest(records.take(rows), inclusion=weights) == certificate.records_digest:
+            return rows
+    return None
+
+
+def records_digest(records: Records, *, inclusion: SecondsArray | None = None) -> str:
+    """SHA-256 (hex) over scores, agreements, times, slices and weights, independent of the machine."""
+    digest = hashlib.sha256(repr(records.uncertainty.shape).encode())
+    digest.update(np.ascontiguousarray(records.uncertainty, dtype="<f4").tobytes())
+    digest.update(np.packbits(records.agrees).tobytes())
+    digest.update(np.packbits(records.final_agrees).tobytes())
+    for name, values, kind in (
+        ("time", records.time, "<f8"),
+        ("slice", records.slice_id, "<i8"),
+        ("inclusion", inclusion, "<f8"),
+    ):
+        if values is not None:
+            digest.update(b"" if name == "time" else name.encode())  # times were there first and had no name
+            digest.update(np.ascontiguousarray(values, dtype=kind).tobytes())
+    return digest.hexdigest()
+
+
+def answers(records: Records, plan: Plan, ramp_ids: Sequence[str]) -> tuple[BoolArray, SecondsArray]:
+    """Per record: is the plan's answer wrong (n,), and the seconds it takes (n,)."""
+    active, thresholds = plan_columns(plan, ramp_ids)
+    n = len(records)
+    if not active:
+        return np.zeros(n, dtype=bool), np.full(n, records.costs.total_seconds)
+    left = leave_position(records, active, thresholds)
+    agrees = np.column_stack([records.agrees[:, active], records.final_agrees])
+    return ~agrees[np.arange(n), left], records.costs.leave_seconds(active)[left]

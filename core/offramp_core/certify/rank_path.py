@@ -1,0 +1,266 @@
+"""The test: plans from cautious to bold, tried in this order on held-out records until one fails.
+
+The older records (A) find a plan; its thresholds, scaled together in A's own rank space, make a path; the newer ones (B) test the path
+step by step at the full level each and stop at the first failure. Testing in a fixed order costs nothing: let m be the first step
+whose true disagreement exceeds the budget. To accept any such step the procedure must pass m, which a test of level alpha does with
+probability at most alpha. So with probability at least 1 - alpha *every* accepted plan keeps the budget, and the one that saves
+most may be taken (fixed-sequence Learn-then-Test: Angelopoulos, Bates, Candès, Jordan and Lei, 2021, arXiv:2110.01052). The
+argument needs no more of the path than that B had no part in making it.
+
+Plans are tested as they will be served: with thresholds rounded down to the six decimals a plan stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+import numpy as np
+
+from offramp_core.certify.betting import betting_p_value, check_inclusion
+from offramp_core.certify.certificate import (
+    METHOD,
+    WEIGHTED_METHOD,
+    Certificate,
+    allowance,
+    answers,
+    p_value,
+    records_digest,
+)
+from offramp_core.certify.planner import fewest_labels, more_labels
+from offramp_core.certify.slices import SliceBudget, SliceResult, slice_rows
+from offramp_core.evaluate import Evaluation, evaluate_plan
+from offramp_core.plan import Execution, Plan, RampThreshold
+from offramp_core.records import BoolArray, Records, SecondsArray
+from offramp_core.search.grid import cautious_threshold
+
+# How far the thresholds of the plan found on A are scaled: from a tenth of their ranks to half as bold again.
+PATH_SCALES = tuple(float(g) for g in np.linspace(0.1, 1.5, 36))
+
+NotCertifiedReason = Literal["TooFewLabels", "NothingSaves", "OverBudget"]
+
+
+@dataclass(frozen=True, slots=True)
+class NotCertified:
+    """No plan passed. ``needed_more`` labels would probably change that; None when more of the same would not."""
+
+    reason: NotCertifiedReason
+    needed_more: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a certificate is about, besides thresholds: the names and digests that make threshold vectors plans."""
+
+    ramp_ids: tuple[str, ...]
+    backbone_digest: str
+    ramp_set_digest: str
+    execution: Execution = "Auto"
+
+    def plan(self, active: Sequence[int], thresholds: Sequence[Decimal]) -> Plan:
+        """The plan of a threshold vector; ramps that nothing can leave at are left out."""
+        ramps = tuple(RampThreshold(self.ramp_ids[i], t) for i, t in zip(active, thresholds, strict=True) if t > 0)
+        return Plan(self.backbone_digest, self.ramp_set_digest, ramps, execution=self.execution)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How the held-out records were drawn, where not with equal probabilities.
+
+    ``inclusion`` (n,) is each record's probability of having been kept, ``least`` the smallest the design allows (see
+    :func:`~offramp_core.certify.betting.log_capital`). Weighted records are only ever tested by betting.
+    """
+
+    inclusion: SecondsArray
+    least: float
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """A plan, its certificate, and what it did on the records that tested it.
+
+    ``on_test`` counts every record, those of slices that must be stopped included.
+    """
+
+    plan: Plan
+    certificate: Certificate
+    on_test: Evaluation
+
+    @property
+    def stopped_slices(self) -> tuple[int, ...]:
+        """Slices with a budget of their own that the plan may not serve: their requests must not leave early."""
+        return tuple(s.slice_id for s in self.certificate.slices if not s.certified)
+
+
+def rank_path(records_a: Records, active: Sequence[int], thresholds: Sequence[Decimal]) -> list[tuple[Decimal, ...]]:
+    """The plan's thresholds scaled together in A's rank space, cautious first, rounded down, without repeats.
+
+    A threshold's rank is the number of records of A below it at that ramp, leavers at earlier ramps included.
+    """
+    sorted_scores = [np.sort(records_a.uncertainty[:, i]) for i in active]
+    ranks = [int(np.searchsorted(s, np.float32(float(t)))) for s, t in zip(sorted_scores, thresholds, strict=True)]
+    path: list[tuple[Decimal, ...]] = []
+    for scale in PATH_SCALES:
+        step = tuple(
+            cautious_threshold(float(s[min(len(s) - 1, int(scale * rank))])) if rank else Decimal(0)
+            for s, rank in zip(sorted_scores, ranks, strict=True)
+        )
+        if any(step) and step not in path:
+            path.append(step)
+    return path
+
+
+def rank_path_certificate(
+    records_a: Records,
+    records_b: Records,
+    *,
+    active: Sequence[int],
+    thresholds: Sequence[Decimal],
+    subject: Subject,
+    budget: float,
+    delta: float,
+    test_index: int = 1,
+    slices: Sequence[SliceBudget] = (),
+    weights: Weights | None = None,
+) -> Certified | NotCertified:
+    """Test the rank path of a plan found on A on the held-out records B.
+
+    Parameters
+    ----------
+    records_a, records_b : Records
+        B must be disjoint from A, newer, and unused by any earlier test.
+    active, thresholds
+        The plan found on A, ramp columns and thresholds.
+    subject : Subject
+        Names and digests.
+    budget, delta : float
+        Allowed disagreement over all requests, and the probability with which the promise may fail.
+    test_index : int
+        Number of this test for the service, from 1.
+    slices : sequence of SliceBudget
+        Groups with a promise of their own. The level is divided evenly among all requests and the G slices, each of which walks the
+        path by itself with its share, so that all 1 + G promises hold together with probability 1 - level (Bonferroni).
+        A slice that fails is reported as stopped and does not take the plan from the others.
+    weights : Weights, optional
+        Unequal inclusion probabilities of B; the test is then betting instead of the exact binomial.
+
+    Returns
+    -------
+    Certified or NotCertified
+        Too little data is a value, never an exception.
+    """
+    path = [subject.plan(active, step) for step in rank_path(records_a, active, thresholds)]
+    return test_path(
+        path, records_b, ramp_ids=subject.ramp_ids, budget=budget, delta=delta, test_index=test_index,
+        slices=slices, weights=weights,
+    )  # fmt: skip
+
+
+def test_path(
+    path: Sequence[Plan],
+    records_b: Records,
+    *,
+    ramp_ids: tuple[str, ...],
+    budget: float,
+    delta: float,
+    test_index: int = 1,
+    slices: Sequence[SliceBudget] = (),
+    weights: Weights | None = None,
+) -> Certified | NotCertified:
+    """Test plans in the order given; parameters as in :func:`rank_path_certificate`. B must have had no part in making the path."""
+    total = allowance(delta, test_index)
+    level = total / (1 + len(slices))
+    if weights is not None:
+        check_inclusion(weights.inclusion, n=len(records_b), least=weights.least)
+    if not path:
+        return NotCertified("NothingSaves")
+    if len(records_b) < fewest_labels(budget, level):
+        return NotCertified("TooFewLabels", fewest_labels(budget, level) - len(records_b))
+    steps = _Steps(path, records_b, ramp_ids, weights)
+    reach = steps.walk(np.ones(len(records_b), dtype=bool), budget=budget, level=level)
+    if reach == 0:
+        k = int(steps.wrong(0).sum())
+        return NotCertified("OverBudget", more_labels(k, len(records_b), budget=budget, level=level))
+    rows = slice_rows(records_b, slices)
+    reaches = [steps.walk(r, budget=s.budget, level=level) for r, s in zip(rows, slices, strict=True)]
+    chosen, saving = max(
+        ((m, steps.saving(m, [r for r, to in zip(rows, reaches, strict=True) if to <= m])) for m in range(reach)),
+        key=lambda pair: pair[1],
+    )
+    if saving <= 0:
+        return NotCertified("NothingSaves")
+    results = tuple(
+        steps.slice_result(chosen, r, s, level=level, certified=chosen < to)
+        for r, s, to in zip(rows, slices, reaches, strict=True)
+    )
+    plan, seen = path[chosen], evaluate_plan(records_b, path[chosen], ramp_ids)
+    certificate = Certificate(
+        method=METHOD if weights is None else WEIGHTED_METHOD,
+        plan_hash=plan.content_hash,
+        budget=budget,
+        delta=delta,
+        test_index=test_index,
+        level=level,
+        n=seen.n,
+        k=seen.disagreements,
+        p_value=steps.p_value(chosen, np.ones(seen.n, dtype=bool), budget=budget),
+        backbone_digest=plan.backbone_digest,
+        ramp_set_digest=plan.ramp_set_digest,
+        records_digest=records_digest(records_b, inclusion=None if weights is None else weights.inclusion),
+        ramp_ids=ramp_ids,
+        records_through=None if records_b.time is None else float(records_b.time.max()),
+        least_inclusion=None if weights is None else weights.least,
+        slices=results,
+    )
+    return Certified(plan, certificate, seen)
+
+
+class _Steps:
+    """The plans of a path on the held-out records, each replayed once and only when it is asked for."""
+
+    def __init__(
+        self, path: Sequence[Plan], records: Records, ramp_ids: tuple[str, ...], weights: Weights | None
+    ) -> None:
+        self._path, self._records, self._ramp_ids, self._weights = path, records, ramp_ids, weights
+        self._replayed: dict[int, tuple[BoolArray, SecondsArray]] = {}
+
+    def wrong(self, step: int) -> BoolArray:
+        """Which answers differ from the reference, (n,)."""
+        return self._replay(step)[0]
+
+    def p_value(self, step: int, rows: BoolArray, *, budget: float) -> float:
+        """Of H0: among the requests that ``rows`` (n,) selects, the step disagrees more often than ``budget``."""
+        wrong = self.wrong(step)[rows]
+        if self._weights is None:
+            return p_value(int(wrong.sum()), len(wrong), budget=budget)
+        return betting_p_value(wrong, self._weights.inclusion[rows], least_inclusion=self._weights.least, budget=budget)
+
+    def walk(self, rows: BoolArray, *, budget: float, level: float) -> int:
+        """How many steps pass before the first that does not."""
+        for step in range(len(self._path)):
+            if self.p_value(step, rows, budget=budget) > level:
+                return step
+        return len(self._path)
+
+    def saving(self, step: int, stopped: Sequence[BoolArray]) -> float:
+        """Share of the backbone's time saved when the requests of stopped slices run to the end."""
+        seconds, total = self._replay(step)[1], self._records.costs.total_seconds
+        if stopped:
+            seconds = np.where(np.logical_or.reduce(stopped), total, seconds)
+        each = None if self._weights is None else 1 / self._weights.inclusion
+        return 1.0 - float(np.average(seconds, weights=each)) / total
+
+    def slice_result(
+        self, step: int, rows: BoolArray, wanted: SliceBudget, *, level: float, certified: bool
+    ) -> SliceResult:
+        n, k = int(rows.sum()), int(self.wrong(step)[rows].sum())
+        p = self.p_value(step, rows, budget=wanted.budget)
+        more = None if certified else more_labels(k, n, budget=wanted.budget, level=level)
+        return SliceResult(wanted.slice_id, wanted.budget, level, n, k, p, certified, more)
+
+    def _replay(self, step: int) -> tuple[BoolArray, SecondsArray]:
+        if step not in self._replayed:
+            self._replayed[step] = answers(self._records, self._path[step], self._ramp_ids)
+        return self._replayed[step]

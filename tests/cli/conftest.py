@@ -1,0 +1,6 @@
+"""Makes the synthetic scores of the core tests importable here."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
