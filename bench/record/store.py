@@ -1,0 +1,118 @@
+"""Record sets on disk: ``NAME.npz`` in the records-file contract, ``NAME.json`` with the facts, kept by content.
+
+Both are written beside their target and renamed; the facts come last and carry the content key, so their presence says
+that the arrays are complete. Besides the contract's arrays a file holds ``one_minus_max`` float32 [N, R], the score
+before any quantile table (published tuners search thresholds on that scale), and ``row`` int64 [N], each record's
+place in its data set. Readers of records files ignore both.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSet:
+    """One recorded set: its arrays, and what one must know to judge them."""
+
+    name: str
+    arrays: Arrays
+    facts: Mapping[str, Any]
+
+
+def content_key(*, modules: Iterable[str], files: Iterable[Path], arguments: Mapping[str, Any]) -> str:
+    """Digest of everything a record set depends on.
+
+    Parameters
+    ----------
+    modules : iterable of str
+        Source files. Comments, docstrings and layout do not count, so that explaining the code costs no recording.
+    files : iterable of Path
+        Data files; their bytes count, their folder does not.
+    arguments : mapping
+        Whatever else steers the recording.
+    """
+    digest = hashlib.sha256(json.dumps(dict(arguments), sort_keys=True).encode())
+    for module in modules:
+        digest.update(ast.dump(_without_docstrings(ast.parse(Path(module).read_text(encoding="utf-8")))).encode())
+    for path in files:
+        digest.update(path.name.encode() + file_digest(path).encode())
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_current(folder: Path, name: str, key: str) -> bool:
+    """Whether ``folder`` holds the set under this content key, complete and unchanged."""
+    facts, arrays = folder / f"{name}.json", folder / f"{name}.npz"
+    if not facts.is_file() or not arrays.is_file():
+        return False
+    try:
+        earlier = json.loads(facts.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return isinstance(earlier, dict) and earlier.get("key") == key and earlier.get("sha256") == file_digest(arrays)
+
+
+def write_set(folder: Path, recorded: RecordSet, *, key: str) -> Path:
+    """Write both files; returns the path of the arrays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{recorded.name}.npz"
+    with _replacing(target) as file:
+        np.savez(file, **dict(recorded.arrays))
+    facts = {"name": recorded.name, "key": key, "sha256": file_digest(target), **recorded.facts}
+    with _replacing(target.with_suffix(".json")) as file:
+        file.write((json.dumps(facts, indent=1, allow_nan=False) + "\n").encode())
+    return target
+
+
+def read_set(folder: Path, name: str) -> RecordSet:
+    """A set as :func:`write_set` left it."""
+    with np.load(folder / f"{name}.npz", allow_pickle=False) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    return RecordSet(name, arrays, json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place of ``target`` when everything went well, and leaves no trace otherwise."""
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    work = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        work.chmod(0o644)  # mkstemp's 0600 would keep other users out
+        work.replace(target)
+    finally:
+        work.unlink(missing_ok=True)
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                node.body = node.body[1:]
+    return tree
