@@ -10,8 +10,12 @@ from typing import Any
 
 import bench.cifar.data
 import bench.record.cifar
+import bench.record.minilm
 import bench.record.network
 import bench.record.scores
+import bench.record.text
+import bench.record.texts
+import bench.record.video
 import offramp_core.uncertainty
 import offramp_worker.bundle.heads
 import offramp_worker.prepare.cuts
@@ -19,8 +23,9 @@ import offramp_worker.prepare.families
 import offramp_worker.prepare.features
 import offramp_worker.prepare.profiling
 import offramp_worker.prepare.training
-from bench.record import cifar
+from bench.record import cifar, texts, video
 from bench.record.store import RecordSet, content_key, read_set
+from bench.record.text import TextTask, record_text
 from offramp_worker.prepare.progress import Reporter
 
 SEED = 0
@@ -89,6 +94,44 @@ def _resnet(depth: int) -> Recorder:
     )
 
 
+def _text(task: TextTask, files: Callable[[], Sequence[Path]]) -> Recorder:
+    return Recorder(
+        names=(f"{task.name}-mean", f"{task.name}-cls"),
+        files=files,
+        modules=(*_SHARED, bench.record.minilm, bench.record.texts, bench.record.text),
+        record=lambda reporter, _: record_text(task, reporter, seed=SEED),
+        arguments={"seed": SEED, "tokens": task.tokens, "tuning_tokens": task.tuning_tokens},
+    )
+
+
+SST2 = TextTask(
+    name="sst2",
+    title="SST-2 sentences",
+    load=texts.load_sst2,
+    tokens=64,
+    tuning_tokens=64,
+    groups="true class",
+    licence="SST-2 (Socher et al. 2013), Stanford, research use; github.com/clairett/pytorch-sentiment-classification @ 457ffd8",
+)
+IMDB = TextTask(
+    name="imdb",
+    title="IMDB reviews",
+    load=texts.load_imdb,
+    tokens=128,
+    tuning_tokens=64,
+    groups="true class",
+    licence="Large Movie Review Dataset v1.0 (Maas et al. 2011), citation asked, no licence text",
+)
+AMAZON = TextTask(
+    name="amazon",
+    title="Amazon reviews",
+    load=texts.load_amazon,
+    tokens=128,
+    tuning_tokens=64,
+    groups=f"kind of goods: {', '.join(texts.DOMAINS)}",
+    licence="Multi-Domain Sentiment Dataset v2 (Blitzer et al. 2007), research; github.com/lorenzoritter/domainadaption @ f35a754",
+)
+
 RECORDERS: tuple[Recorder, ...] = (
     _resnet(56),
     _resnet(20),
@@ -99,6 +142,15 @@ RECORDERS: tuple[Recorder, ...] = (
         record=lambda reporter, sets: [cifar.record_cascade(reporter, seed=SEED, mx4=sets["resnet56-mx4"])],
         needs=("resnet56-mx4",),
     ),
+    Recorder(
+        names=("video-grid", "video-gap"),
+        files=video.data_files,
+        modules=(*_NETWORK, bench.cifar.data, bench.record.video),
+        record=lambda reporter, _: video.record_video(reporter, seed=SEED),
+    ),
+    _text(SST2, texts.sst2_files),
+    _text(IMDB, texts.imdb_files),
+    _text(AMAZON, texts.amazon_files),
 )
 
 
