@@ -17,18 +17,17 @@ from offramp_worker.bundle.graph import feature_shapes
 from offramp_worker.bundle.heads import parameter_shapes
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.features import blank_heads, candidate_ramps, collect_features, heads_of, tapped_logits
-from offramp_worker.prepare.pipeline import find_places
+from offramp_worker.prepare.pipeline import find_places, training_threads
 from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.sources import Backbone, load_backbone
 from offramp_worker.prepare.training import Parameters, head_logits, train_heads
 
-PROFILE_SECONDS = 90.0
+PROFILE_SECONDS = 60.0
 # `offramp prepare` gives deep places fewer, which costs 3 to 6 points of exits there and saves cold weights. The best
 # known heads are what tuners should be compared on.
 HIDDEN = 192
 PRODUCTS = ("Conv", "Gemm", "MatMul")
-THREADS = 1  # recordings share the machine, and one core makes the same bytes as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def record_network(model: str, rows: Rows, reporter: Reporter, *, blocks: int, s
     parameters, validation = _train(backbone, specs, places, rows, reporter, seed=seed)
     nodes = heads_of(specs, places, tensors=parameters)
     with reporter.step("score the pool", total=len(rows.pool)) as advance:
-        reference, logits = tapped_logits(backbone, nodes, rows.pool, threads=THREADS, advance=advance)
+        reference, logits = tapped_logits(backbone, nodes, rows.pool, threads=training_threads(), advance=advance)
     ramps = tuple(Ramp(s, scored, validation[s.id]) for s, scored in zip(specs, logits, strict=True))
     macs = _macs(backbone, specs, rows.pool)
     return Recording(ramps, reference, _measure(backbone, specs, places, rows.pool, reporter), macs)
@@ -110,10 +109,10 @@ def _train(
     """Parameters of every head, and its logits on the validation rows. The features (GiBs) live no longer than this."""
     x = np.concatenate([rows.training, rows.validation])
     with reporter.step("run head rows", total=len(x)) as advance:
-        features = collect_features(backbone, specs, places, x, threads=THREADS, advance=advance)
+        features = collect_features(backbone, specs, places, x, threads=training_threads(), advance=advance)
     training, validation = features.rows(0, len(rows.training)), features.rows(len(rows.training), len(x))
     with reporter.step(f"train heads on {len(training)} rows", total=len(specs)) as advance:
-        parameters = train_heads(specs, training, validation, seed=seed, threads=THREADS, advance=advance)
+        parameters = train_heads(specs, training, validation, seed=seed, threads=training_threads(), advance=advance)
     return parameters, {s.id: head_logits(parameters[s.id], validation.pooled[s.id]) for s in specs}
 
 

