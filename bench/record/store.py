@@ -75,7 +75,8 @@ def is_current(folder: Path, name: str, key: str) -> bool:
 def write_set(folder: Path, recorded: RecordSet, *, key: str) -> Path:
     """Write both files, or none when the set cannot be expressed; returns the path of the arrays."""
     buffer = io.BytesIO()
-    np.savez(buffer, **dict(recorded.arrays))
+    named: dict[str, Any] = dict(recorded.arrays)
+    np.savez(buffer, **named)
     arrays = buffer.getvalue()
     facts = {"name": recorded.name, "key": key, "sha256": hashlib.sha256(arrays).hexdigest(), **recorded.facts}
     text = json.dumps(facts, indent=1, allow_nan=False) + "\n"

@@ -178,7 +178,7 @@ def _measure(
 ) -> Measurements:
     """Time layers, heads and regrouping on random texts of the pool, as many as the batch holds and padded to the longest."""
     torch.set_num_threads(1)
-    chosen = np.random.default_rng(seed).choice(len(texts), max(BATCH_SIZES), replace=False)
+    chosen = np.random.default_rng(seed).choice(len(texts), max(BATCH_SIZES), replace=False).tolist()
     specs = [ramp.spec for ramp in ramps]
     batches = []
     with reporter.step("measure the costs", total=len(BATCH_SIZES)) as advance, torch.inference_mode():

@@ -141,7 +141,8 @@ def probed_model(tiles: Tiles) -> ProbedResNet:
     """ResNet-56 with a logistic regression of the tiles' labels on its last features, their standardisation folded in."""
     from sklearn.linear_model import LogisticRegression
 
-    model = ProbedResNet().eval()
+    model = ProbedResNet()
+    model.eval()
     with torch.inference_mode():
         parts = [model.features(part) for part in torch.from_numpy(tiles.x).split(100)]
     features = torch.cat(parts).double().numpy()
