@@ -1,6 +1,7 @@
 """``python -m bench.record NAME... | all [--out build/records]``: record the scores of every ramp, or keep what is there.
 
-A set is kept while the code, the data files and the arguments it was made from are the same. Data come from the folder
+A set is kept while the code, the data files and the arguments it was made from are the same. Its costs have a key of
+their own, so that a change there, or ``--costs`` on a quieter machine, trains nothing. Data come from the folder
 OFFRAMP_DATA (default ``../shared/data``). Exit codes: 0 everything asked for is there, 1 something could not be
 recorded, 2 unknown name.
 """
@@ -13,13 +14,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: waiting thr
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.record.catalog import Recorder, all_names, recorder_of
-from bench.record.store import RecordSet, is_current, read_set, write_set
+from bench.record.catalog import RECORDERS, Recorder, all_names, recorder_of
+from bench.record.costs import with_costs
+from bench.record.store import RecordSet, keys_of, read_set, write_set
 from offramp_core.errors import OfframpError
 from offramp_worker.prepare.progress import Reporter
 
@@ -35,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.record", description="record real scores of every ramp")
     parser.add_argument("names", nargs="+", metavar="NAME", help=f"all, or some of: {', '.join(all_names())}")
     parser.add_argument("--out", type=Path, default=DEFAULT_FOLDER, help="folder of the sets")
+    parser.add_argument("--costs", action="store_true", help="measure costs again, on a quieter machine; scores stay")
     options = parser.parse_args(arguments)
     names = all_names() if "all" in options.names else tuple(dict.fromkeys(options.names))
     unknown = [name for name in names if recorder_of(name) is None]
@@ -43,15 +47,39 @@ def main(arguments: list[str] | None = None) -> int:
             f"bench.record: set {unknown[0]!r} is unknown; choose all or from {', '.join(all_names())}", file=sys.stderr
         )
         return 2
-    return _record_all(names, options.out)
+    recorders = [recorder for recorder in RECORDERS if not set(names).isdisjoint(recorder.names)]
+    return _record_all(recorders, options.out, again=options.costs)
 
 
-def _record_all(names: tuple[str, ...], folder: Path) -> int:
+def ensure(recorder: Recorder, folder: Path, reporter: Reporter, *, again: bool = False) -> list[RecordSet]:
+    """The recorder's sets in ``folder``, recorded now unless they are there; with ``again`` their costs are measured anew.
+
+    Raises
+    ------
+    RecordingError
+        A data file is missing, or the recording failed.
+    """
+    names = ", ".join(recorder.names)
+    missing = [path for path in recorder.files() if not path.is_file()]
+    if missing:
+        raise RecordingError(
+            f"{names} not recorded: {missing[0]} is missing; OFFRAMP_DATA names the folder of data sets"
+        )
+    for need in recorder.needs:
+        ensure(_known(need), folder, reporter)
+    try:
+        _bring_up_to_date(recorder, folder, reporter, again=again)
+    except OfframpError as error:
+        raise RecordingError(f"{names} not recorded: {error}") from error
+    return [read_set(folder, name) for name in recorder.names]
+
+
+def _record_all(recorders: list[Recorder], folder: Path, *, again: bool) -> int:
     failed = 0
-    recorded = []
-    for name in names:
+    recorded: list[RecordSet] = []
+    for recorder in recorders:
         try:
-            recorded.append(ensure(name, folder, Reporter()))
+            recorded += ensure(recorder, folder, Reporter(), again=again)
         except RecordingError as error:
             print(f"bench.record: {error}", file=sys.stderr)
             failed += 1
@@ -60,37 +88,27 @@ def _record_all(names: tuple[str, ...], folder: Path) -> int:
     return 1 if failed else 0
 
 
-def ensure(name: str, folder: Path, reporter: Reporter) -> RecordSet:
-    """The set ``name`` in ``folder``, recorded now unless it is there already.
-
-    Raises
-    ------
-    RecordingError
-        A data file is missing, or the recording failed.
-    """
-    recorder = recorder_of(name)
-    if recorder is None:
-        raise RecordingError(f"set {name!r} is unknown; choose from {', '.join(all_names())}")
-    missing = [path for path in recorder.files() if not path.is_file()]
-    if missing:
-        raise RecordingError(
-            f"{name} is not recorded: {missing[0]} is missing; OFFRAMP_DATA names the folder of data sets"
-        )
-    for need in recorder.needs:
-        ensure(need, folder, reporter)
-    key = recorder.key(folder)
-    if not is_current(folder, name, key):
-        _record(recorder, folder, reporter, key=key)
-    return read_set(folder, name)
-
-
-def _record(recorder: Recorder, folder: Path, reporter: Reporter, *, key: str) -> None:
+def _bring_up_to_date(recorder: Recorder, folder: Path, reporter: Reporter, *, again: bool) -> None:
+    """Record what is missing or was made from other code or data; costs alone where the scores are at hand."""
+    keys = recorder.keys(folder)
+    held = [keys_of(folder, name) for name in recorder.names]
+    if all(one == keys for one in held) and not again:
+        return
     reporter.console.print(f"[bold]{', '.join(recorder.names)}", highlight=False)
-    try:
-        for recorded in recorder.run(reporter, folder):
-            write_set(folder, recorded, key=key)
-    except OfframpError as error:
-        raise RecordingError(f"{', '.join(recorder.names)} not recorded: {error}") from error
+    needed = recorder.needed(folder)
+    if all(one.scores == keys.scores for one in held):
+        sets: Sequence[RecordSet] = [read_set(folder, name) for name in recorder.names]
+    else:
+        sets = recorder.record(reporter, needed)
+    costs = recorder.measure(reporter, needed)
+    for recorded in sets:
+        write_set(folder, with_costs(recorded, costs[recorded.name]), keys=keys)
+
+
+def _known(name: str) -> Recorder:
+    recorder = recorder_of(name)
+    assert recorder is not None
+    return recorder
 
 
 def _table(sets: list[RecordSet]) -> Table:

@@ -1,4 +1,4 @@
-"""Recording an image network: heads at every place, trained, scored on the pool with the graph a worker runs, and timed.
+"""Recording an image network: heads at every place, trained, and scored on the pool with the graph a worker runs.
 
 All steps are those of ``offramp prepare``; what differs is that every place keeps its heads, worth it or not.
 """
@@ -16,14 +16,12 @@ from offramp_core.bundle import RampSpec
 from offramp_worker.bundle.graph import feature_shapes
 from offramp_worker.bundle.heads import parameter_shapes
 from offramp_worker.prepare.cuts import Place
-from offramp_worker.prepare.features import blank_heads, candidate_ramps, collect_features, heads_of, tapped_logits
+from offramp_worker.prepare.features import candidate_ramps, collect_features, heads_of, tapped_logits
 from offramp_worker.prepare.pipeline import find_places, training_threads
-from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.sources import Backbone, load_backbone
 from offramp_worker.prepare.training import Parameters, head_logits, train_heads
 
-PROFILE_SECONDS = 60.0
 # `offramp prepare` gives deep places fewer, which costs 3 to 6 points of exits there and saves cold weights. The best
 # known heads are what tuners should be compared on.
 HIDDEN = 192
@@ -52,7 +50,6 @@ class Recording:
 
     ramps: tuple[Ramp, ...]
     reference: FloatArray
-    measured: Measurements
     macs: Mapping[str, tuple[float, float]]
 
     def of_kind(self, head: str) -> tuple[Ramp, ...]:
@@ -61,7 +58,7 @@ class Recording:
 
 
 def record_network(model: str, rows: Rows, reporter: Reporter, *, blocks: int, seed: int) -> Recording:
-    """Train heads after each of the last ``blocks`` places of a model, score the pool and measure the costs.
+    """Train heads after each of the last ``blocks`` places of a model and score the pool.
 
     Parameters
     ----------
@@ -78,15 +75,21 @@ def record_network(model: str, rows: Rows, reporter: Reporter, *, blocks: int, s
     with reporter.step("export the model", total=1) as advance:
         backbone = load_backbone(model, rows.pool)
         advance(1)
-    places = last_places(find_places(backbone, rows.pool)[1], blocks=blocks)
-    specs = tuple(replace(s, hidden=HIDDEN) if s.hidden else s for s in candidate_ramps(places))
+    places, specs = places_and_ramps(backbone, rows.pool, blocks=blocks)
     parameters, validation = _train(backbone, specs, places, rows, reporter, seed=seed)
     nodes = heads_of(specs, places, tensors=parameters)
     with reporter.step("score the pool", total=len(rows.pool)) as advance:
         reference, logits = tapped_logits(backbone, nodes, rows.pool, threads=training_threads(), advance=advance)
     ramps = tuple(Ramp(s, scored, validation[s.id]) for s, scored in zip(specs, logits, strict=True))
-    macs = _macs(backbone, specs, rows.pool)
-    return Recording(ramps, reference, _measure(backbone, specs, places, rows.pool, reporter), macs)
+    return Recording(ramps, reference, _macs(backbone, specs, rows.pool))
+
+
+def places_and_ramps(
+    backbone: Backbone, x: FloatArray, *, blocks: int
+) -> tuple[tuple[Place, ...], tuple[RampSpec, ...]]:
+    """The last ``blocks`` places of a model and both kinds of head at each of them."""
+    places = last_places(find_places(backbone, x)[1], blocks=blocks)
+    return places, tuple(replace(s, hidden=HIDDEN) if s.hidden else s for s in candidate_ramps(places))
 
 
 def last_places(places: Sequence[Place], *, blocks: int) -> tuple[Place, ...]:
@@ -114,16 +117,6 @@ def _train(
     with reporter.step(f"train heads on {len(training)} rows", total=len(specs)) as advance:
         parameters = train_heads(specs, training, validation, seed=seed, threads=training_threads(), advance=advance)
     return parameters, {s.id: head_logits(parameters[s.id], validation.pooled[s.id]) for s in specs}
-
-
-def _measure(
-    backbone: Backbone, specs: Sequence[RampSpec], places: Sequence[Place], x: FloatArray, reporter: Reporter
-) -> Measurements:
-    blank = blank_heads(specs, places, n_classes=backbone.n_classes)
-    with reporter.step("measure the costs", total=len(BATCH_SIZES)) as advance:
-        return measure(
-            backbone, places, blank, x[: max(BATCH_SIZES)], threads=1, seconds=PROFILE_SECONDS, advance=advance
-        )
 
 
 def running_macs(backbone: Backbone, x: FloatArray) -> dict[str, int]:

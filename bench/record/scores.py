@@ -9,20 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.bundle import RampSpec, profile_arrays
+from offramp_core.bundle import RampSpec
 from offramp_core.uncertainty import raw_score, uncertainty
 from offramp_worker.prepare.pipeline import score_table
-from offramp_worker.prepare.profiling import Measurements, profile_of
 from offramp_worker.prepare.selection import BUDGETS, exit_share
 
 FloatArray = npt.NDArray[np.float32]
 LabelArray = npt.NDArray[np.int64]
 
-COSTS = (
-    "Seconds of one machine, one thread; only ratios carry over. Medians of interleaved rounds in that thread's processor time, per batch size. "
-    "Segments are scaled to sum to the whole model's time. A ramp is the median of (segment with head, softmax and decision) minus (segment) in "
-    "the same round, at least 20 microseconds. Regrouping copies half of a batch's rows."
-)
 UNCERTAINTY = (
     "1 - max softmax as log odds, mapped by the ramp's quantile table (offramp_core.uncertainty) made from the validation rows, "
     "which are not in the pool; the six-decimal grid of plans. one_minus_max is the same score before the table."
@@ -51,13 +45,6 @@ def record_arrays(ramps: Sequence[Ramp], reference: FloatArray) -> dict[str, npt
     }
 
 
-def cost_arrays(ramps: Sequence[Ramp], measured: Measurements) -> dict[str, npt.NDArray[Any]]:
-    """The per-batch cost arrays of a records file for these ramps."""
-    arrays: dict[str, npt.NDArray[Any]] = dict(profile_arrays(profile_of([ramp.spec for ramp in ramps], measured)))
-    arrays["batch_size"] = arrays["batch_size"].astype(np.int64)
-    return arrays
-
-
 def one_minus_max(logits: FloatArray) -> FloatArray:
     """1 - max softmax, (n, n_classes) -> (n,), with the resolution float32 has near 0."""
     odds = np.exp(raw_score(logits))
@@ -65,20 +52,17 @@ def one_minus_max(logits: FloatArray) -> FloatArray:
 
 
 def ramp_facts(
-    ramps: Sequence[Ramp], reference: FloatArray, measured: Measurements, *, macs: Mapping[str, tuple[float, float]]
+    ramps: Sequence[Ramp], reference: FloatArray, *, macs: Mapping[str, tuple[float, float]]
 ) -> list[dict[str, Any]]:
-    """Per ramp: where it is, what it costs (time at the smallest batch size; MACs), and who could leave there alone.
+    """Per ramp: where it is and who could leave there alone.
 
     ``macs`` maps ramp id to the share of the model's multiplications up to it, and the head's own.
     """
     answers = reference.argmax(axis=1)
-    smallest = measured.batches[0]
     return [
         {
             "id": ramp.spec.id,
             "place": ramp.spec.position,
-            "depth": round(measured.depth(ramp.spec.position), 4),
-            "cost": round(smallest.head_share(ramp.spec.id), 5),
             "macs_depth": round(macs[ramp.spec.id][0], 5),
             "macs_cost": round(macs[ramp.spec.id][1], 5),
             **judged(ramp.pool, answers),

@@ -1,7 +1,7 @@
 """Record sets on disk: ``NAME.npz`` in the records-file contract, ``NAME.json`` with the facts, kept by content.
 
-Both are written beside their target and renamed; the facts come last and carry the content key, so their presence says
-that the arrays are complete. Besides the contract's arrays a file holds ``one_minus_max`` float32 [N, R], the score
+Both are written beside their target and renamed; the facts come last and carry the content keys, one of the scores and
+one of the costs, which can be measured again without any training. Besides the contract's arrays a file holds ``one_minus_max`` float32 [N, R], the score
 before any quantile table (published tuners search thresholds on that scale), and ``row`` int64 [N], each record's
 place in its data set. Readers of records files ignore both.
 """
@@ -23,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+
+COST_ARRAYS = ("batch_size", "segment_seconds", "ramp_seconds", "regroup_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +62,41 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def is_current(folder: Path, name: str, key: str) -> bool:
-    """Whether ``folder`` holds the set under this content key, complete and unchanged."""
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Content keys of a set's scores and of its costs; empty where there are none."""
+
+    scores: str = ""
+    costs: str = ""
+
+
+def keys_of(folder: Path, name: str) -> Keys:
+    """Under which keys ``folder`` holds the set; empty ones unless it is complete and unchanged."""
     facts, arrays = folder / f"{name}.json", folder / f"{name}.npz"
     if not facts.is_file() or not arrays.is_file():
-        return False
+        return Keys()
     try:
         earlier = json.loads(facts.read_text(encoding="utf-8"))
     except ValueError:
-        return False
-    return isinstance(earlier, dict) and earlier.get("key") == key and earlier.get("sha256") == file_digest(arrays)
+        return Keys()
+    if not isinstance(earlier, dict) or earlier.get("sha256") != file_digest(arrays):
+        return Keys()
+    return Keys(str(earlier.get("key", "")), str(earlier.get("costs_key", "")))
 
 
-def write_set(folder: Path, recorded: RecordSet, *, key: str) -> Path:
+def write_set(folder: Path, recorded: RecordSet, *, keys: Keys) -> Path:
     """Write both files, or none when the set cannot be expressed; returns the path of the arrays."""
     buffer = io.BytesIO()
     named: dict[str, Any] = dict(recorded.arrays)
     np.savez(buffer, **named)
     arrays = buffer.getvalue()
-    facts = {"name": recorded.name, "key": key, "sha256": hashlib.sha256(arrays).hexdigest(), **recorded.facts}
+    stamp = {
+        "name": recorded.name,
+        "key": keys.scores,
+        "costs_key": keys.costs,
+        "sha256": hashlib.sha256(arrays).hexdigest(),
+    }
+    facts = {**stamp, **{name: value for name, value in recorded.facts.items() if name not in stamp}}
     text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{recorded.name}.npz"

@@ -9,9 +9,8 @@ tenth of the held-out texts; the others are the pool.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -19,24 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from bench.record.minilm import INNER, LAYERS, WIDTH, TextClassifier, fetch_wheel, load_pretrained, mean_pool, padded
-from bench.record.scores import (
-    UNCERTAINTY,
-    FloatArray,
-    LabelArray,
-    Ramp,
-    accuracy,
-    cost_arrays,
-    ramp_facts,
-    record_arrays,
-)
+from bench.record.scores import UNCERTAINTY, FloatArray, LabelArray, Ramp, accuracy, ramp_facts, record_arrays
 from bench.record.store import RecordSet
 from bench.record.texts import Corpus, Text
 from offramp_core.bundle import RampSpec
-from offramp_core.uncertainty import TABLE_SIZE
-from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.prepare.features import Features
 from offramp_worker.prepare.pipeline import training_threads
-from offramp_worker.prepare.profiling import BATCH_SIZES, BatchMeasurement, Job, Measurements, time_jobs
 from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.training import head_logits, train_heads
 
@@ -46,13 +33,7 @@ RATE, CLASSIFIER_RATE, WEIGHT_DECAY, WARM_UP = 1e-4, 1e-3, 0.01, 0.1
 SORTED_BATCHES = 20  # texts of so many batches are sorted by length together: little padding, batches still mixed
 VALIDATION_SHARE = 0.2  # of the stream
 RECORD_BATCH = 64
-PROFILE_SECONDS = 45.0
 POOLINGS = ("cls", "mean")
-TEXT_COSTS = (
-    "Seconds of one machine, PyTorch, one thread; only ratios carry over. Medians of interleaved rounds in that thread's processor time, per batch "
-    "size, on random texts of the pool padded to the longest of their batch (alone: one of median length). Segments are scaled to sum to the whole "
-    "model's time. A ramp is its pooling, linear layer, softmax and decision. Regrouping copies half of a batch's rows."
-)
 WHEELS = Path("build/cache/minilm")
 
 Tokens = list[list[int]]
@@ -88,7 +69,6 @@ class _Made:
     corpus: Corpus
     encoded: _Encoded
     reference: FloatArray
-    measured: Measurements
     start: float
 
 
@@ -103,9 +83,8 @@ def record_text(task: TextTask, reporter: Reporter, *, seed: int) -> list[Record
     labels = np.array([text.label for text in corpus.tuning])
     fine_tune(model, [text[: task.tuning_tokens] for text in encoded.tuning], labels, reporter, seed=seed)
     ramps, reference = _record(model, encoded, reporter, seed=seed)
-    measured = _measure(model, encoded.pool, ramps, reporter, seed=seed)
-    made = _Made(task, corpus, encoded, reference, measured, start)
-    return [_text_set(made, pooling, [r for r in ramps if _pooling(r.spec) == pooling]) for pooling in POOLINGS]
+    made = _Made(task, corpus, encoded, reference, start)
+    return [_text_set(made, pooling, [r for r in ramps if pooling_of(r.spec) == pooling]) for pooling in POOLINGS]
 
 
 def fine_tune(model: TextClassifier, texts: Tokens, labels: LabelArray, reporter: Reporter, *, seed: int) -> None:
@@ -136,7 +115,7 @@ def fine_tune(model: TextClassifier, texts: Tokens, labels: LabelArray, reporter
 
 def layer_features(model: TextClassifier, texts: Tokens, *, advance: Advance) -> Features:
     """What heads read after layers 1 to 5, by ramp id, and the model's logits; rows in the order of ``texts``."""
-    pooled = {_ramp_id(k, p): np.empty((len(texts), WIDTH), np.float32) for k in range(1, LAYERS) for p in POOLINGS}
+    read = {_ramp_id(k, p): np.empty((len(texts), WIDTH), np.float32) for k in range(1, LAYERS) for p in POOLINGS}
     logits = np.empty((len(texts), CLASSES), np.float32)
     by_length = np.argsort([len(text) for text in texts], kind="stable")
     with torch.inference_mode():
@@ -147,9 +126,9 @@ def layer_features(model: TextClassifier, texts: Tokens, *, advance: Advance) ->
                     logits[rows] = model.answer(h, tokens).numpy()
                     break
                 for pooling in POOLINGS:
-                    pooled[_ramp_id(k, pooling)][rows] = _pool(h, tokens, pooling).numpy()
+                    read[_ramp_id(k, pooling)][rows] = pooled(h, tokens, pooling).numpy()
             advance(len(rows))
-    return Features(pooled, logits)
+    return Features(read, logits)
 
 
 def _record(
@@ -163,7 +142,7 @@ def _record(
     held_out = len(encoded.tuning) + len(encoded.stream)
     training, validation = features.rows(0, learned), features.rows(learned, held_out)
     pool = features.rows(held_out, len(texts))
-    specs = _specs()
+    specs = ramp_specs()
     with reporter.step(f"train heads on {len(training)} rows", total=len(specs)) as advance:
         parameters = train_heads(specs, training, validation, seed=seed, threads=1, advance=advance)
 
@@ -171,71 +150,6 @@ def _record(
         return head_logits(parameters[spec.id], rows.pooled[spec.id])
 
     return [Ramp(spec, answers(spec, pool), answers(spec, validation)) for spec in specs], pool.logits
-
-
-def _measure(
-    model: TextClassifier, texts: Tokens, ramps: Sequence[Ramp], reporter: Reporter, *, seed: int
-) -> Measurements:
-    """Time layers, heads and regrouping on random texts of the pool, as many as the batch holds and padded to the longest."""
-    torch.set_num_threads(1)
-    chosen = np.random.default_rng(seed).choice(len(texts), max(BATCH_SIZES), replace=False).tolist()
-    specs = [ramp.spec for ramp in ramps]
-    batches = []
-    with reporter.step("measure the costs", total=len(BATCH_SIZES)) as advance, torch.inference_mode():
-        for size in BATCH_SIZES:
-            jobs = _jobs(model, padded(_typical(texts, chosen, size)), specs)
-            medians = time_jobs(jobs, threads=1, seconds=PROFILE_SECONDS / len(BATCH_SIZES))
-            batches.append(_batch_measurement(size, medians, specs))
-            advance(1)
-    return Measurements((), 1, tuple(batches))
-
-
-def _typical(texts: Tokens, chosen: Sequence[int], size: int) -> Tokens:
-    """``size`` of the chosen texts; alone, the one of median length, because one text's length is the whole batch's."""
-    by_length = sorted(chosen, key=lambda i: len(texts[i]))
-    return [texts[by_length[len(by_length) // 2]]] if size == 1 else [texts[i] for i in chosen[:size]]
-
-
-def _jobs(model: TextClassifier, tokens: Tensor, specs: Sequence[RampSpec]) -> dict[str, Job]:
-    mask = tokens != 0
-    states = [model.embed(tokens), *model.states(tokens)]
-    kept = torch.arange(0, len(tokens), 2)
-
-    def segment(k: int) -> Tensor:
-        h = model.layers[k](model.embed(tokens) if k == 0 else states[k], mask)
-        return model.answer(h, tokens) if k == LAYERS - 1 else h
-
-    head = nn.Linear(WIDTH, CLASSES)
-    tables = ScoreTables(np.linspace(-20.0, 20.0, TABLE_SIZE)[None])
-
-    def decide(spec: RampSpec) -> object:
-        pooled = _pool(states[spec.position], tokens, _pooling(spec))
-        return tables.uncertainty((0,), [head(pooled).numpy()])[:, 0] < np.float32(0.5)
-
-    def job(run: Callable[..., object], *arguments: object) -> Job:
-        return Job(lambda: run(*arguments))
-
-    return {
-        "exact": job(model, tokens),
-        **{f"segment {k}": job(segment, k) for k in range(LAYERS)},
-        **{f"head {s.id}": job(decide, s) for s in specs},
-        "regroup": job(states[LAYERS // 2].index_select, 0, kept),
-    }
-
-
-def _batch_measurement(size: int, medians: Mapping[str, float], specs: Sequence[RampSpec]) -> BatchMeasurement:
-    """Segments scaled to sum to the whole model's time, as those of image networks are."""
-    raw = [medians[f"segment {k}"] for k in range(LAYERS)]
-    scaled = [seconds * medians["exact"] / sum(raw) for seconds in raw]
-    reached = list(accumulate(scaled))
-    return BatchMeasurement(
-        batch_size=size,
-        exact_seconds=medians["exact"],
-        segment_seconds=tuple(scaled),
-        head_seconds={spec.id: medians[f"head {spec.id}"] for spec in specs},
-        regroup_seconds=medians["regroup"],
-        depth={k: reached[k - 1] / medians["exact"] for k in range(1, LAYERS)},
-    )
 
 
 def _text_set(made: _Made, pooling: str, ramps: Sequence[Ramp]) -> RecordSet:
@@ -248,7 +162,6 @@ def _text_set(made: _Made, pooling: str, ramps: Sequence[Ramp]) -> RecordSet:
         **record_arrays(ramps, made.reference),
         "slice": groups if groups.any() else labels,
         "row": corpus.row,
-        **cost_arrays(ramps, made.measured),
     }
     facts = {
         "model": f"MiniLM-L6 fine-tuned on {task.title}, {task.tokens} tokens",
@@ -267,8 +180,7 @@ def _text_set(made: _Made, pooling: str, ramps: Sequence[Ramp]) -> RecordSet:
         "accuracy": accuracy(made.reference, labels),
         "mean_tokens": round(length, 1),
         "uncertainty": UNCERTAINTY,
-        "costs": TEXT_COSTS,
-        "ramps": ramp_facts(ramps, made.reference, made.measured, macs=_macs(ramps, length)),
+        "ramps": ramp_facts(ramps, made.reference, macs=_macs(ramps, length)),
         "seconds": round(time.perf_counter() - made.start, 1),
     }
     return RecordSet(f"{task.name}-{pooling}", arrays, facts)
@@ -282,7 +194,7 @@ def _macs(ramps: Sequence[Ramp], tokens: float) -> dict[str, tuple[float, float]
     return {ramp.spec.id: (ramp.spec.position * layer / total, head / total) for ramp in ramps}
 
 
-def _specs() -> list[RampSpec]:
+def ramp_specs() -> list[RampSpec]:
     """Both kinds of head after layers 1 to 5. The spec's head kind steers the training: one linear layer."""
     return [
         RampSpec(_ramp_id(k, p), tensor=f"layer{k}", position=k, depth=0.0, head="pooled-linear", channels=WIDTH)
@@ -295,11 +207,13 @@ def _ramp_id(layer: int, pooling: str) -> str:
     return f"l{layer}-{pooling}"
 
 
-def _pooling(spec: RampSpec) -> str:
+def pooling_of(spec: RampSpec) -> str:
+    """What a head reads: ``cls`` or ``mean``."""
     return spec.id.partition("-")[2]
 
 
-def _pool(h: Tensor, tokens: Tensor, pooling: str) -> Tensor:
+def pooled(h: Tensor, tokens: Tensor, pooling: str) -> Tensor:
+    """States (B, T, 384) as a head reads them, (B, 384)."""
     return h[:, 0] if pooling == "cls" else mean_pool(h, tokens)
 
 

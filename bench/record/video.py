@@ -23,17 +23,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from bench.cifar.data import CHECKPOINTS, DEVIATION, MEAN, SIDE, data_folder, load_checkpoint
+from bench.record.costs import Costs, network_costs
 from bench.record.network import Recording, Rows, record_network
-from bench.record.scores import (
-    COSTS,
-    UNCERTAINTY,
-    FloatArray,
-    LabelArray,
-    accuracy,
-    cost_arrays,
-    ramp_facts,
-    record_arrays,
-)
+from bench.record.scores import UNCERTAINTY, FloatArray, LabelArray, accuracy, ramp_facts, record_arrays
 from bench.record.store import RecordSet
 from offramp_core.bundle import HeadKind
 from offramp_worker.prepare.data import remove_repeats
@@ -43,6 +35,7 @@ from offramp_worker.prepare.progress import Reporter
 FIRST, LAST = 470, 1_700  # frames with a ground truth
 PROBE_END, HEADS_END, VALIDATION_FRAMES = 770, 1_070, 30
 TILE, TILES = 64, 12
+BLOCKS = 27
 CORNERS = [(top, left) for top in range(36, 180, 36) for left in range(20, 256, 44)]
 MOVING, MOVING_SHARE = 255, 0.04  # a mask's value; label 1 above this share of a tile's pixels
 FRAMES_PER_SECOND = 25.0  # the data set states no rate
@@ -111,11 +104,20 @@ def record_video(reporter: Reporter, *, seed: int) -> list[RecordSet]:
         advance(1)
     with TemporaryDirectory() as folder:
         uri = _exported(model, rows.pool, Path(folder) / "probed-resnet56.pt2")
-        recording = record_network(uri, rows, reporter, blocks=27, seed=seed)
+        recording = record_network(uri, rows, reporter, blocks=BLOCKS, seed=seed)
     return [
         _video_set(f"video-{short}", recording, pool, len(rows.training), kind=kind, start=start)
         for short, kind in KINDS.items()
     ]
+
+
+def video_costs(reporter: Reporter) -> dict[str, Costs]:
+    """Costs of both sets."""
+    x = load_tiles().between(HEADS_END, HEADS_END + 3).x
+    with TemporaryDirectory() as folder:
+        model = _exported(ProbedResNet().eval(), x, Path(folder) / "probed-resnet56.pt2")
+        costs = network_costs(model, x, reporter, blocks=BLOCKS)
+    return {f"video-{short}": costs[kind] for short, kind in KINDS.items()}
 
 
 def load_tiles() -> Tiles:
@@ -167,7 +169,6 @@ def _video_set(
         "time": pool.frame / FRAMES_PER_SECOND,
         "stream": pool.tile,
         "row": pool.frame,
-        **cost_arrays(ramps, recording.measured),
     }
     facts = {
         "model": "ResNet-56 (CIFAR-10 weights, frozen) and a logistic probe, highway video",
@@ -184,8 +185,7 @@ def _video_set(
         "positive_answers": round(float(answers.mean()), 4),
         "answers_changed_per_frame": round(float((answers[1:] != answers[:-1]).mean()), 4),
         "uncertainty": UNCERTAINTY,
-        "costs": COSTS,
-        "ramps": ramp_facts(ramps, recording.reference, recording.measured, macs=recording.macs),
+        "ramps": ramp_facts(ramps, recording.reference, macs=recording.macs),
         "seconds": round(time.perf_counter() - start, 1),
     }
     return RecordSet(name, arrays, facts)

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 import torch
 from bench.cifar.data import DEVIATION, MEAN
-from bench.record import network
+from bench.record import costs
 from bench.record.cifar import SHIFT, augmented
-from bench.record.network import Rows, last_places, record_network
-from bench.record.scores import FloatArray, Ramp, cost_arrays, one_minus_max, ramp_facts, record_arrays
+from bench.record.costs import network_costs, with_costs
+from bench.record.network import Recording, Rows, last_places, record_network
+from bench.record.scores import Ramp, one_minus_max, ramp_facts, record_arrays
+from bench.record.store import RecordSet
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from offramp_core.bundle import RampSpec
+from offramp_core.bundle import HeadKind, RampSpec
 from offramp_core.records import records_from_arrays
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.families import build_family
@@ -69,32 +71,31 @@ def test_answers_are_the_classes_of_the_highest_logits_and_certain_ones_score_lo
 def test_every_block_of_a_small_network_is_recorded_with_both_heads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "PROFILE_SECONDS", 0.5)
+    monkeypatch.setattr(costs, "PROFILE_SECONDS", 0.5)
     x = np.random.default_rng(0).normal(size=(400, 3, 16, 16)).astype(np.float32)
     torch.manual_seed(0)
     model = build_family("resnet", {"blocks": "1", "classes": "4"})
     save_file(model.state_dict(), tmp_path / "w.safetensors")
-    recording = record_network(
-        f"family:resnet?blocks=1&classes=4&weights={tmp_path / 'w.safetensors'}",
-        Rows(training=x[:240], validation=x[240:300], pool=x[300:]),
-        Reporter(quiet=True),
-        blocks=3,
-        seed=0,
-    )
+    uri = f"family:resnet?blocks=1&classes=4&weights={tmp_path / 'w.safetensors'}"
+    rows = Rows(training=x[:240], validation=x[240:300], pool=x[300:])
+    recording = record_network(uri, rows, Reporter(quiet=True), blocks=3, seed=0)
     with torch.inference_mode():
         expected = model(torch.from_numpy(x[300:])).numpy()
     np.testing.assert_allclose(recording.reference, expected, atol=1e-3)
-    _check_kinds(recording, expected)
+    priced = network_costs(uri, rows.pool, Reporter(quiet=True), blocks=3)
+    for kind, prices in priced.items():
+        _check_kind(recording, kind, prices)
 
 
-def _check_kinds(recording: network.Recording, reference: FloatArray) -> None:
-    for kind in ("grid-mlp", "pooled-linear"):
-        ramps = recording.of_kind(kind)
-        assert [ramp.spec.position for ramp in ramps] == [1, 2, 3]
-        records = records_from_arrays({**record_arrays(ramps, reference), **cost_arrays(ramps, recording.measured)})
-        assert (len(records), records.n_ramps) == (100, 3)
-        facts = ramp_facts(ramps, recording.reference, recording.measured, macs=recording.macs)
-        depths = [fact["macs_depth"] for fact in facts]
-        assert 0 < depths[0] < depths[1] < depths[2] < 1
-        assert depths[2] == pytest.approx(1, abs=0.01)  # only the classifier comes after the last block
-        assert all(fact["cost"] > 0 for fact in facts)
+def _check_kind(recording: Recording, kind: HeadKind, prices: costs.Costs) -> None:
+    ramps = recording.of_kind(kind)
+    assert [ramp.spec.position for ramp in ramps] == [1, 2, 3]
+    facts = {"ramps": ramp_facts(ramps, recording.reference, macs=recording.macs)}
+    made = with_costs(RecordSet("made", record_arrays(ramps, recording.reference), facts), prices)
+    records = records_from_arrays(made.arrays)
+    assert (len(records), records.n_ramps) == (100, 3)
+    for name in ("macs_depth", "depth"):
+        shares = [ramp[name] for ramp in made.facts["ramps"]]
+        assert 0 < shares[0] < shares[1] < shares[2] < 1
+    assert made.facts["ramps"][2]["macs_depth"] == pytest.approx(1, abs=0.01)  # only the classifier comes later
+    assert all(ramp["cost"] > 0 for ramp in made.facts["ramps"])
