@@ -173,3 +173,11 @@ def test_a_missing_data_file_is_named_and_fails_the_command(
     )
     assert any("sst2-mean, sst2-cls not recorded" in line for line in lines)
     assert not (tmp_path / "out").exists()
+
+
+def test_facts_taken_over_from_another_set_do_not_stand_for_this_one(tmp_path: Path) -> None:
+    write_set(tmp_path, _set("first"), keys=KEYS)
+    first = read_set(tmp_path, "first")
+    write_set(tmp_path, RecordSet("second", _set(n=7).arrays, first.facts), keys=Keys("s2", "c2"))
+    assert keys_of(tmp_path, "second") == Keys("s2", "c2")
+    assert read_set(tmp_path, "second").facts["name"] == "second"
