@@ -7,11 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from bench.record import text, text_costs
+from bench.record.costs import with_costs
 from bench.record.minilm import WHEEL, TextClassifier, WordPieces, fetch_wheel, load_pretrained, mean_pool, padded
 from bench.record.text import WHEELS, layer_features
 from bench.record.texts import Text, divide
 from hypothesis import given
 from hypothesis import strategies as st
+
+from offramp_core.records import records_from_arrays
+from offramp_worker.prepare.progress import Reporter
 
 texts = st.lists(
     st.builds(Text, st.sampled_from([f"{a} {b}" for a in ("A", "a ", "b", "c") for b in "xyz"]), st.integers(0, 1), training=st.booleans()),
@@ -82,6 +87,37 @@ def test_features_keep_their_rows_and_do_not_depend_on_the_padding_of_a_batch() 
         np.testing.assert_allclose(together.logits[row], logits[0].numpy(), atol=1e-4)
         np.testing.assert_allclose(together.pooled["l1-mean"][row], states[0][0].mean(0).numpy(), atol=1e-4)
         np.testing.assert_allclose(together.pooled["l5-cls"][row], states[4][0, 0].numpy(), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_small_corpus_is_recorded_with_both_heads_after_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = {piece: index for index, piece in enumerate(VOCABULARY)}
+    words = ("un", "cafe", "s", "a", "!")
+    corpus = divide(
+        [Text(" ".join(words[int(d)] for d in f"{i:04d}" if int(d) < 5), i % 2, group=i % 3) for i in range(1, 900)],
+        tuning=40,
+        held_out=90,
+        seed=0,
+    )
+    torch.manual_seed(0)
+    for module in (text, text_costs):
+        monkeypatch.setattr(module, "fetch_wheel", lambda folder: folder)
+        monkeypatch.setattr(
+            module, "load_pretrained", lambda *_, classes: (TextClassifier(classes=classes).eval(), WordPieces(ids))
+        )
+    monkeypatch.setattr(text, "EPOCHS", 1)
+    monkeypatch.setattr(text_costs, "PROFILE_SECONDS", 0.1)
+    monkeypatch.setattr(text_costs, "BATCH_SIZES", (1, 3))
+    task = text.TextTask("tiny", "tiny texts", lambda *, seed: corpus, 16, 8, "thirds", "made here")
+    costs = text_costs.text_costs(task, Reporter(quiet=True), seed=0)
+    for made in text.record_text(task, Reporter(quiet=True), seed=0):
+        records = records_from_arrays(with_costs(made, costs[made.name]).arrays)
+        assert (len(records), records.n_ramps) == (81, 5)
+        assert records.slice_id is not None
+        assert records.slice_id.tolist() == [one.group for one in corpus.pool]
+        assert records.profile is not None
+        assert [batch.batch_size for batch in records.profile.batches] == [1, 3]
+        assert [ramp["id"] for ramp in made.facts["ramps"]] == [f"l{k}-{made.facts['head'][:-7]}" for k in range(1, 6)]
 
 
 @pytest.mark.slow
