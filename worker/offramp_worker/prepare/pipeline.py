@@ -345,7 +345,7 @@ def _finish(search: _Search, heads: _Heads, verdicts: Sequence[Verdict], *, star
     with search.reporter.step("score the records", total=len(unseen)) as advance:
         reference, logits = tapped_logits(backbone, nodes, unseen, threads=training_threads(), advance=advance)
     tables = {
-        spec.id: _table(head_logits(heads.parameters[spec.id], heads.validation.pooled[spec.id])) for spec in ramps
+        spec.id: score_table(head_logits(heads.parameters[spec.id], heads.validation.pooled[spec.id])) for spec in ramps
     }
     contents = BundleContents(
         name=request.name or _default_name(backbone.name),
@@ -396,7 +396,7 @@ def _records(
     }
 
 
-def _table(logits: FloatArray) -> npt.NDArray[np.float64]:
+def score_table(logits: FloatArray) -> npt.NDArray[np.float64]:
     """A ramp's quantile table from validation rows.
 
     One point beyond each end, as far away as the scores spread, keeps resolution for inputs more (or less) certain

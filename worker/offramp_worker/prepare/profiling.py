@@ -97,16 +97,16 @@ def measure(
     batches = []
     for size in batch_sizes:
         values = _segment_values(segments, x[:size])
-        jobs = {"exact": _Job(_call(exact, values[0]))}
+        jobs = {"exact": Job(_call(exact, values[0]))}
         for index, session in enumerate(segments):
-            jobs[f"segment {index}"] = _Job(_call(session, values[index]))
+            jobs[f"segment {index}"] = Job(_call(session, values[index]))
         feeding = {place.tensor: index for index, place in enumerate(places)}
         for head, session in zip(heads, stages, strict=True):
             index = feeding[head.source]
-            jobs[f"head {head.ramp_id}"] = _Job(_decide(session, values[index]), beyond=f"segment {index}")
+            jobs[f"head {head.ramp_id}"] = Job(_decide(session, values[index]), beyond=f"segment {index}")
         for index, place in enumerate(places):
-            jobs[f"regroup {place.position}"] = _Job(_regroup(values[index + 1]))
-        medians = _time_jobs(jobs, threads=threads, seconds=seconds / len(batch_sizes))
+            jobs[f"regroup {place.position}"] = Job(_regroup(values[index + 1]))
+        medians = time_jobs(jobs, threads=threads, seconds=seconds / len(batch_sizes))
         batches.append(_measurement(size, places, heads, medians))
         advance(1)
     return Measurements(tuple(places), threads, tuple(batches))
@@ -149,7 +149,7 @@ def _measurement(
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Job:
     """Something to time. ``after`` runs untimed right before it, so that caches are as a worker finds them there.
 
     With ``beyond`` the result is what it takes more than the job of that name, in the same round.
@@ -160,7 +160,7 @@ class _Job:
     beyond: str = ""
 
 
-def _time_jobs(jobs: Mapping[str, _Job], *, threads: int, seconds: float) -> dict[str, float]:
+def time_jobs(jobs: Mapping[str, Job], *, threads: int, seconds: float) -> dict[str, float]:
     """Median seconds of each job over interleaved rounds, after one round of warm-up."""
     clock = time.thread_time if threads == 1 else time.perf_counter
     for job in jobs.values():
