@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from processes import eventually, plan_for
 
 from offramp_core.bundle import BatchProfile, Profile
+from offramp_core.execution import carries_on
 from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_core.sketch import SecondsSketch
 from offramp_core.uncertainty import TABLE_SIZE, uncertainty
@@ -29,7 +30,6 @@ from offramp_worker.engine.batcher import Batcher, OverloadedError, Ticket, batc
 from offramp_worker.engine.breaker import Breaker
 from offramp_worker.engine.counters import Counters, RecordRing
 from offramp_worker.engine.engine import Engine
-from offramp_worker.engine.execute import carries_on
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.engine.sessions import Sessions, Stage

@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.bundle import Profile
-from offramp_core.plan import Execution
 from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.engine.sessions import Stage
 
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.intp]
-MIN_REGROUP_GAIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +73,3 @@ def run_stages(
             features, carried, waiting = features[waiting], carried[waiting], waiting[waiting]
     logits, _ = stages[-1].run(features)
     yield Leave(carried[waiting], None, logits[waiting], reference=logits if carry_on else None)
-
-
-def carries_on(execution: Execution, profile: Profile) -> bool:
-    """Whether a plan runs results-only on this machine. ``Auto`` regroups when the profile says that a smaller batch is cheaper.
-
-    Compared are the largest measured batch and the measured one nearest to half of it: where dispatch costs
-    more than arithmetic both take the same time, and dropping rows saves nothing.
-    """
-    if execution != "Auto":
-        return execution == "ResultsOnly"
-    whole = profile.batches[-1]
-    if len(profile.batches) == 1:
-        return False
-    half = min(profile.batches[:-1], key=lambda b: abs(b.batch_size - whole.batch_size / 2))
-    return half.exact_seconds + whole.regroup_seconds > (1 - MIN_REGROUP_GAIN) * whole.exact_seconds

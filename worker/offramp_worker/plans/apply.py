@@ -14,12 +14,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError, PlanRefusedError
+from offramp_core.execution import carries_on
 from offramp_core.plan import Plan
 from offramp_core.protocol import Arm, ArmPlan, PlanDocument, Refusal, SignedDocument
 from offramp_worker.engine.arms import Active, Runtime
 from offramp_worker.engine.breaker import Breaker
 from offramp_worker.engine.engine import Engine
-from offramp_worker.engine.execute import carries_on
 from offramp_worker.engine.sessions import Stage
 from offramp_worker.logs import log_event
 
