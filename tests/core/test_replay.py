@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from typer.testing import CliRunner, Result
 
 from offramp_cli.replay import load_records, replay
 from offramp_core.evaluate import evaluate
-from offramp_core.policies import POLICIES
+from offramp_core.policies import POLICIES, Objective, PlanInForce, Trace, policy
+from offramp_core.policies.base import serve
+from offramp_core.simulate.draws import draw_rng, draw_sample, run_draw, truth
 
 APP = typer.Typer(pretty_exceptions_enable=False)
 APP.command()(replay)
@@ -96,6 +100,149 @@ class TestForPeople:
         assert "offramp replay" in run("--help").stdout
 
 
+def arrivals_file(tmp_path: Path, name: str = "arrivals.csv", text: str = "seconds\n0\n0.5\n0.75\n") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+class TestQueues:
+    def replayed(self, file: Path, *args: object) -> list[dict[str, Any]]:
+        result = run(file, "--budget", 0.02, "--json", "--policy", "exits-off", "--policy", "exact", *args)
+        assert result.exit_code == 0, result.stderr
+        entries: list[dict[str, Any]] = json.loads(result.stdout)["policies"]
+        return entries
+
+    def test_every_policy_meets_every_arrival_trace_and_batching(self, file: Path, tmp_path: Path) -> None:
+        specs = ["poisson:100", "fixed:100", "bursts:100", arrivals_file(tmp_path)]
+        args = [x for spec in specs for x in ("--arrivals", spec)] + ["--batching", "none", "--batching", "clockwork"]
+        for entry in self.replayed(file, *args):
+            seen = [(s["arrivals"], s["batching"]) for s in entry["serving"]]
+            assert seen == [(str(spec), name) for spec in specs for name in ("none", "clockwork")]
+            for serving in entry["serving"]:
+                assert serving["answered"] + serving["dropped"] + serving["rejected"] == serving["requests"]
+
+    def test_times_of_a_file_are_those_that_are_served(self, file: Path, tmp_path: Path) -> None:
+        (off, _) = self.replayed(file, "--arrivals", arrivals_file(tmp_path))
+        (serving,) = off["serving"]
+        total = load_records(file).costs.total_seconds
+        assert serving["requests"] == 3
+        assert serving["rate"] == pytest.approx(2 / 0.75)
+        assert serving["busy_seconds"] == pytest.approx(3 * total)
+        assert (serving["p50_ratio"], serving["p95_ratio"]) == (1.0, 1.0)
+
+    def test_npz_times_are_the_same_as_csv_times(self, file: Path, tmp_path: Path) -> None:
+        np.savez(tmp_path / "t.npz", time=np.array([3.0, 3.5, 3.75]))
+        entries = [self.replayed(file, "--arrivals", p)[0] for p in (tmp_path / "t.npz", arrivals_file(tmp_path))]
+        one, other = ({**e["serving"][0], "arrivals": ""} for e in entries)
+        assert one == other
+
+    def test_load_scales_arrivals_to_what_one_worker_can_do(self, file: Path) -> None:
+        (off, exact) = self.replayed(file, "--arrivals", "fixed", "--load", 0.5)
+        assert off["serving"][0]["load"] == pytest.approx(0.5)
+        assert off["serving"][0]["busy_share"] == pytest.approx(0.5, rel=0.01)
+        assert exact["serving"][0]["busy_ratio"] < 1
+
+    def test_results_only_keeps_the_worker_busy_and_still_answers_sooner(self, file: Path) -> None:
+        def exact(execution: str) -> dict[str, Any]:
+            args = ("--arrivals", "fixed", "--load", 0.2, "--execution", execution)
+            serving: dict[str, Any] = self.replayed(file, *args)[1]["serving"][0]
+            return serving
+
+        neutral, saving = exact("ResultsOnly"), exact("ComputeSaving")
+        assert neutral["busy_ratio"] > 1 > saving["busy_ratio"]
+        assert neutral["p50_seconds"] == pytest.approx(saving["p50_seconds"])
+
+    def test_the_same_seed_gives_the_same_arrivals(self, file: Path) -> None:
+        first, again, other = (
+            self.replayed(file, "--arrivals", "poisson:300", "--seed", seed)[0]["serving"][0]["mean_seconds"]
+            for seed in (1, 1, 2)
+        )
+        assert first == again != other
+
+
+class TestDraws:
+    def drawn(self, file: Path, *args: object) -> dict[str, Any]:
+        chosen = [x for name in ("exact", "certified", "exits-off", "oracle") for x in ("--policy", name)]
+        result = run(file, "--budget", 0.02, "--json", "--draws", 6, *chosen, *args)
+        assert result.exit_code == 0, result.stderr
+        return {p["name"]: p["draws"] for p in json.loads(result.stdout)["policies"]}
+
+    def test_medians_and_spread_of_the_truth_on_the_whole_pool_are_reported(self, file: Path) -> None:
+        seen = self.drawn(file)
+        for draws in seen.values():
+            assert draws["n"] == 6
+            for share in ("saving", "disagreement"):
+                assert draws[share]["p5"] <= draws[share]["median"] <= draws[share]["p95"]
+        assert seen["exits-off"]["disagreement"]["p95"] == 0
+        assert (seen["exits-off"]["with_exits"], seen["certified"]["certified"]) == (0, 6)
+        assert (seen["exact"]["of_the_pool"], seen["oracle"]["of_the_pool"]) == (True, False)
+        assert seen["exact"]["saving"]["median"] > seen["certified"]["saving"]["median"] > 0
+
+    @pytest.mark.slow
+    def test_processes_change_nothing(self, file: Path) -> None:
+        assert self.drawn(file, "--jobs", 2) == self.drawn(file)
+
+    def test_more_rows_to_tune_on_bring_truth_nearer_to_the_budget(self, file: Path) -> None:
+        few, many = (self.drawn(file, "--tune-rows", rows)["exact"]["disagreement"] for rows in (150, 3000))
+        assert many["p95"] - many["p5"] < few["p95"] - few["p5"]
+
+    def test_a_plan_is_judged_on_everything_that_was_recorded(self) -> None:
+        pool = recorded(2000, R, seed=4)
+        sample = draw_sample(pool, tune_rows=700, stream_rows=50, rng=draw_rng(0, 0))
+        trace, truth = run_draw(sample, pool, [policy("exact")], Objective(0.02))["exact"]
+        (plan,) = trace.plans
+        seen = evaluate(pool, plan.active, plan.thresholds)
+        assert (truth.saving, truth.disagreement) == pytest.approx((seen.saving, seen.disagreement))
+
+    def test_plans_in_turn_count_by_the_requests_they_served(self) -> None:
+        pool = recorded(2000, R, seed=4)
+        plans = (PlanInForce(0, (), ()), PlanInForce(30, (1, 3), (0.1, 0.2)))
+        stream = pool.take(np.arange(40))
+        left = np.concatenate(
+            [
+                serve(stream.take(slice(p.since, end)), p.active, p.thresholds)[0]
+                for p, end in zip(plans, (30, 40), strict=True)
+            ]
+        )
+        seen = evaluate(pool, (1, 3), (0.1, 0.2))
+        out = truth(Trace(left, plans, np.ones(40, dtype=bool)), stream, pool)
+        assert (out.saving, out.disagreement, out.exact) == pytest.approx(
+            (seen.saving / 4, seen.disagreement / 4, True)
+        )
+
+    def test_decisions_that_thresholds_do_not_explain_are_judged_on_the_stream(self) -> None:
+        pool = recorded(300, R, seed=4)
+        left = np.zeros(300, dtype=np.intp)
+        patient = Trace(left, (PlanInForce(0, (0,), (0.0,)),), pool.agrees[:, 0])
+        out = truth(patient, pool, pool)
+        assert (out.exact, out.disagreement) == (False, patient.disagreement)
+
+
+class TestFilesAndPictures:
+    def test_several_files_are_a_list_in_their_order(self, file: Path, tmp_path: Path) -> None:
+        second = tmp_path / "second.npz"
+        np.savez(second, **arrays(seed=2))
+        value = json.loads(run(file, second, "--json", "--policy", "exact").stdout)
+        assert [entry["records"] for entry in value] == [str(file), str(second)]
+
+    @pytest.mark.slow
+    def test_pictures_are_written_where_they_have_something_to_show(self, file: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "pictures"
+        bare = run(file, "--policy", "exact", "--policy", "exits-off", "--plots", folder)
+        assert bare.exit_code == 0
+        kinds = {path.stem.removeprefix("records-") for path in folder.glob("*.png")}
+        assert kinds == {"saving-agreement", "agreement-over-time", "thresholds", "utilities"}
+        run(file, "--policy", "exact", "--plots", folder, "--arrivals", "poisson", "--load", 0.5, "--draws", 3)
+        assert (folder / "records-latency.png").is_file()
+
+    @pytest.mark.slow
+    def test_nothing_is_drawn_without_being_asked(self, file: Path) -> None:
+        code = "import sys; from offramp_cli.replay import replay; sys.exit('matplotlib' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+        assert file.is_file()
+
+
 def saved(tmp_path: Path, **changes: Any) -> Path:
     path = tmp_path / "bad.npz"
     np.savez(path, **{k: v for k, v in {**arrays(), **changes}.items() if v is not None})
@@ -150,11 +297,53 @@ class TestBadInput:
             ("--policy", "magic"),
             ("--max-ramps", 9),
             ("--max-overhead", -1),
+            ("--batch-size", 0),
+            ("--draws", -1),
+            ("--tune-rows", 0),
+            ("--load", -0.5),
+            ("--slo", 0),
+            ("--execution", "Fast"),
+            ("--batching", "magic"),
+            ("--arrivals", "magic"),
+            ("--arrivals", "poisson"),
+            ("--arrivals", "poisson:fast"),
+            ("--arrivals", "fixed:-1"),
+            ("--arrivals", "none.csv"),
+            ("--arrivals", "none.npz"),
         ],
         ids=str,
     )
     def test_options_out_of_range_are_refused(self, file: Path, option: tuple[str, object]) -> None:
         assert_one_line_error(run(file, *option), str(option[1]))
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("", ["no times"]),
+            ("seconds\n", ["no times"]),
+            ("0\nsoon\n", ["line 2", "soon"]),
+            ("0\n2\n1\n", ["arrivals[2] is 1.0"]),
+            ("0\nnan\n", ["arrivals[1] is nan"]),
+        ],
+        ids=["empty", "heading-only", "text", "falling", "nan"],
+    )
+    def test_arrivals_that_are_no_rising_times_are_refused(
+        self, file: Path, tmp_path: Path, text: str, words: list[str]
+    ) -> None:
+        path = arrivals_file(tmp_path, text=text)
+        assert_one_line_error(run(file, "--arrivals", path), str(path), *words)
+
+    def test_an_npz_of_arrivals_needs_one_row_of_numbers(self, file: Path, tmp_path: Path) -> None:
+        path = tmp_path / "t.npz"
+        np.savez(path, time=np.zeros((2, 2)))
+        assert_one_line_error(run(file, "--arrivals", path), "(2, 2)")
+        np.savez(path, a=np.zeros(2), b=np.zeros(2))
+        assert_one_line_error(run(file, "--arrivals", path), "`time`")
+        path.write_bytes(b"hello")
+        assert_one_line_error(run(file, "--arrivals", path), "not an .npz")
+
+    def test_one_broken_file_of_several_prints_nothing_of_the_others(self, file: Path, tmp_path: Path) -> None:
+        assert_one_line_error(run(file, tmp_path / "none.npz", "--policy", "exits-off"), "none.npz")
 
     def test_a_single_row_cannot_be_replayed(self, tmp_path: Path) -> None:
         path = tmp_path / "one.npz"

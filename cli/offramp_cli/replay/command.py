@@ -1,0 +1,247 @@
+"""The command and its options."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from offramp_cli.replay.arrivals import parse_arrivals
+from offramp_cli.replay.load import load_records
+from offramp_cli.replay.measure import Queueing, Work, replay_file, run_draws, simulate_queues
+from offramp_cli.replay.report import FileResult, show, to_mapping
+from offramp_core.errors import InvalidArgumentError, OfframpError
+from offramp_core.plan import Execution
+from offramp_core.policies import POLICIES, NamedPolicy, Objective, policy
+from offramp_core.records import Records
+from offramp_core.simulate.batching import BATCHING, batching
+
+INVALID_INPUT = 2
+EXECUTIONS: tuple[Execution, ...] = ("Auto", "ResultsOnly", "ComputeSaving")
+
+
+def replay(
+    records: Annotated[list[Path], typer.Argument(metavar="FILE.npz…", help="Records files (docs: public contracts).")],
+    *,
+    budget: Annotated[float, typer.Option(help="Allowed share of answers that differ from the full model.")] = 0.01,
+    confidence: Annotated[float, typer.Option(help="How sure a certificate must be that a plan keeps it.")] = 0.95,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            help=f"Policy to run; repeat for several: {', '.join(POLICIES)}. All when left out.",
+        ),
+    ] = None,
+    max_ramps: Annotated[int, typer.Option(help="At most so many active ramps, 0 to 6.")] = 3,
+    max_overhead: Annotated[float, typer.Option(help="Worst-case time all active ramps may add, as a share.")] = 0.05,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Batch size that prices exits and that online policies see; default the smallest."),
+    ] = None,
+    arrivals: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Also queue: a .csv or .npz of times in seconds, or poisson:RATE, fixed:RATE, bursts:RATE; repeat for several.",
+        ),
+    ] = None,
+    load: Annotated[
+        float | None,
+        typer.Option(help="Play arrivals at this share of what one worker without exits can do; 0.7 is 70 %."),
+    ] = None,
+    batching_names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--batching", metavar="NAME", help=f"How batches form: {', '.join(BATCHING)}; repeat for several."
+        ),
+    ] = None,
+    execution: Annotated[str, typer.Option(help=f"{', '.join(EXECUTIONS)}.")] = "Auto",
+    slo: Annotated[
+        float | None,
+        typer.Option(help="Seconds after which an answer is late; default twice a lone request, at least 0.01."),
+    ] = None,
+    draws: Annotated[
+        int,
+        typer.Option(
+            help="Also draw so many tuning sets and streams from each file, the population, with replacement."
+        ),
+    ] = 0,
+    tune_rows: Annotated[int | None, typer.Option(help="Rows of a drawn tuning set; default half the file.")] = None,
+    seed: Annotated[int, typer.Option(help="Of draws and generated arrivals.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Processes that work on draws.", min=1)] = 1,
+    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Write pictures (PNG) into this folder.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON on stdout; shares are fractions.")] = False,
+) -> None:
+    """Replay tuning policies on recorded scores and compare what they save.
+
+    Rows are taken in order of `time` (of the file without it). The older half is for the policies: they search and certify on it.
+    Saving and disagreement are measured on the newer half, which none of them has seen.
+
+    With `--arrivals` the newer half also queues for one worker, ramps and regrouping included. With `--draws` the file is taken for the
+    whole population: calibration sets and streams are drawn from it, and a plan's truth is its rate on all of it.
+
+    Examples:
+
+      offramp replay bundle/records.npz --budget 0.01
+
+      offramp replay scores.npz --policy certified --policy greedy --arrivals poisson --load 0.7 --batching tf-serving
+
+      offramp replay scores.npz --draws 200 --jobs 2 --plots pictures
+
+      offramp replay scores.npz --json | jq '.policies[] | {name, saving, disagreement}'
+    """
+    try:
+        queueing = _queueing(arrivals or [], batching_names or ["offramp"], execution, load=load, slo=slo)
+        for name, value, low in (("--batch-size", batch_size, 1), ("--draws", draws, 0), ("--tune-rows", tune_rows, 1)):
+            if value is not None:
+                _at_least(name, value, low)
+        objective = _objective(
+            budget=budget,
+            confidence=confidence,
+            max_ramps=max_ramps,
+            max_overhead=max_overhead,
+            batch_size=batch_size or 1,
+        )
+        named = [policy(name) for name in dict.fromkeys(policies or POLICIES)]
+        if plots is not None:
+            plots.mkdir(parents=True, exist_ok=True)
+        results = []
+        for path in records:
+            pool = load_records(path, batch_size=batch_size)
+            chosen = _suitable(named, pool, insist=bool(policies))
+            results.append(
+                _one_file(
+                    path, pool, chosen, objective, queueing, draws=draws, tune_rows=tune_rows, seed=seed, jobs=jobs
+                )
+            )
+    except OfframpError as error:
+        _fail(error)
+    except OSError as error:
+        _fail(InvalidArgumentError(f"--plots {plots} cannot be made: {error.strerror or error}"))
+    if json_output:
+        mappings = [to_mapping(result, objective) for result in results]
+        print(json.dumps(mappings[0] if len(mappings) == 1 else mappings, indent=2, allow_nan=False))
+    else:
+        for result in results:
+            show(result, objective, queueing)
+    if plots is not None:
+        _plot(results, objective, plots)
+
+
+def _one_file(
+    path: Path,
+    pool: Records,
+    chosen: Sequence[NamedPolicy],
+    objective: Objective,
+    queueing: Queueing,
+    *,
+    draws: int,
+    tune_rows: int | None,
+    seed: int,
+    jobs: int,
+) -> FileResult:
+    steps = len(chosen) * (1 + len(queueing.arrivals) * len(queueing.batching)) + draws
+    with _progress() as progress:
+        task = progress.add_task(path.name, total=steps)
+
+        def advance(what: str) -> None:
+            progress.update(task, description=f"{path.name}: {what}", advance=1)
+
+        stream, results = replay_file(pool, chosen, objective, advance=advance)
+        simulate_queues(stream, results, queueing, seed=seed, advance=advance)
+        if draws:
+            progress.update(task, description=f"{path.name}: {draws} draws")
+            half = max(1, len(pool) // 2)
+            work = Work(pool, tuple(p.name for p in chosen), objective, seed, tune_rows or half, half)
+            drawn = run_draws(work, draws, jobs=jobs, advance=lambda n: progress.advance(task, n))
+            for result in results:
+                result.drawn = drawn[result.policy.name]
+    return FileResult(path, pool, stream, results)
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip
+
+
+def _suitable(named: Sequence[NamedPolicy], pool: Records, *, insist: bool) -> list[NamedPolicy]:
+    """Policies that these records can show. One that was asked for by name and cannot be shown is an error."""
+    out = []
+    for each in named:
+        reason = each.refusal(pool)
+        if reason is None:
+            out.append(each)
+        elif insist:
+            raise InvalidArgumentError(f"policy {each.name!r} cannot be replayed: {reason}")
+        else:
+            print(f"note: {each.name} left out: {reason}", file=sys.stderr)
+    return out
+
+
+def _objective(*, budget: float, confidence: float, max_ramps: int, max_overhead: float, batch_size: int) -> Objective:
+    for name, value in (("--budget", budget), ("--confidence", confidence)):
+        if not 0 < value < 1:
+            raise InvalidArgumentError(f"{name} is {value}; it must be a share between 0 and 1, such as 0.01 for 1 %")
+    return Objective(budget, confidence, max_ramps, max_overhead, batch_size)
+
+
+def _queueing(
+    specs: Sequence[str], names: Sequence[str], execution: str, *, load: float | None, slo: float | None
+) -> Queueing:
+    for name, value in (("--load", load), ("--slo", slo)):
+        if value is not None and not 0 < value < float("inf"):
+            raise InvalidArgumentError(f"{name} is {value}; it must be a positive number")
+    if execution not in EXECUTIONS:
+        raise InvalidArgumentError(f"--execution {execution} is unknown; choose from {', '.join(EXECUTIONS)}")
+    for name in names:
+        batching(name, slo_seconds=slo or 1.0)
+    parsed = tuple(parse_arrivals(spec) for spec in specs)
+    for each in parsed:
+        if each.recorded is None and each.rate is None and load is None:
+            raise InvalidArgumentError(f"--arrivals {each.spec} has no rate; give {each.kind}:RATE or --load")
+    return Queueing(parsed, tuple(dict.fromkeys(names)), execution, load, slo)
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise InvalidArgumentError(f"{name} is {value}; it must be at least {low}")
+
+
+def _plot(results: Sequence[FileResult], objective: Objective, folder: Path) -> None:
+    try:
+        from offramp_cli.replay.plots import draw_all
+    except ImportError as error:
+        _fail(InvalidArgumentError(f"--plots needs matplotlib, which is not installed: {error}"))
+    for path in draw_all(results, objective, folder):
+        print(f"plot: {path}", file=sys.stderr)
+
+
+_HINTS = (
+    ("policy", "run `offramp replay --help` for the policies there are"),
+    ("--arrivals", "arrivals are a column of rising times in seconds, or poisson:50 for 50 requests a second"),
+    ("arrivals", "arrivals are a column of rising times in seconds, or poisson:50 for 50 requests a second"),
+    ("batching", "run `offramp replay --help` for the batching policies there are"),
+    ("--budget", "shares are fractions: 0.01 is 1 %"),
+    ("--confidence", "shares are fractions: 0.01 is 1 %"),
+    ("--", "run `offramp replay --help` for the allowed range"),
+    ("max_", "run `offramp replay --help` for the allowed range"),
+)
+_RECORDS_HINT = (
+    "a records file holds uncertainty [N,R], prediction [N,R], final [N], segment_seconds [R+1], ramp_seconds [R]"
+)
+
+
+def _fail(error: OfframpError) -> NoReturn:
+    text = " ".join(str(error).split())
+    hint = next((hint for start, hint in _HINTS if text.startswith(start)), _RECORDS_HINT)
+    print(f"error: {text}\nhint: {hint}", file=sys.stderr)
+    raise typer.Exit(INVALID_INPUT) from error
