@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export OFFRAMP_DATA ?= ../shared/data
 STAMP := $(VENV)/.offramp-$(shell sha256sum requirements.lock pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
 
-.PHONY: help setup fmt check gen test-fast test cluster cluster-down demo demo-cluster clean
+.PHONY: help setup fmt check gen test-fast test cluster cluster-down demo demo-cluster bench clean
 
 help: ## List the targets
 	@awk 'BEGIN{FS=":.*## "} /^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ demo: setup ## The main job on this machine: tune, certify, canary, promote, dri
 
 demo-cluster: setup cluster ## The same story on a real Kubernetes, installed with Helm
 	@$(BIN)/python -m bench.demo.cluster
+
+bench: setup ## Measure everything and make docs/benchmarks.md again (hours; kept by content)
+	@$(BIN)/python -m bench.run
 
 clean: cluster-down ## Remove build products
 	@rm -rf build dist

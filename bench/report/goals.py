@@ -1,0 +1,232 @@
+"""The targets of the decision core, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bench.report.results import MISSING, Results, percent, policy_row
+from offramp_core import binomial
+
+DELTA = 0.05
+REFUTED = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One row: what was asked, what came out, how it was measured, and whether it is met (None: not measured here)."""
+
+    target: str
+    measured: str
+    how: str
+    met: bool | None
+
+    @property
+    def mark(self) -> str:
+        return {True: "met", False: "**not met**", None: "–"}[self.met]
+
+
+# Saving at 1.0 % true disagreement that research/exit-scores found, less one point; priced by arithmetic as there.
+EQUAL_DISAGREEMENT = {
+    "resnet56-mx4": ("ResNet-56, 4x4 heads", 0.277, 0.232),
+    "resnet56-gap": ("ResNet-56, pooled linear heads", 0.137, 0.100),
+    "sst2-mean": ("MiniLM on SST-2, mean-pooled heads", 0.399, 0.398),
+    "sst2-cls": ("MiniLM on SST-2, CLS heads", 0.233, 0.206),
+    "imdb-mean": ("MiniLM on IMDB, mean-pooled heads", 0.384, 0.366),
+}
+POINT = 0.01
+
+
+def goals(results: Results) -> list[Goal]:
+    """Every row, in the order of the issue."""
+    return [goal for part in _PARTS for goal in part(results)]
+
+
+def never_below_greedy(results: Results) -> list[Goal]:
+    below, draws, sets = 0, 0, 0
+    for _, result in results.of_stage("draws"):
+        exact = policy_row(result, "exact")
+        if exact is not None and "exact_below_greedy" in result:
+            below, draws, sets = below + result["exact_below_greedy"], draws + exact["n"], sets + 1
+    return [
+        Goal(
+            "exact >= greedy on every draw at equal budget, on the same records",
+            f"below in {below} of {draws} draws of {sets} record sets" if draws else MISSING,
+            "bench.replays draws; tests compare >= 1,000 small cases with ties to brute force",
+            below == 0 if draws else None,
+        )
+    ]
+
+
+def equal_disagreement(results: Results) -> list[Goal]:
+    rows = []
+    for name, (title, research_exact, research_greedy) in EQUAL_DISAGREEMENT.items():
+        result = results.get(f"frontier-{name}")
+        target = (
+            f"{title}: exact placement at 1.0 % true disagreement saves >= {100 * (research_exact - POINT):.1f} % "
+            f"(greedy on evenly spaced ramps had {100 * research_greedy:.1f} %)"
+        )
+        if result is None:
+            rows.append(Goal(target, MISSING, "bench.replays frontier", None))
+            continue
+        price = "macs" if "macs" in result["prices"] else "time"
+        exact, greedy = (result["prices"][price][p]["saving"] for p in ("exact", "greedy"))
+        how = f"{result['draws']} draws x {len(result['budgets'])} budgets, interpolated; priced by {'arithmetic' if price == 'macs' else 'time at batch 16'}"
+        rows.append(
+            Goal(target, f"exact {percent(exact)}, greedy {percent(greedy)}", how, exact >= research_exact - POINT)
+        )
+    return rows
+
+
+def no_collapse(results: Results) -> list[Goal]:
+    rows = []
+    for name, result in results.of_stage("draws"):
+        exact, greedy = policy_row(result, "exact"), policy_row(result, "greedy")
+        if not name.startswith("video") or exact is None or greedy is None:
+            continue
+        rows.append(
+            Goal(
+                f"{result['model']} ({result['head']}): exact does not collapse where a fixed grid does",
+                f"exact {percent(exact['saving']['median'])} (worst 5 %: {percent(exact['saving']['p5'])}), greedy {percent(greedy['saving']['median'])}",
+                f"bench.replays draws, {exact['n']} draws",
+                exact["saving"]["p5"] > 0.05,
+            )
+        )
+    return rows or [
+        Goal("video: exact does not collapse where a fixed grid does", MISSING, "bench.replays draws", None)
+    ]
+
+
+def certificate_cost(results: Results) -> list[Goal]:
+    certificates, frontier = results.get("certificates-resnet56-mx4"), results.get("frontier-resnet56-mx4")
+    rows = []
+    for labels, points in ((2000, 8), (4500, 5)):
+        target = f"ResNet-56: certified saving within {points} points of the optimum at equal true disagreement, {labels:,} labels"
+        if certificates is None or frontier is None:
+            rows.append(Goal(target, MISSING, "bench.replays certificates, frontier", None))
+            continue
+        row = _labels(certificates, labels)
+        optimum = frontier["prices"]["time"]["exact"]["saving"]
+        gap = optimum - row["saving"]["median"]
+        measured = f"{100 * gap:.1f} points ({percent(row['saving']['median'])} of {percent(optimum)})"
+        rows.append(Goal(target, measured, f"{row['n']} draws, median", gap <= points / 100))
+    target = "from 1,000 labels on a plan worth >= 5 points is certified in >= 97 % of draws"
+    if certificates is None:
+        return [*rows, Goal(target, MISSING, "bench.replays certificates", None)]
+    enough = [row for row in certificates["rows"] if row["labels"] >= 1000]
+    measured = ", ".join(f"{percent(row['worth_5_points'])} at {row['labels']:,}" for row in enough)
+    return [*rows, Goal(target, measured, f"{enough[0]['n']} draws", all(r["worth_5_points"] >= 0.97 for r in enough))]
+
+
+def certified_keeps_budget(results: Results) -> list[Goal]:
+    rows = []
+    for name, result in results.of_stage("draws"):
+        row = policy_row(result, "certified")
+        if row is None or not row["with_exits"]:
+            continue
+        p = float(binomial.sf(row["over_budget"] - 1, row["with_exits"], DELTA))
+        rows.append(
+            Goal(
+                f"{name}: certified plans break a 1 % budget in <= 5 % of draws (exits-off not counted)",
+                f"{row['over_budget']} of {row['with_exits']}",
+                f"one-sided binomial test p = {p:.3f}; refuted below {REFUTED}",
+                p >= REFUTED,
+            )
+        )
+    return rows or [Goal("certified plans break a 1 % budget in <= 5 % of draws", MISSING, "bench.replays draws", None)]
+
+
+def _labels(result: dict[str, Any], labels: int) -> dict[str, Any]:
+    row: dict[str, Any] = next(row for row in result["rows"] if row["labels"] == labels)
+    return row
+
+
+def counting_trap(results: Results) -> list[Goal]:
+    target = "counting trap (budget 1 %, truth 2 %, 60 % exits, audits 5 %): unbiased, and the plan is rejected"
+    evidence = results.get("evidence")
+    if evidence is None:
+        return [Goal(target, MISSING, "bench.evidence", None)]
+    trap = evidence["counting_trap"]
+    measured = (
+        f"audits read {percent(trap['audits read'], 2)} where the truth is {percent(trap['truth'], 2)}; log evidence {trap['log evidence of harm']:.1f}; "
+        f"counting every non-exit reads {percent(trap['wrong counting reads'], 2)}"
+    )
+    rejected = trap["log evidence of harm"] >= 3.0  # log(1 / 0.05)
+    return [Goal(target, measured, "bench.evidence", rejected)]
+
+
+def two_arms(results: Results) -> list[Goal]:
+    target = (
+        "two-arm test, batches of 1 to 32, bursty load: identical arms rejected in <= 1 %, twice as slow in >= 99 %"
+    )
+    evidence = results.get("evidence")
+    if evidence is None:
+        return [Goal(target, MISSING, "bench.evidence", None)]
+    shares = {
+        float(name.split()[2]): value
+        for name, value in evidence["two_arm_bursty"].items()
+        if name.startswith("rejected when")
+    }
+    measured = ", ".join(f"{percent(share)} rejected at {slower:g} x" for slower, share in sorted(shares.items()))
+    met = shares[1.0] <= 0.01 and shares[2.0] >= 0.99 if {1.0, 2.0} <= set(shares) else None
+    return [Goal(target, measured, "bench.evidence, the control plane's own gate, simulated", met)]
+
+
+def evidence_levels(results: Results) -> list[Goal]:
+    target = "type-I error of every test at its boundary after 40,000 looks within its level (5 %)"
+    evidence = results.get("evidence")
+    if evidence is None:
+        return [Goal(target, MISSING, "bench.evidence", None)]
+    levels = evidence["level_after_40000_looks"]
+    measured = ", ".join(f"{name} {percent(value)}" for name, value in levels.items())
+    return [Goal(target, measured, "bench.evidence, exact (no simulation)", all(v <= DELTA for v in levels.values()))]
+
+
+def evidence_speed(results: Results) -> list[Goal]:
+    target = "evidence update of 1,000,000 observations < 50 ms on one core"
+    evidence = results.get("evidence")
+    if evidence is None:
+        return [Goal(target, MISSING, "bench.evidence", None)]
+    times = evidence["cpu_ms_per_million"]
+    measured = ", ".join(f"{name}: {value:.0f} ms" for name, value in times.items())
+    return [Goal(target, measured, "bench.evidence, processor time", all(value < 50 for value in times.values()))]
+
+
+def million(results: Results) -> list[Goal]:
+    target = "`offramp replay` on 1,000,000 x 12: exact policy under 2 GiB and 2 minutes"
+    found = results.get("million")
+    if found is None:
+        return [Goal(target, MISSING, "bench.million", None)]
+    measured = f"{found['peak_bytes'] / 2**20:,.0f} MiB, {found['cpu_seconds']:.0f} s of processor ({found['seconds']:.0f} s on a shared machine)"
+    return [Goal(target, measured, "bench.million", bool(found["passed"]))]
+
+
+def simulator(results: Results) -> list[Goal]:
+    found = results.get("simulator")
+    target = "simulator against the real worker at <= 0.7 load: on/off ratio of p50 and p95 within 10 % or the run-to-run interval"
+    if found is None:
+        return [Goal(target, MISSING, "bench.validate_simulator", None)]
+    parts = []
+    for each in found["loads"]:
+        for q, v in each["verdict"].items():
+            parts.append(
+                f"load {each['load']} {q}: {v['measured']:.2f} ({v['measured_low']:.2f} to {v['measured_high']:.2f}) against {v['simulated']:.2f}"
+            )
+    how = f"bench.validate_simulator, {found['pairs']} interleaved pairs of {found['seconds']:.0f} s"
+    return [Goal(target, "; ".join(parts), how, bool(found["passed"]))]
+
+
+_PARTS: tuple[Callable[[Results], list[Goal]], ...] = (
+    never_below_greedy,
+    equal_disagreement,
+    no_collapse,
+    certificate_cost,
+    certified_keeps_budget,
+    counting_trap,
+    two_arms,
+    evidence_speed,
+    evidence_levels,
+    million,
+    simulator,
+)

@@ -1,0 +1,250 @@
+"""The page itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bench.report.goals import goals
+from bench.report.papers import rows
+from bench.report.results import MISSING, Results, percent, policy_row, spread, table
+
+HEAD = """<!-- Made by `make bench` (python -m bench.report) from the JSON files under build/bench. Do not edit. -->
+# Benchmarks
+
+All figures come from JSON files that `make bench` leaves under `build/bench`; `python -m bench.report` makes this page again from
+them. The recorded scores of real models (`python -m bench.record`) are the population: calibration sets and streams are drawn from
+them with replacement, and a plan's *true* saving and disagreement are those on all records. Figures are medians over draws with the
+range of the middle 90 %. Exits are priced at batch size 16 unless a row says otherwise. *Disagreement* is the share of all requests
+answered otherwise than the full model answers.
+"""
+
+SHOWN_LOAD = 0.5
+
+LIMITS = """## Limits
+
+- One machine, two shared cores, other work beside it: times are ratios of interleaved runs or processor time, never absolute promises.
+- Records were made with one checkpoint and one head-training seed per task; video is one scene.
+- The simulator knows no audits and no neighbours. Its latencies begin at the worker's door.
+- Draws are exchangeable by construction. Streams that drift are the matter of `bench.promise`, not of these tables.
+"""
+
+
+def make_page(results: Results, pictures: dict[str, Path], page: Path) -> str:
+    """Markdown; links are relative to the page's folder."""
+    links = {name: path.relative_to(page.parent).as_posix() for name, path in pictures.items()}
+    parts = [
+        HEAD.splitlines(),
+        _sets(results),
+        _goals(results),
+        _policies(results, links),
+        _certificates(results, links),
+        _targets(results),
+        _queues(results, links),
+        _simulator(results, links),
+        _papers(results),
+        _power(results),
+        LIMITS.splitlines(),
+    ]
+    return "\n".join(line for part in parts for line in [*part, ""]).rstrip() + "\n"
+
+
+def _sets(results: Results) -> list[str]:
+    """What was recorded."""
+    body = [
+        [name, str(each["model"]), str(each["head"]), f"{each['records']:,}", str(each["ramps"])]
+        for name, each in results.sets().items()
+    ]
+    return ["## Records", "", *table(["set", "model and data", "heads", "rows", "ramps"], body)]
+
+
+def _goals(results: Results) -> list[str]:
+    body = [[goal.target, goal.measured, goal.mark, goal.how] for goal in goals(results)]
+    return ["## Targets", "", *table(["target", "measured", "", "how"], body)]
+
+
+def _policies(results: Results, links: dict[str, str]) -> list[str]:
+    lines = [
+        "## Policies on the same draws",
+        "",
+        "Budget 1 %. *Over budget* counts draws whose true disagreement exceeds it; *with exits* are the draws in which the policy let anything",
+        "leave. Hindsight policies see the stream they are judged on: ceilings, not rivals.",
+        "",
+    ]
+    for name, result in results.of_stage("draws"):
+        body = [
+            [
+                row["name"] + (" (hindsight)" if row["hindsight"] else ""),
+                spread(row["saving"]),
+                spread(row["disagreement"], 2),
+                f"{row['over_budget']} of {row['n']}",
+                f"{row['with_exits']}",
+            ]
+            for row in result["policies"]
+        ]
+        lines += [
+            f"### {result['model']}, {result['head']} heads ({name})",
+            "",
+            f"{result['tune_rows']:,} rows to tune on; online policies serve {result['stream_rows']:,} requests, {result['batch_size']} at a time.",
+            "",
+            *table(["policy", "true saving", "true disagreement", "over budget", "with exits"], body),
+        ]
+        if f"policies-{name}" in links:
+            lines += [f"![saving against disagreement, {name}]({links[f'policies-{name}']})", ""]
+    return lines
+
+
+def _certificates(results: Results, links: dict[str, str]) -> list[str]:
+    lines = ["## What a certificate costs", ""]
+    body = []
+    for name, result in results.of_stage("certificates"):
+        frontier = results.get(f"frontier-{name}")
+        optimum = None if frontier is None else frontier["prices"]["time"]["exact"]["saving"]
+        body += [
+            [
+                name,
+                f"{row['labels']:,}",
+                spread(row["saving"]),
+                percent(optimum),
+                spread(row["disagreement"], 2),
+                f"{row['over_budget']} of {row['with_exits']}",
+                percent(row["worth_5_points"]),
+                str(row["n"]),
+            ]
+            for row in result["rows"]
+        ]
+    lines += table(
+        [
+            "set",
+            "labels",
+            "certified saving",
+            "best at 1 % true",
+            "true disagreement",
+            "over budget",
+            "worth >= 5 points",
+            "draws",
+        ],
+        body,
+    )
+    return [
+        *lines,
+        *([f"![certified saving by labels]({links['certificates']})", ""] if "certificates" in links else []),
+    ]
+
+
+def _targets(results: Results) -> list[str]:
+    lines = ["## Accuracy targets and ramp budgets", ""]
+    by_budget, by_ramps = [], []
+    for name, result in results.of_stage("targets"):
+        for row in result["budgets"]:
+            cells = [spread(row[policy]["saving"]) for policy in ("exact", "certified", "greedy")]
+            by_budget.append([name, percent(row["budget"]), *cells, str(row["exact"]["n"])])
+        for row in result["ramp_budgets"]:
+            cells = [spread(row[policy]["saving"]) for policy in ("exact", "greedy")]
+            by_ramps.append([name, percent(row["max_overhead"], 0), *cells, str(row["exact"]["n"])])
+    lines += table(["set", "allowed disagreement", "exact", "certified", "greedy", "draws"], by_budget)
+    lines += table(["set", "time all ramps may add", "exact", "greedy", "draws"], by_ramps)
+    return lines
+
+
+def _queues(results: Results, links: dict[str, str]) -> list[str]:
+    lines = [
+        "## Behind a queue (simulated)",
+        "",
+        "The newer half of the records arrives at one worker, at half of what it can do without exits; plans were tuned on the older half.",
+        "Ramps and regrouping are paid inside the queue. p50 / p95 against exits off under the same arrivals, then dropped requests.",
+        "",
+    ]
+    for name, result in results.of_stage("serving"):
+        each = min(result["loads"], key=lambda at: abs(at["load"] - SHOWN_LOAD))
+        queues = [
+            (s["arrivals"], s["batching"])
+            for s in each["policies"][0]["serving"]
+            if s["batching"] == "offramp" or s["arrivals"] == "poisson"
+        ]
+        names = [row["name"] for row in each["policies"] if row["name"] != "exits-off"]
+        body = [
+            [arrivals, batching, *(_queue_cell(policy_row(each, policy), arrivals, batching) for policy in names)]
+            for arrivals, batching in queues
+        ]
+        lines += [f"### {result['model']}, {result['head']} heads ({name}), load {each['load']}", ""]
+        lines += table(["arrivals", "batching", *names], body)
+        if result["missing"]:
+            lines += [f"Traces {MISSING}: {len(result['missing'])}.", ""]
+        if f"queue-{name}" in links:
+            lines += [f"![latency by load, {name}]({links[f'queue-{name}']})", ""]
+    return lines
+
+
+def _queue_cell(row: dict[str, Any] | None, arrivals: str, batching: str) -> str:
+    if row is None:
+        return "–"
+    serving = next(s for s in row["serving"] if (s["arrivals"], s["batching"]) == (arrivals, batching))
+    lost = serving["dropped"] + serving["rejected"]
+    ratios = " / ".join("–" if serving[key] is None else f"{serving[key]:.2f}" for key in ("p50_ratio", "p95_ratio"))
+    return ratios + (f", {lost:,} dropped" if lost else "")
+
+
+def _simulator(results: Results, links: dict[str, str]) -> list[str]:
+    lines = ["## The simulator against a real worker", ""]
+    found = results.get("simulator")
+    if found is None:
+        return [*lines, f"*{MISSING}.*", ""]
+    body = [
+        [
+            f"{each['load']}", q, f"{v['measured']:.3f} ({v['measured_low']:.3f} to {v['measured_high']:.3f})", f"{v['simulated']:.3f}",
+            f"{100 * v['error']:+.1f} %", "yes" if v["passed"] else "**no**",
+        ]
+        for each in found["loads"]
+        for q, v in each["verdict"].items()
+    ]  # fmt: skip
+    first = found["loads"][0]["pairs"][0]["on"]
+    lines += [
+        f"One worker with the `{found['bundle']}` bundle (capacity {found['capacity']:.0f} requests a second), "
+        f"{'results only' if found['carries_on'] else 'compute saving'}, {percent(first['left_early'], 0)} leave early; "
+        f"{found['pairs']} interleaved pairs of {found['seconds']:.0f} s a load, both runs of a pair with the same arrivals and inputs. The simulator "
+        f"gets those arrivals, the exits taken and the bundle's profile, and two constants fitted on one exits-off run at low load: "
+        f"{1e3 * found['front_seconds']:.2f} ms a request outside the engine, {1e3 * found['batch_seconds']:.2f} ms a batch beyond the profile. "
+        f"Load average of the machine at the end: {found['load_average']:.1f}.",
+        "",
+        *table(["load", "", "on/off, worker (range of pairs)", "simulated", "error", "within 10 % or the range"], body),
+    ]
+    return [*lines, *([f"![simulator against worker]({links['simulator']})", ""] if "simulator" in links else [])]
+
+
+def _papers(results: Results) -> list[str]:
+    body = [[row.what, row.theirs, row.ours(results), row.comparable] for row in rows()]
+    return [
+        "## Beside the papers",
+        "",
+        "Figures of Apparate (SOSP 2024, arXiv:2312.05385, its slides and its artifact) beside ours. Models, data and machines differ; the last",
+        "column says what can be compared.",
+        "",
+        *table(["", "theirs", "ours", "comparable?"], body),
+    ]
+
+
+def _power(results: Results) -> list[str]:
+    evidence = results.get("evidence")
+    lines = ["## Power of the evidence", ""]
+    if evidence is None:
+        return [*lines, f"*{MISSING}.*", ""]
+    body = [
+        [
+            "promote" if row["test"] == "less" else "roll back",
+            percent(row["rate"]),
+            _when(row["median"]),
+            _when(row["p90"]),
+        ]
+        for row in evidence["power"]
+    ]
+    return [
+        *lines,
+        "Budget 1 %, level 5 %: audited requests until the one-arm test decides (exact, one look after every request).",
+        "",
+        *table(["decision", "true rate", "median", "90th percentile"], body),
+    ]
+
+
+def _when(n: int | None) -> str:
+    return "> 40,000" if n is None else f"{n:,.0f}"

@@ -1,0 +1,136 @@
+"""Plots of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from bench.report.results import Results, policy_row
+from offramp_cli.replay.plots import COLOURS, DPI
+
+SIZE = (7.5, 4.6)
+LEFT_OUT = {"deebert", "deebert+", "deebert-opt", "exits-off"}  # those of single head kinds equal BranchyNet's
+
+
+def draw_pictures(results: Results, folder: Path) -> dict[str, Path]:
+    """Write what the results can fill; names and files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    out = {}
+    for name, result in results.of_stage("draws"):
+        out[f"policies-{name}"] = _save(folder / f"policies-{name}.png", partial(_policies, result=result))
+    if any(True for _ in results.of_stage("certificates")):
+        out["certificates"] = _save(folder / "certificates.png", partial(_certificates, results=results))
+    for name, result in results.of_stage("serving"):
+        out[f"queue-{name}"] = _save(folder / f"queue-{name}.png", partial(_queue, result=result))
+    simulator = results.get("simulator")
+    if simulator is not None:
+        out["simulator"] = _save(folder / "simulator.png", partial(_simulator, result=simulator))
+    return out
+
+
+def _save(path: Path, draw: Callable[[Any], None]) -> Path:
+    figure = Figure(figsize=SIZE, layout="constrained")
+    draw(figure.subplots())
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    return path
+
+
+def _policies(axes: Any, result: dict[str, Any]) -> None:
+    """Every draw a faint point, the median a strong one."""
+    shown = [row for row in result["policies"] if row["name"] not in LEFT_OUT and row["saving"]["median"] != 0]
+    for i, row in enumerate(shown):
+        points = 100 * np.array(row["points"])
+        colour = COLOURS[i % len(COLOURS)]
+        axes.plot(points[:, 0], points[:, 1], ".", color=colour, alpha=0.25, ms=4)
+        marker = "D" if row["hindsight"] else "o"
+        axes.plot(
+            100 * row["disagreement"]["median"],
+            100 * row["saving"]["median"],
+            marker,
+            color=colour,
+            mec="black",
+            label=row["name"],
+        )
+    axes.axvline(100 * result["budget"], color="black", lw=0.8, ls="--")
+    axes.set(
+        xlabel="true disagreement with the full model (%)", ylabel="time saved (%)", xlim=(-0.1, None),
+        title=f"{result['model']}, {result['head']} heads: {result['draws']} draws",
+    )  # fmt: skip
+    axes.set_xscale("symlog", linthresh=3)
+    axes.legend(fontsize=7, ncols=2)
+
+
+def _certificates(axes: Any, results: Results) -> None:
+    for i, (name, result) in enumerate(results.of_stage("certificates")):
+        labels = [row["labels"] for row in result["rows"]]
+        low, median, high = (
+            np.array([100 * row["saving"][k] for row in result["rows"]]) for k in ("p5", "median", "p95")
+        )
+        axes.errorbar(
+            labels, median, yerr=(median - low, high - median), fmt="o-", capsize=3, color=COLOURS[i], label=name
+        )
+        frontier = results.get(f"frontier-{name}")
+        if frontier is not None:
+            axes.axhline(100 * frontier["prices"]["time"]["exact"]["saving"], color=COLOURS[i], ls="--", lw=0.8)
+    axes.set(
+        xscale="log",
+        xlabel="labels",
+        ylabel="certified saving (%)",
+        title="Dashed: the best plan at 1 % true disagreement",
+        ylim=(0, None),
+    )
+    axes.set_xticks(labels, [f"{n:,}" for n in labels])
+    axes.minorticks_off()
+    axes.legend(fontsize=8)
+
+
+def _queue(axes: Any, result: dict[str, Any]) -> None:
+    """p50 (full) and p95 (hollow) against exits off, by load, Poisson arrivals and Offramp's batching."""
+    loads = [each["load"] for each in result["loads"]]
+    names = [row["name"] for row in result["loads"][0]["policies"] if row["name"] not in ("exits-off", "branchynet+")]
+    for i, name in enumerate(names):
+        rows = [_poisson(policy_row(each, name)) for each in result["loads"]]
+        axes.plot(loads, [row["p50_ratio"] for row in rows], "o-", color=COLOURS[i], label=f"{name}, p50")
+        axes.plot(loads, [row["p95_ratio"] for row in rows], "o--", color=COLOURS[i], mfc="white", label=f"{name}, p95")
+    axes.axhline(1, color="black", lw=0.8)
+    axes.set(
+        xlabel="load (share of what one worker without exits can do)",
+        ylabel="latency against exits off",
+        ylim=(0, None),
+    )
+    axes.set(title=f"{result['model']}, {result['head']} heads: Poisson arrivals, simulated")
+    axes.set_xticks(loads)
+    axes.legend(fontsize=6, ncols=3)
+
+
+def _poisson(row: dict[str, Any] | None) -> dict[str, Any]:
+    assert row is not None
+    found: dict[str, Any] = next(s for s in row["serving"] if s["arrivals"] == "poisson" and s["batching"] == "offramp")
+    return found
+
+
+def _simulator(axes: Any, result: dict[str, Any]) -> None:
+    for i, q in enumerate(("p50", "p95")):
+        loads = np.array([each["load"] for each in result["loads"]]) + 0.01 * (i - 0.5)
+        verdicts = [each["verdict"][q] for each in result["loads"]]
+        middle = np.array([v["measured"] for v in verdicts])
+        low, high = (np.array([v[k] for v in verdicts]) for k in ("measured_low", "measured_high"))
+        axes.errorbar(
+            loads,
+            middle,
+            yerr=(middle - low, high - middle),
+            fmt="o",
+            capsize=4,
+            color=COLOURS[i],
+            label=f"{q}, worker",
+        )
+        axes.plot(loads, [v["simulated"] for v in verdicts], "x", ms=9, color=COLOURS[i], label=f"{q}, simulated")
+    axes.set(
+        xlabel="load", ylabel="latency, exits on / off", ylim=(0, None), title="The simulator against a real worker"
+    )
+    axes.legend()

@@ -1,0 +1,62 @@
+"""The JSON files that the bench left, and words for those that it did not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MISSING = "not measured on this machine"
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """A folder of results."""
+
+    folder: Path
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """A result by the name of its file, or None."""
+        path = self.folder / f"{name}.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def of_stage(self, stage: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(record set, result) of every set that a stage of bench.replays went through."""
+        for path in sorted(self.folder.glob(f"{stage}-*.json")):
+            yield path.stem.removeprefix(f"{stage}-"), json.loads(path.read_text())
+
+    def sets(self) -> dict[str, dict[str, Any]]:
+        """Every record set that any stage saw, with what is known of it."""
+        found: dict[str, dict[str, Any]] = {}
+        for stage in ("draws", "frontier", "certificates", "targets", "serving"):
+            for name, result in self.of_stage(stage):
+                found.setdefault(name, result)
+        return dict(sorted(found.items()))
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share as a percentage."""
+    return MISSING if share is None else f"{100 * share:.{digits}f} %"
+
+
+def spread(values: dict[str, float], digits: int = 1) -> str:
+    """Median and the middle 90 %, of shares."""
+    return (
+        f"{100 * values['median']:.{digits}f} % ({100 * values['p5']:.{digits}f} to {100 * values['p95']:.{digits}f})"
+    )
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """A Markdown table, or the words that there is nothing to show."""
+    if not rows:
+        return [f"*{MISSING[0].upper()}{MISSING[1:]}.*", ""]
+    lines = ["| " + " | ".join(head) + " |", "|" + "|".join(" --- " for _ in head) + "|"]
+    lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows]
+    return [*lines, ""]
+
+
+def policy_row(result: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """One policy of a result that lists them."""
+    return next((row for row in result["policies"] if row["name"] == name), None)

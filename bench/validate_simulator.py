@@ -1,0 +1,356 @@
+"""Is the serving simulator right? ``python -m bench.validate_simulator``: one real worker against a simulation of the same requests.
+
+A worker (``offramp serve``) is loaded with Poisson traffic at some shares of its capacity, exits on and off in turn, several pairs a
+load; both runs of a pair have the same arrival times and inputs. The simulator gets those arrival times, the exits the worker chose
+and the bundle's profile. Compared is the ratio on/off of p50 and p95; a simulated ratio passes within 10 % of the median measured one
+or inside the spread of the pairs.
+
+Two constants are fitted first, both from exits-off runs alone: at low load the time a request spends outside the engine (HTTP, client)
+and what a batch of one takes longer than the profile says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from rich.console import Console
+
+from bench.demo.pools import prepare_digits
+from bench.load import OpenLoop, Reply, Traffic
+from offramp_core.bundle import Profile
+from offramp_core.execution import carries_on
+from offramp_core.plan import Execution, Plan, RampThreshold
+from offramp_core.policies import NO_EXIT, PlanInForce, Trace
+from offramp_core.protocol import ArmPlan, PlanDocument
+from offramp_core.records import ExitCosts, Records
+from offramp_core.search.placement import best_plan
+from offramp_core.simulate import MAX_BATCH, OfframpBatching, Served, capacity, serve_stream
+from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.engine.answers import labels
+from offramp_worker.engine.sessions import Sessions
+
+BUDGET, MAX_OVERHEAD, MAX_RAMPS = 0.02, 0.1, 3
+LOW_LOAD = 0.1
+WARM_UP_SECONDS = 1.0
+TOLERANCE = 0.10
+QUANTILES = {"p50": 0.5, "p95": 0.95}
+SERVICE_UID, TOKEN = "simulator", "a-token-for-a-loopback-worker"
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One stretch of load: arrival times from 0 on, latencies, and the ramp index where each request left (-1: none)."""
+
+    arrivals: npt.NDArray[np.float64]
+    latency: npt.NDArray[np.float64]
+    exits: npt.NDArray[np.intp]
+    failed: int
+
+    def quantile(self, q: float) -> float:
+        return float(np.quantile(self.latency, q))
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """What the profile does not know, see the module."""
+
+    front_seconds: float
+    batch_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is compared: a bundle under its traffic, and a plan with the ramp indices it makes active."""
+
+    bundle: Bundle
+    traffic: Traffic
+    plan: Plan
+    active: tuple[int, ...]
+
+    @property
+    def off(self) -> Plan:
+        return Plan(self.bundle.manifest.backbone_digest, self.bundle.manifest.ramp_set_digest)
+
+
+class LoopbackWorker:
+    """One worker process with an admin port of its own."""
+
+    def __init__(self, bundle: Path) -> None:
+        self._key = Ed25519PrivateKey.generate()
+        public = self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        self._log = tempfile.NamedTemporaryFile("w+", suffix=".jsonl")  # noqa: SIM115 - lives as long as the worker
+        env = {
+            **os.environ, "OFFRAMP_ADMIN_PORT": "0", "OFFRAMP_SERVICE_UID": SERVICE_UID, "OFFRAMP_UID": "worker-1",
+            "OFFRAMP_THREADS": "1", "OFFRAMP_PUBLIC_KEY": base64.b64encode(public).decode(),
+            "OFFRAMP_TOKEN_SHA256": hashlib.sha256(TOKEN.encode()).hexdigest(),
+        }  # fmt: skip
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "offramp_cli", "serve", str(bundle), "--port", "0"], env=env, stderr=self._log
+        )
+        self._epoch = 0
+
+    def __enter__(self) -> LoopbackWorker:
+        self.url = f"http://127.0.0.1:{self._port('public')}"
+        self._admin = httpx.Client(
+            base_url=f"http://127.0.0.1:{self._port('admin')}", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30
+        )
+        end = time.monotonic() + START_SECONDS
+        while httpx.get(f"{self.url}/v2/health/ready").status_code != 200:
+            self._check(end)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(30)
+        self._log.close()
+
+    def put_in_force(self, plan: Plan) -> int:
+        """Deliver a plan and wait until it serves; its epoch."""
+        self._epoch += 1
+        document = PlanDocument(
+            service="simulator", service_uid=SERVICE_UID, epoch=self._epoch, stable=ArmPlan(plan.to_mapping(), 0.0),
+            canary=None, weight_percent=0, salt="", accuracy_budget=0.5,
+        )  # fmt: skip
+        payload = json.dumps(asdict(document))
+        signature = base64.b64encode(self._key.sign(payload.encode())).decode()
+        self._admin.post("/v1/config", json={"payload": payload, "signature": signature}).raise_for_status()
+        end = time.monotonic() + START_SECONDS
+        while self._admin.get("/v1/state").json()["epoch"] != self._epoch:
+            self._check(end)
+        return self._epoch
+
+    def counts(self, epoch: int) -> dict[str, Any]:
+        """The worker's own account of an epoch."""
+        reply = self._admin.get("/v1/observations", params={"after": 0}).raise_for_status().json()
+        return next(dict(counts) for counts in reply["counts"] if counts["epoch"] == epoch)
+
+    def _port(self, name: str) -> int:
+        end = time.monotonic() + START_SECONDS
+        while True:
+            for line in Path(self._log.name).read_text().splitlines():
+                event = json.loads(line) if line.startswith("{") else {}
+                if event.get("event") == "listening" and event.get("name") == name:
+                    return int(event["port"])
+            self._check(end)
+
+    def _check(self, end: float) -> None:
+        if self._process.poll() is not None or time.monotonic() > end:
+            raise SystemExit(f"the worker did not start: {Path(self._log.name).read_text()[-1000:]}")
+        time.sleep(0.05)
+
+
+def traffic_records(bundle: Bundle, traffic: Traffic) -> Records:
+    """Scores of all ramps on the traffic, priced at batch size 1."""
+    scores = Sessions(bundle, threads=1).tapped(traffic.x)
+    reference = labels(scores.logits)
+    batch = bundle.profile.batches[0]
+    return Records(
+        uncertainty=scores.uncertainty,
+        agrees=scores.prediction == reference[:, None],
+        final_agrees=np.ones(len(reference), dtype=np.bool_),
+        costs=ExitCosts(np.array(batch.segment_seconds), np.array(batch.ramp_seconds)),
+        profile=bundle.profile,
+    )
+
+
+def make_subject(bundle: Bundle, traffic: Traffic, execution: Execution) -> Subject:
+    """With the plan that saves most on the traffic itself: the question here is about time, not about agreement."""
+    records = traffic_records(bundle, traffic)
+    found = best_plan(records, max_disagreement=BUDGET, max_ramps=MAX_RAMPS, max_overhead=MAX_OVERHEAD).plan
+    ramps = tuple(RampThreshold(bundle.ramps[i].id, t) for i, t in zip(found.active, found.thresholds, strict=True))
+    manifest = bundle.manifest
+    plan = Plan(manifest.backbone_digest, manifest.ramp_set_digest, ramps, execution=execution)
+    return Subject(bundle, traffic, plan, found.active)
+
+
+def load_run(worker: LoopbackWorker, subject: Subject, *, rate: float, seconds: float, seed: int) -> Run:
+    """Poisson load for some seconds; the first one only warms up and is not counted."""
+    manifest = subject.bundle.manifest
+    loop = OpenLoop([worker.url], manifest.name, subject.traffic, rate, seed, input_name=manifest.inputs[0].name)
+
+    async def go() -> None:
+        task = asyncio.create_task(loop.run())
+        await asyncio.sleep(WARM_UP_SECONDS + seconds)
+        loop.stop()
+        await task
+
+    asyncio.run(go())
+    index = {ramp.id: i for i, ramp in enumerate(subject.bundle.ramps)}
+    replies = sorted(loop.replies, key=lambda reply: reply.sent_at)
+    return _run_of([r for r in replies if r.sent_at >= replies[0].sent_at + WARM_UP_SECONDS], index)
+
+
+def _run_of(replies: list[Reply], index: dict[str, int]) -> Run:
+    due = np.array([r.sent_at for r in replies])
+    return Run(
+        arrivals=due - due[0],
+        latency=np.array([r.seconds for r in replies]),
+        exits=np.array([index.get(r.exit, NO_EXIT) for r in replies], dtype=np.intp),
+        failed=sum(not r.ok for r in replies),
+    )
+
+
+def simulated(run: Run, active: tuple[int, ...], profile: Profile, execution: Execution, extra: Overheads) -> Served:
+    """The same requests in the simulator."""
+    plan = PlanInForce(0, active, (0.0,) * len(active))
+    trace = Trace(run.exits, (plan,), np.ones(len(run.exits), dtype=np.bool_))
+    return serve_stream(
+        run.arrivals, trace, profile, batching=OfframpBatching(), execution=execution,
+        front_seconds=extra.front_seconds, batch_seconds=extra.batch_seconds,
+    )  # fmt: skip
+
+
+def fit_overheads(worker: LoopbackWorker, subject: Subject, *, rate: float, seconds: float) -> Overheads:
+    """From one exits-off run at low load; neither constant is negative."""
+    epoch = worker.put_in_force(subject.off)
+    run = load_run(worker, subject, rate=rate, seconds=seconds, seed=1000)
+    counts, profile = worker.counts(epoch), subject.bundle.profile
+    exact = profile.batches[0].exact_seconds
+    rows_beyond_one = counts["requests"] - counts["batches"]
+    batch_seconds = max(0.0, (counts["busy_seconds"] - rows_beyond_one * exact) / counts["batches"] - exact)
+    bare = simulated(run, (), profile, "Auto", Overheads(0.0, batch_seconds))
+    return Overheads(max(0.0, run.quantile(0.5) - bare.quantile(0.5)), batch_seconds)
+
+
+def one_pair(
+    worker: LoopbackWorker, subject: Subject, extra: Overheads, *, rate: float, seconds: float, seed: int
+) -> dict[str, Any]:
+    """Exits on and off under the same arrivals (which comes first alternates), measured and simulated."""
+    arms = {"off": (subject.off, ()), "on": (subject.plan, subject.active)}
+    out: dict[str, Any] = {"seed": seed}
+    for name in sorted(arms, reverse=bool(seed % 2)):
+        plan, active = arms[name]
+        epoch = worker.put_in_force(plan)
+        run = load_run(worker, subject, rate=rate, seconds=seconds, seed=seed)
+        served = simulated(run, active, subject.bundle.profile, subject.plan.execution, extra)
+        out[name] = _account(run, served, worker.counts(epoch))
+    return out
+
+
+def _account(run: Run, served: Served, counts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "requests": len(run.latency),
+        "failed": run.failed,
+        "left_early": float((run.exits >= 0).mean()),
+        "mean_batch": counts["requests"] / max(1, counts["batches"]),
+        "busy_per_request": counts["busy_seconds"] / max(1, counts["requests"]),
+        "simulated_mean_batch": served.mean_batch,
+        "simulated_busy_per_request": served.busy_seconds / max(1, served.answered),
+        **{f"{q}_ms": 1e3 * run.quantile(level) for q, level in QUANTILES.items()},
+        **{f"simulated_{q}_ms": 1e3 * served.quantile(level) for q, level in QUANTILES.items()},
+    }
+
+
+def judge(pairs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Ratios on/off: median and range of the measured ones, median of the simulated ones, and whether they meet."""
+    out = {}
+    for q in QUANTILES:
+        measured = np.array([pair["on"][f"{q}_ms"] / pair["off"][f"{q}_ms"] for pair in pairs])
+        simulated_ratios = np.array(
+            [pair["on"][f"simulated_{q}_ms"] / pair["off"][f"simulated_{q}_ms"] for pair in pairs]
+        )
+        middle, guess = float(np.median(measured)), float(np.median(simulated_ratios))
+        low, high = (
+            min(float(measured.min()), middle * (1 - TOLERANCE)),
+            max(float(measured.max()), middle * (1 + TOLERANCE)),
+        )
+        out[q] = {
+            "measured": middle,
+            "measured_low": float(measured.min()),
+            "measured_high": float(measured.max()),
+            "simulated": guess,
+            "error": guess / middle - 1,
+            "passed": low <= guess <= high,
+        }
+    return out
+
+
+def validate(subject: Subject, *, loads: list[float], pairs: int, seconds: float, console: Console) -> dict[str, Any]:
+    """Everything; returns what goes into the JSON file."""
+    bundle, execution = subject.bundle, subject.plan.execution
+    top = capacity(bundle.profile, max_batch=MAX_BATCH)
+    results: list[dict[str, Any]] = []
+    with LoopbackWorker(bundle.path) as worker:
+        extra = fit_overheads(worker, subject, rate=LOW_LOAD * top, seconds=max(8.0, seconds))
+        console.print(
+            f"capacity {top:.0f}/s; front {1e3 * extra.front_seconds:.2f} ms, batch +{1e3 * extra.batch_seconds:.2f} ms"
+        )
+        for load in loads:
+            done = [
+                one_pair(worker, subject, extra, rate=load * top, seconds=seconds, seed=seed) for seed in range(pairs)
+            ]
+            verdict = judge(done)
+            console.print(f"load {load}: {_line(verdict)}")
+            results.append({"load": load, "rate": load * top, "verdict": verdict, "pairs": done})
+    return {
+        "bundle": bundle.manifest.name,
+        "capacity": top,
+        "execution": execution,
+        "carries_on": carries_on(execution, bundle.profile),
+        "plan": subject.plan.to_mapping(),
+        "front_seconds": extra.front_seconds,
+        "batch_seconds": extra.batch_seconds,
+        "pairs": pairs,
+        "seconds": seconds,
+        "tolerance": TOLERANCE,
+        "load_average": os.getloadavg()[0],
+        "loads": results,
+        "passed": all(verdict["passed"] for each in results for verdict in each["verdict"].values()),
+    }
+
+
+def _line(verdict: dict[str, Any]) -> str:
+    return "; ".join(
+        f"{q} on/off measured {v['measured']:.3f} ({v['measured_low']:.3f} to {v['measured_high']:.3f}), simulated {v['simulated']:.3f} "
+        f"{'ok' if v['passed'] else 'OFF'}"
+        for q, v in verdict.items()
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; exit code 1 when a ratio is off."""
+    parser = argparse.ArgumentParser(prog="bench.validate_simulator", description="the simulator against a real worker")
+    parser.add_argument("--bundle", type=Path, help="an exit bundle; left out, the demo's digits are prepared")
+    parser.add_argument("--traffic", type=Path, help="npz with x and reference, the inputs to send")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.5, 0.7])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--execution", choices=["Auto", "ResultsOnly", "ComputeSaving"], default="Auto")
+    parser.add_argument("--out", type=Path, default=Path("build/bench/simulator.json"))
+    options = parser.parse_args(arguments)
+    console = Console()
+    if options.bundle is None:
+        pool = prepare_digits(Path("build/demo"), console)
+        path, traffic = pool.bundle, pool.clean
+    else:
+        path = options.bundle
+        with np.load(options.traffic) as archive:
+            traffic = Traffic(archive["x"], archive["reference"])
+    subject = make_subject(load_bundle(path), traffic, options.execution)
+    result = validate(subject, loads=options.loads, pairs=options.pairs, seconds=options.seconds, console=console)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0 if result["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
