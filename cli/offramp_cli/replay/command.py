@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -115,12 +116,11 @@ def replay(
         results = []
         for path in records:
             pool = load_records(path, batch_size=batch_size)
-            chosen = _suitable(named, pool, insist=bool(policies))
-            results.append(
-                _one_file(
-                    path, pool, chosen, objective, queueing, draws=draws, tune_rows=tune_rows, seed=seed, jobs=jobs
-                )
+            chosen, left_out = _suitable(named, pool, insist=bool(policies))
+            result = _one_file(
+                path, pool, chosen, objective, queueing, draws=draws, tune_rows=tune_rows, seed=seed, jobs=jobs
             )
+            results.append(replace(result, left_out=tuple(left_out)))
     except OfframpError as error:
         _fail(error)
     except OSError as error:
@@ -173,18 +173,18 @@ def _progress() -> Progress:
     )  # fmt: skip
 
 
-def _suitable(named: Sequence[NamedPolicy], pool: Records, *, insist: bool) -> list[NamedPolicy]:
-    """Policies that these records can show. One that was asked for by name and cannot be shown is an error."""
-    out = []
+def _suitable(named: Sequence[NamedPolicy], pool: Records, *, insist: bool) -> tuple[list[NamedPolicy], list[str]]:
+    """Policies that these records can show, and why not the others. One that was asked for by name and cannot be shown is an error."""
+    chosen, left_out = [], []
     for each in named:
         reason = each.refusal(pool)
         if reason is None:
-            out.append(each)
+            chosen.append(each)
         elif insist:
             raise InvalidArgumentError(f"policy {each.name!r} cannot be replayed: {reason}")
         else:
-            print(f"note: {each.name} left out: {reason}", file=sys.stderr)
-    return out
+            left_out.append(f"{each.name}: {reason}")
+    return chosen, left_out
 
 
 def _objective(*, budget: float, confidence: float, max_ramps: int, max_overhead: float, batch_size: int) -> Objective:

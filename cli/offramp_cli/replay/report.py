@@ -24,12 +24,13 @@ SPREAD = (0.05, 0.5, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class FileResult:
-    """All of one file: ``stream`` is the half that no policy tuned on."""
+    """All of one file: ``stream`` is the half that no policy tuned on; ``left_out`` says which policies it cannot show, and why."""
 
     path: Path
     records: Records
     stream: Records
     policies: list[PolicyResult]
+    left_out: tuple[str, ...] = ()
 
     @property
     def outcomes(self) -> dict[str, Outcome]:
@@ -135,6 +136,8 @@ def show(result: FileResult, objective: Objective, queueing: Queueing) -> None:
     if any(each.serving for each in result.policies):
         console.print(_serving_table(result, queueing))
     console.print(_meaning(objective, result.outcomes))
+    for reason in result.left_out:
+        console.print(f"Left out: {reason}", style="dim", markup=False)
 
 
 def _table(title: str, columns: Sequence[str], *, text: Sequence[str] = (), caption: str | None = None) -> Table:
