@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from rich.console import Console
 
-from bench.demo.pools import prepare_digits
+from bench.demo.pools import prepare_cluster_pool
 from bench.load import OpenLoop, Reply, Traffic
 from offramp_core.bundle import Profile
 from offramp_core.execution import carries_on
@@ -49,6 +49,7 @@ from offramp_worker.engine.sessions import Sessions
 
 BUDGET, MAX_OVERHEAD, MAX_RAMPS = 0.02, 0.1, 3
 LOW_LOAD = 0.1
+TRAFFIC_ROWS = 1000  # inputs to draw from; the plan is made on their scores
 WARM_UP_SECONDS = 1.0
 TOLERANCE = 0.10
 QUANTILES = {"p50": 0.5, "p95": 0.95}
@@ -329,7 +330,11 @@ def _line(verdict: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Command line; exit code 1 when a ratio is off."""
     parser = argparse.ArgumentParser(prog="bench.validate_simulator", description="the simulator against a real worker")
-    parser.add_argument("--bundle", type=Path, help="an exit bundle; left out, the demo's digits are prepared")
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        help="an exit bundle; left out, ResNet-56 on CIFAR-10 where OFFRAMP_DATA has it, else the demo's digits",
+    )
     parser.add_argument("--traffic", type=Path, help="npz with x and reference, the inputs to send")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.5, 0.7])
     parser.add_argument("--pairs", type=int, default=5)
@@ -339,12 +344,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     console = Console()
     if options.bundle is None:
-        pool = prepare_digits(Path("build/demo"), console)
+        pool = prepare_cluster_pool(Path("build/demo-cluster"), console)
         path, traffic = pool.bundle, pool.clean
     else:
         path = options.bundle
         with np.load(options.traffic) as archive:
             traffic = Traffic(archive["x"], archive["reference"])
+    traffic = Traffic(traffic.x[:TRAFFIC_ROWS], traffic.reference[:TRAFFIC_ROWS])
     subject = make_subject(load_bundle(path), traffic, options.execution)
     result = validate(subject, loads=options.loads, pairs=options.pairs, seconds=options.seconds, console=console)
     options.out.parent.mkdir(parents=True, exist_ok=True)

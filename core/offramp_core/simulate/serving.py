@@ -114,7 +114,9 @@ def _periods(decided: Decided, table: CostTable) -> list[_Period]:
         left = decided.exit[plan.since : end]
         used = tuple(int(ramp) for ramp in np.unique(left[left >= 0]))
         foresight = tuple(ramp for ramp in used if ramp not in plan.active)
-        stages = known.setdefault((plan.active, foresight), stages_of(table, active=plan.active, used=foresight))
+        if (plan.active, foresight) not in known:
+            known[plan.active, foresight] = stages_of(table, active=plan.active, used=foresight)
+        stages = known[plan.active, foresight]
         by_ramp = np.array([*stages.position, len(stages.seconds) - 1])  # -1, no exit, picks the last
         periods.append(_Period(plan.since, end, stages, by_ramp[left].tolist()))
     return periods
