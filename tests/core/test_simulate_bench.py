@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench import arrivals
+from bench import arrivals, run
 from bench.replays import at_disagreement
 from bench.report.goals import goals
 from bench.report.page import make_page
 from bench.report.papers import rows
 from bench.report.results import MISSING, Results
+from rich.console import Console
 
 from offramp_core.simulate import ARRIVALS
 
@@ -118,3 +119,35 @@ class TestPage:
         (goal,) = [g for g in goals(Results(tmp_path)) if "certified plans break" in g.target]
         assert goal.met is met
         assert f"{over} of 100" in goal.measured
+
+
+class TestStages:
+    @pytest.fixture
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Where stages come from and their results go."""
+        monkeypatch.setattr(run, "OUT", tmp_path)
+        monkeypatch.setattr(run, "KEYS", tmp_path / "keys.json")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        return tmp_path
+
+    def outcome(self, module: str, **options: bool) -> str:
+        return run.run_stage(run.Stage("any", module, **options), Console(file=io.StringIO()))
+
+    def test_what_a_stage_prints_is_kept_until_its_code_changes(self, folder: Path) -> None:
+        module = folder / "stage_one.py"
+        module.write_text("print('{\"figure\": 1}')")
+        assert self.outcome("stage_one", prints_json=True).startswith("done")
+        assert Results(folder).get("any") == {"figure": 1}
+        assert self.outcome("stage_one", prints_json=True) == "kept"
+        module.write_text("print('{\"figure\": 2}')")
+        assert self.outcome("stage_one", prints_json=True).startswith("done")
+        assert Results(folder).get("any") == {"figure": 2}
+
+    def test_a_stage_that_fails_is_said_and_runs_again(self, folder: Path) -> None:
+        (folder / "stage_two.py").write_text("raise SystemExit(3)")
+        assert self.outcome("stage_two") == "exit code 3"
+        assert self.outcome("stage_two") == "exit code 3"
+
+    def test_a_stage_that_is_not_there_is_said(self, folder: Path) -> None:
+        assert "not there" in self.outcome("stage_three")
