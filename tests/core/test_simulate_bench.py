@@ -120,6 +120,13 @@ class TestPage:
         assert goal.met is met
         assert f"{over} of 100" in goal.measured
 
+    def test_a_stage_may_state_its_own_goals(self, tmp_path: Path) -> None:
+        stated = {"target": "faster", "measured": "3 ms", "met": True}
+        write(tmp_path, "search", {"goals": [stated], "nodes": {"3 of 27": 16_000}})
+        (goal,) = [g for g in goals(Results(tmp_path)) if g.target == "faster"]
+        assert (goal.measured, goal.how, goal.met) == ("3 ms", "bench.search", True)
+        assert "| nodes, 3 of 27 | 16000 |" in make_page(Results(tmp_path), {}, tmp_path / "page.md")
+
 
 class TestStages:
     @pytest.fixture
