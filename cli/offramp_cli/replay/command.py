@@ -78,7 +78,9 @@ def replay(
     seed: Annotated[int, typer.Option(help="Of draws and generated arrivals.")] = 0,
     jobs: Annotated[int, typer.Option(help="Processes that work on draws.", min=1)] = 1,
     plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Write pictures (PNG) into this folder.")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON on stdout; shares are fractions.")] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print JSON on stdout, a list for several files; shares are fractions.")
+    ] = False,
 ) -> None:
     """Replay tuning policies on recorded scores and compare what they save.
 
