@@ -62,6 +62,9 @@ def _policies(axes: Any, result: dict[str, Any]) -> None:
         title=f"{result['model']}, {result['head']} heads: {result['draws']} draws",
     )  # fmt: skip
     axes.set_xscale("symlog", linthresh=3)
+    ticks = [tick for tick in (0, 0.5, 1, 1.5, 2, 3, 5, 10, 20) if tick <= axes.get_xlim()[1]]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     axes.legend(fontsize=7, ncols=2)
 
 
