@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.report.goals import STATED, goals
+from bench.report.goals import goals
 from bench.report.papers import rows
 from bench.report.results import MISSING, Results, percent, policy_row, spread, table
 
@@ -44,7 +44,7 @@ def make_page(results: Results, pictures: dict[str, Path], page: Path) -> str:
         _simulator(results, links),
         _papers(results),
         _power(results),
-        *(_as_found(results, name) for name in STATED),
+        _search(results),
         LIMITS.splitlines(),
     ]
     return "\n".join(line for part in parts for line in [*part, ""]).rstrip() + "\n"
@@ -247,22 +247,17 @@ def _power(results: Results) -> list[str]:
     ]
 
 
-def _as_found(results: Results, name: str) -> list[str]:
-    """A stage's figures under the names it gave them."""
-    found = results.get(name)
-    lines = [f"## {name.capitalize()}", ""]
-    if found is None:
-        return [*lines, f"*{MISSING}.*", ""]
-    body = [[key, value] for key, value in _flat({k: v for k, v in found.items() if k != "goals"})]
-    return [*lines, *table(["figure", "value"], body)]
-
-
-def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    if isinstance(value, dict):
-        return [row for key, inner in value.items() for row in _flat(inner, f"{prefix}, {key}" if prefix else str(key))]
-    if isinstance(value, list) and value and all(isinstance(inner, dict) for inner in value):
-        return [row for i, inner in enumerate(value, 1) for row in _flat(inner, f"{prefix} {i}")]
-    return [(prefix.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else str(value))]
+def _search(results: Results) -> list[str]:
+    timings = results.rows("search")
+    body = [
+        [
+            t["records"], t["task"], percent(t["budget"]), f"{1e3 * t['processor_seconds']:,.1f} ms", f"{1e3 * t['wall_seconds']:,.1f} ms",
+            percent(t["saving"]), f"{100 * t['gap']:.2f}",
+        ]
+        for t in timings or []
+    ]  # fmt: skip
+    head = ["records", "search", "budget", "processor", "wall", "saving", "proven gap, points"]
+    return ["## Search", "", *table(head, body)]
 
 
 def _when(n: int | None) -> str:

@@ -22,6 +22,11 @@ class Results:
         path = self.folder / f"{name}.json"
         return json.loads(path.read_text()) if path.is_file() else None
 
+    def rows(self, name: str) -> list[dict[str, Any]] | None:
+        """A result that is a list, or None."""
+        path = self.folder / f"{name}.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
     def of_stage(self, stage: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """(record set, result) of every set that a stage of bench.replays went through."""
         for path in sorted(self.folder.glob(f"{stage}-*.json")):

@@ -120,12 +120,23 @@ class TestPage:
         assert goal.met is met
         assert f"{over} of 100" in goal.measured
 
-    def test_a_stage_may_state_its_own_goals(self, tmp_path: Path) -> None:
-        stated = {"target": "faster", "measured": "3 ms", "met": True}
-        write(tmp_path, "search", {"goals": [stated], "nodes": {"3 of 27": 16_000}})
-        (goal,) = [g for g in goals(Results(tmp_path)) if g.target == "faster"]
-        assert (goal.measured, goal.how, goal.met) == ("3 ms", "bench.search", True)
-        assert "| nodes, 3 of 27 | 16000 |" in make_page(Results(tmp_path), {}, tmp_path / "page.md")
+    def test_the_slowest_budget_decides_about_the_search(self, tmp_path: Path) -> None:
+        timing = {"records": "synthetic 10,000 x 27", "wall_seconds": 1.0, "saving": 0.1, "gap": 0.0}
+        tasks = {
+            "3 given ramps": (0.004, 0.012),
+            "<= 3 of 27, gap 0.5 points": (0.3, 0.4),
+            "<= 3 of 27, optimal": (2.0, 9.0),
+        }
+        timings = [
+            {**timing, "task": task, "budget": budget, "processor_seconds": seconds}
+            for task, both in tasks.items()
+            for budget, seconds in zip((0.01, 0.02), both, strict=True)
+        ]
+        (tmp_path / "search.json").write_text(json.dumps(timings))
+        three, joint = (g for g in goals(Results(tmp_path)) if g.how.startswith("bench.search"))
+        assert (three.met, joint.met) == (False, True)
+        assert "12 ms at 2.0 %" in three.measured
+        assert "9,000.0 ms" in make_page(Results(tmp_path), {}, tmp_path / "page.md")
 
 
 class TestStages:
