@@ -5,8 +5,9 @@ load; both runs of a pair have the same arrival times and inputs. The simulator 
 and the bundle's profile. Compared is the ratio on/off of p50 and p95; a simulated ratio passes within 10 % of the median measured one
 or inside the spread of the pairs.
 
-Two constants are fitted first, both from exits-off runs alone: at low load the time a request spends outside the engine (HTTP, client)
-and what a batch of one takes longer than the profile says.
+Two constants come from exits-off runs alone: the time a request spends outside the engine (HTTP, client), from one run at low load, and in
+each pair how much slower batches ran than when the profile was measured (neighbours, the engine's own work around the model). Loads are
+shares of the requests that come back with exits off when eight clients ask as fast as they can.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,15 @@ from rich.console import Console
 
 from bench.demo.pools import prepare_cluster_pool
 from bench.load import OpenLoop, Reply, Traffic
-from offramp_core.bundle import Profile
+from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.execution import carries_on
 from offramp_core.plan import Execution, Plan, RampThreshold
 from offramp_core.policies import NO_EXIT, PlanInForce, Trace
 from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_core.records import ExitCosts, Records
 from offramp_core.search.placement import best_plan
-from offramp_core.simulate import MAX_BATCH, OfframpBatching, Served, capacity, serve_stream
+from offramp_core.simulate import MAX_BATCH, OfframpBatching, Served, serve_stream
+from offramp_core.simulate.costs import CostTable
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.answers import labels
 from offramp_worker.engine.sessions import Sessions
@@ -50,7 +52,7 @@ from offramp_worker.engine.sessions import Sessions
 BUDGET, MAX_OVERHEAD, MAX_RAMPS = 0.02, 0.1, 3
 LOW_LOAD = 0.1
 TRAFFIC_ROWS = 1000  # inputs to draw from; the plan is made on their scores
-WARM_UP_SECONDS = 1.0
+WARM_UP_SECONDS, CAPACITY_SECONDS = 1.0, 3.0
 TOLERANCE = 0.10
 QUANTILES = {"p50": 0.5, "p95": 0.95}
 SERVICE_UID, TOKEN = "simulator", "a-token-for-a-loopback-worker"
@@ -70,12 +72,21 @@ class Run:
         return float(np.quantile(self.latency, q))
 
 
-@dataclass(frozen=True, slots=True)
-class Overheads:
-    """What the profile does not know, see the module."""
-
-    front_seconds: float
-    batch_seconds: float
+def slowed(profile: Profile, factor: float) -> Profile:
+    """The profile of a machine that takes ``factor`` times as long for everything."""
+    return replace(
+        profile,
+        batches=tuple(
+            BatchProfile(
+                batch.batch_size,
+                factor * batch.exact_seconds,
+                tuple(factor * s for s in batch.segment_seconds),
+                tuple(factor * s for s in batch.ramp_seconds),
+                factor * batch.regroup_seconds,
+            )
+            for batch in profile.batches
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +196,7 @@ def make_subject(bundle: Bundle, traffic: Traffic, execution: Execution) -> Subj
 
 def load_run(worker: LoopbackWorker, subject: Subject, *, rate: float, seconds: float, seed: int) -> Run:
     """Poisson load for some seconds; the first one only warms up and is not counted."""
-    manifest = subject.bundle.manifest
-    loop = OpenLoop([worker.url], manifest.name, subject.traffic, rate, seed, input_name=manifest.inputs[0].name)
+    loop = _open_loop(worker, subject, rate=rate, seed=seed)
 
     async def go() -> None:
         task = asyncio.create_task(loop.run())
@@ -200,6 +210,11 @@ def load_run(worker: LoopbackWorker, subject: Subject, *, rate: float, seconds: 
     return _run_of([r for r in replies if r.sent_at >= replies[0].sent_at + WARM_UP_SECONDS], index)
 
 
+def _open_loop(worker: LoopbackWorker, subject: Subject, *, rate: float, seed: int) -> OpenLoop:
+    manifest = subject.bundle.manifest
+    return OpenLoop([worker.url], manifest.name, subject.traffic, rate, seed, input_name=manifest.inputs[0].name)
+
+
 def _run_of(replies: list[Reply], index: dict[str, int]) -> Run:
     due = np.array([r.sent_at for r in replies])
     return Run(
@@ -210,40 +225,56 @@ def _run_of(replies: list[Reply], index: dict[str, int]) -> Run:
     )
 
 
-def simulated(run: Run, active: tuple[int, ...], profile: Profile, execution: Execution, extra: Overheads) -> Served:
+def simulated(
+    run: Run, active: tuple[int, ...], profile: Profile, execution: Execution, *, front_seconds: float
+) -> Served:
     """The same requests in the simulator."""
     plan = PlanInForce(0, active, (0.0,) * len(active))
     trace = Trace(run.exits, (plan,), np.ones(len(run.exits), dtype=np.bool_))
     return serve_stream(
-        run.arrivals, trace, profile, batching=OfframpBatching(), execution=execution,
-        front_seconds=extra.front_seconds, batch_seconds=extra.batch_seconds,
-    )  # fmt: skip
+        run.arrivals, trace, profile, batching=OfframpBatching(), execution=execution, front_seconds=front_seconds
+    )
 
 
-def fit_overheads(worker: LoopbackWorker, subject: Subject, *, rate: float, seconds: float) -> Overheads:
-    """From one exits-off run at low load; neither constant is negative."""
+def slowdown(counts: dict[str, Any], profile: Profile) -> float:
+    """Seconds that exits-off batches took, over what the profile says of their sizes."""
+    table = CostTable(profile, sizes=range(MAX_BATCH + 1)).segment.sum(axis=1)
+    promised = sum(table[int(size)] * sum(sketch.values()) for size, sketch in counts["execution"].items())
+    return float(counts["busy_seconds"] / promised)
+
+
+def capacity_now(worker: LoopbackWorker, subject: Subject) -> float:
+    """Requests a second that come back with exits off."""
+    worker.put_in_force(subject.off)
+    return asyncio.run(_open_loop(worker, subject, rate=1.0, seed=0).capacity(seconds=CAPACITY_SECONDS))
+
+
+def fit_front(worker: LoopbackWorker, subject: Subject, *, rate: float, seconds: float) -> float:
+    """Median seconds of a request outside the engine, from one exits-off run at low load; not negative."""
     epoch = worker.put_in_force(subject.off)
     run = load_run(worker, subject, rate=rate, seconds=seconds, seed=1000)
-    counts, profile = worker.counts(epoch), subject.bundle.profile
-    exact = profile.batches[0].exact_seconds
-    rows_beyond_one = counts["requests"] - counts["batches"]
-    batch_seconds = max(0.0, (counts["busy_seconds"] - rows_beyond_one * exact) / counts["batches"] - exact)
-    bare = simulated(run, (), profile, "Auto", Overheads(0.0, batch_seconds))
-    return Overheads(max(0.0, run.quantile(0.5) - bare.quantile(0.5)), batch_seconds)
+    profile = subject.bundle.profile
+    now = slowed(profile, slowdown(worker.counts(epoch), profile))
+    return max(0.0, run.quantile(0.5) - simulated(run, (), now, "Auto", front_seconds=0.0).quantile(0.5))
 
 
 def one_pair(
-    worker: LoopbackWorker, subject: Subject, extra: Overheads, *, rate: float, seconds: float, seed: int
+    worker: LoopbackWorker, subject: Subject, front_seconds: float, *, rate: float, seconds: float, seed: int
 ) -> dict[str, Any]:
     """Exits on and off under the same arrivals (which comes first alternates), measured and simulated."""
     arms = {"off": (subject.off, ()), "on": (subject.plan, subject.active)}
-    out: dict[str, Any] = {"seed": seed}
+    runs: dict[str, Run] = {}
+    counts: dict[str, dict[str, Any]] = {}
     for name in sorted(arms, reverse=bool(seed % 2)):
-        plan, active = arms[name]
-        epoch = worker.put_in_force(plan)
-        run = load_run(worker, subject, rate=rate, seconds=seconds, seed=seed)
-        served = simulated(run, active, subject.bundle.profile, subject.plan.execution, extra)
-        out[name] = _account(run, served, worker.counts(epoch))
+        epoch = worker.put_in_force(arms[name][0])
+        runs[name] = load_run(worker, subject, rate=rate, seconds=seconds, seed=seed)
+        counts[name] = worker.counts(epoch)
+    factor = slowdown(counts["off"], subject.bundle.profile)
+    now = slowed(subject.bundle.profile, factor)
+    out: dict[str, Any] = {"seed": seed, "slowdown": factor}
+    for name, (plan, active) in arms.items():
+        served = simulated(runs[name], active, now, plan.execution, front_seconds=front_seconds)
+        out[name] = _account(runs[name], served, counts[name])
     return out
 
 
@@ -288,16 +319,14 @@ def judge(pairs: list[dict[str, Any]]) -> dict[str, Any]:
 def validate(subject: Subject, *, loads: list[float], pairs: int, seconds: float, console: Console) -> dict[str, Any]:
     """Everything; returns what goes into the JSON file."""
     bundle, execution = subject.bundle, subject.plan.execution
-    top = capacity(bundle.profile, max_batch=MAX_BATCH)
     results: list[dict[str, Any]] = []
     with LoopbackWorker(bundle.path) as worker:
-        extra = fit_overheads(worker, subject, rate=LOW_LOAD * top, seconds=max(8.0, seconds))
-        console.print(
-            f"capacity {top:.0f}/s; front {1e3 * extra.front_seconds:.2f} ms, batch +{1e3 * extra.batch_seconds:.2f} ms"
-        )
+        top = capacity_now(worker, subject)
+        front = fit_front(worker, subject, rate=LOW_LOAD * top, seconds=max(8.0, seconds))
+        console.print(f"capacity {top:.0f}/s; front {1e3 * front:.2f} ms")
         for load in loads:
             done = [
-                one_pair(worker, subject, extra, rate=load * top, seconds=seconds, seed=seed) for seed in range(pairs)
+                one_pair(worker, subject, front, rate=load * top, seconds=seconds, seed=seed) for seed in range(pairs)
             ]
             verdict = judge(done)
             console.print(f"load {load}: {_line(verdict)}")
@@ -308,8 +337,8 @@ def validate(subject: Subject, *, loads: list[float], pairs: int, seconds: float
         "execution": execution,
         "carries_on": carries_on(execution, bundle.profile),
         "plan": subject.plan.to_mapping(),
-        "front_seconds": extra.front_seconds,
-        "batch_seconds": extra.batch_seconds,
+        "front_seconds": front,
+        "slowdown": float(np.median([pair["slowdown"] for each in results for pair in each["pairs"]])),
         "pairs": pairs,
         "seconds": seconds,
         "tolerance": TOLERANCE,

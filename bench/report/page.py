@@ -204,8 +204,8 @@ def _simulator(results: Results, links: dict[str, str]) -> list[str]:
         f"One worker with the `{found['bundle']}` bundle (capacity {found['capacity']:.0f} requests a second), "
         f"{'results only' if found['carries_on'] else 'compute saving'}, {percent(first['left_early'], 0)} leave early; "
         f"{found['pairs']} interleaved pairs of {found['seconds']:.0f} s a load, both runs of a pair with the same arrivals and inputs. The simulator "
-        f"gets those arrivals, the exits taken and the bundle's profile, and two constants fitted on one exits-off run at low load: "
-        f"{1e3 * found['front_seconds']:.2f} ms a request outside the engine, {1e3 * found['batch_seconds']:.2f} ms a batch beyond the profile. "
+        f"gets those arrivals, the exits taken and the bundle's profile, and two constants from exits-off runs alone: a request spends "
+        f"{1e3 * found['front_seconds']:.2f} ms outside the engine, and batches take {found['slowdown']:.2f} x the profile's times (median of pairs). "
         f"Load average of the machine at the end: {found['load_average']:.1f}.",
         "",
         *table(["load", "", "on/off, worker (range of pairs)", "simulated", "error", "within 10 % or the range"], body),
