@@ -11,6 +11,7 @@ from offramp_core import binomial
 
 DELTA = 0.05
 REFUTED = 0.001
+QUIET = 2.0  # load average of a machine of two cores on which timings decide anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +210,18 @@ def simulator(results: Results) -> list[Goal]:
     target = "simulator against the real worker at <= 0.7 load: on/off ratio of p50 and p95 within 10 % or the run-to-run interval"
     if found is None:
         return [Goal(target, MISSING, "bench.validate_simulator", None)]
-    parts = []
-    for each in found["loads"]:
-        for q, v in each["verdict"].items():
-            parts.append(
-                f"load {each['load']} {q}: {v['measured']:.2f} ({v['measured_low']:.2f} to {v['measured_high']:.2f}) against {v['simulated']:.2f}"
-            )
-    how = f"bench.validate_simulator, {found['pairs']} interleaved pairs of {found['seconds']:.0f} s"
-    return [Goal(target, "; ".join(parts), how, bool(found["passed"]))]
+    verdicts = [verdict for each in found["loads"] for verdict in each["verdict"].values()]
+    near = sum(abs(v["error"]) <= found["tolerance"] for v in verdicts)
+    inside = sum(v["passed"] for v in verdicts)
+    measured = (
+        f"{near} of {len(verdicts)} ratios within 10 %, {inside} within 10 % or the range of the pairs (load average of the machine "
+        f"{found['load_average']:.1f}); rules equal the worker's own batcher and stage loop exactly under a virtual clock"
+    )
+    how = f"bench.validate_simulator, {found['pairs']} interleaved pairs of {found['seconds']:.0f} s a load; tests/core/test_simulate_worker.py"
+    undecided = (
+        inside == len(verdicts) > near and found["load_average"] > QUIET
+    )  # a range that neighbours made proves little
+    return [Goal(target, measured, how, None if undecided else inside == len(verdicts))]
 
 
 def search_speed(results: Results) -> list[Goal]:

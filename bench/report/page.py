@@ -206,7 +206,9 @@ def _simulator(results: Results, links: dict[str, str]) -> list[str]:
         f"{found['pairs']} interleaved pairs of {found['seconds']:.0f} s a load, both runs of a pair with the same arrivals and inputs. The simulator "
         f"gets those arrivals, the exits taken and the bundle's profile, and two constants from exits-off runs alone: a request spends "
         f"{1e3 * found['front_seconds']:.2f} ms outside the engine, and batches take {found['slowdown']:.2f} x the profile's times (median of pairs). "
-        f"Load average of the machine at the end: {found['load_average']:.1f}.",
+        f"Load average of the machine at the end: {found['load_average']:.1f}; above 2, neighbours decide about single ratios. The rules "
+        f"themselves are compared without a machine: tests/core/test_simulate_worker.py runs the worker's own batcher and stage loop under a "
+        f"virtual clock, and every answer's time is equal.",
         "",
         *table(["load", "", "on/off, worker (range of pairs)", "simulated", "error", "within 10 % or the range"], body),
     ]

@@ -120,6 +120,31 @@ class TestPage:
         assert goal.met is met
         assert f"{over} of 100" in goal.measured
 
+    @pytest.mark.parametrize(
+        ("error", "passed", "load_average", "met"),
+        [(0.05, True, 6.0, True), (0.3, True, 1.0, True), (0.3, True, 6.0, None), (0.3, False, 6.0, False)],
+        ids=["within-10%", "within-quiet-range", "within-busy-range", "outside"],
+    )
+    def test_a_range_that_neighbours_made_decides_nothing(
+        self, tmp_path: Path, error: float, passed: bool, load_average: float, met: bool | None
+    ) -> None:
+        verdict = {
+            "measured": 0.8,
+            "measured_low": 0.5,
+            "measured_high": 1.2,
+            "simulated": 0.9,
+            "error": error,
+            "passed": passed,
+        }
+        simulator = {
+            "loads": [{"load": 0.5, "verdict": {"p50": verdict}}],
+            "tolerance": 0.1,
+            "load_average": load_average,
+        }
+        write(tmp_path, "simulator", {**simulator, "pairs": 5, "seconds": 4.0, "passed": passed})
+        (goal,) = [g for g in goals(Results(tmp_path)) if g.target.startswith("simulator")]
+        assert goal.met is met
+
     def test_the_slowest_budget_decides_about_the_search(self, tmp_path: Path) -> None:
         timing = {"records": "synthetic 10,000 x 27", "wall_seconds": 1.0, "saving": 0.1, "gap": 0.0}
         tasks = {
