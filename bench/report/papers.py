@@ -53,7 +53,7 @@ def rows() -> Sequence[PaperRow]:
         ),
         PaperRow(
             "Optimal (each input at its earliest agreeing ramp)",
-            "Apparate is near it on video, far from it on text (figure)",
+            "not read in figures",
             lambda r: _saving(r, (*VISION, *TEXTS, *VIDEOS), "oracle"),
             "the same definition; an upper bound that no thresholds reach",
         ),
@@ -101,7 +101,7 @@ def rows() -> Sequence[PaperRow]:
         ),
         PaperRow(
             "Saving lost by greedy tuning",
-            "0 to 3.8 % of the optimum (against grid search, same ramps)",
+            "0 to 3.8 % of the optimum, as claimed (against grid search, same ramps)",
             _greedy_loss,
             "greedy on evenly spaced ramps against exact placement at equal true disagreement",
         ),
@@ -124,9 +124,7 @@ def _served(results: Results, names: Sequence[str], policy: str, key: str, *, ba
         row = policy_row(result["loads"][0], policy)
         serving = _find(row["serving"] if row else [], batching)
         if serving is not None and serving[key] is not None:
-            cells.append(
-                f"{name} {percent(1 - serving[key], 0)} less" if batching == "offramp" else f"{name} {serving[key]:.2f}"
-            )
+            cells.append(f"{name} {serving[key]:.2f}")
     return ", ".join(cells) or MISSING
 
 
