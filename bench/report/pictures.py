@@ -59,7 +59,7 @@ def _policies(axes: Any, result: dict[str, Any]) -> None:
     axes.axvline(100 * result["budget"], color="black", lw=0.8, ls="--")
     axes.set(
         xlabel="true disagreement with the full model (%)", ylabel="time saved (%)", xlim=(-0.1, None),
-        title=f"{result['model']}, {result['head']} heads: {result['draws']} draws",
+        title=f"{result['set']}: {result['draws']} draws",
     )  # fmt: skip
     axes.set_xscale("symlog", linthresh=3)
     ticks = [tick for tick in (0, 0.5, 1, 1.5, 2, 3, 5, 10, 20) if tick <= axes.get_xlim()[1]]
@@ -106,7 +106,7 @@ def _queue(axes: Any, result: dict[str, Any]) -> None:
         ylabel="latency against exits off",
         ylim=(0, None),
     )
-    axes.set(title=f"{result['model']}, {result['head']} heads: Poisson arrivals, simulated")
+    axes.set(title=f"{result['set']}: Poisson arrivals, simulated")
     axes.set_xticks(loads)
     axes.legend(fontsize=6, ncols=3)
 
