@@ -253,6 +253,7 @@ class TestThePlanner:
         # With so few a plan at a third of the budget, which has most of the saving, would rather fail than pass.
         assert binomial.cdf(largest_passing_count(n_b, budget=budget, level=level), n_b, budget / 3) < 0.5
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("rate", [0.002, 0.004])
     def test_after_a_failed_test_the_announced_labels_are_those_of_the_true_rate(self, rate: float) -> None:
         """k of n is drawn so that it fails; the median of the announcements is within a factor of 1.5 of the truth."""
