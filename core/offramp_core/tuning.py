@@ -9,7 +9,7 @@ enough to certify it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -104,7 +104,10 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A certified plan that saves more than the one in force. One test was run."""
+    """A certified plan that saves more than the one in force. One test was run.
+
+    With ``current_over_budget`` the plan in force breaks the budget on the held-out records, so that the new one need not save more than it.
+    """
 
     plan: Plan
     certificate: Certificate
@@ -113,6 +116,7 @@ class Proposed:
     n_a: int
     n_b: int
     tests_run: int = 1
+    current_over_budget: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,8 @@ class NeedsLabels:
 class NoGain:
     """Nothing to propose; stay with the plan in force (or with exits off).
 
-    ``best_saving`` is what the best plan found would save, as a fraction of the backbone's time.
+    ``best_saving`` is what the best plan found would save, as a fraction of the backbone's time. With ``current_over_budget`` the records
+    show that the plan in force breaks the budget: exits off is all that is left.
     """
 
     reason: NoGainReason
@@ -141,6 +146,7 @@ class NoGain:
     n: int
     tests_run: int = 0
     records_through: float | None = None
+    current_over_budget: bool = False
 
 
 TuningOutcome = Proposed | NeedsLabels | NoGain
@@ -163,8 +169,17 @@ def tune(records: Records, request: TuningRequest, *, should_stop: Callable[[], 
         A field of the request lies outside its range, or the records do not fit it.
     """
     _check(records, request)
-    level = allowance(request.delta, request.test_index)
     records, fresh = _usable(records, request)
+    outcome = _attempt(records, fresh, request, should_stop)
+    if isinstance(outcome, NoGain) and _surely_over_budget(records, request):
+        return replace(outcome, current_over_budget=True)
+    return outcome
+
+
+def _attempt(
+    records: Records, fresh: int, request: TuningRequest, should_stop: Callable[[], bool] | None
+) -> TuningOutcome:
+    level = allowance(request.delta, request.test_index)
     n = len(records)
     a_end, b_start = split_rows(n, fresh, budget=request.max_disagreement, level=level)
     n_b = n - b_start
@@ -234,7 +249,9 @@ def _judge(result: Certified, request: TuningRequest, *, a: Records, b: Records,
         return NoGain("NotBetter", seen.saving, len(a) + len(b), 1, through)
     shares = {request.ramp_ids[i]: share for i, share in zip(seen.active, seen.exit_shares, strict=True)}
     predicted = Predicted(seen.saving, seen.disagreement, shares)
-    return Proposed(result.plan, result.certificate, predicted, through, len(a), len(b))
+    current = None if request.current is None else evaluate_plan(b, request.current, request.ramp_ids)
+    over = current is not None and current.disagreement > request.max_disagreement
+    return Proposed(result.plan, result.certificate, predicted, through, len(a), len(b), current_over_budget=over)
 
 
 def _failed(
@@ -316,6 +333,14 @@ def _rows_for(wanted: int, *, fresh: int) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if middle - split_rows(middle, fresh)[1] >= wanted else (middle, high)
     return high
+
+
+def _surely_over_budget(records: Records, request: TuningRequest) -> bool:
+    """Whether the plan in force would hardly disagree that often if it kept the budget."""
+    if request.current is None or not len(records):
+        return False
+    seen = evaluate_plan(records, request.current, request.ramp_ids)
+    return float(binomial.sf(seen.disagreements - 1, seen.n, request.max_disagreement)) <= request.delta
 
 
 def _current_saving(records: Records, request: TuningRequest) -> float:

@@ -61,6 +61,23 @@ def test_drift_in_mid_canary_rolls_back_and_a_new_plan_is_found_on_the_new_input
     assert fleet.configs[bad.to_config].status.rejected_until_at > fleet.now
 
 
+def test_records_that_show_the_stable_plan_over_budget_switch_it_off_before_a_more_cautious_one_is_compared(
+    fleet: Fleet,
+) -> None:
+    fleet.run(promoted)
+    bold = fleet.status.stable_config
+    fleet.edit(objective={"latency": {"threshold": "100ms"}, "accuracy": {"maxDisagreement": "0.05"}})
+    fleet.run(canary_serves)
+    fleet.drift(DRIFTED)
+    fleet.run(lambda f: "RolledBack" in f.verdicts(), limit=60)
+    seen = set(fleet.rollouts)
+    fleet.run(lambda f: f.status.stable_config != bold, limit=120)
+    assert fleet.stable.exits_off
+    assert not any(w.breaker_open for w in fleet.workers)  # no detector said so
+    assert any(e.reason == "DriftDetected" and bold in e.message for e in fleet.events)
+    assert all(fleet.configs[r.from_config].plan.exits_off for name, r in fleet.rollouts.items() if name not in seen)
+
+
 def test_a_breaker_alarm_switches_exits_off_and_forgets_the_old_records(fleet: Fleet) -> None:
     fleet.run(promoted)
     fleet.drift(DRIFTED)

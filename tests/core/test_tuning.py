@@ -161,11 +161,19 @@ class TestNothingToPropose:
         outcome = tune(records, replace(REQUEST, current=proposal.plan, min_gain=0.5))
         assert isinstance(outcome, NoGain)
         assert (outcome.reason, outcome.tests_run) == ("NotBetter", 0)
+        assert not outcome.current_over_budget
 
     def test_a_plan_in_force_that_breaks_the_budget_is_no_mark_to_beat(self, records: Records) -> None:
         reckless = pin("0.9")
         assert evaluate_plan(records, reckless, IDS).saving > 0.5
-        assert isinstance(tune(records, replace(REQUEST, current=reckless)), Proposed)
+        outcome = tune(records, replace(REQUEST, current=reckless))
+        assert isinstance(outcome, Proposed)
+        assert outcome.current_over_budget
+
+    def test_where_nothing_pays_it_still_says_that_the_plan_in_force_breaks_the_budget(self) -> None:
+        costly = recorded(2000, 6, seed=5, ramp_seconds=5.0)
+        outcome = tune(costly, replace(REQUEST, max_overhead=100.0, current=pin("0.9")))
+        assert outcome == NoGain("NothingSaves", 0.0, 2000, current_over_budget=True)
 
     def test_ramps_that_got_worse_since_are_not_certified(self) -> None:
         good, bad = recorded(500, 6, seed=5), recorded(1500, 6, seed=6, harder=20.0)

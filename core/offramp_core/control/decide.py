@@ -118,6 +118,9 @@ class _Pass:
         stable = self._stable(baseline)
         rollout, stable = self._advance_rollout(stable)
         tuned, pin = self._look_for_a_plan(stable, rollout)
+        if tuned.stable_over_budget:
+            tuned = self._switch_off(tuned, stable, baseline)
+            stable = baseline
         self.tuning = self._audit(tuned.status, rollout, stable)
         document = self._document(stable, rollout)
         published = self.snapshot.published
@@ -182,6 +185,15 @@ class _Pass:
             self._reject(stable, message)
             return baseline
         return stable
+
+    def _switch_off(self, tuned: Tuned, stable: Config, baseline: Config) -> Tuned:
+        """The records say what the detector has not said yet. A plan that follows is then compared with the model itself, not with a plan
+        that is fast because it disagrees."""
+        self.events.append(Event("DriftDetected", tuned.stable_over_budget, warning=True))
+        self._reject(stable, tuned.stable_over_budget)
+        if tuned.new_rollout is None:
+            return tuned
+        return replace(tuned, new_rollout=replace(tuned.new_rollout, from_config=baseline.name))
 
     def _alarmed(self, plan: Plan) -> list[str]:
         published = self.snapshot.published

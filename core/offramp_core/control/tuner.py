@@ -49,7 +49,7 @@ class TunerView:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What the tuner wants done."""
+    """What the tuner wants done. ``stable_over_budget`` says why exits go off first: records show that the stable plan breaks the budget."""
 
     status: TuningStatus
     request: TuningRequest | None = None
@@ -57,6 +57,7 @@ class Tuned:
     new_rollout: NewRollout | None = None
     candidate: str = ""
     events: tuple[Event, ...] = ()
+    stable_over_budget: str = ""
 
 
 def tune_or_wait(view: TunerView) -> Tuned:
@@ -146,10 +147,15 @@ def _digest(view: TunerView) -> Tuned:
             replace(status, state="CollectingLabels", labels=outcome.n, labels_needed=outcome.needed, message=message)
         )
     status = replace(status, labels_needed=0, next_attempt_at=view.now + RETUNE_SECONDS, tuned_for=view.objective)
+    over = ""
+    if outcome.current_over_budget and not view.stable.plan.exits_off:
+        over = f"{view.stable.name} breaks the budget of {view.snapshot.service.spec.max_disagreement:.2%} on recent records; exits are off"
     if isinstance(outcome, NoGain):
         message = _NO_GAIN[outcome.reason].format(saving=outcome.best_saving)
-        return Tuned(replace(status, state="Idle", message=message), events=(Event("NoBetterPlan", message),))
-    return _propose(view, status, outcome, recommend=view.snapshot.service.spec.mode == "Recommend")
+        tuned = Tuned(replace(status, state="Idle", message=message), events=(Event("NoBetterPlan", message),))
+    else:
+        tuned = _propose(view, status, outcome, recommend=view.snapshot.service.spec.mode == "Recommend")
+    return replace(tuned, stable_over_budget=over)
 
 
 _NO_GAIN = {
