@@ -17,6 +17,8 @@ from offramp_core.records import Records
 from offramp_core.search.grid import STEPS, threshold_of
 from offramp_core.search.thresholds import best_thresholds
 
+pytestmark = pytest.mark.slow  # every policy meets every clause
+
 R = 6
 OBJECTIVE = Objective(0.02)
 ALL = [pytest.param(p, id=p.name) for p in POLICIES.values()]
