@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ import numpy.typing as npt
 import typer
 import yaml
 
+from offramp_cli.npz import read_npz
 from offramp_core.certify import Certificate, verify_certificate
 from offramp_core.certify.certificate import held_out_rows
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError, InvalidSpecError, OfframpError
@@ -150,7 +149,7 @@ def load_held_out(path: Path) -> HeldOut:
     InvalidRecordsError
         The file breaks the contract of records; the message names the array and the row.
     """
-    arrays = _arrays(path)
+    arrays = read_npz(path, only=_ARRAYS)
     n_ramps = arrays["uncertainty"].shape[-1] if "uncertainty" in arrays and arrays["uncertainty"].ndim else 0
     free = {"segment_seconds": np.ones(n_ramps + 1), "ramp_seconds": np.zeros(n_ramps)}
     inclusion = arrays.pop("inclusion", None)
@@ -160,18 +159,6 @@ def load_held_out(path: Path) -> HeldOut:
             f"inclusion has shape {inclusion.shape} and type {inclusion.dtype}; it needs ({len(records)},) numbers"
         )
     return HeldOut(records, None if inclusion is None else inclusion.astype(np.float64))
-
-
-def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    if path.is_file() and not zipfile.is_zipfile(path):
-        raise InvalidRecordsError(f"{path} is not an .npz file")
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files if name in _ARRAYS}
-    except OSError as error:
-        raise InvalidRecordsError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError) as error:
-        raise InvalidRecordsError(f"{path} does not hold plain arrays: {error}") from error
 
 
 def _plan_of(path: Path) -> Plan:

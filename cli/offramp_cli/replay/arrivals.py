@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from offramp_cli.replay.load import read_npz
+from offramp_cli.npz import read_npz
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.simulate.arrivals import ARRIVALS, scaled
 from offramp_core.simulate.serving import check_rising
