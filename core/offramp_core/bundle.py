@@ -6,21 +6,26 @@
     records.npz         bootstrap records (a records file, see :mod:`offramp_core.records`) of inputs that trained no head
     profile.json        this module's :class:`Profile`: seconds per segment, ramp and regrouping, by batch size
     probe.npz           ``x`` [P, ...] and ``logits`` [P, C]: inputs with the reference's outputs; a worker checks itself on them
+    backbone.int8.onnx  optional: the same backbone at a lower precision; tensors that ramps read keep their names and are float32
+    ramp-<id>.onnx      per ramp of head ``model``: a small model at the input, whose one output is the logits
 
 Two digests name the content. ``backbone_digest`` is the SHA-256 of ``backbone.onnx``: changing it is a model
-rollout. ``ramp_set_digest`` is the SHA-256 of the canonical JSON of the ramp specs and the digest of
-``ramps.safetensors``: changing it is a canary.
+rollout. ``ramp_set_digest`` is the SHA-256 of the canonical JSON of the ramp specs and the digests of
+``ramps.safetensors``, of the backbone at other precisions and of the models at the input: changing it is a canary.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from offramp_core.plan import canonical_json
+from offramp_core.columns import EXACT, FINAL_HEAD, final_id
+from offramp_core.plan import Precision, canonical_json
+from offramp_core.protocol import RampInfo
 
 SCHEMA_VERSION = 1
 BACKBONE_FILE = "backbone.onnx"
@@ -30,7 +35,7 @@ PROFILE_FILE = "profile.json"
 PROBE_FILE = "probe.npz"
 MANIFEST_FILE = "manifest.json"
 
-HeadKind = Literal["pooled-linear", "grid-mlp"]
+HeadKind = Literal["pooled-linear", "grid-mlp", "conv", "mean-linear", "mean-mlp", "model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,11 @@ class RampSpec:
 
     ``tensor`` is the backbone's cut tensor that feeds it, ``position`` the index of its place in network order
     (several ramps may share a place), ``depth`` the share of the backbone's time up to it, in [0, 1].
-    ``head`` is pooled-linear (global average pooling and one linear layer) or grid-mlp (4x4 average and
-    maximum pooling and an MLP with one hidden layer).
+    ``head`` is pooled-linear (global average pooling and one linear layer), grid-mlp (4x4 average and
+    maximum pooling and an MLP with one hidden layer), conv (small convolutions), mean-linear or mean-mlp (over the mean of
+    a sequence's tokens) or model (a whole small model at the input, in a file of its own: :func:`side_model_file`).
+    ``precision`` names the graph that holds ``tensor``; empty is fp32, or all of them where ``tensor`` is the model's input.
+    A ramp ``int8/<id>`` may use the weights of ``<id>``: what ``ramps.safetensors`` does not hold for it is taken from there.
     """
 
     id: str
@@ -59,11 +67,25 @@ class RampSpec:
     head: HeadKind
     channels: int
     hidden: int = 0
+    precision: Literal["", "fp32", "int8"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionSpec:
+    """The backbone at another precision: its graph in ``file``, made by ``method`` (static-percentile, static-entropy, dynamic, ...)."""
+
+    name: Precision
+    file: str
+    method: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a bundle says about itself. ``files`` maps every other file to its SHA-256 (hex)."""
+    """What a bundle says about itself. ``files`` maps every other file to its SHA-256 (hex).
+
+    ``ramps`` are in the order of records: those at the input, those of the fp32 graph, those of each other precision; within
+    these by position.
+    """
 
     schema_version: int
     name: str
@@ -76,6 +98,33 @@ class Manifest:
     files: dict[str, str]
     source: str = ""
     data: dict[str, Any] | None = None
+    precisions: tuple[PrecisionSpec, ...] = ()
+
+    def precision_of(self, ramp: RampSpec) -> Literal["", "fp32", "int8"]:
+        """Which graph feeds a ramp; empty where it reads the model's input."""
+        return ramp.precision or ("" if ramp.tensor == self.inputs[0].name else EXACT)
+
+    @property
+    def columns(self) -> tuple[RampInfo, ...]:
+        """The columns of records: all ramps, and behind those of each other precision what its whole backbone answers."""
+        of = [(self.precision_of(r), r) for r in self.ramps]
+        columns = [RampInfo(r.id, r.position, r.depth, r.head, p) for p, r in of if p in ("", EXACT)]
+        end = 1 + max((r.position for r in self.ramps), default=-1)
+        for spec in self.precisions:
+            columns += [RampInfo(r.id, r.position, r.depth, r.head, p) for p, r in of if p == spec.name]
+            columns.append(RampInfo(final_id(spec.name), end, 1.0, FINAL_HEAD, spec.name))
+        return tuple(columns)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainProfile:
+    """Seconds of another precision's chain at one batch size.
+
+    Its R' ramps are the input ramps and then its own; ``segment_seconds`` has R' + 1 entries, the last one runs to its output.
+    """
+
+    segment_seconds: tuple[float, ...]
+    ramp_seconds: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +132,9 @@ class BatchProfile:
     """Measured seconds at one batch size, in the units of a records file.
 
     ``segment_seconds`` has one entry more than there are ramps: entry j is the backbone between ramp j-1 and
-    ramp j (0 where they share a place), the last one runs to the output. ``exact_seconds`` is the whole
-    backbone in one piece, which is what exits-off runs.
+    ramp j (0 where they share a place), the last one runs to the output. They price the input ramps and those of the fp32
+    graph; ``precisions`` prices the chains of the others. ``exact_seconds`` is the whole fp32 backbone in one piece, which is
+    what exits-off runs.
     """
 
     batch_size: int
@@ -92,6 +142,12 @@ class BatchProfile:
     segment_seconds: tuple[float, ...]
     ramp_seconds: tuple[float, ...]
     regroup_seconds: float
+    precisions: dict[str, ChainProfile] = field(default_factory=dict)
+
+    @property
+    def chain_seconds(self) -> float:
+        """The backbone of this chain without ramps."""
+        return sum(self.segment_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,28 +165,75 @@ class Profile:
                 return batch
         return self.batches[-1]
 
+    def of(self, precision: Precision) -> Profile:
+        """The profile of one chain, priced like any other; ``exact_seconds`` stays that of the fp32 backbone."""
+        if precision == EXACT:
+            return replace(self, batches=tuple(replace(b, precisions={}) for b in self.batches))
+        chains = [(b, b.precisions[precision]) for b in self.batches]
+        return replace(
+            self,
+            batches=tuple(
+                replace(b, segment_seconds=c.segment_seconds, ramp_seconds=c.ramp_seconds, precisions={})
+                for b, c in chains
+            ),
+        )
 
-def ramp_set_digest(ramps: tuple[RampSpec, ...], ramps_file_sha256: str) -> str:
-    """Digest of a ramp set: specs and weights. ``sha256:`` and 64 hex digits."""
-    specs = [
-        {
-            "id": r.id,
-            "tensor": r.tensor,
-            "position": r.position,
-            "head": r.head,
-            "channels": r.channels,
-            "hidden": r.hidden,
-        }
-        for r in ramps
-    ]
-    return "sha256:" + hashlib.sha256(canonical_json([specs, ramps_file_sha256])).hexdigest()
+
+def side_model_file(ramp_id: str) -> str:
+    """Name of the bundle's file with the model of a ramp of head ``model``."""
+    return f"ramp-{ramp_id}.onnx"
+
+
+def ramp_set_digest(
+    ramps: tuple[RampSpec, ...], files: Mapping[str, str], precisions: tuple[PrecisionSpec, ...] = ()
+) -> str:
+    """Digest of a ramp set: specs, weights, models at the input and other precisions. ``sha256:`` and 64 hex digits.
+
+    ``files`` maps the bundle's files to their SHA-256 (hex). Without models at the input and other precisions it is what it was
+    before there were any.
+    """
+    specs = [_digested(ramp) for ramp in ramps]
+    content: list[Any] = [specs, files[RAMPS_FILE]]
+    models = {r.id: files[side_model_file(r.id)] for r in ramps if r.head == "model"}
+    if models or precisions:
+        content.append({"models": models, "precisions": [[p.name, files[p.file]] for p in precisions]})
+    return "sha256:" + hashlib.sha256(canonical_json(content)).hexdigest()
+
+
+def _digested(ramp: RampSpec) -> dict[str, Any]:
+    """What says what a ramp computes; fields added later count where they differ from their default."""
+    spec: dict[str, Any] = {
+        "id": ramp.id,
+        "tensor": ramp.tensor,
+        "position": ramp.position,
+        "head": ramp.head,
+        "channels": ramp.channels,
+        "hidden": ramp.hidden,
+    }
+    return spec | ({"precision": ramp.precision} if ramp.precision else {})
 
 
 def profile_arrays(profile: Profile) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-    """The per-batch cost arrays of a records file: ``batch_size`` [B], ``segment_seconds`` [B, R+1], ..."""
-    return {
+    """The per-batch cost arrays of a records file: ``batch_size`` [B], ``segment_seconds`` [B, R+1], ...
+
+    Another precision's chain has ``<precision>_segment_seconds`` and ``<precision>_ramp_seconds``.
+    """
+    arrays = {
         "batch_size": np.array([b.batch_size for b in profile.batches], dtype=np.float64),
         "segment_seconds": np.array([b.segment_seconds for b in profile.batches], dtype=np.float64),
         "ramp_seconds": np.array([b.ramp_seconds for b in profile.batches], dtype=np.float64),
         "regroup_seconds": np.array([b.regroup_seconds for b in profile.batches], dtype=np.float64),
+    }
+    for name in profile.batches[0].precisions:
+        chains = [b.precisions[name] for b in profile.batches]
+        arrays[f"{name}_segment_seconds"] = np.array([c.segment_seconds for c in chains], dtype=np.float64)
+        arrays[f"{name}_ramp_seconds"] = np.array([c.ramp_seconds for c in chains], dtype=np.float64)
+    return arrays
+
+
+def column_arrays(columns: tuple[RampInfo, ...]) -> dict[str, np.ndarray[Any, np.dtype[np.str_]]]:
+    """The arrays of a records file that name its columns: ``ramp_id`` and ``ramp_precision`` [R], text."""
+    return {
+        "ramp_id": np.array([c.id for c in columns], dtype=np.str_),
+        "ramp_precision": np.array([c.precision for c in columns], dtype=np.str_),
     }

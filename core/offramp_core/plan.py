@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal, InvalidOperation
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from offramp_core.errors import InvalidArgumentError
 
@@ -18,7 +18,8 @@ THRESHOLD_STEP = Decimal("0.000001")  # uncertainty passes through a quantile ta
 MAX_ACTIVE_RAMPS = 6
 NAME_HASH_LENGTH = 10
 
-Precision = Literal["fp32"]
+Precision = Literal["fp32", "int8"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Execution = Literal["Auto", "ResultsOnly", "ComputeSaving"]
 
 
@@ -40,8 +41,9 @@ class RampThreshold:
 class Plan:
     """What a worker runs: active ramps in network order, and the digests they belong to.
 
-    No ramps means exits off: the exact executor answers every request. That plan meets every accuracy
-    budget by construction and is always a safe rollback target.
+    ``precision`` says which graph of the backbone the stages are cut from, and so which one answers what no ramp does. At fp32
+    no ramps means exits off: the exact executor answers every request. That plan meets every accuracy budget by
+    construction and is always a safe rollback target. At another precision no ramps means that its backbone answers everything.
     """
 
     backbone_digest: str
@@ -59,7 +61,8 @@ class Plan:
 
     @property
     def exits_off(self) -> bool:
-        return not any(ramp.threshold > 0 for ramp in self.ramps)
+        """Whether the exact executor answers everything, so that no answer can differ."""
+        return self.precision == "fp32" and not any(ramp.threshold > 0 for ramp in self.ramps)
 
     @property
     def content_hash(self) -> str:
@@ -93,8 +96,8 @@ class Plan:
         if not isinstance(value, dict) or set(value) - known or not {"backboneDigest", "rampSetDigest"} <= set(value):
             raise InvalidArgumentError(f"a plan has the fields {sorted(known)}, both digests required; got {value!r}")
         precision, execution = value.get("precision", "fp32"), value.get("execution", "Auto")
-        if precision != "fp32":
-            raise InvalidArgumentError(f"precision {precision!r} is unknown; use fp32")
+        if precision not in PRECISIONS:
+            raise InvalidArgumentError(f"precision {precision!r} is unknown; use {' or '.join(PRECISIONS)}")
         if execution not in ("Auto", "ResultsOnly", "ComputeSaving"):
             raise InvalidArgumentError(f"execution {execution!r} is unknown; use Auto, ResultsOnly or ComputeSaving")
         ramps = tuple(_ramp_from_mapping(ramp) for ramp in value.get("ramps", ()))

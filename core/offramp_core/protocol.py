@@ -78,12 +78,17 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class RampInfo:
-    """A ramp the loaded bundle offers."""
+    """A column of the records: a ramp the loaded bundle offers, or (head ``final``) what another precision's whole backbone answers.
+
+    ``precision`` names the graph of the backbone that feeds it; empty where it reads the input, which all of them share. See
+    :mod:`offramp_core.columns`.
+    """
 
     id: str
     position: int
     depth: float
     head: str
+    precision: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ class WorkerState:
 
     ``epoch`` is the one in force (0: none yet, exits off). ``breaker_open`` says that the worker switched the exits of ``epoch`` off
     because its own detector alarmed; ``crashed_epoch`` that an earlier process of this worker died while executing a canary batch of
-    that epoch. ``costs`` has the per-batch cost arrays of a records file as nested lists.
+    that epoch. ``ramps`` are the columns of its records. ``costs`` has the per-batch cost arrays of a records file as nested lists.
     """
 
     uid: str
@@ -144,7 +149,7 @@ class RecordBlock:
     """Equal-weight records, columns as base64 little-endian arrays, rows in order of completion.
 
     ``time`` float64 [n] (worker's clock, seconds since the epoch, at admission), ``uncertainty`` float32 [n, R], ``prediction`` int32
-    [n, R], ``final`` int32 [n] (what the served executor says at the end), ``reference`` int32 [n]. R and the order of ramps are those of
+    [n, R], ``final`` int32 [n] (what the served executor says at the end), ``reference`` int32 [n]. R and the order of columns are those of
     the worker's state at ``ramp_set_digest``. ``first`` is the sequence number of row 0, ``next`` the one to ask for
     next; a gap between what was asked and ``first`` means that older records were dropped from the ring.
     """

@@ -2,19 +2,24 @@
 
 All arrays are indexed (n_samples, n_ramps), ramps in network order. Records are an equal-weight sample of
 traffic; nothing else tunes or certifies a plan.
+
+A bundle with other precisions records *wide* rows (:mod:`offramp_core.columns`). They are read into the records of the fp32 chain,
+which hold those of the other chains beside them: :meth:`Records.at` gives any of them as records like all others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from offramp_core.bundle import BatchProfile, Profile
-from offramp_core.errors import InvalidRecordsError
+from offramp_core.columns import EXACT, chain, check_columns, final_column, other_precisions
+from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
+from offramp_core.plan import Precision
 
 FloatArray = npt.NDArray[np.float32]
 SecondsArray = npt.NDArray[np.float64]
@@ -28,11 +33,13 @@ class ExitCosts:
     """Seconds of the backbone between ramps and of the ramps.
 
     ``segment_seconds`` [R+1] is the backbone up to ramp 0, between ramps, and from the last ramp to the output;
-    ``ramp_seconds`` [R]. Leaving at ramp j costs the segments up to j plus the active ramps up to j.
+    ``ramp_seconds`` [R]. Leaving at ramp j costs the segments up to j plus the active ramps up to j. ``exact_seconds`` is the
+    whole fp32 backbone where these are the seconds of another precision.
     """
 
     segment_seconds: SecondsArray
     ramp_seconds: SecondsArray
+    exact_seconds: float | None = None
 
     @property
     def n_ramps(self) -> int:
@@ -40,8 +47,18 @@ class ExitCosts:
 
     @property
     def total_seconds(self) -> float:
-        """The backbone without any ramp."""
+        """The backbone of this chain without any ramp."""
         return float(self.segment_seconds.sum())
+
+    @property
+    def baseline_seconds(self) -> float:
+        """The fp32 backbone without any ramp: what exits-off takes, and savings and overheads are shares of."""
+        return self.total_seconds if self.exact_seconds is None else self.exact_seconds
+
+    @property
+    def head_start(self) -> float:
+        """How much sooner than the fp32 backbone this chain's is done, as a share of the former; 0 at fp32."""
+        return (self.baseline_seconds - self.total_seconds) / self.baseline_seconds
 
     def leave_seconds(self, active: npt.ArrayLike) -> SecondsArray:
         """Seconds to leave at each active ramp, and last to take no exit: (len(active) + 1,)."""
@@ -52,8 +69,9 @@ class ExitCosts:
         return np.append(reached[ramps] + paid, stay)
 
     def overhead(self, active: npt.ArrayLike) -> float:
-        """Worst-case time the active ramps add, as a share of the backbone's time."""
-        return float(self.ramp_seconds[np.asarray(active, dtype=np.intp)].sum()) / self.total_seconds
+        """Worst-case time beyond the fp32 backbone's, as a share of it; at fp32 what the active ramps add."""
+        added = float(self.ramp_seconds[np.asarray(active, dtype=np.intp)].sum())
+        return added / self.baseline_seconds - self.head_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +94,12 @@ class Records:
         Costs by batch size, where they were measured; ``costs`` is one of its rows.
     prediction : (n, R) int, optional
         What each ramp answered; only policies that compare ramps with each other need it.
+    precision : {"fp32", "int8"}
+        The backbone that answers where no ramp does. At fp32 no ramps means the exact executor, which never disagrees.
+    ramp_ids : tuple of str
+        Names of the columns; empty where the file does not tell.
+    others : mapping
+        The same rows in the chains of other precisions, see :meth:`at`.
     """
 
     uncertainty: FloatArray
@@ -87,6 +111,9 @@ class Records:
     stream: LabelArray | None = None
     profile: Profile | None = None
     prediction: npt.NDArray[np.integer[Any]] | None = None
+    precision: Precision = EXACT
+    ramp_ids: tuple[str, ...] = ()
+    others: Mapping[Precision, Records] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.uncertainty)
@@ -94,6 +121,22 @@ class Records:
     @property
     def n_ramps(self) -> int:
         return int(self.uncertainty.shape[1])
+
+    def at(self, precision: Precision) -> Records:
+        """The records of one precision's chain: its columns, its costs, and its own backbone's answer as the final one.
+
+        Raises
+        ------
+        InvalidArgumentError
+            That precision was not recorded.
+        """
+        if precision == self.precision:
+            return replace(self, others={}) if self.others else self
+        if precision not in self.others:
+            raise InvalidArgumentError(
+                f"precision {precision!r} was not recorded; the records hold {[self.precision, *self.others]}"
+            )
+        return self.others[precision]
 
     def take(self, rows: IndexArray | slice) -> Records:
         """The records of some rows, in the order given."""
@@ -104,6 +147,7 @@ class Records:
         return replace(
             self, uncertainty=self.uncertainty[rows], agrees=self.agrees[rows], final_agrees=self.final_agrees[rows],
             time=pick(self.time), slice_id=pick(self.slice_id), stream=pick(self.stream), prediction=pick(self.prediction),
+            others={precision: records.take(rows) for precision, records in self.others.items()},
         )  # fmt: skip
 
 
@@ -116,7 +160,10 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
         ``uncertainty`` float [N, R] in [0, 1]; ``prediction`` int [N, R]; ``final`` int [N]; ``segment_seconds``
         float [R+1], >= 0 with a positive sum; ``ramp_seconds`` float [R], >= 0; optional ``reference`` int [N]
         (default ``final``), ``slice``, ``time``, ``stream`` [N]. With ``batch_size`` [B] the two cost arrays have a
-        leading axis B.
+        leading axis B. With ``ramp_id`` and ``ramp_precision``, text [C], the rows are wide: their C columns are laid out as
+        :mod:`offramp_core.columns` says, the two cost arrays price the fp32 chain alone, and ``<precision>_segment_seconds`` and
+        ``<precision>_ramp_seconds`` price the others. ``final`` is then whatever executor served the request, so what the fp32
+        backbone answers is taken to be ``reference``.
     batch_size : int, optional
         Which measured batch size prices the exits; default the smallest. Ignored without per-batch costs.
 
@@ -126,29 +173,86 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
         Names the array, and the row where one is at fault.
     """
     uncertainty = _array(arrays, "uncertainty", ndim=2, kind="fiu")
-    n, r = uncertainty.shape
-    if n == 0 or r == 0:
+    n, n_columns = uncertainty.shape
+    if n == 0 or n_columns == 0:
         raise InvalidRecordsError(
-            f"uncertainty has shape ({n}, {r}); a records file needs at least one row and one ramp"
+            f"uncertainty has shape ({n}, {n_columns}); a records file needs at least one row and one ramp"
         )
     _check_unit_interval(uncertainty)
-    prediction = _array(arrays, "prediction", shape=(n, r), kind="iu")
+    prediction = _array(arrays, "prediction", shape=(n, n_columns), kind="iu")
     final = _array(arrays, "final", shape=(n,), kind="iu")
     reference = _array(arrays, "reference", shape=(n,), kind="iu") if "reference" in arrays else final
-    costs = _costs(arrays, n_ramps=r, batch_size=batch_size)
-    if costs.total_seconds <= 0:
+    ids, of_columns = _columns(arrays, n_columns=n_columns)
+    others = other_precisions(of_columns)
+    exact = chain(of_columns, EXACT) if others else range(n_columns)
+    priced = {EXACT: _priced(arrays, EXACT, n_ramps=len(exact), batch_size=batch_size)}
+    if priced[EXACT].costs.total_seconds <= 0:
         raise InvalidRecordsError("segment_seconds sums to 0; the backbone must take some time")
-    return Records(
+    whole = Records(
         uncertainty=np.ascontiguousarray(uncertainty, dtype=np.float32),
         agrees=prediction == reference[:, None],
         final_agrees=final == reference,
-        costs=costs,
+        costs=priced[EXACT].costs,
         time=_array(arrays, "time", shape=(n,), kind="fiu").astype(np.float64) if "time" in arrays else None,
         slice_id=_array(arrays, "slice", shape=(n,), kind="iu").astype(np.int64) if "slice" in arrays else None,
         stream=_array(arrays, "stream", shape=(n,), kind="iu").astype(np.int64) if "stream" in arrays else None,
-        profile=_profile(arrays, n_ramps=r) if "batch_size" in arrays else None,
+        profile=priced[EXACT].profile,
         prediction=prediction,
+        ramp_ids=ids,
     )
+    if not others:
+        return whole
+    for precision in others:
+        n_ramps = len(chain(of_columns, precision))
+        priced[precision] = _priced(arrays, precision, n_ramps=n_ramps, batch_size=batch_size, exact=priced[EXACT])
+    views = {p: _view(whole, chain(of_columns, p), p, priced[p]) for p in priced}
+    answers = {p: whole.agrees[:, final_column(of_columns, p)] for p in others}
+    return replace(
+        views[EXACT],
+        final_agrees=np.ones(n, dtype=np.bool_),
+        others={p: replace(views[p], final_agrees=answers[p]) for p in others},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """Costs of one chain, at one batch size and at all."""
+
+    costs: ExitCosts
+    profile: Profile | None
+
+
+def _view(whole: Records, columns: tuple[int, ...], precision: Precision, priced: _Priced) -> Records:
+    """Some columns of wide records as the records of a chain."""
+    at = list(columns)
+    assert whole.prediction is not None
+    return replace(
+        whole,
+        uncertainty=np.ascontiguousarray(whole.uncertainty[:, at]),
+        agrees=np.ascontiguousarray(whole.agrees[:, at]),
+        prediction=whole.prediction[:, at],
+        costs=priced.costs,
+        profile=priced.profile,
+        precision=precision,
+        ramp_ids=tuple(whole.ramp_ids[j] for j in at),
+    )
+
+
+def _columns(arrays: Mapping[str, npt.NDArray[Any]], *, n_columns: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names and precisions of the columns; empty names and precisions where the file does not tell."""
+    ids, of_columns = (
+        tuple(str(v) for v in _array(arrays, name, shape=(n_columns,), kind="U")) if name in arrays else ()
+        for name in ("ramp_id", "ramp_precision")
+    )
+    if of_columns:
+        try:
+            check_columns(ids, of_columns)
+        except InvalidArgumentError as error:
+            raise InvalidRecordsError(f"ramp_id and ramp_precision: {error}") from error
+    return ids, of_columns
+
+
+_KINDS = {"iu": "an integer", "fiu": "a number", "U": "a text"}
 
 
 def _array(
@@ -169,9 +273,7 @@ def _array(
     if shape is not None and value.shape != shape:
         raise InvalidRecordsError(f"{name} has shape {value.shape}; it needs {shape}")
     if value.dtype.kind not in kind:
-        raise InvalidRecordsError(
-            f"{name} has dtype {value.dtype}; it needs {'an integer' if kind == 'iu' else 'a number'} type"
-        )
+        raise InvalidRecordsError(f"{name} has dtype {value.dtype}; it needs {_KINDS[kind]} type")
     return value
 
 
@@ -182,6 +284,44 @@ def _check_unit_interval(value: npt.NDArray[Any]) -> None:
         raise InvalidRecordsError(
             f"uncertainty[{row}, {column}] is {value[row, column]}; every value must lie in [0, 1]"
         )
+
+
+def _priced(
+    arrays: Mapping[str, npt.NDArray[Any]],
+    precision: Precision,
+    *,
+    n_ramps: int,
+    batch_size: int | None,
+    exact: _Priced | None = None,
+) -> _Priced:
+    """Costs of a chain with ``n_ramps``; ``exact`` are those of the fp32 chain, for another one."""
+    if exact is None:
+        costs = _costs(arrays, n_ramps=n_ramps, batch_size=batch_size)
+        return _Priced(costs, _profile(arrays, n_ramps=n_ramps) if "batch_size" in arrays else None)
+    own = {name: arrays[name] for name in ("batch_size", "regroup_seconds") if name in arrays}
+    for name in ("segment_seconds", "ramp_seconds"):
+        if f"{precision}_{name}" not in arrays:
+            raise InvalidRecordsError(
+                f"{precision}_{name} is missing; ramp_precision names {precision} columns, so that its chain must be priced"
+            )
+        own[name] = arrays[f"{precision}_{name}"]
+    try:
+        priced = _priced(own, EXACT, n_ramps=n_ramps, batch_size=batch_size)
+    except InvalidRecordsError as error:
+        raise InvalidRecordsError(f"{precision}_{error}") from error
+    return _against(priced, exact)
+
+
+def _against(priced: _Priced, exact: _Priced) -> _Priced:
+    """The costs of a chain as compared with the fp32 backbone."""
+    costs = replace(priced.costs, exact_seconds=exact.costs.total_seconds)
+    if priced.profile is None or exact.profile is None:
+        return _Priced(costs, None)
+    batches = zip(priced.profile.batches, exact.profile.batches, strict=True)
+    return _Priced(
+        costs,
+        replace(priced.profile, batches=tuple(replace(b, exact_seconds=e.exact_seconds) for b, e in batches)),
+    )
 
 
 def _costs(arrays: Mapping[str, npt.NDArray[Any]], *, n_ramps: int, batch_size: int | None) -> ExitCosts:

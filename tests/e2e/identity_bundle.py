@@ -68,7 +68,7 @@ def write_bundle(folder: Path, *, seed: int = 0) -> Path:
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     manifest = Manifest(
         schema_version=1, name=MODEL, backbone_digest="sha256:" + hashes["backbone.onnx"],
-        ramp_set_digest=ramp_set_digest(RAMPS, hashes["ramps.safetensors"]), inputs=(TensorSpec("x", "FP32", SHAPE),),
+        ramp_set_digest=ramp_set_digest(RAMPS, hashes), inputs=(TensorSpec("x", "FP32", SHAPE),),
         outputs=(TensorSpec("logits", "FP32", (CLASSES,)),), n_classes=CLASSES, ramps=RAMPS, files=hashes, source="tests",
     )  # fmt: skip
     for name, content in {**files, "manifest.json": msgspec.json.encode(manifest)}.items():

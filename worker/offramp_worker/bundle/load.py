@@ -167,7 +167,7 @@ def _read_member(path: Path, name: str, manifest: Manifest) -> bytes:
 def _check_digests(manifest: Manifest) -> None:
     if manifest.backbone_digest != "sha256:" + manifest.files[BACKBONE_FILE]:
         raise InvalidBundleError(f"{MANIFEST_FILE}: backbone_digest is not the digest of {BACKBONE_FILE}")
-    if manifest.ramp_set_digest != ramp_set_digest(manifest.ramps, manifest.files[RAMPS_FILE]):
+    if manifest.ramp_set_digest != ramp_set_digest(manifest.ramps, manifest.files, manifest.precisions):
         raise InvalidBundleError(f"{MANIFEST_FILE}: ramp_set_digest is not the digest of its ramps and {RAMPS_FILE}")
 
 

@@ -105,7 +105,7 @@ def _write_files(folder: Path, contents: BundleContents) -> Manifest:
         schema_version=SCHEMA_VERSION,
         name=contents.name,
         backbone_digest=f"sha256:{files[BACKBONE_FILE]}",
-        ramp_set_digest=ramp_set_digest(contents.ramps, files[RAMPS_FILE]),
+        ramp_set_digest=ramp_set_digest(contents.ramps, files),
         inputs=(contents.backbone.input,),
         outputs=(contents.backbone.output,),
         n_classes=contents.backbone.n_classes,
