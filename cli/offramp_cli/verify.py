@@ -17,13 +17,16 @@ import yaml
 from offramp_cli.npz import read_npz
 from offramp_core.certify import Certificate, verify_certificate
 from offramp_core.certify.certificate import held_out_rows
+from offramp_core.columns import EXACT, chain, other_precisions
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError, InvalidSpecError, OfframpError
 from offramp_core.plan import Plan
 from offramp_core.records import Records, records_from_arrays
 
 NOT_VERIFIED = 1
 INVALID_INPUT = 2
-_ARRAYS = frozenset({"uncertainty", "prediction", "final", "reference", "slice", "time", "inclusion"})
+_ARRAYS = frozenset(
+    {"uncertainty", "prediction", "final", "reference", "slice", "time", "inclusion", "ramp_id", "ramp_precision"}
+)
 
 Counted = Literal["Recounted", "NotGiven", "OtherRecords"]
 
@@ -98,6 +101,8 @@ def judge(certificate: Certificate, plan: Plan, held_out: HeldOut | None) -> Ver
     if held_out is None:
         return Verdict(certificate, verify_certificate(certificate, plan), "NotGiven")
     records, inclusion = held_out.records, held_out.inclusion
+    if plan.precision in records.others:
+        records = records.at(plan.precision)
     if held_out_rows(certificate, records, inclusion=inclusion) is None:
         return Verdict(certificate, verify_certificate(certificate, plan), "OtherRecords")
     reason = verify_certificate(certificate, plan, records=records, inclusion=inclusion)
@@ -150,15 +155,24 @@ def load_held_out(path: Path) -> HeldOut:
         The file breaks the contract of records; the message names the array and the row.
     """
     arrays = read_npz(path, only=_ARRAYS)
-    n_ramps = arrays["uncertainty"].shape[-1] if "uncertainty" in arrays and arrays["uncertainty"].ndim else 0
-    free = {"segment_seconds": np.ones(n_ramps + 1), "ramp_seconds": np.zeros(n_ramps)}
     inclusion = arrays.pop("inclusion", None)
-    records = records_from_arrays({**arrays, **free})
+    records = records_from_arrays({**arrays, **_free(arrays)})
     if inclusion is not None and (inclusion.dtype.kind not in "fiu" or inclusion.shape != (len(records),)):
         raise InvalidRecordsError(
             f"inclusion has shape {inclusion.shape} and type {inclusion.dtype}; it needs ({len(records)},) numbers"
         )
     return HeldOut(records, None if inclusion is None else inclusion.astype(np.float64))
+
+
+def _free(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.float64]]:
+    """Costs that are none, for every chain of the columns."""
+    n_columns = arrays["uncertainty"].shape[-1] if "uncertainty" in arrays and arrays["uncertainty"].ndim else 0
+    of_columns = [str(p) for p in arrays.get("ramp_precision", np.full(n_columns, EXACT)).ravel()]
+    free = {}
+    for precision in (EXACT, *other_precisions(of_columns)):
+        prefix, n_ramps = "" if precision == EXACT else f"{precision}_", len(chain(of_columns, precision))
+        free[f"{prefix}segment_seconds"], free[f"{prefix}ramp_seconds"] = np.ones(n_ramps + 1), np.zeros(n_ramps)
+    return free
 
 
 def _plan_of(path: Path) -> Plan:
@@ -246,7 +260,10 @@ def _sentence(verdict: Verdict) -> str:
 
 
 def _ramps(plan: Plan) -> str:
-    return ", ".join(f"{r.id} < {r.threshold}" for r in plan.ramps) or "exits off"
+    if plan.exits_off:
+        return "exits off"
+    ramps = ", ".join(f"{r.id} < {r.threshold}" for r in plan.ramps) or "no exits"
+    return ramps if plan.precision == EXACT else f"at {plan.precision}, {ramps}"
 
 
 def _fail(error: OfframpError) -> NoReturn:

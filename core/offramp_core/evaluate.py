@@ -2,7 +2,7 @@
 
 An input leaves at the first active ramp where ``float32(uncertainty) < float32(threshold)``. Threshold 0 lets
 nothing leave. Disagreement is counted over all requests: an input that leaves counts the ramp's answer, one
-that stays counts the served executor's final answer.
+that stays counts the served executor's final answer. Savings are against the fp32 backbone, at any precision.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.plan import Plan
-from offramp_core.records import IndexArray, Records
+from offramp_core.records import BoolArray, IndexArray, Records
 
 Threshold = Decimal | float
 
@@ -35,12 +36,12 @@ class Evaluation:
     mean_seconds : float
         Per request, ramps paid for.
     saving : float
-        Share of the backbone's time saved against no ramps; negative when the ramps cost more than they save.
+        Share of the fp32 backbone's time saved; negative when the ramps cost more than they save.
     exits : tuple of int
         Requests that left at each active ramp.
     utility_seconds : tuple of float
         Per request: seconds saved by inputs that leave at the ramp (the backbone behind it, less the ramp itself), minus
-        seconds the ramp costs the inputs that pass it. They add up to the seconds the whole vector saves.
+        seconds the ramp costs the inputs that pass it. They add up to the seconds the ramps save, against this chain's backbone.
     """
 
     active: tuple[int, ...]
@@ -66,7 +67,8 @@ class Evaluation:
 def evaluate(records: Records, active: Sequence[int], thresholds: Sequence[Threshold]) -> Evaluation:
     """Replay a threshold vector.
 
-    Without active ramps exits are off: the exact executor answers, so nothing is saved and nothing disagrees.
+    At fp32 no active ramps means exits off: the exact executor answers, so nothing is saved and nothing disagrees. At another
+    precision its own backbone answers then.
 
     Parameters
     ----------
@@ -86,12 +88,7 @@ def evaluate(records: Records, active: Sequence[int], thresholds: Sequence[Thres
         raise InvalidArgumentError("records are empty; a plan needs at least one record to be evaluated on")
     ramps = check_active(records, active)
     left = leave_position(records, ramps, thresholds)
-    if not ramps:
-        return Evaluation((), (), n, 0, records.costs.total_seconds, 0.0, (), ())
-    rows = np.arange(n)
-    stays = left == len(ramps)
-    ramp_agrees = records.agrees[rows, np.asarray(ramps, dtype=np.intp)[np.where(stays, 0, left)]]
-    disagreements = int(n - np.where(stays, records.final_agrees, ramp_agrees).sum())
+    disagreements = int(n - answers_agree(records, ramps, left).sum())
     counts = np.bincount(left, minlength=len(ramps) + 1)
     mean_seconds = float(counts @ records.costs.leave_seconds(ramps)) / n
     return Evaluation(
@@ -100,24 +97,33 @@ def evaluate(records: Records, active: Sequence[int], thresholds: Sequence[Thres
         n=n,
         disagreements=disagreements,
         mean_seconds=mean_seconds,
-        saving=1.0 - mean_seconds / records.costs.total_seconds,
+        saving=1.0 - mean_seconds / records.costs.baseline_seconds,
         exits=tuple(int(c) for c in counts[:-1]),
         utility_seconds=_utilities(records, ramps, counts.tolist()),
     )
 
 
 def evaluate_plan(records: Records, plan: Plan, ramp_ids: Sequence[str]) -> Evaluation:
-    """Replay a plan; ``ramp_ids`` names the columns of the records.
+    """Replay a plan in the chain of its precision; ``ramp_ids`` names the columns of the records given.
 
-    A plan whose thresholds are all 0 is exits off and evaluated as such.
+    A plan whose thresholds are all 0 has no exits and is evaluated as such.
     """
+    records, ramp_ids = chain_of(records, plan, ramp_ids)
     active, thresholds = plan_columns(plan, ramp_ids)
     return evaluate(records, active, thresholds)
 
 
+def chain_of(records: Records, plan: Plan, ramp_ids: Sequence[str]) -> tuple[Records, Sequence[str]]:
+    """The records of the chain that a plan runs in and the names of its columns; those given where that is their own."""
+    if plan.precision == records.precision:
+        return records, ramp_ids
+    view = records.at(plan.precision)
+    return view, view.ramp_ids
+
+
 def plan_columns(plan: Plan, ramp_ids: Sequence[str]) -> tuple[tuple[int, ...], tuple[Decimal, ...]]:
-    """Columns of a plan's ramps, in network order, and their thresholds; nothing for exits off."""
-    if plan.exits_off:
+    """Columns of a plan's ramps, in network order, and their thresholds; nothing where no input can leave."""
+    if not any(ramp.threshold > 0 for ramp in plan.ramps):
         return (), ()
     index = {name: i for i, name in enumerate(ramp_ids)}
     unknown = [ramp.id for ramp in plan.ramps if ramp.id not in index]
@@ -141,6 +147,18 @@ def leave_position(records: Records, active: Sequence[int], thresholds: Sequence
     return left
 
 
+def answers_agree(records: Records, active: Sequence[int], left: IndexArray) -> BoolArray:
+    """Whether each input's answer is the reference's, by the position in ``active`` where it left: (n,).
+
+    Without active ramps at fp32 the exact executor answers, which is the reference.
+    """
+    if not len(active):
+        return np.ones(len(records), dtype=np.bool_) if records.precision == EXACT else records.final_agrees.copy()
+    stays = left == len(active)
+    ramp = np.asarray(active, dtype=np.intp)[np.where(stays, 0, left)]
+    return np.where(stays, records.final_agrees, records.agrees[np.arange(len(records)), ramp])
+
+
 def check_active(records: Records, active: Sequence[int]) -> tuple[int, ...]:
     """Ramp indices as a tuple, or an error that says what is wrong with them."""
     ramps = tuple(int(i) for i in active)
@@ -152,7 +170,9 @@ def check_active(records: Records, active: Sequence[int]) -> tuple[int, ...]:
 
 
 def _utilities(records: Records, ramps: tuple[int, ...], counts: list[int]) -> tuple[float, ...]:
-    behind = records.costs.total_seconds - np.cumsum(records.costs.segment_seconds)
+    behind = records.costs.total_seconds - np.cumsum(
+        records.costs.segment_seconds
+    )  # of this chain: what leaving spares
     out, reach = [], sum(counts)
     for j, ramp in enumerate(ramps):
         out.append(float(counts[j] * behind[ramp] - reach * records.costs.ramp_seconds[ramp]) / sum(counts))

@@ -20,4 +20,4 @@ def carries_on(execution: Execution, profile: Profile) -> bool:
     if len(profile.batches) == 1:
         return False
     half = min(profile.batches[:-1], key=lambda b: abs(b.batch_size - whole.batch_size / 2))
-    return half.exact_seconds + whole.regroup_seconds > (1 - MIN_REGROUP_GAIN) * whole.exact_seconds
+    return half.chain_seconds + whole.regroup_seconds > (1 - MIN_REGROUP_GAIN) * whole.chain_seconds

@@ -96,6 +96,8 @@ class Records:
         What each ramp answered; only policies that compare ramps with each other need it.
     precision : {"fp32", "int8"}
         The backbone that answers where no ramp does. At fp32 no ramps means the exact executor, which never disagrees.
+    final_uncertainty : (n,) float32, optional
+        How uncertain that backbone is of its answer, where it is not the fp32 one.
     ramp_ids : tuple of str
         Names of the columns; empty where the file does not tell.
     others : mapping
@@ -112,6 +114,7 @@ class Records:
     profile: Profile | None = None
     prediction: npt.NDArray[np.integer[Any]] | None = None
     precision: Precision = EXACT
+    final_uncertainty: FloatArray | None = None
     ramp_ids: tuple[str, ...] = ()
     others: Mapping[Precision, Records] = field(default_factory=dict)
 
@@ -147,6 +150,7 @@ class Records:
         return replace(
             self, uncertainty=self.uncertainty[rows], agrees=self.agrees[rows], final_agrees=self.final_agrees[rows],
             time=pick(self.time), slice_id=pick(self.slice_id), stream=pick(self.stream), prediction=pick(self.prediction),
+            final_uncertainty=pick(self.final_uncertainty),
             others={precision: records.take(rows) for precision, records in self.others.items()},
         )  # fmt: skip
 
@@ -206,12 +210,14 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
         n_ramps = len(chain(of_columns, precision))
         priced[precision] = _priced(arrays, precision, n_ramps=n_ramps, batch_size=batch_size, exact=priced[EXACT])
     views = {p: _view(whole, chain(of_columns, p), p, priced[p]) for p in priced}
-    answers = {p: whole.agrees[:, final_column(of_columns, p)] for p in others}
-    return replace(
-        views[EXACT],
-        final_agrees=np.ones(n, dtype=np.bool_),
-        others={p: replace(views[p], final_agrees=answers[p]) for p in others},
-    )
+    for p in others:
+        at = final_column(of_columns, p)
+        views[p] = replace(
+            views[p],
+            final_agrees=whole.agrees[:, at].copy(),
+            final_uncertainty=whole.uncertainty[:, at].copy(),
+        )
+    return replace(views[EXACT], final_agrees=np.ones(n, dtype=np.bool_), others={p: views[p] for p in others})
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,9 @@ The control plane calls :func:`tune` with a request and stores what comes back. 
 records for a certificate. Tests spend the service's error allowance and use their records up, whether they
 succeed or not, so one is run only when the older records say that a plan would pay and the newer ones are
 enough to certify it.
+
+Where the records hold several precisions of the backbone, each has a path of plans of its own. The one that promises most is tested
+first, the next only if that fails: all paths are made before any test, so a second test needs no fresh records, only an allowance of its own.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ from offramp_core.certify import (
     largest_passing_count,
     test_path,
 )
+from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import evaluate, evaluate_plan
 from offramp_core.evidence.one_arm import check_rate
-from offramp_core.plan import Execution, Plan
+from offramp_core.plan import Execution, Plan, Precision
 from offramp_core.records import Records
 
 # Of the records, the oldest: they find plans. A smoothed path needs few, and a test gains more from the rest (docs/decisions/0010).
@@ -59,11 +63,11 @@ class TuningRequest:
     test_index : int
         Number of the next test for this service, from 1.
     max_overhead : float
-        Worst-case time all active ramps may add, as a share of the backbone's time.
+        Worst-case time a plan may take beyond the fp32 backbone's, as a share of it.
     max_ramps : int
         At most so many active ramps.
     ramp_ids : tuple of str
-        Names of the records' columns.
+        Names of the records' columns, at the precision that they are given at.
     backbone_digest, ramp_set_digest : str
     execution : {"Auto", "ResultsOnly", "ComputeSaving"}
     current : Plan, optional
@@ -72,6 +76,8 @@ class TuningRequest:
         Time of the newest record that served in a test; records up to it may find a plan, never test one.
     discard_before : float, optional
         Records older than this are not used at all (the inputs have changed since).
+    precisions : tuple of str
+        Precisions of the backbone that a plan may run at, as far as they were recorded.
     """
 
     max_disagreement: float
@@ -87,10 +93,12 @@ class TuningRequest:
     min_gain: float = 0.0
     consumed_through: float | None = None
     discard_before: float | None = None
+    precisions: tuple[Precision, ...] = (EXACT,)
 
-    @property
-    def subject(self) -> Subject:
-        return Subject(self.ramp_ids, self.backbone_digest, self.ramp_set_digest, self.execution)
+    def subject(self, records: Records) -> Subject:
+        """What a certificate on these records, which are those of one precision, would be about."""
+        ids = self.ramp_ids if records.precision == EXACT else records.ramp_ids
+        return Subject(ids, self.backbone_digest, self.ramp_set_digest, self.execution, records.precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A certified plan that saves more than the one in force. One test was run.
+    """A certified plan that saves more than the one in force.
 
     With ``current_over_budget`` the plan in force breaks the budget on the held-out records, so that the new one need not save more than it.
     """
@@ -182,59 +190,75 @@ def _attempt(
     level = allowance(request.delta, request.test_index)
     n = len(records)
     a_end, b_start = split_rows(n, fresh, budget=request.max_disagreement, level=level)
-    n_b = n - b_start
     wanted = _testable_labels(request.max_disagreement, level)
     needed = _rows_for(wanted, fresh=fresh)
     if n < needed:
         return NeedsLabels(n, needed)
     a, b = records.take(slice(max(0, a_end - MOST_SEARCH_ROWS), a_end)), records.take(slice(b_start, None))
-    candidates = _candidates(a, request, should_stop)
-    best = max((c.saving for c in candidates if c.keeps_budget), default=0.0)
+    allowed = [p for p in request.precisions if p == records.precision or p in records.others]
+    paths = sorted((_path(a.at(p), request, should_stop) for p in allowed), key=lambda path: -path.saving)
+    best = max((path.saving for path in paths), default=0.0)
     goal = _current_saving(a, request) + request.min_gain
     if best <= 0:
         return NoGain("NothingSaves", 0.0, n)
     if best < goal:
         return NoGain("NotBetter", best, n)
-    result = test_path(
-        [c.plan for c in candidates],
-        b,
-        ramp_ids=request.ramp_ids,
-        budget=request.max_disagreement,
-        delta=request.delta,
-        test_index=request.test_index,
-    )
-    through = float(b.time.max()) if b.time is not None else float(n)
-    if isinstance(result, NotCertified):
-        return _failed(result, request, n=n, n_b=n_b, best_saving=best, through=through)
-    return _judge(result, request, a=a, b=b, through=through)
+    return _tested([path for path in paths if path.saving >= goal and path.saving > 0], request, a=a, b=b, n=n)
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A step of the path and what it did on A."""
+class _Path:
+    """One precision's plans from cautious to bold, and the most that one of them saved on A within the budget."""
 
-    plan: Plan
+    precision: Precision
+    plans: tuple[Plan, ...]
     saving: float
-    keeps_budget: bool
 
 
-def _candidates(a: Records, request: TuningRequest, should_stop: Callable[[], bool] | None) -> list[_Candidate]:
-    path = expected_path(
+def _path(a: Records, request: TuningRequest, should_stop: Callable[[], bool] | None) -> _Path:
+    steps = expected_path(
         a,
         max_disagreement=request.max_disagreement,
         max_ramps=request.max_ramps,
         max_overhead=request.max_overhead,
         should_stop=should_stop,
     )
-    seen = [evaluate(a, step.active, step.thresholds) for step in path]
-    return [
-        _Candidate(
-            plan=request.subject.plan(step.active, step.thresholds),
-            saving=e.saving,
-            keeps_budget=e.disagreement <= request.max_disagreement,
+    seen = [evaluate(a, step.active, step.thresholds) for step in steps]
+    subject = request.subject(a)
+    return _Path(
+        a.precision,
+        tuple(subject.plan(step.active, step.thresholds) for step in steps),
+        max((e.saving for e in seen if e.disagreement <= request.max_disagreement), default=0.0),
+    )
+
+
+def _tested(paths: Sequence[_Path], request: TuningRequest, *, a: Records, b: Records, n: int) -> TuningOutcome:
+    """Test the paths in order until one has a certified plan that is better than the one in force.
+
+    What the first one came to is the outcome where none has, as it promised most.
+    """
+    through = float(b.time.max()) if b.time is not None else float(n)
+    outcomes: list[TuningOutcome] = []
+    for tests, path in enumerate(paths, start=1):
+        asked = replace(request, test_index=request.test_index + tests - 1)
+        if tests > 1 and len(b) < fewest_labels(request.max_disagreement, allowance(request.delta, asked.test_index)):
+            break
+        view = b.at(path.precision)
+        result = test_path(
+            path.plans,
+            view,
+            ramp_ids=asked.subject(view).ramp_ids,
+            budget=request.max_disagreement,
+            delta=request.delta,
+            test_index=asked.test_index,
         )
-        for step, e in zip(path, seen, strict=True)
-    ]
+        if isinstance(result, NotCertified):
+            outcomes.append(_failed(result, asked, n=n, n_b=len(b), best_saving=path.saving, through=through))
+            continue
+        outcomes.append(_judge(result, asked, a=a, b=b, through=through))
+        if isinstance(outcomes[-1], Proposed):
+            return replace(outcomes[-1], tests_run=tests)
+    return replace(outcomes[0], tests_run=len(outcomes))
 
 
 def _testable_labels(budget: float, level: float) -> int:
@@ -247,7 +271,8 @@ def _judge(result: Certified, request: TuningRequest, *, a: Records, b: Records,
     seen = result.on_test
     if seen.saving < _current_saving(b, request) + request.min_gain or result.plan == request.current:
         return NoGain("NotBetter", seen.saving, len(a) + len(b), 1, through)
-    shares = {request.ramp_ids[i]: share for i, share in zip(seen.active, seen.exit_shares, strict=True)}
+    ramp_ids = result.certificate.ramp_ids
+    shares = {ramp_ids[i]: share for i, share in zip(seen.active, seen.exit_shares, strict=True)}
     predicted = Predicted(seen.saving, seen.disagreement, shares)
     current = None if request.current is None else evaluate_plan(b, request.current, request.ramp_ids)
     over = current is not None and current.disagreement > request.max_disagreement
@@ -344,11 +369,16 @@ def _surely_over_budget(records: Records, request: TuningRequest) -> bool:
 
 
 def _current_saving(records: Records, request: TuningRequest) -> float:
-    """What the plan in force saves. One that breaks the budget on these records is no mark to beat: anything that keeps it is better."""
-    if request.current is None:
+    """What the plan in force saves. One that breaks the budget on these records, or runs at a precision that is no longer allowed, is no mark
+    to beat: anything that keeps to both is better."""
+    if request.current is None or not _allows(request, request.current):
         return 0.0
     seen = evaluate_plan(records, request.current, request.ramp_ids)
     return seen.saving if seen.disagreement <= request.max_disagreement else 0.0
+
+
+def _allows(request: TuningRequest, plan: Plan) -> bool:
+    return plan.exits_off or plan.precision in request.precisions
 
 
 # --- pins ------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from offramp_cli.replay.arrivals import parse_arrivals
 from offramp_cli.replay.load import load_records
 from offramp_cli.replay.measure import Queueing, Work, replay_file, run_draws, simulate_queues
 from offramp_cli.replay.report import FileResult, show, to_mapping
+from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, OfframpError
-from offramp_core.plan import Execution
+from offramp_core.plan import PRECISIONS, Execution
 from offramp_core.policies import POLICIES, NamedPolicy, Objective, policy
 from offramp_core.records import Records
 from offramp_core.simulate.batching import BATCHING, batching
@@ -42,6 +43,9 @@ def replay(
     ] = None,
     max_ramps: Annotated[int, typer.Option(help="At most so many active ramps, 0 to 6.")] = 3,
     max_overhead: Annotated[float, typer.Option(help="Worst-case time all active ramps may add, as a share.")] = 0.05,
+    precision: Annotated[
+        str, typer.Option(help="auto: any precision of the backbone that was recorded; exact: fp32 alone.")
+    ] = "auto",
     batch_size: Annotated[
         int | None,
         typer.Option(help="Batch size that prices exits and that online policies see; default the smallest."),
@@ -111,6 +115,7 @@ def replay(
             max_ramps=max_ramps,
             max_overhead=max_overhead,
             batch_size=batch_size or 1,
+            precision=precision,
         )
         named = [policy(name) for name in dict.fromkeys(policies or POLICIES)]
         if plots is not None:
@@ -189,11 +194,16 @@ def _suitable(named: Sequence[NamedPolicy], pool: Records, *, insist: bool) -> t
     return chosen, left_out
 
 
-def _objective(*, budget: float, confidence: float, max_ramps: int, max_overhead: float, batch_size: int) -> Objective:
+def _objective(
+    *, budget: float, confidence: float, max_ramps: int, max_overhead: float, batch_size: int, precision: str
+) -> Objective:
     for name, value in (("--budget", budget), ("--confidence", confidence)):
         if not 0 < value < 1:
             raise InvalidArgumentError(f"{name} is {value}; it must be a share between 0 and 1, such as 0.01 for 1 %")
-    return Objective(budget, confidence, max_ramps, max_overhead, batch_size)
+    if precision not in ("auto", "exact"):
+        raise InvalidArgumentError(f"--precision is {precision}; give auto or exact")
+    allowed = PRECISIONS if precision == "auto" else (EXACT,)
+    return Objective(budget, confidence, max_ramps, max_overhead, batch_size, allowed)
 
 
 def _queueing(

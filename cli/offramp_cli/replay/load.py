@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from offramp_cli.npz import read_npz
+from offramp_core.plan import PRECISIONS
 from offramp_core.records import Records, records_from_arrays
 
 ARRAYS = frozenset(
     {"uncertainty", "prediction", "final", "reference", "segment_seconds", "ramp_seconds", "slice", "time", "stream"}
-    | {"batch_size", "regroup_seconds"}
+    | {"batch_size", "regroup_seconds", "ramp_id", "ramp_precision"}
+    | {f"{p}_{name}" for p in PRECISIONS for name in ("segment_seconds", "ramp_seconds")}
 )
 
 

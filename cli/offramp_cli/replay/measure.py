@@ -11,6 +11,7 @@ import numpy as np
 
 from offramp_cli.replay.arrivals import Arrivals
 from offramp_core.bundle import BatchProfile, Profile
+from offramp_core.columns import EXACT
 from offramp_core.plan import Execution
 from offramp_core.policies import NamedPolicy, Objective, Trace, policy, replay_halves
 from offramp_core.policies.base import NO_EXIT, PlanInForce
@@ -96,7 +97,7 @@ def serving_profile(records: Records) -> Profile:
         return records.profile
     costs = records.costs
     one = BatchProfile(
-        1, costs.total_seconds, tuple(costs.segment_seconds.tolist()), tuple(costs.ramp_seconds.tolist()), 0.0
+        1, costs.baseline_seconds, tuple(costs.segment_seconds.tolist()), tuple(costs.ramp_seconds.tolist()), 0.0
     )
     return Profile("recorded", 1, (one,))
 
@@ -109,7 +110,8 @@ def simulate_queues(
     stream: Records, results: Sequence[PolicyResult], queueing: Queueing, *, seed: int, advance: Callable[[str], None]
 ) -> None:
     """Put every policy behind every queue; the rows of the stream arrive in order."""
-    profile = serving_profile(stream)
+    chains = {p: serving_profile(stream.at(p)) for p in (stream.precision, *stream.others)}
+    profile = chains[stream.precision]
     top_rate = capacity(profile, max_batch=MAX_BATCH)
     slo = queueing.slo_seconds or default_slo_seconds(profile)
     rate = None if queueing.load is None else queueing.load * top_rate
@@ -120,8 +122,9 @@ def simulate_queues(
             policy_of_batches = batching(name, slo_seconds=slo)
 
             def served(trace: Trace, *, by: object = policy_of_batches, at: object = times) -> Served:
+                of = chains[trace.plans[-1].precision]
                 return serve_stream(
-                    at, _first(trace, len(at)), profile, batching=by, execution=queueing.execution, slo_seconds=slo  # type: ignore[arg-type]
+                    at, _first(trace, len(at)), of, batching=by, execution=queueing.execution, slo_seconds=slo  # type: ignore[arg-type]
                 )  # fmt: skip
 
             baseline = served(_exits_off(len(times)))
@@ -203,7 +206,7 @@ def _one_draw(work: Work, number: int) -> dict[str, DrawOutcome]:
             truth=seen,
             in_sample=saving_in_sample(trace, sample.tune),
             certified=trace.certificate is not None,
-            exits_off=bool((trace.exit == NO_EXIT).all()),
+            exits_off=trace.plans[-1].precision == EXACT and bool((trace.exit == NO_EXIT).all()),
         )
         for name, (trace, seen) in outcomes.items()
     }

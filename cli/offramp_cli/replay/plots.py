@@ -135,14 +135,14 @@ def ramp_utilities(axes: Any, result: FileResult, _objective: Objective) -> bool
     for colour, each in _coloured(result.policies):
         last = each.trace.plans[-1]
         if any(float(t) > 0 for t in last.thresholds):
-            utility = evaluate(result.stream, last.active, last.thresholds).utility_seconds
+            utility = evaluate(result.stream.at(last.precision), last.active, last.thresholds).utility_seconds
             bars += [
                 (f"{each.policy.name} {ramp}", value, colour) for ramp, value in zip(last.active, utility, strict=True)
             ]
     if not bars:
         return False
     names, values, colours = zip(*bars, strict=True)
-    share = 100 * np.array(values) / result.stream.costs.total_seconds
+    share = 100 * np.array(values) / result.stream.costs.baseline_seconds
     axes.barh(range(len(bars)), share, color=colours)
     axes.set_yticks(range(len(bars)), names, fontsize=7)
     axes.invert_yaxis()

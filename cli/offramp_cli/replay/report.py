@@ -15,6 +15,7 @@ from rich.table import Table
 
 from offramp_cli.replay.measure import Drawn, PolicyResult, Queueing, Serving
 from offramp_core import binomial
+from offramp_core.columns import EXACT
 from offramp_core.plan import MAX_ACTIVE_RAMPS
 from offramp_core.policies import Objective, Outcome
 from offramp_core.records import Records
@@ -52,6 +53,7 @@ def _policy_mapping(result: PolicyResult, outcome: Outcome, objective: Objective
     certificate = outcome.certificate
     mapping: dict[str, Any] = {
         "name": result.policy.name,
+        "precision": outcome.precision,
         "active": list(outcome.active),
         "thresholds": [float(t) for t in outcome.thresholds],
         "saving": outcome.saving,
@@ -175,11 +177,12 @@ def _judged_share(share: float, budget: float) -> str:
 def _plan_text(result: PolicyResult, outcome: Outcome) -> str:
     if len(result.trace.plans) > 1:
         return f"{len(result.trace.plans)} plans in turn"
+    at = "" if outcome.precision == EXACT else f"{outcome.precision}: "
     if not outcome.active:
-        return "each input its own" if result.policy.hindsight else "exits off"
+        return f"{at}no exits" if at else "each input its own" if result.policy.hindsight else "exits off"
     if len(outcome.active) > MAX_ACTIVE_RAMPS:
-        return f"{len(outcome.active)} ramps"
-    return "  ".join(f"{ramp}<{float(t):.4g}" for ramp, t in zip(outcome.active, outcome.thresholds, strict=True))
+        return f"{at}{len(outcome.active)} ramps"
+    return at + "  ".join(f"{ramp}<{float(t):.4g}" for ramp, t in zip(outcome.active, outcome.thresholds, strict=True))
 
 
 def _certificate_text(outcome: Outcome) -> str:

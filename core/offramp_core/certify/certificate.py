@@ -18,7 +18,7 @@ from offramp_core import binomial
 from offramp_core.certify.betting import betting_p_value
 from offramp_core.certify.slices import SliceResult
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.evaluate import evaluate_plan, leave_position, plan_columns
+from offramp_core.evaluate import answers_agree, evaluate_plan, leave_position, plan_columns
 from offramp_core.evidence.one_arm import check_counts, check_rate
 from offramp_core.plan import Plan
 from offramp_core.records import BoolArray, IndexArray, Records, SecondsArray
@@ -172,13 +172,16 @@ def verify_certificate(
     records : Records, optional
         The held-out records, or a longer file that still holds them: the counts are then made again.
     ramp_ids : sequence of str
-        Names of the records' columns; by default those in the certificate.
+        Names of the columns of the plan's precision; by default those in the certificate.
     inclusion : (n,) float, optional
         Inclusion probabilities of weighted records.
     """
     reason = _against_plan(certificate, plan) or _against_its_own_counts(certificate)
     if reason or records is None:
         return reason
+    if plan.precision not in (records.precision, *records.others):
+        return f"its plan runs at {plan.precision}, which the records do not hold"
+    records = records.at(plan.precision)
     return _against_records(certificate, plan, records, tuple(ramp_ids) or certificate.ramp_ids, inclusion)
 
 
@@ -308,9 +311,5 @@ def records_digest(records: Records, *, inclusion: SecondsArray | None = None) -
 def answers(records: Records, plan: Plan, ramp_ids: Sequence[str]) -> tuple[BoolArray, SecondsArray]:
     """Per record: is the plan's answer wrong (n,), and the seconds it takes (n,)."""
     active, thresholds = plan_columns(plan, ramp_ids)
-    n = len(records)
-    if not active:
-        return np.zeros(n, dtype=bool), np.full(n, records.costs.total_seconds)
     left = leave_position(records, active, thresholds)
-    agrees = np.column_stack([records.agrees[:, active], records.final_agrees])
-    return ~agrees[np.arange(n), left], records.costs.leave_seconds(active)[left]
+    return ~answers_agree(records, active, left), records.costs.leave_seconds(active)[left]

@@ -24,12 +24,13 @@ from decimal import Decimal
 import numpy as np
 import numpy.typing as npt
 
+from offramp_core.columns import EXACT
 from offramp_core.records import BoolArray, Records
 from offramp_core.search.grid import NEVER, STEPS, leave_keys, threshold_of
 
 Floats = npt.NDArray[np.float64]
 
-# The price of one disagreement, in backbone runs, from "hardly ever worth it" down to "almost free".
+# The price of one disagreement, in runs of the fp32 backbone, from "hardly ever worth it" down to "almost free".
 PRICES = tuple(float(p) for p in np.geomspace(1000.0, 0.5, 40))
 # Expected disagreement of the steps, in budgets. Wide, because the model may be off by as much; fine, because the last accepted step counts.
 LEVELS = tuple(float(f) for f in np.geomspace(0.005, 4.0, 80))
@@ -49,16 +50,20 @@ def expected_path(
     max_overhead: float = 1.0,
     should_stop: Callable[[], bool] | None = None,
 ) -> list[Step]:
-    """Plans from cautious to bold, without repeats.
+    """Plans from cautious to bold, without repeats. At another precision than fp32 the first one has no ramps.
 
     The plans of falling prices jump where a ramp joins. Between two of them the path goes on in small steps of expected disagreement:
     either the plan before, its thresholds scaled up together in rank space, or the one behind, scaled down, whichever is cheaper.
     """
     kept = records.take(slice(max(0, len(records) - MOST_ROWS), None))
     search = _Descent(kept, max_ramps=max_ramps, max_overhead=max_overhead)
-    levels = [f * max_disagreement for f in LEVELS]
-    anchors = _anchors(search, upto=levels[-1], should_stop=should_stop)
     path: dict[tuple[tuple[int, ...], tuple[Decimal, ...]], Step] = {}
+    start = 0.0
+    if records.precision != EXACT:
+        start = search.expected_disagreement({})
+        path[((), ())] = Step((), (), start)
+    levels = [start + f * max_disagreement for f in LEVELS]
+    anchors = _anchors(search, upto=levels[-1], should_stop=should_stop)
     for level in levels:
         around = [a for a in anchors if a.expected <= level][-1:] + [a for a in anchors if a.expected > level][:1]
         scaled = [keys for keys in (search.scaled(anchor.keys, level) for anchor in around) if keys]
@@ -67,7 +72,7 @@ def expected_path(
             ramps = tuple(sorted(keys))
             thresholds = tuple(threshold_of(keys[ramp]) for ramp in ramps)
             path.setdefault((ramps, thresholds), Step(ramps, thresholds, search.expected_disagreement(keys)))
-    return list(path.values())
+    return sorted(path.values(), key=lambda step: step.expected_disagreement) if start else list(path.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +111,24 @@ def _anchors(search: _Descent, *, upto: float, should_stop: Callable[[], bool] |
 
 def error_curves(records: Records) -> Floats:
     """Chance that each ramp's answer to each record is wrong, smoothed over the ramp's scores: (n, R)."""
-    u = np.clip(records.uncertainty.astype(np.float64), _EDGE, 1 - _EDGE)
-    x = np.log(u) - np.log1p(-u)
-    wrong = ~records.agrees
-    return np.column_stack([_logistic(x[:, j], wrong[:, j]) for j in range(records.n_ramps)])
+    x, wrong = _log_odds(records.uncertainty), ~records.agrees
+    out = np.empty(x.shape)
+    for j in range(records.n_ramps):
+        out[:, j] = _logistic(x[:, j], wrong[:, j])
+    return out
+
+
+def final_errors(records: Records) -> Floats:
+    """Chance that the chain's own backbone answers each record wrongly, (n,): smoothed over its scores where they are known."""
+    wrong = ~records.final_agrees
+    if records.final_uncertainty is None or not wrong.any():
+        return np.full(len(records), wrong.mean())
+    return _logistic(_log_odds(records.final_uncertainty), wrong)
+
+
+def _log_odds(uncertainty: npt.NDArray[np.float32]) -> Floats:
+    u = np.clip(uncertainty.astype(np.float64), _EDGE, 1 - _EDGE)
+    return np.asarray(np.log(u) - np.log1p(-u))
 
 
 def _logistic(x: Floats, y: BoolArray) -> Floats:
@@ -151,12 +170,14 @@ class _Descent:
     """The sum and its state: a threshold key per active ramp."""
 
     def __init__(self, records: Records, *, max_ramps: int, max_overhead: float) -> None:
-        costs, total = records.costs, records.costs.total_seconds
-        self._n, self._max_ramps, self._allowed = len(records), max_ramps, max_overhead * (1 + 1e-12)
-        self._reached = np.cumsum(costs.segment_seconds)[:-1] / total
-        self._ramp = costs.ramp_seconds / total
+        costs, unit = records.costs, records.costs.baseline_seconds
+        self._n, self._max_ramps = len(records), max_ramps
+        self._allowed = max_overhead * (1 + 1e-12) + costs.head_start
+        self._reached = np.cumsum(costs.segment_seconds)[:-1] / unit
+        self._ramp = costs.ramp_seconds / unit
+        self._whole = costs.total_seconds / unit
         self._wrong = error_curves(records)
-        self._final_wrong = float((~records.final_agrees).mean())
+        self._final_wrong = final_errors(records)
         self._keys = leave_keys(records.uncertainty)
         self._order = np.argsort(self._keys, axis=0, kind="stable")
         sorted_keys = np.take_along_axis(self._keys, self._order, axis=0)
@@ -179,7 +200,7 @@ class _Descent:
         return float(self._leave(keys)[1].mean())
 
     def mean_seconds(self, keys: Keys) -> float:
-        """Mean time, in backbone runs."""
+        """Mean time, in runs of the fp32 backbone."""
         return float(self._leave(keys)[0].mean())
 
     def scaled(self, keys: Keys, level: float) -> Keys:
@@ -264,8 +285,8 @@ class _Descent:
         """Seconds, chance of a wrong answer and the ramp each input leaves at (R where it stays): (n,) each."""
         ramps = sorted(active)
         paid = np.cumsum(self._ramp[ramps])
-        seconds = np.full(self._n, 1.0 + (float(paid[-1]) if ramps else 0.0))
-        wrong = np.full(self._n, self._final_wrong)
+        seconds = np.full(self._n, self._whole + (float(paid[-1]) if ramps else 0.0))
+        wrong = self._final_wrong.copy()
         left = np.full(self._n, len(self._ramp), dtype=np.intp)
         for position in range(len(ramps) - 1, -1, -1):
             ramp = ramps[position]

@@ -31,8 +31,9 @@ from offramp_core.certify.certificate import (
 )
 from offramp_core.certify.planner import fewest_labels, more_labels
 from offramp_core.certify.slices import SliceBudget, SliceResult, slice_rows
+from offramp_core.columns import EXACT
 from offramp_core.evaluate import Evaluation, evaluate_plan
-from offramp_core.plan import Execution, Plan, RampThreshold
+from offramp_core.plan import Execution, Plan, Precision, RampThreshold
 from offramp_core.records import BoolArray, Records, SecondsArray
 from offramp_core.search.grid import cautious_threshold
 
@@ -58,11 +59,12 @@ class Subject:
     backbone_digest: str
     ramp_set_digest: str
     execution: Execution = "Auto"
+    precision: Precision = EXACT
 
     def plan(self, active: Sequence[int], thresholds: Sequence[Decimal]) -> Plan:
         """The plan of a threshold vector; ramps that nothing can leave at are left out."""
         ramps = tuple(RampThreshold(self.ramp_ids[i], t) for i, t in zip(active, thresholds, strict=True) if t > 0)
-        return Plan(self.backbone_digest, self.ramp_set_digest, ramps, execution=self.execution)
+        return Plan(self.backbone_digest, self.ramp_set_digest, ramps, self.precision, self.execution)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,10 @@ def test_path(
     slices: Sequence[SliceBudget] = (),
     weights: Weights | None = None,
 ) -> Certified | NotCertified:
-    """Test plans in the order given; parameters as in :func:`rank_path_certificate`. B must have had no part in making the path."""
+    """Test plans in the order given; parameters as in :func:`rank_path_certificate`. B must have had no part in making the path.
+
+    ``records_b`` are those of the chain that the plans run in, and ``ramp_ids`` its columns.
+    """
     total = allowance(delta, test_index)
     level = total / (1 + len(slices))
     if weights is not None:
@@ -245,8 +250,8 @@ class _Steps:
         return len(self._path)
 
     def saving(self, step: int, stopped: Sequence[BoolArray]) -> float:
-        """Share of the backbone's time saved when the requests of stopped slices run to the end."""
-        seconds, total = self._replay(step)[1], self._records.costs.total_seconds
+        """Share of the fp32 backbone's time saved when the requests of stopped slices run to its end."""
+        seconds, total = self._replay(step)[1], self._records.costs.baseline_seconds
         if stopped:
             seconds = np.where(np.logical_or.reduce(stopped), total, seconds)
         each = None if self._weights is None else 1 / self._weights.inclusion

@@ -29,9 +29,11 @@ from offramp_core.policies.planned import (
     exits_off,
     fast_yet_safe,
     greedy,
+    lower_precision,
     single_threshold,
     static_small,
     two_layer,
+    without_other_precisions,
     without_small_model,
 )
 from offramp_core.records import IndexArray, Records
@@ -72,6 +74,7 @@ _LISTED = (
     ),
     NamedPolicy("two-layer", "one early answerer before the full model, one threshold (arXiv:2312.05385)", two_layer),
     NamedPolicy("static-small", "a smaller model instead, for every input", static_small, refusal=without_small_model),
+    NamedPolicy("lower-precision", "the backbone at a lower precision, without exits", lower_precision, refusal=without_other_precisions),
     NamedPolicy("exits-off", "the model as it was given", exits_off),
     NamedPolicy(
         "offline-optimal", "the best plan for the whole stream: hindsight (arXiv:2312.05385)", offline_optimal, hindsight=True

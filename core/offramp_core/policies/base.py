@@ -12,8 +12,10 @@ from itertools import pairwise
 import numpy as np
 
 from offramp_core.certify import Certificate
+from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
-from offramp_core.evaluate import Threshold, check_active, leave_position
+from offramp_core.evaluate import Threshold, answers_agree, check_active, leave_position
+from offramp_core.plan import PRECISIONS, Precision
 from offramp_core.records import BoolArray, IndexArray, Records, SecondsArray
 
 NO_EXIT = -1
@@ -24,7 +26,8 @@ class Objective:
     """What every policy is asked for.
 
     ``budget`` is the allowed disagreement, ``max_ramps`` ramps at most may be active and add at most ``max_overhead`` of the backbone's
-    time together. ``batch_size`` is how many requests an online policy sees at a time.
+    time together. ``batch_size`` is how many requests an online policy sees at a time. ``precisions`` are those a plan may run at, as
+    far as they were recorded; policies that were published without any run at fp32.
     """
 
     budget: float
@@ -32,8 +35,11 @@ class Objective:
     max_ramps: int = 3
     max_overhead: float = 0.05
     batch_size: int = 1
+    precisions: tuple[Precision, ...] = PRECISIONS
 
     def __post_init__(self) -> None:
+        if EXACT not in self.precisions:
+            raise InvalidArgumentError(f"precisions are {list(self.precisions)}; {EXACT} must be among them")
         if self.batch_size < 1:
             raise InvalidArgumentError(f"batch_size is {self.batch_size}; a policy sees at least 1 request at a time")
 
@@ -42,12 +48,14 @@ class Objective:
 class PlanInForce:
     """A plan and the first row of the stream it served.
 
-    ``thresholds`` has one entry per active ramp; all are 0 where a policy leaves by another rule than a threshold.
+    ``thresholds`` has one entry per active ramp; all are 0 where a policy leaves by another rule than a threshold. Ramps are
+    columns of the chain of ``precision``.
     """
 
     since: int
     active: tuple[int, ...]
     thresholds: tuple[Threshold, ...]
+    precision: Precision = EXACT
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ class Trace:
     Attributes
     ----------
     exit : (n,) int
-        Ramp where each request left, ``NO_EXIT`` (-1) where it ran to the output.
+        Ramp where each request left, as a column of its plan's chain, ``NO_EXIT`` (-1) where it ran to the output.
     plans : tuple of PlanInForce
         By rising ``since``, the first at 0. Ramps in force are paid by every request that reaches them.
     agrees : (n,) bool
@@ -91,18 +99,20 @@ class Trace:
         ends = [*(plan.since for plan in self.plans[1:]), len(self.exit)]
         for plan, end in zip(self.plans, ends, strict=True):
             rows = slice(plan.since, end)
-            out[rows] = _seconds_by_exit(records, plan.active)[self.exit[rows]]
+            out[rows] = _seconds_by_exit(records.at(plan.precision), plan.active)[self.exit[rows]]
         return out
 
     def saving(self, records: Records) -> float:
-        """Share of the backbone's time saved against no ramps; negative when ramps cost more than they save."""
-        total = records.costs.total_seconds
+        """Share of the fp32 backbone's time saved; negative when ramps cost more than they save."""
+        total = records.costs.baseline_seconds
         return float((total - self.seconds(records)).mean()) / total
 
     def outcome(self, records: Records) -> Outcome:
         """The last plan in force, and what the whole trace saved and cost."""
         last = self.plans[-1]
-        return Outcome(last.active, last.thresholds, self.saving(records), self.disagreement, self.certificate)
+        return Outcome(
+            last.active, last.thresholds, self.saving(records), self.disagreement, self.certificate, last.precision
+        )
 
     def _check_length(self, records: Records) -> None:
         if len(records) != len(self.exit):
@@ -115,7 +125,7 @@ class Trace:
 class Outcome:
     """What is left of a trace in one line.
 
-    ``active`` and ``thresholds`` are the last plan in force; ``saving`` and ``disagreement`` fractions over the whole stream.
+    ``active``, ``thresholds`` and ``precision`` are the last plan in force; ``saving`` and ``disagreement`` fractions over the whole stream.
     ``certificate`` is None for policies that prove nothing.
     """
 
@@ -124,6 +134,7 @@ class Outcome:
     saving: float
     disagreement: float
     certificate: Certificate | None = None
+    precision: Precision = EXACT
 
 
 StreamPolicy = Callable[[Records, Records, Objective], Trace]
@@ -165,18 +176,21 @@ def constant(
     active: Sequence[int],
     thresholds: Sequence[Threshold],
     certificate: Certificate | None = None,
+    *,
+    precision: Precision = EXACT,
 ) -> Trace:
-    """The trace of one plan kept for the whole stream."""
-    ramps = check_active(stream, active)
-    left, agrees = serve(stream, ramps, thresholds)
-    return Trace(left, (PlanInForce(0, ramps, tuple(thresholds)),), agrees, certificate)
+    """The trace of one plan kept for the whole stream; ``active`` are columns of the chain of ``precision``."""
+    chain = stream.at(precision)
+    ramps = check_active(chain, active)
+    left, agrees = serve(chain, ramps, thresholds)
+    return Trace(left, (PlanInForce(0, ramps, tuple(thresholds), precision),), agrees, certificate)
 
 
 def serve(stream: Records, active: tuple[int, ...], thresholds: Sequence[Threshold]) -> tuple[IndexArray, BoolArray]:
     """Where each request leaves under a plan (ramp index or ``NO_EXIT``), and whether its answer agrees."""
     position = leave_position(stream, active, thresholds)
     left = np.append(np.asarray(active, dtype=np.intp), NO_EXIT)[position]
-    return left, answers(stream, left) if active else np.ones(len(stream), dtype=np.bool_)
+    return left, answers_agree(stream, active, position)
 
 
 def answers(stream: Records, left: IndexArray) -> BoolArray:

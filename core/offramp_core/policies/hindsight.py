@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from offramp_core.policies.base import NO_EXIT, Objective, PlanInForce, Trace, constant, serve
-from offramp_core.policies.planned import searched
+from offramp_core.policies.planned import best_of_precisions
 from offramp_core.records import Records
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import error_budget
@@ -33,8 +33,8 @@ def offline_optimal(_tune: Records, stream: Records, objective: Objective) -> Tr
 
     Source: the offline optimum of Apparate's evaluation, arXiv:2312.05385 section 5.4, found by exact search instead of a grid.
     """
-    plan = searched(stream, objective)
-    return constant(stream, plan.active, plan.thresholds)
+    precision, plan = best_of_precisions(stream, objective)
+    return constant(stream, plan.active, plan.thresholds, precision=precision)
 
 
 def online_optimal(_tune: Records, stream: Records, objective: Objective) -> Trace:

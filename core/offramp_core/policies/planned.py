@@ -8,7 +8,10 @@ import numpy as np
 
 from offramp_core import tuning
 from offramp_core.certify import largest_passing_count
+from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidRecordsError
+from offramp_core.evaluate import evaluate, plan_columns
+from offramp_core.plan import Precision
 from offramp_core.policies.base import Objective, PlanInForce, Trace, answers, constant
 from offramp_core.policies.climb import Climbing, climb
 from offramp_core.policies.common_threshold import common_thresholds
@@ -21,12 +24,12 @@ RISK_GRID = STEPS // 1000  # fast-yet-safe tries thresholds 0.001, 0.002, ..., 1
 
 
 def exact(tune: Records, stream: Records, objective: Objective) -> Trace:
-    """The plan that saves most on the tuning records within the budget, over thresholds and placement, uncertified.
+    """The plan that saves most on the tuning records within the budget, over precisions, placement and thresholds, uncertified.
 
     Source: this project, docs/decisions/0004. Tuned to the budget on its own records it breaks it about as often as not.
     """
-    plan = searched(tune, objective)
-    return constant(stream, plan.active, plan.thresholds)
+    precision, plan = best_of_precisions(tune, objective)
+    return constant(stream, plan.active, plan.thresholds, precision=precision)
 
 
 def certified(tune: Records, stream: Records, objective: Objective) -> Trace:
@@ -44,12 +47,31 @@ def certified(tune: Records, stream: Records, objective: Objective) -> Trace:
         ramp_set_digest="",
         max_overhead=objective.max_overhead,
         max_ramps=objective.max_ramps,
+        precisions=objective.precisions,
     )
     proposed = tuning.tune(tune, request)
     if not isinstance(proposed, tuning.Proposed):
         return exits_off(tune, stream, objective)
-    active = tuple(names.index(ramp.id) for ramp in proposed.plan.ramps)
-    return constant(stream, active, tuple(ramp.threshold for ramp in proposed.plan.ramps), proposed.certificate)
+    active, thresholds = plan_columns(proposed.plan, proposed.certificate.ramp_ids)
+    return constant(stream, active, thresholds, proposed.certificate, precision=proposed.plan.precision)
+
+
+def lower_precision(tune: Records, stream: Records, objective: Objective) -> Trace:
+    """The backbone at the precision that saves most on the tuning records within the budget, without exits.
+
+    Source: this project; what a plan with exits has to beat where a lower precision was recorded.
+
+    Raises
+    ------
+    InvalidRecordsError
+        Only one precision was recorded.
+    """
+    reason = without_other_precisions(tune)
+    if reason:
+        raise InvalidRecordsError(reason)
+    found = [(evaluate(tune.at(p), (), ()), p) for p in tune.others if p in objective.precisions]
+    kept = [(seen.saving, p) for seen, p in found if seen.disagreement <= objective.budget and seen.saving > 0]
+    return constant(stream, (), (), precision=max(kept)[1]) if kept else exits_off(tune, stream, objective)
 
 
 def greedy(tune: Records, stream: Records, objective: Objective) -> Trace:
@@ -140,6 +162,11 @@ def without_small_model(records: Records) -> str | None:
     return "segment_seconds[0] is not 0; static-small needs a model recorded at the input, a ramp with no backbone before it"
 
 
+def without_other_precisions(records: Records) -> str | None:
+    """Why there is no lower precision to serve, in one line; None where one was recorded."""
+    return None if records.others else "ramp_precision names no other precision; lower-precision needs one recorded"
+
+
 def evenly_spaced(records: Records, objective: Objective) -> tuple[int, ...]:
     """As many ramps as allowed, spread evenly over the network; fewer where together they would break the overhead bound."""
     n = records.n_ramps
@@ -153,6 +180,16 @@ def evenly_spaced(records: Records, objective: Objective) -> tuple[int, ...]:
 def affordable(records: Records, ramps: tuple[int, ...], objective: Objective) -> bool:
     """Whether so many ramps are allowed, and their worst-case overhead is."""
     return len(ramps) <= objective.max_ramps and records.costs.overhead(ramps) <= objective.max_overhead * (1 + 1e-12)
+
+
+def best_of_precisions(records: Records, objective: Objective) -> tuple[Precision, ThresholdPlan]:
+    """The exact search at every precision allowed, and the plan that saves most within the budget."""
+    found = {
+        p: searched(records.at(p), objective) for p in (records.precision, *records.others) if p in objective.precisions
+    }
+    kept = [(plan.saving, p) for p, plan in found.items() if p == EXACT or plan.disagreement <= objective.budget]
+    precision = max(kept, key=lambda pair: pair[0])[1]
+    return precision, found[precision]
 
 
 def searched(records: Records, objective: Objective) -> ThresholdPlan:

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.bundle import BatchProfile, Profile
+from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import Evaluation
 from offramp_core.records import ExitCosts, IndexArray, Records, SecondsArray
@@ -208,11 +209,27 @@ def price(
 
 
 def overheads(records: Records) -> Floats:
-    """What each ramp adds in the worst case, as a share of the backbone's time, by batch size where that was measured: (B, R)."""
+    """What each ramp adds in the worst case, as a share of the fp32 backbone's time, by batch size where that was measured: (B, R)."""
+    return np.array([c.ramp_seconds / c.baseline_seconds for c in _all_costs(records)])
+
+
+def head_starts(records: Records) -> Floats:
+    """By how much the chain's own backbone is faster than fp32, as a share of the latter, by batch size: (B,). 0 at fp32."""
+    return np.array([c.head_start for c in _all_costs(records)])
+
+
+def _all_costs(records: Records) -> list[ExitCosts]:
     costs = [records.costs]
     if records.profile is not None:
-        costs += [ExitCosts(np.array(b.segment_seconds), np.array(b.ramp_seconds)) for b in records.profile.batches]
-    return np.array([c.ramp_seconds / c.total_seconds for c in costs if c.total_seconds > 0])
+        costs += [
+            ExitCosts(
+                np.array(b.segment_seconds),
+                np.array(b.ramp_seconds),
+                None if records.precision == EXACT else b.exact_seconds,
+            )
+            for b in records.profile.batches
+        ]
+    return [c for c in costs if c.baseline_seconds > 0]
 
 
 def _check_costs(records: Records) -> None:

@@ -12,7 +12,7 @@ from offramp_core.plan import MAX_ACTIVE_RAMPS
 from offramp_core.records import Records
 from offramp_core.search.branch import BranchAndBound, Choice
 from offramp_core.search.limits import make_limits
-from offramp_core.search.objective import Pricing, overheads, price
+from offramp_core.search.objective import Pricing, head_starts, overheads, price
 from offramp_core.search.space import SearchSpace
 from offramp_core.search.thresholds import SearchResult, as_plan
 
@@ -112,7 +112,7 @@ def _search_all(search: BranchAndBound, *, max_ramps: int, max_overhead: float) 
     Sizes with more sets than there are nodes left to spend are only searched around the best smaller plan.
     """
     added = overheads(search.space.records)
-    most = max_overhead * (1 + 1e-12)
+    most = max_overhead * (1 + 1e-12) + head_starts(search.space.records)
 
     def allowed(active: Sequence[int]) -> bool:
         return bool((added[:, list(active)].sum(axis=1) <= most).all())

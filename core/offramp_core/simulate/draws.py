@@ -73,7 +73,7 @@ def run_draw(
 def saving_in_sample(trace: Trace, tune: Records) -> float:
     """What the last plan in force saves on the records it was tuned on."""
     last = trace.plans[-1]
-    return evaluate(tune, last.active, last.thresholds).saving
+    return evaluate(tune.at(last.precision), last.active, last.thresholds).saving
 
 
 def truth(trace: Trace, stream: Records, pool: Records) -> Truth:
@@ -84,9 +84,9 @@ def truth(trace: Trace, stream: Records, pool: Records) -> Truth:
     saving = disagreement = 0.0
     known: dict[tuple[object, ...], tuple[float, float]] = {}
     for plan, end in zip(trace.plans, ends, strict=True):
-        key = (plan.active, plan.thresholds)
+        key = (plan.precision, plan.active, plan.thresholds)
         if key not in known:
-            seen = evaluate(pool, plan.active, plan.thresholds)
+            seen = evaluate(pool.at(plan.precision), plan.active, plan.thresholds)
             known[key] = (seen.saving, seen.disagreement)
         share = (end - plan.since) / len(trace.exit)
         saving += share * known[key][0]
@@ -99,7 +99,7 @@ def _told_by_thresholds(trace: Trace, stream: Records) -> bool:
     ends = [*(plan.since for plan in trace.plans[1:]), len(trace.exit)]
     for plan, end in zip(trace.plans, ends, strict=True):
         rows = slice(plan.since, end)
-        left, _ = serve(stream.take(rows), plan.active, plan.thresholds)
+        left, _ = serve(stream.at(plan.precision).take(rows), plan.active, plan.thresholds)
         if not np.array_equal(left, trace.exit[rows]):
             return False
     return True
