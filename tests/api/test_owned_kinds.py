@@ -30,7 +30,7 @@ CONFIG_RULES: list[Rule] = [
     Rule("spec.backboneDigest", DIGEST, ..., "spec.backboneDigest: Required value"),
     Rule("spec.rampSetDigest", DIGEST, "md5:1", DIGEST_SENTENCE),
     Rule("spec.rampSetDigest", DIGEST, ..., "spec.rampSetDigest: Required value"),
-    Rule("spec.precision", "fp32", "int8", 'Unsupported value: "int8"'),
+    Rule("spec.precision", "int8", "int4", 'Unsupported value: "int4"'),
     Rule("spec.precision", "fp32", ..., "spec.precision: Required value"),
     Rule("spec.execution", "ComputeSaving", "Both", 'Unsupported value: "Both"'),
     Rule("spec.execution", "ResultsOnly", ..., "spec.execution: Required value"),

@@ -24,6 +24,7 @@ SAMPLES = sorted((Path(__file__).resolve().parents[2] / "manifests" / "samples")
 ABSENT = ...
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 PIN = {"ramps": [{"id": "r04-grid", "threshold": "0.25"}]}
+INT8_PIN = {**PIN, "precision": "int8"}
 SEVEN_RAMPS = [{"id": f"r0{i}-grid", "threshold": "0.1"} for i in range(7)]
 
 RULES: list[Rule] = [
@@ -64,6 +65,9 @@ RULES: list[Rule] = [
     Rule("spec.ramps", {"mode": "Disabled"}, {"pin": PIN}, "ramps.pin needs ramps.mode Pinned"),
     Rule("spec.ramps.maxOverhead", "0.000001", "0", "maxOverhead must be a quoted decimal above 0 and at most 1"),
     Rule("spec.ramps.maxOverhead", "1", "1.1", "maxOverhead must be a quoted decimal above 0 and at most 1"),
+    Rule("spec.ramps.precision", "Exact", "int8", 'Unsupported value: "int8"'),
+    Rule("spec.ramps", {"mode": "Pinned", "pin": INT8_PIN}, {"mode": "Pinned", "precision": "Exact", "pin": INT8_PIN}, "ramps.precision Exact allows fp32 alone"),
+    Rule("spec.ramps", {"mode": "Pinned", "pin": {"ramps": [], "precision": "int8"}}, {"mode": "Pinned", "pin": {"ramps": []}}, "ramps.pin.ramps must name a ramp"),
     Rule("spec.ramps.maxActive", 1, 0, "should be greater than or equal to 1"),
     Rule("spec.ramps.maxActive", 6, 7, "should be less than or equal to 6"),
     Rule("spec.execution", "ResultsOnly", "Fast", 'Unsupported value: "Fast"'),
@@ -119,10 +123,11 @@ RULES: list[Rule] = [
 
 PIN_RULES: list[Rule] = [
     Rule("spec.ramps.pin.rampSetDigest", DIGEST, "sha256:1", "rampSetDigest must be sha256: followed by 64"),
-    Rule("spec.ramps.pin.ramps", PIN["ramps"], [], "should have at least 1 items"),
+    Rule("spec.ramps.pin.ramps", PIN["ramps"], [], "ramps.pin.ramps must name a ramp"),
     Rule("spec.ramps.pin.ramps", SEVEN_RAMPS[:6], SEVEN_RAMPS, "must have at most 6 items"),
     Rule("spec.ramps.pin.ramps", SEVEN_RAMPS[:2], [SEVEN_RAMPS[0], SEVEN_RAMPS[0]], "Duplicate value"),
     Rule("spec.ramps.pin.ramps.0.id", "r11-linear", "R04 Grid", "id must be a ramp id such as r04-grid"),
+    Rule("spec.ramps.pin.ramps.0.id", "int8/r04.grid", "int8/../r04", "id must be a ramp id such as r04-grid or int8/r04-grid"),
     Rule("spec.ramps.pin.ramps.0.id", "r04-grid", ABSENT, "id: Required value"),
     Rule("spec.ramps.pin.ramps.0.threshold", "0", "-0.1", "threshold must be a quoted decimal from 0 to 1 with at most 6 decimals"),
     Rule("spec.ramps.pin.ramps.0.threshold", "1.0", "1.1", "threshold must be a quoted decimal from 0 to 1 with at most 6 decimals"),

@@ -188,10 +188,11 @@ def _user_generation(facts: Facts, settled_generation: int) -> list[Condition]:
     return []
 
 
-def observe(
-    facts: Facts, costs: ExitCosts | None, ramp_ids: tuple[str, ...]
-) -> tuple[Observed, SecondsSketch, int, int]:
-    """Figures of the stable plan, and the raw numbers behind them: (observed, latency sketch, audits, disagreements)."""
+def observe(facts: Facts, ramp_ids: tuple[str, ...], costs: ExitCosts) -> tuple[Observed, SecondsSketch, int, int]:
+    """Figures of the stable plan, and the raw numbers behind them: (observed, latency sketch, audits, disagreements).
+
+    ``ramp_ids`` and ``costs`` are those of the plan's precision.
+    """
     if facts.stable is None:
         return Observed(), SecondsSketch(), 0, 0
     mine = [c for c in facts.counts if c.plan_hash == facts.stable.plan.content_hash]
@@ -215,17 +216,15 @@ def observe(
     return (before if unchanged else figures), latency, audited, disagreed
 
 
-def _saved(
-    stable: Config, exits: dict[str, int], requests: int, costs: ExitCosts | None, ramp_ids: tuple[str, ...]
-) -> str:
-    """Compute saved: measured exit shares at profiled seconds, against the model without ramps."""
+def _saved(stable: Config, exits: dict[str, int], requests: int, costs: ExitCosts, ramp_ids: tuple[str, ...]) -> str:
+    """Compute saved: measured exit shares at profiled seconds, against the fp32 model without ramps."""
     active = [ramp.id for ramp in stable.plan.ramps if ramp.id in ramp_ids]
-    if not requests or costs is None or len(active) != len(stable.plan.ramps):
+    if not requests or len(active) != len(stable.plan.ramps):
         return ""
     leave = costs.leave_seconds([ramp_ids.index(r) for r in active])
     left = np.array([exits[r] for r in active], dtype=np.float64)
     mean = (left @ leave[:-1] + (requests - left.sum()) * leave[-1]) / requests
-    return f"{1 - mean / costs.total_seconds:.0%}"
+    return f"{1 - mean / costs.baseline_seconds:.0%}"
 
 
 def format_seconds(seconds: float | None) -> str:

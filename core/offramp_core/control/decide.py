@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from offramp_core.columns import EXACT, chain
 from offramp_core.control.audit import eager_rate, quiet_rate
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
 from offramp_core.control.ledger import BootReport, fold
@@ -33,8 +34,8 @@ from offramp_core.control.tuner import (
     pinned_plan,
     tune_or_wait,
 )  # fmt: skip
-from offramp_core.plan import Plan, exits_off_plan
-from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument
+from offramp_core.plan import Plan, Precision, exits_off_plan
+from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument, RampInfo
 from offramp_core.records import ExitCosts
 from offramp_core.sketch import SecondsSketch, merge_sketches
 from offramp_core.tuning import TuningRequest
@@ -59,12 +60,28 @@ def decide(snapshot: Snapshot, now: float) -> Decision:
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """What the workers serve: the digests they agree on, their ramps in network order, and their costs."""
+    """What the workers serve: the digests they agree on, the columns of their records, and their costs."""
 
     backbone_digest: str
     ramp_set_digest: str
-    ramp_ids: tuple[str, ...]
-    costs: ExitCosts
+    columns: tuple[RampInfo, ...]
+    costs: Mapping[str, list[Any]]
+
+    @property
+    def ramp_ids(self) -> tuple[str, ...]:
+        return tuple(column.id for column in self.columns)
+
+    def chain(self, precision: Precision) -> tuple[tuple[str, ...], ExitCosts]:
+        """Names and costs (at the smallest batch) of the ramps that a plan of this precision may use."""
+        prefix = f"{precision}_"
+        if f"{prefix}segment_seconds" not in self.costs:
+            precision, prefix = EXACT, ""
+        segment, ramp, whole = (
+            np.asarray(self.costs[name][0], float)
+            for name in (f"{prefix}segment_seconds", f"{prefix}ramp_seconds", "segment_seconds")
+        )
+        ids = tuple(self.columns[j].id for j in chain([c.precision for c in self.columns], precision))
+        return ids, ExitCosts(segment, ramp, None if precision == EXACT else float(whole.sum()))
 
 
 def _served(snapshot: Snapshot) -> _Served | None:
@@ -73,10 +90,7 @@ def _served(snapshot: Snapshot) -> _Served | None:
     if len({(s.backbone_digest, s.ramp_set_digest) for s in states}) != 1:
         return None
     first = states[0]
-    costs = ExitCosts(
-        np.asarray(first.costs["segment_seconds"][0], float), np.asarray(first.costs["ramp_seconds"][0], float)
-    )
-    return _Served(first.backbone_digest, first.ramp_set_digest, tuple(r.id for r in first.ramps), costs)
+    return _Served(first.backbone_digest, first.ramp_set_digest, first.ramps, first.costs)
 
 
 def _without_workers(snapshot: Snapshot, now: float) -> Decision:
@@ -171,10 +185,9 @@ class _Pass:
         if self.spec.mode == "Disabled":
             self.events.append(Event("ExitsOff", "ramps.mode is Disabled"))
             return baseline
-        if not stable.certified_for(self.spec.max_disagreement) and self.spec.mode != "Pinned":
-            self.events.append(
-                Event("ExitsOff", f"{stable.name} is not certified for a budget of {self.spec.max_disagreement:.2%}")
-            )
+        forbidden = self._forbidden(stable)
+        if forbidden:
+            self.events.append(Event("ExitsOff", forbidden))
             self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None)
             return baseline
         alarmed = self._alarmed(plan)
@@ -185,6 +198,14 @@ class _Pass:
             self._reject(stable, message)
             return baseline
         return stable
+
+    def _forbidden(self, stable: Config) -> str:
+        """Why the spec, as it is now, does not let a plan serve; empty where it does."""
+        if stable.plan.precision not in self.spec.precisions:
+            return f"{stable.name} runs at {stable.plan.precision}; ramps.precision is {self.spec.precision}"
+        if not stable.certified_for(self.spec.max_disagreement) and self.spec.mode != "Pinned":
+            return f"{stable.name} is not certified for a budget of {self.spec.max_disagreement:.2%}"
+        return ""
 
     def _switch_off(self, tuned: Tuned, stable: Config, baseline: Config) -> Tuned:
         """The records say what the detector has not said yet. A plan that follows is then compared with the model itself, not with a plan
@@ -379,7 +400,7 @@ class _Pass:
         ready = [w for w in self.snapshot.workers if w.ready]
         acked = sum(published is not None and w.state is not None and w.state.epoch == published.epoch for w in ready)
         facts = Facts(self.service, self.snapshot.workers, acked, stable, self.counts, pin.status, rollout, self.now)
-        observed, latency, n, k = observe(facts, self.served.costs, self.served.ramp_ids)
+        observed, latency, n, k = observe(facts, *self.served.chain(stable.plan.precision))
         settled = before.settled_generation
         if facts.settled and not document_changed:
             settled = self.service.generation

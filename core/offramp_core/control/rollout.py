@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from offramp_core.columns import EXACT
 from offramp_core.control.audit import eager_rate
 from offramp_core.control.gates import GateInput, read_gates
 from offramp_core.control.objects import Config, GateStatus, Ledger, Phase, Rollout, RolloutStatus, Service, StepRecord
@@ -352,6 +353,8 @@ def intent_key(service: Service) -> str:
     """What a rollout was begun for; a change supersedes it. Replicas and the like are left out on purpose."""
     spec = service.spec
     pin = "" if spec.pin is None else ",".join(f"{r.id}<{r.threshold}" for r in spec.pin.ramps)
+    if spec.pin is not None and spec.pin.precision != EXACT:
+        pin += f"@{spec.pin.precision}"
     return f"{spec.objective_key}/{spec.mode}/{pin}"
 
 

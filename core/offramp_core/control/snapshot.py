@@ -33,7 +33,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class RecordStore:
-    """The fleet's records of one ramp set, oldest first (``records.time`` is set), and whose they are."""
+    """The fleet's records of one ramp set, oldest first (``records.time`` is set), and whose they are; ``ramp_ids`` names their columns."""
 
     records: Records
     ramp_ids: tuple[str, ...]

@@ -13,12 +13,14 @@ from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
+from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
-from offramp_core.plan import MAX_ACTIVE_RAMPS, Execution, RampThreshold
+from offramp_core.plan import MAX_ACTIVE_RAMPS, PRECISIONS, Execution, Precision, RampThreshold
 
 Mode = Literal["Auto", "Recommend", "Pinned", "Disabled"]
 Promotion = Literal["Automatic", "Manual"]
 OnInconclusive = Literal["Abort", "Hold"]
+AllowedPrecision = Literal["Auto", "Exact"]
 
 _DURATION = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h)$")
 _UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -49,10 +51,11 @@ class RolloutPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The user's own thresholds, in the order given; optionally tied to one ramp set."""
+    """The user's own thresholds, in the order given, and the precision they are for; optionally tied to one ramp set."""
 
     ramps: tuple[RampThreshold, ...]
     ramp_set_digest: str | None = None
+    precision: Precision = EXACT
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class ServiceSpec:
     mode: Mode = "Auto"
     max_overhead: float = 0.05
     max_active: int = 3
+    precision: AllowedPrecision = "Auto"
     pin: Pin | None = None
     execution: Execution = "Auto"
     rollout: RolloutPolicy = RolloutPolicy()
@@ -78,7 +82,13 @@ class ServiceSpec:
     @property
     def objective_key(self) -> str:
         """What a certified plan was tuned for; a plan proposed under another key is not comparable."""
-        return f"{self.max_disagreement:g}/{self.confidence:g}/{self.max_overhead:g}/{self.max_active}/{self.execution}"
+        key = f"{self.max_disagreement:g}/{self.confidence:g}/{self.max_overhead:g}/{self.max_active}/{self.execution}"
+        return key if self.precision == "Auto" else f"{key}/{self.precision}"
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """Precisions of the backbone that a plan may run at."""
+        return PRECISIONS if self.precision == "Auto" else (EXACT,)
 
 
 def parse_duration(text: Any, field_name: str) -> float:
@@ -115,8 +125,9 @@ def parse_spec(value: Any) -> ServiceSpec:
     latency = objective.section("latency", {"percentile", "threshold"}, required=True)
     accuracy = objective.section("accuracy", {"maxDisagreement", "confidence", "output"}, required=True)
     accuracy.choice("output", ("Top1",), "Top1")
-    ramps = spec.section("ramps", {"mode", "maxOverhead", "maxActive", "pin"})
+    ramps = spec.section("ramps", {"mode", "maxOverhead", "maxActive", "precision", "pin"})
     mode = cast(Mode, ramps.choice("mode", get_args(Mode), "Auto"))
+    precision = cast(AllowedPrecision, ramps.choice("precision", get_args(AllowedPrecision), "Auto"))
     return ServiceSpec(
         model_uri=model.text("uri", r"^(oci|file)://.+", "start it with oci:// or file://"),
         model_digest=model.optional_text("digest", _DIGEST.pattern, "write sha256: and 64 hex digits"),
@@ -129,7 +140,8 @@ def parse_spec(value: Any) -> ServiceSpec:
         mode=mode,
         max_overhead=ramps.decimal("maxOverhead", "0.05", low="0", high="1", exclude_low=True),
         max_active=ramps.integer("maxActive", 3, low=1, high=MAX_ACTIVE_RAMPS),
-        pin=_pin(ramps, mode),
+        precision=precision,
+        pin=_pin(ramps, mode, precision),
         execution=cast(Execution, spec.choice("execution", get_args(Execution), "Auto")),
         rollout=_rollout(
             spec.section("rollout", {"promotion", "onInconclusive", "confidence", "stepDeadline", "cooldown", "steps"})
@@ -140,17 +152,22 @@ def parse_spec(value: Any) -> ServiceSpec:
     )
 
 
-def _pin(ramps: _Reader, mode: Mode) -> Pin | None:
+def _pin(ramps: _Reader, mode: Mode, allowed: AllowedPrecision) -> Pin | None:
     if ("pin" in ramps.value) != (mode == "Pinned"):
         raise InvalidSpecError(
             "spec.ramps.pin", "ramps.pin and ramps.mode: Pinned need each other; set both or neither"
         )
     if mode != "Pinned":
         return None
-    pin = ramps.section("pin", {"ramps", "rampSetDigest"})
-    entries = pin.get("ramps")
-    if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_ACTIVE_RAMPS:
-        raise InvalidSpecError(pin.path("ramps"), f"list between 1 and {MAX_ACTIVE_RAMPS} ramps with id and threshold")
+    pin = ramps.section("pin", {"ramps", "rampSetDigest", "precision"})
+    precision = cast(Precision, pin.choice("precision", PRECISIONS, EXACT))
+    if precision != EXACT and allowed == "Exact":
+        raise InvalidSpecError(pin.path("precision"), f"is {precision}; ramps.precision Exact allows {EXACT} alone")
+    entries, fewest = pin.get("ramps"), 1 if precision == EXACT else 0
+    if not isinstance(entries, list) or not fewest <= len(entries) <= MAX_ACTIVE_RAMPS:
+        raise InvalidSpecError(
+            pin.path("ramps"), f"list between {fewest} and {MAX_ACTIVE_RAMPS} ramps with id and threshold"
+        )
     thresholds = []
     for index, entry in enumerate(entries):
         reader = _Reader(entry, f"{pin.path('ramps')}[{index}]", {"id", "threshold"})
@@ -163,9 +180,8 @@ def _pin(ramps: _Reader, mode: Mode) -> Pin | None:
             ) from error
     if len({ramp.id for ramp in thresholds}) != len(thresholds):
         raise InvalidSpecError(pin.path("ramps"), "a ramp is named twice")
-    return Pin(
-        tuple(thresholds), pin.optional_text("rampSetDigest", _DIGEST.pattern, "write sha256: and 64 hex digits")
-    )
+    digest = pin.optional_text("rampSetDigest", _DIGEST.pattern, "write sha256: and 64 hex digits")
+    return Pin(tuple(thresholds), digest, precision)
 
 
 def _rollout(reader: _Reader) -> RolloutPolicy:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from offramp_core.columns import EXACT
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
+from offramp_core.evaluate import chain_of
 from offramp_core.plan import Plan
 from offramp_core.tuning import NeedsLabels, NoGain, PinCheck, Proposed, TuningRequest, check_pin
 
@@ -129,6 +131,7 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
         min_gain=MIN_GAIN,
         consumed_through=view.status.consumed_through_at,
         discard_before=view.status.records_since_at,
+        precisions=spec.precisions,
     )
 
 
@@ -173,9 +176,10 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed, *, recomm
     certificates = (known.status.certificates if known is not None else ()) + (outcome.certificate.to_mapping(),)
     prediction = Prediction(round(outcome.predicted.saving, 4), round(outcome.predicted.disagreement, 6))
     config = NewConfig(name, outcome.plan, ConfigStatus("Tuned", "Certified", certificates[-5:], prediction))
+    at = "" if outcome.plan.precision == EXACT else f" at {outcome.plan.precision}"
     told = Event(
         "RampProposed",
-        f"{name}: certified, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its records",
+        f"{name}: certified{at}, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its records",
     )
     if recommend:
         return Tuned(
@@ -236,7 +240,7 @@ def pinned_plan(
         return None
     rank = {ramp_id: index for index, ramp_id in enumerate(order)}
     ramps = tuple(sorted(spec.pin.ramps, key=lambda ramp: rank.get(ramp.id, len(rank))))
-    return Plan(backbone_digest, spec.pin.ramp_set_digest or ramp_set_digest, ramps, "fp32", spec.execution)
+    return Plan(backbone_digest, spec.pin.ramp_set_digest or ramp_set_digest, ramps, spec.pin.precision, spec.execution)
 
 
 def judge_pin(snapshot: Snapshot, *, plan: Plan, stable: Config, rollout: Rollout | None) -> PinJudged:
@@ -271,11 +275,11 @@ def judge_pin(snapshot: Snapshot, *, plan: Plan, stable: Config, rollout: Rollou
 def _refused_by_records(snapshot: Snapshot, plan: Plan) -> str:
     """Why recorded traffic contradicts the pin, or empty."""
     store, spec = snapshot.records, snapshot.service.spec
-    if (
-        store is None
-        or store.ramp_set_digest != plan.ramp_set_digest
-        or not {r.id for r in plan.ramps} <= set(store.ramp_ids)
-    ):
+    if store is None or store.ramp_set_digest != plan.ramp_set_digest:
+        return ""
+    if plan.precision not in (store.records.precision, *store.records.others):
+        return ""
+    if not {r.id for r in plan.ramps} <= set(chain_of(store.records, plan, store.ramp_ids)[1]):
         return ""
     recent = store.records.take(slice(-PIN_RECORDS, None))
     check = check_pin(recent, plan, store.ramp_ids, budget=spec.max_disagreement, alpha=1 - spec.rollout.confidence)

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from offramp_core.bundle import column_arrays
 from offramp_core.control.snapshot import Load, RecordStore, Worker
 from offramp_core.errors import InvalidRecordsError, UnavailableError
 from offramp_core.protocol import Observations, SignedDocument, WorkerState
@@ -304,7 +305,7 @@ def _leading_state(workers: Sequence[Worker]) -> WorkerState | None:
 
 
 def _store(pool: RecordPool, state: WorkerState) -> RecordStore | None:
-    arrays: dict[str, Any] = dict(pool.columns())
+    arrays: dict[str, Any] = {**pool.columns(), **column_arrays(state.ramps)}
     try:
         costs = {name: np.asarray(values, dtype=np.float64) for name, values in state.costs.items()}
         records = records_from_arrays({**arrays, **costs})
@@ -314,7 +315,7 @@ def _store(pool: RecordPool, state: WorkerState) -> RecordStore | None:
         return None
     return RecordStore(
         records=records,
-        ramp_ids=tuple(ramp.id for ramp in state.ramps),
+        ramp_ids=records.ramp_ids,
         backbone_digest=state.backbone_digest,
         ramp_set_digest=state.ramp_set_digest,
     )
