@@ -39,7 +39,8 @@ class FileResult:
 
 
 def to_mapping(result: FileResult, objective: Objective) -> dict[str, Any]:
-    """The JSON of ``--json``; keys are only ever added. ``serving`` and ``draws`` are there when they were asked for."""
+    """The JSON of ``--json``; keys are only ever added. ``serving`` and ``draws`` are there when they were asked for, ``precision``
+    where a plan runs at another than fp32."""
     return {
         "records": str(result.path),
         "n": len(result.records),
@@ -53,7 +54,6 @@ def _policy_mapping(result: PolicyResult, outcome: Outcome, objective: Objective
     certificate = outcome.certificate
     mapping: dict[str, Any] = {
         "name": result.policy.name,
-        "precision": outcome.precision,
         "active": list(outcome.active),
         "thresholds": [float(t) for t in outcome.thresholds],
         "saving": outcome.saving,
@@ -62,6 +62,8 @@ def _policy_mapping(result: PolicyResult, outcome: Outcome, objective: Objective
         if certificate is None
         else {"n": certificate.n, "k": certificate.k, "p_value": certificate.p_value, "method": certificate.method},
     }
+    if outcome.precision != EXACT:
+        mapping["precision"] = outcome.precision  # ``active`` are columns of its chain: input ramps, then its own
     if result.serving:
         mapping["serving"] = [_serving_mapping(serving) for serving in result.serving]
     if result.drawn is not None:
