@@ -17,6 +17,7 @@ rollout. ``ramp_set_digest`` is the SHA-256 of the canonical JSON of the ramp sp
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -28,6 +29,8 @@ from offramp_core.plan import Precision, canonical_json
 from offramp_core.protocol import RampInfo
 
 SCHEMA_VERSION = 1
+RAMP_ID = re.compile(r"^([a-z0-9]+/)?[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")  # as the CRDs have it
+MAX_RAMP_ID = 63
 BACKBONE_FILE = "backbone.onnx"
 RAMPS_FILE = "ramps.safetensors"
 RECORDS_FILE = "records.npz"

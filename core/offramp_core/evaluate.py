@@ -90,7 +90,7 @@ def evaluate(records: Records, active: Sequence[int], thresholds: Sequence[Thres
     left = leave_position(records, ramps, thresholds)
     disagreements = int(n - answers_agree(records, ramps, left).sum())
     counts = np.bincount(left, minlength=len(ramps) + 1)
-    mean_seconds = float(counts @ records.costs.leave_seconds(ramps)) / n
+    mean_seconds = float(counts @ records.costs.leave_seconds(ramps)) / n if ramps else records.costs.total_seconds
     return Evaluation(
         active=ramps,
         thresholds=tuple(float(t) for t in thresholds),

@@ -139,7 +139,7 @@ def test_heads_compute_the_documented_formula(height: int, width: int) -> None:
 
 def test_stages_of_any_active_ramps_equal_the_tapped_model(bundle: Bundle, sessions: Sessions) -> None:
     x = bundles.inputs(20, seed=7)
-    reference = sessions._tapped.run(None, {"x": x})
+    reference = sessions._taps["fp32"].session.run(None, {"x": x})
     for active in [(0,), (1,), (3,), (0, 1), (0, 2), (1, 2, 3), (0, 1, 2, 3)]:
         value: Any = x
         for stage in sessions.stages(active):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from offramp_core.bundle import profile_arrays
 from offramp_core.errors import InvalidBundleError
-from offramp_core.protocol import Observations, RampInfo, RecordBlock, WorkerState
+from offramp_core.protocol import Observations, RecordBlock, WorkerState
 from offramp_worker.bundle.load import load_bundle
 from offramp_worker.engine.batcher import Ticket
 from offramp_worker.engine.engine import Engine
@@ -114,7 +114,7 @@ class Worker:
         return WorkerState(
             uid=self.settings.uid, boot_id=self.boot_id, service_uid=self.settings.service_uid, model=manifest.name, ready=self.ready,
             backbone_digest=manifest.backbone_digest, ramp_set_digest=manifest.ramp_set_digest,
-            ramps=tuple(RampInfo(r.id, r.position, r.depth, r.head) for r in manifest.ramps), costs=costs, epoch=active.epoch,
+            ramps=engine.bundle.columns, costs=costs, epoch=active.epoch,
             stable_hash=active.stable.plan.content_hash if active.stable else "",
             canary_hash=active.canary.plan.content_hash if active.canary else "",
             refused=self.desk.refused if self.desk else None, breaker_open=engine.breaker_open,

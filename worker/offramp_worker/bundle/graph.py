@@ -14,6 +14,7 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
+from offramp_core.bundle import BACKBONE_FILE
 from offramp_core.errors import InvalidBundleError
 from offramp_worker.bundle.heads import HeadNodes
 
@@ -21,24 +22,26 @@ FLOAT = onnx.TensorProto.FLOAT
 Array = npt.NDArray[Any]
 
 
-def input_name(model: onnx.ModelProto) -> str:
-    """Name of the model's one input (initialisers listed as inputs left out)."""
+def input_name(model: onnx.ModelProto, file: str = BACKBONE_FILE) -> str:
+    """Name of the one input of the model in ``file`` (initialisers listed as inputs left out)."""
     constants = {tensor.name for tensor in model.graph.initializer}
     names = [value.name for value in model.graph.input if value.name not in constants]
     if len(names) != 1:
-        raise InvalidBundleError(f"backbone.onnx has the inputs {names}; exactly one is supported")
+        raise InvalidBundleError(f"{file} has the inputs {names}; exactly one is supported")
     return str(names[0])
 
 
-def output_name(model: onnx.ModelProto) -> str:
-    """Name of the model's one output, the logits."""
+def output_name(model: onnx.ModelProto, file: str = BACKBONE_FILE) -> str:
+    """Name of the one output, the logits, of the model in ``file``."""
     names = [value.name for value in model.graph.output]
     if len(names) != 1:
-        raise InvalidBundleError(f"backbone.onnx has the outputs {names}; exactly one (the logits) is supported")
+        raise InvalidBundleError(f"{file} has the outputs {names}; exactly one (the logits) is supported")
     return str(names[0])
 
 
-def feature_shapes(model: onnx.ModelProto, tensors: Iterable[str], sample: Array) -> dict[str, tuple[int, ...]]:
+def feature_shapes(
+    model: onnx.ModelProto, tensors: Iterable[str], sample: Array, file: str = BACKBONE_FILE
+) -> dict[str, tuple[int, ...]]:
     """Shape without batch axis of each named tensor, found by running ``sample`` [n, ...] through the graph.
 
     Running is surer than shape inference, which gives up on exported graphs with computed reshapes.
@@ -49,7 +52,7 @@ def feature_shapes(model: onnx.ModelProto, tensors: Iterable[str], sample: Array
     produced = {name for node in model.graph.node for name in node.output}
     unknown = [name for name in names if name not in produced]
     if unknown:
-        raise InvalidBundleError(f"backbone.onnx has no tensor {unknown[0]!r} that a ramp of manifest.json names")
+        raise InvalidBundleError(f"{file} has no tensor {unknown[0]!r} that a ramp of manifest.json names")
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     known = {value.name for value in probe.graph.output}
@@ -118,6 +121,16 @@ def stage_model(
     stage.functions.extend(model.functions)
     stage.graph.CopyFrom(graph)
     return stage
+
+
+def input_heads_model(model: onnx.ModelProto, heads: Sequence[HeadNodes]) -> onnx.ModelProto:
+    """Heads that read the model's input, without any backbone. Outputs: each head's logits in the order given."""
+    alone = onnx.ModelProto(ir_version=model.ir_version, producer_name="offramp")
+    alone.opset_import.extend(model.opset_import)
+    alone.graph.name = "input"
+    alone.graph.input.extend(value for value in model.graph.input if value.name == input_name(model))
+    _attach(alone.graph, heads)
+    return alone
 
 
 def _between(graph: onnx.GraphProto, *, begin: str, end: str) -> tuple[list[onnx.NodeProto], set[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,24 @@ import safetensors.numpy
 from offramp_core.bundle import (
     BACKBONE_FILE,
     MANIFEST_FILE,
+    MAX_RAMP_ID,
     PROBE_FILE,
     PROFILE_FILE,
+    RAMP_ID,
     RAMPS_FILE,
     RECORDS_FILE,
     SCHEMA_VERSION,
+    BatchProfile,
     Manifest,
     Profile,
     RampSpec,
     ramp_set_digest,
+    side_model_file,
 )
+from offramp_core.columns import EXACT, FINAL_HEAD, chain
 from offramp_core.errors import InvalidBundleError, InvalidRecordsError
+from offramp_core.plan import PRECISIONS, Precision
+from offramp_core.protocol import RampInfo
 from offramp_core.records import records_from_arrays
 from offramp_core.uncertainty import TABLE_SIZE
 from offramp_worker.bundle.graph import feature_shapes, input_name, output_name
@@ -47,14 +55,17 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 class Bundle:
     """A verified bundle.
 
-    ``heads`` and ``quantiles`` [R, TABLE_SIZE] follow ``manifest.ramps``, which are in network order. ``shapes`` has the shape
-    without batch axis of every tensor a ramp reads.
+    ``columns`` are the ramps and the final columns of other precisions, as records have them; ``heads`` and ``quantiles``
+    [C, TABLE_SIZE] follow them. A column without a head is a model at the input, in ``side_models`` by column, or a final column.
+    ``backbones`` has the graph of every precision, ``shapes`` the shape without batch axis of every tensor a head reads.
     """
 
     path: Path
     manifest: Manifest
-    backbone: onnx.ModelProto
-    heads: tuple[HeadNodes, ...]
+    columns: tuple[RampInfo, ...]
+    backbones: dict[Precision, onnx.ModelProto]
+    side_models: dict[int, onnx.ModelProto]
+    heads: tuple[HeadNodes | None, ...]
     quantiles: npt.NDArray[np.float64]
     shapes: dict[str, tuple[int, ...]]
     profile: Profile
@@ -62,8 +73,17 @@ class Bundle:
     probe_logits: Array
 
     @property
+    def backbone(self) -> onnx.ModelProto:
+        """The model as the user gave it."""
+        return self.backbones[EXACT]
+
+    @property
     def ramps(self) -> tuple[RampSpec, ...]:
         return self.manifest.ramps
+
+    def file_of(self, precision: Precision) -> str:
+        """Name of the file with the backbone at a precision."""
+        return next((p.file for p in self.manifest.precisions if p.name == precision), BACKBONE_FILE)
 
     @property
     def input_dtype(self) -> np.dtype[Any]:
@@ -92,19 +112,28 @@ def load_bundle(path: Path, *, expected_digest: str | None = None) -> Bundle:
         raise InvalidBundleError(
             f"{MANIFEST_FILE}: backbone_digest is {manifest.backbone_digest}; this worker must serve {expected_digest}"
         )
-    content = {name: _read_member(path, name, manifest) for name in MEMBERS}
+    files: dict[Precision, str] = {EXACT: BACKBONE_FILE, **{p.name: p.file for p in manifest.precisions}}
+    columns = manifest.columns
+    side_files = {j: side_model_file(column.id) for j, column in enumerate(columns) if column.head == "model"}
+    content = {name: _read_member(path, name, manifest) for name in (*MEMBERS, *files.values(), *side_files.values())}
     _check_digests(manifest)
-    backbone = _parse_backbone(content[BACKBONE_FILE], manifest)
+    backbones = {precision: _parse_model(content[file], manifest, file) for precision, file in files.items()}
     probe_x, probe_logits = _parse_probe(content[PROBE_FILE], manifest)
     tensors = _parse_ramp_tensors(content[RAMPS_FILE], manifest)
-    shapes = _feature_shapes(backbone, manifest, probe_x)
+    shapes = _feature_shapes(backbones, manifest, probe_x)
     _check_records(content[RECORDS_FILE], manifest)
+    ramps = {ramp.id: ramp for ramp in manifest.ramps if ramp.head != "model"}
     return Bundle(
         path=path,
         manifest=manifest,
-        backbone=backbone,
-        heads=tuple(_head(ramp, tensors, shapes) for ramp in manifest.ramps),
-        quantiles=np.array([_quantiles(ramp, tensors) for ramp in manifest.ramps]).reshape(-1, TABLE_SIZE),
+        columns=columns,
+        backbones=backbones,
+        side_models={j: _parse_model(content[file], manifest, file) for j, file in side_files.items()},
+        heads=tuple(
+            _head(ramps[c.id], tensors, shapes, n_classes=manifest.n_classes) if c.id in ramps else None
+            for c in columns
+        ),
+        quantiles=np.array([_quantiles(column.id, tensors) for column in columns]).reshape(-1, TABLE_SIZE),
         shapes=shapes,
         profile=_parse_profile(content[PROFILE_FILE], manifest),
         probe_x=probe_x,
@@ -140,13 +169,54 @@ def _check_manifest(manifest: Manifest) -> None:
         raise InvalidBundleError(
             f"{MANIFEST_FILE}: name {manifest.name!r} (no slash) or n_classes {manifest.n_classes} (>= 2) is out of range"
         )
+    _check_precisions(manifest)
+    columns = manifest.columns
     order = [(ramp.position, ramp.head) for ramp in manifest.ramps]
     ids = [ramp.id for ramp in manifest.ramps]
-    if order != sorted(order) or len(set(ids)) != len(ids):
-        raise InvalidBundleError(f"{MANIFEST_FILE}: ramps {ids} must be unique and sorted by position and head")
+    by_precision = {
+        p: [o for o, r in zip(order, manifest.ramps, strict=True) if manifest.precision_of(r) == p]
+        for p in ("", *PRECISIONS)
+    }
+    if [c.id for c in columns if c.head != FINAL_HEAD] != ids or any(o != sorted(o) for o in by_precision.values()):
+        raise InvalidBundleError(
+            f"{MANIFEST_FILE}: ramps {ids} must be sorted: those at the input, of fp32, of each other precision; then by position and head"
+        )
+    if len({c.id for c in columns}) != len(columns):
+        raise InvalidBundleError(
+            f"{MANIFEST_FILE}: ramps {ids} must be unique, and none may be called like a final column"
+        )
     for ramp in manifest.ramps:
+        _check_place(ramp, manifest)
         if ramp.channels < 1 or (ramp.head == "grid-mlp" and ramp.hidden < 1) or not 0 <= ramp.depth <= 1:
             raise InvalidBundleError(f"{MANIFEST_FILE}: ramp {ramp.id!r} has channels, hidden or depth out of range")
+
+
+def _check_precisions(manifest: Manifest) -> None:
+    names = [p.name for p in manifest.precisions]
+    if EXACT in names or len(set(names)) != len(names):
+        raise InvalidBundleError(f"{MANIFEST_FILE}: precisions {names} must differ from each other and from {EXACT}")
+    files = [p.file for p in manifest.precisions]
+    if len({*files, *MEMBERS}) != len(files) + len(MEMBERS) or any(Path(f).name != f or not f for f in files):
+        raise InvalidBundleError(
+            f"{MANIFEST_FILE}: precisions have the files {files}; each needs one of its own in the bundle"
+        )
+
+
+def _check_place(ramp: RampSpec, manifest: Manifest) -> None:
+    """A ramp's name, and the graph it belongs to."""
+    if not RAMP_ID.match(ramp.id) or len(ramp.id) > MAX_RAMP_ID:
+        raise InvalidBundleError(
+            f"{MANIFEST_FILE}: ramp id {ramp.id!r} must be lower-case letters, digits, '-' and '.', like r04-grid or int8/r04-grid"
+        )
+    at_input = ramp.tensor == manifest.inputs[0].name
+    if ramp.precision not in ("", EXACT, *(p.name for p in manifest.precisions)) or (at_input and ramp.precision):
+        raise InvalidBundleError(
+            f"{MANIFEST_FILE}: ramp {ramp.id!r} is of precision {ramp.precision!r}; it must be in the bundle, and empty at the input"
+        )
+    if ramp.head == "model" and (not at_input or "/" in ramp.id):
+        raise InvalidBundleError(
+            f"{MANIFEST_FILE}: ramp {ramp.id!r} is a model; it must read the input, and its id have no slash"
+        )
 
 
 def _read_member(path: Path, name: str, manifest: Manifest) -> bytes:
@@ -168,22 +238,25 @@ def _check_digests(manifest: Manifest) -> None:
     if manifest.backbone_digest != "sha256:" + manifest.files[BACKBONE_FILE]:
         raise InvalidBundleError(f"{MANIFEST_FILE}: backbone_digest is not the digest of {BACKBONE_FILE}")
     if manifest.ramp_set_digest != ramp_set_digest(manifest.ramps, manifest.files, manifest.precisions):
-        raise InvalidBundleError(f"{MANIFEST_FILE}: ramp_set_digest is not the digest of its ramps and {RAMPS_FILE}")
+        raise InvalidBundleError(
+            f"{MANIFEST_FILE}: ramp_set_digest is not the digest of its ramps, {RAMPS_FILE} and the other graphs"
+        )
 
 
-def _parse_backbone(raw: bytes, manifest: Manifest) -> onnx.ModelProto:
+def _parse_model(raw: bytes, manifest: Manifest, file: str) -> onnx.ModelProto:
+    """A graph of the bundle; all of them take the same input."""
     try:
         model = onnx.load_model_from_string(raw)
     except Exception as error:  # protobuf's own type, which has no stubs
-        raise InvalidBundleError(f"{BACKBONE_FILE}: is no ONNX model ({error})") from error
+        raise InvalidBundleError(f"{file}: is no ONNX model ({error})") from error
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
         # An external location is a path of the author's choice, outside of what the manifest hashes.
-        raise InvalidBundleError(f"{BACKBONE_FILE}: keeps weights in other files; export it with the weights inside")
-    if input_name(model) != manifest.inputs[0].name:
+        raise InvalidBundleError(f"{file}: keeps weights in other files; export it with the weights inside")
+    if input_name(model, file) != manifest.inputs[0].name:
         raise InvalidBundleError(
-            f"{BACKBONE_FILE}: input is {input_name(model)!r}; {MANIFEST_FILE} says {manifest.inputs[0].name!r}"
+            f"{file}: input is {input_name(model, file)!r}; {MANIFEST_FILE} says {manifest.inputs[0].name!r}"
         )
-    output_name(model)
+    output_name(model, file)
     return model
 
 
@@ -218,11 +291,12 @@ def _parse_ramp_tensors(raw: bytes, manifest: Manifest) -> dict[str, Array]:
     except Exception as error:  # safetensors raises a type of its own per failure; all mean the same here
         raise InvalidBundleError(f"{RAMPS_FILE}: is no safetensors file ({error})") from error
     expected: dict[str, tuple[tuple[int, ...], type[np.floating[Any]]]] = {
-        f"{ramp.id}/quantiles": ((TABLE_SIZE,), np.float64) for ramp in manifest.ramps
+        f"{column.id}/quantiles": ((TABLE_SIZE,), np.float64) for column in manifest.columns
     }
     for ramp in manifest.ramps:
-        for name, shape in parameter_shapes(ramp, n_classes=manifest.n_classes).items():
-            expected[f"{ramp.id}/{name}"] = (shape, np.float32)
+        if ramp.head != "model":
+            for name, shape in parameter_shapes(ramp, n_classes=manifest.n_classes).items():
+                expected[_tensor_name(ramp.id, name, tensors)] = (shape, np.float32)
     if set(tensors) != set(expected):
         odd = sorted(set(tensors) ^ set(expected))[0]
         raise InvalidBundleError(f"{RAMPS_FILE}: tensor {odd!r} is {'unknown' if odd in tensors else 'missing'}")
@@ -235,21 +309,39 @@ def _parse_ramp_tensors(raw: bytes, manifest: Manifest) -> dict[str, Array]:
     return dict(tensors)
 
 
-def _quantiles(ramp: RampSpec, tensors: dict[str, Array]) -> npt.NDArray[np.float64]:
-    table: npt.NDArray[np.float64] = tensors[f"{ramp.id}/quantiles"]
+def _tensor_name(ramp_id: str, parameter: str, tensors: Mapping[str, Array]) -> str:
+    """Where a parameter stands: a head of another precision may use the weights of its namesake at fp32."""
+    own, _, shared = f"{ramp_id}/{parameter}", *ramp_id.partition("/")[1:]
+    return f"{shared}/{parameter}" if shared and own not in tensors else own
+
+
+def _quantiles(column_id: str, tensors: dict[str, Array]) -> npt.NDArray[np.float64]:
+    table: npt.NDArray[np.float64] = tensors[f"{column_id}/quantiles"]
     if (np.diff(table) < 0).any():
-        raise InvalidBundleError(f"{RAMPS_FILE}: {ramp.id}/quantiles decreases; a quantile table never does")
+        raise InvalidBundleError(f"{RAMPS_FILE}: {column_id}/quantiles decreases; a quantile table never does")
     return table
 
 
-def _feature_shapes(model: onnx.ModelProto, manifest: Manifest, probe_x: Array) -> dict[str, tuple[int, ...]]:
-    try:
-        shapes = feature_shapes(model, (ramp.tensor for ramp in manifest.ramps), probe_x[:1])
-    except InvalidBundleError:
-        raise
-    except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
-        raise InvalidBundleError(f"{BACKBONE_FILE}: does not run: {_first_line(error)}") from error
+def _feature_shapes(
+    models: Mapping[Precision, onnx.ModelProto], manifest: Manifest, probe_x: Array
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors that heads read; a tensor that two graphs have must have one shape."""
+    shapes: dict[str, tuple[int, ...]] = {manifest.inputs[0].name: probe_x.shape[1:]}
+    for precision, model in models.items():
+        file = next((p.file for p in manifest.precisions if p.name == precision), BACKBONE_FILE)
+        read = [ramp.tensor for ramp in manifest.ramps if manifest.precision_of(ramp) == precision]
+        try:
+            found = feature_shapes(model, read, probe_x[:1], file)
+        except InvalidBundleError:
+            raise
+        except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
+            raise InvalidBundleError(f"{file}: does not run: {_first_line(error)}") from error
+        for name, shape in found.items():
+            if shapes.setdefault(name, shape) != shape:
+                raise InvalidBundleError(f"{file}: tensor {name!r} is {shape}; in another graph it is {shapes[name]}")
     for ramp in manifest.ramps:
+        if ramp.head == "model":
+            continue
         shape = shapes[ramp.tensor]
         if len(shape) != 3 or shape[0] != ramp.channels:
             raise InvalidBundleError(
@@ -258,8 +350,10 @@ def _feature_shapes(model: onnx.ModelProto, manifest: Manifest, probe_x: Array) 
     return shapes
 
 
-def _head(ramp: RampSpec, tensors: dict[str, Array], shapes: dict[str, tuple[int, ...]]) -> HeadNodes:
-    own = {name.rpartition("/")[2]: value for name, value in tensors.items() if name.rpartition("/")[0] == ramp.id}
+def _head(
+    ramp: RampSpec, tensors: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], *, n_classes: int
+) -> HeadNodes:
+    own = {name: tensors[_tensor_name(ramp.id, name, tensors)] for name in parameter_shapes(ramp, n_classes=n_classes)}
     _, height, width = shapes[ramp.tensor]
     try:
         return head_nodes(ramp, own, height=height, width=width)
@@ -272,10 +366,14 @@ def _check_records(raw: bytes, manifest: Manifest) -> None:
         records = records_from_arrays(_load_npz(raw, RECORDS_FILE))
     except InvalidRecordsError as error:
         raise InvalidBundleError(f"{RECORDS_FILE}: {error}") from error
-    if records.n_ramps != len(manifest.ramps):
-        raise InvalidBundleError(
-            f"{RECORDS_FILE}: has {records.n_ramps} ramps; {MANIFEST_FILE} has {len(manifest.ramps)}"
-        )
+    of_columns = [column.precision for column in manifest.columns]
+    for precision in (EXACT, *(p.name for p in manifest.precisions)):
+        recorded = records.at(precision) if precision in (EXACT, *records.others) else None
+        ids = tuple(manifest.columns[j].id for j in chain(of_columns, precision))
+        if recorded is None or recorded.n_ramps != len(ids) or recorded.ramp_ids not in ((), ids):
+            raise InvalidBundleError(
+                f"{RECORDS_FILE}: does not have the {precision} ramps of {MANIFEST_FILE}, which are {list(ids)}"
+            )
 
 
 def _parse_profile(raw: bytes, manifest: Manifest) -> Profile:
@@ -286,16 +384,24 @@ def _parse_profile(raw: bytes, manifest: Manifest) -> Profile:
     sizes = [batch.batch_size for batch in profile.batches]
     if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
         raise InvalidBundleError(f"{PROFILE_FILE}: batch sizes are {sizes}; they must rise, the first at least 1")
-    n = len(manifest.ramps)
-    for batch in profile.batches:
-        seconds = (batch.exact_seconds, batch.regroup_seconds, *batch.segment_seconds, *batch.ramp_seconds)
-        if len(batch.segment_seconds) != n + 1 or len(batch.ramp_seconds) != n:
-            raise InvalidBundleError(f"{PROFILE_FILE}: batch size {batch.batch_size} does not price {n} ramps")
-        if batch.exact_seconds <= 0 or not all(math.isfinite(s) and s >= 0 for s in seconds):
-            raise InvalidBundleError(
-                f"{PROFILE_FILE}: batch size {batch.batch_size} has seconds that are not finite and >= 0"
-            )
+    names = {p.name for p in manifest.precisions}
+    if any(set(batch.precisions) != names for batch in profile.batches):
+        raise InvalidBundleError(f"{PROFILE_FILE}: does not price the precisions {sorted(names)} at every batch size")
+    of_columns = [column.precision for column in manifest.columns]
+    for precision in (EXACT, *names):
+        for batch in profile.of(precision).batches:
+            _check_batch(batch, n_ramps=len(chain(of_columns, precision)))
     return profile
+
+
+def _check_batch(batch: BatchProfile, *, n_ramps: int) -> None:
+    seconds = (batch.exact_seconds, batch.regroup_seconds, *batch.segment_seconds, *batch.ramp_seconds)
+    if len(batch.segment_seconds) != n_ramps + 1 or len(batch.ramp_seconds) != n_ramps:
+        raise InvalidBundleError(f"{PROFILE_FILE}: batch size {batch.batch_size} does not price {n_ramps} ramps")
+    if batch.exact_seconds <= 0 or not all(math.isfinite(s) and s >= 0 for s in seconds):
+        raise InvalidBundleError(
+            f"{PROFILE_FILE}: batch size {batch.batch_size} has seconds that are not finite and >= 0"
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -11,6 +11,15 @@ LabelArray = npt.NDArray[np.int64]
 NO_ANSWER = -1
 
 
+def finite_rows(x: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Rows of inputs without NaN or infinity, (n, ...) → (n,). The sum is a cheap test that has no false negatives."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        passes = x.dtype.kind != "f" or bool(np.isfinite(x.sum()))
+    if passes:
+        return np.ones(len(x), dtype=np.bool_)
+    return np.asarray(np.isfinite(x.reshape(len(x), -1)).all(axis=1))
+
+
 def labels(logits: npt.NDArray[np.floating[Any]]) -> LabelArray:
     """Index of the largest logit of each row, (n, n_classes) → (n,); ``NO_ANSWER`` where a logit is NaN."""
     top: LabelArray = logits.argmax(axis=1).astype(np.int64, copy=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
+from offramp_core.columns import EXACT
 from offramp_core.plan import NAME_HASH_LENGTH, Plan
 from offramp_core.protocol import PlanDocument
 from offramp_worker.engine.breaker import Breaker
@@ -17,7 +18,7 @@ MAX_STAGGER = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """One arm, ready to run: stages and thresholds (float32 per active ramp index), or neither for the exact executor.
+    """One arm, ready to run: stages and thresholds (float32 per active column), or neither for the exact executor.
 
     ``carry_on`` is results-only execution: every row goes on to the end. ``breaker`` watches the arm's audits.
     """
@@ -33,6 +34,11 @@ class Runtime:
     @property
     def exits_off(self) -> bool:
         return not self.stages
+
+    @property
+    def judges_itself(self) -> bool:
+        """Whether every batch ends with the reference's answers to all of its rows, so that no audit has to run the model again."""
+        return self.carry_on and self.plan.precision == EXACT
 
     @property
     def config(self) -> str:

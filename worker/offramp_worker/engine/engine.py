@@ -10,22 +10,23 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from offramp_core.columns import EXACT
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import Arm
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.answers import labels
+from offramp_worker.engine.answers import finite_rows, labels
 from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
 from offramp_worker.engine.audits import Audit, AuditDesk
 from offramp_worker.engine.batcher import Batch, Batcher, Ticket, batch_cap, new_ticket
 from offramp_worker.engine.counters import Counters, RecordRing
-from offramp_worker.engine.execute import Leave, run_stages
+from offramp_worker.engine.execute import Leave, run_apart, run_stages
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.logs import log_event
@@ -64,7 +65,7 @@ class Engine:
     ) -> None:
         self.bundle, self.sessions, self.metrics, self.marker = bundle, sessions, metrics, marker
         self.counters = Counters()
-        self.ring = RecordRing(n_ramps=len(bundle.ramps), ramp_set_digest=bundle.manifest.ramp_set_digest)
+        self.ring = RecordRing(n_ramps=len(bundle.columns), ramp_set_digest=bundle.manifest.ramp_set_digest)
         self._uid, self._deliver = uid, deliver
         self._clock, self._wall_clock = clock, wall_clock
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
@@ -135,7 +136,7 @@ class Engine:
     def describe(self) -> str:
         """What people should know about the document in force, in one line."""
         notes = [
-            f"{runtime.counter.arm}: {'results only' if runtime.carry_on else 'compute saving'}"
+            f"{runtime.counter.arm}: {runtime.plan.precision}, {'results only' if runtime.carry_on else 'compute saving'}"
             for runtime in (self.active.stable, self.active.canary)
             if runtime is not None and not runtime.exits_off
         ]
@@ -225,14 +226,22 @@ class Engine:
         if runtime.exits_off:
             logits = self.sessions.exact(batch.x)
             return iter((Leave(np.arange(len(batch)), None, logits),))
+        finite = finite_rows(batch.x)
+        if runtime.plan.precision != EXACT and not finite.all():
+            return run_apart(batch.x, finite, exact=self.sessions.exact, run=lambda x: self._run_stages(runtime, x))
+        return self._run_stages(runtime, batch.x, may_leave=finite)
+
+    def _run_stages(
+        self, runtime: Runtime, x: Array, *, may_leave: npt.NDArray[np.bool_] | None = None
+    ) -> Iterator[Leave]:
         return run_stages(
-            runtime.stages, batch.x, thresholds=runtime.thresholds, tables=self.sessions.tables,
-            may_leave=_finite_rows(batch.x), carry_on=runtime.carry_on,
+            runtime.stages, x, thresholds=runtime.thresholds, tables=self.sessions.tables,
+            may_leave=np.ones(len(x), dtype=np.bool_) if may_leave is None else may_leave, carry_on=runtime.carry_on,
         )  # fmt: skip
 
     def _answer(self, batch: Batch, runtime: Runtime, leave: Leave, progress: _Progress) -> None:
         """Reply to the rows that leave; then count them and queue the audits that were drawn for them."""
-        exit_name = "final" if leave.ramp is None else self.bundle.ramps[leave.ramp].id
+        exit_name = "final" if leave.ramp is None else self.bundle.columns[leave.ramp].id
         answers, now, rows = labels(leave.logits), self._clock(), leave.rows.tolist()
         done, latencies, drawn = [], [], []
         for k, i in enumerate(rows):
@@ -240,7 +249,7 @@ class Engine:
             is_drawn = not batch.never_exit and ticket.draws[row] < runtime.audit_rate
             ticket.logits[row], ticket.labels[row] = leave.logits[k], answers[k]
             ticket.exits[row], ticket.configs[row], ticket.arms[row] = exit_name, runtime.config, runtime.counter.arm
-            ticket.epochs[row], ticket.audited[row] = runtime.counter.epoch, is_drawn or runtime.carry_on
+            ticket.epochs[row], ticket.audited[row] = runtime.counter.epoch, is_drawn or runtime.judges_itself
             latencies.append(now - ticket.admitted)
             if is_drawn:
                 drawn.append(i)
@@ -251,10 +260,10 @@ class Engine:
         if done:
             self._deliver(done)
         if not batch.never_exit:
-            self._count_replies(runtime, exit_name, latencies, drawn=len(rows) if runtime.carry_on else len(drawn))
+            self._count_replies(runtime, exit_name, latencies, drawn=len(rows) if runtime.judges_itself else len(drawn))
             for i in drawn:
-                self._audit(batch, runtime, i, compare=not runtime.carry_on, record=True)
-            if leave.reference is not None:
+                self._audit(batch, runtime, i, compare=not runtime.judges_itself, record=True)
+            if leave.reference is not None and runtime.judges_itself:
                 self._judge_carried(batch, runtime, leave.reference)
         self._measure_replies(runtime, exit_name, latencies)
 
@@ -312,7 +321,7 @@ class Engine:
     def _fail(self, batch: Batch, runtime: Runtime, progress: _Progress) -> None:
         """The rows not answered yet get an error; those that left before it keep their answers, and their audits."""
         done = []
-        if runtime.carry_on:
+        if runtime.judges_itself:
             for i in set(range(len(batch))) - progress.open_rows:
                 self._audit(batch, runtime, i, compare=True, record=False)
         for i in sorted(progress.open_rows):
@@ -348,12 +357,3 @@ class Engine:
 
 def _breaker_open(active: Active) -> bool:
     return active.stable is not None and active.stable.breaker is not None and active.stable.breaker.is_open
-
-
-def _finite_rows(x: Array) -> npt.NDArray[np.bool_]:
-    """Rows without NaN or infinity; the others never exit early. The sum is a cheap test that has no false negatives."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        passes = x.dtype.kind != "f" or bool(np.isfinite(x.sum()))
-    if passes:
-        return np.ones(len(x), dtype=np.bool_)
-    return np.asarray(np.isfinite(x.reshape(len(x), -1)).all(axis=1))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,24 @@ class Leave:
     ramp: int | None
     logits: FloatArray
     reference: FloatArray | None = None
+
+
+def run_apart(
+    x: Array,
+    finite: npt.NDArray[np.bool_],
+    *,
+    exact: Callable[[Array], FloatArray],
+    run: Callable[[Array], Iterator[Leave]],
+) -> Iterator[Leave]:
+    """Execute a batch at a lower precision, but rows that are not ``finite`` (n,) by the exact executor.
+
+    A lower precision may make numbers of what is none; what the model itself says to such a row must stay visible.
+    """
+    odd, sound = np.flatnonzero(~finite), np.flatnonzero(finite)
+    yield Leave(odd, None, exact(x[odd]))
+    if len(sound):
+        for leave in run(x[sound]):
+            yield replace(leave, rows=sound[leave.rows])
 
 
 def run_stages(

@@ -1,4 +1,8 @@
-"""ONNX Runtime sessions of one bundle: the exact model, the tapped model, and stages per set of active ramps."""
+"""ONNX Runtime sessions of one bundle: the exact model, the tapped models, models at the input, and stages per plan.
+
+A *tapped* model is the backbone at one precision with all of its heads. Together with the models at the input they fill all columns
+of a record.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,13 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 
+from offramp_core.bundle import BACKBONE_FILE, RAMPS_FILE, side_model_file
+from offramp_core.columns import EXACT, FINAL_HEAD
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
-from offramp_worker.bundle.graph import input_name, stage_model, tapped_model
+from offramp_core.plan import Precision
+from offramp_worker.bundle.graph import input_heads_model, input_name, output_name, stage_model, tapped_model
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.answers import labels
+from offramp_worker.engine.answers import LabelArray, finite_rows, labels
 from offramp_worker.engine.scores import ScoreTables
 
 Array = npt.NDArray[Any]
@@ -31,30 +38,47 @@ CACHED_STAGE_SETS = 4
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A piece of backbone up to ``target`` and the heads there, in one session. ``ramps`` are indices into the bundle's."""
+    """A piece of backbone up to ``target`` and the heads there, in one session. ``ramps`` are columns of the bundle.
+
+    A stage that does not ``hand_on`` only looks at its source: heads, or a whole model, at the input.
+    """
 
     session: Any
     source: str
     outputs: tuple[str, ...]
     ramps: tuple[int, ...]
+    hands_on: bool = True
 
     def run(self, features: Array) -> tuple[Array, list[FloatArray]]:
         """(n, ...) features at the source → features at the target, and the logits (n, n_classes) of each head."""
-        target, *logits = self.session.run(self.outputs, {self.source: features})
-        return target, logits
+        found = self.session.run(self.outputs, {self.source: features})
+        return (found[0], found[1:]) if self.hands_on else (features, found)
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the model and every ramp say: ``logits`` [n, C], ``uncertainty`` [n, R], ``prediction`` [n, R]."""
+    """What the model and every column of a record say: ``logits`` [n, C], ``uncertainty`` [n, R], ``prediction`` [n, R].
+
+    ``finals`` has the answer [n] of the whole backbone at every precision.
+    """
 
     logits: FloatArray
     uncertainty: FloatArray
     prediction: npt.NDArray[np.int32]
+    finals: dict[Precision, LabelArray]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tap:
+    """A tapped model: its outputs are its logits, then those of the heads of columns ``ramps``. ``final`` is the column of its logits."""
+
+    session: Any
+    ramps: tuple[int, ...]
+    final: int | None
 
 
 class Sessions:
-    """All executors of a bundle. ``exact`` and ``tapped`` are built at once, stages when a plan asks for them."""
+    """All executors of a bundle. ``exact``, the tapped models and those at the input are built at once, stages when a plan asks for them."""
 
     def __init__(self, bundle: Bundle, *, threads: int) -> None:
         """Build and verify.
@@ -67,13 +91,16 @@ class Sessions:
         self._bundle = bundle
         self._threads = threads
         self._lock = threading.Lock()
-        self._stages: OrderedDict[tuple[int, ...], tuple[Stage, ...]] = OrderedDict()
+        self._stages: OrderedDict[tuple[Precision, tuple[int, ...]], tuple[Stage, ...]] = OrderedDict()
         self.tables = ScoreTables(bundle.quantiles)
         self._input = input_name(bundle.backbone)
-        self._exact = self._session(bundle.backbone, "backbone.onnx")
-        self._tapped = self._session(tapped_model(bundle.backbone, bundle.heads), "ramps.safetensors")
-        self._check_probe(self.exact(bundle.probe_x), "backbone.onnx")
-        self._check_probe(self.tapped(bundle.probe_x).logits, "ramps.safetensors")
+        self._exact = self._session(bundle.backbone, BACKBONE_FILE)
+        self._taps = {precision: self._tap(precision) for precision in bundle.backbones}
+        self._sides = {j: self._session(m, self._side_file(j)) for j, m in bundle.side_models.items()}
+        for file, session in self._approximations():
+            self._check_answers(session, file)
+        self._check_probe(self.exact(bundle.probe_x), BACKBONE_FILE)
+        self._check_probe(self.tapped(bundle.probe_x).logits, RAMPS_FILE)
 
     def exact(self, x: Array) -> FloatArray:
         """Logits (n, n_classes) of the model as the user gave it."""
@@ -81,27 +108,46 @@ class Sessions:
         return logits
 
     def tapped(self, x: Array) -> Scores:
-        """Logits of the model and the scores of every ramp."""
-        logits, *heads = self._tapped.run(None, {self._input: x})
-        if not heads:
-            return Scores(logits, np.empty((len(x), 0), np.float32), np.empty((len(x), 0), np.int32))
-        said = labels(np.concatenate(heads)).reshape(len(heads), -1).T
-        return Scores(logits, self.tables.uncertainty(range(len(heads)), heads), said.astype(np.int32))
+        """What the model says, and what every column of a record does.
 
-    def stages(self, active: Sequence[int]) -> tuple[Stage, ...]:
-        """Stages for the active ramps (indices, in network order); empty without any. Built once, then kept.
+        A row that is not finite leaves nowhere and is answered by the exact executor at every precision, and that is what is said of it.
+        """
+        said: dict[int, FloatArray] = {j: session.run(None, {self._input: x})[0] for j, session in self._sides.items()}
+        whole: dict[Precision, FloatArray] = {}
+        for precision, tap in self._taps.items():
+            whole[precision], *heads = tap.session.run(None, {self._input: x})
+            said |= dict(zip(tap.ramps, heads, strict=True))
+            if tap.final is not None:
+                said[tap.final] = whole[precision]
+        columns = [said[j] for j in range(len(said))]
+        odd = np.flatnonzero(~finite_rows(x))
+        finals = {precision: labels(logits) for precision, logits in whole.items()}
+        for answers in finals.values():
+            answers[odd] = finals[EXACT][odd]
+        if not columns:
+            return Scores(whole[EXACT], np.empty((len(x), 0), np.float32), np.empty((len(x), 0), np.int32), finals)
+        prediction = labels(np.concatenate(columns)).reshape(len(columns), -1).T.astype(np.int32)
+        uncertainty = self.tables.uncertainty(range(len(columns)), columns)
+        uncertainty[odd] = 1.0
+        for precision, tap in self._taps.items():
+            if tap.final is not None:
+                prediction[:, tap.final] = finals[precision]
+        return Scores(whole[EXACT], uncertainty, prediction, finals)
+
+    def stages(self, active: Sequence[int], precision: Precision = EXACT) -> tuple[Stage, ...]:
+        """Stages of a plan's active columns, in network order; empty for none at fp32, where the exact executor serves. Built once, then kept.
 
         Raises
         ------
         PlanRefusedError
             The stages do not reproduce the bundle's probe, so the plan cannot be served here.
         """
-        key = tuple(active)
-        if not key:
+        if not active and precision == EXACT:
             return ()
+        key = (precision, tuple(active))
         with self._lock:
             if key not in self._stages:
-                self._stages[key] = self._build_stages(key)
+                self._stages[key] = self._build_stages(*key)
             self._stages.move_to_end(key)
             while len(self._stages) > CACHED_STAGE_SETS:
                 self._stages.popitem(last=False)
@@ -116,34 +162,58 @@ class Sessions:
             for stage in stages:
                 x = stage.run(x)[0]
 
-    def _build_stages(self, active: tuple[int, ...]) -> tuple[Stage, ...]:
-        bundle, source, stages = self._bundle, None, []
-        for tensor, group in groupby(active, key=lambda j: bundle.ramps[j].tensor):
-            stages.append(self._stage(source, tensor, tuple(group)))
-            source = tensor
-        stages.append(self._stage(source, None, ()))
-        self._check_stages(stages)
+    def _build_stages(self, precision: Precision, active: tuple[int, ...]) -> tuple[Stage, ...]:
+        heads, source, stages = self._bundle.heads, None, []
+        for place, group in groupby(active, key=lambda j: head.source if (head := heads[j]) is not None else j):
+            stages.append(self._stage(precision, source, place, tuple(group)))
+            source = place if isinstance(place, str) and place != self._input else source
+        stages.append(self._stage(precision, source, None, ()))
+        self._check_stages(precision, stages)
         return tuple(stages)
 
-    def _stage(self, source: str | None, target: str | None, ramps: tuple[int, ...]) -> Stage:
-        heads = [self._bundle.heads[j] for j in ramps]
-        model = stage_model(
-            self._bundle.backbone, source=source, target=target, heads=heads, shapes=self._bundle.shapes
-        )
+    def _stage(
+        self, precision: Precision, source: str | None, place: str | int | None, ramps: tuple[int, ...]
+    ) -> Stage:
+        """The stage up to ``place``: a tensor, the column of a model at the input, or None for the output."""
+        bundle = self._bundle
+        if isinstance(place, int):
+            model = bundle.side_models[place]
+            return Stage(self._sides[place], self._input, (output_name(model),), ramps, hands_on=False)
+        own = [head for j in ramps if (head := bundle.heads[j]) is not None]
+        backbone, file = bundle.backbones[precision], bundle.file_of(precision)
+        if place == self._input:
+            model, file = input_heads_model(bundle.backbone, own), RAMPS_FILE
+        else:
+            model = stage_model(backbone, source=source, target=place, heads=own, shapes=bundle.shapes)
         outputs = tuple(value.name for value in model.graph.output)
-        return Stage(self._session(model, "backbone.onnx"), source or self._input, outputs, ramps)
+        return Stage(self._session(model, file), source or self._input, outputs, ramps, place != self._input)
 
-    def _check_stages(self, stages: Sequence[Stage]) -> None:
-        reference = self._tapped.run(None, {self._input: self._bundle.probe_x})
-        value: Array = self._bundle.probe_x
+    def _tap(self, precision: Precision) -> _Tap:
+        """The backbone at one precision with its heads; those that read the input go with the fp32 one."""
+        bundle = self._bundle
+        mine = [j for j, c in enumerate(bundle.columns) if (c.precision or EXACT) == precision]
+        heads = {j: head for j in mine if (head := bundle.heads[j]) is not None}
+        file = RAMPS_FILE if precision == EXACT else bundle.file_of(precision)
+        session = self._session(tapped_model(bundle.backbones[precision], list(heads.values())), file)
+        final = next((j for j in mine if bundle.columns[j].head == FINAL_HEAD), None)
+        return _Tap(session, tuple(heads), final)
+
+    def _side_file(self, column: int) -> str:
+        return side_model_file(self._bundle.columns[column].id)
+
+    def _check_stages(self, precision: Precision, stages: Sequence[Stage]) -> None:
+        bundle, tap = self._bundle, self._taps[precision]
+        reference, *heads = tap.session.run(None, {self._input: bundle.probe_x})
+        expected = dict(zip(tap.ramps, heads, strict=True))
+        value: Array = bundle.probe_x
         for stage in stages:
-            value, heads = stage.run(value)
-            for j, logits in zip(stage.ramps, heads, strict=True):
-                if not _close(logits, reference[1 + j]):
+            value, said = stage.run(value)
+            for j, logits in zip(stage.ramps, said, strict=True):
+                if j in expected and not _close(logits, expected[j]):
                     raise PlanRefusedError(
-                        "Unsupported", f"stages up to ramp {self._bundle.ramps[j].id!r} do not reproduce the probe"
+                        "Unsupported", f"stages up to ramp {bundle.columns[j].id!r} do not reproduce the probe"
                     )
-        if not _close(value, reference[0]):
+        if not _close(value, reference):
             raise PlanRefusedError("Unsupported", "the plan's stages do not reproduce the probe at the output")
 
     def _session(self, model: onnx.ModelProto, file: str) -> Any:
@@ -157,6 +227,23 @@ class Sessions:
             return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
             raise InvalidBundleError(f"{file}: ONNX Runtime refuses it: {str(error).partition(chr(10))[0]}") from error
+
+    def _approximations(self) -> list[tuple[str, Any]]:
+        """Whole models besides the reference: file and session."""
+        others = [(self._bundle.file_of(p), tap.session) for p, tap in self._taps.items() if p != EXACT]
+        return others + [(self._side_file(j), session) for j, session in self._sides.items()]
+
+    def _check_answers(self, session: Any, file: str) -> None:
+        """There is nothing to reproduce, but it must run here and answer for every class."""
+        probe, wanted = self._bundle.probe_x, self._bundle.probe_logits.shape
+        try:
+            logits = session.run(None, {self._input: probe})[0]
+        except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
+            raise InvalidBundleError(f"{file}: does not run: {str(error).partition(chr(10))[0]}") from error
+        if logits.shape != wanted or logits.dtype != np.float32 or not np.isfinite(logits).all():
+            raise InvalidBundleError(
+                f"{file}: its output on probe.npz is {logits.dtype} {logits.shape}; it must be finite float32 {wanted}"
+            )
 
     def _check_probe(self, logits: FloatArray, file: str) -> None:
         expected = self._bundle.probe_logits

@@ -13,6 +13,7 @@ import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from offramp_core.columns import EXACT, chain
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError, PlanRefusedError
 from offramp_core.execution import carries_on
 from offramp_core.plan import Plan
@@ -119,23 +120,34 @@ class PlanDesk:
         ):
             if wanted != loaded:
                 raise PlanRefusedError("DigestMismatch", f"{name} is {wanted}; this worker has loaded {loaded}")
-        known = {ramp.id for ramp in manifest.ramps}
+        precisions = [EXACT, *(p.name for p in manifest.precisions)]
+        if plan.precision not in precisions:
+            raise PlanRefusedError(
+                "Unsupported", f"precision {plan.precision} is not in the loaded bundle, which has {precisions}"
+            )
+        known = self._columns(plan)
         unknown = [ramp.id for ramp in plan.ramps if ramp.id not in known]
         if unknown:
             raise PlanRefusedError(
-                "UnknownRamp", f"ramp {unknown[0]!r} is not in the loaded bundle, which has {sorted(known)}"
+                "UnknownRamp",
+                f"ramp {unknown[0]!r} is none of the loaded bundle's at {plan.precision}, which are {sorted(known)}",
             )
         return plan
 
+    def _columns(self, plan: Plan) -> dict[str, int]:
+        """Columns of the ramps that a plan may use, by id: those at the input and those of its precision."""
+        columns = self._engine.bundle.columns
+        return {columns[j].id: j for j in chain([c.precision for c in columns], plan.precision)}
+
     def _stages(self, plan: Plan) -> tuple[dict[int, float], tuple[Stage, ...]]:
-        """Thresholds by ramp index, and stages, for the ramps that some row can leave at.
+        """Thresholds by column, and stages, for the ramps that some row can leave at.
 
         A threshold of 0 lets no row leave, so that ramp's head need not run.
         """
-        index = {ramp.id: j for j, ramp in enumerate(self._engine.bundle.ramps)}
+        index = self._columns(plan)
         thresholds = {index[ramp.id]: float(np.float32(ramp.threshold)) for ramp in plan.ramps if ramp.threshold > 0}
         try:
-            return thresholds, self._engine.sessions.stages(sorted(thresholds))
+            return thresholds, self._engine.sessions.stages(sorted(thresholds), plan.precision)
         except InvalidBundleError as error:
             raise PlanRefusedError("Unsupported", str(error)) from error
 
@@ -151,7 +163,7 @@ class PlanDesk:
             counter=engine.counters.open(epoch=document.epoch, arm=arm, plan_hash=plan.content_hash),
             stages=stages,
             thresholds=thresholds,
-            carry_on=bool(stages) and carries_on(plan.execution, engine.bundle.profile),
+            carry_on=bool(stages) and carries_on(plan.execution, engine.bundle.profile.of(plan.precision)),
             breaker=breaker,
         )
 
