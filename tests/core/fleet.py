@@ -6,16 +6,18 @@ active ramp whose uncertainty is below the threshold, and is audited with the ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from offramp_core.columns import final_id
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import Config, Rollout, Service, ServiceStatus
 from offramp_core.control.snapshot import Decision, Event, Load, RecordStore, Snapshot, Worker
 from offramp_core.control.spec import parse_spec
-from offramp_core.plan import Plan
+from offramp_core.plan import Plan, Precision
 from offramp_core.protocol import ArmCounts, Observations, PlanDocument, RampInfo, RecordBlock, Refusal, WorkerState
 from offramp_core.records import ExitCosts, Records
 from offramp_core.sketch import bucket_index
@@ -58,6 +60,7 @@ class SimWorker:
     breaker_open: bool = False
     counts: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
     rows: list[int] = field(default_factory=list)
+    others: Mapping[Precision, Records] = field(default_factory=dict)  # other precisions that its bundle has
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -72,7 +75,8 @@ class SimWorker:
         if self.document is not None and document.epoch <= self.document.epoch:
             return
         for arm in filter(None, (document.stable, document.canary)):
-            unknown = [r["id"] for r in arm.plan["ramps"] if r["id"] not in RAMPS]
+            other = self.others.get(arm.plan["precision"])
+            unknown = [r["id"] for r in arm.plan["ramps"] if r["id"] not in (other.ramp_ids if other else RAMPS)]
             if unknown:
                 self.refused = Refusal(document.epoch, "UnknownRamp", f"{unknown[0]} is not in the bundle")
                 return
@@ -97,12 +101,15 @@ class SimWorker:
         )
         plan = Plan.from_mapping(arm.plan) if arm is not None else Plan(BACKBONE, RAMP_SET)
         rows = self.rng.integers(len(records), size=size)
-        exit_at = exits(records, plan, rows)
+        view = records.at(plan.precision)
+        names = view.ramp_ids or RAMPS
+        exit_at = exits(view, plan, rows, names)
         c = self.counts.setdefault(
             (doc.epoch if doc else 0, name), {"hash": plan.content_hash, "exits": {}, "exec": {}, "lat": {}}
         )
         drawn = self.rng.random(size) < (arm.audit_rate if arm is not None else 0.0)
-        wrong = np.array([e >= 0 and not records.agrees[r, e] for r, e in zip(rows, exit_at, strict=True)])
+        agrees = np.column_stack([view.agrees, view.final_agrees])  # the last column is also index -1
+        wrong = np.array([not agrees[r, e] for r, e in zip(rows, exit_at, strict=True)])
         seconds = float(self.rng.lognormal(-5.0, 0.2)) * (0.8 + 0.2 * size) * (self.slowdown if canary else 1.0)
         add(
             c,
@@ -126,13 +133,13 @@ class SimWorker:
         sized[key] = sized.get(key, 0) + 1
         c["lat"][key] = c["lat"].get(key, 0) + size
         for e in exit_at[exit_at >= 0]:
-            c["exits"][RAMPS[e]] = c["exits"].get(RAMPS[e], 0) + 1
+            c["exits"][names[e]] = c["exits"].get(names[e], 0) + 1
         return [(int(r), now) for r, d in zip(rows, drawn, strict=True) if d]
 
     def view(self, *, silent: bool = False) -> Worker:
         state = WorkerState(
             uid=self.name, boot_id=self.boot, service_uid="uid", model="sim", ready=True, backbone_digest=BACKBONE, ramp_set_digest=RAMP_SET,
-            ramps=tuple(RampInfo(r, i, 0.25 * (i + 1), "grid-mlp") for i, r in enumerate(RAMPS)), costs=COSTS,
+            ramps=columns(self.others), costs=costs(self.others),
             epoch=self.document.epoch if self.document else 0, refused=self.refused, breaker_open=self.breaker_open,
             stable_hash=Plan.from_mapping(self.document.stable.plan).content_hash if self.document else "",
             canary_hash=Plan.from_mapping(self.document.canary.plan).content_hash if self.document and self.document.canary else "",
@@ -173,11 +180,31 @@ def add(counter: dict[str, Any], **amounts: int) -> None:
         counter[name] = counter.get(name, 0) + amount
 
 
-def exits(records: Records, plan: Plan, rows: np.ndarray) -> np.ndarray:
+def columns(others: Mapping[Precision, Records]) -> tuple[RampInfo, ...]:
+    """What a worker's records hold: the ramps, and for each other precision its own and what its backbone says."""
+    if not others:
+        return tuple(RampInfo(r, i, 0.25 * (i + 1), "grid-mlp") for i, r in enumerate(RAMPS))
+    out = [RampInfo(r, i, 0.25 * (i + 1), "grid-mlp", "fp32") for i, r in enumerate(RAMPS)]
+    for precision, records in others.items():
+        out += [RampInfo(r, i, 0.5, "grid-mlp", precision) for i, r in enumerate(records.ramp_ids)]
+        out.append(RampInfo(final_id(precision), 9, 1.0, "final", precision))
+    return tuple(out)
+
+
+def costs(others: Mapping[Precision, Records]) -> dict[str, Any]:
+    own = {
+        f"{precision}_{name}": [getattr(records.costs, name).tolist()]
+        for precision, records in others.items()
+        for name in ("segment_seconds", "ramp_seconds")
+    }
+    return {**COSTS, **own}
+
+
+def exits(records: Records, plan: Plan, rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """Index of the ramp each row leaves at, -1 for none."""
     out = np.full(len(rows), -1)
     for ramp in reversed(plan.ramps):
-        j = RAMPS.index(ramp.id)
+        j = names.index(ramp.id)
         out[records.uncertainty[rows, j] < np.float32(float(ramp.threshold))] = j
     return out
 
@@ -202,7 +229,7 @@ class Fleet:
     def __post_init__(self) -> None:
         spec = parse_spec(self.manifest)
         self.service = Service("default", "sim", "uid", 1, spec)
-        self.workers = [SimWorker(f"w{i}", i) for i in range(spec.replicas)]
+        self.workers = [SimWorker(f"w{i}", i, others=self.records.others) for i in range(spec.replicas)]
         self.configs: dict[str, Config] = {}
         self.rollouts: dict[str, Rollout] = {}
         self.published: PlanDocument | None = None
@@ -288,12 +315,10 @@ class Fleet:
         if not self.labels:
             return None
         parts = self.labels[-200:]
-        records = Records(
-            np.concatenate([p.uncertainty for p in parts]), np.concatenate([p.agrees for p in parts]),
-            np.concatenate([p.final_agrees for p in parts]), self.records.costs,
-            time=np.concatenate([p.time for p in parts if p.time is not None]),
-        )  # fmt: skip
-        return RecordStore(records, RAMPS, BACKBONE, RAMP_SET)
+        time = np.concatenate([p.time for p in parts if p.time is not None])
+        records = pooled(parts, time)
+        others = {p: pooled([part.at(p) for part in parts], time) for p in self.records.others}
+        return RecordStore(replace(records, others=others), RAMPS, BACKBONE, RAMP_SET)
 
     @property
     def stable(self) -> Plan:
@@ -305,6 +330,14 @@ class Fleet:
 
     def verdicts(self) -> list[str]:
         return [r.status.verdict for r in self.rollouts.values()]
+
+
+def pooled(parts: Sequence[Records], time: np.ndarray) -> Records:
+    """Rows of one chain, one part after the other."""
+    return replace(
+        parts[0], time=time, uncertainty=np.concatenate([p.uncertainty for p in parts]), agrees=np.concatenate([p.agrees for p in parts]),
+        final_agrees=np.concatenate([p.final_agrees for p in parts]), final_uncertainty=None,
+    )  # fmt: skip
 
 
 __all__ = ["BACKBONE", "RAMPS", "RAMP_SET", "Fleet", "SimWorker", "pool"]

@@ -67,3 +67,27 @@ def with_small_model(records: Records, *, agrees: float = 0.9, seed: int = 0) ->
         ),
         prediction=prediction,
     )
+
+
+def with_int8(
+    records: Records, *, wrong: float = 0.004, speed: float = 0.5, n_ramps: int = 2, seed: int = 0
+) -> Records:
+    """The same requests with an int8 backbone besides: ``wrong`` of its answers differ, it takes ``speed`` of the time, and its
+    ramps are those of fp32 at half of the cost. The uncertain requests are those it gets wrong."""
+    rng = np.random.default_rng(seed)
+    n, costs = len(records), records.costs
+    final_agrees = rng.random(n) >= wrong
+    doubt = np.where(final_agrees, rng.beta(1, 8, n), rng.beta(8, 2, n))
+    kept = np.linspace(0, records.n_ramps - 1, n_ramps).round().astype(int) if n_ramps else np.array([], dtype=int)
+    reached = speed * np.append(np.cumsum(costs.segment_seconds)[kept], costs.total_seconds)
+    int8 = replace(
+        records,
+        uncertainty=np.ascontiguousarray(records.uncertainty[:, kept]),
+        agrees=records.agrees[:, kept] & (final_agrees | (rng.random(n) < 0.5))[:, None],
+        final_agrees=final_agrees,
+        costs=ExitCosts(np.diff(reached, prepend=0.0), speed * costs.ramp_seconds[kept], costs.total_seconds),
+        precision="int8",
+        final_uncertainty=doubt.astype(np.float32),
+        ramp_ids=tuple(f"int8/r{j:02d}-linear" for j in kept),
+    )
+    return replace(records, others={"int8": int8})

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fleet import MANIFEST, RAMPS, Fleet, pool  # type: ignore[import-not-found]
+from scores import with_int8
 
 from offramp_core.control.codec import from_json, to_json
 from offramp_core.control.decide import decide
@@ -35,6 +36,49 @@ def test_a_certified_plan_is_canaried_and_promoted_without_a_user_doing_anything
     assert [e.reason for e in fleet.events] == ["RampProposed", "CanaryStarted", "StepAdvanced", "Promoted"]
     certificate = fleet.configs[fleet.status.stable_config].status.certificates[0]
     assert float(certificate["budget"]) == pytest.approx(0.02)
+
+
+class TestPrecision:
+    """A bundle that has the backbone at int8 as well: twice as fast, and wrong in 0.4 % of answers."""
+
+    WIDE = with_int8(CLEAN, wrong=0.004, speed=0.5)
+
+    def test_auto_finds_a_plan_at_int8_and_promotes_it(self) -> None:
+        fleet = Fleet(self.WIDE)
+        fleet.run(promoted)
+        assert fleet.stable.precision == "int8"
+        assert float(str(fleet.status.observed.savings).rstrip("%")) > 50
+        assert "certified at int8" in fleet.events[0].message
+
+    @pytest.mark.slow
+    def test_exact_never_proposes_int8(self) -> None:
+        fleet = Fleet(self.WIDE, {**MANIFEST, "ramps": {"precision": "Exact"}})
+        fleet.run(promoted)
+        assert {config.plan.precision for config in fleet.configs.values()} == {"fp32"}
+
+    @pytest.mark.slow
+    def test_a_plan_at_int8_goes_off_at_once_when_the_user_asks_for_exact(self) -> None:
+        fleet = Fleet(self.WIDE)
+        fleet.run(promoted)
+        fleet.edit(ramps={"precision": "Exact"})
+        fleet.step()
+        assert fleet.stable.exits_off and fleet.published is not None
+        assert fleet.published.stable.plan["precision"] == "fp32"
+        assert "ramps.precision is Exact" in fleet.events[-1].message
+        fleet.run(lambda f: f.verdicts().count("Succeeded") == 2)
+        assert fleet.stable.precision == "fp32" and not fleet.stable.exits_off
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("wrong", "verdict"), [(0.004, "Accepted"), (0.2, "Rejected")])
+    def test_int8_alone_can_be_pinned_and_is_judged_like_any_pin(self, wrong: float, verdict: str) -> None:
+        fleet = Fleet(with_int8(CLEAN, wrong=wrong, speed=0.5), {**MANIFEST, "ramps": {"mode": "Disabled"}})
+        fleet.run(lambda f: f.published is not None)
+        fleet.edit(ramps={"precision": "Auto"})
+        fleet.run(lambda f: f._store() is not None and len(f._store().records) > 600)
+        fleet.edit(ramps={"mode": "Pinned", "pin": {"ramps": [], "precision": "int8"}})
+        fleet.run(lambda f: f.status.pin.verdict != "", limit=900)
+        assert fleet.status.pin.verdict == verdict
+        assert (fleet.stable.precision == "int8") == (verdict == "Accepted")
 
 
 def test_ready_never_leaves_true_once_the_service_serves(fleet: Fleet) -> None:

@@ -22,10 +22,14 @@ from onnx import helper, numpy_helper
 
 from offramp_core.bundle import (
     BatchProfile,
+    ChainProfile,
     Manifest,
+    PrecisionSpec,
     Profile,
     RampSpec,
     TensorSpec,
+    column_arrays,
+    profile_arrays,
     ramp_set_digest,
 )
 from offramp_core.uncertainty import quantile_table, raw_score, uncertainty
@@ -68,7 +72,78 @@ def write_bundle(folder: Path, *, seed: int = 0, regrouping_pays: bool = True) -
     return folder
 
 
-def write_manifest(folder: Path, ramps: tuple[RampSpec, ...] | None = None) -> None:
+def write_wide_bundle(folder: Path, *, seed: int = 0, int8_model: onnx.ModelProto | None = None) -> Path:
+    """The same model with a small model at the input and a second precision; returns the folder.
+
+    ``int8_model`` is by default the backbone with weights rounded to few steps: like int8, faster to make, and wrong more often.
+    """
+    write_bundle(folder, seed=seed)
+    rng = np.random.default_rng(seed + 100)
+    reference = onnx.load(str(folder / "backbone.onnx"))
+    int8 = coarse(reference) if int8_model is None else int8_model
+    small = _small_model(rng)
+    tensors = dict(safetensors.numpy.load((folder / "ramps.safetensors").read_bytes()))
+    x = inputs(256, seed=seed + 1)
+    said: dict[str, Array] = {SMALL: _answers(small, x)}
+    for model, ramps in ((reference, _ramps()), (int8, _int8_ramps())):
+        logits, heads = _run_tapped(model, ramps, tensors, x)
+        said |= {ramp.id: head for ramp, head in zip(ramps, heads, strict=True)}
+        said["int8/final" if model is int8 else "fp32/final"] = logits
+    for column in said.keys() - {"fp32/final"}:
+        tensors[f"{column}/quantiles"] = quantile_table(raw_score(said[column]))
+    (folder / "backbone.int8.onnx").write_bytes(int8.SerializeToString())
+    (folder / f"ramp-{SMALL}.onnx").write_bytes(small.SerializeToString())
+    (folder / "ramps.safetensors").write_bytes(safetensors.numpy.save(tensors))
+    write_manifest(folder, WIDE_RAMPS, WIDE_PRECISIONS)
+    columns = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest).columns
+    profile = wide_profile()
+    records = _npz(
+        uncertainty=np.stack([uncertainty(said[c.id], tensors[f"{c.id}/quantiles"]) for c in columns], axis=1),
+        prediction=np.stack([said[c.id].argmax(axis=1) for c in columns], axis=1).astype(np.int32),
+        final=said["fp32/final"].argmax(axis=1).astype(np.int32),
+        **profile_arrays(profile),
+        **column_arrays(columns),
+    )
+    (folder / "records.npz").write_bytes(records)
+    (folder / "profile.json").write_bytes(msgspec.json.encode(profile))
+    write_manifest(folder, WIDE_RAMPS, WIDE_PRECISIONS)
+    return folder
+
+
+def coarse(model: onnx.ModelProto, *, steps: int = 3) -> onnx.ModelProto:
+    """The model with every weight rounded to few steps of its tensor's largest."""
+    rounded = onnx.ModelProto()
+    rounded.CopyFrom(model)
+    for tensor in rounded.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        step = np.abs(values).max() / steps
+        tensor.CopyFrom(numpy_helper.from_array((np.rint(values / step) * step).astype(np.float32), tensor.name))
+    return rounded
+
+
+def wide_profile() -> Profile:
+    """Invented seconds: int8 takes half of fp32, the small model a tenth."""
+    batches = []
+    for size in (1, 8, 32):
+        segments, int8 = (0.0, 2e-4, 0.0, 3e-4, 3e-4, 2e-4), (0.0, 1e-4, 3e-4, 1e-4)
+        batches.append(
+            BatchProfile(
+                size,
+                size * sum(segments),
+                tuple(size * s for s in segments),
+                (size * 1e-4, *[size * 1e-5] * 4),
+                1e-5,
+                {"int8": ChainProfile(tuple(size * s for s in int8), (size * 1e-4, size * 1e-5, size * 1e-5))},
+            )
+        )
+    return Profile("onnxruntime", 1, tuple(batches))
+
+
+def write_manifest(
+    folder: Path,
+    ramps: tuple[RampSpec, ...] | None = None,
+    precisions: tuple[PrecisionSpec, ...] = (),
+) -> None:
     """Write a manifest that fits the files as they are."""
     ramps = _ramps() if ramps is None else ramps
     hashes = {
@@ -80,13 +155,14 @@ def write_manifest(folder: Path, ramps: tuple[RampSpec, ...] | None = None) -> N
         schema_version=1,
         name=MODEL,
         backbone_digest="sha256:" + hashes["backbone.onnx"],
-        ramp_set_digest=ramp_set_digest(ramps, hashes),
+        ramp_set_digest=ramp_set_digest(ramps, hashes, precisions),
         inputs=(TensorSpec("x", "FP32", (CHANNELS, SIZE, SIZE)),),
         outputs=(TensorSpec("logits", "FP32", (CLASSES,)),),
         n_classes=CLASSES,
         ramps=ramps,
         files=hashes,
         source="tests",
+        precisions=precisions,
     )
     (folder / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
 
@@ -137,6 +213,45 @@ def _ramps() -> tuple[RampSpec, ...]:
     )
 
 
+def _int8_ramps() -> tuple[RampSpec, ...]:
+    """Heads on the features of the other precision; both use the weights of their namesakes at fp32."""
+    return (
+        RampSpec("int8/r00-grid", "c0", 0, 0.2, "grid-mlp", WIDTH, hidden=6, precision="int8"),
+        RampSpec("int8/r02-linear", "c2", 2, 0.9, "pooled-linear", WIDTH, precision="int8"),
+    )
+
+
+SMALL = "in.small"
+WIDE_RAMPS = (RampSpec(SMALL, "x", 0, 0.0, "model", CHANNELS), *_ramps(), *_int8_ramps())
+WIDE_PRECISIONS = (PrecisionSpec("int8", "backbone.int8.onnx", "rounded"),)
+
+
+def _small_model(rng: np.random.Generator) -> onnx.ModelProto:
+    """A classifier of the channels' means."""
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["x"], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["row"], axis=1),
+        helper.make_node("Gemm", ["row", "w", "b"], ["said"]),
+    ]
+    weights = [
+        numpy_helper.from_array(rng.normal(0.0, 2.0, size=(CHANNELS, CLASSES)).astype(np.float32), "w"),
+        _vector(rng, "b", CLASSES),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", CHANNELS, SIZE, SIZE])],
+        [helper.make_tensor_value_info("said", onnx.TensorProto.FLOAT, ["batch", CLASSES])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _answers(model: onnx.ModelProto, x: Array) -> Array:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"x": x})[0])
+
+
 def _head_tensors(ramps: tuple[RampSpec, ...], model: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Array]:
     tensors: dict[str, Array] = {}
     for ramp in ramps:
@@ -154,7 +269,11 @@ def _run_tapped(
     heads = [
         head_nodes(
             ramp,
-            {k.rpartition("/")[2]: v for k, v in tensors.items() if k.startswith(ramp.id + "/")},
+            {
+                k.rpartition("/")[2]: v
+                for k, v in tensors.items()
+                if k.rpartition("/")[0] == ramp.id.removeprefix("int8/")
+            },
             height=sizes[ramp.tensor],
             width=sizes[ramp.tensor],
         )
