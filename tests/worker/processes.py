@@ -53,7 +53,9 @@ def manifest_of(bundle: Path) -> Manifest:
     return msgspec.json.decode((bundle / "manifest.json").read_bytes(), type=Manifest)
 
 
-def plan_for(bundle: Path, thresholds: dict[str, str] | None = None, *, execution: str = "ComputeSaving") -> Plan:
+def plan_for(
+    bundle: Path, thresholds: dict[str, str] | None = None, *, execution: str = "ComputeSaving", precision: str = "fp32"
+) -> Plan:
     manifest = manifest_of(bundle)
     ramps = [{"id": k, "threshold": v} for k, v in (thresholds or {}).items()]
     return Plan.from_mapping(
@@ -62,6 +64,7 @@ def plan_for(bundle: Path, thresholds: dict[str, str] | None = None, *, executio
             "rampSetDigest": manifest.ramp_set_digest,
             "ramps": ramps,
             "execution": execution,
+            "precision": precision,
         }
     )
 

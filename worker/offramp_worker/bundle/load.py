@@ -33,7 +33,7 @@ from offramp_core.bundle import (
     ramp_set_digest,
     side_model_file,
 )
-from offramp_core.columns import EXACT, FINAL_HEAD, chain
+from offramp_core.columns import EXACT, chain
 from offramp_core.errors import InvalidBundleError, InvalidRecordsError
 from offramp_core.plan import PRECISIONS, Precision
 from offramp_core.protocol import RampInfo
@@ -170,14 +170,12 @@ def _check_manifest(manifest: Manifest) -> None:
             f"{MANIFEST_FILE}: name {manifest.name!r} (no slash) or n_classes {manifest.n_classes} (>= 2) is out of range"
         )
     _check_precisions(manifest)
-    columns = manifest.columns
-    order = [(ramp.position, ramp.head) for ramp in manifest.ramps]
-    ids = [ramp.id for ramp in manifest.ramps]
-    by_precision = {
-        p: [o for o, r in zip(order, manifest.ramps, strict=True) if manifest.precision_of(r) == p]
-        for p in ("", *PRECISIONS)
-    }
-    if [c.id for c in columns if c.head != FINAL_HEAD] != ids or any(o != sorted(o) for o in by_precision.values()):
+    for ramp in manifest.ramps:
+        _check_place(ramp, manifest)
+    columns, ids = manifest.columns, [ramp.id for ramp in manifest.ramps]
+    place = ("", *PRECISIONS).index
+    order = [(place(manifest.precision_of(ramp)), ramp.position, ramp.head) for ramp in manifest.ramps]
+    if order != sorted(order):
         raise InvalidBundleError(
             f"{MANIFEST_FILE}: ramps {ids} must be sorted: those at the input, of fp32, of each other precision; then by position and head"
         )
@@ -186,7 +184,6 @@ def _check_manifest(manifest: Manifest) -> None:
             f"{MANIFEST_FILE}: ramps {ids} must be unique, and none may be called like a final column"
         )
     for ramp in manifest.ramps:
-        _check_place(ramp, manifest)
         if ramp.channels < 1 or (ramp.head == "grid-mlp" and ramp.hidden < 1) or not 0 <= ramp.depth <= 1:
             raise InvalidBundleError(f"{MANIFEST_FILE}: ramp {ramp.id!r} has channels, hidden or depth out of range")
 
