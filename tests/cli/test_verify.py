@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from scores import recorded
+from scores import recorded, wide_arrays, with_int8
 from typer.testing import CliRunner, Result
 
 from offramp_cli.main import app
@@ -118,6 +118,25 @@ class TestWhatHolds:
         result = run(write(tmp_path, story.manifest), "--records", records)
         assert result.exit_code == 0, result.output
         assert "counted again" in result.stdout
+
+    def test_a_plan_at_another_precision_is_counted_again_in_its_own_columns(self, tmp_path: Path) -> None:
+        records = with_int8(recorded(N, R, seed=5), wrong=0.003, speed=0.4)
+        request = TuningRequest(
+            max_disagreement=0.02, delta=0.05, test_index=1, ramp_ids=IDS, backbone_digest="sha256:b", ramp_set_digest="sha256:r",
+            precisions=("fp32", "int8"),
+        )  # fmt: skip
+        outcome = tune(records, request)
+        assert isinstance(outcome, Proposed) and outcome.plan.precision == "int8"
+        status = {"certificates": [outcome.certificate.to_mapping()]}
+        plan = write(tmp_path, {"kind": "RampConfig", "spec": outcome.plan.to_mapping(), "status": status})
+        path = tmp_path / "wide.npz"
+        np.savez(path, **wide_arrays(records, IDS))
+        result = run(plan, "--records", path)
+        assert result.exit_code == 0, result.output
+        assert "at int8, " in result.stdout and "counted again" in result.stdout
+        narrow = {name: value for name, value in wide_arrays(records, IDS).items() if not name.startswith("ramp_")}
+        np.savez(path, **narrow)
+        assert run(plan, "--records", path).exit_code == 1
 
     def test_a_list_of_one_as_kubectl_prints_it_will_do(self, story: Story, tmp_path: Path) -> None:
         assert run(write(tmp_path, {"kind": "List", "items": [story.manifest]})).exit_code == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -91,3 +93,22 @@ def with_int8(
         ramp_ids=tuple(f"int8/r{j:02d}-linear" for j in kept),
     )
     return replace(records, others={"int8": int8})
+
+
+def wide_arrays(records: Records, ids: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """What a records file holds of fp32 records with an int8 chain beside them (:func:`with_int8`); class 3 is right, 4 wrong."""
+    int8 = records.at("int8")
+    assert int8.final_uncertainty is not None and records.time is not None
+    agrees = np.column_stack([records.agrees, int8.agrees, int8.final_agrees])
+    return {
+        "uncertainty": np.column_stack([records.uncertainty, int8.uncertainty, int8.final_uncertainty]),
+        "prediction": np.where(agrees, 3, 4),
+        "final": np.full(len(records), 3),
+        "time": records.time,
+        "segment_seconds": records.costs.segment_seconds,
+        "ramp_seconds": records.costs.ramp_seconds,
+        "int8_segment_seconds": int8.costs.segment_seconds,
+        "int8_ramp_seconds": int8.costs.ramp_seconds,
+        "ramp_id": np.array([*ids, *int8.ramp_ids, "int8/final"]),
+        "ramp_precision": np.array(["fp32"] * records.n_ramps + ["int8"] * (int8.n_ramps + 1)),
+    }

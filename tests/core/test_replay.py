@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from scores import recorded
+from scores import recorded, wide_arrays, with_int8
 from typer.testing import CliRunner, Result
 
 from offramp_cli.replay import load_records, replay
@@ -65,6 +65,36 @@ class TestJson:
             assert set(entry) == {"name", "active", "thresholds", "saving", "disagreement", "certificate"}
             assert len(entry["active"]) == len(entry["thresholds"])
             assert entry["certificate"] is None or set(entry["certificate"]) == {"n", "k", "p_value", "method"}
+
+    def test_a_wide_file_is_replayed_at_every_precision_unless_exact_is_asked_for(self, tmp_path: Path) -> None:
+        path = tmp_path / "wide.npz"
+        records = with_int8(recorded(2000, 4, seed=5), wrong=0.003, speed=0.4)
+        np.savez(path, **wide_arrays(records, [f"r{i}" for i in range(4)]))
+        asked = (
+            "--budget",
+            0.02,
+            "--policy",
+            "exact",
+            "--policy",
+            "lower-precision",
+            "--arrivals",
+            "poisson",
+            "--load",
+            0.5,
+        )
+        result = run(path, *asked, "--json")
+        exact, alone = json.loads(result.stdout)["policies"]
+        assert (exact["precision"], alone["precision"], alone["active"]) == ("int8", "int8", [])
+        assert exact["saving"] > alone["saving"] == pytest.approx(0.6)
+        newer = load_records(path).take(slice(1000, None)).at("int8")
+        seen = evaluate(newer, exact["active"], exact["thresholds"])
+        assert (exact["saving"], exact["disagreement"]) == pytest.approx((seen.saving, seen.disagreement))
+        assert alone["serving"][0]["busy_ratio"] == pytest.approx(0.4, rel=1e-6)
+        text = " ".join(run(path, *asked).stdout.split())
+        assert "int8: " in text and "int8: no exits" in text
+        narrow = json.loads(run(path, *asked, "--json", "--precision", "exact").stdout)["policies"]
+        assert [p.get("precision") for p in narrow] == [None, None]
+        assert run(path, "--precision", "int4").exit_code == 2
 
     def test_savings_are_those_on_the_newer_half(self, file: Path) -> None:
         value = json.loads(run(file, "--budget", 0.02, "--json", "--policy", "certified", "--policy", "greedy").stdout)

@@ -38,7 +38,9 @@ COSTS: dict[str, list[Any]] = {
 }
 
 
-def block(first: int, n: int, *, time_from: float = 1000.0, ramp_set: str = DIGEST_B, seed: int = 0) -> RecordBlock:
+def block(
+    first: int, n: int, *, time_from: float = 1000.0, ramp_set: str = DIGEST_B, seed: int = 0, n_ramps: int = len(RAMPS)
+) -> RecordBlock:
     """``n`` records with sequence numbers from ``first`` on, one per second."""
     rng = np.random.default_rng([seed, first])
 
@@ -50,8 +52,8 @@ def block(first: int, n: int, *, time_from: float = 1000.0, ramp_set: str = DIGE
         next=first + n,
         ramp_set_digest=ramp_set,
         time=column(time_from + first + np.arange(n), "<f8"),
-        uncertainty=column(rng.random((n, len(RAMPS))), "<f4"),
-        prediction=column(rng.integers(0, 5, (n, len(RAMPS))), "<i4"),
+        uncertainty=column(rng.random((n, n_ramps)), "<f4"),
+        prediction=column(rng.integers(0, 5, (n, n_ramps)), "<i4"),
         final=column(rng.integers(0, 5, n), "<i4"),
         reference=column(rng.integers(0, 5, n), "<i4"),
     )

@@ -14,14 +14,17 @@ import httpx
 import numpy as np
 import pytest
 
-from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument, Refusal
+from offramp_cli.verify import load_held_out
+from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument, RampInfo, Refusal
 
 sys.path.insert(0, str(Path(__file__).parent))
-from stub_worker import DIGEST_A, DIGEST_B, StubWorker, block, state
+from stub_worker import COSTS, DIGEST_A, DIGEST_B, StubWorker, block, state
 
+from offramp_operator.local.records import load_pools, save_pool
 from offramp_operator.shell import wire
 from offramp_operator.shell.observe import SECONDS_UNTIL_SILENT, Observed, Observer
 from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
+from offramp_operator.shell.record_pool import RampSetKey
 from offramp_operator.shell.signing import SigningKey
 
 KEY = ServiceKey("default", "digits")
@@ -103,6 +106,43 @@ def test_columns_survive_the_way_through_wire_and_pool(spawn: Callable[[str], St
         np.testing.assert_array_equal(records.uncertainty, sent.uncertainty)
         np.testing.assert_array_equal(records.agrees, sent.prediction == sent.reference[:, None])
         np.testing.assert_array_equal(records.final_agrees, sent.final == sent.reference)
+
+    asyncio.run(story())
+
+
+def test_wide_records_of_a_worker_are_pooled_and_read_in_every_chain(
+    spawn: Callable[[str], StubWorker], tmp_path: Path
+) -> None:
+    columns = (
+        RampInfo("in.small", 0, 0.0, "model"),
+        RampInfo("r00-linear", 1, 0.5, "pooled-linear", "fp32"),
+        RampInfo("int8/r00-linear", 1, 0.5, "pooled-linear", "int8"),
+        RampInfo("int8/final", 2, 1.0, "final", "int8"),
+    )
+    own = {"int8_segment_seconds": [[0.0, 0.0005, 0.0005]], "int8_ramp_seconds": [[0.0001, 0.0001]]}
+
+    async def story() -> None:
+        a = spawn("a")
+        a.state = replace(a.state, ramps=columns, costs={**COSTS, **own})
+        a.broken_block = block(0, 50, seed=42, n_ramps=4)
+        async with bench() as made:
+            observed = await made.pull(a)
+            (pool,) = made.observer.pools(KEY).values()
+        sent = wire.decode_rows(a.broken_block, n_ramps=4)
+        assert observed.records is not None
+        records = observed.records.records
+        assert observed.records.ramp_ids == records.ramp_ids == ("in.small", "r00-linear")
+        int8 = records.at("int8")
+        assert int8.ramp_ids == ("in.small", "int8/r00-linear")
+        np.testing.assert_array_equal(int8.uncertainty, sent.uncertainty[:, [0, 2]])
+        np.testing.assert_array_equal(int8.final_agrees, sent.prediction[:, 3] == sent.reference)
+        assert int8.costs.baseline_seconds == pytest.approx(0.003)
+        save_pool(tmp_path, RampSetKey(DIGEST_A, DIGEST_B), pool.dump())
+        (file,) = tmp_path.glob("*.npz")
+        kept = load_held_out(file).records  # the file alone says which columns are whose
+        np.testing.assert_array_equal(kept.at("int8").uncertainty, int8.uncertainty)
+        ((_, again),) = load_pools(tmp_path).items()
+        assert again.dump().keys() == pool.dump().keys()
 
     asyncio.run(story())
 

@@ -181,7 +181,8 @@ class Observer:
             _complain(seen, endpoint, f"malformed records dropped: {error}")
             return 0
         if len(rows):
-            pool = memory.pools.setdefault(_set_of(state), RecordPool(n_ramps=len(state.ramps)))
+            fresh = RecordPool(n_ramps=len(state.ramps), names=column_arrays(state.ramps))
+            pool = memory.pools.setdefault(_set_of(state), fresh)
             pool.add(state.boot_id, rows, latest_time=self._clock())
         return len(rows)
 

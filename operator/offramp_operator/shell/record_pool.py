@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from offramp_operator.shell.wire import RecordRows
 
 CAPACITY_ROWS = 20_000
 _MAX_BOOTS = 4_096  # processes remembered; far more than can still hold rows of ours
+NAMES = ("ramp_id", "ramp_precision")
 COLUMNS = ("time", "uncertainty", "prediction", "final", "reference")
 
 
@@ -24,10 +26,16 @@ class RampSetKey:
 
 
 class RecordPool:
-    """Keeps the newest ``capacity`` rows. A row is known by its process and sequence number, so pulling twice adds nothing."""
+    """Keeps the newest ``capacity`` rows. A row is known by its process and sequence number, so pulling twice adds nothing.
 
-    def __init__(self, *, n_ramps: int, capacity: int = CAPACITY_ROWS) -> None:
-        self.n_ramps = n_ramps
+    ``names`` are the arrays that name the columns (:func:`offramp_core.bundle.column_arrays`); they are only kept with the rows, so
+    that a dump can be read without the workers that filled it.
+    """
+
+    def __init__(
+        self, *, n_ramps: int, names: Mapping[str, npt.NDArray[Any]] | None = None, capacity: int = CAPACITY_ROWS
+    ) -> None:
+        self.n_ramps, self._names = n_ramps, dict(names or {})
         self._capacity = capacity
         self._next: dict[str, int] = {}
         self._chunks: list[dict[str, npt.NDArray[Any]]] = []
@@ -72,6 +80,7 @@ class RecordPool:
         boots = sorted(self._next)
         return {
             **self.columns(),
+            **self._names,
             "boot": np.array(boots, dtype=np.str_),
             "next": np.array([self._next[b] for b in boots]),
         }
@@ -79,7 +88,8 @@ class RecordPool:
     @classmethod
     def load(cls, arrays: dict[str, npt.NDArray[Any]], *, capacity: int = CAPACITY_ROWS) -> RecordPool:
         """The inverse of :meth:`dump`."""
-        pool = cls(n_ramps=arrays["uncertainty"].shape[1], capacity=capacity)
+        names = {name: arrays[name] for name in NAMES if name in arrays}
+        pool = cls(n_ramps=arrays["uncertainty"].shape[1], names=names, capacity=capacity)
         pool._next = {str(boot): int(seq) for boot, seq in zip(arrays["boot"], arrays["next"], strict=True)}
         if len(arrays["time"]):
             pool._append({name: arrays[name] for name in COLUMNS})
