@@ -30,8 +30,8 @@ from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import evaluate, evaluate_plan
 from offramp_core.execution import carries_on
 from offramp_core.plan import Plan, RampThreshold, canonical_json, exits_off_plan
-from offramp_core.policies import Objective, policy, replay_halves
-from offramp_core.records import Records, records_from_arrays
+from offramp_core.policies import POLICIES, Objective, policy, replay_halves
+from offramp_core.records import ExitCosts, Records, records_from_arrays
 from offramp_core.search.placement import best_plan
 from offramp_core.simulate.draws import Sample, run_draw
 from offramp_core.tuning import NoGain, Proposed, TuningRequest, check_pin, tune
@@ -416,6 +416,19 @@ class TestReplay:
         assert "no other precision" in str(policy("lower-precision").refusal(records))
         with pytest.raises(InvalidRecordsError, match="no other precision"):
             policy("lower-precision")(records, records, Objective(0.01))
+
+    def test_a_file_of_int8_alone_shows_what_can_do_without_ramps(self) -> None:
+        wide = with_int8(recorded(2000, 2, seed=5), wrong=0.003, speed=0.4, n_ramps=0)
+        bare = replace(
+            wide, uncertainty=wide.uncertainty[:, :0], agrees=wide.agrees[:, :0], prediction=np.zeros((2000, 0), int),
+            costs=ExitCosts(np.array([wide.costs.total_seconds]), np.zeros(0)),
+        )  # fmt: skip
+        older, newer = replay_halves(bare)
+        seen = {name: p(older, newer, Objective(0.02)) for name, p in POLICIES.items() if p.refusal(bare) is None}
+        assert {name for name, outcome in seen.items() if outcome.precision == "int8"} == {
+            "exact", "certified", "lower-precision", "offline-optimal",
+        }  # fmt: skip
+        assert seen["exits-off"].saving == 0.0 and seen["exact"].saving == pytest.approx(0.6)
 
     def test_draws_judge_a_plan_in_its_own_chain(self, halves: tuple[Records, Records]) -> None:
         tune_on, stream = halves

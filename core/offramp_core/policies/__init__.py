@@ -40,9 +40,14 @@ from offramp_core.records import IndexArray, Records
 
 Policy = NamedPolicy
 
+
+def always_shown(_records: Records) -> None:
+    """For policies that have something to say without a single ramp."""
+
+
 _LISTED = (
-    NamedPolicy("exact", "saves most on the tuning records within the budget, all ramps to choose from (this project)", exact),
-    NamedPolicy("certified", "plans of the oldest records from cautious to bold, tested on the rest (this project; Learn-then-Test)", certified),
+    NamedPolicy("exact", "saves most on the tuning records within the budget, all ramps to choose from (this project)", exact, refusal=always_shown),
+    NamedPolicy("certified", "plans of the oldest records from cautious to bold, tested on the rest (this project; Learn-then-Test)", certified, refusal=always_shown),
     NamedPolicy("greedy", "Apparate's hill-climb with all tuning records for its window (arXiv:2312.05385)", greedy),
     NamedPolicy("apparate", "climbs on the last 16 requests, adjusts ramps every 128 (SOSP 2024, arXiv:2312.05385)", published, online=True),
     NamedPolicy(
@@ -75,10 +80,9 @@ _LISTED = (
     NamedPolicy("two-layer", "one early answerer before the full model, one threshold (arXiv:2312.05385)", two_layer),
     NamedPolicy("static-small", "a smaller model instead, for every input", static_small, refusal=without_small_model),
     NamedPolicy("lower-precision", "the backbone at a lower precision, without exits", lower_precision, refusal=without_other_precisions),
-    NamedPolicy("exits-off", "the model as it was given", exits_off),
+    NamedPolicy("exits-off", "the model as it was given", exits_off, refusal=always_shown),
     NamedPolicy(
-        "offline-optimal", "the best plan for the whole stream: hindsight (arXiv:2312.05385)", offline_optimal, hindsight=True
-    ),
+        "offline-optimal", "the best plan for the whole stream: hindsight (arXiv:2312.05385)", offline_optimal, hindsight=True, refusal=always_shown),
     NamedPolicy(
         "online-optimal", "the best plan for every 1,024 requests: hindsight (arXiv:2312.05385)", online_optimal, online=True, hindsight=True
     ),

@@ -141,6 +141,11 @@ StreamPolicy = Callable[[Records, Records, Objective], Trace]
 """(tuning records, stream in time order, objective) -> what it did."""
 
 
+def without_ramps(records: Records) -> str | None:
+    """Why there are no exits to choose from, in one line; None where there are. Only a file with other precisions may have none at fp32."""
+    return None if records.n_ramps else "ramp_precision names no ramp at fp32; this policy needs one"
+
+
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
     """A policy as `offramp replay` lists it.
@@ -156,7 +161,7 @@ class NamedPolicy:
     hindsight : bool
         It looks at the very stream it is judged on: a ceiling, not something that can be deployed.
     refusal : callable
-        One line that says why these records cannot show this policy, None where they can.
+        One line that says why these records cannot show this policy, None where they can; by default where there is no ramp.
     """
 
     name: str
@@ -164,7 +169,7 @@ class NamedPolicy:
     run: StreamPolicy
     online: bool = False
     hindsight: bool = False
-    refusal: Callable[[Records], str | None] = lambda _records: None
+    refusal: Callable[[Records], str | None] = without_ramps
 
     def __call__(self, tune: Records, report: Records, objective: Objective) -> Outcome:
         """Run it and sum up what it did on the report records."""
@@ -209,4 +214,4 @@ def _seconds_by_exit(records: Records, active: tuple[int, ...]) -> SecondsArray:
     in_force[list(active)] = costs.ramp_seconds[list(active)]
     paid = np.cumsum(in_force)
     at_ramp = np.cumsum(costs.segment_seconds)[:-1] + paid + np.where(in_force > 0, 0.0, costs.ramp_seconds)
-    return np.append(at_ramp, costs.total_seconds + paid[-1])
+    return np.append(at_ramp, costs.total_seconds + (paid[-1] if len(paid) else 0.0))

@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import InvalidRecordsError
-from offramp_core.policies.base import NO_EXIT, Objective, PlanInForce, StreamPolicy, Trace, answers, constant
+from offramp_core.policies.base import (
+    NO_EXIT,
+    Objective,
+    PlanInForce,
+    StreamPolicy,
+    Trace,
+    answers,
+    constant,
+    without_ramps,
+)
 from offramp_core.policies.climb import Climbing, climb
 from offramp_core.policies.common_threshold import common_thresholds
 from offramp_core.records import IndexArray, Records
@@ -100,11 +109,9 @@ def patience(tune: Records, stream: Records, objective: Objective) -> Trace:
 
 def without_predictions(records: Records) -> str | None:
     """Why patience cannot be shown on these records, in one line; None where it can."""
-    return (
-        "prediction is missing; patience compares what neighbouring ramps predict"
-        if records.prediction is None
-        else None
-    )
+    if records.prediction is None:
+        return "prediction is missing; patience compares what neighbouring ramps predict"
+    return without_ramps(records)
 
 
 def _one_threshold(tune: Records, stream: Records, ramps: tuple[int, ...], objective: Objective) -> Trace:

@@ -193,7 +193,9 @@ def best_of_precisions(records: Records, objective: Objective) -> tuple[Precisio
 
 
 def searched(records: Records, objective: Objective) -> ThresholdPlan:
-    """The exact search under an objective."""
+    """The exact search under an objective; without any ramps there is one plan."""
+    if not records.n_ramps:
+        return ThresholdPlan((), (), evaluate(records, (), ()))
     return best_plan(
         records,
         max_disagreement=objective.budget,
