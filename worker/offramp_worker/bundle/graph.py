@@ -155,9 +155,9 @@ def stage_model(
     begin = source or entry
     end = target or output_name(model)
     read = [name for head in heads for name in _read_by_head(head) if name != end]
-    nodes, used = _between(model.graph, begin=begin, ends=[end, *read])
+    nodes, used = between(model.graph, begin=begin, ends=[end, *read])
     if source is not None:
-        _check_separates(model, begin=begin, end=end, used=used)
+        check_separates(model, begin=begin, end=end, used=used)
     graph = onnx.GraphProto(name=f"{begin}..{end}")
     graph.node.extend(nodes)
     graph.initializer.extend(t for t in model.graph.initializer if t.name in used)
@@ -183,7 +183,7 @@ def input_heads_model(model: onnx.ModelProto, heads: Sequence[HeadNodes]) -> onn
     return alone
 
 
-def _between(graph: onnx.GraphProto, *, begin: str, ends: Sequence[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+def between(graph: onnx.GraphProto, *, begin: str, ends: Sequence[str]) -> tuple[list[onnx.NodeProto], set[str]]:
     """Nodes that ``ends`` need beyond ``begin``, in graph order, and every tensor name they read."""
     producer = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     wanted: set[int] = set()
@@ -201,7 +201,7 @@ def _between(graph: onnx.GraphProto, *, begin: str, ends: Sequence[str]) -> tupl
     return [graph.node[i] for i in sorted(wanted)], used
 
 
-def _check_separates(model: onnx.ModelProto, *, begin: str, end: str, used: set[str]) -> None:
+def check_separates(model: onnx.ModelProto, *, begin: str, end: str, used: set[str]) -> None:
     """Refuse a stage that would have to compute anything costly of the model's input besides what comes through ``begin``."""
     steps, entry = graph_steps(model.graph), input_name(model)
     behind = dependent_tensors(steps, source=begin)

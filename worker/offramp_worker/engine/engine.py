@@ -21,7 +21,7 @@ from offramp_core.columns import EXACT
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import Arm
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.answers import finite_rows, labels
+from offramp_worker.engine.answers import all_finite, finite_rows, labels
 from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
 from offramp_worker.engine.audits import Audit, AuditDesk
 from offramp_worker.engine.batcher import Batch, Batcher, Ticket, batch_cap, new_ticket
@@ -70,6 +70,7 @@ class Engine:
         self._clock, self._wall_clock = clock, wall_clock
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
         self.batch_cap = batch_cap(bundle.profile, latency_seconds=latency_seconds)
+        self._exact = sessions.exact_stage()
         self._batcher = Batcher(max_rows=max_queue_rows, max_batch=self.batch_cap)
         self._desk = AuditDesk(tapped=sessions.tapped, ring=self.ring, judge=self._judge)
         self._batches = 0
@@ -84,7 +85,7 @@ class Engine:
 
     def start(self) -> None:
         """Warm every batch size up, then begin to serve."""
-        self.sessions.warm_up(sorted({1, 2, 4, 8, 16, self.batch_cap}))
+        self.sessions.warm_up({1, 2, 4, 8, 16, self.batch_cap}, [self._exact])
         self.sessions.tapped(self.bundle.probe_x[:1])
         self._thread.start()
 
@@ -224,20 +225,20 @@ class Engine:
 
     def _execute(self, batch: Batch, runtime: Runtime) -> Any:
         if runtime.exits_off:
-            logits = self.sessions.exact(batch.x)
-            return iter((Leave(np.arange(len(batch)), None, logits),))
+            logits, _ = self._exact.run(batch.x, batch.x)
+            return iter((Leave(np.arange(len(batch)), None, logits.copy()),))
+        if all_finite(batch.x):
+            return self._run_stages(runtime, batch.x, may_leave=None)
         finite = finite_rows(batch.x)
-        if runtime.plan.precision != EXACT and not finite.all():
-            return run_apart(batch.x, finite, exact=self.sessions.exact, run=lambda x: self._run_stages(runtime, x))
+        if runtime.plan.precision != EXACT:
+            return run_apart(
+                batch.x, finite, exact=self.sessions.exact, run=lambda x: self._run_stages(runtime, x, may_leave=None)
+            )
         return self._run_stages(runtime, batch.x, may_leave=finite)
 
-    def _run_stages(
-        self, runtime: Runtime, x: Array, *, may_leave: npt.NDArray[np.bool_] | None = None
-    ) -> Iterator[Leave]:
-        return run_stages(
-            runtime.stages, x, thresholds=runtime.thresholds, tables=self.sessions.tables,
-            may_leave=np.ones(len(x), dtype=np.bool_) if may_leave is None else may_leave, carry_on=runtime.carry_on,
-        )  # fmt: skip
+    @staticmethod
+    def _run_stages(runtime: Runtime, x: Array, *, may_leave: npt.NDArray[np.bool_] | None) -> Iterator[Leave]:
+        return run_stages(runtime.stages, x, tests=runtime.tests, may_leave=may_leave, regroups=runtime.regrouping)
 
     def _answer(self, batch: Batch, runtime: Runtime, leave: Leave, progress: _Progress) -> None:
         """Reply to the rows that leave; then count them and queue the audits that were drawn for them."""

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from offramp_worker.engine.scores import ScoreTables
-from offramp_worker.engine.sessions import Stage
-
 Array = npt.NDArray[Any]
+BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.intp]
+Said = tuple[FloatArray, npt.NDArray[np.float64]]
+
+
+class Runnable(Protocol):
+    """What :class:`offramp_worker.engine.stages.Stage` offers."""
+
+    @property
+    def ramps(self) -> tuple[int, ...]: ...
+
+    @property
+    def reads_input(self) -> bool: ...
+
+    def run(self, features: Array, x: Array, rows: IndexArray | None = None) -> tuple[Array, Sequence[Said]]: ...
+
+
+class Leaves(Protocol):
+    """What :class:`offramp_core.uncertainty.ExitTest` offers."""
+
+    def leaves(self, logits: FloatArray, confidence: npt.NDArray[np.float64]) -> BoolArray | None: ...
+
+
+class Regroups(Protocol):
+    """What :class:`offramp_core.execution.Regrouping` offers."""
+
+    def pays(self, stage: int, *, carried: int, waiting: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
     """Rows of the batch that are answered now: ``rows`` [k] with ``logits`` [k, C], at ramp index ``ramp`` or, for None, at the output.
 
-    ``reference`` [n, C] comes with the last one when every row of the batch was carried to the output.
+    ``reference`` [n, C] comes with the last one when every row of the batch was carried to the output in results-only execution.
     """
 
     rows: IndexArray
@@ -32,7 +55,7 @@ class Leave:
 
 def run_apart(
     x: Array,
-    finite: npt.NDArray[np.bool_],
+    finite: BoolArray,
     *,
     exact: Callable[[Array], FloatArray],
     run: Callable[[Array], Iterator[Leave]],
@@ -49,45 +72,71 @@ def run_apart(
 
 
 def run_stages(
-    stages: tuple[Stage, ...],
+    stages: Sequence[Runnable],
     x: Array,
     *,
-    thresholds: Mapping[int, float],
-    tables: ScoreTables,
-    may_leave: npt.NDArray[np.bool_],
-    carry_on: bool,
+    tests: Mapping[int, Leaves],
+    may_leave: BoolArray | None,
+    regroups: Regroups | None,
 ) -> Iterator[Leave]:
     """Execute a batch.
 
     Parameters
     ----------
-    stages : tuple of Stage
+    stages : sequence of Stage
         The last one runs to the output and has no ramps.
     x : (n, ...)
         The batch.
-    thresholds : mapping
-        float32 threshold by ramp index; a row leaves when its uncertainty is strictly below.
-    tables : ScoreTables
-        Of all ramps of the bundle.
-    may_leave : (n,) bool
-        Rows that may exit early.
-    carry_on : bool
-        Results only: every row runs to the output, whether or not it was answered. Else leavers are dropped and the batch is regrouped.
+    tests : mapping
+        Who leaves, by ramp index.
+    may_leave : (n,) bool or None
+        Rows that may exit early; None: all.
+    regroups : Regrouping or None
+        Whether to drop the rows that left and go on with a smaller batch. A batch that all rows left ends. None is results only: every row
+        runs to the output, whether or not it was answered.
     """
     carried = np.arange(len(x))  # rows of the batch that ``features`` holds
-    waiting = np.ones(len(x), dtype=np.bool_)  # which of them are not answered yet
-    features = x
-    for stage in stages[:-1]:
-        features, heads = stage.run(features)
-        scores = tables.uncertainty(stage.ramps, heads)
-        for k, (ramp, logits) in enumerate(zip(stage.ramps, heads, strict=True)):
-            leaves = (scores[:, k] < np.float32(thresholds[ramp])) & waiting & may_leave[carried]
-            if leaves.any():
-                yield Leave(carried[leaves], ramp, logits[leaves])
-                waiting &= ~leaves
-        if not carry_on and not waiting.all():
-            if not waiting.any():
-                return
-            features, carried, waiting = features[waiting], carried[waiting], waiting[waiting]
-    logits, _ = stages[-1].run(features)
-    yield Leave(carried[waiting], None, logits[waiting], reference=logits if carry_on else None)
+    answered: BoolArray | None = None  # which of them left already; None: nobody
+    waiting = len(x)  # how many did not
+    features, kept = x, None  # ``kept``: the rows of ``features`` that go on; None for all
+    for number, stage in enumerate(stages[:-1]):
+        features, heads = stage.run(features, x, kept)
+        kept = None
+        for ramp, (logits, confidence) in zip(stage.ramps, heads, strict=True):
+            leaves = tests[ramp].leaves(logits, confidence)
+            if leaves is None:
+                continue
+            if may_leave is not None:
+                leaves &= may_leave[carried]
+            if answered is not None:
+                leaves &= ~answered
+            left = int(np.count_nonzero(leaves))
+            if left:
+                yield _leave(carried, leaves if left < len(carried) else None, ramp, logits)
+                answered = leaves if answered is None else answered | leaves
+                waiting -= left
+        if answered is None or regroups is None:
+            continue
+        if not waiting:
+            return
+        if regroups.pays(number, carried=len(carried), waiting=waiting):
+            kept = np.flatnonzero(~answered)
+            carried, answered = carried[kept], None
+            if any(later.reads_input for later in stages[number + 1 :]):
+                x = x[kept]
+    logits, _ = stages[-1].run(features, x, kept)
+    reference = logits.copy() if regroups is None else None
+    yield _leave(carried, None if answered is None else ~answered, None, logits, reference)
+
+
+def _leave(
+    carried: IndexArray,
+    leaves: BoolArray | None,
+    ramp: int | None,
+    logits: FloatArray,
+    reference: FloatArray | None = None,
+) -> Leave:
+    """The answer of the carried rows that leave (None: all), out of the buffers that the next batch overwrites."""
+    if leaves is None:
+        return Leave(carried, ramp, logits.copy(), reference)
+    return Leave(carried[leaves], ramp, logits[leaves], reference)
