@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import eventually, plan_for
 from scipy.special import softmax
+from stages import behind, broken
 
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.execution import Regrouping, carries_on
@@ -97,7 +98,7 @@ class Bench:
         def turn() -> None:
             self.now += seconds
 
-        return StageBefore(stage, turn)  # type: ignore[return-value]
+        return behind(turn, stage)
 
     @property
     def settled(self) -> bool:
@@ -242,18 +243,6 @@ def test_a_batch_that_grows_beyond_the_buffers_is_answered_like_any_other(sessio
 # --- early replies ---------------------------------------------------------------------------------
 
 
-class StageBefore:
-    """A stage that does something else first."""
-
-    def __init__(self, stage: Stage, first: Callable[[], object]) -> None:
-        self.stage, self.first = stage, first
-        self.ramps, self.reads_input = stage.ramps, stage.reads_input
-
-    def run(self, *args: Any) -> Any:
-        self.first()
-        return self.stage.run(*args)
-
-
 @pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
 def test_a_row_that_leaves_is_answered_while_its_batch_still_runs(
     bench: Bench, bundle_dir: Path, execution: str
@@ -261,13 +250,13 @@ def test_a_row_that_leaves_is_answered_while_its_batch_still_runs(
     gate = threading.Event()
 
     def gate_last(stage: Stage) -> Stage:
-        return stage if stage.ramps else StageBefore(stage, lambda: gate.wait(30))  # type: ignore[return-value]
+        return stage if stage.ramps else behind(lambda: gate.wait(30), stage)
 
     x = bundles.inputs(16, seed=3)
     bench.activate(bundle_dir, {"r00-grid": "0.5"}, execution=execution, wrap=gate_last)
     hold = threading.Event()
     exact = bench.engine._exact
-    bench.engine._exact = StageBefore(exact, lambda: hold.wait(30))  # type: ignore[assignment]
+    bench.engine._exact = behind(lambda: hold.wait(30), exact)
     try:
         blocker = bench.engine.submit(x[:1], never_exit=True)  # so that the others queue up and share one batch
         tickets = [bench.engine.submit(x[i : i + 1], never_exit=False) for i in range(16)]
@@ -373,11 +362,8 @@ def test_an_audit_that_fails_counts_against_the_plan(bench: Bench, bundle_dir: P
 def test_a_batch_that_fails_answers_with_an_error_and_the_worker_goes_on(
     bench: Bench, bundle_dir: Path, execution: str
 ) -> None:
-    def explode() -> None:
-        raise RuntimeError("kernel exploded")
-
     def break_last(stage: Stage) -> Stage:
-        return stage if stage.ramps else StageBefore(stage, explode)  # type: ignore[return-value]
+        return stage if stage.ramps else broken(stage)
 
     bench.activate(bundle_dir, {"r00-grid": "0.5"}, execution=execution, audit_rate=1.0, wrap=break_last)
     tickets = bench.serve(bundles.inputs(20, seed=3), one_by_one=True)

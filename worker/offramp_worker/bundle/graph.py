@@ -22,7 +22,7 @@ from offramp_worker.bundle.dataflow import captured, dependent_tensors, free_ten
 from offramp_worker.bundle.heads import HeadNodes
 
 FLOAT = onnx.TensorProto.FLOAT
-TOKEN_WEIGHT = "offramp/token_weight"  # see prepare/tokens.py
+TOKEN_WEIGHT = "offramp/token_weight"  # noqa: S105 - see prepare/tokens.py
 Array = npt.NDArray[Any]
 
 
