@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,26 +113,70 @@ def side_stage(model: onnx.ModelProto, name: str, *, entry: str) -> StageGraph:
     return StageGraph(side, input_name(model), "", "", (head.output, _confidence(head)), optimised=False)
 
 
-def _cut_optimised(model: onnx.ModelProto, groups: Groups) -> tuple[StageGraph, ...]:
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A backbone in pieces to be timed. ``segments`` lie between ``tensors``, in order; the last one runs to the output.
+
+    ``heads`` has per head its id, the segment it ends (None: it reads the model's input) and the stage of that segment with the head.
+    """
+
+    tensors: tuple[str, ...]
+    segments: tuple[StageGraph, ...]
+    heads: tuple[tuple[str, int | None, StageGraph], ...]
+
+
+def pieces(model: onnx.ModelProto, heads: Sequence[HeadNodes], tensors: Sequence[str]) -> Pieces:
+    """The segments between ``tensors`` (cut vertices in network order) and each head with its segment, cut as a worker cuts them.
+
+    Raises
+    ------
+    InvalidBundleError
+        A tensor does not separate the input from the output, or not in the optimised graph.
+    """
     entry, end = input_name(model), output_name(model)
-    heads = [head for group in groups for head in group]
+    whole = _optimised_with(model, heads, tensors)
+    cuts = [(entry, FLOAT), *(_form_handed_on(whole, tensor, end) for tensor in tensors), (end, FLOAT)]
+    spans = [(_value(*source), _value(*target)) for source, target in pairwise(cuts)]
+    segments = tuple(_extract(whole, source=source, outputs=[target], heads=0) for source, target in spans)
+    stages = []
+    for head in heads:
+        if head.source == entry:
+            alone = _extract(whole, source=_value(entry, FLOAT), outputs=_said(head), heads=2)
+            stages.append((head.ramp_id, None, alone))
+        else:
+            number = list(tensors).index(head.source)
+            source, target = spans[number]
+            graph = _extract(whole, source=source, outputs=[target, *_said(head)], heads=2)
+            stages.append((head.ramp_id, number, graph))
+    return Pieces(tuple(tensors), segments, tuple(stages))
+
+
+def _optimised_with(model: onnx.ModelProto, heads: Sequence[HeadNodes], tensors: Sequence[str]) -> onnx.ModelProto:
+    """The optimised graph with heads and their confidence, in which each of ``tensors`` still exists."""
     tapped = tapped_model(model, heads)
     _add_confidence(tapped, heads)
     known = {value.name for value in (*tapped.graph.input, *tapped.graph.output)}
-    read = [group[0].source for group in groups]
     # As an output a tensor outlives all fusions.
-    tapped.graph.output.extend(_value(tensor, FLOAT) for tensor in dict.fromkeys(read) if tensor not in known)
-    whole = optimised(tapped)
+    tapped.graph.output.extend(_value(tensor, FLOAT) for tensor in dict.fromkeys(tensors) if tensor not in known)
+    return optimised(tapped)
+
+
+def _cut_optimised(model: onnx.ModelProto, groups: Groups) -> tuple[StageGraph, ...]:
+    entry, end = input_name(model), output_name(model)
+    read = [group[0].source for group in groups]
+    whole = _optimised_with(model, [head for group in groups for head in group], read)
     cuts = [(entry, FLOAT)] + [(entry, FLOAT) if t == entry else _form_handed_on(whole, t, end) for t in read]
     stages = []
-    for (source, kind), (target, target_kind), group in zip(
-        cuts, [*cuts[1:], (end, FLOAT)], [*groups, ()], strict=True
-    ):
-        outputs = [value for head in group for value in (_value(head.output, FLOAT), _value(_confidence(head), DOUBLE))]
+    for source, target, group in zip(cuts, [*cuts[1:], (end, FLOAT)], [*groups, ()], strict=True):
+        outputs = [value for head in group for value in _said(head)]
         if target != source:
-            outputs.insert(0, _value(target, target_kind))
-        stages.append(_extract(whole, source=_value(source, kind), outputs=outputs, heads=2 * len(group)))
+            outputs.insert(0, _value(*target))
+        stages.append(_extract(whole, source=_value(*source), outputs=outputs, heads=2 * len(group)))
     return tuple(stages)
+
+
+def _said(head: HeadNodes) -> list[onnx.ValueInfoProto]:
+    return [_value(head.output, FLOAT), _value(_confidence(head), DOUBLE)]
 
 
 def _form_handed_on(whole: onnx.ModelProto, tensor: str, end: str) -> tuple[str, int]:
