@@ -162,7 +162,8 @@ def serve_plan(sessions: Sessions, bundle: Bundle, plan: Plan, profile: Profile)
     active = {index[ramp.id]: float(ramp.threshold) for ramp in plan.ramps if ramp.threshold > 0}
     stages = sessions.stages(sorted(active), plan.precision) or (sessions.exact_stage(),)
     groups = [[columns.index(j) for j in stage.ramps] for stage in stages[:-1]]
-    regrouping = CostTable(profile.of(plan.precision), sizes=range(max(BATCHES) + 1)).regrouping(groups)
+    table = CostTable(profile.of(plan.precision), sizes=range(max(BATCHES) + 1))
+    regrouping = Regrouping.of(table.stage_seconds(groups), table.regroup.tolist())
     tests = {j: exit_test(threshold, bundle.quantiles[j]) for j, threshold in active.items()}
     return Served(stages, tests, regrouping)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from offramp_core.bundle import Profile
 from offramp_core.plan import Execution
 
@@ -45,6 +47,12 @@ class Regrouping:
 
     rest: Sequence[Sequence[float]]
     regroup: Sequence[float]
+
+    @classmethod
+    def of(cls, seconds: Sequence[Sequence[float]], regroup: Sequence[float]) -> Regrouping:
+        """From what each stage takes, by rows; the last one runs to the output."""
+        rest = np.cumsum(np.array(seconds)[::-1], axis=0)[::-1][1:]
+        return cls(rest.tolist(), regroup)
 
     def pays(self, stage: int, *, carried: int, waiting: int) -> bool:
         """Whether to go on with the ``waiting`` rows only, after ``stage`` (from 0) had ``carried``. More rows than priced: yes."""

@@ -137,7 +137,8 @@ def test_every_answer_comes_when_the_workers_own_loop_gives_it(make: Any, load: 
     clock = Clock()
     regrouping = None
     if execution == "ComputeSaving":
-        regrouping = CostTable(of, sizes=range(MAX_BATCH + 1)).regrouping([ACTIVE[:2], ACTIVE[2:]])
+        table = CostTable(of, sizes=range(MAX_BATCH + 1))
+        regrouping = Regrouping.of(table.stage_seconds([ACTIVE[:2], ACTIVE[2:]]), table.regroup.tolist())
     worker = VirtualWorker(stages(of, clock), clock, regrouping)
     worker.serve(arrivals, exits)
     trace = Trace(exits, (PlanInForce(0, ACTIVE, (0.5,) * 3),), np.ones(n, dtype=bool))

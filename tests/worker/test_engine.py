@@ -41,6 +41,9 @@ from offramp_worker.metrics import Metrics
 EVERYONE = "1"  # a threshold that all but the least certain input of the table pass
 
 
+STAGE_SECONDS = 0.25  # what the profile is said to tell of every stage, for requests with deadlines
+
+
 class Bench:
     """An engine with a clock to turn and replies to wait for."""
 
@@ -76,7 +79,8 @@ class Bench:
             stages = tuple(wrap(s) for s in self.engine.sessions.stages(sorted(tests)))
             counter = self.engine.counters.open(epoch=document.epoch, arm=arm, plan_hash=plan.content_hash)
             regrouping = None if execution == "ResultsOnly" else Regrouping([[0.0]] * len(stages), [0.0])
-            runtimes[arm] = Runtime(plan, audit_rate, counter, stages, tests, regrouping, breaker)
+            seconds = [[STAGE_SECONDS] * 64] * len(stages)
+            runtimes[arm] = Runtime(plan, audit_rate, counter, stages, tests, regrouping, seconds, breaker)
         off = replace(self.engine.active.off, audit_rate=audit_rate)
         slow_seconds = {int(k): v for k, v in document.slow_seconds.items()}
         self.engine.activate(Active(off, document, runtimes["stable"], runtimes.get("canary"), slow_seconds))
@@ -270,6 +274,75 @@ def test_a_row_that_leaves_is_answered_while_its_batch_still_runs(
         assert {t.exits[0] for t in early} == {"r00-grid"} and {t.exits[0] for t in late} == {"final"}
     finally:
         bench.engine._exact = exact
+
+
+# --- deadlines -------------------------------------------------------------------------------------
+
+NOBODY = "0.000001"
+
+
+def serve_together(bench: Bench, parts: Sequence[Any], deadlines: Sequence[float]) -> list[Ticket]:
+    """Requests that share one batch, each with a deadline of its own (infinity: none)."""
+    hold, exact = threading.Event(), bench.engine._exact
+    bench.engine._exact = behind(lambda: hold.wait(30), exact)
+    try:
+        blocker = bench.engine.submit(parts[0], never_exit=True)
+        tickets = [
+            bench.engine.submit(part, never_exit=False, deadline_seconds=deadline)
+            for part, deadline in zip(parts, deadlines, strict=True)
+        ]
+        hold.set()
+        eventually(lambda: all(t in bench.done for t in (blocker, *tickets)), what="replies")
+    finally:
+        bench.engine._exact = exact
+    bench.serve(bundles.inputs(1), never_exit=True)  # the batch is counted, audits are done
+    return tickets
+
+
+@pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
+def test_a_deadline_gets_the_answer_of_the_deepest_ramp_that_there_is_time_for(
+    bench: Bench, bundle_dir: Path, sessions: Sessions, execution: str
+) -> None:
+    plan = {"r00-grid": NOBODY, "r01-grid": NOBODY, "r02-linear": NOBODY}
+    bench.activate(bundle_dir, plan, execution=execution, wrap=lambda stage: bench.slowed(stage, STAGE_SECONDS))
+    x = bundles.inputs(5, seed=21)
+    parts = [x[i : i + 1] for i in range(5)]
+    tickets = serve_together(bench, parts, [0.1, 0.6, 0.9, 1.1, float("inf")])
+    assert [t.exits[0] for t in tickets] == ["r00-grid", "r01-grid", "r02-linear", "final", "final"]
+    assert [t.due[0] for t in tickets] == [True, True, True, False, False]
+    stages = sessions.stages((0, 2, 3))
+    first, _ = stages[0].run(x, x)
+    _, heads = stages[1].run(first, x)
+    np.testing.assert_allclose(tickets[1].logits[0], heads[0][0][1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
+def test_requests_with_a_deadline_are_in_no_plans_statistics_but_in_the_records(
+    bench: Bench, bundle_dir: Path, execution: str
+) -> None:
+    bench.activate(bundle_dir, {"r00-grid": NOBODY}, execution=execution, audit_rate=1.0)
+    x = bundles.inputs(6, seed=22)
+    tickets = serve_together(bench, [x[:4], x[4:]], [0.1, float("inf")])
+    counts = bench.counts(1)
+    assert tickets[0].due == [True] * 4 and tickets[0].audited == [False] * 4
+    assert (counts.requests, counts.drawn, counts.audited, counts.exits) == (2, 2, 2, {"final": 2})
+    eventually(lambda: bench.engine.ring.read(0).next == 6, what="records of all")
+    text = bench.metrics.text().decode()
+    assert 'earlyexit_deadline_answers_total{arm="stable",ramp="r00-grid"} 4.0' in text
+    assert 'earlyexit_exits_total{arm="stable",ramp="r00-grid"}' not in text
+
+
+def test_a_row_that_is_not_finite_gets_no_deadline_answer(bench: Bench, bundle_dir: Path) -> None:
+    bench.activate(bundle_dir, {"r00-grid": NOBODY})
+    x = bundles.inputs(2)
+    x[0, 0, 0, 0] = np.nan
+    assert serve_together(bench, [x], [0.1])[0].exits == ["final", "r00-grid"]
+
+
+def test_a_certain_row_is_an_exit_whether_or_not_its_deadline_comes(bench: Bench, bundle_dir: Path) -> None:
+    bench.activate(bundle_dir, {"r00-grid": EVERYONE})
+    ticket = serve_together(bench, [bundles.inputs(3)], [0.1])[0]
+    assert (ticket.exits, ticket.due) == (["r00-grid"] * 3, [False] * 3)
 
 
 # --- audits ----------------------------------------------------------------------------------------

@@ -39,14 +39,14 @@ class CostTable:
     def n_ramps(self) -> int:
         return int(self.ramp.shape[1])
 
-    def regrouping(self, groups: Sequence[Sequence[int]]) -> Regrouping:
-        """When a batch that lost rows is made smaller; ``groups`` are the active ramps by the stage that ends with them."""
-        rest = []
-        for stage, group in enumerate(groups):
-            later = [ramp for ramps in groups[stage + 1 :] for ramp in ramps]
-            seconds = self.segment[:, max(group) + 1 :].sum(axis=1) + self.ramp[:, later].sum(axis=1)
-            rest.append(seconds.tolist())
-        return Regrouping(rest, self.regroup.tolist())
+    def stage_seconds(self, groups: Sequence[Sequence[int]]) -> list[list[float]]:
+        """By stage, by rows; ``groups`` are the active ramps by the stage that ends with them. A last stage runs to the output."""
+        seconds, begin = [], 0
+        for group in groups:
+            end = max(group) + 1
+            seconds.append((self.segment[:, begin:end].sum(axis=1) + self.ramp[:, list(group)].sum(axis=1)).tolist())
+            begin = max(begin, end)
+        return [*seconds, self.segment[:, begin:].sum(axis=1).tolist()]
 
 
 def _at(measured: SecondsArray, seconds: SecondsArray, wanted: SecondsArray) -> SecondsArray:
@@ -118,8 +118,7 @@ class Stages:
     @cached_property
     def regrouping(self) -> Regrouping:
         """When a batch that lost rows is made smaller."""
-        rest = np.cumsum(np.array(self.seconds)[::-1], axis=0)[::-1][1:]
-        return Regrouping(rest.tolist(), self.regroup)
+        return Regrouping.of(self.seconds, self.regroup)
 
     @cached_property
     def worst(self) -> list[float]:

@@ -138,7 +138,7 @@ def pieces(model: onnx.ModelProto, heads: Sequence[HeadNodes], tensors: Sequence
     cuts = [(entry, FLOAT), *(_form_handed_on(whole, tensor, end) for tensor in tensors), (end, FLOAT)]
     spans = [(_value(*source), _value(*target)) for source, target in pairwise(cuts)]
     segments = tuple(_extract(whole, source=source, outputs=[target], heads=0) for source, target in spans)
-    stages = []
+    stages: list[tuple[str, int | None, StageGraph]] = []
     for head in heads:
         if head.source == entry:
             alone = _extract(whole, source=_value(entry, FLOAT), outputs=_said(head), heads=2)

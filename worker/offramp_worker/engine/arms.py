@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from offramp_core.columns import EXACT
@@ -24,7 +24,7 @@ class Runtime:
     """One arm, ready to run: stages and who leaves at which column, or neither for the exact executor.
 
     ``regrouping`` says when a batch that lost rows is made smaller; without it execution is results-only: every row goes on to the
-    end. ``breaker`` watches the arm's audits.
+    end. ``stage_seconds`` is what each stage takes, by rows. ``breaker`` watches the arm's audits.
     """
 
     plan: Plan
@@ -33,6 +33,7 @@ class Runtime:
     stages: tuple[Stage, ...] = ()
     tests: Mapping[int, ExitTest] = field(default_factory=dict)
     regrouping: Regrouping | None = None
+    stage_seconds: Sequence[Sequence[float]] = ()
     breaker: Breaker | None = None
 
     @property

@@ -40,10 +40,19 @@ class Regroups(Protocol):
     def pays(self, stage: int, *, carried: int, waiting: int) -> bool: ...
 
 
+class Deadlines(Protocol):
+    """Which rows cannot wait any longer."""
+
+    def due(self, stage: int, carried: IndexArray) -> BoolArray | None:
+        """Those of the ``carried`` rows that would be late behind the stage after ``stage``; None for nobody."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Leave:
     """Rows of the batch that are answered now: ``rows`` [k] with ``logits`` [k, C], at ramp index ``ramp`` or, for None, at the output.
 
+    ``due`` says that their deadlines came: the ramp was not certain of them, but the deepest that they had reached.
     ``reference`` [n, C] comes with the last one when every row of the batch was carried to the output in results-only execution.
     """
 
@@ -51,6 +60,7 @@ class Leave:
     ramp: int | None
     logits: FloatArray
     reference: FloatArray | None = None
+    due: bool = False
 
 
 def run_apart(
@@ -78,6 +88,7 @@ def run_stages(
     tests: Mapping[int, Leaves],
     may_leave: BoolArray | None,
     regroups: Regroups | None,
+    deadlines: Deadlines | None = None,
 ) -> Iterator[Leave]:
     """Execute a batch.
 
@@ -94,49 +105,66 @@ def run_stages(
     regroups : Regrouping or None
         Whether to drop the rows that left and go on with a smaller batch. A batch that all rows left ends. None is results only: every row
         runs to the output, whether or not it was answered.
+    deadlines : Deadlines, optional
+        Of the rows that have one.
     """
-    carried = np.arange(len(x))  # rows of the batch that ``features`` holds
-    answered: BoolArray | None = None  # which of them left already; None: nobody
-    waiting = len(x)  # how many did not
+    batch = _Batch(len(x), may_leave)
     features, kept = x, None  # ``kept``: the rows of ``features`` that go on; None for all
     for number, stage in enumerate(stages[:-1]):
         features, heads = stage.run(features, x, kept)
         kept = None
         for ramp, (logits, confidence) in zip(stage.ramps, heads, strict=True):
             leaves = tests[ramp].leaves(logits, confidence)
-            if leaves is None:
-                continue
-            if may_leave is not None:
-                leaves &= may_leave[carried]
-            if answered is not None:
-                leaves &= ~answered
-            left = int(np.count_nonzero(leaves))
-            if left:
-                yield _leave(carried, leaves if left < len(carried) else None, ramp, logits)
-                answered = leaves if answered is None else answered | leaves
-                waiting -= left
-        if answered is None or regroups is None:
+            if leaves is not None and (leave := batch.leave(leaves, ramp, logits)):
+                yield leave
+        due = deadlines.due(number, batch.carried) if deadlines is not None and stage.ramps else None
+        if due is not None and (leave := batch.leave(due, stage.ramps[-1], heads[-1][0])):
+            yield replace(leave, due=True)
+        if regroups is None or batch.answered is None:
             continue
-        if not waiting:
+        if not batch.waiting:
             return
-        if regroups.pays(number, carried=len(carried), waiting=waiting):
-            kept = np.flatnonzero(~answered)
-            carried, answered = carried[kept], None
+        if regroups.pays(number, carried=len(batch.carried), waiting=batch.waiting):
+            kept = batch.drop_answered()
             if any(later.reads_input for later in stages[number + 1 :]):
                 x = x[kept]
     logits, _ = stages[-1].run(features, x, kept)
-    reference = logits.copy() if regroups is None else None
-    yield _leave(carried, None if answered is None else ~answered, None, logits, reference)
+    yield batch.rest(logits, reference=logits.copy() if regroups is None else None)
 
 
-def _leave(
-    carried: IndexArray,
-    leaves: BoolArray | None,
-    ramp: int | None,
-    logits: FloatArray,
-    reference: FloatArray | None = None,
-) -> Leave:
-    """The answer of the carried rows that leave (None: all), out of the buffers that the next batch overwrites."""
-    if leaves is None:
-        return Leave(carried, ramp, logits.copy(), reference)
-    return Leave(carried[leaves], ramp, logits[leaves], reference)
+class _Batch:
+    """Which rows of a batch are carried, and which of these were answered. Answers are copies: the next batch overwrites the buffers."""
+
+    def __init__(self, n: int, may_leave: BoolArray | None) -> None:
+        self._may_leave = may_leave
+        self.carried: IndexArray = np.arange(n)
+        self.answered: BoolArray | None = None  # None: nobody
+        self.waiting = n
+
+    def leave(self, leaves: BoolArray, ramp: int, logits: FloatArray) -> Leave | None:
+        """Answer those of the carried rows that may leave and have not left yet; None without any."""
+        if self._may_leave is not None:
+            leaves = leaves & self._may_leave[self.carried]
+        if self.answered is not None:
+            leaves = leaves & ~self.answered
+        left = int(np.count_nonzero(leaves))
+        if not left:
+            return None
+        self.answered = leaves if self.answered is None else self.answered | leaves
+        self.waiting -= left
+        if left == len(leaves):
+            return Leave(self.carried, ramp, logits.copy())
+        return Leave(self.carried[leaves], ramp, logits[leaves])
+
+    def drop_answered(self) -> IndexArray:
+        """Carry only the rows that still wait; where they are among those carried so far."""
+        assert self.answered is not None
+        kept = np.flatnonzero(~self.answered)
+        self.carried, self.answered = self.carried[kept], None
+        return kept
+
+    def rest(self, logits: FloatArray, *, reference: FloatArray | None) -> Leave:
+        """Answer all rows that still wait, at the output."""
+        if self.answered is None:
+            return Leave(self.carried, None, logits.copy(), reference)
+        return Leave(self.carried[~self.answered], None, logits[~self.answered], reference)

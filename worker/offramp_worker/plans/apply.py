@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from offramp_core.columns import EXACT, chain
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError, PlanRefusedError
-from offramp_core.execution import carries_on
+from offramp_core.execution import Regrouping, carries_on
 from offramp_core.plan import Plan
 from offramp_core.protocol import Arm, ArmPlan, PlanDocument, Refusal, SignedDocument
 from offramp_core.simulate.costs import CostTable
@@ -159,11 +159,10 @@ class PlanDesk:
         index, stages = self._columns(plan), self._stages(plan)
         engine.sessions.warm_up({*WARM_SIZES, engine.batch_cap}, stages)
         profile = bundle.profile.of(plan.precision)
-        regrouping = None
-        if stages and not carries_on(plan.execution, profile):
-            priced = list(index.values())  # the chain's ramps as the profile has them
-            groups = [[priced.index(j) for j in stage.ramps] for stage in stages[:-1]]
-            regrouping = CostTable(profile, sizes=range(engine.batch_cap + 1)).regrouping(groups)
+        table = CostTable(profile, sizes=range(engine.batch_cap + 1))
+        priced = list(index.values())  # the chain's ramps as the profile has them
+        seconds = table.stage_seconds([[priced.index(j) for j in stage.ramps] for stage in stages[:-1]])
+        carry_on = carries_on(plan.execution, profile)
         return Runtime(
             plan=plan,
             audit_rate=audit_rate,
@@ -174,7 +173,8 @@ class PlanDesk:
                 for ramp in plan.ramps
                 if ramp.threshold > 0
             },
-            regrouping=regrouping,
+            regrouping=None if carry_on or not stages else Regrouping.of(seconds, table.regroup.tolist()),
+            stage_seconds=seconds,
             breaker=breaker,
         )
 
