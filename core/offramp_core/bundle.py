@@ -43,11 +43,31 @@ HeadKind = Literal["pooled-linear", "grid-mlp", "conv", "mean-linear", "mean-mlp
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One model input or output, batch axis left out. ``datatype`` is Open Inference Protocol's (FP32, ...)."""
+    """One model input or output, batch axis left out. ``datatype`` is Open Inference Protocol's (FP32, ...).
+
+    Inputs of tokens say more. An axis of -1 varies from request to request, up to ``longest``; rows of one batch are filled up
+    with ``pad`` to a common length, which changes no answer. Values lie in [0, ``values``), the embedding table's rows; a value
+    outside would fail the whole batch.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    pad: int | None = None
+    longest: int = 0
+    values: int = 0
+
+    @property
+    def varies(self) -> bool:
+        """Whether rows may differ in length."""
+        return -1 in self.shape
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a row of this shape is taken."""
+        sizes = [(self.longest if want < 0 else want, want < 0) for want in self.shape]
+        return len(shape) == len(sizes) and all(
+            1 <= got <= size if varies else got == size for got, (size, varies) in zip(shape, sizes, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)

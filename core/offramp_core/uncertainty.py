@@ -9,6 +9,7 @@ that made the table, so uncertainty 0.25 reads "more certain than all but a quar
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,3 +61,77 @@ def quantile_table(raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Make a ramp's table from the raw scores of many inputs, (n,) → (TABLE_SIZE,)."""
     finite = raw[np.isfinite(raw)]
     return np.asarray(np.quantile(finite, np.linspace(0.0, 1.0, TABLE_SIZE)), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class ExitTest:
+    """Which rows leave at a ramp: those with :func:`uncertainty` below a threshold, told from the head's confidence.
+
+    Confidence, the largest softmax probability, falls as uncertainty rises, and a session computes it along with the logits. It settles
+    all rows but those within rounding of the threshold, and these are looked up. So the answer is the definition's for every row.
+
+    Attributes
+    ----------
+    threshold : float
+        A row leaves when its uncertainty is strictly below; compared in float32, as plans store it.
+    quantiles : (TABLE_SIZE,) float64
+        The ramp's table.
+    leave_above, stay_below : float
+        Rows of a confidence above the first leave for sure, below the second they stay. Both in [0, 1] or beyond its ends.
+    """
+
+    threshold: float
+    quantiles: npt.NDArray[np.float64]
+    leave_above: float
+    stay_below: float
+
+    def leaves(
+        self, logits: npt.NDArray[np.floating[Any]], confidence: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.bool_] | None:
+        """Which rows leave.
+
+        Parameters
+        ----------
+        logits : (n, n_classes), n >= 1
+            The ramp's.
+        confidence : (n,) float64
+            Largest softmax probability of each row, computed in float64.
+
+        Returns
+        -------
+        (n,) bool or None
+            None for nobody. A row that is not finite never leaves.
+        """
+        if max(confidence.tolist()) < self.stay_below:  # the usual case, on the path of every batch
+            return None
+        found: npt.NDArray[np.bool_] = confidence > self.leave_above
+        unsure = ~(found | (confidence < self.stay_below))  # within rounding of the threshold, or NaN
+        if np.count_nonzero(unsure):
+            found[unsure] = uncertainty(logits[unsure], self.quantiles) < np.float32(self.threshold)
+        if not np.isfinite(np.add.reduce(logits, axis=None)):  # a logit of -inf leaves the confidence finite
+            found &= np.isfinite(logits).all(axis=1)
+        return found
+
+
+LEVEL_ROUNDING = 1e-12  # of a level in [0, 1]: thousands of times what interpolation in float64 rounds off
+CONFIDENCE_ROUNDING = 1e-12  # likewise of a probability: exp, a sum over classes, a division
+
+
+def exit_test(threshold: float, quantiles: npt.NDArray[np.float64]) -> ExitTest:
+    """Prepare the comparison of a ramp's uncertainty with a threshold in [0, 1]."""
+    limit = np.float32(threshold)
+    grid = np.arange(round(threshold * STEPS) - 1, round(threshold * STEPS) + 2)
+    below = grid[(grid / STEPS).astype(np.float32) < limit]
+    last = below.max() if len(below) else grid[0]  # the last step of the grid that is below the threshold
+    edge = (last + 0.5) / STEPS  # levels under it round to that step or an earlier one
+    levels = np.linspace(0.0, 1.0, len(quantiles))
+    raw = np.interp([edge - LEVEL_ROUNDING, edge + LEVEL_ROUNDING], levels, quantiles)
+    with np.errstate(over="ignore"):
+        above, beneath = 1 / (1 + np.exp(raw))
+    never = edge < 0  # not even the lowest level is below the threshold
+    return ExitTest(
+        threshold=threshold,
+        quantiles=np.asarray(quantiles, dtype=np.float64),
+        leave_above=np.inf if never else float(above) + CONFIDENCE_ROUNDING,
+        stay_below=np.inf if never else float(beneath) - CONFIDENCE_ROUNDING,
+    )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from offramp_core.bundle import BatchProfile, Profile
+from offramp_core.execution import Regrouping
 from offramp_core.policies import NO_EXIT, PlanInForce, Trace
 from offramp_core.simulate import MAX_BATCH, OfframpBatching, serve_stream
 from offramp_core.simulate.arrivals import bursts, poisson
@@ -39,10 +40,9 @@ def profile(seed: int) -> Profile:
 
 @dataclass
 class Clock:
-    """Virtual seconds, and how many rows the stage before had."""
+    """Virtual seconds."""
 
     now: float = 0.0
-    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,25 @@ class TimedStage:
     seconds: list[float]
     regroup: list[float]
     ramps: tuple[int, ...]
-    first: bool
 
-    def run(self, features: Array) -> tuple[Array, list[Array]]:
-        if not self.first and len(features) < self.clock.rows:
-            self.clock.now += self.regroup[self.clock.rows]
-        self.clock.rows = len(features)
+    reads_input = False
+
+    def run(self, features: Array, _x: Array, rows: Array | None = None) -> tuple[Array, list[tuple[Array, Array]]]:
+        if rows is not None:
+            self.clock.now += self.regroup[len(features)]
+            features = features[rows]
         self.clock.now += self.seconds[len(features)]
-        return features, [features for _ in self.ramps]
+        return features, [(features, features[:, 0]) for _ in self.ramps]
 
 
-class WantedExit:
-    """Scores: 0 at the ramp where a row wants to leave, else 1."""
+@dataclass(frozen=True)
+class WantsToLeave:
+    """Rows leave at the ramp where they want to."""
 
-    def uncertainty(self, ramps: tuple[int, ...], _heads: list[Array]) -> Array:
-        wanted = _heads[0][:, 0]
-        return np.stack([np.where(wanted == ramp, 0.0, 1.0) for ramp in ramps], axis=1).astype(np.float32)
+    ramp: int
+
+    def leaves(self, _: Array, wanted: Array) -> Array:
+        return wanted == self.ramp
 
 
 @dataclass
@@ -77,7 +80,7 @@ class VirtualWorker:
 
     stages: tuple[TimedStage, ...]
     clock: Clock
-    carry_on: bool
+    regrouping: Regrouping | None
     answered: dict[int, float] = field(default_factory=dict)
     batches: int = 0
 
@@ -96,12 +99,11 @@ class VirtualWorker:
                 continue
             self.batches += 1
             for leave in run_stages(
-                self.stages,  # type: ignore[arg-type]
+                self.stages,
                 batch.x,
-                thresholds=dict.fromkeys(ACTIVE, 0.5),
-                tables=WantedExit(),  # type: ignore[arg-type]
-                may_leave=np.ones(len(batch), dtype=bool),
-                carry_on=self.carry_on,
+                tests={ramp: WantsToLeave(ramp) for ramp in ACTIVE},
+                may_leave=None,
+                regroups=self.regrouping,
             ):
                 for row in leave.rows:
                     self.answered[numbers[id(batch.owners[row][0])]] = self.clock.now
@@ -116,11 +118,11 @@ def stages(of: Profile, clock: Clock) -> tuple[TimedStage, ...]:
     table = CostTable(of, sizes=range(MAX_BATCH + 1))
     regroup = table.regroup.tolist()
 
-    def stage(segments: slice, ramps: tuple[int, ...], *, first: bool = False) -> TimedStage:
+    def stage(segments: slice, ramps: tuple[int, ...]) -> TimedStage:
         seconds = table.segment[:, segments].sum(axis=1) + table.ramp[:, list(ramps)].sum(axis=1)
-        return TimedStage(clock, seconds.tolist(), regroup, ramps, first)
+        return TimedStage(clock, seconds.tolist(), regroup, ramps)
 
-    return (stage(slice(0, 2), (0, 1), first=True), stage(slice(2, 4), (3,)), stage(slice(4, None), ()))
+    return (stage(slice(0, 2), (0, 1)), stage(slice(2, 4), (3,)), stage(slice(4, None), ()))
 
 
 @pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
@@ -133,7 +135,11 @@ def test_every_answer_comes_when_the_workers_own_loop_gives_it(make: Any, load: 
     arrivals = make(n, load * 32 / of.batches[-1].exact_seconds, rng)
     exits = rng.choice([*ACTIVE, NO_EXIT], n, p=[0.2, 0.1, 0.3, 0.4])
     clock = Clock()
-    worker = VirtualWorker(stages(of, clock), clock, carry_on=execution == "ResultsOnly")
+    regrouping = None
+    if execution == "ComputeSaving":
+        table = CostTable(of, sizes=range(MAX_BATCH + 1))
+        regrouping = Regrouping.of(table.stage_seconds([ACTIVE[:2], ACTIVE[2:]]), table.regroup.tolist())
+    worker = VirtualWorker(stages(of, clock), clock, regrouping)
     worker.serve(arrivals, exits)
     trace = Trace(exits, (PlanInForce(0, ACTIVE, (0.5,) * 3),), np.ones(n, dtype=bool))
     out = serve_stream(arrivals, trace, of, batching=OfframpBatching(queue_rows=None), execution=execution)

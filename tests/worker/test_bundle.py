@@ -12,6 +12,7 @@ import onnx
 import pytest
 import safetensors.numpy
 from onnx import helper
+from scipy.special import softmax
 
 from offramp_core.bundle import RampSpec
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
@@ -143,9 +144,12 @@ def test_stages_of_any_active_ramps_equal_the_tapped_model(bundle: Bundle, sessi
     for active in [(0,), (1,), (3,), (0, 1), (0, 2), (1, 2, 3), (0, 1, 2, 3)]:
         value: Any = x
         for stage in sessions.stages(active):
-            value, heads = stage.run(value)
-            for ramp, logits in zip(stage.ramps, heads, strict=True):
+            value, heads = stage.run(value, x)
+            for ramp, (logits, confidence) in zip(stage.ramps, heads, strict=True):
                 np.testing.assert_allclose(logits, reference[1 + ramp], rtol=1e-4, atol=1e-4)
+                np.testing.assert_allclose(
+                    confidence, softmax(logits.astype(np.float64), axis=1).max(axis=1), rtol=1e-13
+                )
         np.testing.assert_allclose(value, reference[0], rtol=1e-4, atol=1e-4)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import eventually, plan_for
+from scipy.special import softmax
+from stages import behind, broken
 
 from offramp_core.bundle import BatchProfile, Profile
-from offramp_core.execution import carries_on
+from offramp_core.execution import Regrouping, carries_on
 from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_core.sketch import SecondsSketch
-from offramp_core.uncertainty import TABLE_SIZE, uncertainty
+from offramp_core.uncertainty import STEPS, TABLE_SIZE, exit_test, uncertainty
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.answers import NO_ANSWER, labels
 from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
@@ -32,10 +34,14 @@ from offramp_worker.engine.counters import Counters, RecordRing
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.scores import ScoreTables
-from offramp_worker.engine.sessions import Sessions, Stage
+from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.stages import Stage
 from offramp_worker.metrics import Metrics
 
 EVERYONE = "1"  # a threshold that all but the least certain input of the table pass
+
+
+STAGE_SECONDS = 0.25  # what the profile is said to tell of every stage, for requests with deadlines
 
 
 class Bench:
@@ -66,10 +72,15 @@ class Bench:
                 continue
             plan = plan_for(folder, thresholds, execution=execution)
             ids = [ramp.id for ramp in self.engine.bundle.ramps]
-            by_index = {ids.index(name): float(np.float32(value)) for name, value in thresholds.items()}
-            stages = tuple(wrap(s) for s in self.engine.sessions.stages(sorted(by_index)))
+            tests = {
+                ids.index(name): exit_test(float(value), self.engine.bundle.quantiles[ids.index(name)])
+                for name, value in thresholds.items()
+            }
+            stages = tuple(wrap(s) for s in self.engine.sessions.stages(sorted(tests)))
             counter = self.engine.counters.open(epoch=document.epoch, arm=arm, plan_hash=plan.content_hash)
-            runtimes[arm] = Runtime(plan, audit_rate, counter, stages, by_index, execution == "ResultsOnly", breaker)
+            regrouping = None if execution == "ResultsOnly" else Regrouping([[0.0]] * len(stages), [0.0])
+            seconds = [[STAGE_SECONDS] * 64] * len(stages)
+            runtimes[arm] = Runtime(plan, audit_rate, counter, stages, tests, regrouping, seconds, breaker)
         off = replace(self.engine.active.off, audit_rate=audit_rate)
         slow_seconds = {int(k): v for k, v in document.slow_seconds.items()}
         self.engine.activate(Active(off, document, runtimes["stable"], runtimes.get("canary"), slow_seconds))
@@ -84,6 +95,14 @@ class Bench:
         eventually(lambda: fence in self.done, what="the fence")
         eventually(lambda: self.settled, what="the end of audits")
         return tickets
+
+    def slowed(self, stage: Stage, seconds: float) -> Stage:
+        """A stage that turns the clock."""
+
+        def turn() -> None:
+            self.now += seconds
+
+        return behind(turn, stage)
 
     @property
     def settled(self) -> bool:
@@ -181,18 +200,51 @@ def test_a_logit_that_is_nan_is_no_answer() -> None:
     assert labels(np.array([[1.0, np.nan], [0.0, 1.0], [np.inf, 1.0]], dtype=np.float32)).tolist() == [NO_ANSWER, 1, 0]
 
 
+# --- stages ----------------------------------------------------------------------------------------
+
+
+def run_through(stages: Sequence[Stage], x: Any, keep: dict[int, Any] | None = None) -> Any:
+    """What comes out behind the last stage; ``keep`` says which rows go on after a stage."""
+    features, rows = x, None
+    for number, stage in enumerate(stages):
+        features, _ = stage.run(features, x, rows)
+        rows = (keep or {}).get(number)
+    return features.copy()
+
+
+def test_rows_that_leave_nowhere_get_the_exact_sessions_answer_bit_for_bit(sessions: Sessions) -> None:
+    stages = sessions.stages((0, 1, 2, 3))
+    for n in (1, 3, 32, 3):
+        x = bundles.inputs(n, seed=n)
+        np.testing.assert_array_equal(run_through(stages, x), sessions.exact(x))
+
+
+def test_dropped_rows_change_nothing_for_those_that_stay(sessions: Sessions) -> None:
+    stages = sessions.stages((0, 2, 3))
+    x = bundles.inputs(12, seed=9)
+    first, second = np.array([0, 3, 4, 7, 11]), np.array([1, 4])
+    through = run_through(stages, x, keep={0: first, 1: second})
+    np.testing.assert_allclose(through, sessions.exact(x[first][second]), rtol=1e-5, atol=1e-5)
+
+
+def test_the_same_stages_of_two_arms_share_no_buffer(sessions: Sessions) -> None:
+    one, other = sessions.stages((0, 2)), sessions.stages((0, 2))
+    x, y = bundles.inputs(4, seed=1), bundles.inputs(4, seed=2)
+    features, heads = one[0].run(x, x)
+    before = features.copy(), heads[0][0].copy()
+    other[0].run(y, y)
+    np.testing.assert_array_equal(features, before[0])
+    np.testing.assert_array_equal(heads[0][0], before[1])
+
+
+def test_a_batch_that_grows_beyond_the_buffers_is_answered_like_any_other(sessions: Sessions) -> None:
+    stages = sessions.stages((1, 3))
+    for n in (1, 2, 5, 40, 2, 40):
+        x = bundles.inputs(n, seed=n)
+        np.testing.assert_array_equal(run_through(stages, x), sessions.exact(x))
+
+
 # --- early replies ---------------------------------------------------------------------------------
-
-
-class GatedSession:
-    """A session that waits for a gate before it runs."""
-
-    def __init__(self, session: Any, gate: threading.Event) -> None:
-        self.session, self.gate = session, gate
-
-    def run(self, *args: Any) -> Any:
-        assert self.gate.wait(30)
-        return self.session.run(*args)
 
 
 @pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
@@ -202,13 +254,13 @@ def test_a_row_that_leaves_is_answered_while_its_batch_still_runs(
     gate = threading.Event()
 
     def gate_last(stage: Stage) -> Stage:
-        return replace(stage, session=GatedSession(stage.session, gate)) if not stage.ramps else stage
+        return stage if stage.ramps else behind(lambda: gate.wait(30), stage)
 
     x = bundles.inputs(16, seed=3)
     bench.activate(bundle_dir, {"r00-grid": "0.5"}, execution=execution, wrap=gate_last)
     hold = threading.Event()
-    exact = bench.engine.sessions.exact
-    bench.engine.sessions.exact = lambda x: (hold.wait(30), exact(x))[1]  # type: ignore[method-assign,func-returns-value]
+    exact = bench.engine._exact
+    bench.engine._exact = behind(lambda: hold.wait(30), exact)
     try:
         blocker = bench.engine.submit(x[:1], never_exit=True)  # so that the others queue up and share one batch
         tickets = [bench.engine.submit(x[i : i + 1], never_exit=False) for i in range(16)]
@@ -221,7 +273,76 @@ def test_a_row_that_leaves_is_answered_while_its_batch_still_runs(
         assert bench.counts(1).execution.keys() == {"16"}
         assert {t.exits[0] for t in early} == {"r00-grid"} and {t.exits[0] for t in late} == {"final"}
     finally:
-        del bench.engine.sessions.exact
+        bench.engine._exact = exact
+
+
+# --- deadlines -------------------------------------------------------------------------------------
+
+NOBODY = "0.000001"
+
+
+def serve_together(bench: Bench, parts: Sequence[Any], deadlines: Sequence[float]) -> list[Ticket]:
+    """Requests that share one batch, each with a deadline of its own (infinity: none)."""
+    hold, exact = threading.Event(), bench.engine._exact
+    bench.engine._exact = behind(lambda: hold.wait(30), exact)
+    try:
+        blocker = bench.engine.submit(parts[0], never_exit=True)
+        tickets = [
+            bench.engine.submit(part, never_exit=False, deadline_seconds=deadline)
+            for part, deadline in zip(parts, deadlines, strict=True)
+        ]
+        hold.set()
+        eventually(lambda: all(t in bench.done for t in (blocker, *tickets)), what="replies")
+    finally:
+        bench.engine._exact = exact
+    bench.serve(bundles.inputs(1), never_exit=True)  # the batch is counted, audits are done
+    return tickets
+
+
+@pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
+def test_a_deadline_gets_the_answer_of_the_deepest_ramp_that_there_is_time_for(
+    bench: Bench, bundle_dir: Path, sessions: Sessions, execution: str
+) -> None:
+    plan = {"r00-grid": NOBODY, "r01-grid": NOBODY, "r02-linear": NOBODY}
+    bench.activate(bundle_dir, plan, execution=execution, wrap=lambda stage: bench.slowed(stage, STAGE_SECONDS))
+    x = bundles.inputs(5, seed=21)
+    parts = [x[i : i + 1] for i in range(5)]
+    tickets = serve_together(bench, parts, [0.1, 0.6, 0.9, 1.1, float("inf")])
+    assert [t.exits[0] for t in tickets] == ["r00-grid", "r01-grid", "r02-linear", "final", "final"]
+    assert [t.due[0] for t in tickets] == [True, True, True, False, False]
+    stages = sessions.stages((0, 2, 3))
+    first, _ = stages[0].run(x, x)
+    _, heads = stages[1].run(first, x)
+    np.testing.assert_allclose(tickets[1].logits[0], heads[0][0][1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
+def test_requests_with_a_deadline_are_in_no_plans_statistics_but_in_the_records(
+    bench: Bench, bundle_dir: Path, execution: str
+) -> None:
+    bench.activate(bundle_dir, {"r00-grid": NOBODY}, execution=execution, audit_rate=1.0)
+    x = bundles.inputs(6, seed=22)
+    tickets = serve_together(bench, [x[:4], x[4:]], [0.1, float("inf")])
+    counts = bench.counts(1)
+    assert tickets[0].due == [True] * 4 and tickets[0].audited == [False] * 4
+    assert (counts.requests, counts.drawn, counts.audited, counts.exits) == (2, 2, 2, {"final": 2})
+    eventually(lambda: bench.engine.ring.read(0).next == 6, what="records of all")
+    text = bench.metrics.text().decode()
+    assert 'earlyexit_deadline_answers_total{arm="stable",ramp="r00-grid"} 4.0' in text
+    assert 'earlyexit_exits_total{arm="stable",ramp="r00-grid"}' not in text
+
+
+def test_a_row_that_is_not_finite_gets_no_deadline_answer(bench: Bench, bundle_dir: Path) -> None:
+    bench.activate(bundle_dir, {"r00-grid": NOBODY})
+    x = bundles.inputs(2)
+    x[0, 0, 0, 0] = np.nan
+    assert serve_together(bench, [x], [0.1])[0].exits == ["final", "r00-grid"]
+
+
+def test_a_certain_row_is_an_exit_whether_or_not_its_deadline_comes(bench: Bench, bundle_dir: Path) -> None:
+    bench.activate(bundle_dir, {"r00-grid": EVERYONE})
+    ticket = serve_together(bench, [bundles.inputs(3)], [0.1])[0]
+    assert (ticket.exits, ticket.due) == (["r00-grid"] * 3, [False] * 3)
 
 
 # --- audits ----------------------------------------------------------------------------------------
@@ -314,12 +435,8 @@ def test_an_audit_that_fails_counts_against_the_plan(bench: Bench, bundle_dir: P
 def test_a_batch_that_fails_answers_with_an_error_and_the_worker_goes_on(
     bench: Bench, bundle_dir: Path, execution: str
 ) -> None:
-    class Broken:
-        def run(self, *_: Any) -> Any:
-            raise RuntimeError("kernel exploded")
-
     def break_last(stage: Stage) -> Stage:
-        return stage if stage.ramps else replace(stage, session=Broken())
+        return stage if stage.ramps else broken(stage)
 
     bench.activate(bundle_dir, {"r00-grid": "0.5"}, execution=execution, audit_rate=1.0, wrap=break_last)
     tickets = bench.serve(bundles.inputs(20, seed=3), one_by_one=True)
@@ -333,15 +450,12 @@ def test_a_batch_that_fails_answers_with_an_error_and_the_worker_goes_on(
 
 
 def test_batches_of_a_listed_size_are_judged_by_their_execution_time(bench: Bench, bundle_dir: Path) -> None:
-    def slow(stage: Stage) -> Stage:
-        class Slow:
-            def run(self, *args: Any) -> Any:
-                bench.now += 0.5
-                return stage.session.run(*args)
-
-        return replace(stage, session=Slow())
-
-    bench.activate(bundle_dir, {"r02-linear": "0.5"}, wrap=slow, slow_seconds={"2": 0.4, "3": 100.0})
+    bench.activate(
+        bundle_dir,
+        {"r02-linear": "0.5"},
+        wrap=lambda stage: bench.slowed(stage, 0.5),
+        slow_seconds={"2": 0.4, "3": 100.0},
+    )
     for n in (1, 2, 3):
         bench.serve(bundles.inputs(n), one_by_one=False)
     counts = bench.counts(1)
@@ -352,19 +466,11 @@ def test_batches_of_a_listed_size_are_judged_by_their_execution_time(bench: Benc
 
 
 def test_a_canary_batch_may_take_its_allowed_overhead_longer_than_a_stable_one(bench: Bench, bundle_dir: Path) -> None:
-    class Slow:
-        def __init__(self, stage: Stage) -> None:
-            self.stage = stage
-
-        def run(self, *args: Any) -> Any:
-            bench.now += 0.25
-            return self.stage.session.run(*args)
-
     plan = {"r02-linear": "0"}  # two stages, and nothing leaves at the first: half a second
     judged = {}
     for epoch, weight in ((1, 0), (2, 100)):
         bench.activate(bundle_dir, plan, canary=plan, weight_percent=weight, epoch=epoch, slow_seconds={"2": 0.49}, max_overhead=0.1,
-                       wrap=lambda stage: replace(stage, session=Slow(stage)))  # fmt: skip
+                       wrap=lambda stage: bench.slowed(stage, 0.25))  # fmt: skip
         bench.serve(bundles.inputs(2), one_by_one=False)
         arm = bench.counts(epoch, "canary" if weight else "stable")
         judged[arm.arm] = (arm.judged_batches, arm.slow_batches)
@@ -563,6 +669,30 @@ def test_scores_of_many_heads_equal_the_definition_in_core_bit_for_bit(rows: lis
     with np.errstate(all="ignore"):
         expected = np.stack([uncertainty(h, quantiles[j]) for j, h in zip((2, 0, 1, 3), heads, strict=True)], axis=1)
         np.testing.assert_array_equal(ScoreTables(quantiles).uncertainty((2, 0, 1, 3), heads), expected)
+
+
+@given(
+    st.lists(st.lists(st.floats(width=32), min_size=3, max_size=3), min_size=1, max_size=6),
+    st.integers(0, 1_000_000),
+    st.integers(0, 2**32 - 1),
+)
+def test_who_leaves_is_who_has_an_uncertainty_below_the_threshold(
+    rows: list[list[float]], step: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    for spread in (3.0, 300.0):
+        table = np.sort(rng.normal(-3, spread, size=TABLE_SIZE))
+        table[100:300] = table[200]  # a jump of the level
+        # Beside rows of any kind: rows whose raw score is where the level of the threshold is, give or take the last digits.
+        edge = np.interp(np.array([step - 0.5, step, step + 0.5]) / STEPS, np.linspace(0, 1, TABLE_SIZE), table)
+        near = (edge[:, None] + np.array([0.0, 1e-13, -1e-13, 1e-7, -1e-7])).ravel()
+        close = np.stack([np.zeros_like(near), near, np.full_like(near, -1e9)], axis=1)
+        for logits in (np.array(rows, dtype=np.float32), close, close.astype(np.float32)):
+            with np.errstate(all="ignore"):
+                expected = uncertainty(logits, table) < np.float32(step / STEPS)
+                confidence = softmax(logits.astype(np.float64), axis=1).max(axis=1)
+                leaves = exit_test(step / STEPS, table).leaves(logits, confidence)
+            np.testing.assert_array_equal(np.zeros(len(logits), dtype=bool) if leaves is None else leaves, expected)
 
 
 def test_a_threshold_of_zero_lets_nobody_leave(sessions: Sessions, bundle: Bundle) -> None:

@@ -17,6 +17,7 @@ import pytest
 import safetensors.numpy
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from processes import KEY, SERVICE_UID, document, eventually, manifest_of, plan_for, sign
+from stages import broken
 
 from offramp_core.bundle import column_arrays, profile_arrays
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
@@ -152,13 +153,9 @@ def test_a_model_at_the_input_answers_before_the_backbone_runs(
     runtime = service.engine.active.stable
     assert runtime is not None and runtime.stages[0].ramps == (0,)
 
-    class Broken:
-        def run(self, *_: Any) -> Any:
-            raise AssertionError("the backbone ran")
-
     x = bundles.inputs(256, seed=1)[:40]  # the least certain of all that made the table does not leave; here nobody is
     x = x[service.engine.sessions.tapped(x).uncertainty[:, 0] < 0.99]
-    stages = tuple(replace(stage, session=Broken()) if 0 not in stage.ramps else stage for stage in runtime.stages)
+    stages = tuple(broken(stage, why="the backbone ran") if 0 not in stage.ramps else stage for stage in runtime.stages)
     service.engine.active = replace(service.engine.active, stable=replace(runtime, stages=stages))
     ticket = service.serve(x)
     assert set(ticket.exits) == {bundles.SMALL} and service.counts.failed_batches == 0

@@ -162,16 +162,18 @@ def test_rows_of_another_shape_than_the_model_takes_are_refused(source: str, tmp
 def test_a_model_that_is_bypassed_everywhere_has_no_exit_and_says_so(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
-        helper.make_node("Concat", ["x", "c"], ["both"], axis=1),
-        helper.make_node("Flatten", ["both"], ["f"]),
-        helper.make_node("Flatten", ["x"], ["raw"]),
-        helper.make_node("Concat", ["f", "raw"], ["all"], axis=1),
+        helper.make_node("Conv", ["x", "w2"], ["d"], pads=[1, 1, 1, 1]),
+        helper.make_node("Flatten", ["c"], ["f"]),
+        helper.make_node("Flatten", ["d"], ["g"]),
+        helper.make_node("Concat", ["f", "g"], ["all"], axis=1),
         helper.make_node("MatMul", ["all", "v"], ["y"]),
     ]
-    uri = save_graph(tmp_path / "m.onnx", nodes, [weight("w", 4, 3, 3, 3), weight("v", 7 * 64 + 192, 5)])
+    uri = save_graph(
+        tmp_path / "m.onnx", nodes, [weight("w", 4, 3, 3, 3), weight("w2", 4, 3, 3, 3), weight("v", 512, 5)]
+    )
     backbone = load_backbone(uri, ROWS)
     with pytest.raises(
-        ModelRefusedError, match=r"no exit can be attached: .* 1 cut vertices, and none of them is image"
+        ModelRefusedError, match=r"no exit can be attached: .* 1 cut vertices, and none of them is a map"
     ):
         find_places(backbone, ROWS)
 

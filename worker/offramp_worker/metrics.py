@@ -20,6 +20,12 @@ class Metrics:
         self._exits = Counter(
             "exits", "Rows answered, by the ramp they left at (final: the output).", ("ramp", "arm"), **own
         )
+        self._deadline_answers = Counter(
+            "deadline_answers",
+            "Rows answered by the deepest ramp they had reached because their deadline came; they are no exits.",
+            ("ramp", "arm"),
+            **own,
+        )
         self._audited = Counter("audited", "Rows compared with the reference.", ("arm",), **own)
         self._disagreements = Counter("disagreements", "Audited rows whose served answer differed.", ("arm",), **own)
         self._batch_seconds = Histogram("batch_seconds", "Execution time of a batch.", ("arm",), buckets=SECONDS, **own)
@@ -38,6 +44,7 @@ class Metrics:
         )
         self.requests = lru_cache(maxsize=256)(self._requests.labels)
         self.exits = lru_cache(maxsize=256)(self._exits.labels)
+        self.deadline_answers = lru_cache(maxsize=256)(self._deadline_answers.labels)
         self.audited = lru_cache(maxsize=16)(self._audited.labels)
         self.disagreements = lru_cache(maxsize=16)(self._disagreements.labels)
         self.batch_seconds = lru_cache(maxsize=16)(self._batch_seconds.labels)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.bundle import Profile
+from offramp_core.execution import Regrouping
 
 SecondsArray = npt.NDArray[np.float64]
 
@@ -37,6 +38,15 @@ class CostTable:
     @property
     def n_ramps(self) -> int:
         return int(self.ramp.shape[1])
+
+    def stage_seconds(self, groups: Sequence[Sequence[int]]) -> list[list[float]]:
+        """By stage, by rows; ``groups`` are the active ramps by the stage that ends with them. A last stage runs to the output."""
+        seconds, begin = [], 0
+        for group in groups:
+            end = max(group) + 1
+            seconds.append((self.segment[:, begin:end].sum(axis=1) + self.ramp[:, list(group)].sum(axis=1)).tolist())
+            begin = max(begin, end)
+        return [*seconds, self.segment[:, begin:].sum(axis=1).tolist()]
 
 
 def _at(measured: SecondsArray, seconds: SecondsArray, wanted: SecondsArray) -> SecondsArray:
@@ -79,8 +89,8 @@ class Stages:
         """When the rows that leave at each stage are answered, and when the worker is free, in seconds from the start.
 
         ``leaves`` counts the rows of the batch by the stage where they leave, those that run to the output last. With ``carry_on``
-        (results only) all rows are carried to the output; else leavers are dropped, what is left is regrouped, and a batch that is
-        empty ends. The rules are those of :func:`offramp_worker.engine.execute.run_stages`.
+        (results only) all rows are carried to the output; else a batch that all rows left ends, and one that some left is regrouped
+        where that pays. The rules are those of :func:`offramp_worker.engine.execute.run_stages`.
         """
         key = (carry_on, leaves)
         if key not in self._known:
@@ -88,19 +98,27 @@ class Stages:
         return self._known[key]
 
     def _timed(self, leaves: tuple[int, ...], *, carry_on: bool) -> tuple[tuple[float, ...], float]:
-        carried, now, ends = sum(leaves), 0.0, []
+        carried = waiting = sum(leaves)
+        now, ends = 0.0, []
         for stage, left in enumerate(leaves[:-1]):
             now += self.seconds[stage][carried]
             if left and stage in self.extra:
                 now += self.extra[stage][left]
             ends.append(now)
-            if left and not carry_on:
-                if left == carried:
+            waiting -= left
+            if waiting < carried and not carry_on:
+                if not waiting:
                     return (*ends, *(now for _ in leaves[stage + 1 :])), now
-                now += self.regroup[carried]
-                carried -= left
+                if self.regrouping.pays(stage, carried=carried, waiting=waiting):
+                    now += self.regroup[carried]
+                    carried = waiting
         now += self.seconds[-1][carried]
         return (*ends, now), now
+
+    @cached_property
+    def regrouping(self) -> Regrouping:
+        """When a batch that lost rows is made smaller."""
+        return Regrouping.of(self.seconds, self.regroup)
 
     @cached_property
     def worst(self) -> list[float]:

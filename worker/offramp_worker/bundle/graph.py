@@ -1,7 +1,8 @@
 """Cutting the backbone between tensors and attaching heads.
 
 A stage is the part of the graph between two cut tensors (or the model's input, or its output), with the heads
-of the ramps at its end in the same session, so that one call yields the features and the ramp's logits.
+of the ramps at its end in the same session, so that one call yields the features and the ramp's logits. A stage may read
+the model's input besides its source, for what follows cheaply from it: masks (:mod:`offramp_worker.bundle.dataflow`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
@@ -16,9 +18,11 @@ from onnx import helper
 
 from offramp_core.bundle import BACKBONE_FILE
 from offramp_core.errors import InvalidBundleError
+from offramp_worker.bundle.dataflow import captured, dependent_tensors, free_tensors, graph_steps
 from offramp_worker.bundle.heads import HeadNodes
 
 FLOAT = onnx.TensorProto.FLOAT
+TOKEN_WEIGHT = "offramp/token_weight"  # noqa: S105 - see prepare/tokens.py
 Array = npt.NDArray[Any]
 
 
@@ -39,30 +43,74 @@ def output_name(model: onnx.ModelProto, file: str = BACKBONE_FILE) -> str:
     return str(names[0])
 
 
+def feature_size(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Channels, height and width of what a head reads: a map (channels, height, width), or tokens (tokens, channels) in one line.
+
+    Raises
+    ------
+    InvalidBundleError
+        It is neither.
+
+    >>> feature_size((64, 8, 8)), feature_size((-1, 384))
+    ((64, 8, 8), (384, 1, -1))
+    """
+    if len(shape) not in (2, 3):
+        raise InvalidBundleError(f"a tensor of shape {shape} feeds no head; a map or tokens do")
+    if len(shape) == 2:
+        return shape[1], 1, shape[0]
+    return shape[0], shape[1], shape[2]
+
+
 def feature_shapes(
     model: onnx.ModelProto, tensors: Iterable[str], sample: Array, file: str = BACKBONE_FILE
 ) -> dict[str, tuple[int, ...]]:
     """Shape without batch axis of each named tensor, found by running ``sample`` [n, ...] through the graph.
 
-    Running is surer than shape inference, which gives up on exported graphs with computed reshapes.
+    Running is surer than shape inference, which gives up on exported graphs with computed reshapes. Where the length of token rows
+    may vary, a shorter sample is run too, and axes that change with it are -1.
     """
     names = sorted(set(tensors))
     if not names:
         return {}
-    produced = {name for node in model.graph.node for name in node.output}
-    unknown = [name for name in names if name not in produced]
+    known = {name for node in model.graph.node for name in node.output} | {input_name(model)}
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise InvalidBundleError(f"{file} has no tensor {unknown[0]!r} that a ramp of manifest.json names")
+    values = _shapes_of(model, names, sample)
+    if not _length_varies(model) or sample.shape[1] < 2:
+        return values
+    shorter = _shapes_of(model, names, np.ascontiguousarray(sample[:, : (sample.shape[1] + 1) // 2]))
+    return {
+        name: tuple(a if a == b else -1 for a, b in zip(shape, shorter[name], strict=True))
+        for name, shape in values.items()
+    }
+
+
+def _shapes_of(model: onnx.ModelProto, names: Sequence[str], sample: Array) -> dict[str, tuple[int, ...]]:
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
-    known = {value.name for value in probe.graph.output}
-    probe.graph.output.extend(helper.make_tensor_value_info(n, FLOAT, None) for n in names if n not in known)
+    known = {value.name for value in (*probe.graph.output, *probe.graph.input)}
+    probe.graph.output.extend(helper.make_tensor_value_info(name, FLOAT, None) for name in names if name not in known)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
+    options.log_severity_level = 3
     session = ort.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    values = session.run(names, {input_name(model): sample})
-    return {name: tuple(int(d) for d in value.shape[1:]) for name, value in zip(names, values, strict=True)}
+    entry = input_name(model)
+    asked = [name for name in names if name != entry]
+    found = dict(zip(asked, session.run(asked, {entry: sample}), strict=True))
+    return {name: tuple(int(d) for d in (sample if name == entry else found[name]).shape[1:]) for name in names}
+
+
+def _length_varies(model: onnx.ModelProto) -> bool:
+    """Whether rows are tokens whose number the graph leaves open."""
+    (value,) = [v for v in model.graph.input if v.name == input_name(model)]
+    dims = value.type.tensor_type.shape.dim
+    return (
+        value.type.tensor_type.elem_type == onnx.TensorProto.INT64
+        and len(dims) == 2
+        and not dims[1].HasField("dim_value")
+    )
 
 
 def tapped_model(model: onnx.ModelProto, heads: Sequence[HeadNodes]) -> onnx.ModelProto:
@@ -95,25 +143,27 @@ def stage_model(
     Returns
     -------
     ModelProto
-        Outputs: ``target``, then each head's logits in the order given.
+        Inputs: ``source``, and the model's input where the stage makes something cheap of it. Outputs: ``target``, then
+        each head's logits in the order given.
 
     Raises
     ------
     InvalidBundleError
         ``source`` does not separate the input from ``target``.
     """
-    begin = source or input_name(model)
-    end = target or output_name(model)
-    nodes, used = _between(model.graph, begin=begin, end=end)
     entry = input_name(model)
-    if source is not None and entry in used:
-        raise InvalidBundleError(
-            f"backbone.onnx: tensor {source!r} does not separate the input from {end!r}; it is no cut vertex"
-        )
+    begin = source or entry
+    end = target or output_name(model)
+    read = [name for head in heads for name in _read_by_head(head) if name != end]
+    nodes, used = between(model.graph, begin=begin, ends=[end, *read])
+    if source is not None:
+        check_separates(model, begin=begin, end=end, used=used)
     graph = onnx.GraphProto(name=f"{begin}..{end}")
     graph.node.extend(nodes)
     graph.initializer.extend(t for t in model.graph.initializer if t.name in used)
     graph.input.append(_value(model, begin, shapes))
+    if entry != begin and entry in used:
+        graph.input.append(_value(model, entry, shapes))
     graph.output.append(_value(model, end, shapes))
     _attach(graph, heads)
     stage = onnx.ModelProto(ir_version=model.ir_version, producer_name="offramp")
@@ -133,38 +183,47 @@ def input_heads_model(model: onnx.ModelProto, heads: Sequence[HeadNodes]) -> onn
     return alone
 
 
-def _between(graph: onnx.GraphProto, *, begin: str, end: str) -> tuple[list[onnx.NodeProto], set[str]]:
-    """Nodes that ``end`` needs beyond ``begin``, in graph order, and every tensor name they read."""
+def between(graph: onnx.GraphProto, *, begin: str, ends: Sequence[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+    """Nodes that ``ends`` need beyond ``begin``, in graph order, and every tensor name they read."""
     producer = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     wanted: set[int] = set()
-    used: set[str] = set()
-    stack = [end]
+    used: set[str] = set(ends)
+    stack = list(ends)
     while stack:
         name = stack.pop()
         if name == begin or name not in producer or producer[name] in wanted:
             continue
         wanted.add(producer[name])
-        reads = _reads(graph.node[producer[name]])
+        node = graph.node[producer[name]]
+        reads = {name for name in node.input if name} | set(captured(node))
         used |= reads
         stack.extend(reads)
     return [graph.node[i] for i in sorted(wanted)], used
 
 
-def _reads(node: onnx.NodeProto) -> set[str]:
-    """Tensors a node reads, with those its subgraphs (If, Loop) capture from outside."""
-    names = {name for name in node.input if name}
-    for attribute in node.attribute:
-        for sub in (attribute.g, *attribute.graphs):
-            for inner in sub.node:
-                names |= _reads(inner)
-    return names
+def check_separates(model: onnx.ModelProto, *, begin: str, end: str, used: set[str]) -> None:
+    """Refuse a stage that would have to compute anything costly of the model's input besides what comes through ``begin``."""
+    steps, entry = graph_steps(model.graph), input_name(model)
+    behind = dependent_tensors(steps, source=begin)
+    around = (used & dependent_tensors(steps, source=entry)) - behind - free_tensors(steps, source=entry)
+    if around or end not in behind:
+        raise InvalidBundleError(
+            f"backbone.onnx: tensor {begin!r} does not separate the input from {end!r}; it is no cut vertex"
+        )
+
+
+def _read_by_head(head: HeadNodes) -> set[str]:
+    """Tensors of the backbone that a head reads."""
+    own = {name for node in head.nodes for name in node.output} | {tensor.name for tensor in head.initializers}
+    return {name for node in head.nodes for name in node.input if name} - own
 
 
 def _value(model: onnx.ModelProto, name: str, shapes: dict[str, tuple[int, ...]]) -> onnx.ValueInfoProto:
     for value in (*model.graph.input, *model.graph.output):
         if value.name == name:
             return value
-    return helper.make_tensor_value_info(name, FLOAT, ["batch", *shapes[name]])
+    dims = [f"{name}.{axis}" if size < 0 else size for axis, size in enumerate(shapes[name], start=1)]
+    return helper.make_tensor_value_info(name, FLOAT, ["batch", *dims])
 
 
 def _attach(graph: onnx.GraphProto, heads: Sequence[HeadNodes]) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from offramp_core.columns import EXACT
+from offramp_core.execution import Regrouping
 from offramp_core.plan import NAME_HASH_LENGTH, Plan
 from offramp_core.protocol import PlanDocument
+from offramp_core.uncertainty import ExitTest
 from offramp_worker.engine.breaker import Breaker
 from offramp_worker.engine.counters import ArmCounter
-from offramp_worker.engine.sessions import Stage
+from offramp_worker.engine.stages import Stage
 
 EXITS_OFF = "exits-off"
 MAX_STAGGER = 0.5
@@ -18,22 +21,29 @@ MAX_STAGGER = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """One arm, ready to run: stages and thresholds (float32 per active column), or neither for the exact executor.
+    """One arm, ready to run: stages and who leaves at which column, or neither for the exact executor.
 
-    ``carry_on`` is results-only execution: every row goes on to the end. ``breaker`` watches the arm's audits.
+    ``regrouping`` says when a batch that lost rows is made smaller; without it execution is results-only: every row goes on to the
+    end. ``stage_seconds`` is what each stage takes, by rows. ``breaker`` watches the arm's audits.
     """
 
     plan: Plan
     audit_rate: float
     counter: ArmCounter
     stages: tuple[Stage, ...] = ()
-    thresholds: dict[int, float] = field(default_factory=dict)
-    carry_on: bool = False
+    tests: Mapping[int, ExitTest] = field(default_factory=dict)
+    regrouping: Regrouping | None = None
+    stage_seconds: Sequence[Sequence[float]] = ()
     breaker: Breaker | None = None
 
     @property
     def exits_off(self) -> bool:
         return not self.stages
+
+    @property
+    def carry_on(self) -> bool:
+        """Whether execution is results-only: every row goes on to the end."""
+        return not self.exits_off and self.regrouping is None
 
     @property
     def judges_itself(self) -> bool:

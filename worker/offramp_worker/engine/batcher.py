@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -32,7 +33,8 @@ class Ticket:
     """One HTTP request of n rows, and its answer as it comes in.
 
     Each row is batched, drawn for audit and answered on its own; the ticket is done when all are. ``x`` is (n, ...) contiguous.
-    ``never_exit`` asks for the exact executor. ``error`` is set when a batch failed.
+    ``never_exit`` asks for the exact executor, ``deadline`` (a time like ``admitted``) for an answer by then, if need be the best one so
+    far; ``due`` says which rows got that. ``error`` is set when a batch failed.
     """
 
     x: Array
@@ -49,10 +51,27 @@ class Ticket:
     epochs: list[int] = field(default_factory=list)
     audited: list[bool] = field(default_factory=list)
     error: str | None = None
+    deadline: float = math.inf
+    due: list[bool] = field(default_factory=list)
+
+    @property
+    def counted(self) -> bool:
+        """Whether the rows belong to the statistics of a plan.
+
+        A deadline comes sooner to rows that do not leave early, so answers in time would be no fair sample; nor would the others.
+        """
+        return not self.never_exit and self.deadline == math.inf
 
 
 def new_ticket(
-    x: Array, *, never_exit: bool, n_classes: int, now: float, wall_time: float, draw: Callable[[], float]
+    x: Array,
+    *,
+    never_exit: bool,
+    n_classes: int,
+    now: float,
+    wall_time: float,
+    draw: Callable[[], float],
+    deadline_seconds: float = math.inf,
 ) -> Ticket:
     """Admit ``x`` (n, ...): the one uniform number of each row is drawn here, before anything is known of its fate."""
     n = len(x)
@@ -70,6 +89,8 @@ def new_ticket(
         arms=["stable"] * n,
         epochs=[0] * n,
         audited=[False] * n,
+        deadline=now + deadline_seconds,
+        due=[False] * n,
     )
 
 

@@ -7,6 +7,7 @@ batch in flight ends under the plan and epoch it began with.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -21,7 +22,7 @@ from offramp_core.columns import EXACT
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import Arm
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.answers import finite_rows, labels
+from offramp_worker.engine.answers import all_finite, finite_rows, labels
 from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
 from offramp_worker.engine.audits import Audit, AuditDesk
 from offramp_worker.engine.batcher import Batch, Batcher, Ticket, batch_cap, new_ticket
@@ -70,6 +71,7 @@ class Engine:
         self._clock, self._wall_clock = clock, wall_clock
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
         self.batch_cap = batch_cap(bundle.profile, latency_seconds=latency_seconds)
+        self._exact = sessions.exact_stage()
         self._batcher = Batcher(max_rows=max_queue_rows, max_batch=self.batch_cap)
         self._desk = AuditDesk(tapped=sessions.tapped, ring=self.ring, judge=self._judge)
         self._batches = 0
@@ -84,12 +86,15 @@ class Engine:
 
     def start(self) -> None:
         """Warm every batch size up, then begin to serve."""
-        self.sessions.warm_up(sorted({1, 2, 4, 8, 16, self.batch_cap}))
+        self.sessions.warm_up({1, 2, 4, 8, 16, self.batch_cap}, [self._exact])
         self.sessions.tapped(self.bundle.probe_x[:1])
         self._thread.start()
 
-    def submit(self, x: Array, *, never_exit: bool) -> Ticket:
+    def submit(self, x: Array, *, never_exit: bool, deadline_seconds: float = math.inf) -> Ticket:
         """Admit a request of n rows; it comes back through ``deliver`` when all are answered.
+
+        A row that would be answered later than ``deadline_seconds`` from now gets the answer of the deepest ramp it has reached; one that
+        has reached none, or runs where no ramps are active, is answered when it is done.
 
         Raises
         ------
@@ -97,7 +102,8 @@ class Engine:
             The queue is full or closed.
         """
         ticket = new_ticket(
-            x, never_exit=never_exit, n_classes=self.bundle.manifest.n_classes, now=self._clock(), wall_time=self._wall_clock(), draw=self._draw
+            x, never_exit=never_exit, n_classes=self.bundle.manifest.n_classes, now=self._clock(), wall_time=self._wall_clock(), draw=self._draw,
+            deadline_seconds=deadline_seconds,
         )  # fmt: skip
         self._batcher.put(ticket)
         self.metrics.inflight.inc(len(x))
@@ -224,33 +230,43 @@ class Engine:
 
     def _execute(self, batch: Batch, runtime: Runtime) -> Any:
         if runtime.exits_off:
-            logits = self.sessions.exact(batch.x)
-            return iter((Leave(np.arange(len(batch)), None, logits),))
+            logits, _ = self._exact.run(batch.x, batch.x)
+            return iter((Leave(np.arange(len(batch)), None, logits.copy()),))
+        deadlines = None
+        if any(ticket.deadline < math.inf for ticket, _ in batch.owners):
+            deadlines = _Deadlines(
+                np.array([ticket.deadline for ticket, _ in batch.owners]), runtime.stage_seconds, self._clock
+            )
+        if all_finite(batch.x):
+            return _run(runtime, batch.x, may_leave=None, deadlines=deadlines)
         finite = finite_rows(batch.x)
-        if runtime.plan.precision != EXACT and not finite.all():
-            return run_apart(batch.x, finite, exact=self.sessions.exact, run=lambda x: self._run_stages(runtime, x))
-        return self._run_stages(runtime, batch.x, may_leave=finite)
-
-    def _run_stages(
-        self, runtime: Runtime, x: Array, *, may_leave: npt.NDArray[np.bool_] | None = None
-    ) -> Iterator[Leave]:
-        return run_stages(
-            runtime.stages, x, thresholds=runtime.thresholds, tables=self.sessions.tables,
-            may_leave=np.ones(len(x), dtype=np.bool_) if may_leave is None else may_leave, carry_on=runtime.carry_on,
-        )  # fmt: skip
+        if runtime.plan.precision != EXACT:
+            return run_apart(
+                batch.x,
+                finite,
+                exact=self.sessions.exact,
+                run=lambda x: _run(
+                    runtime, x, may_leave=None, deadlines=None if deadlines is None else deadlines.of(finite)
+                ),
+            )
+        return _run(runtime, batch.x, may_leave=finite, deadlines=deadlines)
 
     def _answer(self, batch: Batch, runtime: Runtime, leave: Leave, progress: _Progress) -> None:
         """Reply to the rows that leave; then count them and queue the audits that were drawn for them."""
         exit_name = "final" if leave.ramp is None else self.bundle.columns[leave.ramp].id
         answers, now, rows = labels(leave.logits), self._clock(), leave.rows.tolist()
-        done, latencies, drawn = [], [], []
+        done, latencies, counted, drawn, to_audit = [], [], [], [], 0
         for k, i in enumerate(rows):
             ticket, row = batch.owners[i]
             is_drawn = not batch.never_exit and ticket.draws[row] < runtime.audit_rate
             ticket.logits[row], ticket.labels[row] = leave.logits[k], answers[k]
             ticket.exits[row], ticket.configs[row], ticket.arms[row] = exit_name, runtime.config, runtime.counter.arm
-            ticket.epochs[row], ticket.audited[row] = runtime.counter.epoch, is_drawn or runtime.judges_itself
+            is_audited = ticket.counted and (is_drawn or runtime.judges_itself)
+            ticket.epochs[row], ticket.audited[row], ticket.due[row] = runtime.counter.epoch, is_audited, leave.due
             latencies.append(now - ticket.admitted)
+            if ticket.counted:
+                counted.append(latencies[-1])
+                to_audit += is_audited
             if is_drawn:
                 drawn.append(i)
             ticket.pending -= 1
@@ -260,12 +276,14 @@ class Engine:
         if done:
             self._deliver(done)
         if not batch.never_exit:
-            self._count_replies(runtime, exit_name, latencies, drawn=len(rows) if runtime.judges_itself else len(drawn))
+            if counted:
+                self._count_replies(runtime, exit_name, counted, drawn=to_audit)
             for i in drawn:
-                self._audit(batch, runtime, i, compare=not runtime.judges_itself, record=True)
+                compare = batch.owners[i][0].counted and not runtime.judges_itself
+                self._audit(batch, runtime, i, compare=compare, record=True)
             if leave.reference is not None and runtime.judges_itself:
                 self._judge_carried(batch, runtime, leave.reference)
-        self._measure_replies(runtime, exit_name, latencies)
+        self._measure_replies(runtime, exit_name, latencies, due=leave.due)
 
     def _audit(self, batch: Batch, runtime: Runtime, i: int, *, compare: bool, record: bool) -> None:
         ticket, row = batch.owners[i]
@@ -275,8 +293,9 @@ class Engine:
 
     def _judge_carried(self, batch: Batch, runtime: Runtime, reference: npt.NDArray[np.float32]) -> None:
         """Results-only: the output of every row is there, so each is compared at once."""
+        counted = [ticket.counted for ticket, _ in batch.owners]
         served = [int(ticket.labels[row]) for ticket, row in batch.owners]
-        self._judge(runtime, len(batch), int((labels(reference) != served).sum()))
+        self._judge(runtime, sum(counted), int(((labels(reference) != served) & counted).sum()))
 
     def _judge(self, runtime: Runtime, audited: int, disagreements: int) -> None:
         counter = runtime.counter
@@ -298,10 +317,10 @@ class Engine:
         with self.counters.lock:
             runtime.counter.count_replies(exit_name=exit_name, latencies=latencies, drawn=drawn)
 
-    def _measure_replies(self, runtime: Runtime, exit_name: str, latencies: Sequence[float]) -> None:
+    def _measure_replies(self, runtime: Runtime, exit_name: str, latencies: Sequence[float], *, due: bool) -> None:
         n, arm = len(latencies), runtime.counter.arm
         self.metrics.requests(runtime.config, arm, "ok").inc(n)
-        self.metrics.exits(exit_name, arm).inc(n)
+        (self.metrics.deadline_answers if due else self.metrics.exits)(exit_name, arm).inc(n)
         self.metrics.inflight.dec(n)
         observe = self.metrics.request_seconds(arm).observe
         for seconds in latencies:
@@ -322,7 +341,7 @@ class Engine:
         """The rows not answered yet get an error; those that left before it keep their answers, and their audits."""
         done = []
         if runtime.judges_itself:
-            for i in set(range(len(batch))) - progress.open_rows:
+            for i in (i for i in set(range(len(batch))) - progress.open_rows if batch.owners[i][0].counted):
                 self._audit(batch, runtime, i, compare=True, record=False)
         for i in sorted(progress.open_rows):
             ticket, _ = batch.owners[i]
@@ -353,6 +372,29 @@ class Engine:
         plan = exits_off_plan(backbone_digest=manifest.backbone_digest, ramp_set_digest=manifest.ramp_set_digest)
         arm: Arm = "stable"
         return Runtime(plan, 0.0, self.counters.open(epoch=0, arm=arm, plan_hash=plan.content_hash))
+
+
+class _Deadlines:
+    """Deadlines of a batch's rows, against what the stages are known to take."""
+
+    def __init__(self, at: Array, stage_seconds: Sequence[Sequence[float]], clock: Callable[[], float]) -> None:
+        self._at, self._seconds, self._clock = at, stage_seconds, clock
+
+    def of(self, rows: npt.NDArray[np.bool_]) -> _Deadlines:
+        return _Deadlines(self._at[rows], self._seconds, self._clock)
+
+    def due(self, stage: int, carried: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_] | None:
+        by_rows = self._seconds[stage + 1]
+        found = self._at[carried] < self._clock() + by_rows[min(len(carried), len(by_rows) - 1)]
+        return found if found.any() else None
+
+
+def _run(
+    runtime: Runtime, x: Array, *, may_leave: npt.NDArray[np.bool_] | None, deadlines: _Deadlines | None
+) -> Iterator[Leave]:
+    return run_stages(
+        runtime.stages, x, tests=runtime.tests, may_leave=may_leave, regroups=runtime.regrouping, deadlines=deadlines
+    )
 
 
 def _breaker_open(active: Active) -> bool:

@@ -2,37 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from offramp_worker.engine.scores import ScoreTables
-from offramp_worker.engine.sessions import Stage
-
 Array = npt.NDArray[Any]
+BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.intp]
+Said = tuple[FloatArray, npt.NDArray[np.float64]]
+
+
+class Runnable(Protocol):
+    """What :class:`offramp_worker.engine.stages.Stage` offers."""
+
+    @property
+    def ramps(self) -> tuple[int, ...]: ...
+
+    @property
+    def reads_input(self) -> bool: ...
+
+    def run(self, features: Array, x: Array, rows: IndexArray | None = None) -> tuple[Array, Sequence[Said]]: ...
+
+
+class Leaves(Protocol):
+    """What :class:`offramp_core.uncertainty.ExitTest` offers."""
+
+    def leaves(self, logits: FloatArray, confidence: npt.NDArray[np.float64]) -> BoolArray | None: ...
+
+
+class Regroups(Protocol):
+    """What :class:`offramp_core.execution.Regrouping` offers."""
+
+    def pays(self, stage: int, *, carried: int, waiting: int) -> bool: ...
+
+
+class Deadlines(Protocol):
+    """Which rows cannot wait any longer."""
+
+    def due(self, stage: int, carried: IndexArray) -> BoolArray | None:
+        """Those of the ``carried`` rows that would be late behind the stage after ``stage``; None for nobody."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
     """Rows of the batch that are answered now: ``rows`` [k] with ``logits`` [k, C], at ramp index ``ramp`` or, for None, at the output.
 
-    ``reference`` [n, C] comes with the last one when every row of the batch was carried to the output.
+    ``due`` says that their deadlines came: the ramp was not certain of them, but the deepest that they had reached.
+    ``reference`` [n, C] comes with the last one when every row of the batch was carried to the output in results-only execution.
     """
 
     rows: IndexArray
     ramp: int | None
     logits: FloatArray
     reference: FloatArray | None = None
+    due: bool = False
 
 
 def run_apart(
     x: Array,
-    finite: npt.NDArray[np.bool_],
+    finite: BoolArray,
     *,
     exact: Callable[[Array], FloatArray],
     run: Callable[[Array], Iterator[Leave]],
@@ -49,45 +82,89 @@ def run_apart(
 
 
 def run_stages(
-    stages: tuple[Stage, ...],
+    stages: Sequence[Runnable],
     x: Array,
     *,
-    thresholds: Mapping[int, float],
-    tables: ScoreTables,
-    may_leave: npt.NDArray[np.bool_],
-    carry_on: bool,
+    tests: Mapping[int, Leaves],
+    may_leave: BoolArray | None,
+    regroups: Regroups | None,
+    deadlines: Deadlines | None = None,
 ) -> Iterator[Leave]:
     """Execute a batch.
 
     Parameters
     ----------
-    stages : tuple of Stage
+    stages : sequence of Stage
         The last one runs to the output and has no ramps.
     x : (n, ...)
         The batch.
-    thresholds : mapping
-        float32 threshold by ramp index; a row leaves when its uncertainty is strictly below.
-    tables : ScoreTables
-        Of all ramps of the bundle.
-    may_leave : (n,) bool
-        Rows that may exit early.
-    carry_on : bool
-        Results only: every row runs to the output, whether or not it was answered. Else leavers are dropped and the batch is regrouped.
+    tests : mapping
+        Who leaves, by ramp index.
+    may_leave : (n,) bool or None
+        Rows that may exit early; None: all.
+    regroups : Regrouping or None
+        Whether to drop the rows that left and go on with a smaller batch. A batch that all rows left ends. None is results only: every row
+        runs to the output, whether or not it was answered.
+    deadlines : Deadlines, optional
+        Of the rows that have one.
     """
-    carried = np.arange(len(x))  # rows of the batch that ``features`` holds
-    waiting = np.ones(len(x), dtype=np.bool_)  # which of them are not answered yet
-    features = x
-    for stage in stages[:-1]:
-        features, heads = stage.run(features)
-        scores = tables.uncertainty(stage.ramps, heads)
-        for k, (ramp, logits) in enumerate(zip(stage.ramps, heads, strict=True)):
-            leaves = (scores[:, k] < np.float32(thresholds[ramp])) & waiting & may_leave[carried]
-            if leaves.any():
-                yield Leave(carried[leaves], ramp, logits[leaves])
-                waiting &= ~leaves
-        if not carry_on and not waiting.all():
-            if not waiting.any():
-                return
-            features, carried, waiting = features[waiting], carried[waiting], waiting[waiting]
-    logits, _ = stages[-1].run(features)
-    yield Leave(carried[waiting], None, logits[waiting], reference=logits if carry_on else None)
+    batch = _Batch(len(x), may_leave)
+    features, kept = x, None  # ``kept``: the rows of ``features`` that go on; None for all
+    for number, stage in enumerate(stages[:-1]):
+        features, heads = stage.run(features, x, kept)
+        kept = None
+        for ramp, (logits, confidence) in zip(stage.ramps, heads, strict=True):
+            leaves = tests[ramp].leaves(logits, confidence)
+            if leaves is not None and (leave := batch.leave(leaves, ramp, logits)):
+                yield leave
+        due = deadlines.due(number, batch.carried) if deadlines is not None and stage.ramps else None
+        if due is not None and (leave := batch.leave(due, stage.ramps[-1], heads[-1][0])):
+            yield replace(leave, due=True)
+        if regroups is None or batch.answered is None:
+            continue
+        if not batch.waiting:
+            return
+        if regroups.pays(number, carried=len(batch.carried), waiting=batch.waiting):
+            kept = batch.drop_answered()
+            if any(later.reads_input for later in stages[number + 1 :]):
+                x = x[kept]
+    logits, _ = stages[-1].run(features, x, kept)
+    yield batch.rest(logits, reference=logits.copy() if regroups is None else None)
+
+
+class _Batch:
+    """Which rows of a batch are carried, and which of these were answered. Answers are copies: the next batch overwrites the buffers."""
+
+    def __init__(self, n: int, may_leave: BoolArray | None) -> None:
+        self._may_leave = may_leave
+        self.carried: IndexArray = np.arange(n)
+        self.answered: BoolArray | None = None  # None: nobody
+        self.waiting = n
+
+    def leave(self, leaves: BoolArray, ramp: int, logits: FloatArray) -> Leave | None:
+        """Answer those of the carried rows that may leave and have not left yet; None without any."""
+        if self._may_leave is not None:
+            leaves = leaves & self._may_leave[self.carried]
+        if self.answered is not None:
+            leaves = leaves & ~self.answered
+        left = int(np.count_nonzero(leaves))
+        if not left:
+            return None
+        self.answered = leaves if self.answered is None else self.answered | leaves
+        self.waiting -= left
+        if left == len(leaves):
+            return Leave(self.carried, ramp, logits.copy())
+        return Leave(self.carried[leaves], ramp, logits[leaves])
+
+    def drop_answered(self) -> IndexArray:
+        """Carry only the rows that still wait; where they are among those carried so far."""
+        assert self.answered is not None
+        kept = np.flatnonzero(~self.answered)
+        self.carried, self.answered = self.carried[kept], None
+        return kept
+
+    def rest(self, logits: FloatArray, *, reference: FloatArray | None) -> Leave:
+        """Answer all rows that still wait, at the output."""
+        if self.answered is None:
+            return Leave(self.carried, None, logits.copy(), reference)
+        return Leave(self.carried[~self.answered], None, logits[~self.answered], reference)

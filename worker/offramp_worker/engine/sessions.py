@@ -22,10 +22,12 @@ from offramp_core.bundle import BACKBONE_FILE, RAMPS_FILE, side_model_file
 from offramp_core.columns import EXACT, FINAL_HEAD
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_core.plan import Precision
-from offramp_worker.bundle.graph import input_heads_model, input_name, output_name, stage_model, tapped_model
+from offramp_worker.bundle.graph import input_name, output_name, tapped_model
 from offramp_worker.bundle.load import Bundle
+from offramp_worker.bundle.stages import StageGraph, side_stage, stage_graphs
 from offramp_worker.engine.answers import LabelArray, finite_rows, labels
 from offramp_worker.engine.scores import ScoreTables
+from offramp_worker.engine.stages import Stage, StageSession, bind
 
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
@@ -34,25 +36,6 @@ FloatArray = npt.NDArray[np.float32]
 RELATIVE_TOLERANCE = 1e-3
 ABSOLUTE_TOLERANCE = 1e-3
 CACHED_STAGE_SETS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A piece of backbone up to ``target`` and the heads there, in one session. ``ramps`` are columns of the bundle.
-
-    A stage that does not ``hand_on`` only looks at its source: heads, or a whole model, at the input.
-    """
-
-    session: Any
-    source: str
-    outputs: tuple[str, ...]
-    ramps: tuple[int, ...]
-    hands_on: bool = True
-
-    def run(self, features: Array) -> tuple[Array, list[FloatArray]]:
-        """(n, ...) features at the source → features at the target, and the logits (n, n_classes) of each head."""
-        found = self.session.run(self.outputs, {self.source: features})
-        return (found[0], found[1:]) if self.hands_on else (features, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +74,7 @@ class Sessions:
         self._bundle = bundle
         self._threads = threads
         self._lock = threading.Lock()
-        self._stages: OrderedDict[tuple[Precision, tuple[int, ...]], tuple[Stage, ...]] = OrderedDict()
+        self._stages: OrderedDict[tuple[Precision, tuple[int, ...]], tuple[StageSession, ...]] = OrderedDict()
         self.tables = ScoreTables(bundle.quantiles)
         self._input = input_name(bundle.backbone)
         self._exact = self._session(bundle.backbone, BACKBONE_FILE)
@@ -135,7 +118,9 @@ class Sessions:
         return Scores(whole[EXACT], uncertainty, prediction, finals)
 
     def stages(self, active: Sequence[int], precision: Precision = EXACT) -> tuple[Stage, ...]:
-        """Stages of a plan's active columns, in network order; empty for none at fp32, where the exact executor serves. Built once, then kept.
+        """Stages of a plan's active columns, in network order; empty for none at fp32, where the exact executor serves.
+
+        Their sessions are built once, then kept; their buffers belong to the caller.
 
         Raises
         ------
@@ -151,42 +136,43 @@ class Sessions:
             self._stages.move_to_end(key)
             while len(self._stages) > CACHED_STAGE_SETS:
                 self._stages.popitem(last=False)
-            return self._stages[key]
+            return bind(self._stages[key])
 
-    def warm_up(self, sizes: Iterable[int], stages: Sequence[Stage] = ()) -> None:
-        """Run every batch size once, so that no request pays for a first allocation."""
-        for size in sizes:
-            x = np.resize(self._bundle.probe_x, (size, *self._bundle.input_shape))
-            if not stages:
-                self.exact(x)
+    def exact_stage(self) -> Stage:
+        """The exact model as a stage with buffers of its own, for the one thread that serves."""
+        return Stage(StageSession(self._exact, self._input, "", (output_name(self._bundle.backbone),), True, ()))
+
+    def warm_up(self, sizes: Iterable[int], stages: Sequence[Stage]) -> None:
+        """Run every batch size once, the largest first, so that no request pays for a first allocation."""
+        for size in sorted(sizes, reverse=True):
+            features = x = np.resize(self._bundle.probe_x, (size, *self._bundle.probe_x.shape[1:]))
             for stage in stages:
-                x = stage.run(x)[0]
+                features, _ = stage.run(features, x)
 
-    def _build_stages(self, precision: Precision, active: tuple[int, ...]) -> tuple[Stage, ...]:
-        heads, source, stages = self._bundle.heads, None, []
-        for place, group in groupby(active, key=lambda j: head.source if (head := heads[j]) is not None else j):
-            stages.append(self._stage(precision, source, place, tuple(group)))
-            source = place if isinstance(place, str) and place != self._input else source
-        stages.append(self._stage(precision, source, None, ()))
-        self._check_stages(precision, stages)
-        return tuple(stages)
-
-    def _stage(
-        self, precision: Precision, source: str | None, place: str | int | None, ramps: tuple[int, ...]
-    ) -> Stage:
-        """The stage up to ``place``: a tensor, the column of a model at the input, or None for the output."""
+    def _build_stages(self, precision: Precision, active: tuple[int, ...]) -> tuple[StageSession, ...]:
         bundle = self._bundle
-        if isinstance(place, int):
-            model = bundle.side_models[place]
-            return Stage(self._sides[place], self._input, (output_name(model),), ramps, hands_on=False)
-        own = [head for j in ramps if (head := bundle.heads[j]) is not None]
-        backbone, file = bundle.backbones[precision], bundle.file_of(precision)
-        if place == self._input:
-            model, file = input_heads_model(bundle.backbone, own), RAMPS_FILE
-        else:
-            model = stage_model(backbone, source=source, target=place, heads=own, shapes=bundle.shapes)
-        outputs = tuple(value.name for value in model.graph.output)
-        return Stage(self._session(model, file), source or self._input, outputs, ramps, place != self._input)
+        sessions, own, ramps = [], [], []
+        for place, columns in groupby(
+            active, key=lambda j: head.source if (head := bundle.heads[j]) is not None else j
+        ):
+            group = tuple(columns)
+            if isinstance(place, int):
+                graph = side_stage(bundle.side_models[place], bundle.columns[place].id, entry=self._input)
+                sessions.append((group, self._stage(graph, group, self._side_file(place))))
+            else:
+                own.append([head for j in group if (head := bundle.heads[j]) is not None])
+                ramps.append(group)
+        graphs = stage_graphs(bundle.backbones[precision], own, shapes=bundle.shapes)
+        file = bundle.file_of(precision)
+        sessions += [(g, self._stage(graph, g, file)) for graph, g in zip(graphs[:-1], ramps, strict=True)]
+        sessions.sort(key=lambda item: item[0])
+        stages = (*(stage for _, stage in sessions), self._stage(graphs[-1], (), file))
+        self._check_stages(precision, bind(stages))
+        return stages
+
+    def _stage(self, graph: StageGraph, ramps: tuple[int, ...], file: str) -> StageSession:
+        session = self._session(graph.model, file, optimised=graph.optimised)
+        return StageSession(session, graph.source, graph.entry, graph.outputs, bool(graph.target), ramps)
 
     def _tap(self, precision: Precision) -> _Tap:
         """The backbone at one precision with its heads; those that read the input go with the fp32 one."""
@@ -205,19 +191,21 @@ class Sessions:
         bundle, tap = self._bundle, self._taps[precision]
         reference, *heads = tap.session.run(None, {self._input: bundle.probe_x})
         expected = dict(zip(tap.ramps, heads, strict=True))
-        value: Array = bundle.probe_x
+        features = x = bundle.probe_x
         for stage in stages:
-            value, said = stage.run(value)
-            for j, logits in zip(stage.ramps, said, strict=True):
+            features, said = stage.run(features, x)
+            for j, (logits, _) in zip(stage.ramps, said, strict=True):
                 if j in expected and not _close(logits, expected[j]):
                     raise PlanRefusedError(
                         "Unsupported", f"stages up to ramp {bundle.columns[j].id!r} do not reproduce the probe"
                     )
-        if not _close(value, reference):
+        if not _close(features, reference):
             raise PlanRefusedError("Unsupported", "the plan's stages do not reproduce the probe at the output")
 
-    def _session(self, model: onnx.ModelProto, file: str) -> Any:
+    def _session(self, model: onnx.ModelProto, file: str, *, optimised: bool = False) -> Any:
         options = ort.SessionOptions()
+        if optimised:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3

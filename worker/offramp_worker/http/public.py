@@ -94,7 +94,7 @@ async def _infer(worker: Worker, replies: Replies, scope: Scope, receive: Receiv
         return
     try:
         request = await _read(worker, engine, scope, receive)
-        ticket = engine.submit(request.x, never_exit=request.never_exit)
+        ticket = engine.submit(request.x, never_exit=request.never_exit, deadline_seconds=request.deadline_seconds)
     except TooLargeError:
         await _refuse(worker, send, 413, f"body: is larger than the limit of {worker.settings.max_body_bytes} bytes")
     except BadRequestError as error:

@@ -1,5 +1,8 @@
 """Open Inference Protocol v2 request and response bodies: JSON, and JSON followed by binary tensors.
 
+A request's own ``parameters`` may say ``exit: "never"`` (the exact model answers) or ``deadline_ms`` (a number: rows that would take longer
+than that from admission get the answer of the deepest ramp they have reached). The reply to the latter says ``deadline``: true where it did.
+
 Errors name the field by its JSON path. Unknown fields are ignored, as the protocol says.
 """
 
@@ -23,6 +26,7 @@ Array = npt.NDArray[Any]
 OUTPUTS = ("logits", "label")
 DATATYPES = {"logits": "FP32", "label": "INT64"}
 JSON_TYPES: dict[str, set[type]] = {"f": {int, float}, "i": {int}, "u": {int}, "b": {bool}}  # by kind of tensor
+MAX_DEADLINE_MS = 86_400_000
 LENGTH_HEADER = b"inference-header-content-length"
 
 
@@ -37,6 +41,7 @@ class InferRequest:
     x: Array
     id: str | None
     never_exit: bool
+    deadline_seconds: float
     outputs: tuple[tuple[str, bool], ...]  # name, binary
 
 
@@ -72,6 +77,7 @@ def parse_request(body: bytes, *, header_length: int | None, spec: TensorSpec, m
         x=_parse_input(_inputs(request), binary, spec=spec, max_rows=max_rows),
         id=request_id,
         never_exit=_never_exit(parameters),
+        deadline_seconds=_deadline(parameters),
         outputs=_parse_outputs(
             request, all_binary=_flag(parameters, "binary_data_output", "parameters.binary_data_output")
         ),
@@ -106,6 +112,7 @@ def reply_parameters(ticket: Ticket) -> dict[str, str | int | bool]:
         "arm": _joined(ticket.arms),
         "epoch": _joined(ticket.epochs),
         "audited": _joined(ticket.audited),
+        **({"deadline": _joined(ticket.due)} if ticket.deadline < math.inf else {}),
     }
 
 
@@ -236,6 +243,18 @@ def _never_exit(parameters: dict[str, Any]) -> bool:
     if wish not in (None, "never"):
         raise BadRequestError(f'parameters.exit: is {wish!r}; leave it out, or send "never" for the exact model')
     return wish == "never"
+
+
+def _deadline(parameters: dict[str, Any]) -> float:
+    """``deadline_ms``: milliseconds from admission after which the best answer so far will do. In seconds."""
+    wish = parameters.get("deadline_ms")
+    if wish is None:
+        return math.inf
+    if isinstance(wish, bool) or not isinstance(wish, int | float) or not 0 < wish <= MAX_DEADLINE_MS:
+        raise BadRequestError(
+            f"parameters.deadline_ms: is {wish!r}; it must be a number above 0, at most {MAX_DEADLINE_MS}"
+        )
+    return wish / 1000
 
 
 def _object(holder: dict[str, Any], key: str, path: str) -> dict[str, Any]:

@@ -9,19 +9,20 @@ import threading
 from dataclasses import replace
 
 import msgspec
-import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from offramp_core.columns import EXACT, chain
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError, PlanRefusedError
-from offramp_core.execution import carries_on
+from offramp_core.execution import Regrouping, carries_on
 from offramp_core.plan import Plan
 from offramp_core.protocol import Arm, ArmPlan, PlanDocument, Refusal, SignedDocument
+from offramp_core.simulate.costs import CostTable
+from offramp_core.uncertainty import exit_test
 from offramp_worker.engine.arms import Active, Runtime
 from offramp_worker.engine.breaker import Breaker
 from offramp_worker.engine.engine import Engine
-from offramp_worker.engine.sessions import Stage
+from offramp_worker.engine.stages import Stage
 from offramp_worker.logs import log_event
 
 WARM_SIZES = (1, 2, 4, 8, 16)
@@ -139,31 +140,41 @@ class PlanDesk:
         columns = self._engine.bundle.columns
         return {columns[j].id: j for j in chain([c.precision for c in columns], plan.precision)}
 
-    def _stages(self, plan: Plan) -> tuple[dict[int, float], tuple[Stage, ...]]:
-        """Thresholds by column, and stages, for the ramps that some row can leave at.
+    def _stages(self, plan: Plan) -> tuple[Stage, ...]:
+        """Stages for the ramps that some row can leave at.
 
         A threshold of 0 lets no row leave, so that ramp's head need not run.
         """
         index = self._columns(plan)
-        thresholds = {index[ramp.id]: float(np.float32(ramp.threshold)) for ramp in plan.ramps if ramp.threshold > 0}
+        active = sorted(index[ramp.id] for ramp in plan.ramps if ramp.threshold > 0)
         try:
-            return thresholds, self._engine.sessions.stages(sorted(thresholds), plan.precision)
+            return self._engine.sessions.stages(active, plan.precision)
         except InvalidBundleError as error:
             raise PlanRefusedError("Unsupported", str(error)) from error
 
     def _runtime(
         self, document: PlanDocument, arm: Arm, plan: Plan, audit_rate: float, breaker: Breaker | None
     ) -> Runtime:
-        engine = self._engine
-        thresholds, stages = self._stages(plan)
-        engine.sessions.warm_up(WARM_SIZES, stages)
+        engine, bundle = self._engine, self._engine.bundle
+        index, stages = self._columns(plan), self._stages(plan)
+        engine.sessions.warm_up({*WARM_SIZES, engine.batch_cap}, stages)
+        profile = bundle.profile.of(plan.precision)
+        table = CostTable(profile, sizes=range(engine.batch_cap + 1))
+        priced = list(index.values())  # the chain's ramps as the profile has them
+        seconds = table.stage_seconds([[priced.index(j) for j in stage.ramps] for stage in stages[:-1]])
+        carry_on = carries_on(plan.execution, profile)
         return Runtime(
             plan=plan,
             audit_rate=audit_rate,
             counter=engine.counters.open(epoch=document.epoch, arm=arm, plan_hash=plan.content_hash),
             stages=stages,
-            thresholds=thresholds,
-            carry_on=bool(stages) and carries_on(plan.execution, engine.bundle.profile.of(plan.precision)),
+            tests={
+                index[ramp.id]: exit_test(float(ramp.threshold), bundle.quantiles[index[ramp.id]])
+                for ramp in plan.ramps
+                if ramp.threshold > 0
+            },
+            regrouping=None if carry_on or not stages else Regrouping.of(seconds, table.regroup.tolist()),
+            stage_seconds=seconds,
             breaker=breaker,
         )
 

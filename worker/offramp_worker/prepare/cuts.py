@@ -2,12 +2,15 @@
 
 A tensor is a cut vertex when every path from the model's input to its output runs through it, so that the graph
 falls into "before" and "after" there. They are found, never listed by hand: in a residual network the tensors
-between blocks qualify and those inside a block do not, because the shortcut goes around them.
+between blocks qualify and those inside a block do not, because the shortcut goes around them. Paths that carry
+nothing but what follows cheaply from the input, such as an attention mask, do not count
+(:func:`offramp_worker.bundle.dataflow.free_tensors`): the stage behind the cut makes it again.
 
 Several cut vertices in a row can be one and the same *place*: convolution, normalisation and activation of one
 layer are all cut vertices, but nothing worth an exit lies between them. Cut vertices belong to one place while no
-weighted operator separates them, and the place is represented by the last tensor of them whose map still has
-4x4 cells (activated and pooled features serve a head better than raw sums, and at most at the same price).
+weighted operator separates them, and the place is represented by the last tensor of them that a head can read: the last map
+that still has 4x4 cells, else the last map (activated and pooled features serve a head better than raw sums, and at
+most at the same price), else the last tensor of tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +20,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
+
+from offramp_worker.bundle.dataflow import Step, dependent_tensors, free_tensors, graph_steps
+
+__all__ = ["Place", "Step", "cut_vertices", "distinct_places", "float_tensors", "graph_steps"]
 
 MIN_GRID_CELLS = 4
 
@@ -30,36 +37,41 @@ WEIGHTED_OPERATORS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One operator of a graph: what it is, the tensors it reads and the tensors it makes."""
-
-    operator: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Place:
-    """A candidate for exits. ``position`` counts places in network order; channels, height and width are the map's."""
+    """A candidate for exits. ``position`` counts places in network order.
+
+    ``shape`` is the tensor's without the batch axis: (channels, height, width) of a map, or (tokens, channels), where -1 tokens
+    stands for a length that varies.
+    """
 
     position: int
     tensor: str
-    channels: int
-    height: int
-    width: int
+    shape: tuple[int, ...]
+
+    @property
+    def is_image(self) -> bool:
+        """Whether the tensor is a map; else it is a sequence of tokens."""
+        return len(self.shape) == 3
+
+    @property
+    def channels(self) -> int:
+        """Width of the features at a cell or token."""
+        return self.shape[0] if self.is_image else self.shape[-1]
+
+    @property
+    def height(self) -> int:
+        """Rows of the map; 1 for tokens."""
+        return self.shape[1] if self.is_image else 1
+
+    @property
+    def width(self) -> int:
+        """Columns of the map; for tokens their number (-1: varies)."""
+        return self.shape[2] if self.is_image else self.shape[0]
 
     @property
     def has_grid(self) -> bool:
         """Whether the map is large enough to be pooled to 4x4 cells."""
-        return min(self.height, self.width) >= MIN_GRID_CELLS
-
-
-def graph_steps(graph: onnx.GraphProto) -> tuple[Step, ...]:
-    """The operators of a graph in its (topological) order, with the tensors that subgraphs of control flow capture."""
-    return tuple(
-        Step(node.op_type, (*filter(None, node.input), *_captured(node)), tuple(filter(None, node.output)))
-        for node in graph.node
-    )
+        return self.is_image and min(self.height, self.width) >= MIN_GRID_CELLS
 
 
 def cut_vertices(steps: Sequence[Step], *, source: str, sink: str) -> tuple[str, ...]:
@@ -74,14 +86,16 @@ def cut_vertices(steps: Sequence[Step], *, source: str, sink: str) -> tuple[str,
     -----
     A tensor is on every path exactly when paths(source to tensor) x paths(tensor to sink) equals
     paths(source to sink). Python's integers keep the counts exact however many paths there are. Tensors that do
-    not depend on the source (weights, constants) have no path from it and so never count.
+    not depend on the source (weights, constants) have no path from it and so never count. Paths along free tensors are left
+    out: all paths begin at the steps that make something costly of free tensors alone.
     """
-    ahead = _paths(steps, start=source)
-    behind = _paths([Step(s.operator, s.outputs, s.inputs) for s in reversed(steps)], start=sink)
+    paid = _costly(steps, source=source)
+    ahead = _paths(paid, start=source)
+    behind = _paths([Step(s.operator, s.outputs, s.inputs) for s in reversed(paid)], start=sink)
     total = ahead[sink]
     if total == 0:
         return ()
-    made = (name for step in steps for name in step.outputs)
+    made = (name for step in paid for name in step.outputs)
     return tuple(name for name in made if name != sink and ahead[name] * behind[name] == total)
 
 
@@ -95,7 +109,8 @@ def distinct_places(
     cuts : iterable of str
         Cut vertices in network order.
     shapes : mapping
-        (channels, height, width) of the cut vertices that are image-like activations; others are left out.
+        Shape without the batch axis of the cut vertices that are float32; those that are neither maps (channels, height,
+        width) nor tokens (tokens, channels) are left out.
     """
     groups: list[list[str]] = []
     order = {name: index for index, step in enumerate(steps) for name in step.outputs}
@@ -106,7 +121,7 @@ def distinct_places(
         groups[-1].append(name)
         previous = name
     chosen = [tensor for group in groups if (tensor := _representative(group, shapes)) is not None]
-    return tuple(Place(i, name, *shapes[name]) for i, name in enumerate(chosen))
+    return tuple(Place(i, name, shapes[name]) for i, name in enumerate(chosen))
 
 
 def float_tensors(model: onnx.ModelProto, names: Iterable[str]) -> tuple[str, ...]:
@@ -117,10 +132,24 @@ def float_tensors(model: onnx.ModelProto, names: Iterable[str]) -> tuple[str, ..
     return tuple(name for name in names if types.get(name, onnx.TensorProto.UNDEFINED) in unknown)
 
 
+def _costly(steps: Sequence[Step], *, source: str) -> list[Step]:
+    """The steps that are no free ones, each fed by the costly tensors it reads, or by ``source`` where it reads none."""
+    free, dependent = free_tensors(steps, source=source), dependent_tensors(steps, source=source)
+    paid = []
+    for step in steps:
+        made = tuple(name for name in step.outputs if name not in free)
+        costly = tuple(name for name in step.inputs if name in dependent and name not in free)
+        begins = not costly and not free.isdisjoint(step.inputs)
+        if made and (costly or begins):
+            paid.append(Step(step.operator, costly or (source,), made))
+    return paid
+
+
 def _representative(group: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     images = [name for name in group if len(shapes.get(name, ())) == 3]
     grids = [name for name in images if min(shapes[name][1:]) >= MIN_GRID_CELLS]
-    usable = grids or images
+    tokens = [name for name in group if len(shapes.get(name, ())) == 2]
+    usable = grids or images or tokens
     return usable[-1] if usable else None
 
 
@@ -146,14 +175,3 @@ def _paths(steps: Iterable[Step], *, start: str) -> defaultdict[str, int]:
             for name in step.outputs:
                 counts[name] += arriving
     return counts
-
-
-def _captured(node: onnx.NodeProto) -> Iterable[str]:
-    """Outer tensors that the subgraphs of a control-flow operator read."""
-    for attribute in node.attribute:
-        graphs = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
-        for graph in graphs:
-            inner = {value.name for value in (*graph.input, *graph.initializer)}
-            for step in graph_steps(graph):
-                yield from (name for name in step.inputs if name not in inner)
-                inner.update(step.outputs)

@@ -152,19 +152,20 @@ def find_places(backbone: Backbone, x: FloatArray) -> tuple[int, tuple[Place, ..
     Raises
     ------
     ModelRefusedError
-        There is none with an image-like activation.
+        There is none with a map or tokens.
     """
     steps = graph_steps(backbone.model.graph)
     cuts = cut_vertices(steps, source=backbone.input.name, sink=backbone.output.name)
     rows = x[:2]
     floats = float_tensors(backbone.model, cuts)
-    shapes = {name: shape for name, shape in feature_shapes(backbone.model, floats, rows).items() if len(shape) == 3}
-    places = distinct_places(steps, cuts, shapes=shapes)
+    places = distinct_places(steps, cuts, shapes=feature_shapes(backbone.model, floats, rows))
     if not places:
-        reason = "every tensor between them is bypassed by another path" if not cuts else "none of them is image-like"
+        reason = (
+            "every tensor between them is bypassed by another path" if not cuts else "none of them is a map or tokens"
+        )
         raise ModelRefusedError(
             f"no exit can be attached: input and output are separated by {len(cuts)} cut vertices, and {reason} "
-            "(channels, height, width are needed); exits need a network that narrows to one tensor between its blocks"
+            "([channels, height, width] or [tokens, channels]); exits need a network that narrows to one tensor between its blocks"
         )
     return len(cuts), places
 

@@ -185,7 +185,7 @@ def time_jobs(jobs: Mapping[str, Job], *, threads: int, seconds: float) -> dict[
 
 
 def _segment_sessions(backbone: Backbone, places: Sequence[Place], *, threads: int) -> list[Any]:
-    shapes: dict[str, tuple[int, ...]] = {place.tensor: (place.channels, place.height, place.width) for place in places}
+    shapes: dict[str, tuple[int, ...]] = {place.tensor: place.shape for place in places}
     ends: list[str | None] = [None, *(place.tensor for place in places), None]
     return [
         open_session(stage_model(backbone.model, source=a, target=b, heads=(), shapes=shapes), threads=threads)
@@ -197,7 +197,7 @@ def _stage_session(head: HeadNodes, places: Sequence[Place], model: onnx.ModelPr
     """The segment before a head's place with the head fused to its end, as a worker cuts it."""
     index = next(i for i, place in enumerate(places) if place.tensor == head.source)
     source = places[index - 1].tensor if index else None
-    shapes: dict[str, tuple[int, ...]] = {place.tensor: (place.channels, place.height, place.width) for place in places}
+    shapes: dict[str, tuple[int, ...]] = {place.tensor: place.shape for place in places}
     return open_session(
         stage_model(model, source=source, target=head.source, heads=[head], shapes=shapes), threads=threads
     )

@@ -1,0 +1,32 @@
+"""Stages that do something else before they run: wait, fail, turn a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from offramp_worker.engine.stages import Stage
+
+
+class _StageBehind:
+    def __init__(self, first: Callable[[], object], stage: Stage) -> None:
+        self._first, self._stage = first, stage
+        self.ramps, self.reads_input = stage.ramps, stage.reads_input
+
+    def run(self, *args: Any) -> Any:
+        self._first()
+        return self._stage.run(*args)
+
+
+def behind(first: Callable[[], object], stage: Stage) -> Stage:
+    """``stage``, with ``first`` called before each run."""
+    return cast(Stage, _StageBehind(first, stage))
+
+
+def broken(stage: Stage, *, why: str = "kernel exploded") -> Stage:
+    """``stage`` as one that fails."""
+
+    def explode() -> None:
+        raise RuntimeError(why)
+
+    return behind(explode, stage)

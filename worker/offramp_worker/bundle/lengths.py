@@ -1,0 +1,76 @@
+"""Rows of tokens that differ in length: the lengths that batches are filled up to.
+
+ONNX Runtime plans memory per shape, so that a batch of every length there is would cost an allocation each; with a few
+lengths, each of them is warm. Filling up changes no answer: the graph makes its mask of the pad value
+(:class:`offramp_core.bundle.TensorSpec`, checked by ``offramp prepare``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from offramp_core.bundle import TensorSpec
+
+BUCKETS = (16, 32, 64, 128, 256, 512)
+
+Array = npt.NDArray[Any]
+
+
+def bucket_length(length: int, *, longest: int) -> int:
+    """The length to fill up to: the smallest bucket that holds ``length``, at most ``longest``.
+
+    >>> bucket_length(17, longest=512), bucket_length(100, longest=120), bucket_length(700, longest=2048)
+    (32, 120, 1024)
+    """
+    bucket = next((size for size in BUCKETS if size >= length), 0) or -(-length // BUCKETS[-1]) * BUCKETS[-1]
+    return min(bucket, longest)
+
+
+def buckets(*, longest: int) -> tuple[int, ...]:
+    """Every length that batches of rows up to ``longest`` are filled up to.
+
+    >>> buckets(longest=100), buckets(longest=1500)
+    ((16, 32, 64, 100), (16, 32, 64, 128, 256, 512, 1024, 1500))
+    """
+    sizes = {bucket_length(size, longest=longest) for size in (*BUCKETS, *range(BUCKETS[-1], longest, BUCKETS[-1]))}
+    return tuple(sorted(sizes | {longest}))
+
+
+def used_length(x: Array, *, pad: int) -> int:
+    """Tokens up to the last one of (n, length) rows that is no padding; at least 1."""
+    return int(np.flatnonzero((x != pad).any(axis=0)).max(initial=0)) + 1
+
+
+def pad_rows(parts: Sequence[Array], spec: TensorSpec) -> Array:
+    """One batch of several requests' rows.
+
+    Parameters
+    ----------
+    parts : sequence of (n_i, ...)
+        Rows that the input takes; where its length varies, each part may have its own.
+    spec : TensorSpec
+        The model's input.
+
+    Returns
+    -------
+    (sum of n_i, ...)
+        Filled up with ``spec.pad`` to the smallest bucket that holds the longest row, padding at its end not counted.
+        Inputs of one shape are put together as they are, without a copy when there is one part.
+    """
+    if not spec.varies:
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    assert spec.pad is not None
+    lengths = [used_length(part, pad=spec.pad) for part in parts]
+    width = bucket_length(max(lengths), longest=spec.longest)
+    if len(parts) == 1 and parts[0].shape[1] == width:
+        return parts[0]
+    batch = np.full((sum(len(part) for part in parts), width), spec.pad, dtype=parts[0].dtype)
+    row = 0
+    for part, length in zip(parts, lengths, strict=True):
+        batch[row : row + len(part), :length] = part[:, :length]
+        row += len(part)
+    return batch

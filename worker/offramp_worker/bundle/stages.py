@@ -1,0 +1,309 @@
+"""Cutting a plan's stages out of the graph as ONNX Runtime optimises it, so that a cut costs next to nothing.
+
+ONNX Runtime optimises a session's graph as a whole: it fuses operators and, for convolutions, keeps features in a blocked
+layout (NCHWc) of its own. Cut before that, every stage begins and ends in the plain layout, and the fusions around the
+cut are lost: on ResNet-56 each residual addition behind a cut runs by itself, with two changes of layout, because the features that came
+in were plain. So the backbone is optimised in one piece, with the plan's heads attached, and the optimised graph is cut: at the
+tensor that the ramp reads, or at the one it was made of by nothing but a change of layout or of type. What is handed from
+stage to stage is then what one session would hand from operator to operator, and a row that leaves nowhere gets the
+exact session's answer bit for bit at the same batch size. The first axis is the batch in every layout, so rows can be dropped as before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import helper, numpy_helper
+
+from offramp_core.errors import InvalidBundleError
+from offramp_worker.bundle.graph import (
+    between,
+    check_separates,
+    input_heads_model,
+    input_name,
+    output_name,
+    stage_model,
+    tapped_model,
+)
+from offramp_worker.bundle.heads import HeadNodes
+
+Groups = Sequence[Sequence[HeadNodes]]
+FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+# Operators that change the layout or the type of features and nothing else: the tensor they read says the same.
+CHANGES_OF_FORM = frozenset({"DequantizeLinear", "Identity", "ReorderOutput"})
+
+
+@dataclass(frozen=True, slots=True)
+class StageGraph:
+    """One stage as a graph of its own, ready for a session.
+
+    Attributes
+    ----------
+    model : ModelProto
+        Its outputs are ``target`` (unless empty) and then ``heads``.
+    source : str
+        The features it begins with; the model's input in the first stage.
+    entry : str
+        The model's input where the stage makes something of it besides (a mask); else empty.
+    target : str
+        The features it hands on. Empty where these are its source: heads that read the model's input need no backbone.
+    heads : tuple of str
+        Of each head given, in order, the logits and the confidence: the largest softmax probability, (n,) float64.
+    optimised : bool
+        Whether the graph is optimised already, so that a session should leave it as it is.
+    """
+
+    model: onnx.ModelProto
+    source: str
+    entry: str
+    target: str
+    heads: tuple[str, ...]
+    optimised: bool
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.target, *self.heads) if self.target else self.heads
+
+
+def stage_graphs(
+    model: onnx.ModelProto, groups: Groups, *, shapes: dict[str, tuple[int, ...]]
+) -> tuple[StageGraph, ...]:
+    """The stages of a plan.
+
+    Parameters
+    ----------
+    groups : sequence of sequences of HeadNodes
+        Of the plan's ramps, in network order; the heads of a group read the same tensor.
+    shapes : dict
+        Shape without batch axis of each tensor a head reads.
+
+    Returns
+    -------
+    tuple of StageGraph
+        One per group, and a last one without heads that runs to the model's output.
+
+    Raises
+    ------
+    InvalidBundleError
+        A head's tensor does not separate the input from the output.
+    """
+    try:
+        return _cut_optimised(model, groups)
+    except InvalidBundleError:
+        # Optimised beyond recognition around a cut. The graph as it was given has all its tensors, or says what is wrong.
+        return _cut_plain(model, groups, shapes)
+
+
+def side_stage(model: onnx.ModelProto, name: str, *, entry: str) -> StageGraph:
+    """A whole model at the input, called ``name``, as a stage: it looks at the backbone's input ``entry`` and hands it on."""
+    side = onnx.ModelProto()
+    side.CopyFrom(model)
+    head = HeadNodes(name, entry, output_name(model), (), ())
+    _add_confidence(side, [head])
+    return StageGraph(side, input_name(model), "", "", (head.output, _confidence(head)), optimised=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A backbone in pieces to be timed. ``segments`` lie between ``tensors``, in order; the last one runs to the output.
+
+    ``heads`` has per head its id, the segment it ends (None: it reads the model's input) and the stage of that segment with the head.
+    """
+
+    tensors: tuple[str, ...]
+    segments: tuple[StageGraph, ...]
+    heads: tuple[tuple[str, int | None, StageGraph], ...]
+
+
+def pieces(model: onnx.ModelProto, heads: Sequence[HeadNodes], tensors: Sequence[str]) -> Pieces:
+    """The segments between ``tensors`` (cut vertices in network order) and each head with its segment, cut as a worker cuts them.
+
+    Raises
+    ------
+    InvalidBundleError
+        A tensor does not separate the input from the output, or not in the optimised graph.
+    """
+    entry, end = input_name(model), output_name(model)
+    whole = _optimised_with(model, heads, tensors)
+    cuts = [(entry, FLOAT), *(_form_handed_on(whole, tensor, end) for tensor in tensors), (end, FLOAT)]
+    spans = [(_value(*source), _value(*target)) for source, target in pairwise(cuts)]
+    segments = tuple(_extract(whole, source=source, outputs=[target], heads=0) for source, target in spans)
+    stages: list[tuple[str, int | None, StageGraph]] = []
+    for head in heads:
+        if head.source == entry:
+            alone = _extract(whole, source=_value(entry, FLOAT), outputs=_said(head), heads=2)
+            stages.append((head.ramp_id, None, alone))
+        else:
+            number = list(tensors).index(head.source)
+            source, target = spans[number]
+            graph = _extract(whole, source=source, outputs=[target, *_said(head)], heads=2)
+            stages.append((head.ramp_id, number, graph))
+    return Pieces(tuple(tensors), segments, tuple(stages))
+
+
+def _optimised_with(model: onnx.ModelProto, heads: Sequence[HeadNodes], tensors: Sequence[str]) -> onnx.ModelProto:
+    """The optimised graph with heads and their confidence, in which each of ``tensors`` still exists."""
+    tapped = tapped_model(model, heads)
+    _add_confidence(tapped, heads)
+    known = {value.name for value in (*tapped.graph.input, *tapped.graph.output)}
+    # As an output a tensor outlives all fusions.
+    tapped.graph.output.extend(_value(tensor, FLOAT) for tensor in dict.fromkeys(tensors) if tensor not in known)
+    return optimised(tapped)
+
+
+def _cut_optimised(model: onnx.ModelProto, groups: Groups) -> tuple[StageGraph, ...]:
+    entry, end = input_name(model), output_name(model)
+    read = [group[0].source for group in groups]
+    whole = _optimised_with(model, [head for group in groups for head in group], read)
+    cuts = [(entry, FLOAT)] + [(entry, FLOAT) if t == entry else _form_handed_on(whole, t, end) for t in read]
+    stages = []
+    for source, target, group in zip(cuts, [*cuts[1:], (end, FLOAT)], [*groups, ()], strict=True):
+        outputs = [value for head in group for value in _said(head)]
+        if target != source:
+            outputs.insert(0, _value(*target))
+        stages.append(_extract(whole, source=_value(*source), outputs=outputs, heads=2 * len(group)))
+    return tuple(stages)
+
+
+def _said(head: HeadNodes) -> list[onnx.ValueInfoProto]:
+    return [_value(head.output, FLOAT), _value(_confidence(head), DOUBLE)]
+
+
+def _form_handed_on(whole: onnx.ModelProto, tensor: str, end: str) -> tuple[str, int]:
+    """The form of a tensor that everything behind it can be computed from, and its element type."""
+    producer = {name: node for node in whole.graph.node for name in node.output}
+    constants = {constant.name: constant for constant in whole.graph.initializer}
+    name, kind = tensor, int(FLOAT)
+    while True:
+        try:
+            check_separates(whole, begin=name, end=end, used=between(whole.graph, begin=name, ends=[end])[1])
+        except InvalidBundleError:
+            node = producer.get(name)
+            if node is None or node.op_type not in CHANGES_OF_FORM:
+                raise
+            if node.op_type == "DequantizeLinear":
+                zero = constants.get(node.input[2]) if len(node.input) > 2 else None
+                kind = zero.data_type if zero is not None else int(onnx.TensorProto.UINT8)
+            name = node.input[0]
+        else:
+            return name, kind
+
+
+def _extract(
+    whole: onnx.ModelProto, *, source: onnx.ValueInfoProto, outputs: Sequence[onnx.ValueInfoProto], heads: int
+) -> StageGraph:
+    entry = input_name(whole)
+    names = [value.name for value in outputs]
+    nodes, used = between(whole.graph, begin=source.name, ends=names)
+    if source.name != entry:
+        check_separates(whole, begin=source.name, end=names[0], used=used)
+    reads_entry = source.name != entry and entry in used
+    graph = onnx.GraphProto(name=f"{source.name}..{names[0]}")
+    graph.node.extend(nodes)
+    graph.initializer.extend(t for t in whole.graph.initializer if t.name in used)
+    graph.input.extend(v for v in whole.graph.input if v.name == entry and (reads_entry or source.name == entry))
+    if source.name != entry:
+        graph.input.insert(0, source)
+    graph.output.extend(outputs)
+    model = onnx.ModelProto(ir_version=whole.ir_version, producer_name="offramp")
+    model.opset_import.extend(whole.opset_import)
+    model.functions.extend(whole.functions)
+    model.graph.CopyFrom(graph)
+    split = len(names) - heads
+    return StageGraph(
+        model, source.name, entry if reads_entry else "", "".join(names[:split]), tuple(names[split:]), True
+    )
+
+
+def _cut_plain(model: onnx.ModelProto, groups: Groups, shapes: dict[str, tuple[int, ...]]) -> tuple[StageGraph, ...]:
+    entry, end = input_name(model), output_name(model)
+    stages = []
+    reads = [entry, *(group[0].source for group in groups)]
+    for source, target, group in zip(reads, [*reads[1:], end], [*groups, ()], strict=True):
+        if target == source:
+            stage = input_heads_model(model, group)
+        else:
+            ends = (None if source == entry else source, None if target == end else target)
+            stage = stage_model(model, source=ends[0], target=ends[1], heads=group, shapes=shapes)
+        _add_confidence(stage, group)
+        outputs = tuple(name for head in group for name in (head.output, _confidence(head)))
+        reads_entry = source != entry and any(value.name == entry for value in stage.graph.input)
+        handed_on = "" if target == source else target
+        stages.append(StageGraph(stage, source, entry if reads_entry else "", handed_on, outputs, optimised=False))
+    return tuple(stages)
+
+
+def _confidence(head: HeadNodes) -> str:
+    return f"offramp/{head.ramp_id}/confidence"
+
+
+def _add_confidence(model: onnx.ModelProto, heads: Sequence[HeadNodes]) -> None:
+    """What :class:`offramp_core.uncertainty.ExitTest` reads: in float64, since float32 cannot tell confident rows apart.
+
+    In the session it takes three operators; from the logits in numpy it takes a dozen calls for every batch that reaches a ramp.
+    """
+    takes_axes = next(i.version for i in model.opset_import if i.domain in ("", "ai.onnx")) >= 18
+    for head in heads:
+        name = _confidence(head)
+        axes: dict[str, Any] = {} if takes_axes else {"axes": [1]}
+        reads = [f"{name}/all", f"{name}/axes"] if takes_axes else [f"{name}/all"]
+        model.graph.node.extend(
+            [
+                helper.make_node("Cast", [head.output], [f"{name}/logits"], name=f"{name}/cast", to=DOUBLE),
+                helper.make_node("Softmax", [f"{name}/logits"], [f"{name}/all"], name=f"{name}/softmax", axis=1),
+                helper.make_node("ReduceMax", reads, [name], name=f"{name}/max", keepdims=0, **axes),
+            ]
+        )
+        if takes_axes:
+            model.graph.initializer.append(numpy_helper.from_array(np.array([1], dtype=np.int64), f"{name}/axes"))
+        model.graph.output.append(_value(name, DOUBLE))
+
+
+def optimised(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph that ONNX Runtime runs for ``model`` on this machine. It names operators of ONNX Runtime's own.
+
+    Raises
+    ------
+    InvalidBundleError
+        ONNX Runtime refuses the model.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        return onnx.load_model_from_string(_optimised_bytes(model.SerializeToString(), options))
+    except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
+        raise InvalidBundleError(
+            f"backbone.onnx: ONNX Runtime refuses it: {str(error).partition(chr(10))[0]}"
+        ) from error
+
+
+def _optimised_bytes(model: bytes, options: ort.SessionOptions) -> bytes:
+    """ONNX Runtime hands an optimised graph out through a file only; on Linux one in memory, since a pod's disk may be read-only."""
+    if sys.platform == "linux":
+        file = os.memfd_create("optimised")
+        try:
+            options.optimized_model_filepath = f"/proc/self/fd/{file}"
+            ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            return os.pread(file, os.fstat(file).st_size, 0)
+        finally:
+            os.close(file)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "optimised.onnx"
+        options.optimized_model_filepath = str(path)
+        ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return path.read_bytes()
+
+
+def _value(name: str, kind: int) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, None)
