@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from scores import recorded, wide_arrays, with_int8
+from scores import IDS, REQUEST, recorded, wide_arrays, with_int8
 from typer.testing import CliRunner, Result
 
 from offramp_cli.main import app
 from offramp_core.certify import p_value
 from offramp_core.records import Records
-from offramp_core.tuning import Proposed, TuningRequest, tune
+from offramp_core.tuning import Proposed, tune
 from offramp_operator.local.records import save_pool
 from offramp_operator.shell.record_pool import RampSetKey, RecordPool
 
 N, R = 2000, 6
-IDS = tuple(f"r{i:02d}-linear" for i in range(R))
 Json = dict[str, Any]
 
 
@@ -51,15 +50,7 @@ class Story:
 @pytest.fixture(scope="module")
 def story() -> Story:
     records = recorded(N, R, seed=5)
-    request = TuningRequest(
-        max_disagreement=0.02,
-        delta=0.05,
-        test_index=1,
-        ramp_ids=IDS,
-        backbone_digest="sha256:b",
-        ramp_set_digest="sha256:r",
-    )
-    outcome = tune(records, request)
+    outcome = tune(records, REQUEST)
     assert isinstance(outcome, Proposed)
     manifest = {
         "apiVersion": "earlyexit.dev/v1alpha1",
@@ -121,11 +112,7 @@ class TestWhatHolds:
 
     def test_a_plan_at_another_precision_is_counted_again_in_its_own_columns(self, tmp_path: Path) -> None:
         records = with_int8(recorded(N, R, seed=5), wrong=0.003, speed=0.4)
-        request = TuningRequest(
-            max_disagreement=0.02, delta=0.05, test_index=1, ramp_ids=IDS, backbone_digest="sha256:b", ramp_set_digest="sha256:r",
-            precisions=("fp32", "int8"),
-        )  # fmt: skip
-        outcome = tune(records, request)
+        outcome = tune(records, replace(REQUEST, precisions=("fp32", "int8")))
         assert isinstance(outcome, Proposed) and outcome.plan.precision == "int8"
         status = {"certificates": [outcome.certificate.to_mapping()]}
         plan = write(tmp_path, {"kind": "RampConfig", "spec": outcome.plan.to_mapping(), "status": status})

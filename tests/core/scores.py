@@ -9,6 +9,17 @@ from typing import Any
 import numpy as np
 
 from offramp_core.records import ExitCosts, Records
+from offramp_core.tuning import TuningRequest
+
+IDS = tuple(f"r{i:02d}-linear" for i in range(6))
+REQUEST = TuningRequest(
+    max_disagreement=0.02,
+    delta=0.05,
+    test_index=1,
+    ramp_ids=IDS,
+    backbone_digest="sha256:b",
+    ramp_set_digest="sha256:r",
+)
 
 
 def recorded(n: int, n_ramps: int, *, seed: int, ramp_seconds: float = 0.008, harder: float = 0.0) -> Records:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scores import recorded, with_int8
+from scores import IDS, recorded, with_int8
+from scores import REQUEST as EXACT_REQUEST
 
 from offramp_core.bundle import (
     BatchProfile,
@@ -34,18 +35,9 @@ from offramp_core.policies import POLICIES, Objective, policy, replay_halves
 from offramp_core.records import ExitCosts, Records, records_from_arrays
 from offramp_core.search.placement import best_plan
 from offramp_core.simulate.draws import Sample, run_draw
-from offramp_core.tuning import NoGain, Proposed, TuningRequest, check_pin, tune
+from offramp_core.tuning import NoGain, Proposed, check_pin, tune
 
-IDS = tuple(f"r{i:02d}-linear" for i in range(6))
-REQUEST = TuningRequest(
-    max_disagreement=0.02,
-    delta=0.05,
-    test_index=1,
-    ramp_ids=IDS,
-    backbone_digest="sha256:b",
-    ramp_set_digest="sha256:r",
-    precisions=("fp32", "int8"),
-)
+REQUEST = replace(EXACT_REQUEST, precisions=("fp32", "int8"))
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 

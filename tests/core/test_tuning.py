@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from scores import recorded
+from scores import IDS, REQUEST, recorded
 
 from offramp_core import binomial
 from offramp_core.certify import (
@@ -27,21 +27,10 @@ from offramp_core.tuning import (
     NoGain,
     PinCheck,
     Proposed,
-    TuningRequest,
     Undecided,
     check_pin,
     split_rows,
     tune,
-)
-
-IDS = tuple(f"r{i:02d}-linear" for i in range(6))
-REQUEST = TuningRequest(
-    max_disagreement=0.02,
-    delta=0.05,
-    test_index=1,
-    ramp_ids=IDS,
-    backbone_digest="sha256:b",
-    ramp_set_digest="sha256:r",
 )
 
 
