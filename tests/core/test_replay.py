@@ -198,6 +198,7 @@ class TestDraws:
         assert result.exit_code == 0, result.stderr
         return {p["name"]: p["draws"] for p in json.loads(result.stdout)["policies"]}
 
+    @pytest.mark.slow
     def test_medians_and_spread_of_the_truth_on_the_whole_pool_are_reported(self, file: Path) -> None:
         seen = self.drawn(file)
         for draws in seen.values():
@@ -213,6 +214,7 @@ class TestDraws:
     def test_processes_change_nothing(self, file: Path) -> None:
         assert self.drawn(file, "--jobs", 2) == self.drawn(file)
 
+    @pytest.mark.slow
     def test_more_rows_to_tune_on_bring_truth_nearer_to_the_budget(self, file: Path) -> None:
         few, many = (self.drawn(file, "--tune-rows", rows)["exact"]["disagreement"] for rows in (150, 3000))
         assert many["p95"] - many["p5"] < few["p95"] - few["p5"]

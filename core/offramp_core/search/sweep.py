@@ -120,7 +120,7 @@ class Sweep:
         rows = np.concatenate([c.order[:e] for c, e in zip(columns, ends[:, -1].tolist(), strict=True)])
         code = self._code(prefix, rows, ends)
         size = len(columns) * self._width(prefix)
-        left = self._by_cell(np.bincount(code, minlength=size)[None], prefix)[:, 0]
+        left = self._by_cell(np.bincount(code, minlength=size).astype(np.float64)[None], prefix)[:, 0]
         if self.space.final_bad is None:
             return left, np.zeros((1,) * (left.ndim + 1), dtype=np.int64)
         wrong = self.space.final_bad[rows]
@@ -152,5 +152,5 @@ class Sweep:
         """Running sums over the cells of a table by limit and code: (C, limits, P1, ..., Pd)."""
         depth = len(prefix.ramps)
         table = table.reshape(len(table), -1, *(self.parts + 1,) * depth, self.parts).swapaxes(0, 1)
-        running_sums(table, first=2)
+        table = running_sums(table, first=2)
         return table[(slice(None), slice(None), *(slice(self.parts),) * depth)]
