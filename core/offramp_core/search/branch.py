@@ -17,7 +17,7 @@ from itertools import count
 
 import numpy as np
 
-from offramp_core.records import BoolArray, IndexArray
+from offramp_core.records import IndexArray
 from offramp_core.search.boxes import Box, Cells, Floats, divide, whole
 from offramp_core.search.objective import Pricing, as_sets
 from offramp_core.search.space import SearchSpace
