@@ -174,13 +174,13 @@ def divide(
     edges = tuple(_edges(low, high, parts) for low, high in zip(box.low, box.high, strict=True))
     counter = _Counter(space, box, edges, ranks)
     gain = gain_of(counter.still_in(), values, tails, need)
-    spare = (space.limits.most - box.inside.charged).reshape((-1,) + (1,) * len(edges))
+    spare: Floats | Ints = (space.limits.most - box.inside.charged).reshape((-1,) + (1,) * len(edges))
     if space.final_bad is not None:
         spare = spare - counter.stays(space.final_bad)
     errors = counter.errors(0)
     for level in range(1, len(edges)):
         errors = errors + counter.errors(level)
-    within = (errors <= spare).all(axis=1)
+    within: BoolArray = np.all(errors <= spare, axis=1)
     bound = np.minimum(gain, gain + counter.relaxed(gain, errors[1, 0] - spare[0], values))
     return Cells(np.where(within[0], bound, -np.inf), np.where(within[1], gain, -np.inf), edges), box.inside
 
@@ -239,8 +239,8 @@ class _Counter:
     def still_in(self) -> list[Floats]:
         """Open and settled inputs before each ramp and at the end: (d + 1) arrays that broadcast over the cells."""
         d = len(self._parts)
-        table = np.bincount(self._codes[-1], minlength=self._sizes[-1]).reshape([p + 1 for p in self._parts])
-        table = running_sums(table.astype(np.float64))
+        counts = np.bincount(self._codes[-1], minlength=self._sizes[-1]).reshape([p + 1 for p in self._parts])
+        table = running_sums(counts.astype(np.float64))
         kept = [slice(p) for p in self._parts]
         return [table[(*kept[:k], *(slice(-1, None),) * (d - k))] + self._settled[k] for k in range(d + 1)]
 

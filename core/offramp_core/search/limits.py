@@ -93,13 +93,13 @@ class Limits:
         Whole numbers as floats, exact up to 2**53: what is done with them next is matrix products.
         """
         weight = None if self.weight is None else self.weight[rows].astype(np.float64)
-        table = np.bincount(code, weight, minlength=size).astype(np.float64, copy=False)
+        table: Floats = np.bincount(code, weight, minlength=size).astype(np.float64, copy=False)
         if self.group is None:
             return table[None]
         grouped = np.bincount(code + size * self.group[rows], weight, minlength=size * len(self.most))
-        grouped = grouped.astype(np.float64, copy=False).reshape(-1, size)
-        grouped[0] = table
-        return grouped
+        out: Floats = grouped.astype(np.float64, copy=False).reshape(-1, size)
+        out[0] = table
+        return out
 
 
 def _first_over(weight: Ints, ends: IndexArray, most: int) -> IndexArray:
