@@ -22,6 +22,7 @@ from offramp_core.certify import (
     Certificate,
     Certified,
     NotCertified,
+    SliceBudget,
     Subject,
     allowance,
     expected_path,
@@ -31,6 +32,7 @@ from offramp_core.certify import (
     largest_passing_count,
     test_path,
 )
+from offramp_core.certify.slices import slice_rows
 from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import evaluate, evaluate_plan
@@ -78,6 +80,9 @@ class TuningRequest:
         Records older than this are not used at all (the inputs have changed since).
     precisions : tuple of str
         Precisions of the backbone that a plan may run at, as far as they were recorded.
+    slices : tuple of SliceBudget
+        Groups with a budget of their own besides. A plan is proposed when it is certified for everybody and for each of them; the
+        allowance of a test is shared evenly.
     """
 
     max_disagreement: float
@@ -94,6 +99,7 @@ class TuningRequest:
     consumed_through: float | None = None
     discard_before: float | None = None
     precisions: tuple[Precision, ...] = (EXACT,)
+    slices: tuple[SliceBudget, ...] = ()
 
     def subject(self, records: Records) -> Subject:
         """What a certificate on these records, which are those of one precision, would be about."""
@@ -187,7 +193,7 @@ def tune(records: Records, request: TuningRequest, *, should_stop: Callable[[], 
 def _attempt(
     records: Records, fresh: int, request: TuningRequest, should_stop: Callable[[], bool] | None
 ) -> TuningOutcome:
-    level = allowance(request.delta, request.test_index)
+    level = _level(request, request.test_index)
     n = len(records)
     a_end, b_start = split_rows(n, fresh, budget=request.max_disagreement, level=level)
     wanted = _testable_labels(request.max_disagreement, level)
@@ -241,7 +247,7 @@ def _tested(paths: Sequence[_Path], request: TuningRequest, *, a: Records, b: Re
     outcomes: list[TuningOutcome] = []
     for tests, path in enumerate(paths, start=1):
         asked = replace(request, test_index=request.test_index + tests - 1)
-        if tests > 1 and len(b) < fewest_labels(request.max_disagreement, allowance(request.delta, asked.test_index)):
+        if tests > 1 and len(b) < fewest_labels(request.max_disagreement, _level(request, asked.test_index)):
             break
         view = b.at(path.precision)
         result = test_path(
@@ -251,6 +257,8 @@ def _tested(paths: Sequence[_Path], request: TuningRequest, *, a: Records, b: Re
             budget=request.max_disagreement,
             delta=request.delta,
             test_index=asked.test_index,
+            slices=request.slices,
+            stops=False,
         )
         if isinstance(result, NotCertified):
             outcomes.append(_failed(result, asked, n=n, n_b=len(b), best_saving=path.saving, through=through))
@@ -259,6 +267,11 @@ def _tested(paths: Sequence[_Path], request: TuningRequest, *, a: Records, b: Re
         if isinstance(outcomes[-1], Proposed):
             return replace(outcomes[-1], tests_run=tests)
     return replace(outcomes[0], tests_run=len(outcomes))
+
+
+def _level(request: TuningRequest, test_index: int) -> float:
+    """What a test may spend on each of its promises."""
+    return allowance(request.delta, test_index) / (1 + len(request.slices))
 
 
 def _testable_labels(budget: float, level: float) -> int:
@@ -287,7 +300,7 @@ def _failed(
         return NoGain("NothingSaves", best_saving, n, 1, through)
     if result.needed_more is None:
         return NoGain("OverBudget", best_saving, n, 1, through)
-    next_level = allowance(request.delta, request.test_index + 1)
+    next_level = _level(request, request.test_index + 1)
     fresh = max(n_b + result.needed_more, _testable_labels(request.max_disagreement, next_level))
     return NeedsLabels(n, n + fresh, 1, through)
 
@@ -303,6 +316,7 @@ def _check(records: Records, request: TuningRequest) -> None:
             f"{len(request.ramp_ids)} ramp_ids for records of {records.n_ramps} ramps; name every column"
         )
     check_scores(records)
+    slice_rows(records, request.slices)
     if records.time is None and (request.consumed_through is not None or request.discard_before is not None):
         raise InvalidRecordsError("time is missing; without it used records cannot be told from fresh ones")
 

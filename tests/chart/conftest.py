@@ -28,7 +28,7 @@ class Helm:
         """The objects the chart renders to; ``values`` are keyed like ``signingKey={"existingSecret": "x"}``."""
         answer = self.try_template(values, namespace=namespace, release=release)
         assert answer.returncode == 0, answer.stderr
-        return [document for document in yaml.safe_load_all(answer.stdout) if document]
+        return [document for document in yaml.load_all(answer.stdout, Loader=yaml.CSafeLoader) if document]
 
     def try_template(
         self, values: dict[str, Any], *, namespace: str = "offramp-system", release: str = "offramp"

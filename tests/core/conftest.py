@@ -7,6 +7,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from offramp_core.search import branch
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -14,3 +16,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == Path(__file__).parent and item.get_closest_marker("slow"):
             item.add_marker("simulation")
+
+
+@pytest.fixture
+def coarse_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parts per ramp, so that a search of a few records has to bound cells that hold many plans, and divides them often."""
+    monkeypatch.setattr(branch, "PARTS", dict.fromkeys(branch.PARTS, 2))

@@ -140,6 +140,7 @@ class TestThePromise:
         assert stats.binom.sf(broken - 1, runs, 0.05) > 0.001, f"{broken} of {runs} draws broke the budget"
         assert some >= 0.9 * runs, f"only {some} of {runs} draws certified anything"
 
+    @pytest.mark.slow
     def test_certified_plans_break_the_budget_no_more_often_than_delta(self) -> None:
         self.check(runs=40, n=1000, budget=0.02)
 

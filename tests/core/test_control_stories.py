@@ -105,6 +105,7 @@ def test_drift_in_mid_canary_rolls_back_and_a_new_plan_is_found_on_the_new_input
     assert fleet.configs[bad.to_config].status.rejected_until_at > fleet.now
 
 
+@pytest.mark.slow
 def test_records_that_show_the_stable_plan_over_budget_switch_it_off_before_a_more_cautious_one_is_compared(
     fleet: Fleet,
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_reckless_pin_is_refused_from_the_records_and_serves_nobody(fleet: Fle
     assert fleet.published is not None and fleet.published.canary is None
 
 
+@pytest.mark.slow
 def test_a_harmless_pin_shows_reconciling_until_it_has_earned_its_place(fleet: Fleet) -> None:
     fleet.run(promoted)
     fleet.edit(ramps={"mode": "Pinned", "pin": {"ramps": [{"id": RAMPS[2], "threshold": "0.02"}]}})
@@ -155,6 +157,7 @@ def test_a_harmless_pin_shows_reconciling_until_it_has_earned_its_place(fleet: F
     assert [r.id for r in fleet.stable.ramps] == [RAMPS[2]]
 
 
+@pytest.mark.slow
 def test_a_pin_of_an_unknown_ramp_is_refused_by_workers_and_rolled_back(fleet: Fleet) -> None:
     fleet.run(promoted)
     fleet.edit(ramps={"mode": "Pinned", "pin": {"ramps": [{"id": "r99-grid", "threshold": "0.1"}]}})
@@ -181,6 +184,7 @@ def test_recommend_stops_at_a_certified_config_that_nobody_promoted(fleet: Fleet
     assert fleet.configs[fleet.status.candidate_config].status.state == "Certified"
 
 
+@pytest.mark.slow
 def test_manual_promotion_waits_for_a_decision_with_the_canary_serving(fleet: Fleet) -> None:
     fleet = Fleet(CLEAN, manifest={**MANIFEST, "rollout": {**MANIFEST["rollout"], "promotion": "Manual"}})
     fleet.run(lambda f: any(r.status.phase == "AwaitingPromotion" for r in f.rollouts.values()))
@@ -223,6 +227,7 @@ def test_a_worker_that_restarts_in_the_canary_rolls_it_back(fleet: Fleet) -> Non
     assert next(iter(fleet.rollouts.values())).status.reason == "WorkerRestarted"
 
 
+@pytest.mark.slow
 def test_a_worker_that_never_acknowledges_aborts_the_attempt(fleet: Fleet) -> None:
     fleet.run(lambda f: bool(f.rollouts))
     fleet.workers[1].configure = lambda document: None  # type: ignore[method-assign]
@@ -256,6 +261,7 @@ def test_a_changed_objective_supersedes_a_rollout_but_changed_replicas_do_not(fl
     fleet.run(lambda f: f.verdicts()[0] == "Superseded", limit=5)
 
 
+@pytest.mark.slow
 def test_an_operator_that_restarts_at_every_pass_decides_the_same(fleet: Fleet) -> None:
     """Everything a pass needs is in the stored statuses: they go through JSON between any two passes."""
     straight = Fleet(CLEAN)
@@ -271,6 +277,7 @@ def test_an_operator_that_restarts_at_every_pass_decides_the_same(fleet: Fleet) 
     assert [r.status.history for r in fleet.rollouts.values()] == [r.status.history for r in straight.rollouts.values()]
 
 
+@pytest.mark.slow
 def test_a_crash_between_any_two_writes_of_a_pass_loses_no_decision(fleet: Fleet) -> None:
     """Each pass is cut short after its n-th write; the next one must carry on to the same end."""
     cut = 0
@@ -317,12 +324,14 @@ def test_an_impossible_worker_is_quarantined_and_never_pooled(fleet: Fleet) -> N
     assert liar.boot not in ledger.live
 
 
+@pytest.mark.slow
 def test_only_one_rollout_is_ever_active(fleet: Fleet) -> None:
     seen = []
     fleet.run(lambda f: seen.append(sum(not r.status.finished for r in f.rollouts.values())) or promoted(f))
     assert max(seen) == 1
 
 
+@pytest.mark.slow
 def test_a_lost_plan_document_is_published_again_under_a_newer_epoch(fleet: Fleet) -> None:
     fleet.run(promoted)
     fleet.step()
@@ -333,6 +342,7 @@ def test_a_lost_plan_document_is_published_again_under_a_newer_epoch(fleet: Flee
     assert all(w.document is not None and w.document.epoch == fleet.published.epoch for w in fleet.workers)
 
 
+@pytest.mark.slow
 def test_replaying_a_plan_that_workers_hold_is_not_a_change(fleet: Fleet) -> None:
     fleet.run(promoted)
     fleet.requests_per_second = 0

@@ -173,6 +173,7 @@ class TestRestartsAndGrouping:
                 grouped = add(name, grouped, x[part], happened[part], off[part])
             assert grouped == at_once
 
+    @pytest.mark.slow
     @given(
         seed=SEEDS,
         n=st.integers(0, 3000),

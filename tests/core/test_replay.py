@@ -116,6 +116,64 @@ class TestJson:
         assert (entry["active"], entry["saving"], entry["certificate"]) == ([], 0.0, None)
 
 
+class TestSlicesAndObjectives:
+    @pytest.fixture
+    def profiled(self, tmp_path: Path) -> Path:
+        """Two slices, and costs at batches of 1 and 8, where a row more costs little."""
+        path = tmp_path / "profiled.npz"
+        made = arrays()
+        batch = {
+            f"{name}_seconds": np.stack([made[f"{name}_seconds"], made[f"{name}_seconds"] * 2])
+            for name in ("segment", "ramp")
+        }
+        np.savez(path, **made | batch, batch_size=[1, 8], slice=np.arange(N) % 2)
+        return path
+
+    def test_certificates_tell_how_each_slice_did(self, profiled: Path) -> None:
+        options = ("--budget", 0.03, "--slice-budget", "0=0.03", "--slice-budget", "1=0.04", "--policy", "certified")
+        (entry,) = json.loads(run(profiled, *options, "--json").stdout)["policies"]
+        assert [(s["slice"], s["budget"]) for s in entry["certificate"]["slices"]] == [(0, 0.03), (1, 0.04)]
+        assert all(s["p_value"] <= 0.05 / 3 and s["k"] <= s["budget"] * s["n"] for s in entry["certificate"]["slices"])
+        assert "slice 1:" in " ".join(run(profiled, *options).stdout.split())
+
+    def test_the_exact_search_keeps_slice_budgets_on_its_records(self, profiled: Path) -> None:
+        options = ("--budget", 0.03, "--slice-budget", "1=0.002", "--policy", "exact", "--json")
+        (entry,) = json.loads(run(profiled, *options).stdout)["policies"]
+        older = load_records(profiled).take(slice(0, N // 2))
+        mine = older.take(np.flatnonzero(older.slice_id == 1))
+        assert entry["active"]
+        assert evaluate(mine, entry["active"], entry["thresholds"]).disagreement <= 0.002
+
+    def test_busy_time_counts_less_where_rows_are_cheap(self, profiled: Path) -> None:
+        options = ("--budget", 0.03, "--policy", "exact", "--objective", "busy", "--batch-size", 8)
+        (entry,) = json.loads(run(profiled, *options, "--json").stdout)["policies"]
+        assert entry["objective"]["name"] == "busy"
+        assert 0 < entry["objective"]["saving"] < entry["saving"]
+        assert "least busy time" in run(profiled, *options).stdout
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--objective", "fastest"), "choose from mean, p95, busy"),
+            (("--objective", "busy"), "busy time needs costs by batch size"),
+            (("--slice-budget", "0"), "such as 3=0.005"),
+            (("--slice-budget", "0=2"), "such as 3=0.005"),
+            (("--slice-budget", "0=0.1"), "slice is missing"),
+        ],
+    )
+    def test_what_the_records_or_the_search_do_not_have_is_told(
+        self, file: Path, options: tuple[str, ...], message: str
+    ) -> None:
+        result = run(file, *options)
+        assert result.exit_code == 2
+        assert message in " ".join(result.stderr.split())
+
+    def test_a_slice_without_records_is_told(self, profiled: Path) -> None:
+        result = run(profiled, "--slice-budget", "7=0.1", "--policy", "certified")
+        assert result.exit_code == 2
+        assert "names slice 7" in result.stderr
+
+
 class TestForPeople:
     def test_the_table_says_on_which_rows_it_judges_and_what_it_means(self, file: Path) -> None:
         result = run(file, "--budget", 0.02)
@@ -198,6 +256,7 @@ class TestDraws:
         assert result.exit_code == 0, result.stderr
         return {p["name"]: p["draws"] for p in json.loads(result.stdout)["policies"]}
 
+    @pytest.mark.slow
     def test_medians_and_spread_of_the_truth_on_the_whole_pool_are_reported(self, file: Path) -> None:
         seen = self.drawn(file)
         for draws in seen.values():
@@ -213,6 +272,7 @@ class TestDraws:
     def test_processes_change_nothing(self, file: Path) -> None:
         assert self.drawn(file, "--jobs", 2) == self.drawn(file)
 
+    @pytest.mark.slow
     def test_more_rows_to_tune_on_bring_truth_nearer_to_the_budget(self, file: Path) -> None:
         few, many = (self.drawn(file, "--tune-rows", rows)["exact"]["disagreement"] for rows in (150, 3000))
         assert many["p95"] - many["p5"] < few["p95"] - few["p5"]

@@ -11,6 +11,7 @@ from scores import IDS, REQUEST, recorded
 
 from offramp_core import binomial
 from offramp_core.certify import (
+    SliceBudget,
     allowance,
     labels_for,
     largest_passing_count,
@@ -44,6 +45,48 @@ def proposal(records: Records) -> Proposed:
     outcome = tune(records, REQUEST)
     assert isinstance(outcome, Proposed)
     return outcome
+
+
+def sliced(n: int, *, seed: int = 2) -> Records:
+    """Half of the requests are harder than the others (slice 1), and one in a hundred has a slice of its own (2)."""
+    easy, hard = recorded(n, 6, seed=seed), recorded(n, 6, seed=seed + 1, harder=1.5)
+    slice_id = np.arange(n) % 2
+    slice_id[::100] = 2
+    mine = (slice_id == 1)[:, None]
+    return replace(
+        easy,
+        uncertainty=np.where(mine, hard.uncertainty, easy.uncertainty),
+        agrees=np.where(mine, hard.agrees, easy.agrees),
+        slice_id=slice_id,
+    )
+
+
+class TestSlices:
+    def test_a_proposal_is_certified_for_everybody_and_for_each_slice(self) -> None:
+        records = sliced(6000)
+        plain = tune(records, replace(REQUEST, max_disagreement=0.03))
+        slices = (SliceBudget(0, 0.03), SliceBudget(1, 0.02))
+        outcome = tune(records, replace(REQUEST, max_disagreement=0.03, slices=slices))
+        assert isinstance(plain, Proposed) and isinstance(outcome, Proposed)
+        assert [s.certified for s in outcome.certificate.slices] == [True, True]
+        assert outcome.certificate.level == pytest.approx(allowance(0.05, 1) / 3)
+        assert verify_certificate(outcome.certificate, outcome.plan) is None
+        assert 0 < outcome.predicted.saving < plain.predicted.saving
+        hard = records.take(np.flatnonzero(records.slice_id == 1))
+        assert (
+            evaluate_plan(hard, outcome.plan, IDS).disagreement
+            <= 0.02
+            < evaluate_plan(hard, plain.plan, IDS).disagreement
+        )
+
+    def test_a_slice_too_rare_to_certify_asks_for_more_labels_of_all_requests(self) -> None:
+        outcome = tune(sliced(6000), replace(REQUEST, max_disagreement=0.03, slices=(SliceBudget(2, 0.02),)))
+        assert isinstance(outcome, NeedsLabels)
+        assert outcome.needed > 6000 * 3
+
+    def test_slices_need_records_that_name_them(self, records: Records) -> None:
+        with pytest.raises(InvalidRecordsError, match="slice is missing"):
+            tune(records, replace(REQUEST, slices=(SliceBudget(0, 0.02),)))
 
 
 class TestProposals:

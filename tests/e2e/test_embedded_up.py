@@ -11,6 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.slow  # real workers for every test; tests/operator has the shell with stand-ins
+
 Up = Any
 MakeUp = Callable[..., Up]
 

@@ -51,6 +51,7 @@ def import_all(package: str, paths: list[Path], absent: set[str], *flags: str) -
     return subprocess.run([sys.executable, "-B", *flags, "-c", program], check=False, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "absent"),
     [

@@ -239,6 +239,7 @@ def test_a_spec_only_the_operator_refuses_is_told_in_the_status(
     assert told["reason"] == "InvalidModel" and "oci://" in told["message"]
 
 
+@pytest.mark.slow
 def test_a_bad_environment_ends_with_its_reason(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OFFRAMP_")}
     answer = subprocess.run(

@@ -75,7 +75,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 
 TestSchedule = ScheduleMachine.TestCase
-TestSchedule.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSchedule.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
 
 
 def test_backoff_doubles_to_its_limit_and_starts_anew_after_a_success() -> None:

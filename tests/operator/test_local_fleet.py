@@ -226,6 +226,7 @@ def test_a_changed_template_replaces_workers_one_by_one_without_losing_capacity(
     run(story())
 
 
+@pytest.mark.slow
 def test_a_broken_bundle_leaves_the_old_workers_serving_and_says_why(tmp_path: Path) -> None:
     async def story() -> None:
         old, broken = folder(tmp_path, "old"), folder(tmp_path, "broken-bundle", "broken")
@@ -247,6 +248,7 @@ def test_a_broken_bundle_leaves_the_old_workers_serving_and_says_why(tmp_path: P
     run(story())
 
 
+@pytest.mark.slow
 def test_scaling_starts_and_stops_only_the_difference(tmp_path: Path) -> None:
     async def story() -> None:
         bundle = folder(tmp_path, "bundle")
@@ -276,6 +278,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path)
     run(story())
 
 
+@pytest.mark.slow
 def test_after_a_clean_restart_the_same_workers_come_back(tmp_path: Path) -> None:
     async def story() -> None:
         bundle = folder(tmp_path, "bundle")
@@ -290,6 +293,7 @@ def test_after_a_clean_restart_the_same_workers_come_back(tmp_path: Path) -> Non
     run(story())
 
 
+@pytest.mark.slow
 def test_a_template_changed_while_nothing_ran_is_rolled_out_from_the_old_one(tmp_path: Path) -> None:
     async def story() -> None:
         old, broken = folder(tmp_path, "old"), folder(tmp_path, "broken-bundle", "broken")
@@ -309,6 +313,7 @@ def test_a_template_changed_while_nothing_ran_is_rolled_out_from_the_old_one(tmp
     run(story())
 
 
+@pytest.mark.slow
 def test_workers_die_with_a_parent_that_was_killed_and_a_hung_one_is_ended_at_the_next_start(tmp_path: Path) -> None:
     """The parent is a process of its own, killed with SIGKILL; one of its two services ignores SIGTERM."""
     tame, stubborn = folder(tmp_path, "tame"), folder(tmp_path, "stubborn", "ignore-sigterm")
@@ -353,6 +358,7 @@ def test_workers_die_with_a_parent_that_was_killed_and_a_hung_one_is_ended_at_th
     run(story())
 
 
+@pytest.mark.slow
 def test_a_process_number_that_now_belongs_to_somebody_else_is_left_alone(tmp_path: Path) -> None:
     async def story() -> None:
         bundle = folder(tmp_path, "bundle")

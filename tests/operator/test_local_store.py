@@ -97,6 +97,7 @@ def test_what_a_crash_left_behind_is_never_read_and_is_swept_away(tmp_path: Path
     assert not torn.exists()
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_writes_leaves_a_whole_object(tmp_path: Path) -> None:
     """Kill -9 at arbitrary moments of a tight loop of writes: what is read afterwards is always one whole state."""
     script = textwrap.dedent("""

@@ -13,6 +13,7 @@ import bundles
 import httpx
 import msgspec
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from processes import WorkerProcess, document, eventually, infer_json, plan_for, sign
 
@@ -41,6 +42,7 @@ def test_without_the_token_every_admin_path_is_401(worker: WorkerProcess) -> Non
             assert "a-token" not in reply.text
 
 
+@pytest.mark.slow
 def test_the_first_state_offers_the_bundle_with_exits_off(worker: WorkerProcess, bundle_dir: Path) -> None:
     state = worker.state()
     plan = plan_for(bundle_dir)
@@ -173,6 +175,7 @@ def test_a_plan_switch_under_load_answers_every_request_under_one_plan(
     assert {c.plan_hash for c in counts[1:]} == {p.content_hash for p in plans}
 
 
+@pytest.mark.slow
 def test_arms_share_the_batches_by_weight_and_replies_say_which(worker: WorkerProcess, bundle_dir: Path) -> None:
     stable, canary = plan_for(bundle_dir, {"r02-linear": "0.5"}), plan_for(bundle_dir, {"r02-linear": "0.9"})
     worker.deliver(document(stable, canary=canary, weight=50, epoch=1, audit_rate=0.5)).raise_for_status()
@@ -194,6 +197,7 @@ def test_arms_share_the_batches_by_weight_and_replies_say_which(worker: WorkerPr
         assert sum(sum(h.values()) for h in counts.execution.values()) == counts.batches
 
 
+@pytest.mark.slow
 def test_records_are_pulled_in_pieces_without_gap_or_repeat(worker: WorkerProcess, bundle_dir: Path) -> None:
     worker.deliver(document(plan_for(bundle_dir), audit_rate=1.0)).raise_for_status()
     for part in np.split(bundles.inputs(6000, seed=30), 6):
@@ -212,6 +216,7 @@ def test_records_are_pulled_in_pieces_without_gap_or_repeat(worker: WorkerProces
 # --- the plan file ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_plan_file_is_taken_before_ready_and_when_its_content_changes(bundle_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
 
@@ -231,6 +236,7 @@ def test_the_plan_file_is_taken_before_ready_and_when_its_content_changes(bundle
 # --- crashes ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_in_a_canary_batch_is_known_to_the_next_one(bundle_dir: Path, tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     env = {"OFFRAMP_STATE_DIR": str(state_dir)}
@@ -271,6 +277,7 @@ def test_a_process_that_dies_in_a_canary_batch_is_known_to_the_next_one(bundle_d
         assert process.infer(bundles.inputs(1))["parameters"]["arm"] == "stable"  # not again under the same epoch
 
 
+@pytest.mark.slow
 def test_the_breaker_shows_in_the_state_and_the_canary_stops_too(worker: WorkerProcess, bundle_dir: Path) -> None:
     reckless = plan_for(bundle_dir, {"r00-grid": "1"})
     worker.deliver(document(reckless, canary=reckless, weight=50, audit_rate=1.0)).raise_for_status()

@@ -26,6 +26,8 @@ from offramp_worker.prepare.report import PrepareReport
 from offramp_worker.prepare.sources import load_backbone, open_session
 from offramp_worker.prepare.training import head_logits, train_heads
 
+pytestmark = pytest.mark.slow  # trains heads
+
 ROWS, HEAD_SHARE = 900, 0.4
 
 

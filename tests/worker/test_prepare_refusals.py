@@ -178,6 +178,7 @@ def test_a_model_that_is_bypassed_everywhere_has_no_exit_and_says_so(tmp_path: P
         find_places(backbone, ROWS)
 
 
+@pytest.mark.slow
 def test_a_model_whose_answers_no_head_foresees_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.random.default_rng(0).normal(size=(60, 3, 8, 8)).astype(np.float32))
     nodes = [

@@ -241,6 +241,7 @@ def test_more_rows_than_the_queue_holds_get_503_and_when_to_retry(plain: WorkerP
     assert {r.status_code for r in replies} == {200, 503}
 
 
+@pytest.mark.slow
 def test_a_broken_bundle_leaves_the_worker_up_unready_and_telling_why(tmp_path: Path) -> None:
     folder = bundles.write_bundle(tmp_path / "b")
     (folder / "ramps.safetensors").write_bytes(b"tampered")
@@ -291,6 +292,7 @@ def test_settings_that_cannot_work_end_the_process_with_code_2() -> None:
     assert json.loads(result.stderr)["reason"].startswith("OFFRAMP_BUNDLE is not set")
 
 
+@pytest.mark.slow
 def test_draining_answers_what_is_in_flight_and_ends_with_code_0(bundle_dir: Path) -> None:
     with WorkerProcess(bundle_dir) as process:
         process.deliver(document(plan_for(bundle_dir, {"r00-grid": "0.5"}), audit_rate=1.0)).raise_for_status()

@@ -17,10 +17,13 @@ from offramp_cli.replay.arrivals import parse_arrivals
 from offramp_cli.replay.load import load_records
 from offramp_cli.replay.measure import Queueing, Work, replay_file, run_draws, simulate_queues
 from offramp_cli.replay.report import FileResult, show, to_mapping
+from offramp_core.certify import SliceBudget
+from offramp_core.certify.slices import slice_rows
 from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, OfframpError
 from offramp_core.plan import PRECISIONS, Execution
 from offramp_core.policies import POLICIES, NamedPolicy, Objective, policy
+from offramp_core.policies.planned import GOALS, pricing_of
 from offramp_core.records import Records
 from offramp_core.simulate.batching import BATCHING, batching
 
@@ -49,6 +52,23 @@ def replay(
     batch_size: Annotated[
         int | None,
         typer.Option(help="Batch size that prices exits and that online policies see; default the smallest."),
+    ] = None,
+    goal: Annotated[
+        str,
+        typer.Option(
+            "--objective",
+            metavar="|".join(GOALS),
+            help="What `exact` makes least: mean time to answer, its 95th percentile, or the engine's busy time (needs costs by batch size).",
+        ),
+    ] = "mean",
+    slice_budgets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slice-budget",
+            metavar="ID=SHARE",
+            help="Also allow requests of this slice (records: `slice`) only this share, as in 3=0.005; repeat for several. "
+            "`exact` keeps it on its records, `certified` proves it.",
+        ),
     ] = None,
     arrivals: Annotated[
         list[str] | None,
@@ -94,11 +114,18 @@ def replay(
     With `--arrivals` the newer half also queues for one worker, ramps and regrouping included. With `--draws` the file is taken for the
     whole population: calibration sets and streams are drawn from it, and a plan's truth is its rate on all of it.
 
+    With `--slice-budget` a plan is certified only if it passes for all requests and for each of these slices; the tests share the error
+    allowance evenly, so more slices need more records. With slices, or another objective, `exact` looks at fp32 only. Published policies know neither slices nor objectives and ignore both.
+
     Examples:
 
       offramp replay bundle/records.npz --budget 0.01
 
       offramp replay scores.npz --policy certified --policy greedy --arrivals poisson --load 0.7 --batching tf-serving
+
+      offramp replay scores.npz --policy exact --policy certified --slice-budget 0=0.005 --slice-budget 7=0.02
+
+      offramp replay scores.npz --policy exact --objective busy --batch-size 16
 
       offramp replay scores.npz --draws 200 --jobs 2 --plots pictures
 
@@ -116,6 +143,8 @@ def replay(
             max_overhead=max_overhead,
             batch_size=batch_size or 1,
             precision=precision,
+            goal=goal,
+            slice_budgets=slice_budgets or [],
         )
         named = [policy(name) for name in dict.fromkeys(policies or POLICIES)]
         if plots is not None:
@@ -123,6 +152,8 @@ def replay(
         results = []
         for path in records:
             pool = load_records(path, batch_size=batch_size)
+            pricing_of(pool, objective)
+            _check_slices(path, pool, objective.slices)
             chosen, left_out = _suitable(named, pool, insist=bool(policies))
             result = _one_file(
                 path, pool, chosen, objective, queueing, draws=draws, tune_rows=tune_rows, seed=seed, jobs=jobs
@@ -195,7 +226,15 @@ def _suitable(named: Sequence[NamedPolicy], pool: Records, *, insist: bool) -> t
 
 
 def _objective(
-    *, budget: float, confidence: float, max_ramps: int, max_overhead: float, batch_size: int, precision: str
+    *,
+    budget: float,
+    confidence: float,
+    max_ramps: int,
+    max_overhead: float,
+    batch_size: int,
+    precision: str,
+    goal: str,
+    slice_budgets: Sequence[str],
 ) -> Objective:
     for name, value in (("--budget", budget), ("--confidence", confidence)):
         if not 0 < value < 1:
@@ -203,7 +242,28 @@ def _objective(
     if precision not in ("auto", "exact"):
         raise InvalidArgumentError(f"--precision is {precision}; give auto or exact")
     allowed = PRECISIONS if precision == "auto" else (EXACT,)
-    return Objective(budget, confidence, max_ramps, max_overhead, batch_size, allowed)
+    if goal not in GOALS:
+        raise InvalidArgumentError(f"--objective {goal} is unknown; choose from {', '.join(GOALS)}")
+    slices = tuple(_slice_budget(text) for text in slice_budgets)
+    return Objective(budget, confidence, max_ramps, max_overhead, batch_size, allowed, goal, slices)
+
+
+def _check_slices(path: Path, pool: Records, slices: Sequence[SliceBudget]) -> None:
+    for wanted, rows in zip(slices, slice_rows(pool, slices), strict=True):
+        if not rows.any():
+            raise InvalidArgumentError(
+                f"--slice-budget names slice {wanted.slice_id}; no record of {path} belongs to it"
+            )
+
+
+def _slice_budget(text: str) -> SliceBudget:
+    label, _, share = text.partition("=")
+    try:
+        return SliceBudget(int(label), float(share))
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"--slice-budget {text} is none; give a slice id and a share between 0 and 1, such as 3=0.005"
+        ) from error
 
 
 def _queueing(

@@ -16,11 +16,14 @@ from rich.table import Table
 from offramp_cli.replay.measure import Drawn, PolicyResult, Queueing, Serving
 from offramp_core import binomial
 from offramp_core.columns import EXACT
+from offramp_core.evaluate import evaluate
 from offramp_core.plan import MAX_ACTIVE_RAMPS
-from offramp_core.policies import Objective, Outcome
+from offramp_core.policies import Objective, Outcome, PlanInForce
+from offramp_core.policies.planned import pricing_of
 from offramp_core.records import Records
 
 SPREAD = (0.05, 0.5, 0.95)
+GOAL_NAMES = {"p95": "95th percentile of the time to answer", "busy": "busy time"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,14 @@ def to_mapping(result: FileResult, objective: Objective) -> dict[str, Any]:
         "n": len(result.records),
         "budget": objective.budget,
         "confidence": objective.confidence,
-        "policies": [_policy_mapping(each, each.trace.outcome(result.stream), objective) for each in result.policies],
+        "policies": [
+            _policy_mapping(each, each.trace.outcome(result.stream), objective, result.stream)
+            for each in result.policies
+        ],
     }
 
 
-def _policy_mapping(result: PolicyResult, outcome: Outcome, objective: Objective) -> dict[str, Any]:
+def _policy_mapping(result: PolicyResult, outcome: Outcome, objective: Objective, stream: Records) -> dict[str, Any]:
     certificate = outcome.certificate
     mapping: dict[str, Any] = {
         "name": result.policy.name,
@@ -64,6 +70,16 @@ def _policy_mapping(result: PolicyResult, outcome: Outcome, objective: Objective
     }
     if outcome.precision != EXACT:
         mapping["precision"] = outcome.precision  # ``active`` are columns of its chain: input ramps, then its own
+    if certificate is not None and certificate.slices:
+        mapping["certificate"]["slices"] = [
+            {"slice": s.slice_id, "budget": s.budget, "n": s.n, "k": s.k, "p_value": s.p_value}
+            for s in certificate.slices
+        ]
+    if objective.goal != "mean" and result.policy.name == "exact":
+        mapping["objective"] = {
+            "name": objective.goal,
+            "saving": saving_of_goal(result.trace.plans[-1], stream, objective),
+        }
     if result.serving:
         mapping["serving"] = [_serving_mapping(serving) for serving in result.serving]
     if result.drawn is not None:
@@ -118,6 +134,12 @@ def draws_mapping(drawn: Drawn, objective: Objective) -> dict[str, Any]:
     }
 
 
+def saving_of_goal(plan: PlanInForce, stream: Records, objective: Objective) -> float:
+    """Share of the objective that one plan saves on a stream."""
+    pricing = pricing_of(stream, objective)
+    return pricing.saving(pricing.figures(evaluate(stream, plan.active, plan.thresholds)))
+
+
 def _spread(values: Sequence[float]) -> dict[str, float]:
     low, median, high = np.quantile(values, SPREAD)
     return {"p5": float(low), "median": float(median), "p95": float(high)}
@@ -140,6 +162,12 @@ def show(result: FileResult, objective: Objective, queueing: Queueing) -> None:
     if any(each.serving for each in result.policies):
         console.print(_serving_table(result, queueing))
     console.print(_meaning(objective, result.outcomes))
+    for each in result.policies:
+        if objective.goal != "mean" and each.policy.name == "exact":
+            share = saving_of_goal(each.trace.plans[-1], result.stream, objective)
+            console.print(
+                f"The exact search looked for the least {GOAL_NAMES[objective.goal]}: it saves {share:.1%} of that."
+            )
     for reason in result.left_out:
         console.print(f"Left out: {reason}", style="dim", markup=False)
 
@@ -190,7 +218,8 @@ def _plan_text(result: PolicyResult, outcome: Outcome) -> str:
 def _certificate_text(outcome: Outcome) -> str:
     if outcome.certificate is None:
         return "-"
-    return f"{outcome.certificate.k} of {outcome.certificate.n:,} differ, p = {outcome.certificate.p_value:.3f}"
+    text = f"{outcome.certificate.k} of {outcome.certificate.n:,} differ, p = {outcome.certificate.p_value:.3f}"
+    return text + "".join(f"; slice {s.slice_id}: {s.k} of {s.n:,}" for s in outcome.certificate.slices)
 
 
 def _draws_table(result: FileResult, objective: Objective) -> Table:

@@ -12,6 +12,7 @@ Plans are tested as they will be served: with thresholds rounded down to the six
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -169,11 +170,13 @@ def test_path(
     delta: float,
     test_index: int = 1,
     slices: Sequence[SliceBudget] = (),
+    stops: bool = True,
     weights: Weights | None = None,
 ) -> Certified | NotCertified:
     """Test plans in the order given; parameters as in :func:`rank_path_certificate`. B must have had no part in making the path.
 
     ``records_b`` are those of the chain that the plans run in, and ``ramp_ids`` its columns.
+    Without ``stops`` no slice can be stopped when the plan is served: only plans that every slice passes are then certified.
     """
     total = allowance(delta, test_index)
     level = total / (1 + len(slices))
@@ -184,14 +187,17 @@ def test_path(
     if len(records_b) < fewest_labels(budget, level):
         return NotCertified("TooFewLabels", fewest_labels(budget, level) - len(records_b))
     steps = _Steps(path, records_b, ramp_ids, weights)
-    reach = steps.walk(np.ones(len(records_b), dtype=bool), budget=budget, level=level)
-    if reach == 0:
-        k = int(steps.wrong(0).sum())
-        return NotCertified("OverBudget", more_labels(k, len(records_b), budget=budget, level=level))
     rows = slice_rows(records_b, slices)
+    reach = steps.walk(np.ones(len(records_b), dtype=bool), budget=budget, level=level)
     reaches = [steps.walk(r, budget=s.budget, level=level) for r, s in zip(rows, slices, strict=True)]
+    everybody = reach if stops else min([reach, *reaches])
+    if everybody == 0:
+        needed = [] if reach else [more_labels(int(steps.wrong(0).sum()), len(records_b), budget=budget, level=level)]
+        if not stops:
+            needed += [steps.more_for(r, s, level) for r, s, to in zip(rows, slices, reaches, strict=True) if to == 0]
+        return NotCertified("OverBudget", None if None in needed else max(n for n in needed if n is not None))
     chosen, saving = max(
-        ((m, steps.saving(m, [r for r, to in zip(rows, reaches, strict=True) if to <= m])) for m in range(reach)),
+        ((m, steps.saving(m, [r for r, to in zip(rows, reaches, strict=True) if to <= m])) for m in range(everybody)),
         key=lambda pair: pair[1],
     )
     if saving <= 0:
@@ -264,6 +270,12 @@ class _Steps:
         p = self.p_value(step, rows, budget=wanted.budget)
         more = None if certified else more_labels(k, n, budget=wanted.budget, level=level)
         return SliceResult(wanted.slice_id, wanted.budget, level, n, k, p, certified, more)
+
+    def more_for(self, rows: BoolArray, wanted: SliceBudget, level: float) -> int | None:
+        """About how many labels of all requests it takes until the most cautious plan passes in a slice; None when more do not help."""
+        n = int(rows.sum())
+        more = more_labels(int(self.wrong(0)[rows].sum()), n, budget=wanted.budget, level=level)
+        return None if more is None or n == 0 else math.ceil(more * len(rows) / n)
 
     def _replay(self, step: int) -> tuple[BoolArray, SecondsArray]:
         if step not in self._replayed:

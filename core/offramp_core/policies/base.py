@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
-from offramp_core.certify import Certificate
+from offramp_core.certify import Certificate, SliceBudget
 from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import Threshold, answers_agree, check_active, leave_position
@@ -19,6 +20,7 @@ from offramp_core.plan import PRECISIONS, Precision
 from offramp_core.records import BoolArray, IndexArray, Records, SecondsArray
 
 NO_EXIT = -1
+Goal = Literal["mean", "p95", "busy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Objective:
     ``budget`` is the allowed disagreement, ``max_ramps`` ramps at most may be active and add at most ``max_overhead`` of the backbone's
     time together. ``batch_size`` is how many requests an online policy sees at a time. ``precisions`` are those a plan may run at, as
     far as they were recorded; policies that were published without any run at fp32.
+    ``goal`` is what the exact search makes least: the mean time to answer, its 95th percentile, or the engine's busy time. Requests of ``slices`` have a
+    budget of their own, which the exact search and the certified policy keep. Published policies know neither.
     """
 
     budget: float
@@ -36,6 +40,8 @@ class Objective:
     max_overhead: float = 0.05
     batch_size: int = 1
     precisions: tuple[Precision, ...] = PRECISIONS
+    goal: Goal = "mean"
+    slices: tuple[SliceBudget, ...] = ()
 
     def __post_init__(self) -> None:
         if EXACT not in self.precisions:

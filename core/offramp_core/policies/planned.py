@@ -12,14 +12,20 @@ from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidRecordsError
 from offramp_core.evaluate import evaluate, plan_columns
 from offramp_core.plan import Precision
-from offramp_core.policies.base import Objective, PlanInForce, Trace, answers, constant
+from offramp_core.policies.base import Goal, Objective, PlanInForce, Trace, answers, constant
 from offramp_core.policies.climb import Climbing, climb
 from offramp_core.policies.common_threshold import common_thresholds
 from offramp_core.records import Records
 from offramp_core.search.grid import STEPS, threshold_of
+from offramp_core.search.objective import LoadBand, Pricing, Weights, price
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import ThresholdPlan, error_budget
 
+GOALS: dict[Goal, Weights] = {
+    "mean": Weights(),
+    "p95": Weights(mean=0, tail=1),
+    "busy": Weights(mean=0, busy=1),
+}
 RISK_GRID = STEPS // 1000  # fast-yet-safe tries thresholds 0.001, 0.002, ..., 1
 
 
@@ -48,6 +54,7 @@ def certified(tune: Records, stream: Records, objective: Objective) -> Trace:
         max_overhead=objective.max_overhead,
         max_ramps=objective.max_ramps,
         precisions=objective.precisions,
+        slices=objective.slices,
     )
     proposed = tuning.tune(tune, request)
     if not isinstance(proposed, tuning.Proposed):
@@ -183,7 +190,12 @@ def affordable(records: Records, ramps: tuple[int, ...], objective: Objective) -
 
 
 def best_of_precisions(records: Records, objective: Objective) -> tuple[Precision, ThresholdPlan]:
-    """The exact search at every precision allowed, and the plan that saves most within the budget."""
+    """The exact search at every precision allowed, and the plan that saves most within the budget.
+
+    Objectives other than the mean, and slices, are those of fp32: what a lower precision's own answers do to them is not searched.
+    """
+    if objective.goal != "mean" or objective.slices:
+        return EXACT, searched(records, objective)
     found = {
         p: searched(records.at(p), objective) for p in (records.precision, *records.others) if p in objective.precisions
     }
@@ -201,7 +213,25 @@ def searched(records: Records, objective: Objective) -> ThresholdPlan:
         max_disagreement=objective.budget,
         max_ramps=objective.max_ramps,
         max_overhead=objective.max_overhead,
+        slice_budgets={s.slice_id: s.budget for s in objective.slices},
+        pricing=pricing_of(records, objective),
     ).plan
+
+
+def pricing_of(records: Records, objective: Objective) -> Pricing:
+    """What is saved under an objective, at its batch size.
+
+    Raises
+    ------
+    InvalidRecordsError
+        Busy time is asked for, and no costs by batch size were recorded.
+    """
+    if objective.goal == "mean":
+        return price(records)
+    if objective.goal == "busy" and records.profile is None:
+        raise InvalidRecordsError("batch_size is missing; busy time needs costs by batch size")
+    load = None if records.profile is None else LoadBand((objective.batch_size,), (1.0,))
+    return price(records, weights=GOALS[objective.goal], load=load)
 
 
 def _at_input(records: Records) -> np.ndarray[tuple[int], np.dtype[np.intp]]:

@@ -8,7 +8,10 @@ and a ramp's errors fall with the thresholds before it, so for all plans of a ce
     gain   <= gain of its boldest corner,
     errors >= per ramp, errors of its most cautious cut among the inputs that the boldest cuts before leave in.
 
-Cells whose errors cannot keep the limits hold no plan; the others are bounded by their gain. The corners
+Cells whose errors cannot keep the limits hold no plan. A cell that holds plans although its boldest corner has too many errors is bounded
+more tightly by Lagrange's relaxation (Everett, 1963): such a plan has lower cuts, so it sheds errors and moves other inputs to later exits. At any price per
+error it gains at most the corner's gain, less the price of the errors that are too many, plus the most that lower cuts can bring at that price. Per
+ramp that is a maximum of a running sum, when all errors may be shed but only inputs that no earlier ramp can take are sure to be moved. The corners
 themselves are plans, and where every part is a single cut the bound is exact. Inputs that do the same under every plan of a box are settled:
 they are counted once and left out of the histograms of all boxes inside it.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, pairwise
 from operator import mul
 
@@ -27,6 +31,7 @@ from offramp_core.records import BoolArray, IndexArray
 from offramp_core.search.space import Ints, SearchSpace
 
 Floats = npt.NDArray[np.float64]
+_LONG_AXIS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +110,18 @@ def settle(space: SearchSpace, box: Box) -> tuple[Box, list[IndexArray]]:
         if undecided is not None:
             passes |= ~undecided
             stays &= undecided
-        gone = np.flatnonzero(~passes)
+        gone = (~passes).nonzero()[0]
         if len(gone):
             still_in[: level + 1] += len(gone)
             _charge(space, charged, gone if rows is None else rows.take(gone), column.bad)
         unsettled |= passes & ~stays if undecided is None else passes & undecided & ~stays
         undecided = stays
     assert undecided is not None
-    left = np.flatnonzero(undecided)
+    left = undecided.nonzero()[0]
     still_in += len(left)
     if space.final_bad is not None:
         _charge(space, charged, left if rows is None else rows.take(left), space.final_bad)
-    kept = np.flatnonzero(unsettled)
+    kept = unsettled.nonzero()[0]
     inside = Open(kept if rows is None else rows.take(kept), still_in, charged)
     return Box(box.active, box.low, box.high, inside), [rank.take(kept) for rank in ranks]
 
@@ -160,28 +165,24 @@ def divide(
     values: Floats,
     tails: Floats | None = None,
     need: int = 0,
-    beat: float = -np.inf,
 ) -> tuple[Cells, Open]:
     """Bound all cells of a box whose ranges are cut into at most ``parts`` each; also the inputs that are open in it.
 
-    The gains are those of :func:`gain_of`. Corners are not looked at where no cell can gain more than ``beat``.
+    The gains are those of :func:`gain_of`.
     """
     box, ranks = settle(space, box)
     edges = tuple(_edges(low, high, parts) for low, high in zip(box.low, box.high, strict=True))
     counter = _Counter(space, box, edges, ranks)
     gain = gain_of(counter.still_in(), values, tails, need)
-    spare = (space.limits.most - box.inside.charged).reshape((-1,) + (1,) * len(edges))
+    spare: Floats | Ints = (space.limits.most - box.inside.charged).reshape((-1,) + (1,) * len(edges))
     if space.final_bad is not None:
         spare = spare - counter.stays(space.final_bad)
-
-    def within(cuts: Sequence[IndexArray]) -> Floats:
-        errors = sum((counter.errors(level, cut) for level, cut in enumerate(cuts)), start=np.zeros_like(spare))
-        return np.where((errors <= spare).all(axis=0), gain, -np.inf)
-
-    bound = within([e[:-1] + 1 for e in edges])
-    hopeless = bool(bound.max() <= beat)
-    corner = np.full_like(bound, -np.inf) if hopeless else within([e[1:] for e in edges])
-    return Cells(bound, corner, edges), box.inside
+    errors = counter.errors(0)
+    for level in range(1, len(edges)):
+        errors = errors + counter.errors(level)
+    within: BoolArray = np.all(errors <= spare, axis=1)
+    bound = np.minimum(gain, gain + counter.relaxed(gain, errors[1, 0] - spare[0], values))
+    return Cells(np.where(within[0], bound, -np.inf), np.where(within[1], gain, -np.inf), edges), box.inside
 
 
 def _edges(low: int, high: int, parts: int) -> IndexArray:
@@ -189,15 +190,29 @@ def _edges(low: int, high: int, parts: int) -> IndexArray:
     return np.arange(parts + 1) * (high - low + 1) // parts + (low - 1)
 
 
-def running_sums(table: Ints, *, first: int = 0) -> None:
-    """In place, along every axis from ``first`` on."""
+def running_sums(table: Floats, *, first: int = 0) -> Floats:
+    """Along every axis from ``first`` on; ``table`` is overwritten.
+
+    numpy's own running sum starts anew at each row, and rows are short: products with a triangle of ones and sums of whole slices are faster.
+    """
     for axis in range(first, table.ndim):
-        if axis < table.ndim - 2:  # numpy's own running sum strides through memory; whole slices are faster
-            slices = np.moveaxis(table, axis, 0)
-            for one, following in pairwise(slices):
-                np.add(following, one, out=following)
-        else:
+        size = table.shape[axis]
+        if size > _LONG_AXIS:
             table.cumsum(axis=axis, out=table)
+        elif axis == table.ndim - 1:
+            table = table @ _triangle(size)
+        elif axis == table.ndim - 2:
+            table = _triangle(size).T @ table
+        else:
+            for one, following in pairwise(table.swapaxes(0, axis)):
+                np.add(following, one, out=following)
+    return table
+
+
+@cache
+def _triangle(size: int) -> Floats:
+    """Ones on and above the diagonal: x @ triangle is the running sum of x."""
+    return np.triu(np.ones((size, size)))
 
 
 class _Counter:
@@ -224,37 +239,71 @@ class _Counter:
     def still_in(self) -> list[Floats]:
         """Open and settled inputs before each ramp and at the end: (d + 1) arrays that broadcast over the cells."""
         d = len(self._parts)
-        table = np.bincount(self._codes[-1], minlength=self._sizes[-1]).reshape([p + 1 for p in self._parts])
-        running_sums(table)
+        counts = np.bincount(self._codes[-1], minlength=self._sizes[-1]).reshape([p + 1 for p in self._parts])
+        table = running_sums(counts.astype(np.float64))
         kept = [slice(p) for p in self._parts]
         return [table[(*kept[:k], *(slice(-1, None),) * (d - k))] + self._settled[k] for k in range(d + 1)]
 
-    def errors(self, level: int, cuts: IndexArray) -> Ints:
-        """Errors at one ramp by limit and cell, (1 + S, P1, ..., P_level, 1, ...), at one cut of each of its parts.
+    def errors(self, level: int) -> Floats:
+        """Errors at one ramp by limit and cell, (2, 1 + S, P1, ..., P_level, 1, ...): at each part's most cautious cut, and at its boldest.
 
         The ramps before it are at their boldest.
         """
-        column, rows = self._columns[level], self._rows
-        bad = np.flatnonzero(column.bad if rows is None else column.bad.take(rows))
-        code = code_table(cuts, column.last).take(self._ranks[level].take(bad))
-        if level:
-            code += self._codes[level - 1].take(bad) * (self._parts[level] + 1)
-        table = self._limits.tabulate(bad if rows is None else rows.take(bad), code, self._sizes[level + 1])
-        table = table.reshape(-1, *(p + 1 for p in self._parts[: level + 1]))
-        running_sums(table, first=1)
-        kept = (slice(None), *(slice(p) for p in self._parts[:level]))
+        column, rows, edges = self._columns[level], self._rows, self._edges[level]
+        bad = (column.bad if rows is None else column.bad.take(rows)).nonzero()[0]
+        rank, size = self._ranks[level].take(bad), self._sizes[level + 1]
+        before = self._codes[level - 1].take(bad) * (self._parts[level] + 1) if level else 0
+        if rows is not None:
+            bad = rows.take(bad)
+        table = np.empty((2, len(self._limits.most), size))
+        for cuts, counts in zip((edges[:-1] + 1, edges[1:]), table, strict=True):
+            counts[:] = self._limits.tabulate(bad, code_table(cuts, column.last).take(rank) + before, size)
+        table = running_sums(table.reshape(2, -1, *(p + 1 for p in self._parts[: level + 1])), first=2)
+        kept = (slice(None), slice(None), *(slice(p) for p in self._parts[:level]))
         left = table[(*kept, slice(-1, None))] - table[(*kept, slice(self._parts[level]))]
         return left.reshape(left.shape + (1,) * (len(self._parts) - level - 1))
 
-    def stays(self, wrong: BoolArray) -> Ints:
+    def relaxed(self, gain: Floats, over: Floats, values: Floats) -> Floats:
+        """What any plan of a cell within the first limit can gain beyond the cell's boldest corner, at most (mostly negative), by cell.
+
+        Parameters
+        ----------
+        gain, over : (P1, ..., Pd) float64
+            Of the corners; ``over`` is errors beyond the limit.
+        values : (d + 1,) float64
+            As in :func:`gain_of`.
+        """
+        boldest, cautious = (0,) * gain.ndim, (-1,) * gain.ndim
+        if not over[boldest] > max(0.0, over[cautious]):
+            return np.zeros(())
+        price = float((gain[boldest] - gain[cautious]) / (over[boldest] - over[cautious]))
+        out = -price * over
+        sure = np.ones(len(self._ranks[0]), dtype=bool)  # to come to this ramp
+        for level, (column, rank, edges) in enumerate(zip(self._columns, self._ranks, self._edges, strict=True)):
+            moves = ((rank > edges[0] + 1) & (rank <= edges[-1])).nonzero()[0]
+            rows = moves if self._rows is None else self._rows.take(moves)
+            charge = price * column.bad.take(rows)
+            if self._limits.weight is not None:
+                charge *= self._limits.weight.take(rows)
+            step = float(values[level] - values[level + 1])
+            worth = np.where(charge > 0, np.maximum(charge - step, 0.0), -step * sure.take(moves))
+            # What the inputs of all bolder cuts are worth, by cut: the most of each part, over that of its boldest.
+            by_cut = np.bincount(rank.take(moves) - (edges[0] + 2), worth, minlength=edges[-1] - edges[0])
+            above = by_cut[::-1].cumsum()[::-1]
+            ends = edges - edges[0]
+            most = np.maximum.reduceat(above, ends[:-1]) - above[ends[1:] - 1]
+            out = out + most[::-1].reshape((-1,) + (1,) * (gain.ndim - level - 1))
+            sure &= rank > edges[-1]
+        return out
+
+    def stays(self, wrong: BoolArray) -> Floats:
         """Wrong final answers of open inputs that take no exit, by limit and cell."""
         rows = self._rows
         found = np.flatnonzero(wrong if rows is None else wrong.take(rows))
         table = self._limits.tabulate(
             found if rows is None else rows.take(found), self._codes[-1].take(found), self._sizes[-1]
         ).reshape(-1, *(p + 1 for p in self._parts))
-        running_sums(table, first=1)
-        return table[(slice(None), *(slice(p) for p in self._parts))]
+        return running_sums(table, first=1)[(slice(None), *(slice(p) for p in self._parts))]
 
 
 def code_table(upper: IndexArray, last: int) -> IndexArray:

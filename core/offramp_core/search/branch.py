@@ -17,13 +17,13 @@ from itertools import count
 
 import numpy as np
 
-from offramp_core.records import BoolArray, IndexArray
+from offramp_core.records import IndexArray
 from offramp_core.search.boxes import Box, Cells, Floats, divide, whole
 from offramp_core.search.objective import Pricing, as_sets
 from offramp_core.search.space import SearchSpace
 from offramp_core.search.sweep import Prefix, Sweep
 
-PARTS = {1: 4096, 2: 96, 3: 24, 4: 10, 5: 6, 6: 4}  # of each ramp's range, by number of ramps: some 10,000 cells a box
+PARTS = {1: 4096, 2: 96, 3: 23, 4: 10, 5: 6, 6: 4}  # of each ramp's range, by number of ramps: some 10,000 cells a box
 SMALLER = 0.5  # of a box: where what may win fills no more of it, it is divided again as a whole
 _GROWN_BOXES = 60
 _ROUNDING = 1e-12  # of the backbone's time: a plan must be better by more than the sums' rounding
@@ -183,7 +183,6 @@ class BranchAndBound:
             values=values,
             tails=tails,
             need=self._need,
-            beat=self.best_gain,
         )
         corner = int(cells.corner.argmax())
         if (gain := float(cells.corner.flat[corner])) > self.best_gain + _ROUNDING * self.scale:
@@ -197,25 +196,20 @@ class BranchAndBound:
         keep = cells.bound > self.best_gain + self._tolerance
         if self._tolerance > _ROUNDING * self.scale:
             self._dropped = max(self._dropped, float(cells.bound.max(initial=-np.inf, where=~keep)))
-        if not keep.any():
+        kept = np.array(np.unravel_index(keep.ravel().nonzero()[0], keep.shape))
+        if not kept.size:
             return
-        spans = _spans(keep)
-        lengths = [b - a + 1 for a, b in spans]
-        halves: list[tuple[slice, ...]] = [tuple(slice(a, b + 1) for a, b in spans)]
-        if math.prod(lengths) > SMALLER * keep.size:
-            widths = [(e[-1] - e[0]) / (len(e) - 1) * (n > 1) for e, n in zip(cells.edges, lengths, strict=True)]
+        first, last = kept.min(axis=1), kept.max(axis=1)
+        halves = [kept]
+        if math.prod((last - first + 1).tolist()) > SMALLER * keep.size:
+            widths = [(e[-1] - e[0]) / (len(e) - 1) for e in cells.edges] * (last > first)
             axis = int(np.argmax(widths))
-            a, b = spans[axis]
-            middle = (a + b + 1) // 2
-            halves = [
-                tuple(half if i == axis else s for i, s in enumerate(halves[0]))
-                for half in (slice(a, middle), slice(middle, b + 1))
-            ]
+            upper = kept[axis] >= (first[axis] + last[axis] + 1) // 2
+            halves = [kept[:, ~upper], kept[:, upper]]
         for half in halves:
-            if (part := keep[half]).any():
-                inner = [(s.start + a, s.start + b) for s, (a, b) in zip(half, _spans(part), strict=True)]
-                top = float(cells.bound[half].max())
-                yield cells.low([b for _, b in inner]), cells.cuts([a for a, _ in inner]), top
+            if half.size:
+                top = float(cells.bound[tuple(half)].max())
+                yield cells.low(half.max(axis=1).tolist()), cells.cuts(half.min(axis=1).tolist()), top
 
     def _worth(self, active: tuple[int, ...]) -> tuple[Floats, Floats | None]:
         if active not in self._worths:
@@ -235,15 +229,6 @@ class BranchAndBound:
 
     def _push(self, bound: float, active: tuple[int, ...], box: Box | None) -> None:
         heapq.heappush(self._heap, _Node(-bound, next(self._numbers), active, box))
-
-
-def _spans(keep: BoolArray) -> list[tuple[int, int]]:
-    """First and last index with something to keep, along each axis."""
-    out = []
-    for axis in range(keep.ndim):
-        some = np.flatnonzero(keep.any(axis=tuple(i for i in range(keep.ndim) if i != axis)))
-        out.append((int(some[0]), int(some[-1])))
-    return out
 
 
 def ceiling(space: SearchSpace, pricing: Pricing) -> float:

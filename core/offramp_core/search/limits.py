@@ -20,6 +20,7 @@ WEIGHT_STEPS = 1000  # per unit of weight
 HEAVIEST = 1_000_000.0
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +87,19 @@ class Limits:
         out[0] = weight.sum()
         return out
 
-    def tabulate(self, rows: IndexArray, code: IndexArray, size: int) -> Ints:
-        """Units these erroneous rows count, by limit and code, (1 + S, size); ``code`` is below ``size``."""
-        weight = None if self.weight is None else self.weight[rows].astype(np.float64)  # sums stay below 2**53
-        table = np.bincount(code, weight, minlength=size).astype(np.int64, copy=False)
+    def tabulate(self, rows: IndexArray, code: IndexArray, size: int) -> Floats:
+        """Units these erroneous rows count, by limit and code, (1 + S, size); ``code`` is below ``size``.
+
+        Whole numbers as floats, exact up to 2**53: what is done with them next is matrix products.
+        """
+        weight = None if self.weight is None else self.weight[rows].astype(np.float64)
+        table: Floats = np.bincount(code, weight, minlength=size).astype(np.float64, copy=False)
         if self.group is None:
             return table[None]
         grouped = np.bincount(code + size * self.group[rows], weight, minlength=size * len(self.most))
-        grouped = grouped.astype(np.int64, copy=False).reshape(-1, size)
-        grouped[0] = table
-        return grouped
+        out: Floats = grouped.astype(np.float64, copy=False).reshape(-1, size)
+        out[0] = table
+        return out
 
 
 def _first_over(weight: Ints, ends: IndexArray, most: int) -> IndexArray:

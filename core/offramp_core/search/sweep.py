@@ -14,7 +14,7 @@ import numpy as np
 
 from offramp_core.records import BoolArray, IndexArray
 from offramp_core.search.boxes import Floats, code_table, gain_of, running_sums
-from offramp_core.search.space import Ints, SearchSpace
+from offramp_core.search.space import SearchSpace
 
 PARTS = {1: 512, 2: 40, 3: 11, 4: 6, 5: 4, 6: 3}  # by number of ramps: a few thousand cells a set
 _ROWS_AT_ONCE = 1 << 18
@@ -33,16 +33,16 @@ class Prefix:
         Inputs that some plan lets leave at one of the ramps.
     still_in : list of arrays
         Inputs still in before each ramp and after the last, boldest part first along each axis.
-    errors, stays : (1 + S, P1, ..., Pd) int64
+    errors, stays : (1 + S, P1, ..., Pd) float64
         By limit and cell: least errors at these ramps; and what wrong final answers of the inputs still in would count.
     """
 
     ramps: tuple[int, ...]
     code: IndexArray
     gone: BoolArray
-    still_in: list[Ints]
-    errors: Ints
-    stays: Ints
+    still_in: list[Floats]
+    errors: Floats
+    stays: Floats
 
 
 class Sweep:
@@ -56,9 +56,9 @@ class Sweep:
             ramps=(),
             code=np.zeros(space.n, dtype=np.intp),
             gone=np.zeros(space.n, dtype=bool),
-            still_in=[np.array(space.n)],
-            errors=np.zeros(len(space.limits.most), dtype=np.int64),
-            stays=space.limits.charge(wrong),
+            still_in=[np.array(float(space.n))],
+            errors=np.zeros(len(space.limits.most)),
+            stays=space.limits.charge(wrong).astype(np.float64),
         )
 
     def extend(self, prefix: Prefix, ramps: Sequence[int]) -> Iterator[Prefix]:
@@ -110,7 +110,7 @@ class Sweep:
         high = self.space.boldest_after(prefix.gone if prefix.ramps else None, ramps)
         return (high[:, None] + 1) * np.arange(self.parts + 1) // self.parts - 1
 
-    def _left(self, prefix: Prefix, ramps: Sequence[int], edges: IndexArray) -> tuple[Ints, Ints]:
+    def _left(self, prefix: Prefix, ramps: Sequence[int], edges: IndexArray) -> tuple[Floats, Floats]:
         """Inputs that leave at the last ramp, (C, P1, ..., Pd), and by limit what their wrong final answers would count.
 
         The last ramp's axis runs from the most cautious part, the others from the boldest.
@@ -120,13 +120,13 @@ class Sweep:
         rows = np.concatenate([c.order[:e] for c, e in zip(columns, ends[:, -1].tolist(), strict=True)])
         code = self._code(prefix, rows, ends)
         size = len(columns) * self._width(prefix)
-        left = self._by_cell(np.bincount(code, minlength=size)[None], prefix)[:, 0]
+        left = self._by_cell(np.bincount(code, minlength=size).astype(np.float64)[None], prefix)[:, 0]
         if self.space.final_bad is None:
-            return left, np.zeros((1,) * (left.ndim + 1), dtype=np.int64)
+            return left, np.zeros((1,) * (left.ndim + 1))
         wrong = self.space.final_bad[rows]
         return left, self._by_cell(self.space.limits.tabulate(rows[wrong], code[wrong], size), prefix)
 
-    def _errors(self, prefix: Prefix, ramps: Sequence[int], edges: IndexArray) -> Ints:
+    def _errors(self, prefix: Prefix, ramps: Sequence[int], edges: IndexArray) -> Floats:
         """Least errors at the last ramp, (C, 1 + S, P1, ..., Pd), axes as above: those of each part's most cautious cut."""
         columns = [self.space.column(ramp) for ramp in ramps]
         cautious = edges.copy()
@@ -148,9 +148,9 @@ class Sweep:
     def _width(self, prefix: Prefix) -> int:
         return int(self.parts * (self.parts + 1) ** len(prefix.ramps))
 
-    def _by_cell(self, table: Ints, prefix: Prefix) -> Ints:
+    def _by_cell(self, table: Floats, prefix: Prefix) -> Floats:
         """Running sums over the cells of a table by limit and code: (C, limits, P1, ..., Pd)."""
         depth = len(prefix.ramps)
         table = table.reshape(len(table), -1, *(self.parts + 1,) * depth, self.parts).swapaxes(0, 1)
-        running_sums(table, first=2)
+        table = running_sums(table, first=2)
         return table[(slice(None), slice(None), *(slice(self.parts),) * depth)]
