@@ -1,0 +1,73 @@
+"""The event loop's side of the engine: requests in, finished tickets back to whoever asked. REST and gRPC share it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
+
+from offramp_worker.engine.batcher import Ticket
+from offramp_worker.engine.engine import Engine
+from offramp_worker.logs import log_event
+
+Array = npt.NDArray[Any]
+Done = Callable[[Ticket], None]
+
+
+class Front:
+    """Make it in the thread of its event loop.
+
+    Requests are served at the end of the loop's turn in which they arrived, so that all sockets that were readable share a
+    batch. That may be done right here, see :meth:`offramp_worker.engine.engine.Engine.serve`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._thread = loop, threading.get_ident()
+        self._waiting: dict[Ticket, Done] = {}
+        self._due = False
+
+    def submit(self, engine: Engine, x: Array, *, never_exit: bool, deadline_seconds: float, done: Done) -> Ticket:
+        """Admit a request; ``done`` is called in the event loop once all its rows are answered, never before this returns.
+
+        Raises
+        ------
+        OverloadedError
+            It was not taken.
+        """
+        ticket = engine.submit(x, never_exit=never_exit, deadline_seconds=deadline_seconds, wake=False)
+        self._waiting[ticket] = done
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._serve, engine)
+        return ticket
+
+    def forget(self, ticket: Ticket) -> None:
+        """Nobody waits for this ticket any more."""
+        self._waiting.pop(ticket, None)
+
+    def deliver(self, tickets: list[Ticket]) -> None:
+        """Tickets are done. Called by the engine, in its thread or in this one."""
+        if threading.get_ident() == self._thread:
+            self._resolve(tickets)
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._resolve, tickets)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits any more
+
+    def _serve(self, engine: Engine) -> None:
+        self._due = False
+        engine.serve()
+
+    def _resolve(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            done = self._waiting.pop(ticket, None)
+            if done is None:
+                continue
+            try:
+                done(ticket)
+            except Exception as error:  # the engine may be our caller, and other requests share its batch
+                log_event("reply-failed", level="error", error=repr(error))
