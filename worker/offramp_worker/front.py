@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any
-
-import numpy.typing as npt
 
 from offramp_worker.engine.batcher import Ticket
 from offramp_worker.engine.engine import Engine
+from offramp_worker.http.tensors import InferRequest
 from offramp_worker.logs import log_event
 
-Array = npt.NDArray[Any]
 Done = Callable[[Ticket], None]
 
 
@@ -29,7 +26,7 @@ class Front:
         self._waiting: dict[Ticket, Done] = {}
         self._due = False
 
-    def submit(self, engine: Engine, x: Array, *, never_exit: bool, deadline_seconds: float, done: Done) -> Ticket:
+    def submit(self, engine: Engine, request: InferRequest, *, done: Done) -> Ticket:
         """Admit a request; ``done`` is called in the event loop once all its rows are answered, never before this returns.
 
         Raises
@@ -37,14 +34,14 @@ class Front:
         OverloadedError
             It was not taken.
         """
-        ticket = engine.submit(x, never_exit=never_exit, deadline_seconds=deadline_seconds, wake=False)
+        ticket = engine.submit(request.x, never_exit=request.never_exit, deadline_seconds=request.deadline_seconds, wake=False)
         self._waiting[ticket] = done
         if not self._due:
             self._due = True
             self._loop.call_soon(self._serve, engine)
         return ticket
 
-    def forget(self, ticket: Ticket) -> None:
+    def cancel(self, engine: Engine, ticket: Ticket) -> None:  # noqa: ARG002
         """Nobody waits for this ticket any more."""
         self._waiting.pop(ticket, None)
 

@@ -89,6 +89,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
     protocol = partial(Connection, inference=Inference(worker, front), idle_seconds=KEEP_ALIVE_SECONDS)
     public, public_task = await _listen("public", public_app(worker), settings.host, settings.port, protocol=protocol)
     sweeper = loop.create_task(_sweep(public))
+    rpc = await _listen_grpc(worker, front)
     admin, admin_task = None, None
     if settings.has_control_plane:
         admin, admin_task = await _listen("admin", admin_app(worker), settings.host, settings.admin_port)
@@ -99,6 +100,8 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         log_event("draining")
         deadline = loop.time() + settings.drain_seconds
         public.should_exit = True
+        if rpc is not None:
+            await rpc.stop(REPLY_SECONDS)
         await public_task
         sweeper.cancel()
         # The admin port outlives the public one, so that the last audits can still be pulled.
@@ -145,6 +148,23 @@ async def _listen(
         await task  # raises what went wrong
     log_event("listening", name=name, host=host, port=server.bound_port)
     return server, task
+
+
+async def _listen_grpc(worker: Worker, front: Front) -> Any:
+    """Open the gRPC port if there is to be one. The library (20 MiB of memory) is loaded only then."""
+    settings = worker.settings
+    if settings.grpc_port is None:
+        return None
+    from offramp_worker.grpc.service import InferenceService, start_server
+
+    server, port = await start_server(
+        InferenceService(worker, front),
+        host=settings.host,
+        port=settings.grpc_port,
+        max_body_bytes=settings.max_body_bytes,
+    )
+    log_event("listening", name="grpc", host=settings.host, port=port)
+    return server
 
 
 async def _serve_port(server: Server, name: str, port: int) -> None:

@@ -4,6 +4,7 @@
 |---|---|
 | OFFRAMP_BUNDLE | folder of the exit bundle (required) |
 | OFFRAMP_HOST, OFFRAMP_PORT, OFFRAMP_ADMIN_PORT | 0.0.0.0, 8080, 8081; port 0 lets the system choose |
+| OFFRAMP_GRPC_PORT | port for gRPC; not opened unless set |
 | OFFRAMP_SERVICE, OFFRAMP_SERVICE_UID | whose plans to take |
 | OFFRAMP_UID | this worker (the pod's uid); default: the host's name |
 | OFFRAMP_PUBLIC_KEY | base64 of the raw Ed25519 key that signs plans |
@@ -42,6 +43,7 @@ class Settings:
     host: str = "0.0.0.0"  # noqa: S104 - a pod serves its network; the CLI asks for loopback
     port: int = 8080
     admin_port: int = 8081
+    grpc_port: int | None = None
     service: str = ""
     service_uid: str = ""
     uid: str = ""
@@ -79,6 +81,7 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
         host=env.get("OFFRAMP_HOST", "") or "0.0.0.0",  # noqa: S104
         port=_integer(env, "OFFRAMP_PORT", 8080, high=65535),
         admin_port=_integer(env, "OFFRAMP_ADMIN_PORT", 8081, high=65535),
+        grpc_port=_integer(env, "OFFRAMP_GRPC_PORT", 0, high=65535) if env.get("OFFRAMP_GRPC_PORT") else None,
         service=env.get("OFFRAMP_SERVICE", ""),
         service_uid=env.get("OFFRAMP_SERVICE_UID", ""),
         uid=env.get("OFFRAMP_UID", "") or socket.gethostname(),

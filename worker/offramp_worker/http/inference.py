@@ -60,7 +60,7 @@ class Inference:
                 return None
             request = self._read(engine, headers, body)
             done = partial(_reply, request=request, model=engine.bundle.manifest.name, reply=reply)
-            return self._front.submit(engine, request.x, never_exit=request.never_exit, deadline_seconds=request.deadline_seconds, done=done)
+            return self._front.submit(engine, request, done=done)
         except BadRequestError as error:
             reply(self.refusal(400, str(error)))
         except OverloadedError as error:
@@ -69,7 +69,8 @@ class Inference:
 
     def cancel(self, ticket: Ticket) -> None:
         """The client has gone away."""
-        self._front.forget(ticket)
+        if self._worker.engine is not None:
+            self._front.cancel(self._worker.engine, ticket)
 
     def body_too_large(self) -> Response:
         """What is left of the body is not read."""

@@ -7,9 +7,8 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-import offramp_worker
 from offramp_worker.engine.engine import Engine
-from offramp_worker.http.tensors import DATATYPES, VERSION
+from offramp_worker.http.tensors import VERSION, model_metadata, server_metadata
 from offramp_worker.worker import Worker
 
 
@@ -19,7 +18,7 @@ def public_app(worker: Worker) -> FastAPI:
 
     @app.get("/v2")
     async def server() -> dict[str, Any]:
-        return {"name": "offramp", "version": offramp_worker.__version__, "extensions": ["binary_tensor_data"]}
+        return server_metadata()
 
     @app.get("/v2/health/live")
     async def live() -> Response:
@@ -37,7 +36,7 @@ def public_app(worker: Worker) -> FastAPI:
     @app.get("/v2/models/{name}/versions/{version}")
     async def metadata(name: str, version: str = VERSION) -> Response:
         engine = _engine(worker, name, version)
-        return engine if isinstance(engine, Response) else JSONResponse(_metadata(engine))
+        return engine if isinstance(engine, Response) else JSONResponse(model_metadata(engine.bundle.manifest))
 
     @app.get("/v2/models/{name}/ready")
     @app.get("/v2/models/{name}/versions/{version}/ready")
@@ -66,15 +65,3 @@ def _engine(worker: Worker, name: str, version: str) -> Engine | Response:
     if version != VERSION:
         return JSONResponse({"error": f"version {version!r} of model {name!r} is unknown; there is {VERSION!r}"}, 404)
     return engine
-
-
-def _metadata(engine: Engine) -> dict[str, Any]:
-    manifest = engine.bundle.manifest
-    shapes = {"logits": [-1, manifest.n_classes], "label": [-1]}
-    return {
-        "name": manifest.name,
-        "versions": [VERSION],
-        "platform": "onnxruntime_onnx",
-        "inputs": [{"name": t.name, "datatype": t.datatype, "shape": [-1, *t.shape]} for t in manifest.inputs],
-        "outputs": [{"name": name, "datatype": DATATYPES[name], "shape": shape} for name, shape in shapes.items()],
-    }

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from offramp_core.bundle import TensorSpec
+import offramp_worker
+from offramp_core.bundle import Manifest, TensorSpec
 from offramp_core.errors import OfframpError
 from offramp_worker.bundle.load import NUMPY_TYPES
 from offramp_worker.engine.batcher import Ticket
@@ -65,17 +66,17 @@ def parse_request(body: bytes, *, header_length: int | None, spec: TensorSpec, m
         Names the field.
     """
     if header_length is None:
-        return _from_header(_parse_header(body, spec, max_rows), memoryview(b""), spec)
+        return _with_values(_parse_header(body, spec, max_rows), memoryview(b""), spec)
     if not 0 < header_length <= len(body):
         raise BadRequestError(f"Inference-Header-Content-Length: is {header_length}; the body has {len(body)} bytes")
     view = memoryview(body)
     parse = _parse_known_header if header_length <= KNOWN_HEADER_BYTES else _parse_header
-    return _from_header(parse(bytes(view[:header_length]), spec, max_rows), view[header_length:], spec)
+    return _with_values(parse(bytes(view[:header_length]), spec, max_rows), view[header_length:], spec)
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
-    """The JSON part of a request, checked. ``tensor`` is its input as it was sent."""
+class RequestHeader:
+    """What a request says about its tensors, checked. ``tensor`` is its input as it was sent."""
 
     tensor: dict[str, Any]
     shape: tuple[int, ...]
@@ -85,12 +86,19 @@ class _Header:
     deadline_seconds: float
     outputs: tuple[tuple[str, bool], ...]
 
+    def request(self, x: Array) -> InferRequest:
+        """With the values of its input, (n, ...)."""
+        return InferRequest(x, self.id, self.never_exit, self.deadline_seconds, self.outputs)
 
-def _parse_header(text: bytes, spec: TensorSpec, max_rows: int) -> _Header:
-    try:
-        request = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise BadRequestError(f"body: is no JSON: {error}") from error
+
+def read_header(request: Any, *, spec: TensorSpec, max_rows: int) -> RequestHeader:
+    """Check the JSON form of a request; of the input's values only ``binary_data_size`` is read.
+
+    Raises
+    ------
+    BadRequestError
+        Names the field.
+    """
     if not isinstance(request, dict):
         raise BadRequestError("body: must be a JSON object")
     parameters = _object(request, "parameters", "parameters")
@@ -99,7 +107,7 @@ def _parse_header(text: bytes, spec: TensorSpec, max_rows: int) -> _Header:
         raise BadRequestError("id: must be a string")
     tensor = _inputs(request)
     shape = _check_input(tensor, spec=spec, max_rows=max_rows)
-    return _Header(
+    return RequestHeader(
         tensor=tensor,
         shape=shape,
         binary_size=_object(tensor, "parameters", "inputs[0].parameters").get("binary_data_size"),
@@ -112,19 +120,42 @@ def _parse_header(text: bytes, spec: TensorSpec, max_rows: int) -> _Header:
     )
 
 
+def _parse_header(text: bytes, spec: TensorSpec, max_rows: int) -> RequestHeader:
+    try:
+        request = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BadRequestError(f"body: is no JSON: {error}") from error
+    return read_header(request, spec=spec, max_rows=max_rows)
+
+
 # Clients send the same few headers again and again; reading one costs more than everything else about a request.
 _parse_known_header = lru_cache(maxsize=256)(_parse_header)
 
 
-def _from_header(header: _Header, binary: memoryview, spec: TensorSpec) -> InferRequest:
+def _with_values(header: RequestHeader, binary: memoryview, spec: TensorSpec) -> InferRequest:
     dtype = NUMPY_TYPES[spec.datatype]
     if header.binary_size is not None:
-        x = _from_binary(binary, header.binary_size, shape=header.shape, dtype=dtype)
-    elif len(binary):
+        return header.request(_from_binary(binary, header.binary_size, shape=header.shape, dtype=dtype))
+    if len(binary):
         raise BadRequestError("inputs[0].parameters.binary_data_size: is missing, but binary data follows the JSON")
-    else:
-        x = _from_json(header.tensor, shape=header.shape, dtype=dtype)
-    return InferRequest(x, header.id, header.never_exit, header.deadline_seconds, header.outputs)
+    return header.request(_from_json(header.tensor, shape=header.shape, dtype=dtype))
+
+
+def server_metadata() -> dict[str, Any]:
+    """What the server says of itself."""
+    return {"name": "offramp", "version": offramp_worker.__version__, "extensions": ["binary_tensor_data"]}
+
+
+def model_metadata(manifest: Manifest) -> dict[str, Any]:
+    """What it says of its model."""
+    shapes = {"logits": [-1, manifest.n_classes], "label": [-1]}
+    return {
+        "name": manifest.name,
+        "versions": [VERSION],
+        "platform": "onnxruntime_onnx",
+        "inputs": [{"name": t.name, "datatype": t.datatype, "shape": [-1, *t.shape]} for t in manifest.inputs],
+        "outputs": [{"name": name, "datatype": DATATYPES[name], "shape": shape} for name, shape in shapes.items()],
+    }
 
 
 def response_body(ticket: Ticket, request: InferRequest, *, model: str) -> tuple[bytes, int | None]:
@@ -204,8 +235,12 @@ def _from_binary(binary: memoryview, size: Any, *, shape: tuple[int, ...], dtype
         )
     if len(binary) != expected:
         raise BadRequestError(f"inputs[0]: {len(binary)} bytes follow the JSON; binary_data_size says {expected}")
+    return as_array(binary, shape=shape, dtype=dtype)
+
+
+def as_array(binary: memoryview | bytes, *, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Little-endian numbers as an array, without a copy where they are aligned (what is before them has any length)."""
     value = np.frombuffer(binary, dtype=dtype).reshape(shape)
-    # The JSON before it has any length; kernels expect aligned numbers.
     return value if value.flags.aligned else value.copy()
 
 
