@@ -189,12 +189,13 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def on_response_complete(self) -> None:
+        others = bool(self.pipeline)
         super().on_response_complete()
         if self.transport.is_closing():
             return
         if self.pipeline or self.flow.write_paused:
             self.flow.pause_reading()  # a client that sends and does not read gets no more into memory
-        if self.cycle.response_complete and not self.pipeline:
+        if not others:
             self._send_last()
 
     # --- limits -----------------------------------------------------------------------------------
