@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from offramp_worker.engine.batcher import Ticket
 from offramp_worker.engine.engine import Engine
+from offramp_worker.feedback import Feedback
 from offramp_worker.http.tensors import InferRequest
 from offramp_worker.logs import log_event
 
@@ -22,9 +23,14 @@ class Front:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.feedback: Feedback | None = None
         self._loop, self._thread = loop, threading.get_ident()
-        self._waiting: dict[Ticket, Done] = {}
+        self._waiting: dict[Ticket, tuple[Done, str | None]] = {}
         self._due = False
+
+    def named(self, request: InferRequest) -> InferRequest:
+        """The request as its reply is to name it."""
+        return request if self.feedback is None else self.feedback.named(request)
 
     def submit(self, engine: Engine, request: InferRequest, *, done: Done) -> Ticket:
         """Admit a request; ``done`` is called in the event loop once all its rows are answered, never before this returns.
@@ -34,8 +40,10 @@ class Front:
         OverloadedError
             It was not taken.
         """
-        ticket = engine.submit(request.x, never_exit=request.never_exit, deadline_seconds=request.deadline_seconds, wake=False)
-        self._waiting[ticket] = done
+        ticket = engine.submit(
+            request.x, never_exit=request.never_exit, deadline_seconds=request.deadline_seconds, wake=False
+        )
+        self._waiting[ticket] = done, request.id
         if not self._due:
             self._due = True
             self._loop.call_soon(self._serve, engine)
@@ -61,10 +69,12 @@ class Front:
 
     def _resolve(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            done = self._waiting.pop(ticket, None)
+            done, request_id = self._waiting.pop(ticket, (None, None))
             if done is None:
                 continue
             try:
                 done(ticket)
+                if self.feedback is not None and ticket.error is None:
+                    self.feedback.remember(request_id, ticket)
             except Exception as error:  # the engine may be our caller, and other requests share its batch
                 log_event("reply-failed", level="error", error=repr(error))

@@ -20,6 +20,7 @@ import uvloop
 from fastapi import FastAPI
 
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
+from offramp_worker.feedback import Feedback
 from offramp_worker.front import Front
 from offramp_worker.http.admin import admin_app
 from offramp_worker.http.bodies import App
@@ -86,8 +87,17 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         if threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(number, stop.set)
-    protocol = partial(Connection, inference=Inference(worker, front), idle_seconds=KEEP_ALIVE_SECONDS)
-    public, public_task = await _listen("public", public_app(worker), settings.host, settings.port, protocol=protocol)
+    if settings.feedback_rows:
+        front.feedback = Feedback(rows=settings.feedback_rows, metrics=worker.metrics)
+    protocol = partial(
+        Connection,
+        inference=Inference(worker, front),
+        idle_seconds=KEEP_ALIVE_SECONDS,
+        receive_seconds=settings.receive_seconds,
+    )
+    public, public_task = await _listen(
+        "public", public_app(worker, front), settings.host, settings.port, protocol=protocol
+    )
     sweeper = loop.create_task(_sweep(public))
     rpc = await _listen_grpc(worker, front)
     admin, admin_task = None, None

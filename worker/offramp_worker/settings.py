@@ -13,6 +13,8 @@
 | OFFRAMP_STATE_DIR | small writable folder that survives a restart of the process |
 | OFFRAMP_MODEL_DIGEST | the backbone digest this worker must serve |
 | OFFRAMP_THREADS | threads per session; default: CPUs this process may use |
+| OFFRAMP_FEEDBACK_ROWS | answers kept for true labels that clients may send later; 0 (default) is off |
+| OFFRAMP_RECEIVE_SECONDS | how long a request may take to arrive; default 30 |
 | OFFRAMP_LATENCY_SECONDS | latency objective; caps the batch size |
 """
 
@@ -33,6 +35,7 @@ from offramp_core.errors import InvalidArgumentError
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 SHA256_HEX = re.compile(r"[0-9a-f]{64}")
 ED25519_KEY_BYTES = 32
+MAX_FEEDBACK_ROWS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class Settings:
     model_digest: str | None = None
     threads: int = 1
     latency_seconds: float | None = None
+    feedback_rows: int = 0
+    receive_seconds: float = 30.0
     max_queue_rows: int = 1024
     max_body_bytes: int = 64 * 1024 * 1024
     poll_seconds: float = 2.0
@@ -92,6 +97,8 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
         model_digest=_matching(env, "OFFRAMP_MODEL_DIGEST", DIGEST, "sha256: and 64 lower-case hex digits"),
         threads=_integer(env, "OFFRAMP_THREADS", available_cpus(), low=1, high=1024),
         latency_seconds=_seconds(env, "OFFRAMP_LATENCY_SECONDS"),
+        feedback_rows=_integer(env, "OFFRAMP_FEEDBACK_ROWS", 0, high=MAX_FEEDBACK_ROWS),
+        receive_seconds=_seconds(env, "OFFRAMP_RECEIVE_SECONDS") or 30.0,
     )
     _check_control_plane(settings)
     return settings

@@ -72,9 +72,8 @@ class InferenceService:
         engine = await self._engine(request.model_name, request.model_version, context)
         answered: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
         try:
-            parsed = read_request(
-                request, spec=engine.bundle.manifest.inputs[0], max_rows=self._worker.settings.max_queue_rows
-            )
+            spec, max_rows = engine.bundle.manifest.inputs[0], self._worker.settings.max_queue_rows
+            parsed = self._front.named(read_request(request, spec=spec, max_rows=max_rows))
             ticket = self._front.submit(engine, parsed, done=answered.set_result)
         except BadRequestError as error:
             await self._refuse(context, StatusCode.INVALID_ARGUMENT, str(error))

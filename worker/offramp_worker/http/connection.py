@@ -18,7 +18,6 @@ from offramp_worker.http.bodies import Headers
 from offramp_worker.http.inference import Inference, Response, is_inference
 
 MAX_HEAD_BYTES = 64 * 1024
-RECEIVE_SECONDS = 30.0  # for one request, from its first byte to its last
 SEND_SECONDS = 30.0  # for a client to take in its replies
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -49,11 +48,11 @@ class Exchange(RequestResponseCycle):
 
 
 class Connection(HttpToolsProtocol):
-    """See the module. ``expire`` is to be called about once a second."""
+    """See the module. A request may take ``receive_seconds`` from its first byte to its last. ``expire`` is to be called about once a second."""
 
-    def __init__(self, *, inference: Inference, idle_seconds: float, **uvicorn: Any) -> None:
+    def __init__(self, *, inference: Inference, idle_seconds: float, receive_seconds: float, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
-        self._inference, self._idle_seconds = inference, idle_seconds
+        self._inference, self._idle_seconds, self._receive_seconds = inference, idle_seconds, receive_seconds
         self._exchange: Exchange | None = None  # the inference request that is first in line
         self._ticket: Ticket | None = None
         self._head_bytes = 0  # of a head that is still incomplete
@@ -219,8 +218,8 @@ class Connection(HttpToolsProtocol):
         elif self.cycle is None and not self._head_bytes:
             if now - self._waits_since > self._idle_seconds:
                 self.transport.close()
-        elif now - self._waits_since > RECEIVE_SECONDS:
-            self._fail(self._inference.too_slow(RECEIVE_SECONDS))
+        elif now - self._waits_since > self._receive_seconds:
+            self._fail(self._inference.too_slow(self._receive_seconds))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -58,7 +58,7 @@ class Inference:
             if model != engine.bundle.manifest.name and not self._names(engine, model):
                 reply(self.refusal(404, _unknown(model, engine)))
                 return None
-            request = self._read(engine, headers, body)
+            request = self._front.named(self._read(engine, headers, body))
             done = partial(_reply, request=request, model=engine.bundle.manifest.name, reply=reply)
             return self._front.submit(engine, request, done=done)
         except BadRequestError as error:
@@ -83,7 +83,7 @@ class Inference:
         return self.refusal(400, reason, close=True)
 
     def too_slow(self, seconds: float) -> Response:
-        return self.refusal(408, f"the request did not arrive within {seconds:.0f} s", close=True)
+        return self.refusal(408, f"the request did not arrive within {seconds:g} s", close=True)
 
     def refusal(
         self, status: int, error: str, *, outcome: str = "invalid", retry_after: int | None = None, close: bool = False

@@ -1,18 +1,23 @@
-"""The public port without inference (:mod:`offramp_worker.http.inference`): health, metadata and ``/metrics``."""
+"""The public port without inference (:mod:`offramp_worker.http.inference`): health, metadata, feedback and ``/metrics``."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from offramp_worker.engine.engine import Engine
-from offramp_worker.http.tensors import VERSION, model_metadata, server_metadata
+from offramp_worker.front import Front
+from offramp_worker.http.bodies import DisconnectedError, TooLargeError, read_body
+from offramp_worker.http.tensors import VERSION, BadRequestError, model_metadata, server_metadata
 from offramp_worker.worker import Worker
 
+MAX_FEEDBACK_BYTES = 64 * 1024
 
-def public_app(worker: Worker) -> FastAPI:
+
+def public_app(worker: Worker, front: Front) -> FastAPI:
     """The ASGI application of the public port."""
     app = FastAPI(title="Offramp worker", openapi_url=None)
 
@@ -46,11 +51,59 @@ def public_app(worker: Worker) -> FastAPI:
             return engine
         return PlainTextResponse("", 200) if worker.ready else PlainTextResponse(worker.reason, 503)
 
+    @app.post("/v2/models/{name}/feedback")
+    async def feedback(name: str, request: Request) -> Response:
+        return await _feedback(worker, front, name, request)
+
     @app.exception_handler(404)
     async def missing(request: Request, _: Exception) -> Response:
         return JSONResponse({"error": f"{request.url.path} is unknown; see GET /v2"}, 404)
 
     return app
+
+
+async def _feedback(worker: Worker, front: Front, name: str, request: Request) -> Response:
+    engine = _engine(worker, name, VERSION)
+    if isinstance(engine, Response):
+        return engine
+    if front.feedback is None:
+        return JSONResponse({"error": "feedback is off; start the worker with OFFRAMP_FEEDBACK_ROWS"}, 404)
+    status, said = 200, dict[str, Any]()
+    try:
+        body = await read_body(request.scope, request.receive, limit=MAX_FEEDBACK_BYTES)
+        request_id, labels = read_feedback(body, n_classes=engine.bundle.manifest.n_classes)
+        verdict = front.feedback.judge(request_id, labels)
+        if verdict is None:
+            status, said = 404, {"error": f"id: {request_id[:80]!r} is no recent reply that awaits its label"}
+        else:
+            said = {"id": verdict.id, "right": verdict.right, "wrong": verdict.wrong}
+    except TooLargeError:
+        status, said = 413, {"error": f"body: is larger than {MAX_FEEDBACK_BYTES} bytes"}
+    except (BadRequestError, DisconnectedError) as error:
+        status, said = 400, {"error": str(error)}
+    return JSONResponse(said, status)
+
+
+def read_feedback(body: bytes, *, n_classes: int) -> tuple[str, list[int]]:
+    """Parse ``{"id": ID OF THE REPLY, "label": TRUE LABEL}``; a list of labels for a reply of several rows.
+
+    Raises
+    ------
+    BadRequestError
+        Names the field.
+    """
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequestError(f"body: is no JSON: {error}") from error
+    if not isinstance(value, dict) or not isinstance(value.get("id"), str):
+        raise BadRequestError("id: must be the id of a reply")
+    label = value.get("label")
+    labels: list[Any] = label if isinstance(label, list) else [label]
+    for one in labels:
+        if type(one) is not int or not 0 <= one < n_classes:
+            raise BadRequestError(f"label: is {str(one)[:40]}; it must be a whole number from 0 to {n_classes - 1}")
+    return value["id"], labels
 
 
 def _engine(worker: Worker, name: str, version: str) -> Engine | Response:
