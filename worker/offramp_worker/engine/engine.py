@@ -97,9 +97,7 @@ class Engine:
         self.sessions.tapped(self.bundle.probe_x[:1])
         self._thread.start()
 
-    def submit(
-        self, x: Array, *, never_exit: bool, deadline_seconds: float = math.inf, wake: bool = True
-    ) -> Ticket:
+    def submit(self, x: Array, *, never_exit: bool, deadline_seconds: float = math.inf, wake: bool = True) -> Ticket:
         """Admit a request of n rows; it comes back through ``deliver`` when all are answered.
 
         A row that would be answered later than ``deadline_seconds`` from now gets the answer of the deepest ramp it has reached; one that
