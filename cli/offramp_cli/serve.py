@@ -17,6 +17,9 @@ def serve(
         int, typer.Option(help="Port of the Open Inference Protocol; 0 takes a free one.", min=0, max=65535)
     ] = 8080,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    grpc_port: Annotated[
+        int | None, typer.Option(help="Port of the same protocol over gRPC; not opened unless given.", min=0, max=65535)
+    ] = None,
 ) -> None:
     """Serve a bundle over the Open Inference Protocol v2.
 
@@ -30,6 +33,8 @@ def serve(
 
     route_library_logs()
     overrides = {"OFFRAMP_BUNDLE": str(bundle), "OFFRAMP_PORT": str(port), "OFFRAMP_HOST": host}
+    if grpc_port is not None:
+        overrides["OFFRAMP_GRPC_PORT"] = str(grpc_port)
     try:
         run(settings_from_env({**os.environ, **overrides}), stay_up_broken=False)
     except OfframpError as error:

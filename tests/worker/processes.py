@@ -118,10 +118,10 @@ class WorkerProcess:
         )
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
-        self.public = httpx.Client(base_url=f"http://127.0.0.1:{self._port('public')}", timeout=30)
+        self.public = httpx.Client(base_url=f"http://127.0.0.1:{self.port('public')}", timeout=30)
         if self.control_plane:
             self.admin = httpx.Client(
-                base_url=f"http://127.0.0.1:{self._port('admin')}",
+                base_url=f"http://127.0.0.1:{self.port('admin')}",
                 timeout=30,
                 headers={"Authorization": f"Bearer {TOKEN}"},
             )
@@ -141,7 +141,7 @@ class WorkerProcess:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._port('public')}"
+        return f"127.0.0.1:{self.port('public')}"
 
     def is_ready(self) -> bool:
         return self.public.get("/v2/health/ready").status_code == 200
@@ -173,7 +173,7 @@ class WorkerProcess:
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line for line in self.log if line["event"] == name]
 
-    def _port(self, name: str) -> int:
+    def port(self, name: str) -> int:
         def listening() -> Any:
             assert self.process.poll() is None, self.noise + [str(line) for line in self.log]
             return [line["port"] for line in list(self.log) if line["event"] == "listening" and line["name"] == name]

@@ -32,3 +32,6 @@ def route_library_logs() -> None:
     root = logging.getLogger()
     root.handlers[:] = [JsonHandler()]
     root.setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(
+        logging.ERROR
+    )  # below are complaints about clients, one line per bad request

@@ -12,14 +12,21 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
+from offramp_worker.feedback import Feedback
+from offramp_worker.front import Front
 from offramp_worker.http.admin import admin_app
 from offramp_worker.http.bodies import App
-from offramp_worker.http.public import Replies, public_app
+from offramp_worker.http.connection import Connection
+from offramp_worker.http.inference import Inference
+from offramp_worker.http.public import public_app
 from offramp_worker.logs import log_event, route_library_logs
 from offramp_worker.settings import Settings, settings_from_env
 from offramp_worker.worker import Worker
@@ -27,6 +34,7 @@ from offramp_worker.worker import Worker
 # The event loop and the engine share one interpreter; at the default of 5 ms a reply could wait that long for the other's turn.
 SWITCH_INTERVAL_SECONDS = 0.0005
 STARTED_POLL_SECONDS = 0.005
+SWEEP_SECONDS = 1.0
 REPLY_SECONDS = 12  # of a drain; what is left of it belongs to audits
 KEEP_ALIVE_SECONDS = (
     75  # longer than clients keep idle connections, so that they close them and no request meets a closing one
@@ -72,15 +80,26 @@ def run(settings: Settings, *, stay_up_broken: bool) -> None:
 
 async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
     """See :func:`run`."""
-    replies = Replies()
     loop = asyncio.get_running_loop()
-    replies.bind(loop)
-    worker = Worker(settings, deliver=replies.deliver)
+    front = Front(loop)
+    worker = Worker(settings, deliver=front.deliver)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         if threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(number, stop.set)
-    public, public_task = await _listen("public", public_app(worker, replies), settings.host, settings.port)
+    if settings.feedback_rows:
+        front.feedback = Feedback(rows=settings.feedback_rows, metrics=worker.metrics)
+    protocol = partial(
+        Connection,
+        inference=Inference(worker, front),
+        idle_seconds=KEEP_ALIVE_SECONDS,
+        receive_seconds=settings.receive_seconds,
+    )
+    public, public_task = await _listen(
+        "public", public_app(worker, front), settings.host, settings.port, protocol=protocol
+    )
+    sweeper = loop.create_task(_sweep(public))
+    rpc = await _listen_grpc(worker, front)
     admin, admin_task = None, None
     if settings.has_control_plane:
         admin, admin_task = await _listen("admin", admin_app(worker), settings.host, settings.admin_port)
@@ -91,7 +110,10 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         log_event("draining")
         deadline = loop.time() + settings.drain_seconds
         public.should_exit = True
+        if rpc is not None:
+            await rpc.stop(REPLY_SECONDS)
         await public_task
+        sweeper.cancel()
         # The admin port outlives the public one, so that the last audits can still be pulled.
         await asyncio.to_thread(worker.finish, seconds=max(1.0, deadline - loop.time()))
         if admin is not None and admin_task is not None:
@@ -109,10 +131,22 @@ async def _load_and_wait(worker: Worker, stop: asyncio.Event, *, stay_up_broken:
     await stop.wait()
 
 
-async def _listen(name: str, app: App, host: str, port: int) -> tuple[Server, asyncio.Task[None]]:
-    """Open a port and serve ``app`` there."""
+async def _sweep(server: Server) -> None:
+    """Let every connection see to its own timeouts once a second: no timer per request."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(SWEEP_SECONDS)
+        for connection in tuple(server.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.expire(loop.time())
+
+
+async def _listen(
+    name: str, app: App | FastAPI, host: str, port: int, *, protocol: Any = "httptools"
+) -> tuple[Server, asyncio.Task[None]]:
+    """Open a port and serve ``app`` there. ``protocol`` makes what handles a connection."""
     config = uvicorn.Config(
-        app, host=host, port=port, log_config=None, access_log=False, lifespan="off", http="httptools", ws="none",
+        app, host=host, port=port, log_config=None, access_log=False, lifespan="off", http=protocol, ws="none",
         server_header=False, date_header=False, timeout_graceful_shutdown=REPLY_SECONDS, backlog=2048,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )  # fmt: skip
@@ -124,6 +158,23 @@ async def _listen(name: str, app: App, host: str, port: int) -> tuple[Server, as
         await task  # raises what went wrong
     log_event("listening", name=name, host=host, port=server.bound_port)
     return server, task
+
+
+async def _listen_grpc(worker: Worker, front: Front) -> Any:
+    """Open the gRPC port if there is to be one. The library (20 MiB of memory) is loaded only then."""
+    settings = worker.settings
+    if settings.grpc_port is None:
+        return None
+    from offramp_worker.grpc.service import InferenceService, start_server
+
+    server, port = await start_server(
+        InferenceService(worker, front),
+        host=settings.host,
+        port=settings.grpc_port,
+        max_body_bytes=settings.max_body_bytes,
+    )
+    log_event("listening", name="grpc", host=settings.host, port=port)
+    return server
 
 
 async def _serve_port(server: Server, name: str, port: int) -> None:

@@ -32,6 +32,12 @@ class Metrics:
         self._request_seconds = Histogram(
             "request_seconds", "Time of a row from admission to reply.", ("arm",), buckets=SECONDS, **own
         )
+        self._feedback = Counter(
+            "feedback",
+            "Rows whose true label a client has told, by whether the answer was right.",
+            ("arm", "outcome"),
+            **own,
+        )
         self.inflight = Gauge("inflight", "Rows admitted and not answered yet.", **own)
         self.epoch = Gauge("epoch", "Epoch of the plan document in force; 0 without one.", **own)
         self.breaker_open = Gauge("breaker_open", "1 while the worker's own detector keeps the exits off.", **own)
@@ -43,6 +49,7 @@ class Metrics:
             **own,
         )
         self.requests = lru_cache(maxsize=256)(self._requests.labels)
+        self.feedback = lru_cache(maxsize=16)(self._feedback.labels)
         self.exits = lru_cache(maxsize=256)(self._exits.labels)
         self.deadline_answers = lru_cache(maxsize=256)(self._deadline_answers.labels)
         self.audited = lru_cache(maxsize=16)(self._audited.labels)

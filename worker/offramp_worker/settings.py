@@ -4,6 +4,7 @@
 |---|---|
 | OFFRAMP_BUNDLE | folder of the exit bundle (required) |
 | OFFRAMP_HOST, OFFRAMP_PORT, OFFRAMP_ADMIN_PORT | 0.0.0.0, 8080, 8081; port 0 lets the system choose |
+| OFFRAMP_GRPC_PORT | port for gRPC; not opened unless set |
 | OFFRAMP_SERVICE, OFFRAMP_SERVICE_UID | whose plans to take |
 | OFFRAMP_UID | this worker (the pod's uid); default: the host's name |
 | OFFRAMP_PUBLIC_KEY | base64 of the raw Ed25519 key that signs plans |
@@ -12,6 +13,8 @@
 | OFFRAMP_STATE_DIR | small writable folder that survives a restart of the process |
 | OFFRAMP_MODEL_DIGEST | the backbone digest this worker must serve |
 | OFFRAMP_THREADS | threads per session; default: CPUs this process may use |
+| OFFRAMP_FEEDBACK_ROWS | answers kept for true labels that clients may send later; 0 (default) is off |
+| OFFRAMP_RECEIVE_SECONDS | how long a request may take to arrive; default 30 |
 | OFFRAMP_LATENCY_SECONDS | latency objective; caps the batch size |
 """
 
@@ -32,6 +35,7 @@ from offramp_core.errors import InvalidArgumentError
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 SHA256_HEX = re.compile(r"[0-9a-f]{64}")
 ED25519_KEY_BYTES = 32
+MAX_FEEDBACK_ROWS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class Settings:
     host: str = "0.0.0.0"  # noqa: S104 - a pod serves its network; the CLI asks for loopback
     port: int = 8080
     admin_port: int = 8081
+    grpc_port: int | None = None
     service: str = ""
     service_uid: str = ""
     uid: str = ""
@@ -52,6 +57,8 @@ class Settings:
     model_digest: str | None = None
     threads: int = 1
     latency_seconds: float | None = None
+    feedback_rows: int = 0
+    receive_seconds: float = 30.0
     max_queue_rows: int = 1024
     max_body_bytes: int = 64 * 1024 * 1024
     poll_seconds: float = 2.0
@@ -79,6 +86,7 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
         host=env.get("OFFRAMP_HOST", "") or "0.0.0.0",  # noqa: S104
         port=_integer(env, "OFFRAMP_PORT", 8080, high=65535),
         admin_port=_integer(env, "OFFRAMP_ADMIN_PORT", 8081, high=65535),
+        grpc_port=_integer(env, "OFFRAMP_GRPC_PORT", 0, high=65535) if env.get("OFFRAMP_GRPC_PORT") else None,
         service=env.get("OFFRAMP_SERVICE", ""),
         service_uid=env.get("OFFRAMP_SERVICE_UID", ""),
         uid=env.get("OFFRAMP_UID", "") or socket.gethostname(),
@@ -89,6 +97,8 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
         model_digest=_matching(env, "OFFRAMP_MODEL_DIGEST", DIGEST, "sha256: and 64 lower-case hex digits"),
         threads=_integer(env, "OFFRAMP_THREADS", available_cpus(), low=1, high=1024),
         latency_seconds=_seconds(env, "OFFRAMP_LATENCY_SECONDS"),
+        feedback_rows=_integer(env, "OFFRAMP_FEEDBACK_ROWS", 0, high=MAX_FEEDBACK_ROWS),
+        receive_seconds=_seconds(env, "OFFRAMP_RECEIVE_SECONDS") or 30.0,
     )
     _check_control_plane(settings)
     return settings

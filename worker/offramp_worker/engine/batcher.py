@@ -115,13 +115,19 @@ class Batcher:
         self._lanes: dict[bool, deque[tuple[Ticket, int]]] = {False: deque(), True: deque()}
         self._rows = 0
         self._closed = False
+        self._woken = False
 
     @property
     def max_rows(self) -> int:
         return self._max_rows
 
-    def put(self, ticket: Ticket) -> None:
-        """Queue all rows of a request.
+    @property
+    def rows(self) -> int:
+        """Rows queued at this moment."""
+        return self._rows
+
+    def put(self, ticket: Ticket, *, wake: bool = True) -> None:
+        """Queue all rows of a request. Without ``wake`` a thread that waits in :meth:`take` sleeps on until :meth:`wake`.
 
         Raises
         ------
@@ -138,16 +144,24 @@ class Batcher:
                 )
             self._lanes[ticket.never_exit].append((ticket, 0))
             self._rows += n
-            self._changed.notify()
+            if wake:
+                self._changed.notify()
 
     def take(self, *, wait: bool) -> Batch | None:
-        """The next batch of the lane whose head is oldest; None when there is none (with ``wait``: none will ever come)."""
+        """The next batch of the lane whose head is oldest; None when there is none (with ``wait``: at a :meth:`wake` or when closed)."""
         with self._changed:
-            while wait and not self._rows and not self._closed:
+            while wait and not (self._rows or self._closed or self._woken):
                 self._changed.wait()
+            self._woken = False
             if not self._rows:
                 return None
             return self._cut(self._oldest_lane())
+
+    def wake(self) -> None:
+        """End a wait in :meth:`take`, now or the next one."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
 
     def close(self) -> None:
         """Take no more requests; those queued are still handed out."""
@@ -186,10 +200,14 @@ def batch_cap(profile: Profile, *, latency_seconds: float | None) -> int:
     """
     if latency_seconds is None:
         return MAX_BATCH
+    return max(1, rows_within(profile, seconds=latency_seconds / 2))
+
+
+def rows_within(profile: Profile, *, seconds: float) -> int:
+    """Largest batch, 0 to 32, whose exact execution takes at most ``seconds`` by the profile."""
     sizes = np.array([b.batch_size for b in profile.batches], dtype=np.float64)
-    seconds = np.array([b.exact_seconds for b in profile.batches], dtype=np.float64)
-    fits = [n for n in range(1, MAX_BATCH + 1) if _exact_seconds(sizes, seconds, n) <= latency_seconds / 2]
-    return max(fits, default=1)
+    measured = np.array([b.exact_seconds for b in profile.batches], dtype=np.float64)
+    return max((n for n in range(1, MAX_BATCH + 1) if _exact_seconds(sizes, measured, n) <= seconds), default=0)
 
 
 def _exact_seconds(sizes: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64], n: int) -> float:

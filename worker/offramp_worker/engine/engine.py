@@ -1,4 +1,7 @@
-"""The engine: one thread that takes batches, runs them under an arm, answers, and audits when idle.
+"""The engine: takes batches, runs them under an arm, answers, and audits when idle; one thread at a time.
+
+That thread is the engine's own, or the caller of ``serve`` for a short batch that finds the engine idle: handing a request over to
+another thread and its answer back costs a request more than all of HTTP does.
 
 The path of a batch: taken whole from the queue → an arm is drawn → stages run, rows are answered as they leave → counters →
 audits, later. ``activate`` swaps one reference that each batch reads once, so a plan switch falls between two batches, and a
@@ -25,7 +28,7 @@ from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.answers import all_finite, finite_rows, labels
 from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
 from offramp_worker.engine.audits import Audit, AuditDesk
-from offramp_worker.engine.batcher import Batch, Batcher, Ticket, batch_cap, new_ticket
+from offramp_worker.engine.batcher import Batch, Batcher, Ticket, batch_cap, new_ticket, rows_within
 from offramp_worker.engine.counters import Counters, RecordRing
 from offramp_worker.engine.execute import Leave, run_apart, run_stages
 from offramp_worker.engine.marker import CrashMarker
@@ -35,6 +38,8 @@ from offramp_worker.metrics import Metrics
 
 Array = npt.NDArray[Any]
 Deliver = Callable[[list[Ticket]], None]
+
+INLINE_SECONDS = 0.01  # a caller of `serve` may be kept this long: an event loop that also answers health checks
 
 
 @dataclass(slots=True)
@@ -47,7 +52,7 @@ class _Progress:
 
 
 class Engine:
-    """See the module. ``submit`` is called by the event loop, ``activate`` by the thread that applies plans; the rest is the engine's own thread."""
+    """See the module. ``submit`` and ``serve`` are called by the event loop, ``activate`` by the thread that applies plans."""
 
     def __init__(
         self,
@@ -74,6 +79,8 @@ class Engine:
         self._exact = sessions.exact_stage()
         self._batcher = Batcher(max_rows=max_queue_rows, max_batch=self.batch_cap)
         self._desk = AuditDesk(tapped=sessions.tapped, ring=self.ring, judge=self._judge)
+        self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
+        self._turn = threading.Lock()  # held while a batch or an audit runs
         self._batches = 0
         self._last_pull = clock()
         self._canary_ended_epoch = 0
@@ -90,11 +97,12 @@ class Engine:
         self.sessions.tapped(self.bundle.probe_x[:1])
         self._thread.start()
 
-    def submit(self, x: Array, *, never_exit: bool, deadline_seconds: float = math.inf) -> Ticket:
+    def submit(self, x: Array, *, never_exit: bool, deadline_seconds: float = math.inf, wake: bool = True) -> Ticket:
         """Admit a request of n rows; it comes back through ``deliver`` when all are answered.
 
         A row that would be answered later than ``deadline_seconds`` from now gets the answer of the deepest ramp it has reached; one that
-        has reached none, or runs where no ramps are active, is answered when it is done.
+        has reached none, or runs where no ramps are active, is answered when it is done. Without ``wake`` the caller promises to call
+        :meth:`serve` soon.
 
         Raises
         ------
@@ -105,9 +113,21 @@ class Engine:
             x, never_exit=never_exit, n_classes=self.bundle.manifest.n_classes, now=self._clock(), wall_time=self._wall_clock(), draw=self._draw,
             deadline_seconds=deadline_seconds,
         )  # fmt: skip
-        self._batcher.put(ticket)
+        self._batcher.put(ticket, wake=wake)
         self.metrics.inflight.inc(len(x))
         return ticket
+
+    def serve(self) -> None:
+        """See to what is queued: run it here if the engine is idle and the batch short, else wake the engine's thread."""
+        if self._batcher.rows <= self._inline_rows and self._turn.acquire(blocking=False):
+            try:
+                batch = None if self._desk.pressing else self._batcher.take(wait=False)
+                if batch is not None:
+                    self._run_batch(batch)
+            finally:
+                self._turn.release()
+        if self._batcher.rows or len(self._desk):
+            self._batcher.wake()
 
     def activate(self, active: Active) -> None:
         """Put a document in force from the next batch on."""
@@ -165,20 +185,21 @@ class Engine:
             self._thread.join(2.0)
         return ended
 
-    # --- the engine's thread --------------------------------------------------------------------
+    # --- whoever has the turn -------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
-            if self._desk.pressing:
-                self._desk.step()
             idle = len(self._desk) == 0
             batch = self._batcher.take(wait=idle)
-            if batch is not None:
-                self._run_batch(batch)
-            elif not idle and not self._abandon_audits:
-                self._desk.step()
-            elif self._batcher.closed:
-                return
+            with self._turn:
+                if batch is not None:
+                    self._run_batch(batch)
+                elif not idle and not self._abandon_audits:
+                    self._desk.step()
+                elif self._batcher.closed:
+                    return
+                if self._desk.pressing:
+                    self._desk.step()
 
     def _run_batch(self, batch: Batch) -> None:
         active = self.active

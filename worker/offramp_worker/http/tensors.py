@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -17,17 +18,19 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from offramp_core.bundle import TensorSpec
+import offramp_worker
+from offramp_core.bundle import Manifest, TensorSpec
 from offramp_core.errors import OfframpError
 from offramp_worker.bundle.load import NUMPY_TYPES
 from offramp_worker.engine.batcher import Ticket
 
 Array = npt.NDArray[Any]
 OUTPUTS = ("logits", "label")
+VERSION = "1"  # of the one model a worker serves; content is told by digests, not by versions
 DATATYPES = {"logits": "FP32", "label": "INT64"}
 JSON_TYPES: dict[str, set[type]] = {"f": {int, float}, "i": {int}, "u": {int}, "b": {bool}}  # by kind of tensor
 MAX_DEADLINE_MS = 86_400_000
-LENGTH_HEADER = b"inference-header-content-length"
+KNOWN_HEADER_BYTES = 4096
 
 
 class BadRequestError(OfframpError):
@@ -62,19 +65,52 @@ def parse_request(body: bytes, *, header_length: int | None, spec: TensorSpec, m
     BadRequestError
         Names the field.
     """
-    header, binary = _split(body, header_length)
-    try:
-        request = orjson.loads(header)
-    except orjson.JSONDecodeError as error:
-        raise BadRequestError(f"body: is no JSON: {error}") from error
+    if header_length is None:
+        return _with_values(_parse_header(body, spec, max_rows), memoryview(b""), spec)
+    if not 0 < header_length <= len(body):
+        raise BadRequestError(f"Inference-Header-Content-Length: is {header_length}; the body has {len(body)} bytes")
+    view = memoryview(body)
+    parse = _parse_known_header if header_length <= KNOWN_HEADER_BYTES else _parse_header
+    return _with_values(parse(bytes(view[:header_length]), spec, max_rows), view[header_length:], spec)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeader:
+    """What a request says about its tensors, checked. ``tensor`` is its input as it was sent."""
+
+    tensor: dict[str, Any]
+    shape: tuple[int, ...]
+    binary_size: Any
+    id: str | None
+    never_exit: bool
+    deadline_seconds: float
+    outputs: tuple[tuple[str, bool], ...]
+
+    def request(self, x: Array) -> InferRequest:
+        """With the values of its input, (n, ...)."""
+        return InferRequest(x, self.id, self.never_exit, self.deadline_seconds, self.outputs)
+
+
+def read_header(request: Any, *, spec: TensorSpec, max_rows: int) -> RequestHeader:
+    """Check the JSON form of a request; of the input's values only ``binary_data_size`` is read.
+
+    Raises
+    ------
+    BadRequestError
+        Names the field.
+    """
     if not isinstance(request, dict):
         raise BadRequestError("body: must be a JSON object")
     parameters = _object(request, "parameters", "parameters")
     request_id = request.get("id")
     if request_id is not None and not isinstance(request_id, str):
         raise BadRequestError("id: must be a string")
-    return InferRequest(
-        x=_parse_input(_inputs(request), binary, spec=spec, max_rows=max_rows),
+    tensor = _inputs(request)
+    shape = _check_input(tensor, spec=spec, max_rows=max_rows)
+    return RequestHeader(
+        tensor=tensor,
+        shape=shape,
+        binary_size=_object(tensor, "parameters", "inputs[0].parameters").get("binary_data_size"),
         id=request_id,
         never_exit=_never_exit(parameters),
         deadline_seconds=_deadline(parameters),
@@ -82,6 +118,44 @@ def parse_request(body: bytes, *, header_length: int | None, spec: TensorSpec, m
             request, all_binary=_flag(parameters, "binary_data_output", "parameters.binary_data_output")
         ),
     )
+
+
+def _parse_header(text: bytes, spec: TensorSpec, max_rows: int) -> RequestHeader:
+    try:
+        request = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BadRequestError(f"body: is no JSON: {error}") from error
+    return read_header(request, spec=spec, max_rows=max_rows)
+
+
+# Clients send the same few headers again and again; reading one costs more than everything else about a request.
+_parse_known_header = lru_cache(maxsize=256)(_parse_header)
+
+
+def _with_values(header: RequestHeader, binary: memoryview, spec: TensorSpec) -> InferRequest:
+    dtype = NUMPY_TYPES[spec.datatype]
+    if header.binary_size is not None:
+        return header.request(_from_binary(binary, header.binary_size, shape=header.shape, dtype=dtype))
+    if len(binary):
+        raise BadRequestError("inputs[0].parameters.binary_data_size: is missing, but binary data follows the JSON")
+    return header.request(_from_json(header.tensor, shape=header.shape, dtype=dtype))
+
+
+def server_metadata() -> dict[str, Any]:
+    """What the server says of itself."""
+    return {"name": "offramp", "version": offramp_worker.__version__, "extensions": ["binary_tensor_data"]}
+
+
+def model_metadata(manifest: Manifest) -> dict[str, Any]:
+    """What it says of its model."""
+    shapes = {"logits": [-1, manifest.n_classes], "label": [-1]}
+    return {
+        "name": manifest.name,
+        "versions": [VERSION],
+        "platform": "onnxruntime_onnx",
+        "inputs": [{"name": t.name, "datatype": t.datatype, "shape": [-1, *t.shape]} for t in manifest.inputs],
+        "outputs": [{"name": name, "datatype": DATATYPES[name], "shape": shape} for name, shape in shapes.items()],
+    }
 
 
 def response_body(ticket: Ticket, request: InferRequest, *, model: str) -> tuple[bytes, int | None]:
@@ -97,9 +171,11 @@ def response_body(ticket: Ticket, request: InferRequest, *, model: str) -> tuple
         else:
             output["data"] = value.reshape(-1)
         outputs.append(output)
-    reply: dict[str, Any] = {"model_name": model, "outputs": outputs, "parameters": reply_parameters(ticket)}
+    reply: dict[str, Any] = {"model_name": model, "model_version": VERSION}
     if request.id is not None:
         reply["id"] = request.id
+    reply["parameters"] = reply_parameters(ticket)
+    reply["outputs"] = outputs
     header = orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
     return (b"".join((header, *chunks)), len(header)) if chunks else (header, None)
 
@@ -122,15 +198,6 @@ def _joined(values: list[Any]) -> Any:
     return ",".join(str(v).lower() if isinstance(v, bool) else str(v) for v in values)
 
 
-def _split(body: bytes, header_length: int | None) -> tuple[bytes | memoryview, memoryview]:
-    if header_length is None:
-        return body, memoryview(b"")
-    if not 0 < header_length <= len(body):
-        raise BadRequestError(f"Inference-Header-Content-Length: is {header_length}; the body has {len(body)} bytes")
-    view = memoryview(body)
-    return view[:header_length], view[header_length:]
-
-
 def _inputs(request: dict[str, Any]) -> dict[str, Any]:
     inputs = request.get("inputs")
     if not isinstance(inputs, list) or len(inputs) != 1:
@@ -140,18 +207,12 @@ def _inputs(request: dict[str, Any]) -> dict[str, Any]:
     return inputs[0]
 
 
-def _parse_input(tensor: dict[str, Any], binary: memoryview, *, spec: TensorSpec, max_rows: int) -> Array:
+def _check_input(tensor: dict[str, Any], *, spec: TensorSpec, max_rows: int) -> tuple[int, ...]:
     if tensor.get("name") != spec.name:
         raise BadRequestError(f"inputs[0].name: is {tensor.get('name')!r}; the model's input is {spec.name!r}")
     if tensor.get("datatype") != spec.datatype:
         raise BadRequestError(f"inputs[0].datatype: is {tensor.get('datatype')!r}; {spec.name!r} takes {spec.datatype}")
-    shape = _parse_shape(tensor.get("shape"), spec=spec, max_rows=max_rows)
-    size = _object(tensor, "parameters", "inputs[0].parameters").get("binary_data_size")
-    if size is not None:
-        return _from_binary(binary, size, shape=shape, dtype=NUMPY_TYPES[spec.datatype])
-    if len(binary):
-        raise BadRequestError("inputs[0].parameters.binary_data_size: is missing, but binary data follows the JSON")
-    return _from_json(tensor, shape=shape, dtype=NUMPY_TYPES[spec.datatype])
+    return _parse_shape(tensor.get("shape"), spec=spec, max_rows=max_rows)
 
 
 def _parse_shape(shape: Any, *, spec: TensorSpec, max_rows: int) -> tuple[int, ...]:
@@ -174,8 +235,12 @@ def _from_binary(binary: memoryview, size: Any, *, shape: tuple[int, ...], dtype
         )
     if len(binary) != expected:
         raise BadRequestError(f"inputs[0]: {len(binary)} bytes follow the JSON; binary_data_size says {expected}")
+    return as_array(binary, shape=shape, dtype=dtype)
+
+
+def as_array(binary: memoryview | bytes, *, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Little-endian numbers as an array, without a copy where they are aligned (what is before them has any length)."""
     value = np.frombuffer(binary, dtype=dtype).reshape(shape)
-    # The JSON before it has any length; kernels expect aligned numbers.
     return value if value.flags.aligned else value.copy()
 
 

@@ -1,0 +1,353 @@
+"""What the front end costs: Offramp with exits off against a bare FastAPI handler, one core. ``python -m bench.front``.
+
+Server processes are pinned to one core and the client to another. For each server: the idle server one request at a time, the p95 at 0.6 of
+the bare handler's capacity, the highest Poisson rate whose p95 over *all* requests (refused ones count as late) meets an objective, and the
+answers in time a second when twice what the bare handler can do is offered. Rounds are interleaved; every answer is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from bench.cifar import bundle as cifar_bundle
+from bench.load import encode
+from bench.openloop import OpenLoopClient, Target, Trial, post
+
+OUT = Path("build/bench/front.json")
+SERVER_CORE, CLIENT_CORE = 0, 1
+INPUTS = 64
+LOOSE_SECONDS = 0.05
+TIGHT_FACTOR = 4  # times the model's own time
+START_SECONDS = 120.0
+Rows = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The model's file, inputs [n, C, H, W], and the labels that the model gives them."""
+
+    model: Path
+    bundle: Path
+    x: Rows
+    labels: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A server to measure: how it is started on a port for a latency objective, and how it is talked to."""
+
+    name: str
+    command: Callable[[int], Sequence[str]]
+    environment: Callable[[int, float], Mapping[str, str]]
+    target: Callable[[int], Target]
+    ready: str = "/"
+
+
+@dataclass
+class Figures:
+    """Of one server at one objective; lists have one entry per round."""
+
+    idle_ms: list[float] = field(default_factory=list)
+    loaded_p95_ms: list[float] = field(default_factory=list)
+    capacity: float = 0.0
+    goodput: list[float] = field(default_factory=list)
+    resident_mib: float = 0.0
+
+
+def load_data(folder: Path) -> Data:
+    """ResNet-56 with its bundle, made unless it is there."""
+    if not (folder / "bundle" / "manifest.json").is_file():
+        cifar_bundle.prepare(folder, cifar_bundle.make_model(folder))
+    model = folder / "bundle" / "backbone.onnx"
+    x: Rows = np.load(folder / "traffic.npz")["x"][:INPUTS].astype(np.float32)
+    session = _session(model)
+    name = session.get_inputs()[0].name
+    labels = np.array([int(session.run(None, {name: row[None]})[0].argmax()) for row in x], dtype=np.int64)
+    return Data(model, folder / "bundle", x, labels)
+
+
+def model_seconds(data: Data, *, runs: int = 200) -> float:
+    """Median time of the model alone on the servers' core, called with pauses as an idle server is."""
+    session = _session(data.model)
+    name = session.get_inputs()[0].name
+    seconds = []
+    with on_core(SERVER_CORE):
+        for i in range(runs):
+            time.sleep(0.002)
+            row = data.x[i % len(data.x)][None]
+            began = time.perf_counter()
+            session.run(None, {name: row})
+            seconds.append(time.perf_counter() - began)
+    return median(seconds)
+
+
+def offramp(data: Data, *, name: str = "offramp") -> Contender:
+    """A worker without a control plane: exits off, exact; Open Inference Protocol with a binary tensor."""
+    manifest = json.loads((data.bundle / "manifest.json").read_text())
+    tensor, model = manifest["inputs"][0]["name"], manifest["name"]
+
+    def request(row: Rows) -> bytes:
+        body, length = encode(row[None], tensor)
+        return post(f"/v2/models/{model}/infer", body, headers={"Inference-Header-Content-Length": str(length)})
+
+    return Contender(
+        name,
+        command=lambda _: [sys.executable, "-m", "offramp_worker.main"],
+        environment=lambda port, objective: {
+            "OFFRAMP_BUNDLE": str(data.bundle), "OFFRAMP_HOST": "127.0.0.1", "OFFRAMP_PORT": str(port), "OFFRAMP_THREADS": "1",
+            "OFFRAMP_LATENCY_SECONDS": str(objective),
+        },
+        target=lambda port: Target(name, port, [request(row) for row in data.x], lambda body: int(json.loads(body)["outputs"][0]["data"][0])),
+        ready="/v2/health/ready",
+    )  # fmt: skip
+
+
+def bare(data: Data) -> Contender:
+    """The handler everyone writes first: raw bytes in, ONNX Runtime called in the handler."""
+    script = Path(__file__).parent / "peers" / "servers" / "bare.py"
+    headers = {"Content-Type": "application/octet-stream"}
+    return Contender(
+        "bare",
+        command=lambda port: [sys.executable, str(script), str(data.model), str(port)],
+        environment=lambda _, __: {},
+        target=lambda port: Target(
+            "bare", port, [post("/infer", row.tobytes(), headers=headers) for row in data.x], lambda body: int(json.loads(body)["label"])
+        ),
+        ready="/health",
+    )  # fmt: skip
+
+
+class Running:
+    """A contender's process tree on the servers' core, and a client connected to it."""
+
+    def __init__(self, contender: Contender, *, objective: float, data: Data) -> None:
+        self.name, self.figures = contender.name, Figures()
+        self._data = data
+        port = _free_port()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **contender.environment(port, objective)}
+        with on_core(SERVER_CORE):
+            self._process = subprocess.Popen(
+                contender.command(port), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        self._wait(f"http://127.0.0.1:{port}{contender.ready}")
+        self.client = OpenLoopClient(contender.target(port))
+        self.checked(self.client.one_by_one(50))
+
+    def checked(self, trial: Trial) -> Trial:
+        """The trial, whose answers must be the model's."""
+        wrong = trial.ok & (trial.label != self._data.labels[trial.row])
+        if wrong.any():
+            raise SystemExit(f"{self.name}: {wrong.sum()} of {len(wrong)} answers are not the model's")
+        return trial
+
+    def stop(self) -> None:
+        """End the server and what it started."""
+        self.figures.resident_mib = sum(_resident_mib(pid) for pid in _tree(self._process.pid))
+        self.client.__exit__()
+        others = _tree(self._process.pid)
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(20)
+        for pid in others:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _wait(self, url: str) -> None:
+        end = time.monotonic() + START_SECONDS
+        while not _answers(url):
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise SystemExit(f"{self.name} did not start")
+            time.sleep(0.2)
+
+
+def _answers(url: str) -> bool:
+    """Whether a server is there and able."""
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code < 500
+    except OSError:
+        return False
+
+
+class CapacitySearch:
+    """Bisection, in logarithms, of the highest rate whose p95 meets the objective."""
+
+    def __init__(self, *, low: float, high: float) -> None:
+        self._low, self._high = low, high
+        self.found = 0.0
+
+    @property
+    def rate(self) -> float:
+        return float(np.sqrt(self._low * self._high))
+
+    def learn(self, *, met: bool) -> None:
+        if met:
+            self._low = self.found = self.rate
+        else:
+            self._high = self.rate
+
+
+def measure(
+    contenders: Sequence[Contender], data: Data, *, objective: float, rounds: int, seconds: float, model: float
+) -> dict[str, Figures]:
+    """All figures of the contenders, the first of which is the yardstick for load."""
+    with ExitStack() as stack:
+        servers = []
+        for contender in contenders:
+            server = Running(contender, objective=objective, data=data)
+            stack.callback(server.stop)
+            servers.append(server)
+        for seed in range(rounds):
+            for server in servers:
+                idle = server.checked(server.client.one_by_one(100, seed=seed))
+                server.figures.idle_ms.append(float(np.median(idle.seconds)) * 1e3)
+        _find_capacities(servers, objective=objective, seconds=seconds, model=model)
+        yardstick = max(servers[0].figures.capacity, 1.0)
+        for seed in range(rounds):
+            for server in servers:
+                loaded = server.checked(server.client.run(rate=0.6 * yardstick, seconds=seconds, seed=100 + seed))
+                server.figures.loaded_p95_ms.append(loaded.percentile_ms(95))
+                flooded = server.checked(server.client.run(rate=2 * yardstick, seconds=seconds / 2, seed=200 + seed))
+                server.figures.goodput.append(flooded.goodput(objective))
+    return {server.name: server.figures for server in servers}
+
+
+def _find_capacities(
+    servers: Sequence[Running], *, objective: float, seconds: float, model: float, steps: int = 8
+) -> None:
+    searches = [CapacitySearch(low=0.02 / model, high=2.0 / model) for _ in servers]
+    for step in range(steps):
+        for server, search in zip(servers, searches, strict=True):
+            trial = server.checked(server.client.run(rate=search.rate, seconds=seconds, seed=300 + step))
+            search.learn(met=trial.percentile_ms(95) <= objective * 1e3)
+    for server, search in zip(servers, searches, strict=True):
+        server.figures.capacity = search.found
+
+
+def summary(figures: Mapping[str, Figures], *, yardstick: str, model: float) -> dict[str, Any]:
+    """Plain numbers, and ratios to the yardstick: medians of the rounds' own ratios."""
+    base = figures[yardstick]
+    return {
+        name: {
+            "idle_ms": median(f.idle_ms),
+            "idle_over_model_ms": median(f.idle_ms) - model * 1e3,
+            "p95_at_0.6_ms": median(f.loaded_p95_ms),
+            "p95_at_0.6_ratio": _ratio(f.loaded_p95_ms, base.loaded_p95_ms),
+            "capacity": f.capacity,
+            "capacity_ratio": f.capacity / base.capacity if base.capacity else None,
+            "goodput_at_twice": median(f.goodput),
+            "resident_mib": f.resident_mib,
+        }
+        for name, f in figures.items()
+    }
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True) if np.isfinite(a) and np.isfinite(b)]
+    return median(ratios) if ratios else None
+
+
+@contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """Run, and start processes, on one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core} & before or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _session(model: Path) -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and its descendants."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in task.read_text().split():
+                found += _tree(int(child))
+    return found
+
+
+def _resident_mib(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")), 0.0)
+
+
+def run(contenders: Callable[[Data], Sequence[Contender]], options: argparse.Namespace) -> dict[str, Any]:
+    """Both objectives; the first contender is the yardstick."""
+    data = load_data(options.folder)
+    with on_core(CLIENT_CORE):
+        model = model_seconds(data)
+        result: dict[str, Any] = {"model_ms": model * 1e3, "rounds": options.rounds, "seconds": options.seconds}
+        for name, objective in (("loose", LOOSE_SECONDS), ("tight", TIGHT_FACTOR * model)):
+            figures = measure(
+                contenders(data), data, objective=objective, rounds=options.rounds, seconds=options.seconds, model=model
+            )
+            yardstick = next(iter(figures))
+            result[name] = {
+                "objective_ms": objective * 1e3,
+                "servers": summary(figures, yardstick=yardstick, model=model),
+            }
+    return result
+
+
+def parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """Options of both commands that measure servers."""
+    made = argparse.ArgumentParser(prog=prog, description=description)
+    made.add_argument(
+        "--folder", type=Path, default=Path("build/demo-cluster/cifar"), help="as bench.cifar.bundle makes it"
+    )
+    made.add_argument("--rounds", type=int, default=7)
+    made.add_argument("--seconds", type=float, default=8.0, help="of every trial under load")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line."""
+    options = parser("bench.front", "the front end against a bare handler").parse_args(arguments)
+    result = run(lambda data: (bare(data), offramp(data)), options)
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,412 @@
+"""Hostile and broken HTTP requests for a worker of :mod:`bundles`, and a client that sends them between valid ones.
+
+Every case says which replies are right. A valid request interleaved with them must get its own right answer, always.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import bundles
+import numpy as np
+
+PATH = "/v2/models/tiny/infer"
+ROW_SHAPE = (bundles.CHANNELS, bundles.SIZE, bundles.SIZE)
+ROW_BYTES = 4 * int(np.prod(ROW_SHAPE))
+REFUSED = frozenset({400, 404, 405, 408, 413, 417, 422, 429, 431, 501, 503})
+CLOSED = 0  # the server closed without a reply: right only where nothing complete was sent
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Bytes to send, in ``pieces`` with pauses between them, and the statuses that are right. Afterwards the connection is closed."""
+
+    name: str
+    pieces: tuple[bytes, ...]
+    right: frozenset[int]
+    pause_seconds: float = 0.0
+    hang_up: bool = False  # close without waiting for the reply
+
+
+@dataclass
+class Tally:
+    """What came of them."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Pool:
+    """Inputs with the answers that the model gives them alone."""
+
+    def __init__(self, exact: Callable[[Any], Any], *, rows: int = 64) -> None:
+        self.x = bundles.inputs(rows, seed=11)
+        self.logits = exact(self.x)
+
+
+def http(body: bytes, *headers: str, path: str = PATH, method: str = "POST", length: int | None = None) -> bytes:
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: t",
+        f"Content-Length: {len(body) if length is None else length}",
+        *headers,
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
+
+
+def tensor(x: Any, **fields: Any) -> dict[str, Any]:
+    return {
+        "name": "x",
+        "datatype": "FP32",
+        "shape": list(x.shape),
+        "parameters": {"binary_data_size": x.nbytes},
+    } | fields
+
+
+def binary(tensor: dict[str, Any], values: bytes, **extra: Any) -> tuple[bytes, str]:
+    """Body and length header of a binary request."""
+    head = json.dumps({"inputs": [tensor], **extra}).encode()
+    return head + values, f"Inference-Header-Content-Length: {len(head)}"
+
+
+def valid(pool: Pool, row: int, *, name: str) -> bytes:
+    """A good binary request for one row; ``name`` comes back as its id."""
+    x = pool.x[row : row + 1]
+    body, length = binary(tensor(x), x.tobytes(), id=name, outputs=[{"name": "logits"}])
+    return http(body, length)
+
+
+# --- cases ---------------------------------------------------------------------------------------------
+
+
+def wrong_size(rng: Rng) -> Case:
+    x = bundles.inputs(1)
+    size = int(rng.choice([0, 1, 3, ROW_BYTES - 1, ROW_BYTES + 1, 2 * ROW_BYTES, int(rng.integers(0, 4 * ROW_BYTES))]))
+    size += size == ROW_BYTES
+    body, length = binary(tensor(x), b"\x7f" * size)
+    return Case("wrong-size", (http(body, length),), frozenset({400}))
+
+
+def wrong_declared_size(rng: Rng) -> Case:
+    x = bundles.inputs(1)
+    odd: Any = rng.choice(np.array([-1, 0, 2**63, "12", None, 1.5, True, [], ROW_BYTES - 4], dtype=object))
+    body, length = binary(tensor(x, parameters={"binary_data_size": odd}), x.tobytes())
+    return Case("wrong-declared-size", (http(body, length),), frozenset({400}))
+
+
+def truncated_body(rng: Rng) -> Case:
+    x = bundles.inputs(1)
+    whole = http(*binary(tensor(x), x.tobytes()))
+    return Case("truncated-body", (whole[: int(rng.integers(1, len(whole)))],), frozenset({CLOSED}), hang_up=True)
+
+
+def truncated_in_its_length(rng: Rng) -> Case:
+    """The HTTP body is complete, but not the request in it."""
+    x = bundles.inputs(1)
+    body, length = binary(tensor(x), x.tobytes())
+    return Case("truncated-request", (http(body[: int(rng.integers(0, len(body)))], length),), frozenset({400}))
+
+
+def not_finite(rng: Rng) -> Case:
+    """NaN and infinity are numbers: an answer, or a refusal, but never harm for others."""
+    x = bundles.inputs(int(rng.integers(1, 5)))
+    x.reshape(-1)[rng.integers(x.size, size=int(rng.integers(1, 50)))] = rng.choice([np.nan, np.inf, -np.inf])
+    return Case("not-finite", (http(*binary(tensor(x), x.tobytes())),), frozenset({200, 400, 429, 503}))
+
+
+def odd_shape(rng: Rng) -> Case:
+    shapes: list[Any] = [
+        [0, *ROW_SHAPE], [2**62, *ROW_SHAPE], [-1, *ROW_SHAPE], [1, 0, 0, 0], [], [1], [1] * 64, [1, 3, 14, 14, 1], [1, 3, 14.0, 14],
+        [1, 3, None, 14], ["1", 3, 14, 14], [True, 3, 14, 14], {"0": 1}, 7, None, [2**200, 3, 14, 14], [1, 2**31, 2**31, 2**31],
+    ]  # fmt: skip
+    x = bundles.inputs(1)
+    shape = shapes[int(rng.integers(len(shapes)))]
+    return Case("odd-shape", (http(*binary(tensor(x, shape=shape), x.tobytes())),), frozenset({400}))
+
+
+def odd_datatype(rng: Rng) -> Case:
+    kinds: list[Any] = ["FP64", "INT8", "BYTES", "fp32", "", None, 32, ["FP32"], "FP32\0", "X" * 10_000]
+    x = bundles.inputs(1)
+    kind = kinds[int(rng.integers(len(kinds)))]
+    return Case("odd-datatype", (http(*binary(tensor(x, datatype=kind), x.tobytes())),), frozenset({400}))
+
+
+def mutated_json(rng: Rng) -> Case:
+    """One to eight bytes of a good JSON request changed: mostly no JSON any more, sometimes still a good request."""
+    x = np.round(bundles.inputs(1), 2)
+    values = {
+        "name": "x",
+        "datatype": "FP32",
+        "shape": list(x.shape),
+        "data": [round(float(v), 2) for v in x.reshape(-1)],
+    }
+    body = bytearray(json.dumps({"inputs": [values]}).encode())
+    for at in rng.integers(len(body), size=int(rng.integers(1, 9))):
+        body[at] = int(rng.integers(256))
+    return Case("mutated-json", (http(bytes(body)),), frozenset({200, 400, 429, 503}))
+
+
+def odd_json(rng: Rng) -> Case:
+    bodies = [
+        b"", b"{", b"null", b"[]", b"3", b'"x"', b"{}", b'{"inputs":[]}', b'{"inputs":{}}', b'{"inputs":[null]}', b"[" * 100_000,
+        b'{"inputs":[{"name":"x"}]}', b"\xff\xfe", b'{"id":' + b"9" * 5000 + b"}", b'{"inputs":' + b"[" * 500 + b"]" * 500 + b"}",
+    ]  # fmt: skip
+    return Case("odd-json", (http(bodies[int(rng.integers(len(bodies)))]),), frozenset({400}))
+
+
+def odd_data(rng: Rng) -> Case:
+    """JSON data of the wrong length, depth or kind."""
+    n = int(np.prod(ROW_SHAPE))
+    data: list[Any] = [
+        [0.5] * (n - 1), [0.5] * (n + 1), ["0.5"] * n, [None] * n, [True] * n, [[0.5]] * n, [[0.5] * n], "0.5", {}, None,
+        [{}] * n, [[[[0.5] * 14] * 14] * 2], [[[[0.5] * 14] * 14] * 4],
+    ]  # fmt: skip
+    values = {"name": "x", "datatype": "FP32", "shape": [1, *ROW_SHAPE], "data": data[int(rng.integers(len(data)))]}
+    return Case("odd-data", (http(json.dumps({"inputs": [values]}).encode()),), frozenset({400}))
+
+
+def odd_header_length(rng: Rng) -> Case:
+    x = bundles.inputs(1)
+    body, _ = binary(tensor(x), x.tobytes())
+    odd = str(
+        rng.choice(
+            [
+                "-1",
+                "0",
+                "1",
+                "abc",
+                "",
+                "99999999999999999999",
+                "1e3",
+                " 12 3",
+                "\xff",
+                str(len(body) + 1),
+                str(len(body)),
+            ]
+        )
+    )
+    return Case("odd-header-length", (http(body, f"Inference-Header-Content-Length: {odd}"),), frozenset({400}))
+
+
+def large_head(rng: Rng) -> Case:
+    size = int(rng.choice([70_000, 300_000]))
+    kind = int(rng.integers(3))
+    if kind == 0:
+        whole = http(b"{}", "X-Long: " + "a" * size)
+    elif kind == 1:
+        whole = http(b"{}", *(f"X-{i}: {'a' * 100}" for i in range(size // 100)))
+    else:
+        whole = http(b"{}", path="/v2/models/" + "a" * size + "/infer")
+    return Case("large-head", (whole,), frozenset({431}))
+
+
+def large_body(rng: Rng) -> Case:
+    """Announced, but not sent."""
+    return Case("large-body", (http(b"", length=int(rng.integers(2**27, 2**62))),), frozenset({413}))
+
+
+def broken_http(rng: Rng) -> Case:
+    texts = [
+        b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"POST /v2/models/tiny/infer HTTP/9.9\r\n\r\n", b"\0" * 100,
+        b"POST " + PATH.encode() + b" HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"POST " + PATH.encode() + b" HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        b"POST " + PATH.encode() + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST " + PATH.encode() + b" HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+        b"POST " + PATH.encode() + b" HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        bytes(rng.integers(256, size=200, dtype=np.uint8)) + b"\r\n\r\n",
+    ]  # fmt: skip
+    return Case("broken-http", (texts[int(rng.integers(len(texts)))],), REFUSED)
+
+
+def wrong_place(rng: Rng) -> Case:
+    paths = ["/", "/v2/models/other/infer", "/v2/models//infer", "/v2/models/tiny/versions/2/infer", "/v2/models/tiny/infer/", "/v2/models/%00/infer",
+             "/v2/models/tiny%2finfer", "/v2/../etc/passwd", "/v2/models/tiny/versions//infer", "/%ff", "/v2/models/infer"]  # fmt: skip
+    methods = ["POST", "GET", "PUT", "DELETE", "OPTIONS", "PATCH"]
+    path, method = paths[int(rng.integers(len(paths)))], methods[int(rng.integers(len(methods)))]
+    return Case("wrong-place", (http(b"{}", path=path, method=method),), REFUSED)
+
+
+def compressed(rng: Rng) -> Case:
+    return Case(
+        "compressed", (http(b"x" * 20, f"Content-Encoding: {rng.choice(['gzip', 'br', 'deflate'])}"),), frozenset({400})
+    )
+
+
+def slow_sender(rng: Rng) -> Case:
+    """A good request in a few pieces: slow, but in time."""
+    x = bundles.inputs(1)
+    whole = http(*binary(tensor(x), x.tobytes()))
+    cuts = [0, *sorted(rng.integers(1, len(whole), size=3).tolist()), len(whole)]
+    pieces = tuple(whole[a:b] for a, b in itertools.pairwise(cuts))
+    return Case("slow-sender", pieces, frozenset({200, 429, 503}), pause_seconds=0.002)
+
+
+def gone_before_the_reply(_: Rng) -> Case:
+    x = bundles.inputs(3)
+    return Case("gone", (http(*binary(tensor(x), x.tobytes())),), frozenset({CLOSED}), hang_up=True)
+
+
+def chunked(rng: Rng) -> Case:
+    """Good, with a chunked body."""
+    x = bundles.inputs(1)
+    body, length = binary(tensor(x), x.tobytes())
+    size = int(rng.integers(1, 900))
+    chunks = b"".join(
+        b"%x\r\n%s\r\n" % (len(body[i : i + size]), body[i : i + size]) for i in range(0, len(body), size)
+    )
+    head = f"POST {PATH} HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n{length}\r\n\r\n".encode()
+    return Case("chunked", (head + chunks + b"0\r\n\r\n",), frozenset({200, 429, 503}))
+
+
+CASES: tuple[Callable[[Rng], Case], ...] = (
+    wrong_size, wrong_declared_size, truncated_body, truncated_in_its_length, not_finite, odd_shape, odd_datatype, mutated_json, odd_json, odd_data,
+    odd_header_length, large_head, large_body, broken_http, wrong_place, compressed, slow_sender, gone_before_the_reply, chunked,
+)  # fmt: skip
+
+
+# --- sending --------------------------------------------------------------------------------------------
+
+
+def attack(address: tuple[str, int], pool: Pool, *, requests: int, seed: int, threads: int = 4) -> Tally:
+    """Send ``requests`` hostile requests from a few threads, each between valid ones on connections of their own."""
+    tally = Tally()
+    workers = [
+        threading.Thread(target=_attacker, args=(address, pool, tally, requests // threads, seed + i))
+        for i in range(threads)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return tally
+
+
+def _attacker(*arguments: Any) -> None:
+    tally: Tally = arguments[2]
+    try:
+        _attack(*arguments)
+    except Exception as error:  # a thread's own end would go unseen
+        tally.wrong.append(f"no reply: {error!r}")
+        raise
+
+
+def _attack(address: tuple[str, int], pool: Pool, tally: Tally, requests: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    with Neighbour(address, pool, tally) as neighbour:
+        for i in range(requests):
+            if i % 20 == 19:
+                pipelined(address, pool, tally, rng, name=f"{seed}-{i}")
+                continue
+            case = CASES[int(rng.integers(len(CASES)))](rng)
+            neighbour.send(int(rng.integers(len(pool.x))), f"{seed}-{i}")  # in flight while the hostile one is
+            status = provoke(address, case)
+            with tally.lock:
+                tally.sent[case.name] += 1
+                tally.statuses[status] += 1
+                if status not in case.right:
+                    tally.wrong.append(f"{case.name}: {status} for {case.pieces[0][:300]!r}")
+            neighbour.check()
+
+
+class Neighbour:
+    """A well-behaved client on one kept connection."""
+
+    def __init__(self, address: tuple[str, int], pool: Pool, tally: Tally) -> None:
+        self._pool, self._tally = pool, tally
+        self._connection = socket.create_connection(address, timeout=30)
+        self._expected: list[tuple[int, str]] = []
+
+    def __enter__(self) -> Neighbour:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def send(self, row: int, name: str) -> None:
+        self._expected.append((row, name))
+        self._connection.sendall(valid(self._pool, row, name=name))
+
+    def check(self) -> None:
+        row, name = self._expected.pop()
+        _judge(self._tally, self._pool, read_response(self._connection), row, name)
+
+
+def provoke(address: tuple[str, int], case: Case) -> int:
+    """Send a case; the status of the reply, 0 without one."""
+    with socket.create_connection(address, timeout=30) as connection:
+        try:
+            for i, piece in enumerate(case.pieces):
+                if i:
+                    time.sleep(case.pause_seconds)
+                connection.sendall(piece)
+            if case.hang_up:
+                return CLOSED
+            return read_response(connection)[0]
+        except ConnectionError:
+            return _status_of_what_is_left(connection)
+
+
+def pipelined(address: tuple[str, int], pool: Pool, tally: Tally, rng: Rng, *, name: str) -> None:
+    """Valid requests in one packet, then rubbish: every valid one gets its own answer, in order, before the refusal."""
+    rows = rng.integers(len(pool.x), size=int(rng.integers(2, 9))).tolist()
+    rubbish = CASES[int(rng.choice([0, 5, 8, 13]))](rng)
+    packet = b"".join(valid(pool, row, name=f"{name}-{i}") for i, row in enumerate(rows)) + rubbish.pieces[0]
+    with socket.create_connection(address, timeout=30) as connection:
+        connection.sendall(packet)
+        for i, row in enumerate(rows):
+            _judge(tally, pool, read_response(connection), row, f"{name}-{i}")
+        status = read_response(connection)[0]
+    with tally.lock:
+        tally.sent["pipelined"] += 1
+        tally.statuses[status] += 1
+        if status not in rubbish.right:
+            tally.wrong.append(f"pipelined {rubbish.name}: {status}")
+
+
+def _judge(tally: Tally, pool: Pool, response: tuple[int, bytes], row: int, name: str) -> None:
+    status, body = response
+    if status in (429, 503):
+        return
+    reply = json.loads(body) if status == 200 else {}
+    right = reply.get("id") == name and np.allclose(reply["outputs"][0]["data"], pool.logits[row], rtol=1e-4, atol=1e-4)
+    with tally.lock:
+        tally.sent["valid"] += 1
+        if not right:
+            tally.wrong.append(f"valid request {name}: {status} {body[:200]!r}")
+
+
+def read_response(connection: socket.socket) -> tuple[int, bytes]:
+    """Status and body of the next response; (0, b"") when the server closed."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        byte = connection.recv(1)
+        if not byte:
+            return CLOSED, b""
+        head += byte
+    length = int(next(iter(re.findall(rb"(?i)content-length: *(\d+)", head)), b"0"))
+    body = b""
+    while len(body) < length:
+        chunk = connection.recv(length - len(body))
+        if not chunk:
+            break
+        body += chunk
+    return int(head[9:12]), body
+
+
+def _status_of_what_is_left(connection: socket.socket) -> int:
+    """The server replied and closed while we still sent."""
+    try:
+        return read_response(connection)[0]
+    except OSError:
+        return CLOSED

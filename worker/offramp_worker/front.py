@@ -1,0 +1,80 @@
+"""The event loop's side of the engine: requests in, finished tickets back to whoever asked. REST and gRPC share it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from offramp_worker.engine.batcher import Ticket
+from offramp_worker.engine.engine import Engine
+from offramp_worker.feedback import Feedback
+from offramp_worker.http.tensors import InferRequest
+from offramp_worker.logs import log_event
+
+Done = Callable[[Ticket], None]
+
+
+class Front:
+    """Make it in the thread of its event loop.
+
+    Requests are served at the end of the loop's turn in which they arrived, so that all sockets that were readable share a
+    batch. That may be done right here, see :meth:`offramp_worker.engine.engine.Engine.serve`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.feedback: Feedback | None = None
+        self._loop, self._thread = loop, threading.get_ident()
+        self._waiting: dict[Ticket, tuple[Done, str | None]] = {}
+        self._due = False
+
+    def named(self, request: InferRequest) -> InferRequest:
+        """The request as its reply is to name it."""
+        return request if self.feedback is None else self.feedback.named(request)
+
+    def submit(self, engine: Engine, request: InferRequest, *, done: Done) -> Ticket:
+        """Admit a request; ``done`` is called in the event loop once all its rows are answered, never before this returns.
+
+        Raises
+        ------
+        OverloadedError
+            It was not taken.
+        """
+        ticket = engine.submit(
+            request.x, never_exit=request.never_exit, deadline_seconds=request.deadline_seconds, wake=False
+        )
+        self._waiting[ticket] = done, request.id
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._serve, engine)
+        return ticket
+
+    def cancel(self, engine: Engine, ticket: Ticket) -> None:  # noqa: ARG002
+        """Nobody waits for this ticket any more."""
+        self._waiting.pop(ticket, None)
+
+    def deliver(self, tickets: list[Ticket]) -> None:
+        """Tickets are done. Called by the engine, in its thread or in this one."""
+        if threading.get_ident() == self._thread:
+            self._resolve(tickets)
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._resolve, tickets)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits any more
+
+    def _serve(self, engine: Engine) -> None:
+        self._due = False
+        engine.serve()
+
+    def _resolve(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            done, request_id = self._waiting.pop(ticket, (None, None))
+            if done is None:
+                continue
+            try:
+                done(ticket)
+                if self.feedback is not None and ticket.error is None:
+                    self.feedback.remember(request_id, ticket)
+            except Exception as error:  # the engine may be our caller, and other requests share its batch
+                log_event("reply-failed", level="error", error=repr(error))

@@ -1,0 +1,231 @@
+"""``inference.GRPCInferenceService``: what the REST port answers, with the same checks and the same names of fields in errors."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+from grpc import StatusCode
+
+from offramp_core.bundle import TensorSpec
+from offramp_core.errors import InvalidArgumentError
+from offramp_worker.bundle.load import NUMPY_TYPES
+from offramp_worker.engine.batcher import OverloadedError, Ticket
+from offramp_worker.engine.engine import Engine
+from offramp_worker.front import Front
+from offramp_worker.grpc.messages import SERVICE, ModelInferResponse, message
+from offramp_worker.http.tensors import (
+    DATATYPES,
+    VERSION,
+    BadRequestError,
+    InferRequest,
+    as_array,
+    model_metadata,
+    read_header,
+    reply_parameters,
+    server_metadata,
+)
+from offramp_worker.worker import Worker
+
+Array = npt.NDArray[Any]
+Context = Any  # grpc.aio.ServicerContext; the library has no types
+Message = Any  # made at run time from their field numbers, see messages.py
+
+CONTENTS = {
+    "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
+    "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents", "UINT64": "uint64_contents",
+    "FP32": "fp32_contents", "FP64": "fp64_contents",
+}  # fmt: skip
+PUSHBACK = "grpc-retry-pushback-ms"  # trailing metadata that gRPC clients' retries respect
+HEAD_BYTES = 64 * 1024  # of a message beside its tensor
+
+
+class InferenceService:
+    """The methods. Each takes a request message and the call's context."""
+
+    def __init__(self, worker: Worker, front: Front) -> None:
+        self._worker, self._front = worker, front
+
+    async def server_live(self, _: Message, __: Context) -> Message:
+        return message("ServerLiveResponse")(live=self._worker.alive)
+
+    async def server_ready(self, _: Message, __: Context) -> Message:
+        return message("ServerReadyResponse")(ready=self._worker.ready)
+
+    async def model_ready(self, request: Message, context: Context) -> Message:
+        await self._engine(request.name, request.version, context)
+        return message("ModelReadyResponse")(ready=self._worker.ready)
+
+    async def server_metadata(self, _: Message, __: Context) -> Message:
+        return message("ServerMetadataResponse")(**server_metadata())
+
+    async def model_metadata(self, request: Message, context: Context) -> Message:
+        engine = await self._engine(request.name, request.version, context)
+        return message("ModelMetadataResponse")(**model_metadata(engine.bundle.manifest))
+
+    async def model_infer(self, request: Message, context: Context) -> Message:
+        engine = await self._engine(request.model_name, request.model_version, context)
+        answered: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+        try:
+            spec, max_rows = engine.bundle.manifest.inputs[0], self._worker.settings.max_queue_rows
+            parsed = self._front.named(read_request(request, spec=spec, max_rows=max_rows))
+            ticket = self._front.submit(engine, parsed, done=answered.set_result)
+        except BadRequestError as error:
+            await self._refuse(context, StatusCode.INVALID_ARGUMENT, str(error))
+        except OverloadedError as error:
+            await self._refuse(context, StatusCode.UNAVAILABLE, str(error), retry_after=error.retry_after_seconds)
+        try:
+            await answered
+        except asyncio.CancelledError:  # the client has gone away, or its deadline has passed
+            self._front.cancel(engine, ticket)
+            raise
+        if ticket.error is not None:
+            await context.abort(StatusCode.INTERNAL, ticket.error)
+        return response(ticket, parsed, model=engine.bundle.manifest.name, raw=bool(request.raw_input_contents))
+
+    async def _engine(self, model: str, version: str, context: Context) -> Engine:
+        engine = self._worker.engine
+        if engine is None:
+            await self._refuse(context, StatusCode.UNAVAILABLE, self._worker.reason, retry_after=1)
+        if model != engine.bundle.manifest.name or version not in ("", VERSION):
+            name = engine.bundle.manifest.name
+            await self._refuse(
+                context,
+                StatusCode.NOT_FOUND,
+                f"model {model!r}, version {version!r} is unknown; this worker serves {name!r}, version {VERSION!r}",
+            )
+        return engine
+
+    async def _refuse(
+        self, context: Context, code: StatusCode, error: str, *, retry_after: int | None = None
+    ) -> NoReturn:
+        outcome = "rejected" if code in (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED) else "invalid"
+        self._worker.metrics.requests("", "", outcome).inc()
+        metadata = () if retry_after is None else ((PUSHBACK, str(1000 * retry_after)),)
+        await context.abort(code, error, metadata)
+        raise AssertionError("abort raises")
+
+
+def read_request(request: Message, *, spec: TensorSpec, max_rows: int) -> InferRequest:
+    """Check a ``ModelInferRequest``. Values come raw, or in the typed field of the datatype.
+
+    Raises
+    ------
+    BadRequestError
+        Names the field.
+    """
+    header = read_header(
+        {
+            "id": request.id or None,
+            "parameters": _values(request.parameters, "parameters"),
+            "inputs": [
+                {"name": t.name, "datatype": t.datatype, "shape": list(t.shape), "parameters": _values(t.parameters, f"inputs[{i}].parameters")}
+                for i, t in enumerate(request.inputs)
+            ],
+            "outputs": [
+                {"name": t.name, "parameters": _values(t.parameters, f"outputs[{i}].parameters")} for i, t in enumerate(request.outputs)
+            ],
+        },
+        spec=spec,
+        max_rows=max_rows,
+    )  # fmt: skip
+    dtype, size = NUMPY_TYPES[spec.datatype], math.prod(header.shape)
+    if request.raw_input_contents:
+        if len(request.raw_input_contents) != 1 or request.inputs[0].HasField("contents"):
+            raise BadRequestError("raw_input_contents: must have one entry, and then inputs[0].contents none")
+        raw = request.raw_input_contents[0]
+        if len(raw) != size * dtype.itemsize:
+            raise BadRequestError(
+                f"raw_input_contents[0]: has {len(raw)} bytes; shape and datatype need {size * dtype.itemsize}"
+            )
+        return header.request(as_array(raw, shape=header.shape, dtype=dtype))
+    return header.request(_typed(request.inputs[0].contents, spec.datatype, header.shape))
+
+
+def _typed(contents: Message, datatype: str, shape: tuple[int, ...]) -> Array:
+    field = CONTENTS.get(datatype)
+    if field is None:
+        raise BadRequestError(f"inputs[0].contents: cannot hold {datatype}; send raw_input_contents")
+    values = getattr(contents, field)
+    if len(values) != math.prod(shape):
+        raise BadRequestError(
+            f"inputs[0].contents.{field}: has {len(values)} values; the shape needs {math.prod(shape)}"
+        )
+    try:
+        return np.array(values, dtype=NUMPY_TYPES[datatype]).reshape(shape)
+    except OverflowError as error:
+        raise BadRequestError(f"inputs[0].contents.{field}: has a value outside of {datatype}") from error
+
+
+def response(ticket: Ticket, request: InferRequest, *, model: str, raw: bool) -> Message:
+    """The reply to a finished request; outputs come as the inputs came, ``raw`` or typed."""
+    reply = ModelInferResponse(model_name=model, model_version=VERSION, id=request.id or "")
+    for key, value in reply_parameters(ticket).items():
+        kind = {bool: "bool_param", int: "int64_param"}.get(type(value), "string_param")
+        setattr(reply.parameters[key], kind, value)
+    for name, _ in request.outputs:
+        array: Array = ticket.logits if name == "logits" else ticket.labels
+        output = reply.outputs.add(name=name, datatype=DATATYPES[name], shape=array.shape)
+        if raw:
+            reply.raw_output_contents.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+        else:
+            getattr(output.contents, CONTENTS[DATATYPES[name]]).extend(array.reshape(-1).tolist())
+    return reply
+
+
+def _values(parameters: Message, path: str) -> dict[str, Any]:
+    """Parameters as plain values."""
+    values = {}
+    for key, parameter in parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind is None:
+            raise BadRequestError(f"{path}.{key}: has no value")
+        values[key] = getattr(parameter, kind)
+    return values
+
+
+async def start_server(service: InferenceService, *, host: str, port: int, max_body_bytes: int) -> tuple[Any, int]:
+    """Listen for gRPC; the server and its port.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The port is taken.
+    """
+    server = grpc.aio.server(
+        options=(
+            ("grpc.max_receive_message_length", max_body_bytes + HEAD_BYTES),
+            ("grpc.so_reuseport", 0),  # else two workers would share a port without knowing
+        )
+    )
+    methods = {
+        name: grpc.unary_unary_rpc_method_handler(
+            call,
+            request_deserializer=message(f"{name}Request").FromString,
+            response_serializer=lambda reply: reply.SerializeToString(),
+        )
+        for name, call in _methods(service).items()
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise InvalidArgumentError(f"the grpc port {port} cannot be opened; is it in use?") from error
+    await server.start()
+    return server, bound
+
+
+def _methods(service: InferenceService) -> dict[str, Callable[[Message, Context], Awaitable[Message]]]:
+    return {
+        "ServerLive": service.server_live,
+        "ServerReady": service.server_ready,
+        "ModelReady": service.model_ready,
+        "ServerMetadata": service.server_metadata,
+        "ModelMetadata": service.model_metadata,
+        "ModelInfer": service.model_infer,
+    }
