@@ -100,6 +100,23 @@ def test_nested_json_unknown_fields_and_a_chosen_output_are_understood(
     ]
 
 
+def test_a_request_with_a_deadline_is_told_whether_it_came(plain: WorkerProcess) -> None:
+    body = infer_json(bundles.inputs(2), parameters={"deadline_ms": 60_000.5})
+    reply = plain.public.post("/v2/models/tiny/infer", json=body)
+    assert reply.status_code == 200 and reply.json()["parameters"]["deadline"] is False
+    reply = plain.public.post("/v2/models/tiny/infer", json=infer_json(bundles.inputs(2)))
+    assert "deadline" not in reply.json()["parameters"]
+
+
+@pytest.mark.parametrize("wish", [0, -1, True, "10", [], 1e12])
+def test_a_deadline_that_is_no_time_gets_a_400(plain: WorkerProcess, wish: Any) -> None:
+    reply = plain.public.post(
+        "/v2/models/tiny/infer", json=infer_json(bundles.inputs(1), parameters={"deadline_ms": wish})
+    )
+    assert reply.status_code == 400
+    assert reply.json()["error"].startswith("parameters.deadline_ms: is ")
+
+
 # --- bad input -------------------------------------------------------------------------------------
 
 
