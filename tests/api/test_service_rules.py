@@ -167,7 +167,7 @@ def test_every_default_comes_from_the_schema(api: Any, manifests: Any) -> None:
             "latency": {"percentile": 95, "threshold": "40ms"},
             "accuracy": {"maxDisagreement": "0.02", "confidence": "0.95", "output": "Top1"},
         },
-        "ramps": {"mode": "Auto", "maxOverhead": "0.05", "maxActive": 3},
+        "ramps": {"mode": "Auto", "maxOverhead": "0.05", "maxActive": 3, "precision": "Auto"},
         "execution": "Auto",
         "rollout": {
             "promotion": "Automatic",
