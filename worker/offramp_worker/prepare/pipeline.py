@@ -17,7 +17,14 @@ from offramp_core.bundle import RampSpec
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_core.uncertainty import quantile_table, raw_score, uncertainty
 from offramp_worker.bundle.graph import feature_shapes
-from offramp_worker.prepare.cuts import Place, cut_vertices, distinct_places, float_tensors, graph_steps
+from offramp_worker.prepare.cuts import (
+    INPUT_POSITION,
+    Place,
+    cut_vertices,
+    distinct_places,
+    float_tensors,
+    graph_steps,
+)
 from offramp_worker.prepare.data import (
     FloatArray,
     HeadSplit,
@@ -26,22 +33,14 @@ from offramp_worker.prepare.data import (
     load_inputs,
     plan_split,
     remove_repeats,
-    shifted_copies,
 )
-from offramp_worker.prepare.features import (
-    Features,
-    blank_heads,
-    candidate_ramps,
-    collect_features,
-    heads_of,
-    tapped_logits,
-)
+from offramp_worker.prepare.features import Features, blank_heads, heads_of, tapped_logits
+from offramp_worker.prepare.fitting import Fitted, Rungs, Workshop, candidate_rungs, fit_convolutions, fit_pooled
 from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure, profile_of
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine
-from offramp_worker.prepare.selection import RampMerit, Verdict, merit, select_ramps, utility
+from offramp_worker.prepare.selection import RampCost, Verdict, cost_of, merit, select_ramps, utility
 from offramp_worker.prepare.sources import Backbone, load_backbone
-from offramp_worker.prepare.training import Parameters, head_logits, train_heads
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
 
 MIN_DEPTH, MAX_DEPTH = 0.03, 0.95
@@ -110,22 +109,30 @@ class _Search:
     backbone: Backbone
     n_cuts: int
     places: tuple[Place, ...]
-    ramps: tuple[RampSpec, ...]
+    rungs: Rungs
     measured: Measurements
 
-    def merit(self, spec: RampSpec, logits: FloatArray, reference: FloatArray) -> RampMerit:
-        """Judge a head's logits against the model's."""
-        cost, depth = self.measured.batches[0].head_share(spec.id), self.measured.depth(spec.position)
-        return merit(logits, reference.argmax(axis=1), cost=cost, depth=depth)
+    @property
+    def costs(self) -> dict[str, RampCost]:
+        """Ramp id -> what it costs."""
+        return {spec.id: cost_of(spec, self.measured) for spec in self.rungs.all}
+
+    @property
+    def shop(self) -> Workshop:
+        """Where heads are fitted."""
+        request = self.request
+        return Workshop(
+            self.backbone, self.places, self.inputs.x, self.inputs.extra, request.variations, request.seed,
+            training_threads(), self.reporter,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """Trained heads, the split they were trained with, and the validation rows' features."""
+    """Trained heads and the split they were trained with."""
 
     split: HeadSplit
-    parameters: Mapping[str, Parameters]
-    validation: Features
+    fitted: Fitted
 
 
 def prepare_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport:
@@ -142,8 +149,7 @@ def prepare_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport
     _check_request(request)
     search = _begin(request, reporter, _read_inputs(request))
     heads = _train(search)
-    verdicts = select_ramps(search.ramps, _merits(search, heads.parameters, heads.validation), search.measured)
-    return _finish(search, heads, verdicts, start=start)
+    return _finish(search, heads, select_ramps(heads.fitted.merits(search.costs)), start=start)
 
 
 def find_places(backbone: Backbone, x: FloatArray) -> tuple[int, tuple[Place, ...]]:
@@ -256,8 +262,10 @@ def _begin(request: PrepareRequest, reporter: Reporter, inputs: _Inputs) -> _Sea
         raise InvalidArgumentError("variations need images, x of shape [N, channels, height, width]; use 0")
     n_cuts, found = find_places(backbone, inputs.x)
     places = _worthwhile(request, backbone, found, inputs.x)
-    ramps = candidate_ramps(places)
-    heads = blank_heads(ramps, places, n_classes=backbone.n_classes)
+    entry = _entry(backbone)
+    rungs = candidate_rungs(places, entry=entry)
+    places = places if entry is None else (entry, *places)
+    heads = blank_heads(rungs.all, places, n_classes=backbone.n_classes)
     with reporter.step("measure the profile", total=len(BATCH_SIZES)) as advance:
         measured = measure(
             backbone,
@@ -268,65 +276,53 @@ def _begin(request: PrepareRequest, reporter: Reporter, inputs: _Inputs) -> _Sea
             seconds=request.profile_seconds,
             advance=advance,
         )
-    return _Search(request, reporter, inputs, backbone, n_cuts, places, ramps, measured)
+    return _Search(request, reporter, inputs, backbone, n_cuts, places, rungs, measured)
+
+
+def _entry(backbone: Backbone) -> Place | None:
+    """The model's input as a place for ramps, where it is an image."""
+    spec = backbone.input
+    return Place(INPUT_POSITION, spec.name, spec.shape) if spec.datatype == "FP32" and len(spec.shape) == 3 else None
 
 
 def _train(search: _Search) -> _Heads:
-    """Train all heads on the first share of the data, and on twice as much for as long as that pays."""
-    request, x = search.request, search.inputs.x
-    extra = _features(search, search.inputs.extra, "run head data") if len(search.inputs.extra) else None
-    split = plan_split(len(x), name=request.split, share=_share(request))
+    """Train heads on the first share of the data, and on twice as much for as long as that pays."""
+    request, shop, ramps = search.request, search.shop, search.rungs.all
+    extra = shop.features(ramps, shop.extra, "run head data") if len(shop.extra) else None
+    split = plan_split(len(shop.x), name=request.split, share=_share(request))
     assert split is not None
-    stream = _features(search, x[: split.head], "run head rows")
-    heads = _fit(search, split, stream, extra)
+    stream = shop.features(ramps, shop.x[: split.head], "run head rows")
+    heads, answers = _fit(search, split, stream, extra)
     doublings = 0
     while request.head_share is None and request.split == "default":
         doublings += 1
-        larger = plan_split(len(x), name=request.split, share=_share(request), doublings=doublings)
+        larger = plan_split(len(shop.x), name=request.split, share=_share(request), doublings=doublings)
         if larger is None:
             break
-        stream = stream.then(_features(search, x[len(stream) : larger.head], "run more head rows"))
-        candidate = _fit(search, larger, stream, extra)
+        stream = stream.then(shop.features(ramps, shop.x[len(stream) : larger.head], "run more head rows"))
+        candidate, more_answers = _fit(search, larger, stream, extra)
         # Both are judged on the larger split's validation rows, which neither has seen.
-        before, after = (_utility(search, trained.parameters, candidate.validation) for trained in (heads, candidate))
+        earlier = heads.fitted.on(stream.rows(larger.train, larger.head))
+        before, after = (utility(fitted.merits(search.costs).values()) for fitted in (earlier, candidate.fitted))
         if after - before < ENOUGH_GAIN:
             break
-        heads = candidate
-    return heads
+        heads, answers = candidate, more_answers
+    return replace(
+        heads,
+        fitted=fit_convolutions(shop, search.rungs, search.costs, heads.fitted, split=heads.split, answers=answers),
+    )
 
 
-def _fit(search: _Search, split: HeadSplit, stream: Features, extra: Features | None) -> _Heads:
-    request = search.request
+def _fit(search: _Search, split: HeadSplit, stream: Features, extra: Features | None) -> tuple[_Heads, FloatArray]:
+    """Heads that read pooled features, and the model's logits on the rows that trained them."""
+    shop, ramps = search.shop, search.rungs.all
     training = stream.rows(0, split.train)
-    if request.variations:
-        copies = shifted_copies(search.inputs.x[: split.train], copies=request.variations, seed=request.seed)
-        training = training.then(_features(search, copies, "run variations"))
+    if shop.variations:
+        training = training.then(shop.features(ramps, shop.copies(split), "run variations"))
     if extra is not None:
         training = training.then(extra)
     validation = stream.rows(split.train, split.head)
-    with search.reporter.step(f"train heads on {len(training)} rows", total=len(search.ramps)) as advance:
-        parameters = train_heads(
-            search.ramps, training, validation, seed=request.seed, threads=training_threads(), advance=advance
-        )
-    return _Heads(split, parameters, validation)
-
-
-def _features(search: _Search, x: FloatArray, name: str) -> Features:
-    with search.reporter.step(name, total=len(x)) as advance:
-        return collect_features(
-            search.backbone, search.ramps, search.places, x, threads=training_threads(), advance=advance
-        )
-
-
-def _merits(search: _Search, parameters: Mapping[str, Parameters], rows: Features) -> dict[str, RampMerit]:
-    return {
-        spec.id: search.merit(spec, head_logits(parameters[spec.id], rows.pooled[spec.id]), rows.logits)
-        for spec in search.ramps
-    }
-
-
-def _utility(search: _Search, parameters: Mapping[str, Parameters], rows: Features) -> float:
-    return utility(list(_merits(search, parameters, rows).values()))
+    return _Heads(split, fit_pooled(shop, search.rungs, search.costs, training, validation)), training.logits
 
 
 def _kept(verdicts: Sequence[Verdict]) -> tuple[RampSpec, ...]:
@@ -342,18 +338,17 @@ def _finish(search: _Search, heads: _Heads, verdicts: Sequence[Verdict], *, star
     request, backbone, split = search.request, search.backbone, heads.split
     ramps = _kept(verdicts)
     unseen = search.inputs.x[split.head :]
-    nodes = heads_of(ramps, search.places, tensors=heads.parameters)
+    parameters = heads.fitted.parameters
+    nodes = heads_of(ramps, search.places, tensors=parameters)
     with search.reporter.step("score the records", total=len(unseen)) as advance:
         reference, logits = tapped_logits(backbone, nodes, unseen, threads=training_threads(), advance=advance)
-    tables = {
-        spec.id: score_table(head_logits(heads.parameters[spec.id], heads.validation.pooled[spec.id])) for spec in ramps
-    }
+    tables = {spec.id: score_table(heads.fitted.said[spec.id]) for spec in ramps}
     contents = BundleContents(
         name=request.name or _default_name(backbone.name),
         source=_source(request.model),
         backbone=backbone,
         ramps=ramps,
-        parameters=heads.parameters,
+        parameters=parameters,
         quantiles=tables,
         profile=profile_of(ramps, search.measured),
         records=_records(ramps, logits, reference, tables),
@@ -361,7 +356,8 @@ def _finish(search: _Search, heads: _Heads, verdicts: Sequence[Verdict], *, star
         data=_provenance(request, split, search.inputs),
     )
     manifest = write_bundle(request.out, contents)
-    seen = {spec.id: search.merit(spec, values, reference) for spec, values in zip(ramps, logits, strict=True)}
+    answers, costs = reference.argmax(axis=1), search.costs
+    seen = {spec.id: merit(values, answers, costs[spec.id]) for spec, values in zip(ramps, logits, strict=True)}
     return PrepareReport(
         out=request.out,
         name=manifest.name,
@@ -373,6 +369,7 @@ def _finish(search: _Search, heads: _Heads, verdicts: Sequence[Verdict], *, star
             RampLine(replace(v, merit=seen[v.spec.id]), "records") if v.spec.id in seen else RampLine(v, "validation")
             for v in verdicts
         ),
+        untrained=heads.fitted.untrained,
         data=contents.data,
         exact_seconds={batch.batch_size: batch.exact_seconds for batch in search.measured.batches},
         threads=request.threads,

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.table import Table
 
-from offramp_worker.prepare.selection import BUDGETS, Verdict
+from offramp_worker.prepare.selection import BUDGETS, Untrained, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class PrepareReport:
     places: int
     cut_vertices: int
     lines: tuple[RampLine, ...]
+    untrained: tuple[Untrained, ...]
     data: Mapping[str, Any]
     exact_seconds: Mapping[int, float]
     threads: int

@@ -119,8 +119,8 @@ def _write_files(folder: Path, contents: BundleContents) -> Manifest:
 
 
 def ramp_order(ramps: Sequence[RampSpec]) -> tuple[RampSpec, ...]:
-    """The order every array of a bundle follows: position, then head."""
-    return tuple(sorted(ramps, key=lambda spec: (spec.position, spec.head)))
+    """The order every array of a bundle follows: position, then head, then width."""
+    return tuple(sorted(ramps, key=lambda spec: (spec.position, spec.head, spec.hidden)))
 
 
 def _swap(work: Path, out: Path) -> None:
