@@ -25,7 +25,7 @@ from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport
 from offramp_worker.prepare.sources import load_backbone, open_session
-from offramp_worker.prepare.training import head_logits, train_heads
+from offramp_worker.prepare.training import train_heads
 
 pytestmark = pytest.mark.slow  # trains heads
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.bundle import RampSpec
+from offramp_core.bundle import RampSpec, profile_arrays
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_core.uncertainty import quantile_table, raw_score, uncertainty
 from offramp_worker.bundle.graph import feature_shapes
@@ -36,9 +36,10 @@ from offramp_worker.prepare.data import (
 )
 from offramp_worker.prepare.features import Features, blank_heads, heads_of, tapped_logits
 from offramp_worker.prepare.fitting import Fitted, Rungs, Workshop, candidate_rungs, fit_convolutions, fit_pooled
+from offramp_worker.prepare.outlook import outlooks
 from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure, profile_of
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.report import PrepareReport, RampLine
+from offramp_worker.prepare.report import PrepareReport, RampLine, write_report
 from offramp_worker.prepare.selection import RampCost, Verdict, cost_of, merit, select_ramps, utility
 from offramp_worker.prepare.sources import Backbone, load_backbone
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
@@ -356,9 +357,10 @@ def _finish(search: _Search, heads: _Heads, verdicts: Sequence[Verdict], *, star
         data=_provenance(request, split, search.inputs),
     )
     manifest = write_bundle(request.out, contents)
+    arrays = {**contents.records, **profile_arrays(contents.profile)}
     answers, costs = reference.argmax(axis=1), search.costs
     seen = {spec.id: merit(values, answers, costs[spec.id]) for spec, values in zip(ramps, logits, strict=True)}
-    return PrepareReport(
+    report = PrepareReport(
         out=request.out,
         name=manifest.name,
         backbone_digest=manifest.backbone_digest,
@@ -370,11 +372,14 @@ def _finish(search: _Search, heads: _Heads, verdicts: Sequence[Verdict], *, star
             for v in verdicts
         ),
         untrained=heads.fitted.untrained,
+        outlooks=outlooks(arrays, [spec.id for spec in ramps]),
         data=contents.data,
         exact_seconds={batch.batch_size: batch.exact_seconds for batch in search.measured.batches},
         threads=request.threads,
         seconds=time.perf_counter() - start,
     )
+    write_report(report)
+    return report
 
 
 def _records(

@@ -1,8 +1,10 @@
-"""What ``offramp prepare`` says at its end, as a table for people and as JSON for machines."""
+"""What ``offramp prepare`` says at its end: a table for people, JSON for machines, and both with a picture beside the bundle's files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,10 @@ from typing import Any
 from rich.console import Console, Group
 from rich.table import Table
 
+from offramp_worker.prepare.outlook import USUAL_OVERHEAD, Outlook
 from offramp_worker.prepare.selection import BUDGETS, Untrained, Verdict
+
+REPORT_FILE, PICTURE_FILE = "report.json", "report.png"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +36,10 @@ class RampLine:
             "head": spec.head,
             "hidden": spec.hidden,
             "cost": round(merit.cost, 4),
+            "cost_by_batch": {str(size): round(cost, 4) for size, cost in merit.costs.head.items()},
             "agreement": round(merit.agreement, 4),
             "exit_share": {str(budget): round(share, 4) for budget, share in merit.exits.items()},
+            "utility": {str(budget): round(saving, 4) for budget, saving in merit.utility.items()},
             "measured_on": self.measured_on,
             "refused": self.verdict.refused,
         }
@@ -50,6 +57,7 @@ class PrepareReport:
     cut_vertices: int
     lines: tuple[RampLine, ...]
     untrained: tuple[Untrained, ...]
+    outlooks: tuple[Outlook, ...]
     data: Mapping[str, Any]
     exact_seconds: Mapping[int, float]
     threads: int
@@ -57,8 +65,9 @@ class PrepareReport:
 
     @property
     def kept(self) -> tuple[RampLine, ...]:
-        """Ramps in the bundle."""
-        return tuple(line for line in self.lines if not line.verdict.refused)
+        """Ramps in the bundle, in network order."""
+        kept = (line for line in self.lines if not line.verdict.refused)
+        return tuple(sorted(kept, key=lambda line: (line.verdict.spec.position, line.verdict.merit.cost)))
 
     @property
     def next_command(self) -> str:
@@ -76,6 +85,18 @@ class PrepareReport:
             "places": self.places,
             "ramps": [line.to_mapping() for line in self.kept],
             "refused": [line.to_mapping() for line in self.lines if line.verdict.refused],
+            "untrained": [
+                {
+                    "id": each.spec.id,
+                    "position": each.spec.position,
+                    "head": each.spec.head,
+                    "hidden": each.spec.hidden,
+                    "cost_by_batch": {str(size): round(cost, 4) for size, cost in each.costs.head.items()},
+                    "refused": each.reason,
+                }
+                for each in self.untrained
+            ],
+            "outlook": [outlook.to_mapping() for outlook in self.outlooks],
             "data": dict(self.data),
             "exact_seconds": {str(size): seconds for size, seconds in self.exact_seconds.items()},
             "threads": self.threads,
@@ -84,31 +105,67 @@ class PrepareReport:
         }
 
 
+def write_report(report: PrepareReport) -> None:
+    """Put report.json and report.png into the bundle's folder. They are for people: no manifest lists and no worker reads them."""
+    from offramp_worker.prepare.picture import draw  # matplotlib takes a second to import
+
+    (report.out / REPORT_FILE).write_text(json.dumps(report.to_mapping(), indent=1) + "\n", encoding="utf-8")
+    draw(report, report.out / PICTURE_FILE)
+
+
 def print_report(report: PrepareReport, console: Console) -> None:
     """The report for people."""
-    console.print(Group(_ramp_table(report), *_notes(report)), highlight=False)
+    console.print(Group(_ramp_table(report), _outlook_table(report), *_notes(report)), highlight=False)
 
 
 def _ramp_table(report: PrepareReport) -> Table:
     table = Table(
-        title=f"Ramps of {report.name}: what could leave at a disagreement budget of 0.5, 1, 2, 5 %, "
-        f"% of {report.data['records']} records",
+        title=f"Ramps of {report.name}, in %: the model's time up to one and its own at batch sizes, who could leave there alone "
+        f"at a disagreement budget, of {report.data['records']} records, and what that saves of the model's time",
         title_justify="left",
     )
     table.add_column("ramp", no_wrap=True)
-    table.add_column("after", overflow="ellipsis", no_wrap=True, max_width=24)
-    for title in ("depth", "cost", "agrees", *(f"@{budget * 100:g}%" for budget in BUDGETS)):
+    table.add_column("after", overflow="ellipsis", no_wrap=True, max_width=16)
+    sizes = _shown_sizes(report)
+    for title in (
+        "depth", *(f"cost b{size}" for size in sizes), "agrees", *(f"@{budget * 100:g}%" for budget in BUDGETS),
+        "saves @1%", "@5%",
+    ):  # fmt: skip
         table.add_column(title, justify="right", no_wrap=True)
     for line in report.kept:
         merit = line.verdict.merit
-        shares = [merit.depth, merit.cost, merit.agreement, *(merit.exits[budget] for budget in BUDGETS)]
+        shares = [
+            merit.depth, *(merit.costs.head[size] for size in sizes), merit.agreement,
+            *(merit.exits[budget] for budget in BUDGETS), merit.utility[0.01], merit.utility[0.05],
+        ]  # fmt: skip
         table.add_row(line.verdict.spec.id, line.verdict.spec.tensor, *(f"{100 * share:.1f}" for share in shares))
+    return table
+
+
+def _shown_sizes(report: PrepareReport) -> list[int]:
+    """The smallest, a middle and the largest batch size."""
+    sizes = list(report.exact_seconds)
+    return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+
+
+def _outlook_table(report: PrepareReport) -> Table:
+    table = Table(
+        title=f"Best plan of at most 3 ramps that add at most {USUAL_OVERHEAD:.0%}, in hindsight on the records: an outlook, no promise",
+        title_justify="left",
+    )
+    for title in ("budget", "batch", "saves", "ramps", "with any overhead"):
+        table.add_column(title, justify="left" if title == "ramps" else "right", no_wrap=title != "ramps")
+    usual = [o for o in report.outlooks if o.max_overhead == USUAL_OVERHEAD]
+    free = [o for o in report.outlooks if o.max_overhead != USUAL_OVERHEAD]
+    for within, anything in zip(usual, free, strict=True):
+        names = ", ".join(within.ramps) or "none pays"
+        figures = f"{within.budget:.1%}", str(within.batch_size), f"{within.saving:.1%}"
+        table.add_row(*figures, names, f"{anything.saving:.1%}")
     return table
 
 
 def _notes(report: PrepareReport) -> list[str]:
     data = report.data
-    refused = [line.verdict for line in report.lines if line.verdict.refused]
     times = ", ".join(f"{size}: {1e3 * seconds:.2f}" for size, seconds in report.exact_seconds.items())
     lines = [
         f"places: {report.cut_vertices} cut vertices, {report.places} places considered",
@@ -122,5 +179,22 @@ def _notes(report: PrepareReport) -> list[str]:
         )
     if data["repeats_dropped"]:
         lines.append(f"      {data['repeats_dropped']} rows dropped because they repeat others")
-    lines += [f"refused {verdict.spec.id}: {verdict.refused}" for verdict in refused]
-    return [*lines, f"bundle written to {report.out} in {report.seconds:.0f} s", f"next: {report.next_command}"]
+    lines += _refusals(
+        [
+            *((line.verdict.spec.id, line.verdict.refused) for line in report.lines if line.verdict.refused),
+            *((each.spec.id, each.reason) for each in report.untrained),
+        ]
+    )
+    return [
+        *lines,
+        f"bundle written to {report.out} in {report.seconds:.0f} s, with {REPORT_FILE} and {PICTURE_FILE}",
+        f"next: {report.next_command}",
+    ]
+
+
+def _refusals(reasons: Sequence[tuple[str, str]]) -> list[str]:
+    """One line per reason."""
+    ramps = defaultdict(list)
+    for ramp, reason in reasons:
+        ramps[reason].append(ramp)
+    return [f"refused {', '.join(names)}: {reason}" for reason, names in ramps.items()]
