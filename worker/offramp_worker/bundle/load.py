@@ -184,7 +184,11 @@ def _check_manifest(manifest: Manifest) -> None:
             f"{MANIFEST_FILE}: ramps {ids} must be unique, and none may be called like a final column"
         )
     for ramp in manifest.ramps:
-        if ramp.channels < 1 or (ramp.head in KINDS and KINDS[ramp.head].needs_hidden and ramp.hidden < 1) or not 0 <= ramp.depth <= 1:
+        if (
+            ramp.channels < 1
+            or (ramp.head in KINDS and KINDS[ramp.head].needs_hidden and ramp.hidden < 1)
+            or not 0 <= ramp.depth <= 1
+        ):
             raise InvalidBundleError(f"{MANIFEST_FILE}: ramp {ramp.id!r} has channels, hidden or depth out of range")
 
 

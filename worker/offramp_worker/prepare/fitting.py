@@ -6,15 +6,15 @@ could pay (:mod:`offramp_worker.prepare.selection`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from offramp_core.bundle import HeadKind, RampSpec
-from offramp_worker.bundle.heads import KINDS
 from offramp_worker.prepare.cuts import Place
-from offramp_worker.prepare.data import FloatArray, HeadSplit, shifted_copies
+from offramp_worker.prepare.data import FloatArray, HeadSplit, SplitName, plan_split, shifted_copies
 from offramp_worker.prepare.features import (
     MIN_HIDDEN,
     Features,
@@ -26,7 +26,7 @@ from offramp_worker.prepare.features import (
     tapped_logits,
 )
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.selection import RampCost, RampMerit, Untrained, merit, most_promising, screen
+from offramp_worker.prepare.selection import RampCost, RampMerit, Untrained, merit, most_promising, screen, utility
 from offramp_worker.prepare.sources import Backbone
 from offramp_worker.prepare.training import (
     Lesson,
@@ -38,6 +38,8 @@ from offramp_worker.prepare.training import (
     train_heads,
 )
 
+DEFAULT_HEAD_SHARE = 0.1
+ENOUGH_GAIN = 0.01  # doubling the head rows must add this much utility to go on
 LINEAR_KINDS: tuple[HeadKind, ...] = ("pooled-linear", "grid-linear")
 NARROW_HIDDEN = MIN_HIDDEN // 2
 MAX_CONV_HEADS = 2
@@ -132,6 +134,15 @@ class Fitted:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """Heads and the rows they were taught with; ``answers`` (n, n_classes) are the model's logits on all training rows."""
+
+    split: HeadSplit
+    fitted: Fitted
+    answers: FloatArray
+
+
 def candidate_rungs(places: Sequence[Place], *, entry: Place | None) -> Rungs:
     """All candidate heads of a network.
 
@@ -165,55 +176,78 @@ def fit_pooled(
     return replace(linear.then(_fit_features(shop, promising, training, validation)), untrained=untrained)
 
 
-def fit_convolutions(
+def fit_given(shop: Workshop, ramps: Sequence[RampSpec], training: Features, validation: Features) -> Fitted:
+    """Train heads that read pooled features, whatever they are worth."""
+    return _fit_features(shop, ramps, training, validation)
+
+
+def fit_growing(
     shop: Workshop,
-    rungs: Rungs,
+    ramps: Sequence[RampSpec],
     costs: Mapping[str, RampCost],
-    fitted: Fitted,
+    fit: Callable[[Features, Features], Fitted],
     *,
-    split: HeadSplit,
-    answers: FloatArray,
-) -> Fitted:
-    """Add heads with convolutions at the few places where they could save most beyond the heads there.
+    split: SplitName,
+    share: float | None,
+) -> Taught:
+    """Train heads on the first ``share`` of the stream; None: on 10 %, and on twice as much for as long as that pays.
 
     Parameters
     ----------
-    answers : (n, n_classes) float32
-        The model's logits on the training rows: those of the stream, their variations, the extra ones.
+    ramps : sequence of RampSpec
+        All heads whose features may be needed.
+    fit : callable
+        Trains heads that read pooled features: (training, validation) -> Fitted.
     """
+    first = DEFAULT_HEAD_SHARE if share is None else share
+    extra = shop.features(ramps, shop.extra, "run head data") if len(shop.extra) else None
+
+    def teach(part: HeadSplit) -> Taught:
+        training = stream.rows(0, part.train)
+        if shop.variations:
+            training = training.then(shop.features(ramps, shop.copies(part), "run variations"))
+        if extra is not None:
+            training = training.then(extra)
+        return Taught(part, fit(training, stream.rows(part.train, part.head)), training.logits)
+
+    start = plan_split(len(shop.x), name=split, share=first)
+    assert start is not None
+    stream = shop.features(ramps, shop.x[: start.head], "run head rows")
+    taught, doublings = teach(start), 0
+    while share is None and split == "default":
+        doublings += 1
+        larger = plan_split(len(shop.x), name=split, share=first, doublings=doublings)
+        if larger is None:
+            break
+        stream = stream.then(shop.features(ramps, shop.x[len(stream) : larger.head], "run more head rows"))
+        candidate = teach(larger)
+        # Both are judged on the larger split's validation rows, which neither has seen.
+        earlier = taught.fitted.on(stream.rows(larger.train, larger.head))
+        before, after = (utility(fitted.merits(costs).values()) for fitted in (earlier, candidate.fitted))
+        if after - before < ENOUGH_GAIN:
+            break
+        taught = candidate
+    return taught
+
+
+def choose_convolutions(
+    rungs: Rungs, costs: Mapping[str, RampCost], fitted: Fitted
+) -> tuple[tuple[RampSpec, ...], tuple[Untrained, ...]]:
+    """Of the heads with convolutions the few that could save most beyond the heads fitted at their places, and why not the others."""
     merits = fitted.merits(costs)
     worth, hopeless = screen(rungs.conv, costs, merits)
     chosen, rest = most_promising(worth, costs, merits, most=MAX_CONV_HEADS, apart=CONV_HEADS_APART)
-    added = _fit_maps(shop, chosen, split, answers, reference=fitted.reference)
-    return fitted.then(replace(added, untrained=(*hopeless, *rest)))
+    return chosen, (*hopeless, *rest)
 
 
-def refit(
-    shop: Workshop, ramps: Sequence[RampSpec], split: HeadSplit, training: Features, validation: Features
-) -> Fitted:
-    """Train given heads on rows, whatever they are worth."""
-    pooled = tuple(spec for spec in ramps if not KINDS[spec.head].convolutions)
-    conv = tuple(spec for spec in ramps if KINDS[spec.head].convolutions)
-    fitted = _fit_features(shop, pooled, training, validation)
-    return fitted.then(_fit_maps(shop, conv, split, training.logits, reference=validation.logits))
-
-
-def _fit_features(shop: Workshop, specs: Sequence[RampSpec], training: Features, validation: Features) -> Fitted:
-    name = f"train {_kinds(specs)} heads on {len(training)} rows"
-    with shop.reporter.step(name, total=len(specs)) as advance:
-        parameters = train_heads(specs, training, validation, seed=shop.seed, threads=shop.threads, advance=advance)
-    return Fitted(tuple(specs), parameters, {}, validation.logits).on(validation)
-
-
-def _fit_maps(
-    shop: Workshop, specs: Sequence[RampSpec], split: HeadSplit, answers: FloatArray, *, reference: FloatArray
-) -> Fitted:
-    """Heads that read whole maps, which are computed again for each: all of them at once would fill the memory."""
+def fit_convolutions(shop: Workshop, specs: Sequence[RampSpec], taught: Taught) -> Taught:
+    """Add heads that read whole maps, which are computed again for each: all of them at once would fill the memory."""
     if not specs:
-        return Fitted((), {}, {}, reference)
+        return taught
+    split, fitted = taught.split, taught.fitted
     at = {place.position: place for place in shop.places}
-    targets, held_out = probabilities(answers), probabilities(reference)
-    cells = max(int(np.prod(at[spec.position].shape)) for spec in specs)
+    targets, held_out = probabilities(taught.answers), probabilities(fitted.reference)
+    cells = max(math.prod(at[spec.position].shape) for spec in specs)
     x, v = shop.training_rows(split, most=MAP_BYTES // (2 * cells)), shop.validation_rows(split)
 
     def lessons(spec: RampSpec) -> Lessons:
@@ -227,7 +261,15 @@ def _fit_maps(
         parameters = train_each(specs, lessons, seed=shop.seed, threads=shop.threads, advance=advance)
     nodes = heads_of(specs, shop.places, tensors=parameters)
     _, logits = tapped_logits(shop.backbone, nodes, v, threads=shop.threads, advance=lambda _: None)
-    return Fitted(tuple(specs), parameters, dict(zip((s.id for s in specs), logits, strict=True)), reference)
+    said = {spec.id: each for spec, each in zip(specs, logits, strict=True)}
+    return replace(taught, fitted=fitted.then(Fitted(tuple(specs), parameters, said, fitted.reference)))
+
+
+def _fit_features(shop: Workshop, specs: Sequence[RampSpec], training: Features, validation: Features) -> Fitted:
+    name = f"train {_kinds(specs)} heads on {len(training)} rows"
+    with shop.reporter.step(name, total=len(specs)) as advance:
+        parameters = train_heads(specs, training, validation, seed=shop.seed, threads=shop.threads, advance=advance)
+    return Fitted(tuple(specs), parameters, {}, validation.logits).on(validation)
 
 
 def _kinds(specs: Sequence[RampSpec]) -> str:

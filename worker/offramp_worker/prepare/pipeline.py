@@ -34,20 +34,28 @@ from offramp_worker.prepare.data import (
     plan_split,
     remove_repeats,
 )
-from offramp_worker.prepare.features import Features, blank_heads, heads_of, tapped_logits
-from offramp_worker.prepare.fitting import Fitted, Rungs, Workshop, candidate_rungs, fit_convolutions, fit_pooled
+from offramp_worker.prepare.features import blank_heads, heads_of, tapped_logits
+from offramp_worker.prepare.fitting import (
+    DEFAULT_HEAD_SHARE,
+    Rungs,
+    Taught,
+    Workshop,
+    candidate_rungs,
+    choose_convolutions,
+    fit_convolutions,
+    fit_growing,
+    fit_pooled,
+)
 from offramp_worker.prepare.outlook import outlooks
 from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure, profile_of
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, write_report
-from offramp_worker.prepare.selection import RampCost, Verdict, cost_of, merit, select_ramps, utility
+from offramp_worker.prepare.selection import RampCost, Verdict, cost_of, merit, select_ramps
 from offramp_worker.prepare.sources import Backbone, load_backbone
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
 
 MIN_DEPTH, MAX_DEPTH = 0.03, 0.95
 MAX_PLACES = 14
-DEFAULT_HEAD_SHARE = 0.1
-ENOUGH_GAIN = 0.01  # doubling the head rows must add this much utility to go on
 MAX_TRAINING_THREADS = 4
 PLACING_SECONDS, PROFILE_SECONDS = 1.0, 6.0
 PROBE_ROWS = 8
@@ -92,7 +100,7 @@ class PrepareRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inputs:
+class Inputs:
     """Rows of the data without repeats, rows for heads only, and how many repeats were dropped."""
 
     x: FloatArray
@@ -106,7 +114,7 @@ class _Search:
 
     request: PrepareRequest
     reporter: Reporter
-    inputs: _Inputs
+    inputs: Inputs
     backbone: Backbone
     n_cuts: int
     places: tuple[Place, ...]
@@ -128,14 +136,6 @@ class _Search:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Heads:
-    """Trained heads and the split they were trained with."""
-
-    split: HeadSplit
-    fitted: Fitted
-
-
 def prepare_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport:
     """Make an exit bundle.
 
@@ -147,8 +147,8 @@ def prepare_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport
         Exits cannot be attached to this model, or none would pay; says why.
     """
     start = time.perf_counter()
-    _check_request(request)
-    search = _begin(request, reporter, _read_inputs(request))
+    check_request(request)
+    search = _begin(request, reporter, read_inputs(request))
     heads = _train(search)
     return _finish(search, heads, select_ramps(heads.fitted.merits(search.costs)), start=start)
 
@@ -182,7 +182,8 @@ def training_threads() -> int:
     return min(MAX_TRAINING_THREADS, len(os.sched_getaffinity(0)))
 
 
-def _check_request(request: PrepareRequest) -> None:
+def check_request(request: PrepareRequest) -> None:
+    """Raise InvalidArgumentError for what can be told before anything is read."""
     check_target(request.out)
     if request.name and not NAME_PATTERN.fullmatch(request.name):
         raise InvalidArgumentError(f"name {request.name!r} must be lower-case letters, digits and '-', at most 63")
@@ -196,10 +197,12 @@ def _check_request(request: PrepareRequest) -> None:
         raise InvalidArgumentError(f"seed is {request.seed}; it must lie in [0, 2**31)")
 
 
-def _read_inputs(request: PrepareRequest) -> _Inputs:
+def read_inputs(request: PrepareRequest) -> Inputs:
     """Read the data; repeated rows go, because a copy of a training row among the records would be no test."""
     x = load_inputs(request.data)
-    plan_split(len(x), name=request.split, share=_share(request))  # refuse a bad share before any work
+    plan_split(
+        len(x), name=request.split, share=request.head_share or DEFAULT_HEAD_SHARE
+    )  # refuse a bad share before any work
     unique = _first_occurrences(x)
     extra = np.empty((0, *x.shape[1:]), dtype=np.float32)
     dropped = len(x) - len(unique)
@@ -212,7 +215,7 @@ def _read_inputs(request: PrepareRequest) -> _Inputs:
         fresh = remove_repeats(extra, of=unique)
         dropped += len(extra) - len(fresh)
         extra = fresh
-    return _Inputs(unique, extra, dropped)
+    return Inputs(unique, extra, dropped)
 
 
 def _first_occurrences(x: FloatArray) -> FloatArray:
@@ -220,10 +223,6 @@ def _first_occurrences(x: FloatArray) -> FloatArray:
     keys = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).ravel()
     _, first = np.unique(keys, return_index=True)
     return x if len(first) == len(x) else x[np.sort(first)]
-
-
-def _share(request: PrepareRequest) -> float:
-    return DEFAULT_HEAD_SHARE if request.head_share is None else request.head_share
 
 
 def _worthwhile(
@@ -254,7 +253,7 @@ def _worthwhile(
     return tuple(inside)
 
 
-def _begin(request: PrepareRequest, reporter: Reporter, inputs: _Inputs) -> _Search:
+def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Search:
     """Load the model, find places and measure them."""
     with reporter.step("export the model", total=1) as advance:
         backbone = load_backbone(request.model, inputs.x)
@@ -286,44 +285,17 @@ def _entry(backbone: Backbone) -> Place | None:
     return Place(INPUT_POSITION, spec.name, spec.shape) if spec.datatype == "FP32" and len(spec.shape) == 3 else None
 
 
-def _train(search: _Search) -> _Heads:
-    """Train heads on the first share of the data, and on twice as much for as long as that pays."""
-    request, shop, ramps = search.request, search.shop, search.rungs.all
-    extra = shop.features(ramps, shop.extra, "run head data") if len(shop.extra) else None
-    split = plan_split(len(shop.x), name=request.split, share=_share(request))
-    assert split is not None
-    stream = shop.features(ramps, shop.x[: split.head], "run head rows")
-    heads, answers = _fit(search, split, stream, extra)
-    doublings = 0
-    while request.head_share is None and request.split == "default":
-        doublings += 1
-        larger = plan_split(len(shop.x), name=request.split, share=_share(request), doublings=doublings)
-        if larger is None:
-            break
-        stream = stream.then(shop.features(ramps, shop.x[len(stream) : larger.head], "run more head rows"))
-        candidate, more_answers = _fit(search, larger, stream, extra)
-        # Both are judged on the larger split's validation rows, which neither has seen.
-        earlier = heads.fitted.on(stream.rows(larger.train, larger.head))
-        before, after = (utility(fitted.merits(search.costs).values()) for fitted in (earlier, candidate.fitted))
-        if after - before < ENOUGH_GAIN:
-            break
-        heads, answers = candidate, more_answers
-    return replace(
-        heads,
-        fitted=fit_convolutions(shop, search.rungs, search.costs, heads.fitted, split=heads.split, answers=answers),
-    )
-
-
-def _fit(search: _Search, split: HeadSplit, stream: Features, extra: Features | None) -> tuple[_Heads, FloatArray]:
-    """Heads that read pooled features, and the model's logits on the rows that trained them."""
-    shop, ramps = search.shop, search.rungs.all
-    training = stream.rows(0, split.train)
-    if shop.variations:
-        training = training.then(shop.features(ramps, shop.copies(split), "run variations"))
-    if extra is not None:
-        training = training.then(extra)
-    validation = stream.rows(split.train, split.head)
-    return _Heads(split, fit_pooled(shop, search.rungs, search.costs, training, validation)), training.logits
+def _train(search: _Search) -> Taught:
+    """Climb the ladder: heads on pooled features first, then convolutions where these leave them something to win."""
+    request, shop, rungs, costs = search.request, search.shop, search.rungs, search.costs
+    taught = fit_growing(
+        shop, rungs.all, costs, lambda training, validation: fit_pooled(shop, rungs, costs, training, validation),
+        split=request.split, share=request.head_share,
+    )  # fmt: skip
+    chosen, others = choose_convolutions(rungs, costs, taught.fitted)
+    taught = fit_convolutions(shop, chosen, taught)
+    fitted = taught.fitted
+    return replace(taught, fitted=replace(fitted, untrained=(*fitted.untrained, *others)))
 
 
 def _kept(verdicts: Sequence[Verdict]) -> tuple[RampSpec, ...]:
@@ -334,7 +306,7 @@ def _kept(verdicts: Sequence[Verdict]) -> tuple[RampSpec, ...]:
     return ramp_order(kept)
 
 
-def _finish(search: _Search, heads: _Heads, verdicts: Sequence[Verdict], *, start: float) -> PrepareReport:
+def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, start: float) -> PrepareReport:
     """Score the rows no head has seen with the graph a worker's audits run, and write the bundle."""
     request, backbone, split = search.request, search.backbone, heads.split
     ramps = _kept(verdicts)
@@ -354,7 +326,7 @@ def _finish(search: _Search, heads: _Heads, verdicts: Sequence[Verdict], *, star
         profile=profile_of(ramps, search.measured),
         records=_records(ramps, logits, reference, tables),
         probe=_probe(backbone, search.inputs.x[split.train : split.train + PROBE_ROWS]),
-        data=_provenance(request, split, search.inputs),
+        data=provenance(request, split, search.inputs),
     )
     manifest = write_bundle(request.out, contents)
     arrays = {**contents.records, **profile_arrays(contents.profile)}
@@ -416,7 +388,8 @@ def _probe(backbone: Backbone, x: FloatArray) -> tuple[FloatArray, FloatArray]:
     return x, logits
 
 
-def _provenance(request: PrepareRequest, split: HeadSplit, inputs: _Inputs) -> dict[str, Any]:
+def provenance(request: PrepareRequest, split: HeadSplit, inputs: Inputs) -> dict[str, Any]:
+    """Which rows went where, for the manifest."""
     return {
         "head_training": split.train,
         "head_validation": split.validation,

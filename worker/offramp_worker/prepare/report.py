@@ -13,21 +13,26 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from offramp_worker.prepare.outlook import USUAL_OVERHEAD, Outlook
-from offramp_worker.prepare.selection import BUDGETS, Untrained, Verdict
+from offramp_worker.prepare.selection import BUDGETS, RampMerit, Untrained, Verdict
 
 REPORT_FILE, PICTURE_FILE = "report.json", "report.png"
 
 
 @dataclass(frozen=True, slots=True)
 class RampLine:
-    """One candidate ramp. Merits of kept ramps are measured on the records, of refused ones on the validation rows."""
+    """One candidate ramp. Merits of kept ramps are measured on the records, of refused ones on the validation rows.
+
+    ``before`` is what the earlier head of a refreshed ramp is worth on the same rows.
+    """
 
     verdict: Verdict
     measured_on: str
+    before: RampMerit | None = None
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON form; shares are fractions."""
         spec, merit = self.verdict.spec, self.verdict.merit
+        before = {} if self.before is None else {"exit_share_before": _rounded(self.before.exits)}
         return {
             "id": spec.id,
             "tensor": spec.tensor,
@@ -36,10 +41,11 @@ class RampLine:
             "head": spec.head,
             "hidden": spec.hidden,
             "cost": round(merit.cost, 4),
-            "cost_by_batch": {str(size): round(cost, 4) for size, cost in merit.costs.head.items()},
+            "cost_by_batch": _rounded(merit.costs.head),
             "agreement": round(merit.agreement, 4),
-            "exit_share": {str(budget): round(share, 4) for budget, share in merit.exits.items()},
-            "utility": {str(budget): round(saving, 4) for budget, saving in merit.utility.items()},
+            "exit_share": _rounded(merit.exits),
+            **before,
+            "utility": _rounded(merit.utility),
             "measured_on": self.measured_on,
             "refused": self.verdict.refused,
         }
@@ -91,7 +97,7 @@ class PrepareReport:
                     "position": each.spec.position,
                     "head": each.spec.head,
                     "hidden": each.spec.hidden,
-                    "cost_by_batch": {str(size): round(cost, 4) for size, cost in each.costs.head.items()},
+                    "cost_by_batch": _rounded(each.costs.head),
                     "refused": each.reason,
                 }
                 for each in self.untrained
@@ -127,9 +133,10 @@ def _ramp_table(report: PrepareReport) -> Table:
     table.add_column("ramp", no_wrap=True)
     table.add_column("after", overflow="ellipsis", no_wrap=True, max_width=16)
     sizes = _shown_sizes(report)
+    refreshed = any(line.before for line in report.kept)
     for title in (
         "depth", *(f"cost b{size}" for size in sizes), "agrees", *(f"@{budget * 100:g}%" for budget in BUDGETS),
-        "saves @1%", "@5%",
+        "saves @1%", "@5%", *(["before: @1%"] if refreshed else []),
     ):  # fmt: skip
         table.add_column(title, justify="right", no_wrap=True)
     for line in report.kept:
@@ -137,6 +144,7 @@ def _ramp_table(report: PrepareReport) -> Table:
         shares = [
             merit.depth, *(merit.costs.head[size] for size in sizes), merit.agreement,
             *(merit.exits[budget] for budget in BUDGETS), merit.utility[0.01], merit.utility[0.05],
+            *([line.before.exits[0.01]] if line.before else []),
         ]  # fmt: skip
         table.add_row(line.verdict.spec.id, line.verdict.spec.tensor, *(f"{100 * share:.1f}" for share in shares))
     return table
@@ -190,6 +198,10 @@ def _notes(report: PrepareReport) -> list[str]:
         f"bundle written to {report.out} in {report.seconds:.0f} s, with {REPORT_FILE} and {PICTURE_FILE}",
         f"next: {report.next_command}",
     ]
+
+
+def _rounded(shares: Mapping[Any, float]) -> dict[str, float]:
+    return {str(key): round(share, 4) for key, share in shares.items()}
 
 
 def _refusals(reasons: Sequence[tuple[str, str]]) -> list[str]:

@@ -127,7 +127,7 @@ def merit(logits: FloatArray, reference: npt.NDArray[np.integer], costs: RampCos
 def utility(merits: Iterable[RampMerit]) -> float:
     """One number for a set of heads: the best single ramp's saving, averaged over budgets of 1, 2 and 5 %."""
     each = [value.utility for value in merits]
-    return float(np.mean([max(0.0, *(shares[budget] for shares in each)) for budget in BUDGETS[1:]]))
+    return float(np.mean([max([0.0, *(shares[budget] for shares in each)]) for budget in BUDGETS[1:]]))
 
 
 def screen(

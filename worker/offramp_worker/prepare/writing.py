@@ -6,8 +6,9 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from offramp_core.bundle import (
     RampSpec,
     profile_arrays,
     ramp_set_digest,
+    side_model_file,
 )
-from offramp_core.errors import InvalidArgumentError
+from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.sources import Backbone
 
@@ -71,6 +73,52 @@ def check_target(out: Path) -> None:
 
 def write_bundle(out: Path, contents: BundleContents) -> Manifest:
     """Write a bundle so that ``out`` is complete or untouched at every moment; an earlier bundle there is replaced."""
+    with _assembled(out) as work:
+        return _write_files(work, contents)
+
+
+def write_refreshed(
+    bundle: Path,
+    out: Path,
+    manifest: Manifest,
+    *,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    records: Mapping[str, npt.NDArray[Any]],
+    data: Mapping[str, Any],
+) -> Manifest:
+    """Write the bundle in folder ``bundle`` again with other heads and records; everything else is copied.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        That of the bundle, which has been verified.
+    tensors : mapping
+        What ``ramps.safetensors`` shall hold; ``records`` are all arrays of the records file.
+    data : mapping
+        Goes into the manifest as it is.
+    """
+    from safetensors.numpy import save_file
+
+    with _assembled(out) as work:
+        models = [side_model_file(ramp.id) for ramp in manifest.ramps if ramp.head == "model"]
+        same = (BACKBONE_FILE, PROFILE_FILE, PROBE_FILE, *(p.file for p in manifest.precisions), *models)
+        for name in same:
+            shutil.copyfile(bundle / name, work / name)
+        save_file(dict(tensors), work / RAMPS_FILE)
+        np.savez(work / RECORDS_FILE, **dict(records))  # type: ignore[arg-type]  # its other argument is no array
+        files = {path.name: _sha256(path) for path in sorted(work.iterdir())}
+        odd = [name for name in same if files[name] != manifest.files.get(name)]
+        if odd:
+            raise InvalidBundleError(f"{odd[0]}: its SHA-256 is not the one in {MANIFEST_FILE}; the bundle is damaged")
+        digest = ramp_set_digest(manifest.ramps, files, manifest.precisions)
+        refreshed = replace(manifest, ramp_set_digest=digest, files=files, data=dict(data))
+        _write_json(work / MANIFEST_FILE, asdict(refreshed))
+    return refreshed
+
+
+@contextmanager
+def _assembled(out: Path) -> Iterator[Path]:
+    """A folder to write a bundle into, which takes the place of ``out`` at the end if nothing was raised."""
     out = out.absolute()
     check_target(out)
     try:
@@ -79,12 +127,11 @@ def write_bundle(out: Path, contents: BundleContents) -> Manifest:
     except OSError as error:
         raise InvalidArgumentError(f"out {out} cannot be made: {error.strerror}") from error
     try:
-        manifest = _write_files(work, contents)
+        yield work
         work.chmod(0o755)  # mkdtemp's 0700 would keep a worker with another user out
         _swap(work, out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return manifest
 
 
 def _write_files(folder: Path, contents: BundleContents) -> Manifest:
