@@ -12,6 +12,7 @@ import onnx
 import prepared
 import pytest
 import torch
+from PIL import Image
 from safetensors.numpy import load_file
 
 from offramp_core.bundle import RampSpec, profile_arrays
@@ -182,7 +183,26 @@ def test_the_report_for_machines_is_json_with_disjoint_counts(report: PrepareRep
     value = json.loads(json.dumps(report.to_mapping()))
     assert value["ramps"][0].keys() >= {"id", "depth", "cost", "agreement", "exit_share", "head"}
     assert value["ramps"][0]["exit_share"].keys() == {"0.005", "0.01", "0.02", "0.05"}
+    assert value["ramps"][0]["cost_by_batch"].keys() == {"1", "2", "4", "8", "16", "32"}
     assert value["next"].startswith("offramp serve ")
+    assert {each["budget"] for each in value["outlook"]} == {0.005, 0.01, 0.02, 0.05}
+    saving = [each["saving"] for each in value["outlook"] if (each["batch_size"], each["max_overhead"]) == (16, 1.0)]
+    assert saving == sorted(saving)  # a larger budget never saves less
+    assert json.loads((report.out / "report.json").read_text()) == value
+
+
+def test_every_candidate_is_accounted_for_with_its_reason(report: PrepareReport) -> None:
+    value = report.to_mapping()
+    fates = [each["id"] for part in ("ramps", "refused", "untrained") for each in value[part]]
+    assert len(fates) == len(set(fates))
+    assert {"r00-cells", "r00-conv32", "r01-linear", "r01-conv32"} <= set(fates)  # at the input and inside
+    assert all(each["refused"] for part in ("refused", "untrained") for each in value[part])
+
+
+def test_the_bundle_comes_with_a_picture(report: PrepareReport) -> None:
+    with Image.open(report.out / "report.png") as picture:
+        assert picture.format == "PNG"
+        assert picture.width > 600
 
 
 class Vgg(torch.nn.Module):

@@ -26,7 +26,16 @@ from offramp_worker.prepare.features import (
     tapped_logits,
 )
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.selection import RampCost, RampMerit, Untrained, merit, most_promising, screen, utility
+from offramp_worker.prepare.selection import (
+    REACH,
+    RampCost,
+    RampMerit,
+    Untrained,
+    merit,
+    most_promising,
+    screen,
+    utility,
+)
 from offramp_worker.prepare.sources import Backbone
 from offramp_worker.prepare.training import (
     Lesson,
@@ -49,16 +58,20 @@ MAP_BYTES = 2**30  # feature maps of one place held at a time; of more rows, onl
 
 @dataclass(frozen=True, slots=True)
 class Rungs:
-    """Candidate heads by position: ``linear`` are trained everywhere, ``mlp`` and ``conv`` where they could pay."""
+    """Candidate heads by position: ``linear`` are trained everywhere, ``mlp`` and ``conv`` where they could pay.
+
+    ``narrow`` are MLPs with fewer units: cheaper than those of the usual width where one read of the weights counts.
+    """
 
     linear: tuple[RampSpec, ...]
     mlp: tuple[RampSpec, ...]
+    narrow: tuple[RampSpec, ...]
     conv: tuple[RampSpec, ...]
 
     @property
     def all(self) -> tuple[RampSpec, ...]:
         """Every candidate."""
-        return (*self.linear, *self.mlp, *self.conv)
+        return (*self.linear, *self.mlp, *self.narrow, *self.conv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +168,11 @@ def candidate_rungs(places: Sequence[Place], *, entry: Place | None) -> Rungs:
     """
     images = [place for place in (*([] if entry is None else [entry]), *places) if place.is_image]
     usual = candidate_ramps(images, kinds=("grid-mlp",))
-    narrow = [
-        ramp_at(place, "grid-mlp", hidden=NARROW_HIDDEN)
-        for place in images
-        if any(spec.position == place.position and spec.hidden > NARROW_HIDDEN for spec in usual)
-    ]
+    wide = {spec.position for spec in usual if spec.hidden > NARROW_HIDDEN}
     return Rungs(
         linear=candidate_ramps(images, kinds=LINEAR_KINDS),
-        mlp=tuple(sorted((*usual, *narrow), key=lambda spec: (spec.position, spec.hidden))),
+        mlp=usual,
+        narrow=tuple(ramp_at(p, "grid-mlp", hidden=NARROW_HIDDEN) for p in images if p.position in wide),
         conv=candidate_ramps(images, kinds=("conv",)),
     )
 
@@ -170,10 +180,13 @@ def candidate_rungs(places: Sequence[Place], *, entry: Place | None) -> Rungs:
 def fit_pooled(
     shop: Workshop, rungs: Rungs, costs: Mapping[str, RampCost], training: Features, validation: Features
 ) -> Fitted:
-    """Train the heads that read pooled features: all linear ones, then the MLPs that could beat them."""
-    linear = _fit_features(shop, rungs.linear, training, validation)
-    promising, untrained = screen(rungs.mlp, costs, linear.merits(costs))
-    return replace(linear.then(_fit_features(shop, promising, training, validation)), untrained=untrained)
+    """Train the heads that read pooled features: all linear ones, MLPs that could beat them, narrow MLPs that could beat all."""
+    fitted = _fit_features(shop, rungs.linear, training, validation)
+    for candidates, reach in ((rungs.mlp, REACH), (rungs.narrow, 0.0)):
+        promising, others = screen(candidates, costs, fitted.merits(costs), reach=reach)
+        fitted = fitted.then(_fit_features(shop, promising, training, validation))
+        fitted = replace(fitted, untrained=(*fitted.untrained, *others))
+    return fitted
 
 
 def fit_given(shop: Workshop, ramps: Sequence[RampSpec], training: Features, validation: Features) -> Fitted:
@@ -266,6 +279,8 @@ def fit_convolutions(shop: Workshop, specs: Sequence[RampSpec], taught: Taught) 
 
 
 def _fit_features(shop: Workshop, specs: Sequence[RampSpec], training: Features, validation: Features) -> Fitted:
+    if not specs:
+        return Fitted((), {}, {}, validation.logits)
     name = f"train {_kinds(specs)} heads on {len(training)} rows"
     with shop.reporter.step(name, total=len(specs)) as advance:
         parameters = train_heads(specs, training, validation, seed=shop.seed, threads=shop.threads, advance=advance)

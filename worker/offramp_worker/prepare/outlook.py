@@ -16,7 +16,7 @@ from offramp_core.records import records_from_arrays
 from offramp_core.search.placement import best_plan
 from offramp_worker.prepare.selection import BUDGETS
 
-BATCH_SIZES = (1, 16)
+USUAL_BATCH = 16
 USUAL_OVERHEAD, ANY_OVERHEAD = 0.05, 1.0  # the default of spec.ramps.maxOverhead; no limit to speak of
 NODE_LIMIT = 20_000
 
@@ -46,7 +46,7 @@ class Outlook:
 
 
 def outlooks(arrays: Mapping[str, npt.NDArray[Any]], ids: Sequence[str]) -> tuple[Outlook, ...]:
-    """The outlook at every budget of the report, for single requests and batches of 16, within the usual overhead and without a limit.
+    """The outlook at every budget of the report, at the smallest batch size and about 16, within the usual overhead and without a limit.
 
     Parameters
     ----------
@@ -56,7 +56,8 @@ def outlooks(arrays: Mapping[str, npt.NDArray[Any]], ids: Sequence[str]) -> tupl
         Names of its columns.
     """
     found = []
-    for size in BATCH_SIZES:
+    sizes = [int(size) for size in arrays["batch_size"]]
+    for size in dict.fromkeys((min(sizes), min(sizes, key=lambda size: abs(size - USUAL_BATCH)))):
         records = records_from_arrays(arrays, batch_size=size)
         for overhead in (USUAL_OVERHEAD, ANY_OVERHEAD):
             for budget in BUDGETS:

@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from offramp_core.bundle import HeadKind
-from offramp_worker.prepare.outlook import BATCH_SIZES, USUAL_OVERHEAD, Outlook
+from offramp_worker.prepare.outlook import USUAL_OVERHEAD, Outlook
 from offramp_worker.prepare.report import PrepareReport, RampLine
 from offramp_worker.prepare.selection import BUDGETS
 
 SIZE, DPI = (11.0, 7.5), 110
 SHOWN_BUDGET = 0.01
-SPREAD = 0.011  # of the x axis, between heads of one place
+SPREAD = 0.013  # of the x axis, between heads of one place
 KINDS: dict[HeadKind, tuple[str, str]] = {
     "pooled-linear": ("#56B4E9", "o"),
     "grid-linear": ("#0072B2", "s"),
@@ -106,8 +106,8 @@ def _network(axes: Any, lines: Sequence[RampLine]) -> None:
 
 
 def _savings(axes: Any, outlooks: Sequence[Outlook]) -> None:
-    colours = dict(zip(BATCH_SIZES, ("#0072B2", "#D55E00"), strict=True))
-    for size, colour in colours.items():
+    sizes = sorted({o.batch_size for o in outlooks})
+    for size, colour in zip(sizes, ("#0072B2", "#D55E00"), strict=False):
         for overhead in sorted({o.max_overhead for o in outlooks}):
             points = [o for o in outlooks if o.batch_size == size and o.max_overhead == overhead]
             within = overhead == USUAL_OVERHEAD
@@ -121,4 +121,4 @@ def _savings(axes: Any, outlooks: Sequence[Outlook]) -> None:
         title="Best plan of at most 3 ramps,\nin hindsight on the records",
     )  # fmt: skip
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="upper left")

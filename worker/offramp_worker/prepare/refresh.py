@@ -29,7 +29,7 @@ from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import FloatArray, HeadSplit
 from offramp_worker.prepare.features import heads_of, tapped_logits
 from offramp_worker.prepare.fitting import Fitted, Workshop, fit_convolutions, fit_given, fit_growing
-from offramp_worker.prepare.outlook import outlooks
+from offramp_worker.prepare.outlook import Outlook, outlooks
 from offramp_worker.prepare.pipeline import (
     PrepareRequest,
     check_request,
@@ -40,7 +40,7 @@ from offramp_worker.prepare.pipeline import (
 )
 from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, write_report
-from offramp_worker.prepare.selection import RampCost, Verdict, merit
+from offramp_worker.prepare.selection import RampCost, RampMerit, Verdict, merit
 from offramp_worker.prepare.sources import Backbone, open_session
 from offramp_worker.prepare.training import Parameters, probabilities
 from offramp_worker.prepare.writing import write_refreshed
@@ -121,9 +121,9 @@ class _Refreshing:
         unseen = shop.x[split.head :]
         with self._reporter.step("score the records", total=len(unseen)) as advance:
             reference, said = self._columns(fitted.parameters, unseen, advance)
-        _, held_out = self._columns(fitted.parameters, shop.validation_rows(split), lambda _: None)
         with self._reporter.step("score the earlier heads", total=len(unseen)) as advance:
             _, earlier = self._heads_at(bundle.backbone, self._own, self._earlier, unseen, advance)
+        _, held_out = self._columns(fitted.parameters, shop.validation_rows(split), lambda _: None)
         tables = {column: score_table(logits) for column, logits in held_out.items()}
         records = {**_records(self._manifest, said, reference, tables), **profile_arrays(bundle.profile)}
         manifest = write_refreshed(
@@ -132,15 +132,6 @@ class _Refreshing:
             records=records,
             data={**data, "refreshed_from": self._manifest.ramp_set_digest},
         )  # fmt: skip
-        answers = reference.argmax(axis=1)
-        lines = [
-            RampLine(
-                Verdict(spec, merit(said[spec.id], answers, self._costs[spec.id])),
-                "records",
-                before=merit(earlier[spec.id], answers, self._costs[spec.id]),
-            )
-            for spec in self._own
-        ]
         report = PrepareReport(
             out=request.out,
             name=manifest.name,
@@ -148,9 +139,10 @@ class _Refreshing:
             ramp_set_digest=manifest.ramp_set_digest,
             places=len(shop.places),
             cut_vertices=len(shop.places),
-            lines=tuple(lines),
+            lines=self._lines(said, earlier, reference),
             untrained=(),
-            outlooks=outlooks(records, [column.id for column in manifest.columns]),
+            outlooks=self._outlooks(said, reference),
+            outlooks_before=self._outlooks({**said, **earlier}, reference),
             data=manifest.data or {},
             exact_seconds={batch.batch_size: batch.exact_seconds for batch in bundle.profile.batches},
             threads=bundle.profile.threads,
@@ -158,6 +150,22 @@ class _Refreshing:
         )
         write_report(report)
         return report
+
+    def _lines(self, said: Logits, earlier: Logits, reference: FloatArray) -> tuple[RampLine, ...]:
+        answers = reference.argmax(axis=1)
+
+        def worth(spec: RampSpec, logits: Logits) -> RampMerit:
+            return merit(logits[spec.id], answers, self._costs[spec.id])
+
+        return tuple(
+            RampLine(Verdict(spec, worth(spec, said)), "records", before=worth(spec, earlier)) for spec in self._own
+        )
+
+    def _outlooks(self, said: Logits, reference: FloatArray) -> tuple[Outlook, ...]:
+        """What plans of the fp32 chain could save; tables are made of the same rows, which moves no order and so no plan."""
+        ids = [column.id for column in self._manifest.columns if column.precision in ("", EXACT)]
+        scores = _scores(ids, said, reference, {ramp: score_table(said[ramp]) for ramp in ids})
+        return outlooks({**scores, **profile_arrays(self._bundle.profile)}, ids)
 
     def _better(self, split: HeadSplit, fitted: Fitted) -> Fitted:
         """Per ramp the new head, or the earlier one where its loss on the validation rows is lower."""
@@ -250,10 +258,20 @@ def _loss(logits: FloatArray, targets: FloatArray) -> float:
 def _records(
     manifest: Manifest, said: Logits, reference: FloatArray, tables: Mapping[str, npt.NDArray[np.float64]]
 ) -> dict[str, npt.NDArray[Any]]:
-    ids, answers = [column.id for column in manifest.columns], reference.argmax(axis=1).astype(np.int64)
+    columns = manifest.columns
     return {
-        "ramp_id": np.array(ids, dtype=np.str_),
-        "ramp_precision": np.array([column.precision for column in manifest.columns], dtype=np.str_),
+        "ramp_id": np.array([column.id for column in columns], dtype=np.str_),
+        "ramp_precision": np.array([column.precision for column in columns], dtype=np.str_),
+        **_scores([column.id for column in columns], said, reference, tables),
+    }
+
+
+def _scores(
+    ids: Sequence[str], said: Logits, reference: FloatArray, tables: Mapping[str, npt.NDArray[np.float64]]
+) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a records file that say what columns said."""
+    answers = reference.argmax(axis=1).astype(np.int64)
+    return {
         "uncertainty": np.stack([uncertainty(said[column], tables[column]) for column in ids], axis=1),
         "prediction": np.stack([said[column].argmax(axis=1) for column in ids], axis=1).astype(np.int64),
         "final": answers,

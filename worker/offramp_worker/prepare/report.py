@@ -53,7 +53,10 @@ class RampLine:
 
 @dataclass(frozen=True, slots=True)
 class PrepareReport:
-    """What a bundle holds, which rows went where, and how long each part took."""
+    """What a bundle holds, which rows went where, and how long each part took.
+
+    ``outlooks_before`` is the outlook with the earlier heads on the same records, where heads were refreshed.
+    """
 
     out: Path
     name: str
@@ -68,6 +71,7 @@ class PrepareReport:
     exact_seconds: Mapping[int, float]
     threads: int
     seconds: float
+    outlooks_before: tuple[Outlook, ...] = ()
 
     @property
     def kept(self) -> tuple[RampLine, ...]:
@@ -103,6 +107,7 @@ class PrepareReport:
                 for each in self.untrained
             ],
             "outlook": [outlook.to_mapping() for outlook in self.outlooks],
+            "outlook_before": [outlook.to_mapping() for outlook in self.outlooks_before],
             "data": dict(self.data),
             "exact_seconds": {str(size): seconds for size, seconds in self.exact_seconds.items()},
             "threads": self.threads,
@@ -161,14 +166,16 @@ def _outlook_table(report: PrepareReport) -> Table:
         title=f"Best plan of at most 3 ramps that add at most {USUAL_OVERHEAD:.0%}, in hindsight on the records: an outlook, no promise",
         title_justify="left",
     )
-    for title in ("budget", "batch", "saves", "ramps", "with any overhead"):
+    refreshed = ["with the earlier heads"] if report.outlooks_before else []
+    for title in ("budget", "batch", "saves", "ramps", "with any overhead", *refreshed):
         table.add_column(title, justify="left" if title == "ramps" else "right", no_wrap=title != "ramps")
     usual = [o for o in report.outlooks if o.max_overhead == USUAL_OVERHEAD]
     free = [o for o in report.outlooks if o.max_overhead != USUAL_OVERHEAD]
-    for within, anything in zip(usual, free, strict=True):
+    before = [f"{o.saving:.1%}" for o in report.outlooks_before if o.max_overhead == USUAL_OVERHEAD]
+    for row, (within, anything) in enumerate(zip(usual, free, strict=True)):
         names = ", ".join(within.ramps) or "none pays"
         figures = f"{within.budget:.1%}", str(within.batch_size), f"{within.saving:.1%}"
-        table.add_row(*figures, names, f"{anything.saving:.1%}")
+        table.add_row(*figures, names, f"{anything.saving:.1%}", *before[row : row + 1])
     return table
 
 

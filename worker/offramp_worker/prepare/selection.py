@@ -131,24 +131,28 @@ def utility(merits: Iterable[RampMerit]) -> float:
 
 
 def screen(
-    candidates: Sequence[RampSpec], costs: Mapping[str, RampCost], trained: Mapping[RampSpec, RampMerit]
+    candidates: Sequence[RampSpec],
+    costs: Mapping[str, RampCost],
+    trained: Mapping[RampSpec, RampMerit],
+    *,
+    reach: float = REACH,
 ) -> tuple[tuple[RampSpec, ...], tuple[Untrained, ...]]:
-    """Which dearer heads could pay, judged by the cheaper ones trained at their places, and the others with the reason.
+    """Which further heads could pay, judged by those trained at their places, and the others with the reason.
 
-    A candidate gets the benefit of the doubt: it is taken to let 30 % of those leave that the best head trained at its
-    place cannot let leave. If that saves no more than the trained heads do, at no budget and batch size, training it
-    would be a waste.
+    A candidate gets the benefit of the doubt: it is taken to let a share ``reach`` of those leave that the best head trained
+    at its place cannot let leave; 0 for one that can only be cheaper, not better. If that saves no more than the trained
+    heads do, at no budget and batch size, training it would be a waste.
     """
     promising, refused = list[RampSpec](), list[Untrained]()
     for spec in candidates:
         rivals = _at(spec.position, trained)
-        hoped = _hoped(costs[spec.id], rivals)
+        hoped = _hoped(costs[spec.id], rivals, reach=reach)
         now = [[max([0.0, *(r.saving(b, size) for r in rivals)]) for size in hoped.costs.head] for b in BUDGETS]
         then = [[hoped.saving(b, size) for size in hoped.costs.head] for b in BUDGETS]
-        if np.max(np.subtract(then, now)) > 0:
+        if np.max(np.subtract(then, now)) > INDIFFERENT:
             promising.append(spec)
         else:
-            reason = "not trained: dearer than anything it could add to the cheaper heads here"
+            reason = "not trained: at its cost it could not save more than the heads trained here"
             refused.append(Untrained(spec, costs[spec.id], reason))
     return tuple(promising), tuple(refused)
 
@@ -168,7 +172,7 @@ def most_promising(
     """
 
     def promise(spec: RampSpec) -> float:
-        hoped = _hoped(costs[spec.id], _at(spec.position, trained))
+        hoped = _hoped(costs[spec.id], _at(spec.position, trained), reach=REACH)
         return float(np.mean([hoped.saving(budget, size) for budget in BUDGETS[1:] for size in hoped.costs.head]))
 
     chosen: list[RampSpec] = []
@@ -188,9 +192,9 @@ def _at(position: int, trained: Mapping[RampSpec, RampMerit]) -> list[RampMerit]
     return [value for spec, value in trained.items() if spec.position == position]
 
 
-def _hoped(costs: RampCost, rivals: Sequence[RampMerit]) -> RampMerit:
+def _hoped(costs: RampCost, rivals: Sequence[RampMerit], *, reach: float) -> RampMerit:
     best = {budget: max((rival.exits[budget] for rival in rivals), default=0.0) for budget in BUDGETS}
-    return RampMerit(0.0, {budget: share + REACH * (1 - share) for budget, share in best.items()}, costs)
+    return RampMerit(0.0, {budget: share + reach * (1 - share) for budget, share in best.items()}, costs)
 
 
 def select_ramps(merits: Mapping[RampSpec, RampMerit]) -> tuple[Verdict, ...]:

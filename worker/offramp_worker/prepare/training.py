@@ -63,10 +63,10 @@ class Recipe:
 
 # Strong decay and dropout are what keep 100-400 thousand weights honest on a few thousand inputs.
 RECIPES: dict[HeadKind, Recipe] = {
-    "pooled-linear": Recipe(1e-2, 1e-2),
-    "grid-linear": Recipe(3e-3, 0.3),
-    "grid-mlp": Recipe(2e-3, 0.3, dropout=0.2, fewest=20),
-    "conv": Recipe(4e-3, 0.05, batch=128, steps=600, fewest=8, most=40),
+    "pooled-linear": Recipe(1e-2, 1e-2, fewest=8),
+    "grid-linear": Recipe(3e-3, 0.3, fewest=8),
+    "grid-mlp": Recipe(2e-3, 0.3, dropout=0.2, fewest=14),
+    "conv": Recipe(4e-3, 0.05, batch=128, steps=500, fewest=6, most=40),
 }
 
 
