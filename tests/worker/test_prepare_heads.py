@@ -58,7 +58,7 @@ def pooled(ramp: RampSpec, maps: Array) -> Array:
     return served(through, identity, maps)
 
 
-@pytest.mark.parametrize("kind", ["grid-linear", "grid-mlp", "conv"])
+@pytest.mark.parametrize("kind", ["grid-linear", "grid-mlp", pytest.param("conv", marks=pytest.mark.slow)])
 def test_a_head_learns_where_something_is_and_serves_what_it_learned(kind: HeadKind) -> None:
     torch.set_num_threads(1)
     maps, logits = bright_corners(400, seed=0)

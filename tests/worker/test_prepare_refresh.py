@@ -96,6 +96,7 @@ def test_costs_are_those_of_the_bundles_profile(request_: PrepareRequest) -> Non
     assert first.head[1] == pytest.approx(1e-5 / 1e-3)
 
 
+@pytest.mark.slow
 def test_a_bundle_can_be_refreshed_in_place_and_the_same_seed_gives_the_same_ramp_set(
     request_: PrepareRequest, report: PrepareReport, tmp_path: Path
 ) -> None:
