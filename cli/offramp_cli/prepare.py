@@ -47,6 +47,16 @@ def prepare(
     variations: Annotated[
         int, typer.Option(help="Shifted, slightly noisy copies of each image that trains heads.")
     ] = 0,
+    side: Annotated[
+        list[str] | None,
+        typer.Option(help="A small model to put in front, a URI like --model's; may be given again."),
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="auto: int8 as well, where it is faster and disagrees little; exact: fp32 alone.")
+    ] = "auto",
+    compile_limit: Annotated[
+        float, typer.Option(help="Seconds torch.compile may take while executors are compared; 0 leaves it out.")
+    ] = 90.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same heads.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads of one worker; the profile is measured with them.")] = 1,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -75,6 +85,7 @@ def prepare(
     request = PrepareRequest(
         model=model or str(refresh), data=data, out=out, name=name, head_data=head_data, split=split,  # type: ignore[arg-type]
         head_share=head_share, variations=variations, seed=seed, threads=threads,
+        sides=tuple(side or ()), precision=precision, compile_limit=compile_limit,  # type: ignore[arg-type]
     )  # fmt: skip
     try:
         report = (prepare_bundle if refresh is None else refresh_bundle)(request, Reporter())

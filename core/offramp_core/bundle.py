@@ -177,11 +177,15 @@ class BatchProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Profiles by rising batch size, and the executor they were measured with."""
+    """Profiles by rising batch size, and the executor they were measured with.
+
+    ``executors`` tells how long the whole backbone takes on others: executor to batch size to seconds. For people; nothing decides by it.
+    """
 
     executor: str
     threads: int
     batches: tuple[BatchProfile, ...]
+    executors: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def at(self, batch_size: int) -> BatchProfile:
         """The profile of the smallest measured size that holds ``batch_size``, else of the largest."""

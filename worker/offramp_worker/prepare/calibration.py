@@ -7,7 +7,7 @@ read their ranges off it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -49,12 +49,9 @@ class Histogram:
 
 
 def collect_histograms(
-    model: onnx.ModelProto, tensors: Sequence[str], x: Array, *, threads: int, advance: Callable[[int], None]
+    model: onnx.ModelProto, tensors: Sequence[str], x: Array, *, threads: int
 ) -> dict[str, Histogram]:
-    """Histograms of the named float32 activations (the model's input may be among them) over rows ``x`` (n, ...).
-
-    ``advance`` is told the rows done; there are two passes, so 2 n in all.
-    """
+    """Histograms of the named float32 activations (the model's input may be among them) over rows ``x`` (n, ...)."""
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     known = {value.name for value in (*probe.graph.output, *probe.graph.input)}
@@ -76,12 +73,10 @@ def collect_histograms(
         for name, value in values(rows).items():
             low, high = ends[name]
             ends[name] = min(low, float(value.min())), max(high, float(value.max()))
-        advance(len(rows))
     counts = {name: np.zeros(BINS, dtype=np.int64) for name in tensors}
     for rows in chunks:
         for name, value in values(rows).items():
             counts[name] += np.histogram(value, BINS, range=ends[name])[0]
-        advance(len(rows))
     return {name: Histogram(counts[name], *ends[name]) for name in tensors}
 
 

@@ -34,7 +34,14 @@ from offramp_worker.prepare.data import (
     plan_split,
     remove_repeats,
 )
-from offramp_worker.prepare.features import blank_heads, heads_of, tapped_logits
+from offramp_worker.prepare.executors import (
+    COMPILE_LIMIT,
+    ORT_FP32,
+    ORT_INT8,
+    Executors,
+    compare_executors,
+)
+from offramp_worker.prepare.features import blank_heads, tapped_logits
 from offramp_worker.prepare.fitting import (
     DEFAULT_HEAD_SHARE,
     Rungs,
@@ -47,9 +54,10 @@ from offramp_worker.prepare.fitting import (
     fit_pooled,
 )
 from offramp_worker.prepare.outlook import outlooks
-from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure, profile_of
+from offramp_worker.prepare.precisions import Allowed, Approximations, Chain, Work, approximate, merits
+from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.report import PrepareReport, RampLine, write_report
+from offramp_worker.prepare.report import PrepareReport, RampLine, approximation_lines, write_report
 from offramp_worker.prepare.selection import RampCost, Verdict, cost_of, merit, select_ramps
 from offramp_worker.prepare.sources import Backbone, load_backbone
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
@@ -84,6 +92,12 @@ class PrepareRequest:
         CPU threads of one worker; the profile is measured with as many.
     profile_seconds : float
         Time spent on the profile.
+    sides : tuple of str
+        URIs of small models to put in front of this one.
+    precision : {"auto", "exact"}
+        auto: int8 forms of the model and of the side models where they are faster; exact: fp32 alone.
+    compile_limit : float
+        Seconds that torch.compile may take while executors are compared; 0 leaves it out.
     """
 
     model: str
@@ -97,6 +111,9 @@ class PrepareRequest:
     seed: int = 0
     threads: int = 1
     profile_seconds: float = PROFILE_SECONDS
+    sides: tuple[str, ...] = ()
+    precision: Allowed = "auto"
+    compile_limit: float = COMPILE_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +210,10 @@ def check_request(request: PrepareRequest) -> None:
         raise InvalidArgumentError(f"threads is {request.threads}; it must be at least 1")
     if not 0 <= request.variations <= 64:
         raise InvalidArgumentError(f"variations is {request.variations}; it must lie in [0, 64]")
+    if request.precision not in ("auto", "exact"):
+        raise InvalidArgumentError(
+            f"precision {request.precision!r} is unknown; use auto (int8 too) or exact (fp32 alone)"
+        )
     if not 0 <= request.seed < 2**31:
         raise InvalidArgumentError(f"seed is {request.seed}; it must lie in [0, 2**31)")
 
@@ -310,28 +331,46 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
     """Score the rows no head has seen with the graph a worker's audits run, and write the bundle."""
     request, backbone, split = search.request, search.backbone, heads.split
     ramps = _kept(verdicts)
-    unseen = search.inputs.x[split.head :]
-    parameters = heads.fitted.parameters
-    nodes = heads_of(ramps, search.places, tensors=parameters)
+    x, parameters = search.inputs.x, heads.fitted.parameters
+    found = approximate(
+        Chain(backbone, search.places, ramps, parameters, search.measured),
+        request.sides,
+        Work(
+            rows=x[: split.head],
+            validation=x[split.train : split.head],
+            allowed=request.precision,
+            seed=request.seed,
+            threads=request.threads,
+            pass_threads=training_threads(),
+            seconds=request.profile_seconds,
+            reporter=search.reporter,
+        ),
+    )
+    executors = _executors(search, found)
+    unseen = x[split.head :]
     with search.reporter.step("score the records", total=len(unseen)) as advance:
-        reference, logits = tapped_logits(backbone, nodes, unseen, threads=training_threads(), advance=advance)
-    tables = {spec.id: score_table(heads.fitted.said[spec.id]) for spec in ramps}
+        reference, said = found.score(unseen, threads=training_threads(), advance=advance)
+    heard = {**{spec.id: heads.fitted.said[spec.id] for spec in ramps}, **found.said}
+    tables = {column: score_table(logits) for column, logits in heard.items()}
     contents = BundleContents(
         name=request.name or _default_name(backbone.name),
         source=_source(request.model),
         backbone=backbone,
-        ramps=ramps,
-        parameters=parameters,
+        ramps=found.ramps,
+        precisions=found.precisions,
+        graphs=found.graphs,
+        parameters={spec.id: parameters[spec.id] for spec in ramps},
         quantiles=tables,
-        profile=profile_of(ramps, search.measured),
-        records=_records(ramps, logits, reference, tables),
-        probe=_probe(backbone, search.inputs.x[split.train : split.train + PROBE_ROWS]),
+        profile=replace(found.profile, executors=executors.seconds),
+        records=_records(found, said, reference, tables),
+        probe=_probe(backbone, x[split.train : split.train + PROBE_ROWS]),
         data=provenance(request, split, search.inputs),
     )
     manifest = write_bundle(request.out, contents)
     arrays = {**contents.records, **profile_arrays(contents.profile)}
     answers, costs = reference.argmax(axis=1), search.costs
-    seen = {spec.id: merit(values, answers, costs[spec.id]) for spec, values in zip(ramps, logits, strict=True)}
+    seen = {spec.id: merit(said[spec.id], answers, costs[spec.id]) for spec in ramps}
+    others = merits(found, said, reference)
     report = PrepareReport(
         out=request.out,
         name=manifest.name,
@@ -342,30 +381,53 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         lines=tuple(
             RampLine(replace(v, merit=seen[v.spec.id]), "records") if v.spec.id in seen else RampLine(v, "validation")
             for v in verdicts
-        ),
+        )
+        + tuple(RampLine(Verdict(spec, others[spec.id]), "records") for spec in found.ramps if spec.id in others)
+        + tuple(RampLine(verdict, "validation") for verdict in found.refused),
         untrained=heads.fitted.untrained,
-        outlooks=outlooks(arrays, [spec.id for spec in ramps]),
+        outlooks=outlooks(arrays, found.columns),
         data=contents.data,
         exact_seconds={batch.batch_size: batch.exact_seconds for batch in search.measured.batches},
         threads=request.threads,
         seconds=time.perf_counter() - start,
+        approximations=approximation_lines(found, said, reference),
+        executors=executors,
     )
     write_report(report)
     return report
 
 
+def _executors(search: _Search, found: Approximations) -> Executors:
+    """The whole backbone on every executor there is, timed."""
+    request = search.request
+    models = {ORT_FP32: search.backbone.model}
+    if found.int8 is not None:
+        models[ORT_INT8] = found.int8.backbone.model
+    with search.reporter.step("compare executors", total=1) as advance:
+        compared = compare_executors(
+            models,
+            search.backbone.program,
+            search.inputs.x,
+            threads=request.threads,
+            seconds=request.profile_seconds / 2,
+            compile_limit=request.compile_limit,
+        )
+        advance(1)
+    return compared
+
+
 def _records(
-    ramps: Sequence[RampSpec],
-    logits: Sequence[FloatArray],
+    found: Approximations,
+    said: Mapping[str, FloatArray],
     reference: FloatArray,
     tables: Mapping[str, npt.NDArray[np.float64]],
 ) -> dict[str, npt.NDArray[Any]]:
-    answers = reference.argmax(axis=1).astype(np.int64)
+    answers, columns = reference.argmax(axis=1).astype(np.int64), found.columns
     return {
-        "uncertainty": np.stack(
-            [uncertainty(values, tables[spec.id]) for spec, values in zip(ramps, logits, strict=True)], axis=1
-        ),
-        "prediction": np.stack([values.argmax(axis=1) for values in logits], axis=1).astype(np.int64),
+        "ramp_id": np.array(columns, dtype=np.str_),
+        "ramp_precision": np.array(found.column_precisions, dtype=np.str_),
+        "uncertainty": np.stack([uncertainty(said[column], tables[column]) for column in columns], axis=1),
+        "prediction": np.stack([said[column].argmax(axis=1) for column in columns], axis=1).astype(np.int64),
         "final": answers,
         "reference": answers,
     }

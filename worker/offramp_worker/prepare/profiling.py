@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.bundle import BatchProfile, Profile, RampSpec
+from offramp_core.bundle import BatchProfile, ChainProfile, Profile, RampSpec
+from offramp_core.plan import Precision
 from offramp_core.uncertainty import TABLE_SIZE
 from offramp_worker.bundle.graph import stage_model
 from offramp_worker.bundle.heads import HeadNodes
@@ -139,6 +140,42 @@ def profile_of(ramps: Sequence[RampSpec], measured: Measurements) -> Profile:
     return Profile(executor=EXECUTOR, threads=measured.threads, batches=tuple(batches))
 
 
+def with_heads(measured: Measurements, seconds: Mapping[str, Mapping[int, float]]) -> Measurements:
+    """Measurements with more heads: ramp id to seconds by batch size."""
+    return replace(
+        measured,
+        batches=tuple(
+            replace(b, head_seconds={**b.head_seconds, **{ramp: at[b.batch_size] for ramp, at in seconds.items()}})
+            for b in measured.batches
+        ),
+    )
+
+
+def with_chain(profile: Profile, precision: Precision, ramps: Sequence[RampSpec], measured: Measurements) -> Profile:
+    """The profile with another precision's chain: ``ramps`` are the input ramps and then its own, as ``measured`` on its graph."""
+    chain = profile_of(ramps, measured)
+    assert [b.batch_size for b in profile.batches] == [b.batch_size for b in chain.batches]
+    return replace(
+        profile,
+        batches=tuple(
+            replace(b, precisions={**b.precisions, precision: ChainProfile(c.segment_seconds, c.ramp_seconds)})
+            for b, c in zip(profile.batches, chain.batches, strict=True)
+        ),
+    )
+
+
+def decision_seconds(
+    session: Any, x: FloatArray, *, threads: int, seconds: float, batch_sizes: Sequence[int] = BATCH_SIZES
+) -> dict[int, float]:
+    """Seconds of a whole model and the decision who leaves, by batch size: what a side model costs. ``seconds`` are spent, about."""
+    x = np.concatenate([x] * -(-max(batch_sizes) // len(x)))
+    spent = seconds / len(batch_sizes)
+    return {
+        size: time_jobs({"side": Job(_decide(session, x[:size]))}, threads=threads, seconds=spent)["side"]
+        for size in batch_sizes
+    }
+
+
 def _measurement(
     size: int, places: Sequence[Place], heads: Sequence[HeadNodes], medians: Mapping[str, float]
 ) -> BatchMeasurement:
@@ -231,13 +268,13 @@ def _call(session: Any, value: FloatArray) -> Callable[[], object]:
 
 
 def _decide(session: Any, value: FloatArray) -> Callable[[], object]:
-    """A segment with a head, and the decision who leaves, which every batch that reaches the ramp pays."""
+    """A segment with a head, or a whole model, and the decision who leaves, which every batch that reaches the ramp pays."""
     feed = {session.get_inputs()[0].name: value}
     tables = ScoreTables(np.linspace(-20.0, 20.0, TABLE_SIZE)[None])
     half = np.float32(0.5)
 
     def decide() -> npt.NDArray[np.bool_]:
-        _, logits = session.run(None, feed)
+        *_, logits = session.run(None, feed)
         scores = tables.uncertainty((0,), [logits])
         return scores[:, 0] < half
 

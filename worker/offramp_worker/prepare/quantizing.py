@@ -15,7 +15,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,6 @@ def choose_quantized(
     seed: int,
     threads: int,
     seconds: float,
-    advance: Callable[[int], None],
 ) -> Quantized:
     """Quantise a model in every way that may pay, and keep the best.
 
@@ -98,8 +97,6 @@ def choose_quantized(
         CPU threads of the sessions that are timed.
     seconds : float
         Time spent on timing, about.
-    advance : callable
-        Told 1 after each candidate.
 
     Notes
     -----
@@ -110,18 +107,15 @@ def choose_quantized(
     n_calibration = min(CALIBRATION_ROWS, len(x) // 2)
     calibration = x[np.sort(order[:n_calibration])]
     judged = x[np.sort(order[n_calibration : n_calibration + JUDGED_ROWS])]
-    models = {}
-    for method, model in quantized_models(backbone, calibration, cuts=cuts, threads=threads):
-        models[method] = model
-        advance(1)
+    models = dict(quantized_models(backbone, calibration, cuts=cuts, threads=threads))
     if not models:
         return Quantized(None, "", ())
     tried = _judged(backbone, models, judged, threads=threads, seconds=seconds)
     best = _best([c for c in tried if not c.refused])
     if best is None:
         return Quantized(None, "", tried)
-    fastest = f"{best.method} is as fast and disagrees less, or is faster"
-    tried = tuple(c if c.refused or c is best else _refused(c, fastest) for c in tried)
+    better = f"{best.method} is faster, or as fast and disagrees no more"
+    tried = tuple(c if c.refused or c is best else replace(c, refused=better) for c in tried)
     return Quantized(models[best.method], best.method, tried)
 
 
@@ -146,15 +140,22 @@ def _judged(
     sessions = {"fp32": open_session(backbone.model, threads=threads)}
     sessions |= {method: open_session(model, threads=threads) for method, model in models.items()}
     said = {method: _answers(session, rows) for method, session in sessions.items()}
-    ratios: dict[str, dict[int, float]] = {method: {} for method in models}
+    # Static ranges are numbers in one and the same graph. Its time is measured once, so that the choice between them is a
+    # matter of answers alone, and the same for the same seed.
+    timed = {_kind(method): session for method, session in sessions.items()}
+    ratios: dict[str, dict[int, float]] = {kind: {} for kind in timed}
     batch = np.concatenate([rows] * -(-max(COMPARED_SIZES) // len(rows)))
     for size in COMPARED_SIZES:
-        jobs = {method: Job(_call(session, batch[:size])) for method, session in sessions.items()}
+        jobs = {kind: Job(_call(session, batch[:size])) for kind, session in timed.items()}
         medians = time_jobs(jobs, threads=threads, seconds=seconds / len(COMPARED_SIZES))
-        for method in models:
-            ratios[method][size] = medians[method] / medians["fp32"]
-    candidates = (Candidate(m, float((said[m] != said["fp32"]).mean()), ratios[m]) for m in models)
-    return tuple(_refused(c, _cannot_pay(c)) for c in candidates)
+        for kind in timed:
+            ratios[kind][size] = medians[kind] / medians["fp32"]
+    candidates = (Candidate(m, float((said[m] != said["fp32"]).mean()), ratios[_kind(m)]) for m in models)
+    return tuple(replace(c, refused=_cannot_pay(c)) for c in candidates)
+
+
+def _kind(method: str) -> str:
+    return method.partition("-")[0]
 
 
 def _cannot_pay(candidate: Candidate) -> str:
@@ -165,16 +166,11 @@ def _cannot_pay(candidate: Candidate) -> str:
     return ""
 
 
-def _refused(candidate: Candidate, reason: str) -> Candidate:
-    return Candidate(candidate.method, candidate.disagreement, candidate.ratio, reason)
-
-
 def _best(candidates: Sequence[Candidate]) -> Candidate | None:
-    if not candidates:
-        return None
+    """The least disagreement among the fastest."""
     time = {c.method: float(np.mean(list(c.ratio.values()))) for c in candidates}
     fast = [c for c in candidates if time[c.method] <= AS_FAST * min(time.values())]
-    return min(fast, key=lambda c: c.disagreement)
+    return min(fast, key=lambda c: c.disagreement, default=None)
 
 
 def _answers(session: ort.InferenceSession, rows: Array) -> npt.NDArray[np.intp]:
@@ -182,7 +178,8 @@ def _answers(session: ort.InferenceSession, rows: Array) -> npt.NDArray[np.intp]
     parts: list[FloatArray] = [
         session.run(None, {entry: rows[start : start + 64]})[0] for start in range(0, len(rows), 64)
     ]
-    return np.concatenate(parts).argmax(axis=1)
+    answers: npt.NDArray[np.intp] = np.concatenate(parts).argmax(axis=1)
+    return answers
 
 
 def _call(session: ort.InferenceSession, rows: Array) -> Callable[[], object]:
@@ -237,7 +234,7 @@ def _activations(model: onnx.ModelProto, x: Array, *, threads: int) -> dict[str,
     inferred = onnx.shape_inference.infer_shapes(model).graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*inferred.value_info, *inferred.output)}
     floats = [name for name in float_tensors(model, named) if types.get(name) == onnx.TensorProto.FLOAT]
-    return collect_histograms(model, [input_name(model), *floats], x, threads=threads, advance=lambda _: None)
+    return collect_histograms(model, [input_name(model), *floats], x, threads=threads)
 
 
 def _static(

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
 
+from offramp_core.columns import final_id
+from offramp_worker.prepare.data import FloatArray
+from offramp_worker.prepare.executors import Executors
 from offramp_worker.prepare.outlook import USUAL_OVERHEAD, Outlook
+from offramp_worker.prepare.precisions import INT8, Approximations
+from offramp_worker.prepare.quantizing import Quantized
 from offramp_worker.prepare.selection import BUDGETS, RampMerit, Untrained, Verdict
 
 REPORT_FILE, PICTURE_FILE = "report.json", "report.png"
@@ -52,6 +57,35 @@ class RampLine:
 
 
 @dataclass(frozen=True, slots=True)
+class ApproximationLine:
+    """The int8 backbone or a side model: how it was quantised, and its disagreement with the reference on the records."""
+
+    name: str
+    quantized: Quantized | None
+    disagreement: float | None
+    refused: str
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON form; shares are fractions, times are over fp32's by batch size."""
+        tried = self.quantized.tried if self.quantized else ()
+        return {
+            "name": self.name,
+            "method": self.quantized.method if self.quantized else "",
+            "disagreement": self.disagreement,
+            "refused": self.refused,
+            "tried": [
+                {
+                    "method": c.method,
+                    "disagreement": round(c.disagreement, 4),
+                    "ratio": {str(size): round(ratio, 3) for size, ratio in c.ratio.items()},
+                    "refused": c.refused,
+                }
+                for c in tried
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class PrepareReport:
     """What a bundle holds, which rows went where, and how long each part took.
 
@@ -72,6 +106,8 @@ class PrepareReport:
     threads: int
     seconds: float
     outlooks_before: tuple[Outlook, ...] = ()
+    approximations: tuple[ApproximationLine, ...] = ()
+    executors: Executors = field(default_factory=Executors)
 
     @property
     def kept(self) -> tuple[RampLine, ...]:
@@ -108,6 +144,8 @@ class PrepareReport:
             ],
             "outlook": [outlook.to_mapping() for outlook in self.outlooks],
             "outlook_before": [outlook.to_mapping() for outlook in self.outlooks_before],
+            "approximations": [line.to_mapping() for line in self.approximations],
+            "executors": {"seconds": self.executors.seconds, "missing": dict(self.executors.missing)},
             "data": dict(self.data),
             "exact_seconds": {str(size): seconds for size, seconds in self.exact_seconds.items()},
             "threads": self.threads,
@@ -124,9 +162,26 @@ def write_report(report: PrepareReport) -> None:
     draw(report, report.out / PICTURE_FILE)
 
 
+def approximation_lines(
+    found: Approximations, said: Mapping[str, FloatArray], reference: FloatArray
+) -> tuple[ApproximationLine, ...]:
+    """What was tried on the whole backbone and on side models; disagreement of what stays is measured on the records."""
+
+    def disagreement(column: str) -> float | None:
+        return float((said[column].argmax(axis=1) != reference.argmax(axis=1)).mean()) if column in said else None
+
+    lines = []
+    if found.quantized is not None:
+        lines.append(ApproximationLine(INT8, found.quantized, disagreement(final_id(INT8)), found.quantized.refused))
+    lines += [ApproximationLine(s.spec.id, s.quantized, disagreement(s.spec.id), s.refused) for s in found.sides]
+    return tuple(lines)
+
+
 def print_report(report: PrepareReport, console: Console) -> None:
     """The report for people."""
-    console.print(Group(_ramp_table(report), _outlook_table(report), *_notes(report)), highlight=False)
+    console.print(
+        Group(_ramp_table(report), _outlook_table(report), *_executor_table(report), *_notes(report)), highlight=False
+    )
 
 
 def _ramp_table(report: PrepareReport) -> Table:
@@ -179,6 +234,38 @@ def _outlook_table(report: PrepareReport) -> Table:
     return table
 
 
+def _executor_table(report: PrepareReport) -> list[Table]:
+    if not report.executors.seconds:
+        return []
+    table = Table(
+        title=f"The whole model, ms by batch size ({report.threads} thread{'s' if report.threads > 1 else ''})",
+        title_justify="left",
+    )
+    sizes = list(next(iter(report.executors.seconds.values())))
+    for column in ("executor", *sizes):
+        table.add_column(column, justify="left" if column == "executor" else "right", no_wrap=True)
+    for name, seconds in report.executors.seconds.items():
+        table.add_row(name, *(f"{1e3 * seconds[size]:.2f}" if size in seconds else "" for size in sizes))
+    return [table]
+
+
+def _approximation_notes(line: ApproximationLine) -> list[str]:
+    if line.quantized is None:
+        return [f"{line.name}: kept at fp32"]
+    notes = []
+    if not line.refused:
+        shares = (
+            f"; it answers {line.disagreement:.2%} of the records differently" if line.disagreement is not None else ""
+        )
+        notes.append(f"{line.name}: {line.quantized.method or 'kept at fp32'}{shares}")
+    return notes + [
+        f"{line.name} {c.method}: {', '.join(f'{r:.2f}' for r in c.ratio.values())} of the fp32 time at batch sizes "
+        f"{', '.join(map(str, c.ratio))}, {c.disagreement:.2%} of the head rows differ from fp32"
+        + (f"; refused: {c.refused}" if c.refused else "")
+        for c in line.quantized.tried
+    ]
+
+
 def _notes(report: PrepareReport) -> list[str]:
     data = report.data
     times = ", ".join(f"{size}: {1e3 * seconds:.2f}" for size, seconds in report.exact_seconds.items())
@@ -194,6 +281,9 @@ def _notes(report: PrepareReport) -> list[str]:
         )
     if data["repeats_dropped"]:
         lines.append(f"      {data['repeats_dropped']} rows dropped because they repeat others")
+    lines += [note for line in report.approximations for note in _approximation_notes(line)]
+    lines += [f"{name}: {reason}" for name, reason in report.executors.missing.items()]
+    lines += [report.executors.faster] if report.executors.faster else []
     lines += _refusals(
         [
             *((line.verdict.spec.id, line.verdict.refused) for line in report.lines if line.verdict.refused),

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 from offramp_core.bundle import (
     BACKBONE_FILE,
@@ -24,6 +25,7 @@ from offramp_core.bundle import (
     RECORDS_FILE,
     SCHEMA_VERSION,
     Manifest,
+    PrecisionSpec,
     Profile,
     RampSpec,
     profile_arrays,
@@ -39,14 +41,17 @@ from offramp_worker.prepare.sources import Backbone
 class BundleContents:
     """Everything a bundle holds.
 
-    ``parameters`` maps ramp id to its tensors and ``quantiles`` to its table; ``records`` are the per-row arrays of a
-    records file; ``probe`` is (x, logits); ``data`` goes into the manifest as it is.
+    ``ramps`` are in the order of records. ``graphs`` maps file names to the graphs of other precisions and of side models.
+    ``parameters`` maps the id of a ramp with weights of its own to its tensors, ``quantiles`` the id of each column of records to
+    its table; ``records`` are the per-row arrays of a records file; ``probe`` is (x, logits); ``data`` goes into the manifest as it is.
     """
 
     name: str
     source: str
     backbone: Backbone
     ramps: tuple[RampSpec, ...]
+    precisions: tuple[PrecisionSpec, ...]
+    graphs: Mapping[str, onnx.ModelProto]
     parameters: Mapping[str, Mapping[str, FloatArray]]
     quantiles: Mapping[str, npt.NDArray[np.float64]]
     profile: Profile
@@ -138,10 +143,12 @@ def _write_files(folder: Path, contents: BundleContents) -> Manifest:
     from safetensors.numpy import save_file
 
     (folder / BACKBONE_FILE).write_bytes(contents.backbone.model.SerializeToString(deterministic=True))
+    for name, graph in contents.graphs.items():
+        (folder / name).write_bytes(graph.SerializeToString(deterministic=True))
     tensors: dict[str, npt.NDArray[Any]] = {}
-    for spec in contents.ramps:
-        tensors |= {f"{spec.id}/{name}": value for name, value in contents.parameters[spec.id].items()}
-        tensors[f"{spec.id}/quantiles"] = contents.quantiles[spec.id]
+    for ramp, parameters in contents.parameters.items():
+        tensors |= {f"{ramp}/{name}": value for name, value in parameters.items()}
+    tensors |= {f"{column}/quantiles": table for column, table in contents.quantiles.items()}
     save_file(tensors, folder / RAMPS_FILE)
     records: dict[str, Any] = {**contents.records, **profile_arrays(contents.profile)}
     np.savez(folder / RECORDS_FILE, **records)
@@ -152,7 +159,7 @@ def _write_files(folder: Path, contents: BundleContents) -> Manifest:
         schema_version=SCHEMA_VERSION,
         name=contents.name,
         backbone_digest=f"sha256:{files[BACKBONE_FILE]}",
-        ramp_set_digest=ramp_set_digest(contents.ramps, files),
+        ramp_set_digest=ramp_set_digest(contents.ramps, files, contents.precisions),
         inputs=(contents.backbone.input,),
         outputs=(contents.backbone.output,),
         n_classes=contents.backbone.n_classes,
@@ -160,6 +167,7 @@ def _write_files(folder: Path, contents: BundleContents) -> Manifest:
         files=files,
         source=contents.source,
         data=dict(contents.data),
+        precisions=contents.precisions,
     )
     _write_json(folder / MANIFEST_FILE, asdict(manifest))
     return manifest
