@@ -204,7 +204,7 @@ def _optimised(model: onnx.ModelProto, *, keep: Collection[str]) -> onnx.ModelPr
         options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
         ort.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
         optimised = onnx.load(options.optimized_model_filepath)
-    del optimised.graph.output[outputs:]
+    del optimised.graph.output[outputs:], optimised.graph.value_info[:]  # quantising makes notes of shapes stale
     for index, node in enumerate(optimised.graph.node):
         node.name = f"n{index}"  # nodes are excluded by name, and the exporter's need not be unique
     return optimised
