@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import prepared
@@ -17,7 +19,7 @@ import pytest
 from onnx import helper, numpy_helper
 from safetensors.numpy import load_file
 
-from offramp_core.bundle import BACKBONE_FILE, Manifest, ramp_set_digest
+from offramp_core.bundle import BACKBONE_FILE, Manifest, TensorSpec, ramp_set_digest
 from offramp_core.columns import chain
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.records import records_from_arrays
@@ -31,6 +33,7 @@ from offramp_worker.prepare.pipeline import PrepareRequest, find_places, prepare
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.quantizing import choose_quantized, quantized_models
 from offramp_worker.prepare.report import PrepareReport
+from offramp_worker.prepare.side import Side, load_side
 from offramp_worker.prepare.sources import Backbone, load_backbone, open_session
 
 ANY_SPEED = 1e9  # whether int8 is faster than fp32 here is not what these tests are about
@@ -115,18 +118,12 @@ def test_matrices_without_convolutions_are_quantised_dynamically(rows: np.ndarra
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     x = rng.normal(size=(300, 16)).astype(np.float32)
-    mlp = Backbone(model, "mlp", replace(_spec("x"), shape=(16,)), replace(_spec("y2"), shape=(4,)))
+    mlp = Backbone(model, "mlp", TensorSpec("x", "FP32", (16,)), TensorSpec("y2", "FP32", (4,)))
     ((method, made),) = quantized_models(mlp, x[:32], cuts={"h0"}, threads=1)
     assert method == "dynamic"
     assert [node.op_type for node in made.graph.node].count("MatMulInteger") == 2  # the last product stays in float
     assert "h0" in {name for node in made.graph.node for name in node.output}
     assert (run(made, x).argmax(axis=1) != run(model, x).argmax(axis=1)).mean() < 0.05
-
-
-def _spec(name: str):  # type: ignore[no-untyped-def]
-    from offramp_core.bundle import TensorSpec
-
-    return TensorSpec(name, "FP32", ())
 
 
 def test_a_model_that_int8_makes_no_faster_stays_at_fp32_and_says_so(
@@ -206,7 +203,7 @@ def histogram_of(values: np.ndarray) -> Histogram:
 @pytest.fixture(scope="module")
 def request_(tmp_path_factory: pytest.TempPathFactory) -> PrepareRequest:
     folder = tmp_path_factory.mktemp("precision")
-    np.savez(folder / "data.npz", x=prepared.images(700, seed=2)[0])
+    np.savez(folder / "data.npz", x=prepared.images(500, seed=2)[0])
     uri = prepared.save_model(folder)
     return PrepareRequest(
         model=uri,
@@ -230,8 +227,6 @@ def report(request_: PrepareRequest) -> PrepareReport:
 
 @pytest.fixture(scope="module")
 def manifest(report: PrepareReport) -> Manifest:
-    import msgspec
-
     return msgspec.json.decode((report.out / "manifest.json").read_bytes(), type=Manifest)
 
 
@@ -307,56 +302,67 @@ def test_the_report_tells_what_was_tried_and_how_fast_executors_are(report: Prep
     assert json.loads((report.out / "profile.json").read_text())["executors"] == seconds
 
 
-def test_exact_precision_writes_no_int8(request_: PrepareRequest, tmp_path: Path) -> None:
-    report = prepare_bundle(replace(request_, out=tmp_path / "b", precision="exact", sides=()), Reporter(quiet=True))
-    assert not list(report.out.glob("*int8*"))
-    with np.load(report.out / "records.npz") as arrays:
-        assert set(arrays["ramp_precision"]) == {"fp32"}
-        assert not [name for name in arrays.files if name.startswith("int8")]
-
-
-def test_a_side_model_as_slow_as_the_model_is_refused_with_the_reason(request_: PrepareRequest, tmp_path: Path) -> None:
-    """Front models at fp32 that cost as much as what they stand in for cannot pay, however well they answer."""
-    rng_model = tmp_path / "wide"
-    rng_model.mkdir()
-    from safetensors.torch import save_file
-
-    from offramp_worker.prepare.families import build_family
-
-    parameters = {**prepared.PARAMETERS, "blocks": "3", "width": "16"}
-    save_file(build_family("resnet", parameters).state_dict(), rng_model / "wide.safetensors")
-    query = "&".join(f"{key}={value}" for key, value in parameters.items())
-    uri = f"family:resnet?weights={rng_model / 'wide.safetensors'}&{query}"
+@pytest.mark.slow
+def test_at_exact_precision_there_is_no_int8_and_a_slow_side_model_is_refused_with_the_reason(
+    request_: PrepareRequest, tmp_path: Path
+) -> None:
+    uri = untrained(tmp_path, blocks="3", width="16")
     report = prepare_bundle(
         replace(request_, out=tmp_path / "b", precision="exact", sides=(uri,)), Reporter(quiet=True)
     )
+    assert not list(report.out.glob("*int8*"))
+    with np.load(report.out / "records.npz") as arrays:
+        assert set(arrays["ramp_precision"]) <= {"", "fp32"}
+        assert not [name for name in arrays.files if name.startswith("int8")]
     (line,) = [line for line in report.lines if line.verdict.spec.head == "model"]
     assert "of the inputs could leave with it, and it takes" in line.verdict.refused
     assert not list(report.out.glob("ramp-*.onnx"))
 
 
-def test_a_side_model_for_other_classes_is_refused(request_: PrepareRequest, tmp_path: Path) -> None:
+def test_a_side_model_for_other_classes_is_refused(backbone: Backbone, rows: np.ndarray, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="7 classes apart, the model 4"):
+        side_of(untrained(tmp_path, classes="7"), backbone, rows)
+
+
+def test_two_side_models_of_one_name_get_different_ids(backbone: Backbone, rows: np.ndarray, tmp_path: Path) -> None:
+    uri = untrained(tmp_path)
+    assert side_of(uri, backbone, rows).spec.id == "side-resnet"
+    assert side_of(uri, backbone, rows, taken={"side-resnet"}).spec.id == "side-resnet-2"
+
+
+def test_a_side_model_answers_as_it_did_alone_under_the_backbones_name_for_the_input(
+    backbone: Backbone, rows: np.ndarray, tmp_path: Path
+) -> None:
+    uri = untrained(tmp_path)
+    side = side_of(uri, replace(backbone, input=replace(backbone.input, name="pixels")), rows)
+    assert [value.name for value in side.model.graph.input] == ["pixels"]
+    np.testing.assert_allclose(run(side.model, rows[:20]), run(load_backbone(uri, rows).model, rows[:20]), atol=1e-5)
+
+
+def untrained(folder: Path, **changes: str) -> str:
+    """URI of a ResNet that has learned nothing."""
     from safetensors.torch import save_file
 
     from offramp_worker.prepare.families import build_family
 
-    parameters = {**prepared.PARAMETERS, "classes": "7"}
-    save_file(build_family("resnet", parameters).state_dict(), tmp_path / "seven.safetensors")
+    parameters = {**prepared.PARAMETERS, **changes}
+    save_file(build_family("resnet", parameters).state_dict(), folder / "untrained.safetensors")
     query = "&".join(f"{key}={value}" for key, value in parameters.items())
-    uri = f"family:resnet?weights={tmp_path / 'seven.safetensors'}&{query}"
-    with pytest.raises(InvalidArgumentError, match="7 classes apart, the model 4"):
-        prepare_bundle(replace(request_, out=tmp_path / "b", sides=(uri,)), Reporter(quiet=True))
+    return f"family:resnet?weights={folder / 'untrained.safetensors'}&{query}"
 
 
-def test_two_side_models_of_one_name_get_different_ids(request_: PrepareRequest, tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("offramp_worker.prepare.precisions.cannot_pay", lambda _worth: "")
-        request = replace(request_, out=tmp_path / "b", precision="exact", sides=request_.sides * 2)
-        report = prepare_bundle(request, Reporter(quiet=True))
-    assert [line.verdict.spec.id for line in report.lines if line.verdict.spec.head == "model"] == [
-        "side-resnet",
-        "side-resnet-2",
-    ]
+def side_of(uri: str, backbone: Backbone, rows: np.ndarray, taken: Collection[str] = ()) -> Side:
+    return load_side(
+        uri,
+        backbone,
+        rows,
+        taken=taken,
+        quantize=False,
+        seed=0,
+        threads=1,
+        seconds=0.1,
+        reporter=Reporter(quiet=True),
+    )
 
 
 def test_an_unknown_precision_is_refused(request_: PrepareRequest) -> None:
