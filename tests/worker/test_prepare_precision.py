@@ -164,7 +164,7 @@ def test_the_bytes_depend_on_the_seed_alone(backbone: Backbone, rows: np.ndarray
 
 
 def test_histograms_hold_every_value_of_every_row(backbone: Backbone, rows: np.ndarray) -> None:
-    found = collect_histograms(backbone.model, [backbone.input.name, "relu"], rows[:50], threads=1)
+    found = collect_histograms(backbone.model, [backbone.input.name, "relu"], rows[:50], backbone.input, threads=1)
     assert found[backbone.input.name].counts.sum() == rows[:50].size
     assert (found[backbone.input.name].low, found[backbone.input.name].high) == (rows[:50].min(), rows[:50].max())
     assert found["relu"].low == 0.0
@@ -375,7 +375,13 @@ def test_an_unknown_precision_is_refused(request_: PrepareRequest) -> None:
 
 def test_a_compiler_that_is_not_done_in_time_is_stopped_and_said_so(backbone: Backbone, rows: np.ndarray) -> None:
     compared = compare_executors(
-        {"onnxruntime-fp32": backbone.model}, backbone.program, rows, threads=1, seconds=0.1, compile_limit=0.01
+        {"onnxruntime-fp32": backbone.model},
+        backbone.program,
+        rows,
+        backbone.input,
+        threads=1,
+        seconds=0.1,
+        compile_limit=0.01,
     )
     assert "torch-compile" not in compared.seconds
     assert compared.missing["torch-compile"].startswith("not done within")
@@ -383,7 +389,7 @@ def test_a_compiler_that_is_not_done_in_time_is_stopped_and_said_so(backbone: Ba
 
 def test_a_model_that_came_as_onnx_is_not_timed_in_torch(backbone: Backbone, rows: np.ndarray) -> None:
     compared = compare_executors(
-        {"onnxruntime-fp32": backbone.model}, None, rows, threads=1, seconds=0.1, compile_limit=10
+        {"onnxruntime-fp32": backbone.model}, None, rows, backbone.input, threads=1, seconds=0.1, compile_limit=10
     )
     assert set(compared.missing) == {"torch-eager", "torch-compile"}
 
@@ -397,6 +403,12 @@ def test_the_report_says_when_torch_is_faster() -> None:
 @pytest.mark.slow
 def test_torch_compile_is_timed_in_a_process_of_its_own(backbone: Backbone, rows: np.ndarray) -> None:
     compared = compare_executors(
-        {"onnxruntime-fp32": backbone.model}, backbone.program, rows, threads=1, seconds=0.1, compile_limit=240
+        {"onnxruntime-fp32": backbone.model},
+        backbone.program,
+        rows,
+        backbone.input,
+        threads=1,
+        seconds=0.1,
+        compile_limit=240,
     )
     assert set(compared.seconds.get("torch-compile", {})) == {"1", "4", "16", "32"} or compared.missing["torch-compile"]

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from offramp_worker.bundle.graph import input_name
+from offramp_core.bundle import TensorSpec
+from offramp_worker.bundle.lengths import by_length, pad_rows
 from offramp_worker.prepare.sources import open_session
 
 RangeMethod = Literal["minmax", "percentile", "entropy"]
@@ -49,16 +50,19 @@ class Histogram:
 
 
 def collect_histograms(
-    model: onnx.ModelProto, tensors: Sequence[str], x: Array, *, threads: int
+    model: onnx.ModelProto, tensors: Sequence[str], x: Array, spec: TensorSpec, *, threads: int
 ) -> dict[str, Histogram]:
-    """Histograms of the named float32 activations (the model's input may be among them) over rows ``x`` (n, ...)."""
+    """Histograms of the named float32 activations (the model's input may be among them) over rows ``x`` (n, ...).
+
+    ``spec`` is the model's input: rows of tokens are run with rows of about their length.
+    """
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     known = {value.name for value in (*probe.graph.output, *probe.graph.input)}
     probe.graph.output.extend(
         helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in tensors if name not in known
     )
-    session, entry = open_session(probe, threads=threads), input_name(model)
+    session, entry = open_session(probe, threads=threads), spec.name
     computed = [name for name in tensors if name != entry]
 
     def values(rows: Array) -> Mapping[str, Array]:
@@ -67,7 +71,7 @@ def collect_histograms(
 
     bytes_of_a_row = sum(value.nbytes for value in values(x[:1]).values())
     step = max(1, min(MAX_CHUNK_ROWS, CHUNK_BYTES // max(1, bytes_of_a_row)))
-    chunks = [x[start : start + step] for start in range(0, len(x), step)]
+    chunks = [pad_rows([x[rows]], spec) for rows in by_length(x, spec, size=step)]
     ends = {name: (np.inf, -np.inf) for name in tensors}
     for rows in chunks:
         for name, value in values(rows).items():

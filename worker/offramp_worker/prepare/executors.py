@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from offramp_core.bundle import TensorSpec
+from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.prepare.profiling import Job, time_jobs
 from offramp_worker.prepare.sources import open_session
 
@@ -58,6 +61,7 @@ def compare_executors(
     models: Mapping[str, onnx.ModelProto],
     program: Any,
     x: Array,
+    spec: TensorSpec,
     *,
     threads: int,
     seconds: float,
@@ -73,16 +77,18 @@ def compare_executors(
         The same model in torch; None where it came as ONNX.
     x : (n, ...)
         Inputs; repeated when there are fewer than the largest batch.
+    spec : TensorSpec
+        The model's input.
     seconds : float
         Time spent on those that run in this process, about.
     compile_limit : float
         Seconds for compiling and timing torch.compile; 0 leaves it out.
     """
-    x = np.concatenate([x[: max(BATCH_SIZES)]] * -(-max(BATCH_SIZES) // len(x)))
+    batches = {size: typical_batch(x, spec, size=size) for size in BATCH_SIZES}
     runs = {name: _ort(model, threads=threads) for name, model in models.items()}
     if program is None:
         return Executors(
-            _timed(runs, x, threads=threads, seconds=seconds),
+            _timed(runs, batches, threads=threads, seconds=seconds),
             dict.fromkeys((EAGER, COMPILED), "the model came as ONNX"),
         )
     import torch
@@ -90,22 +96,23 @@ def compare_executors(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        timed = _timed({**runs, EAGER: _torch(program.module())}, x, threads=threads, seconds=seconds)
+        timed = _timed({**runs, EAGER: _torch(program.module())}, batches, threads=threads, seconds=seconds)
     finally:
         torch.set_num_threads(before)
     if compile_limit <= 0:
         return Executors(timed, {COMPILED: "not asked for"})
-    ratios, reason = _compiled_ratios(program, x, threads=threads, limit=compile_limit)
+    ratios, reason = _compiled_ratios(program, batches, threads=threads, limit=compile_limit)
     compiled = {size: ratio * timed[EAGER][size] for size, ratio in ratios.items()}
     return Executors(timed | ({COMPILED: compiled} if compiled else {}), {COMPILED: reason} if reason else {})
 
 
-def _timed(runs: Mapping[str, Callable[[Array], object]], x: Array, *, threads: int, seconds: float) -> Seconds:
+def _timed(
+    runs: Mapping[str, Callable[[Array], object]], batches: Mapping[int, Array], *, threads: int, seconds: float
+) -> Seconds:
     found: Seconds = {name: {} for name in runs}
-    for size in BATCH_SIZES:
-        rows = np.ascontiguousarray(x[:size])
-        jobs = {name: Job(lambda run=run, rows=rows: run(rows)) for name, run in runs.items()}  # type: ignore[misc]
-        for name, median in time_jobs(jobs, threads=threads, seconds=seconds / len(BATCH_SIZES)).items():
+    for size, rows in batches.items():
+        jobs = {name: Job(partial(run, rows)) for name, run in runs.items()}
+        for name, median in time_jobs(jobs, threads=threads, seconds=seconds / len(batches)).items():
             found[name][str(size)] = median
     return found
 
@@ -126,13 +133,16 @@ def _torch(module: Any) -> Callable[[Array], object]:
     return run
 
 
-def _compiled_ratios(program: Any, x: Array, *, threads: int, limit: float) -> tuple[dict[str, float], str]:
+def _compiled_ratios(
+    program: Any, batches: Mapping[int, Array], *, threads: int, limit: float
+) -> tuple[dict[str, float], str]:
     """torch.compile's time over eager's by batch size, and why some are missing."""
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
         torch.export.save(program, Path(folder) / "program.pt2")
-        np.save(Path(folder) / "x.npy", x)
+        named: dict[str, Any] = {str(size): rows for size, rows in batches.items()}
+        np.savez(Path(folder) / "batches.npz", **named)
         command = [sys.executable, "-m", "offramp_worker.prepare.executors", folder, str(threads)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
@@ -159,14 +169,14 @@ def _compile_and_time(folder: Path, threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    x = np.load(folder / "x.npy")
+    with np.load(folder / "batches.npz") as stored:
+        batches = dict(stored)
     module = torch.export.load(folder / "program.pt2").module()
     runs = {EAGER: _torch(module), COMPILED: _torch(torch.compile(module))}
-    for size in BATCH_SIZES:
-        rows = np.ascontiguousarray(x[:size])
-        jobs = {name: Job(lambda run=run, rows=rows: run(rows)) for name, run in runs.items()}  # type: ignore[misc]
+    for size, rows in batches.items():
+        jobs = {name: Job(partial(run, rows)) for name, run in runs.items()}
         medians = time_jobs(jobs, threads=threads, seconds=1.0)
-        print(json.dumps({str(size): medians[COMPILED] / medians[EAGER]}), flush=True)
+        print(json.dumps({size: medians[COMPILED] / medians[EAGER]}), flush=True)
 
 
 if __name__ == "__main__":

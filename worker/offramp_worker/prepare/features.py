@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.bundle import HeadKind, RampSpec
+from offramp_core.bundle import HeadKind, RampSpec, TensorSpec
 from offramp_worker.bundle.graph import stage_model, tapped_model
 from offramp_worker.bundle.heads import GRID, KINDS, HeadNodes, head_nodes, parameter_shapes
+from offramp_worker.bundle.lengths import by_length, pad_rows
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.sources import Backbone, open_session
@@ -180,6 +182,18 @@ def tapped_logits(
             whole[start : start + len(chunk)] = value
         advance(len(chunk))
     return out[0], out[1:]
+
+
+def model_logits(session: Any, x: FloatArray, spec: TensorSpec) -> FloatArray:
+    """What a whole model with the input ``spec`` says about rows ``x`` (n, ...): its logits (n, n_classes)."""
+    said: FloatArray | None = None
+    for rows in by_length(x, spec, size=CHUNK_ROWS):
+        (logits,) = session.run(None, {spec.name: pad_rows([x[rows]], spec)})
+        if said is None:
+            said = np.empty((len(x), logits.shape[1]), dtype=np.float32)
+        said[rows] = logits
+    assert said is not None
+    return said
 
 
 def _pooling_only(head: HeadNodes) -> HeadNodes:

@@ -408,6 +408,7 @@ def _executors(search: _Search, found: Approximations) -> Executors:
             models,
             search.backbone.program,
             search.inputs.x,
+            search.backbone.input,
             threads=request.threads,
             seconds=request.profile_seconds / 2,
             compile_limit=request.compile_limit,

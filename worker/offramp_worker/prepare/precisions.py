@@ -132,7 +132,7 @@ class Approximations:
     def score(self, x: FloatArray, *, threads: int, advance: Advance) -> tuple[FloatArray, Said]:
         """The reference's logits (n, n_classes) and those of every column."""
         reference, said = self.exact.score(x, threads=threads, advance=advance)
-        return reference, said | _score_others(self.sides, self.int8, x, threads=threads)
+        return reference, said | _score_others(self.exact, self.sides, self.int8, x, threads=threads)
 
     @property
     def _fp32(self) -> tuple[RampSpec, ...]:
@@ -157,7 +157,7 @@ def approximate(exact: Chain, side_uris: Sequence[str], work: Work) -> Approxima
     sides = _sides(exact, side_uris, reference, work)
     kept = tuple(side for side in sides if not side.refused)
     quantized, int8 = _int8_chain(exact, work)
-    said = _score_others(kept, int8, work.validation, threads=work.pass_threads)
+    said = _score_others(exact, kept, int8, work.validation, threads=work.pass_threads)
     refused = [Verdict(side.spec, side.merit, side.refused) for side in sides if side.refused and side.merit]
     if int8 is not None:
         verdicts = _judge_int8(int8, exact.measured, said, reference)
@@ -193,7 +193,7 @@ def _sides(exact: Chain, uris: Sequence[str], reference: FloatArray, work: Work)
             seconds=work.seconds / 4,
             reporter=work.reporter,
         )
-        (logits,) = side_logits([side], work.validation, threads=work.pass_threads)
+        (logits,) = side_logits([side], work.validation, exact.backbone.input, threads=work.pass_threads)
         worth = side_merit(side, logits, reference, exact_seconds=seconds)
         sides.append(replace(side, merit=worth, refused=cannot_pay(worth)))
     return sides
@@ -268,9 +268,10 @@ def _int8_merit(
     return merit(said[spec.id], reference.argmax(axis=1), costs)
 
 
-def _score_others(sides: Sequence[Side], int8: Chain | None, x: FloatArray, *, threads: int) -> Said:
+def _score_others(exact: Chain, sides: Sequence[Side], int8: Chain | None, x: FloatArray, *, threads: int) -> Said:
     """Logits of side models, of the int8 ramps and of the whole int8 backbone."""
-    said = dict(zip((side.spec.id for side in sides), side_logits(sides, x, threads=threads), strict=True))
+    logits = side_logits(sides, x, exact.backbone.input, threads=threads)
+    said = {side.spec.id: values for side, values in zip(sides, logits, strict=True)}
     if int8 is None:
         return said
     final, ramps = int8.score(x, threads=threads, advance=_silent)

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.bundle import BatchProfile, ChainProfile, Profile, RampSpec
+from offramp_core.bundle import BatchProfile, ChainProfile, Profile, RampSpec, TensorSpec
 from offramp_core.plan import Precision
 from offramp_core.uncertainty import TABLE_SIZE
 from offramp_worker.bundle.graph import stage_model
 from offramp_worker.bundle.heads import HeadNodes
+from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.prepare.cuts import INPUT_POSITION, Place
 from offramp_worker.prepare.data import FloatArray
@@ -165,15 +166,23 @@ def with_chain(profile: Profile, precision: Precision, ramps: Sequence[RampSpec]
 
 
 def decision_seconds(
-    session: Any, x: FloatArray, *, threads: int, seconds: float, batch_sizes: Sequence[int] = BATCH_SIZES
+    session: Any,
+    x: FloatArray,
+    spec: TensorSpec,
+    *,
+    threads: int,
+    seconds: float,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
 ) -> dict[int, float]:
-    """Seconds of a whole model and the decision who leaves, by batch size: what a side model costs. ``seconds`` are spent, about."""
-    x = np.concatenate([x] * -(-max(batch_sizes) // len(x)))
-    spent = seconds / len(batch_sizes)
-    return {
-        size: time_jobs({"side": Job(_decide(session, x[:size]))}, threads=threads, seconds=spent)["side"]
-        for size in batch_sizes
-    }
+    """Seconds of a whole model with the input ``spec`` and the decision who leaves, by batch size: what a side model costs.
+
+    ``seconds`` are spent, about.
+    """
+    found = {}
+    for size in batch_sizes:
+        job = Job(_decide(session, typical_batch(x, spec, size=size)))
+        found[size] = time_jobs({"side": job}, threads=threads, seconds=seconds / len(batch_sizes))["side"]
+    return found
 
 
 def _measurement(

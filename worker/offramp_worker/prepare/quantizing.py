@@ -25,11 +25,13 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
+from offramp_core.bundle import TensorSpec
 from offramp_worker.bundle.dataflow import dependent_tensors, graph_steps
 from offramp_worker.bundle.graph import input_name, output_name
+from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.prepare.calibration import RANGE_METHODS, Histogram, RangeMethod, collect_histograms, value_range
 from offramp_worker.prepare.cuts import WEIGHTED_OPERATORS, float_tensors
-from offramp_worker.prepare.data import FloatArray
+from offramp_worker.prepare.features import model_logits
 from offramp_worker.prepare.profiling import Job, time_jobs
 from offramp_worker.prepare.sources import Backbone, open_session
 
@@ -40,6 +42,7 @@ WORTHWHILE = 0.9  # of the fp32 time, at some batch size
 AS_FAST = 1.05  # times that differ by less are equal
 COMPARED_SIZES = (1, 4, 16, 32)
 DYNAMIC = "dynamic"
+CONVOLUTIONS, PRODUCTS = ("Conv", "ConvTranspose"), ("MatMul", "Gemm")
 
 Array = npt.NDArray[Any]
 
@@ -122,15 +125,16 @@ def choose_quantized(
 def quantized_models(
     backbone: Backbone, calibration: Array, *, cuts: Collection[str], threads: int
 ) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Every candidate with its method's name: static ranges where there are convolutions, dynamic ones for matrices alone."""
+    """Every candidate with its method's name: static ranges where convolutions prevail, dynamic ones for matrix products."""
     prepared = _optimised(backbone.model, keep=cuts)
-    operators = {node.op_type for node in prepared.graph.node}
+    operators = [node.op_type for node in prepared.graph.node]
+    convolutions, products = (sum(operators.count(name) for name in names) for names in (CONVOLUTIONS, PRODUCTS))
     last = _last_weighted(prepared)
-    if "Conv" in operators:
-        histograms = _activations(prepared, calibration, threads=threads)
+    if convolutions and convolutions >= products:
+        histograms = _activations(prepared, calibration, backbone.input, threads=threads)
         for method in RANGE_METHODS:
             yield f"static-{method}", _static(prepared, histograms, method, exclude=last, cuts=cuts)
-    if operators & {"MatMul", "Gemm"} and "Conv" not in operators:
+    elif products:
         yield DYNAMIC, _dynamic(prepared, exclude=last)
 
 
@@ -139,14 +143,14 @@ def _judged(
 ) -> tuple[Candidate, ...]:
     sessions = {"fp32": open_session(backbone.model, threads=threads)}
     sessions |= {method: open_session(model, threads=threads) for method, model in models.items()}
-    said = {method: _answers(session, rows) for method, session in sessions.items()}
+    said = {method: _answers(session, rows, backbone.input) for method, session in sessions.items()}
     # Static ranges are numbers in one and the same graph. Its time is measured once, so that the choice between them is a
     # matter of answers alone, and the same for the same seed.
     timed = {_kind(method): session for method, session in sessions.items()}
     ratios: dict[str, dict[int, float]] = {kind: {} for kind in timed}
-    batch = np.concatenate([rows] * -(-max(COMPARED_SIZES) // len(rows)))
     for size in COMPARED_SIZES:
-        jobs = {kind: Job(_call(session, batch[:size])) for kind, session in timed.items()}
+        batch = typical_batch(rows, backbone.input, size=size)
+        jobs = {kind: Job(_call(session, batch)) for kind, session in timed.items()}
         medians = time_jobs(jobs, threads=threads, seconds=seconds / len(COMPARED_SIZES))
         for kind in timed:
             ratios[kind][size] = medians[kind] / medians["fp32"]
@@ -173,17 +177,13 @@ def _best(candidates: Sequence[Candidate]) -> Candidate | None:
     return min(fast, key=lambda c: c.disagreement, default=None)
 
 
-def _answers(session: ort.InferenceSession, rows: Array) -> npt.NDArray[np.intp]:
-    entry = session.get_inputs()[0].name
-    parts: list[FloatArray] = [
-        session.run(None, {entry: rows[start : start + 64]})[0] for start in range(0, len(rows), 64)
-    ]
-    answers: npt.NDArray[np.intp] = np.concatenate(parts).argmax(axis=1)
+def _answers(session: ort.InferenceSession, x: Array, spec: TensorSpec) -> npt.NDArray[np.intp]:
+    answers: npt.NDArray[np.intp] = model_logits(session, x, spec).argmax(axis=1)
     return answers
 
 
 def _call(session: ort.InferenceSession, rows: Array) -> Callable[[], object]:
-    feed = {session.get_inputs()[0].name: np.ascontiguousarray(rows)}
+    feed = {session.get_inputs()[0].name: rows}
     return lambda: session.run(None, feed)
 
 
@@ -227,14 +227,15 @@ def _last_weighted(model: onnx.ModelProto) -> list[str]:
     return names
 
 
-def _activations(model: onnx.ModelProto, x: Array, *, threads: int) -> dict[str, Histogram]:
+def _activations(model: onnx.ModelProto, x: Array, spec: TensorSpec, *, threads: int) -> dict[str, Histogram]:
     """Histograms of everything float32 that depends on the input."""
     dependent = dependent_tensors(graph_steps(model.graph), source=input_name(model))
     named = [name for node in model.graph.node for name in node.output if name in dependent]
     inferred = onnx.shape_inference.infer_shapes(model).graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*inferred.value_info, *inferred.output)}
     floats = [name for name in float_tensors(model, named) if types.get(name) == onnx.TensorProto.FLOAT]
-    return collect_histograms(model, [input_name(model), *floats], x, threads=threads)
+    entry = [spec.name] if x.dtype.kind == "f" else []
+    return collect_histograms(model, [*entry, *floats], x, spec, threads=threads)
 
 
 def _static(

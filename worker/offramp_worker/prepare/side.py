@@ -12,15 +12,15 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx
 from onnx import compose, helper
 
-from offramp_core.bundle import RampSpec
+from offramp_core.bundle import RampSpec, TensorSpec
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.prepare.cuts import INPUT_POSITION
 from offramp_worker.prepare.data import FloatArray
+from offramp_worker.prepare.features import model_logits
 from offramp_worker.prepare.profiling import decision_seconds
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.quantizing import Quantized, choose_quantized
@@ -102,7 +102,9 @@ def load_side(
         head="model",
         channels=max(1, backbone.input.shape[0]),
     )
-    return Side(spec, uri, model, quantized, decision_seconds(session, x, threads=threads, seconds=seconds))
+    return Side(
+        spec, uri, model, quantized, decision_seconds(session, x, backbone.input, threads=threads, seconds=seconds)
+    )
 
 
 def side_merit(
@@ -126,16 +128,9 @@ def cannot_pay(worth: RampMerit) -> str:
     )
 
 
-def side_logits(sides: Sequence[Side], x: FloatArray, *, threads: int, chunk: int = 64) -> list[FloatArray]:
-    """What each side model says about rows ``x``: (n, n_classes) float32."""
-    said = []
-    for side in sides:
-        session = open_session(side.model, threads=threads)
-        parts = [
-            session.run(None, {side.spec.tensor: x[start : start + chunk]})[0] for start in range(0, len(x), chunk)
-        ]
-        said.append(np.concatenate(parts).astype(np.float32, copy=False))
-    return said
+def side_logits(sides: Sequence[Side], x: FloatArray, spec: TensorSpec, *, threads: int) -> list[FloatArray]:
+    """What each side model says about rows ``x`` of the input ``spec``: (n, n_classes) float32."""
+    return [model_logits(open_session(side.model, threads=threads), x, spec) for side in sides]
 
 
 def _with_input(small: Backbone, name: str) -> Backbone:
