@@ -374,15 +374,7 @@ def test_an_unknown_precision_is_refused(request_: PrepareRequest) -> None:
 
 
 def test_a_compiler_that_is_not_done_in_time_is_stopped_and_said_so(backbone: Backbone, rows: np.ndarray) -> None:
-    compared = compare_executors(
-        {"onnxruntime-fp32": backbone.model},
-        backbone.program,
-        rows,
-        backbone.input,
-        threads=1,
-        seconds=0.1,
-        compile_limit=0.01,
-    )
+    compared = compared_in_torch(backbone, rows, compile_limit=0.01)
     assert "torch-compile" not in compared.seconds
     assert compared.missing["torch-compile"].startswith("not done within")
 
@@ -402,13 +394,12 @@ def test_the_report_says_when_torch_is_faster() -> None:
 
 @pytest.mark.slow
 def test_torch_compile_is_timed_in_a_process_of_its_own(backbone: Backbone, rows: np.ndarray) -> None:
-    compared = compare_executors(
-        {"onnxruntime-fp32": backbone.model},
-        backbone.program,
-        rows,
-        backbone.input,
-        threads=1,
-        seconds=0.1,
-        compile_limit=240,
-    )
+    compared = compared_in_torch(backbone, rows, compile_limit=240)
     assert set(compared.seconds.get("torch-compile", {})) == {"1", "4", "16", "32"} or compared.missing["torch-compile"]
+
+
+def compared_in_torch(backbone: Backbone, rows: np.ndarray, *, compile_limit: float) -> executors.Executors:
+    models = {"onnxruntime-fp32": backbone.model}
+    return compare_executors(
+        models, backbone.program, rows, backbone.input, threads=1, seconds=0.1, compile_limit=compile_limit
+    )
