@@ -89,7 +89,8 @@ def places_and_ramps(
 ) -> tuple[tuple[Place, ...], tuple[RampSpec, ...]]:
     """The last ``blocks`` places of a model and both kinds of head at each of them."""
     places = last_places(find_places(backbone, x)[1], blocks=blocks)
-    return places, tuple(replace(s, hidden=HIDDEN) if s.hidden else s for s in candidate_ramps(places))
+    specs = candidate_ramps(places, kinds=("grid-mlp", "pooled-linear"))
+    return places, tuple(replace(s, hidden=HIDDEN) if s.hidden else s for s in specs)
 
 
 def last_places(places: Sequence[Place], *, blocks: int) -> tuple[Place, ...]:
@@ -97,7 +98,7 @@ def last_places(places: Sequence[Place], *, blocks: int) -> tuple[Place, ...]:
     if len(places) < blocks:
         raise ValueError(f"the model has {len(places)} places for exits; {blocks} were expected")
     kept = places[len(places) - blocks :]
-    return tuple(Place(k, p.tensor, p.channels, p.height, p.width) for k, p in enumerate(kept, start=1))
+    return tuple(replace(place, position=k) for k, place in enumerate(kept, start=1))
 
 
 def _train(
@@ -116,7 +117,7 @@ def _train(
     training, validation = features.rows(0, len(rows.training)), features.rows(len(rows.training), len(x))
     with reporter.step(f"train heads on {len(training)} rows", total=len(specs)) as advance:
         parameters = train_heads(specs, training, validation, seed=seed, threads=training_threads(), advance=advance)
-    return parameters, {s.id: head_logits(parameters[s.id], validation.pooled[s.id]) for s in specs}
+    return parameters, {s.id: head_logits(parameters[s.id], validation.of(s)) for s in specs}
 
 
 def running_macs(backbone: Backbone, x: FloatArray) -> dict[str, int]:

@@ -22,7 +22,7 @@ from bench.record.scores import UNCERTAINTY, FloatArray, LabelArray, Ramp, accur
 from bench.record.store import RecordSet
 from bench.record.texts import Corpus, Text
 from offramp_core.bundle import RampSpec
-from offramp_worker.prepare.features import Features
+from offramp_worker.prepare.features import Features, feature_key
 from offramp_worker.prepare.pipeline import training_threads
 from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.training import head_logits, train_heads
@@ -114,8 +114,8 @@ def fine_tune(model: TextClassifier, texts: Tokens, labels: LabelArray, reporter
 
 
 def layer_features(model: TextClassifier, texts: Tokens, *, advance: Advance) -> Features:
-    """What heads read after layers 1 to 5, by ramp id, and the model's logits; rows in the order of ``texts``."""
-    read = {_ramp_id(k, p): np.empty((len(texts), WIDTH), np.float32) for k in range(1, LAYERS) for p in POOLINGS}
+    """What heads read after layers 1 to 5 and the model's logits; rows in the order of ``texts``."""
+    read = {feature_key(spec): np.empty((len(texts), WIDTH), np.float32) for spec in ramp_specs()}
     logits = np.empty((len(texts), CLASSES), np.float32)
     by_length = np.argsort([len(text) for text in texts], kind="stable")
     with torch.inference_mode():
@@ -126,7 +126,7 @@ def layer_features(model: TextClassifier, texts: Tokens, *, advance: Advance) ->
                     logits[rows] = model.answer(h, tokens).numpy()
                     break
                 for pooling in POOLINGS:
-                    read[_ramp_id(k, pooling)][rows] = pooled(h, tokens, pooling).numpy()
+                    read[feature_key(_ramp_spec(k, pooling))][rows] = pooled(h, tokens, pooling).numpy()
             advance(len(rows))
     return Features(read, logits)
 
@@ -147,7 +147,7 @@ def _record(
         parameters = train_heads(specs, training, validation, seed=seed, threads=1, advance=advance)
 
     def answers(spec: RampSpec, rows: Features) -> FloatArray:
-        return head_logits(parameters[spec.id], rows.pooled[spec.id])
+        return head_logits(parameters[spec.id], rows.of(spec))
 
     return [Ramp(spec, answers(spec, pool), answers(spec, validation)) for spec in specs], pool.logits
 
@@ -195,16 +195,14 @@ def _macs(ramps: Sequence[Ramp], tokens: float) -> dict[str, tuple[float, float]
 
 
 def ramp_specs() -> list[RampSpec]:
-    """Both kinds of head after layers 1 to 5. The spec's head kind steers the training: one linear layer."""
-    return [
-        RampSpec(_ramp_id(k, p), tensor=f"layer{k}", position=k, depth=0.0, head="pooled-linear", channels=WIDTH)
-        for k in range(1, LAYERS)
-        for p in POOLINGS
-    ]
+    """Both kinds of head after layers 1 to 5."""
+    return [_ramp_spec(k, p) for k in range(1, LAYERS) for p in POOLINGS]
 
 
-def _ramp_id(layer: int, pooling: str) -> str:
-    return f"l{layer}-{pooling}"
+def _ramp_spec(layer: int, pooling: str) -> RampSpec:
+    """The spec's head kind steers the training: one linear layer. Each pooling is a tensor of its own."""
+    tensor = f"layer{layer}.{pooling}"
+    return RampSpec(f"l{layer}-{pooling}", tensor, position=layer, depth=0.0, head="pooled-linear", channels=WIDTH)
 
 
 def pooling_of(spec: RampSpec) -> str:

@@ -103,7 +103,7 @@ def record_video(reporter: Reporter, *, seed: int) -> list[RecordSet]:
         model = probed_model(tiles.between(FIRST, PROBE_END))
         advance(1)
     with TemporaryDirectory() as folder:
-        uri = _exported(model, rows.pool, Path(folder) / "probed-resnet56.pt2")
+        uri = exported(model, rows.pool, Path(folder) / "probed-resnet56.pt2")
         recording = record_network(uri, rows, reporter, blocks=BLOCKS, seed=seed)
     return [
         _video_set(f"video-{short}", recording, pool, len(rows.training), kind=kind, start=start)
@@ -115,7 +115,7 @@ def video_costs(reporter: Reporter) -> dict[str, Costs]:
     """Costs of both sets."""
     x = load_tiles().between(HEADS_END, HEADS_END + 3).x
     with TemporaryDirectory() as folder:
-        model = _exported(ProbedResNet().eval(), x, Path(folder) / "probed-resnet56.pt2")
+        model = exported(ProbedResNet().eval(), x, Path(folder) / "probed-resnet56.pt2")
         costs = network_costs(model, x, reporter, blocks=BLOCKS)
     return {f"video-{short}": costs[kind] for short, kind in KINDS.items()}
 
@@ -191,7 +191,8 @@ def _video_set(
     return RecordSet(name, arrays, facts)
 
 
-def _exported(model: ProbedResNet, x: FloatArray, path: Path) -> str:
+def exported(model: ProbedResNet, x: FloatArray, path: Path) -> str:
+    """Write the model as a torch.export program; its URI."""
     rows = torch.from_numpy(x[:2])
     program = torch.export.export(model, (rows,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     torch.export.save(program, path)

@@ -19,11 +19,20 @@ def prepare(
     model: Annotated[
         str,
         typer.Option(help="family:NAME?weights=FILE.safetensors, a torch.export program (.pt2) or an .onnx file."),
-    ],
+    ] = "",
+    refresh: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="BUNDLE",
+            help="Instead of --model: train the heads of this bundle again, on recent inputs. A new ramp set on the same backbone.",
+        ),
+    ] = None,
     data: Annotated[
         str, typer.Option(help="Unlabelled inputs, oldest first: an .npz with x [N, ...], or a folder of images.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the bundle; an earlier bundle there is replaced.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder of the bundle; an earlier bundle there, also the refreshed one, is replaced.")
+    ],
     name: Annotated[str, typer.Option(help="Model name in the protocol.  [default: from the model]")] = "",
     head_data: Annotated[
         str, typer.Option(help="More inputs that only train heads, such as those the model was trained on.")
@@ -38,23 +47,48 @@ def prepare(
     variations: Annotated[
         int, typer.Option(help="Shifted, slightly noisy copies of each image that trains heads.")
     ] = 0,
+    side: Annotated[
+        list[str] | None,
+        typer.Option(help="A small model to put in front, a URI like --model's; may be given again."),
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="auto: int8 as well, where it is faster and disagrees little; exact: fp32 alone.")
+    ] = "auto",
+    compile_limit: Annotated[
+        float, typer.Option(help="Seconds torch.compile may take while executors are compared; 0 leaves it out.")
+    ] = 90.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same heads.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads of one worker; the profile is measured with them.")] = 1,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Find exits in a model, train their heads, measure them and write an exit bundle."""
+    """Find exits in a model, train their heads, measure them and write an exit bundle.
+
+    The bundle's folder also gets report.json, which --json prints, and report.png: what every ramp costs, who could leave there, and what
+    plans could save.
+
+    Examples:
+
+      offramp prepare --model model.onnx --data inputs.npz --out bundle
+
+      offramp prepare --refresh bundle --data recent.npz --out bundle-2
+    """
     from rich.console import Console
 
     from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
     from offramp_worker.prepare.progress import Reporter
+    from offramp_worker.prepare.refresh import refresh_bundle
     from offramp_worker.prepare.report import print_report
 
+    if bool(model) == (refresh is not None):
+        print("offramp prepare: give --model or --refresh, and not both", file=sys.stderr)
+        raise typer.Exit(INVALID_INPUT)
     request = PrepareRequest(
-        model=model, data=data, out=out, name=name, head_data=head_data, split=split,  # type: ignore[arg-type]
+        model=model or str(refresh), data=data, out=out, name=name, head_data=head_data, split=split,  # type: ignore[arg-type]
         head_share=head_share, variations=variations, seed=seed, threads=threads,
+        sides=tuple(side or ()), precision=precision, compile_limit=compile_limit,  # type: ignore[arg-type]
     )  # fmt: skip
     try:
-        report = prepare_bundle(request, Reporter())
+        report = (prepare_bundle if refresh is None else refresh_bundle)(request, Reporter())
     except OfframpError as error:
         print(f"offramp prepare: {error}", file=sys.stderr)
         raise typer.Exit(INVALID_INPUT) from error

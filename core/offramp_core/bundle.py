@@ -38,7 +38,7 @@ PROFILE_FILE = "profile.json"
 PROBE_FILE = "probe.npz"
 MANIFEST_FILE = "manifest.json"
 
-HeadKind = Literal["pooled-linear", "grid-mlp", "conv", "mean-linear", "mean-mlp", "model"]
+HeadKind = Literal["pooled-linear", "grid-linear", "grid-mlp", "conv", "mean-linear", "mean-mlp", "model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,11 @@ class RampSpec:
 
     ``tensor`` is the backbone's cut tensor that feeds it, ``position`` the index of its place in network order
     (several ramps may share a place), ``depth`` the share of the backbone's time up to it, in [0, 1].
-    ``head`` is pooled-linear (global average pooling and one linear layer), grid-mlp (4x4 average and
-    maximum pooling and an MLP with one hidden layer), conv (small convolutions), mean-linear or mean-mlp (over the mean of
-    a sequence's tokens) or model (a whole small model at the input, in a file of its own: :func:`side_model_file`).
+    ``head`` is pooled-linear (global average pooling and one linear layer), grid-linear (4x4 average and maximum
+    pooling and one linear layer), grid-mlp (the same pooling and an MLP with one hidden layer), conv (three small
+    convolutions before the same pooling and one linear layer), mean-linear or mean-mlp (over the mean of a sequence's
+    tokens) or model (a whole small model at the input, in a file of its own: :func:`side_model_file`). ``hidden`` is the
+    width of the hidden layer or of the convolutions.
     ``precision`` names the graph that holds ``tensor``; empty is fp32, or all of them where ``tensor`` is the model's input.
     A ramp ``int8/<id>`` may use the weights of ``<id>``: what ``ramps.safetensors`` does not hold for it is taken from there.
     """
@@ -175,11 +177,15 @@ class BatchProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Profiles by rising batch size, and the executor they were measured with."""
+    """Profiles by rising batch size, and the executor they were measured with.
+
+    ``executors`` tells how long the whole backbone takes on others: executor to batch size to seconds. For people; nothing decides by it.
+    """
 
     executor: str
     threads: int
     batches: tuple[BatchProfile, ...]
+    executors: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def at(self, batch_size: int) -> BatchProfile:
         """The profile of the smallest measured size that holds ``batch_size``, else of the largest."""

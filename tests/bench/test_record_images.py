@@ -49,7 +49,7 @@ def test_one_minus_max_is_the_softmax_share_of_the_other_classes(logits: list[li
 
 
 def test_places_are_counted_by_blocks_from_the_back() -> None:
-    places = [Place(i, f"t{i}", 4, 8, 8) for i in range(4)]
+    places = [Place(i, f"t{i}", (4, 8, 8)) for i in range(4)]
     assert [(p.position, p.tensor) for p in last_places(places, blocks=3)] == [(1, "t1"), (2, "t2"), (3, "t3")]
     with pytest.raises(ValueError, match="4 places"):
         last_places(places, blocks=5)

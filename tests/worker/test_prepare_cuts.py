@@ -118,7 +118,7 @@ def test_a_place_is_the_last_tensor_before_new_weights_that_still_has_a_grid() -
         "tiny": (8, 2, 2),
     }
     places = distinct_places(steps, cut_vertices(steps, source="x", sink="y"), shapes=shapes)
-    assert [(p.position, p.tensor) for p in places] == [(0, "pool"), (1, "relu2")]
+    assert [(p.position, p.tensor) for p in places] == [(1, "pool"), (2, "relu2")]
 
 
 def test_a_dense_block_that_feeds_everything_onwards_has_no_place_inside() -> None:

@@ -1,4 +1,4 @@
-"""Pictures of a replay. The only module that imports matplotlib; it draws without a screen."""
+"""Pictures of a replay. The only module of the command line that imports matplotlib; it draws without a screen."""
 
 from __future__ import annotations
 

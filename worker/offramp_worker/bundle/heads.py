@@ -3,15 +3,19 @@
 ``prepare`` trains heads and the engine serves them; both build them here, so what was calibrated is what runs.
 
     pooled-linear   mean over H, W → w1 [C, n_classes], b1
-    grid-mlp        concat(4x4 average pooling, 4x4 maximum pooling), each flattened channel first (C, 4, 4),
-                    average first → w1 [2 * 16 * C, hidden], b1 → relu → w2 [hidden, n_classes], b2
+    grid-linear     grid → w1 [32 * C, n_classes], b1
+    grid-mlp        grid → w1 [32 * C, hidden], b1 → relu → w2 [hidden, n_classes], b2
+    conv            three 3x3 convolutions k1, k2, k3 [out, in, 3, 3] of ``hidden`` channels, each with a bias and relu,
+                    then grid → w1 [32 * hidden, n_classes], b1
 
-Weights are stored [in, out], float32; input standardisation is folded into ``w1`` and ``b1``.
+``grid`` is concat(4x4 average pooling, 4x4 maximum pooling), each flattened channel first (C, 4, 4), average first.
+Linear weights are stored [in, out]; all are float32; input standardisation is folded into the first layer. A kind is
+an entry of :data:`KINDS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +24,14 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from offramp_core.bundle import RampSpec
+from offramp_core.bundle import HeadKind, RampSpec
 from offramp_core.errors import InvalidArgumentError
 
 GRID = 4
+CONVOLUTIONS, KERNEL = 3, 3
+LARGE_SIDE, HALVED_SIDE = 64, 16  # a convolution takes steps of 4 from maps of 64 cells on, of 2 from 16 on
 Array = npt.NDArray[Any]
+Nodes = list[onnx.NodeProto]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,43 @@ class HeadNodes:
     initializers: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """How a tensor becomes the vector that a linear layer reads.
+
+    ``nodes`` makes them of (source, prefix, height, width); the last one writes ``<prefix>/pooled``. ``cells`` is the
+    number of values per channel, ``least_side`` the smallest map it can pool.
+    """
+
+    name: str
+    nodes: Callable[[str, str, int, int], Nodes]
+    cells: int
+    least_side: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a kind of head is built.
+
+    Attributes
+    ----------
+    pooling : Pooling
+    convolutions : int
+        Convolutions of ``RampSpec.hidden`` channels before the pooling.
+    hidden_layer : bool
+        Whether a layer of ``RampSpec.hidden`` units lies between the pooled vector and the logits.
+    """
+
+    pooling: Pooling
+    convolutions: int = 0
+    hidden_layer: bool = False
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether a spec of this kind must say a width."""
+        return self.hidden_layer or self.convolutions > 0
+
+
 def grid_window(size: int) -> tuple[int, int]:
     """Kernel and stride that pool an axis of ``size`` >= 4 cells to exactly 4.
 
@@ -47,26 +91,44 @@ def grid_window(size: int) -> tuple[int, int]:
     ((2, 2), (4, 1), (1, 1))
     """
     if size < GRID:
-        raise InvalidArgumentError(f"feature map axis is {size}; a grid-mlp head needs at least {GRID} cells")
+        raise InvalidArgumentError(
+            f"feature map axis is {size}; a head that pools to a grid needs at least {GRID} cells"
+        )
     stride = size // GRID
     return size - (GRID - 1) * stride, stride
 
 
+def convolution_steps(height: int, width: int) -> tuple[tuple[int, tuple[int, int]], ...]:
+    """Stride and resulting (height, width) of each convolution of a ``conv`` head: most of its time is the first one.
+
+    >>> convolution_steps(32, 32), convolution_steps(8, 8)[-1]
+    (((2, (16, 16)), (2, (8, 8)), (1, (8, 8))), (1, (8, 8)))
+    """
+    steps = []
+    for _ in range(CONVOLUTIONS):
+        side = min(height, width)
+        stride = 4 if side >= LARGE_SIDE else 2 if side >= HALVED_SIDE else 1
+        height, width = -(-height // stride), -(-width // stride)
+        steps.append((stride, (height, width)))
+    return tuple(steps)
+
+
 def head_inputs(spec: RampSpec) -> int:
-    """Width of the vector that the head's first layer reads."""
-    return spec.channels if spec.head == "pooled-linear" else 2 * GRID * GRID * spec.channels
+    """Width of the vector that the head's first linear layer reads."""
+    kind = KINDS[spec.head]
+    return kind.pooling.cells * (spec.hidden if kind.convolutions else spec.channels)
 
 
 def parameter_shapes(spec: RampSpec, *, n_classes: int) -> dict[str, tuple[int, ...]]:
     """Name → shape of the head's parameters, as they stand in ``ramps.safetensors`` after ``<id>/``."""
-    if spec.head == "pooled-linear":
-        return {"w1": (head_inputs(spec), n_classes), "b1": (n_classes,)}
-    return {
-        "w1": (head_inputs(spec), spec.hidden),
-        "b1": (spec.hidden,),
-        "w2": (spec.hidden, n_classes),
-        "b2": (n_classes,),
-    }
+    kind, shapes, width = KINDS[spec.head], dict[str, tuple[int, ...]](), spec.channels
+    for number in range(1, kind.convolutions + 1):
+        shapes |= {f"k{number}": (spec.hidden, width, KERNEL, KERNEL), f"kb{number}": (spec.hidden,)}
+        width = spec.hidden
+    sizes = [head_inputs(spec), *([spec.hidden] if kind.hidden_layer else []), n_classes]
+    for number in range(1, len(sizes)):
+        shapes |= {f"w{number}": (sizes[number - 1], sizes[number]), f"b{number}": (sizes[number],)}
+    return shapes
 
 
 def head_nodes(spec: RampSpec, tensors: Mapping[str, Array], *, height: int, width: int) -> HeadNodes:
@@ -77,32 +139,38 @@ def head_nodes(spec: RampSpec, tensors: Mapping[str, Array], *, height: int, wid
     spec : RampSpec
         ``spec.tensor`` is the (n, channels, height, width) tensor the head reads.
     tensors : mapping
-        ``w1``, ``b1`` and for grid-mlp ``w2``, ``b2``; float32, weights [in, out].
+        The parameters that :func:`parameter_shapes` names; float32.
     height, width : int
-        Size of the feature map; both >= 4 for grid-mlp.
+        Size of the feature map; both >= 4 for all kinds but pooled-linear.
 
     Raises
     ------
     InvalidArgumentError
         A parameter is missing or has another shape; or the map is too small for the head.
     """
-    n_classes = int(tensors["b1" if spec.head == "pooled-linear" else "b2"].shape[0])
+    kind, prefix = KINDS[spec.head], f"offramp/{spec.id}"
+    last = "b2" if kind.hidden_layer else "b1"
+    if last not in tensors:
+        raise InvalidArgumentError(f"{spec.id}/{last} is missing; a {spec.head} head needs it")
+    n_classes = int(tensors[last].shape[0])
     _check_shapes(spec, tensors, n_classes=n_classes)
-    prefix = f"offramp/{spec.id}"
-    pooled = _pool_mean(spec, prefix) if spec.head == "pooled-linear" else _pool_grid(spec, prefix, height, width)
+    nodes, source = list[onnx.NodeProto](), spec.tensor
+    for number, (stride, size) in enumerate(convolution_steps(height, width)[: kind.convolutions], start=1):
+        nodes += _convolution(prefix, source=source, number=number, stride=stride)
+        source, (height, width) = f"{prefix}/relu{number}", size
     output = f"{prefix}/logits"
-    layers = _linear(prefix, source=f"{prefix}/pooled", target=output, layer=1)
-    if spec.head == "grid-mlp":
-        layers = [
-            *_linear(prefix, source=f"{prefix}/pooled", target=f"{prefix}/hidden", layer=1),
-            helper.make_node("Relu", [f"{prefix}/hidden"], [f"{prefix}/active"], name=f"{prefix}/relu"),
-            *_linear(prefix, source=f"{prefix}/active", target=output, layer=2),
-        ]
+    nodes += kind.pooling.nodes(source, prefix, height, width)
+    if kind.hidden_layer:
+        nodes += _linear(prefix, source=f"{prefix}/pooled", target=f"{prefix}/hidden", layer=1)
+        nodes.append(helper.make_node("Relu", [f"{prefix}/hidden"], [f"{prefix}/active"], name=f"{prefix}/relu"))
+        nodes += _linear(prefix, source=f"{prefix}/active", target=output, layer=2)
+    else:
+        nodes += _linear(prefix, source=f"{prefix}/pooled", target=output, layer=1)
     initializers = tuple(
         numpy_helper.from_array(np.ascontiguousarray(tensors[name], dtype=np.float32), f"{prefix}/{name}")
         for name in parameter_shapes(spec, n_classes=n_classes)
     )
-    return HeadNodes(spec.id, spec.tensor, output, (*pooled, *layers), initializers)
+    return HeadNodes(spec.id, spec.tensor, output, tuple(nodes), initializers)
 
 
 def _check_shapes(spec: RampSpec, tensors: Mapping[str, Array], *, n_classes: int) -> None:
@@ -113,19 +181,19 @@ def _check_shapes(spec: RampSpec, tensors: Mapping[str, Array], *, n_classes: in
             raise InvalidArgumentError(f"{spec.id}/{name} has shape {tensors[name].shape}; it needs {shape}")
 
 
-def _pool_mean(spec: RampSpec, prefix: str) -> list[onnx.NodeProto]:
+def _pool_mean(source: str, prefix: str, _height: int, _width: int) -> Nodes:
     return [
-        helper.make_node("GlobalAveragePool", [spec.tensor], [f"{prefix}/mean"], name=f"{prefix}/gap"),
+        helper.make_node("GlobalAveragePool", [source], [f"{prefix}/mean"], name=f"{prefix}/gap"),
         helper.make_node("Flatten", [f"{prefix}/mean"], [f"{prefix}/pooled"], name=f"{prefix}/flat", axis=1),
     ]
 
 
-def _pool_grid(spec: RampSpec, prefix: str, height: int, width: int) -> list[onnx.NodeProto]:
+def _pool_grid(source: str, prefix: str, height: int, width: int) -> Nodes:
     (kernel_h, stride_h), (kernel_w, stride_w) = grid_window(height), grid_window(width)
     window = {"kernel_shape": [kernel_h, kernel_w], "strides": [stride_h, stride_w]}
     nodes = []
     for op, name in (("AveragePool", "avg"), ("MaxPool", "max")):
-        nodes.append(helper.make_node(op, [spec.tensor], [f"{prefix}/{name}4"], name=f"{prefix}/{name}pool", **window))
+        nodes.append(helper.make_node(op, [source], [f"{prefix}/{name}4"], name=f"{prefix}/{name}pool", **window))
         nodes.append(
             helper.make_node(
                 "Flatten", [f"{prefix}/{name}4"], [f"{prefix}/{name}"], name=f"{prefix}/{name}flat", axis=1
@@ -136,6 +204,25 @@ def _pool_grid(spec: RampSpec, prefix: str, height: int, width: int) -> list[onn
     return nodes
 
 
-def _linear(prefix: str, *, source: str, target: str, layer: int) -> list[onnx.NodeProto]:
+def _convolution(prefix: str, *, source: str, number: int, stride: int) -> Nodes:
+    target, inputs = f"{prefix}/conv{number}", [source, f"{prefix}/k{number}", f"{prefix}/kb{number}"]
+    shape = {"kernel_shape": [KERNEL] * 2, "strides": [stride] * 2, "pads": [KERNEL // 2] * 4}
+    return [
+        helper.make_node("Conv", inputs, [target], name=target, **shape),
+        helper.make_node("Relu", [target], [f"{prefix}/relu{number}"], name=f"{prefix}/relu{number}"),
+    ]
+
+
+def _linear(prefix: str, *, source: str, target: str, layer: int) -> Nodes:
     inputs = [source, f"{prefix}/w{layer}", f"{prefix}/b{layer}"]
     return [helper.make_node("Gemm", inputs, [target], name=f"{prefix}/gemm{layer}")]
+
+
+MEAN = Pooling("mean", _pool_mean, cells=1)
+CELLS = Pooling("grid", _pool_grid, cells=2 * GRID * GRID, least_side=GRID)
+KINDS: Mapping[HeadKind, Kind] = {
+    "pooled-linear": Kind(MEAN),
+    "grid-linear": Kind(CELLS),
+    "grid-mlp": Kind(CELLS, hidden_layer=True),
+    "conv": Kind(CELLS, convolutions=CONVOLUTIONS),
+}

@@ -7,7 +7,7 @@ lengths, each of them is warm. Filling up changes no answer: the graph makes its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from offramp_core.bundle import TensorSpec
 
 BUCKETS = (16, 32, 64, 128, 256, 512)
+MAX_TYPICAL = 200  # batches looked at
 
 Array = npt.NDArray[Any]
 
@@ -74,3 +75,22 @@ def pad_rows(parts: Sequence[Array], spec: TensorSpec) -> Array:
         batch[row : row + len(part), :length] = part[:, :length]
         row += len(part)
     return batch
+
+
+def by_length(x: Array, spec: TensorSpec, *, size: int) -> Iterator[npt.NDArray[np.intp]]:
+    """Row numbers of ``x`` in chunks of up to ``size``; rows of one chunk have about one length where the input's varies."""
+    order = np.arange(len(x))
+    if spec.varies:
+        assert spec.pad is not None
+        last = np.where(x != spec.pad, np.arange(x.shape[1]), 0).max(axis=1, initial=0)
+        order = np.argsort(last, kind="stable")
+    for start in range(0, len(x), size):
+        yield order[start : start + size]
+
+
+def typical_batch(x: Array, spec: TensorSpec, *, size: int) -> Array:
+    """A batch of ``size`` rows, repeated where there are fewer; of varying length, the median length of such batches."""
+    if len(x) < size:
+        x = np.concatenate([x] * -(-size // len(x)))
+    batches = [pad_rows([x[start : start + size]], spec) for start in range(0, len(x) - size + 1, size)][:MAX_TYPICAL]
+    return sorted(batches, key=lambda batch: batch.shape[1])[len(batches) // 2] if spec.varies else batches[0]

@@ -40,7 +40,7 @@ from offramp_core.protocol import RampInfo
 from offramp_core.records import records_from_arrays
 from offramp_core.uncertainty import TABLE_SIZE
 from offramp_worker.bundle.graph import feature_shapes, input_name, output_name
-from offramp_worker.bundle.heads import HeadNodes, head_nodes, parameter_shapes
+from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_shapes
 
 Array = npt.NDArray[Any]
 MEMBERS = (BACKBONE_FILE, RAMPS_FILE, RECORDS_FILE, PROFILE_FILE, PROBE_FILE)
@@ -184,7 +184,11 @@ def _check_manifest(manifest: Manifest) -> None:
             f"{MANIFEST_FILE}: ramps {ids} must be unique, and none may be called like a final column"
         )
     for ramp in manifest.ramps:
-        if ramp.channels < 1 or (ramp.head == "grid-mlp" and ramp.hidden < 1) or not 0 <= ramp.depth <= 1:
+        if (
+            ramp.channels < 1
+            or (ramp.head in KINDS and KINDS[ramp.head].needs_hidden and ramp.hidden < 1)
+            or not 0 <= ramp.depth <= 1
+        ):
             raise InvalidBundleError(f"{MANIFEST_FILE}: ramp {ramp.id!r} has channels, hidden or depth out of range")
 
 

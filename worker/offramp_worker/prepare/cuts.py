@@ -26,6 +26,7 @@ from offramp_worker.bundle.dataflow import Step, dependent_tensors, free_tensors
 __all__ = ["Place", "Step", "cut_vertices", "distinct_places", "float_tensors", "graph_steps"]
 
 MIN_GRID_CELLS = 4
+INPUT_POSITION = 0  # of ramps that read the model's input itself; places inside the network count from 1
 
 # Operators that make new features of old ones. What lies between two of them is one place.
 WEIGHTED_OPERATORS = frozenset(
@@ -38,7 +39,7 @@ WEIGHTED_OPERATORS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A candidate for exits. ``position`` counts places in network order.
+    """A candidate for exits. ``position`` counts places in network order from 1; 0 is the model's input.
 
     ``shape`` is the tensor's without the batch axis: (channels, height, width) of a map, or (tokens, channels), where -1 tokens
     stands for a length that varies.
@@ -121,7 +122,7 @@ def distinct_places(
         groups[-1].append(name)
         previous = name
     chosen = [tensor for group in groups if (tensor := _representative(group, shapes)) is not None]
-    return tuple(Place(i, name, shapes[name]) for i, name in enumerate(chosen))
+    return tuple(Place(i, name, shapes[name]) for i, name in enumerate(chosen, start=INPUT_POSITION + 1))
 
 
 def float_tensors(model: onnx.ModelProto, names: Iterable[str]) -> tuple[str, ...]:

@@ -1,19 +1,23 @@
 """What heads learn from: pooled features of every place and the model's own answers, in one pass over the data.
 
 The pooling nodes are those of :mod:`offramp_worker.bundle.heads`, so a head trained here computes the same when it
-is served. Whole feature maps never leave ONNX Runtime, which keeps memory at a few KiB per input and place.
+is served. Heads of one place that pool alike share their features. Whole feature maps leave ONNX Runtime only for
+heads with convolutions, one place at a time (:func:`collect_maps`); the rest is a few KiB per input and place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from offramp_core.bundle import HeadKind, RampSpec
-from offramp_worker.bundle.graph import tapped_model
-from offramp_worker.bundle.heads import GRID, HeadNodes, head_nodes, parameter_shapes
+from offramp_core.bundle import HeadKind, RampSpec, TensorSpec
+from offramp_worker.bundle.graph import stage_model, tapped_model
+from offramp_worker.bundle.heads import GRID, KINDS, HeadNodes, head_nodes, parameter_shapes
+from offramp_worker.bundle.lengths import by_length, pad_rows
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.sources import Backbone, open_session
@@ -23,16 +27,22 @@ CHUNK_ROWS = 64
 # arithmetic; on CIFAR-10 a hundred thousand weights exit as many inputs as two hundred thousand do.
 MIN_HIDDEN, MAX_HIDDEN = 64, 192
 FIRST_LAYER_WEIGHTS = 98_304
-KIND_SUFFIX: dict[HeadKind, str] = {"pooled-linear": "linear", "grid-mlp": "grid"}
+CONV_CHANNELS = 32
+KIND_SUFFIX: dict[HeadKind, str] = {
+    "pooled-linear": "linear",
+    "grid-linear": "cells",
+    "grid-mlp": "grid",
+    "conv": "conv",
+}
 
 Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Pooled inputs of every head and the model's answers for the same rows.
+    """Pooled inputs of heads and the model's answers for the same rows.
 
-    ``pooled`` maps ramp id to (n, width) float32; ``logits`` is (n, n_classes).
+    ``pooled`` maps :func:`feature_key` to (n, width) float32; ``logits`` is (n, n_classes).
     """
 
     pooled: Mapping[str, FloatArray]
@@ -40,6 +50,10 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.logits)
+
+    def of(self, spec: RampSpec) -> FloatArray:
+        """What the first linear layer of a head reads, (n, width)."""
+        return self.pooled[feature_key(spec)]
 
     def rows(self, start: int, stop: int) -> Features:
         """Rows [start, stop)."""
@@ -51,22 +65,33 @@ class Features:
         return Features(pooled, np.concatenate([self.logits, other.logits]))
 
 
-def candidate_ramps(places: Sequence[Place]) -> tuple[RampSpec, ...]:
-    """Both kinds of head at every place (grid-mlp where the map has 4x4 cells), sorted by position and kind."""
-    kinds: tuple[HeadKind, ...] = ("grid-mlp", "pooled-linear")
+def feature_key(spec: RampSpec) -> str:
+    """Name of the pooled features a head without convolutions reads; heads that pool one tensor alike share them."""
+    return f"{spec.tensor}/{KINDS[spec.head].pooling.name}"
+
+
+def candidate_ramps(places: Sequence[Place], *, kinds: Sequence[HeadKind]) -> tuple[RampSpec, ...]:
+    """A head of each of ``kinds`` at every place whose map is large enough for it, by position."""
     return tuple(
-        RampSpec(
-            id=f"r{place.position:02d}-{KIND_SUFFIX[kind]}",
-            tensor=place.tensor,
-            position=place.position,
-            depth=0.0,
-            head=kind,
-            channels=place.channels,
-            hidden=_hidden_units(place.channels) if kind == "grid-mlp" else 0,
-        )
+        ramp_at(place, kind)
         for place in places
         for kind in kinds
-        if kind == "pooled-linear" or place.has_grid
+        if min(place.height, place.width) >= KINDS[kind].pooling.least_side
+    )
+
+
+def ramp_at(place: Place, kind: HeadKind, *, hidden: int = 0) -> RampSpec:
+    """The spec of one head; ``hidden`` 0 is the kind's usual width at that place."""
+    if not hidden and KINDS[kind].needs_hidden:
+        hidden = CONV_CHANNELS if KINDS[kind].convolutions else _hidden_units(place.channels)
+    return RampSpec(
+        id=f"r{place.position:02d}-{KIND_SUFFIX[kind]}{hidden or ''}",
+        tensor=place.tensor,
+        position=place.position,
+        depth=0.0,
+        head=kind,
+        channels=place.channels,
+        hidden=hidden,
     )
 
 
@@ -106,22 +131,45 @@ def collect_features(
     threads: int,
     advance: Advance,
 ) -> Features:
-    """Run the backbone once over ``x`` (n, ...) and keep what every head would read."""
-    heads = tuple(_pooling_only(head) for head in blank_heads(ramps, places, n_classes=backbone.n_classes))
-    logits, pooled = _run_tapped(backbone, heads, x, threads=threads, advance=advance)
-    return Features({spec.id: value for spec, value in zip(ramps, pooled, strict=True)}, logits)
+    """Run the backbone once over ``x`` (n, ...) and keep what every head without convolutions would read."""
+    distinct = {feature_key(spec): spec for spec in ramps if not KINDS[spec.head].convolutions}
+    blank = blank_heads(tuple(distinct.values()), places, n_classes=backbone.n_classes)
+    heads = tuple(_pooling_only(head) for head in blank)
+    logits, pooled = tapped_logits(backbone, heads, x, threads=threads, advance=advance)
+    return Features(dict(zip(distinct, pooled, strict=True)), logits)
+
+
+def collect_maps(
+    backbone: Backbone, place: Place, x: FloatArray, *, threads: int, advance: Advance
+) -> npt.NDArray[np.float16]:
+    """The whole feature maps at one place, (n, channels, height, width), in half precision to halve the memory.
+
+    Only the part of the backbone before the place runs.
+    """
+    maps = np.empty((len(x), place.channels, place.height, place.width), dtype=np.float16)
+    if place.tensor == backbone.input.name:
+        maps[:] = x
+        advance(len(x))
+        return maps
+    front = stage_model(
+        backbone.model,
+        source=None,
+        target=place.tensor,
+        heads=(),
+        shapes={place.tensor: (place.channels, place.height, place.width)},
+    )
+    session = open_session(front, threads=threads)
+    for start in range(0, len(x), CHUNK_ROWS):
+        chunk = x[start : start + CHUNK_ROWS]
+        (maps[start : start + len(chunk)],) = session.run(None, {backbone.input.name: chunk})
+        advance(len(chunk))
+    return maps
 
 
 def tapped_logits(
     backbone: Backbone, heads: Sequence[HeadNodes], x: FloatArray, *, threads: int, advance: Advance
 ) -> tuple[FloatArray, list[FloatArray]]:
-    """The model's logits (n, n_classes) and each head's, computed as a worker's audits compute them."""
-    return _run_tapped(backbone, heads, x, threads=threads, advance=advance)
-
-
-def _run_tapped(
-    backbone: Backbone, heads: Sequence[HeadNodes], x: FloatArray, *, threads: int, advance: Advance
-) -> tuple[FloatArray, list[FloatArray]]:
+    """The model's logits (n, n_classes) and each head's output, computed as a worker's audits compute them."""
     session = open_session(tapped_model(backbone.model, heads), threads=threads)
     names = [backbone.output.name, *(head.output for head in heads)]
     out: list[FloatArray] = []
@@ -134,6 +182,18 @@ def _run_tapped(
             whole[start : start + len(chunk)] = value
         advance(len(chunk))
     return out[0], out[1:]
+
+
+def model_logits(session: Any, x: FloatArray, spec: TensorSpec) -> FloatArray:
+    """What a whole model with the input ``spec`` says about rows ``x`` (n, ...): its logits (n, n_classes)."""
+    said: FloatArray | None = None
+    for rows in by_length(x, spec, size=CHUNK_ROWS):
+        (logits,) = session.run(None, {spec.name: pad_rows([x[rows]], spec)})
+        if said is None:
+            said = np.empty((len(x), logits.shape[1]), dtype=np.float32)
+        said[rows] = logits
+    assert said is not None
+    return said
 
 
 def _pooling_only(head: HeadNodes) -> HeadNodes:

@@ -13,11 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.bundle import RampSpec
+from offramp_core.bundle import RampSpec, profile_arrays
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_core.uncertainty import quantile_table, raw_score, uncertainty
 from offramp_worker.bundle.graph import feature_shapes
-from offramp_worker.prepare.cuts import Place, cut_vertices, distinct_places, float_tensors, graph_steps
+from offramp_worker.prepare.cuts import (
+    INPUT_POSITION,
+    Place,
+    cut_vertices,
+    distinct_places,
+    float_tensors,
+    graph_steps,
+)
 from offramp_worker.prepare.data import (
     FloatArray,
     HeadSplit,
@@ -26,28 +33,37 @@ from offramp_worker.prepare.data import (
     load_inputs,
     plan_split,
     remove_repeats,
-    shifted_copies,
 )
-from offramp_worker.prepare.features import (
-    Features,
-    blank_heads,
-    candidate_ramps,
-    collect_features,
-    heads_of,
-    tapped_logits,
+from offramp_worker.prepare.executors import (
+    COMPILE_LIMIT,
+    ORT_FP32,
+    ORT_INT8,
+    Executors,
+    compare_executors,
 )
-from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure, profile_of
+from offramp_worker.prepare.features import blank_heads, tapped_logits
+from offramp_worker.prepare.fitting import (
+    DEFAULT_HEAD_SHARE,
+    Rungs,
+    Taught,
+    Workshop,
+    candidate_rungs,
+    choose_convolutions,
+    fit_convolutions,
+    fit_growing,
+    fit_pooled,
+)
+from offramp_worker.prepare.outlook import outlooks
+from offramp_worker.prepare.precisions import Allowed, Approximations, Chain, Work, approximate, merits
+from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure
 from offramp_worker.prepare.progress import Reporter
-from offramp_worker.prepare.report import PrepareReport, RampLine
-from offramp_worker.prepare.selection import RampMerit, Verdict, merit, select_ramps, utility
+from offramp_worker.prepare.report import PrepareReport, RampLine, approximation_lines, write_report
+from offramp_worker.prepare.selection import RampCost, Verdict, cost_of, merit, select_ramps
 from offramp_worker.prepare.sources import Backbone, load_backbone
-from offramp_worker.prepare.training import Parameters, head_logits, train_heads
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
 
 MIN_DEPTH, MAX_DEPTH = 0.03, 0.95
 MAX_PLACES = 14
-DEFAULT_HEAD_SHARE = 0.1
-ENOUGH_GAIN = 0.01  # doubling the head rows must add this much utility to go on
 MAX_TRAINING_THREADS = 4
 PLACING_SECONDS, PROFILE_SECONDS = 1.0, 6.0
 PROBE_ROWS = 8
@@ -76,6 +92,12 @@ class PrepareRequest:
         CPU threads of one worker; the profile is measured with as many.
     profile_seconds : float
         Time spent on the profile.
+    sides : tuple of str
+        URIs of small models to put in front of this one.
+    precision : {"auto", "exact"}
+        auto: int8 forms of the model and of the side models where they are faster; exact: fp32 alone.
+    compile_limit : float
+        Seconds that torch.compile may take while executors are compared; 0 leaves it out.
     """
 
     model: str
@@ -89,10 +111,13 @@ class PrepareRequest:
     seed: int = 0
     threads: int = 1
     profile_seconds: float = PROFILE_SECONDS
+    sides: tuple[str, ...] = ()
+    precision: Allowed = "auto"
+    compile_limit: float = COMPILE_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
-class _Inputs:
+class Inputs:
     """Rows of the data without repeats, rows for heads only, and how many repeats were dropped."""
 
     x: FloatArray
@@ -106,26 +131,26 @@ class _Search:
 
     request: PrepareRequest
     reporter: Reporter
-    inputs: _Inputs
+    inputs: Inputs
     backbone: Backbone
     n_cuts: int
     places: tuple[Place, ...]
-    ramps: tuple[RampSpec, ...]
+    rungs: Rungs
     measured: Measurements
 
-    def merit(self, spec: RampSpec, logits: FloatArray, reference: FloatArray) -> RampMerit:
-        """Judge a head's logits against the model's."""
-        cost, depth = self.measured.batches[0].head_share(spec.id), self.measured.depth(spec.position)
-        return merit(logits, reference.argmax(axis=1), cost=cost, depth=depth)
+    @property
+    def costs(self) -> dict[str, RampCost]:
+        """Ramp id -> what it costs."""
+        return {spec.id: cost_of(spec, self.measured) for spec in self.rungs.all}
 
-
-@dataclass(frozen=True, slots=True)
-class _Heads:
-    """Trained heads, the split they were trained with, and the validation rows' features."""
-
-    split: HeadSplit
-    parameters: Mapping[str, Parameters]
-    validation: Features
+    @property
+    def shop(self) -> Workshop:
+        """Where heads are fitted."""
+        request = self.request
+        return Workshop(
+            self.backbone, self.places, self.inputs.x, self.inputs.extra, request.variations, request.seed,
+            training_threads(), self.reporter,
+        )  # fmt: skip
 
 
 def prepare_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport:
@@ -139,11 +164,10 @@ def prepare_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport
         Exits cannot be attached to this model, or none would pay; says why.
     """
     start = time.perf_counter()
-    _check_request(request)
-    search = _begin(request, reporter, _read_inputs(request))
+    check_request(request)
+    search = _begin(request, reporter, read_inputs(request))
     heads = _train(search)
-    verdicts = select_ramps(search.ramps, _merits(search, heads.parameters, heads.validation), search.measured)
-    return _finish(search, heads, verdicts, start=start)
+    return _finish(search, heads, select_ramps(heads.fitted.merits(search.costs)), start=start)
 
 
 def find_places(backbone: Backbone, x: FloatArray) -> tuple[int, tuple[Place, ...]]:
@@ -175,7 +199,8 @@ def training_threads() -> int:
     return min(MAX_TRAINING_THREADS, len(os.sched_getaffinity(0)))
 
 
-def _check_request(request: PrepareRequest) -> None:
+def check_request(request: PrepareRequest) -> None:
+    """Raise InvalidArgumentError for what can be told before anything is read."""
     check_target(request.out)
     if request.name and not NAME_PATTERN.fullmatch(request.name):
         raise InvalidArgumentError(f"name {request.name!r} must be lower-case letters, digits and '-', at most 63")
@@ -185,14 +210,20 @@ def _check_request(request: PrepareRequest) -> None:
         raise InvalidArgumentError(f"threads is {request.threads}; it must be at least 1")
     if not 0 <= request.variations <= 64:
         raise InvalidArgumentError(f"variations is {request.variations}; it must lie in [0, 64]")
+    if request.precision not in ("auto", "exact"):
+        raise InvalidArgumentError(
+            f"precision {request.precision!r} is unknown; use auto (int8 too) or exact (fp32 alone)"
+        )
     if not 0 <= request.seed < 2**31:
         raise InvalidArgumentError(f"seed is {request.seed}; it must lie in [0, 2**31)")
 
 
-def _read_inputs(request: PrepareRequest) -> _Inputs:
+def read_inputs(request: PrepareRequest) -> Inputs:
     """Read the data; repeated rows go, because a copy of a training row among the records would be no test."""
     x = load_inputs(request.data)
-    plan_split(len(x), name=request.split, share=_share(request))  # refuse a bad share before any work
+    plan_split(
+        len(x), name=request.split, share=request.head_share or DEFAULT_HEAD_SHARE
+    )  # refuse a bad share before any work
     unique = _first_occurrences(x)
     extra = np.empty((0, *x.shape[1:]), dtype=np.float32)
     dropped = len(x) - len(unique)
@@ -205,7 +236,7 @@ def _read_inputs(request: PrepareRequest) -> _Inputs:
         fresh = remove_repeats(extra, of=unique)
         dropped += len(extra) - len(fresh)
         extra = fresh
-    return _Inputs(unique, extra, dropped)
+    return Inputs(unique, extra, dropped)
 
 
 def _first_occurrences(x: FloatArray) -> FloatArray:
@@ -213,10 +244,6 @@ def _first_occurrences(x: FloatArray) -> FloatArray:
     keys = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).ravel()
     _, first = np.unique(keys, return_index=True)
     return x if len(first) == len(x) else x[np.sort(first)]
-
-
-def _share(request: PrepareRequest) -> float:
-    return DEFAULT_HEAD_SHARE if request.head_share is None else request.head_share
 
 
 def _worthwhile(
@@ -247,7 +274,7 @@ def _worthwhile(
     return tuple(inside)
 
 
-def _begin(request: PrepareRequest, reporter: Reporter, inputs: _Inputs) -> _Search:
+def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Search:
     """Load the model, find places and measure them."""
     with reporter.step("export the model", total=1) as advance:
         backbone = load_backbone(request.model, inputs.x)
@@ -256,8 +283,10 @@ def _begin(request: PrepareRequest, reporter: Reporter, inputs: _Inputs) -> _Sea
         raise InvalidArgumentError("variations need images, x of shape [N, channels, height, width]; use 0")
     n_cuts, found = find_places(backbone, inputs.x)
     places = _worthwhile(request, backbone, found, inputs.x)
-    ramps = candidate_ramps(places)
-    heads = blank_heads(ramps, places, n_classes=backbone.n_classes)
+    entry = _entry(backbone)
+    rungs = candidate_rungs(places, entry=entry)
+    places = places if entry is None else (entry, *places)
+    heads = blank_heads(rungs.all, places, n_classes=backbone.n_classes)
     with reporter.step("measure the profile", total=len(BATCH_SIZES)) as advance:
         measured = measure(
             backbone,
@@ -268,65 +297,26 @@ def _begin(request: PrepareRequest, reporter: Reporter, inputs: _Inputs) -> _Sea
             seconds=request.profile_seconds,
             advance=advance,
         )
-    return _Search(request, reporter, inputs, backbone, n_cuts, places, ramps, measured)
+    return _Search(request, reporter, inputs, backbone, n_cuts, places, rungs, measured)
 
 
-def _train(search: _Search) -> _Heads:
-    """Train all heads on the first share of the data, and on twice as much for as long as that pays."""
-    request, x = search.request, search.inputs.x
-    extra = _features(search, search.inputs.extra, "run head data") if len(search.inputs.extra) else None
-    split = plan_split(len(x), name=request.split, share=_share(request))
-    assert split is not None
-    stream = _features(search, x[: split.head], "run head rows")
-    heads = _fit(search, split, stream, extra)
-    doublings = 0
-    while request.head_share is None and request.split == "default":
-        doublings += 1
-        larger = plan_split(len(x), name=request.split, share=_share(request), doublings=doublings)
-        if larger is None:
-            break
-        stream = stream.then(_features(search, x[len(stream) : larger.head], "run more head rows"))
-        candidate = _fit(search, larger, stream, extra)
-        # Both are judged on the larger split's validation rows, which neither has seen.
-        before, after = (_utility(search, trained.parameters, candidate.validation) for trained in (heads, candidate))
-        if after - before < ENOUGH_GAIN:
-            break
-        heads = candidate
-    return heads
+def _entry(backbone: Backbone) -> Place | None:
+    """The model's input as a place for ramps, where it is an image."""
+    spec = backbone.input
+    return Place(INPUT_POSITION, spec.name, spec.shape) if spec.datatype == "FP32" and len(spec.shape) == 3 else None
 
 
-def _fit(search: _Search, split: HeadSplit, stream: Features, extra: Features | None) -> _Heads:
-    request = search.request
-    training = stream.rows(0, split.train)
-    if request.variations:
-        copies = shifted_copies(search.inputs.x[: split.train], copies=request.variations, seed=request.seed)
-        training = training.then(_features(search, copies, "run variations"))
-    if extra is not None:
-        training = training.then(extra)
-    validation = stream.rows(split.train, split.head)
-    with search.reporter.step(f"train heads on {len(training)} rows", total=len(search.ramps)) as advance:
-        parameters = train_heads(
-            search.ramps, training, validation, seed=request.seed, threads=training_threads(), advance=advance
-        )
-    return _Heads(split, parameters, validation)
-
-
-def _features(search: _Search, x: FloatArray, name: str) -> Features:
-    with search.reporter.step(name, total=len(x)) as advance:
-        return collect_features(
-            search.backbone, search.ramps, search.places, x, threads=training_threads(), advance=advance
-        )
-
-
-def _merits(search: _Search, parameters: Mapping[str, Parameters], rows: Features) -> dict[str, RampMerit]:
-    return {
-        spec.id: search.merit(spec, head_logits(parameters[spec.id], rows.pooled[spec.id]), rows.logits)
-        for spec in search.ramps
-    }
-
-
-def _utility(search: _Search, parameters: Mapping[str, Parameters], rows: Features) -> float:
-    return utility(list(_merits(search, parameters, rows).values()))
+def _train(search: _Search) -> Taught:
+    """Climb the ladder: heads on pooled features first, then convolutions where these leave them something to win."""
+    request, shop, rungs, costs = search.request, search.shop, search.rungs, search.costs
+    taught = fit_growing(
+        shop, rungs.all, costs, lambda training, validation: fit_pooled(shop, rungs, costs, training, validation),
+        split=request.split, share=request.head_share,
+    )  # fmt: skip
+    chosen, others = choose_convolutions(rungs, costs, taught.fitted)
+    taught = fit_convolutions(shop, chosen, taught)
+    fitted = taught.fitted
+    return replace(taught, fitted=replace(fitted, untrained=(*fitted.untrained, *others)))
 
 
 def _kept(verdicts: Sequence[Verdict]) -> tuple[RampSpec, ...]:
@@ -337,32 +327,51 @@ def _kept(verdicts: Sequence[Verdict]) -> tuple[RampSpec, ...]:
     return ramp_order(kept)
 
 
-def _finish(search: _Search, heads: _Heads, verdicts: Sequence[Verdict], *, start: float) -> PrepareReport:
+def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, start: float) -> PrepareReport:
     """Score the rows no head has seen with the graph a worker's audits run, and write the bundle."""
     request, backbone, split = search.request, search.backbone, heads.split
     ramps = _kept(verdicts)
-    unseen = search.inputs.x[split.head :]
-    nodes = heads_of(ramps, search.places, tensors=heads.parameters)
+    x, parameters = search.inputs.x, heads.fitted.parameters
+    found = approximate(
+        Chain(backbone, search.places, ramps, parameters, search.measured),
+        request.sides,
+        Work(
+            rows=x[: split.head],
+            validation=x[split.train : split.head],
+            allowed=request.precision,
+            seed=request.seed,
+            threads=request.threads,
+            pass_threads=training_threads(),
+            seconds=request.profile_seconds,
+            reporter=search.reporter,
+        ),
+    )
+    executors = _executors(search, found)
+    unseen = x[split.head :]
     with search.reporter.step("score the records", total=len(unseen)) as advance:
-        reference, logits = tapped_logits(backbone, nodes, unseen, threads=training_threads(), advance=advance)
-    tables = {
-        spec.id: score_table(head_logits(heads.parameters[spec.id], heads.validation.pooled[spec.id])) for spec in ramps
-    }
+        reference, said = found.score(unseen, threads=training_threads(), advance=advance)
+    heard = {**{spec.id: heads.fitted.said[spec.id] for spec in ramps}, **found.said}
+    tables = {column: score_table(logits) for column, logits in heard.items()}
     contents = BundleContents(
         name=request.name or _default_name(backbone.name),
         source=_source(request.model),
         backbone=backbone,
-        ramps=ramps,
-        parameters=heads.parameters,
+        ramps=found.ramps,
+        precisions=found.precisions,
+        graphs=found.graphs,
+        parameters={spec.id: parameters[spec.id] for spec in ramps},
         quantiles=tables,
-        profile=profile_of(ramps, search.measured),
-        records=_records(ramps, logits, reference, tables),
-        probe=_probe(backbone, search.inputs.x[split.train : split.train + PROBE_ROWS]),
-        data=_provenance(request, split, search.inputs),
+        profile=replace(found.profile, executors=executors.seconds),
+        records=_records(found, said, reference, tables),
+        probe=_probe(backbone, x[split.train : split.train + PROBE_ROWS]),
+        data=provenance(request, split, search.inputs),
     )
     manifest = write_bundle(request.out, contents)
-    seen = {spec.id: search.merit(spec, values, reference) for spec, values in zip(ramps, logits, strict=True)}
-    return PrepareReport(
+    arrays = {**contents.records, **profile_arrays(contents.profile)}
+    answers, costs = reference.argmax(axis=1), search.costs
+    seen = {spec.id: merit(said[spec.id], answers, costs[spec.id]) for spec in ramps}
+    others = merits(found, said, reference)
+    report = PrepareReport(
         out=request.out,
         name=manifest.name,
         backbone_digest=manifest.backbone_digest,
@@ -372,26 +381,54 @@ def _finish(search: _Search, heads: _Heads, verdicts: Sequence[Verdict], *, star
         lines=tuple(
             RampLine(replace(v, merit=seen[v.spec.id]), "records") if v.spec.id in seen else RampLine(v, "validation")
             for v in verdicts
-        ),
+        )
+        + tuple(RampLine(Verdict(spec, others[spec.id]), "records") for spec in found.ramps if spec.id in others)
+        + tuple(RampLine(verdict, "validation") for verdict in found.refused),
+        untrained=heads.fitted.untrained,
+        outlooks=outlooks(arrays, found.columns),
         data=contents.data,
         exact_seconds={batch.batch_size: batch.exact_seconds for batch in search.measured.batches},
         threads=request.threads,
         seconds=time.perf_counter() - start,
+        approximations=approximation_lines(found, said, reference),
+        executors=executors,
     )
+    write_report(report)
+    return report
+
+
+def _executors(search: _Search, found: Approximations) -> Executors:
+    """The whole backbone on every executor there is, timed."""
+    request = search.request
+    models = {ORT_FP32: search.backbone.model}
+    if found.int8 is not None:
+        models[ORT_INT8] = found.int8.backbone.model
+    with search.reporter.step("compare executors", total=1) as advance:
+        compared = compare_executors(
+            models,
+            search.backbone.program,
+            search.inputs.x,
+            search.backbone.input,
+            threads=request.threads,
+            seconds=request.profile_seconds / 2,
+            compile_limit=request.compile_limit,
+        )
+        advance(1)
+    return compared
 
 
 def _records(
-    ramps: Sequence[RampSpec],
-    logits: Sequence[FloatArray],
+    found: Approximations,
+    said: Mapping[str, FloatArray],
     reference: FloatArray,
     tables: Mapping[str, npt.NDArray[np.float64]],
 ) -> dict[str, npt.NDArray[Any]]:
-    answers = reference.argmax(axis=1).astype(np.int64)
+    answers, columns = reference.argmax(axis=1).astype(np.int64), found.columns
     return {
-        "uncertainty": np.stack(
-            [uncertainty(values, tables[spec.id]) for spec, values in zip(ramps, logits, strict=True)], axis=1
-        ),
-        "prediction": np.stack([values.argmax(axis=1) for values in logits], axis=1).astype(np.int64),
+        "ramp_id": np.array(columns, dtype=np.str_),
+        "ramp_precision": np.array(found.column_precisions, dtype=np.str_),
+        "uncertainty": np.stack([uncertainty(said[column], tables[column]) for column in columns], axis=1),
+        "prediction": np.stack([said[column].argmax(axis=1) for column in columns], axis=1).astype(np.int64),
         "final": answers,
         "reference": answers,
     }
@@ -414,7 +451,8 @@ def _probe(backbone: Backbone, x: FloatArray) -> tuple[FloatArray, FloatArray]:
     return x, logits
 
 
-def _provenance(request: PrepareRequest, split: HeadSplit, inputs: _Inputs) -> dict[str, Any]:
+def provenance(request: PrepareRequest, split: HeadSplit, inputs: Inputs) -> dict[str, Any]:
+    """Which rows went where, for the manifest."""
     return {
         "head_training": split.train,
         "head_validation": split.validation,

@@ -14,20 +14,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 
-from offramp_core.bundle import BatchProfile, Profile, RampSpec
+from offramp_core.bundle import BatchProfile, ChainProfile, Profile, RampSpec, TensorSpec
+from offramp_core.plan import Precision
 from offramp_core.uncertainty import TABLE_SIZE
 from offramp_worker.bundle.graph import stage_model
 from offramp_worker.bundle.heads import HeadNodes
+from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.engine.scores import ScoreTables
-from offramp_worker.prepare.cuts import Place
+from offramp_worker.prepare.cuts import INPUT_POSITION, Place
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.sources import Backbone, open_session
 
@@ -48,6 +49,10 @@ class BatchMeasurement:
     regroup_seconds: float
     depth: Mapping[int, float]
 
+    def depth_at(self, position: int) -> float:
+        """Share of the backbone's time up to a place, or the input."""
+        return 0.0 if position == INPUT_POSITION else self.depth[position]
+
     def head_share(self, ramp_id: str) -> float:
         """A head's time as a share of the backbone's."""
         return self.head_seconds[ramp_id] / self.exact_seconds
@@ -63,7 +68,7 @@ class Measurements:
 
     def depth(self, position: int) -> float:
         """Share of the backbone's time up to a place, averaged over batch sizes."""
-        return float(np.mean([batch.depth[position] for batch in self.batches]))
+        return float(np.mean([batch.depth_at(position) for batch in self.batches]))
 
 
 def measure(
@@ -81,6 +86,8 @@ def measure(
 
     Parameters
     ----------
+    places : sequence of Place
+        Where ramps are, by position; the model's input may be the first of them.
     heads : sequence of HeadNodes
         One per candidate ramp; their weights do not matter.
     x : (n, ...) float32
@@ -91,8 +98,9 @@ def measure(
         Told 1 after each batch size.
     """
     exact = open_session(backbone.model, threads=threads)
-    segments = _segment_sessions(backbone, places, threads=threads)
-    stages = [_stage_session(head, places, backbone.model, threads=threads) for head in heads]
+    inside = [place for place in places if place.tensor != backbone.input.name]
+    segments = _segment_sessions(backbone, inside, threads=threads)
+    stages = [_stage_session(head, inside, backbone, threads=threads) for head in heads]
     x = np.concatenate([x] * -(-max(batch_sizes) // len(x)))
     batches = []
     for size in batch_sizes:
@@ -100,14 +108,17 @@ def measure(
         jobs = {"exact": Job(_call(exact, values[0]))}
         for index, session in enumerate(segments):
             jobs[f"segment {index}"] = Job(_call(session, values[index]))
-        feeding = {place.tensor: index for index, place in enumerate(places)}
+        feeding = {place.tensor: index for index, place in enumerate(inside)}
         for head, session in zip(heads, stages, strict=True):
-            index = feeding[head.source]
-            jobs[f"head {head.ramp_id}"] = Job(_decide(session, values[index]), beyond=f"segment {index}")
-        for index, place in enumerate(places):
+            at_input = head.source == backbone.input.name  # no segment comes before
+            index = 0 if at_input else feeding[head.source]
+            jobs[f"head {head.ramp_id}"] = Job(
+                _decide(session, values[index]), beyond="" if at_input else f"segment {index}"
+            )
+        for index, place in enumerate(inside):
             jobs[f"regroup {place.position}"] = Job(_regroup(values[index + 1]))
         medians = time_jobs(jobs, threads=threads, seconds=seconds / len(batch_sizes))
-        batches.append(_measurement(size, places, heads, medians))
+        batches.append(_measurement(size, inside, heads, medians))
         advance(1)
     return Measurements(tuple(places), threads, tuple(batches))
 
@@ -116,7 +127,7 @@ def profile_of(ramps: Sequence[RampSpec], measured: Measurements) -> Profile:
     """The profile of a set of ramps (sorted by position): segments between ramps instead of between places."""
     batches = []
     for batch in measured.batches:
-        reached = [batch.depth[spec.position] * batch.exact_seconds for spec in ramps]
+        reached = [batch.depth_at(spec.position) * batch.exact_seconds for spec in ramps]
         edges = [0.0, *reached, batch.exact_seconds]
         batches.append(
             BatchProfile(
@@ -130,6 +141,50 @@ def profile_of(ramps: Sequence[RampSpec], measured: Measurements) -> Profile:
     return Profile(executor=EXECUTOR, threads=measured.threads, batches=tuple(batches))
 
 
+def with_heads(measured: Measurements, seconds: Mapping[str, Mapping[int, float]]) -> Measurements:
+    """Measurements with more heads: ramp id to seconds by batch size."""
+    return replace(
+        measured,
+        batches=tuple(
+            replace(b, head_seconds={**b.head_seconds, **{ramp: at[b.batch_size] for ramp, at in seconds.items()}})
+            for b in measured.batches
+        ),
+    )
+
+
+def with_chain(profile: Profile, precision: Precision, ramps: Sequence[RampSpec], measured: Measurements) -> Profile:
+    """The profile with another precision's chain: ``ramps`` are the input ramps and then its own, as ``measured`` on its graph."""
+    chain = profile_of(ramps, measured)
+    assert [b.batch_size for b in profile.batches] == [b.batch_size for b in chain.batches]
+    return replace(
+        profile,
+        batches=tuple(
+            replace(b, precisions={**b.precisions, precision: ChainProfile(c.segment_seconds, c.ramp_seconds)})
+            for b, c in zip(profile.batches, chain.batches, strict=True)
+        ),
+    )
+
+
+def decision_seconds(
+    session: Any,
+    x: FloatArray,
+    spec: TensorSpec,
+    *,
+    threads: int,
+    seconds: float,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+) -> dict[int, float]:
+    """Seconds of a whole model with the input ``spec`` and the decision who leaves, by batch size: what a side model costs.
+
+    ``seconds`` are spent, about.
+    """
+    found = {}
+    for size in batch_sizes:
+        job = Job(_decide(session, typical_batch(x, spec, size=size)))
+        found[size] = time_jobs({"side": job}, threads=threads, seconds=seconds / len(batch_sizes))["side"]
+    return found
+
+
 def _measurement(
     size: int, places: Sequence[Place], heads: Sequence[HeadNodes], medians: Mapping[str, float]
 ) -> BatchMeasurement:
@@ -137,12 +192,15 @@ def _measurement(
     scaled = raw * (medians["exact"] / raw.sum())
     reached = np.cumsum(scaled) / medians["exact"]
     cut = max(0.0, float(raw.sum()) - medians["exact"]) / max(1, len(places))
+    tensors = {place.tensor for place in places}
     regroups = [medians[f"regroup {place.position}"] for place in places]
     return BatchMeasurement(
         batch_size=size,
         exact_seconds=medians["exact"],
         segment_seconds=tuple(float(s) for s in scaled),
-        head_seconds={head.ramp_id: medians[f"head {head.ramp_id}"] + cut for head in heads},
+        head_seconds={
+            head.ramp_id: medians[f"head {head.ramp_id}"] + (cut if head.source in tensors else 0.0) for head in heads
+        },
         regroup_seconds=float(np.median(regroups)) if regroups else 0.0,
         depth={place.position: float(reached[index]) for index, place in enumerate(places)},
     )
@@ -193,13 +251,14 @@ def _segment_sessions(backbone: Backbone, places: Sequence[Place], *, threads: i
     ]
 
 
-def _stage_session(head: HeadNodes, places: Sequence[Place], model: onnx.ModelProto, *, threads: int) -> Any:
-    """The segment before a head's place with the head fused to its end, as a worker cuts it."""
-    index = next(i for i, place in enumerate(places) if place.tensor == head.source)
-    source = places[index - 1].tensor if index else None
-    shapes: dict[str, tuple[int, ...]] = {place.tensor: place.shape for place in places}
+def _stage_session(head: HeadNodes, places: Sequence[Place], backbone: Backbone, *, threads: int) -> Any:
+    """The segment before a head's place with the head fused to its end, as a worker cuts it; at the input the head alone."""
+    tensors = [backbone.input.name, *(place.tensor for place in places)]
+    index = tensors.index(head.source)
+    source = tensors[index - 1] if index > 1 else None
+    shapes = {place.tensor: place.shape for place in places}
     return open_session(
-        stage_model(model, source=source, target=head.source, heads=[head], shapes=shapes), threads=threads
+        stage_model(backbone.model, source=source, target=head.source, heads=[head], shapes=shapes), threads=threads
     )
 
 
@@ -218,13 +277,13 @@ def _call(session: Any, value: FloatArray) -> Callable[[], object]:
 
 
 def _decide(session: Any, value: FloatArray) -> Callable[[], object]:
-    """A segment with a head, and the decision who leaves, which every batch that reaches the ramp pays."""
+    """A segment with a head, or a whole model, and the decision who leaves, which every batch that reaches the ramp pays."""
     feed = {session.get_inputs()[0].name: value}
     tables = ScoreTables(np.linspace(-20.0, 20.0, TABLE_SIZE)[None])
     half = np.float32(0.5)
 
     def decide() -> npt.NDArray[np.bool_]:
-        _, logits = session.run(None, feed)
+        *_, logits = session.run(None, feed)
         scores = tables.uncertainty((0,), [logits])
         return scores[:, 0] < half
 

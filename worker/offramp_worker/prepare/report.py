@@ -1,28 +1,43 @@
-"""What ``offramp prepare`` says at its end, as a table for people and as JSON for machines."""
+"""What ``offramp prepare`` says at its end: a table for people, JSON for machines, and both with a picture beside the bundle's files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
 
-from offramp_worker.prepare.selection import BUDGETS, Verdict
+from offramp_core.columns import final_id
+from offramp_worker.prepare.data import FloatArray
+from offramp_worker.prepare.executors import Executors
+from offramp_worker.prepare.outlook import USUAL_OVERHEAD, Outlook
+from offramp_worker.prepare.precisions import INT8, Approximations
+from offramp_worker.prepare.quantizing import Quantized
+from offramp_worker.prepare.selection import BUDGETS, RampMerit, Untrained, Verdict
+
+REPORT_FILE, PICTURE_FILE = "report.json", "report.png"
 
 
 @dataclass(frozen=True, slots=True)
 class RampLine:
-    """One candidate ramp. Merits of kept ramps are measured on the records, of refused ones on the validation rows."""
+    """One candidate ramp. Merits of kept ramps are measured on the records, of refused ones on the validation rows.
+
+    ``before`` is what the earlier head of a refreshed ramp is worth on the same rows.
+    """
 
     verdict: Verdict
     measured_on: str
+    before: RampMerit | None = None
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON form; shares are fractions."""
         spec, merit = self.verdict.spec, self.verdict.merit
+        before = {} if self.before is None else {"exit_share_before": _rounded(self.before.exits)}
         return {
             "id": spec.id,
             "tensor": spec.tensor,
@@ -31,16 +46,51 @@ class RampLine:
             "head": spec.head,
             "hidden": spec.hidden,
             "cost": round(merit.cost, 4),
+            "cost_by_batch": _rounded(merit.costs.head),
             "agreement": round(merit.agreement, 4),
-            "exit_share": {str(budget): round(share, 4) for budget, share in merit.exits.items()},
+            "exit_share": _rounded(merit.exits),
+            **before,
+            "utility": _rounded(merit.utility),
             "measured_on": self.measured_on,
             "refused": self.verdict.refused,
         }
 
 
 @dataclass(frozen=True, slots=True)
+class ApproximationLine:
+    """The int8 backbone or a side model: how it was quantised, and its disagreement with the reference on the records."""
+
+    name: str
+    quantized: Quantized | None
+    disagreement: float | None
+    refused: str
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON form; shares are fractions, times are over fp32's by batch size."""
+        tried = self.quantized.tried if self.quantized else ()
+        return {
+            "name": self.name,
+            "method": self.quantized.method if self.quantized else "",
+            "disagreement": self.disagreement,
+            "refused": self.refused,
+            "tried": [
+                {
+                    "method": c.method,
+                    "disagreement": round(c.disagreement, 4),
+                    "ratio": {str(size): round(ratio, 3) for size, ratio in c.ratio.items()},
+                    "refused": c.refused,
+                }
+                for c in tried
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class PrepareReport:
-    """What a bundle holds, which rows went where, and how long each part took."""
+    """What a bundle holds, which rows went where, and how long each part took.
+
+    ``outlooks_before`` is the outlook with the earlier heads on the same records, where heads were refreshed.
+    """
 
     out: Path
     name: str
@@ -49,15 +99,21 @@ class PrepareReport:
     places: int
     cut_vertices: int
     lines: tuple[RampLine, ...]
+    untrained: tuple[Untrained, ...]
+    outlooks: tuple[Outlook, ...]
     data: Mapping[str, Any]
     exact_seconds: Mapping[int, float]
     threads: int
     seconds: float
+    outlooks_before: tuple[Outlook, ...] = ()
+    approximations: tuple[ApproximationLine, ...] = ()
+    executors: Executors = field(default_factory=Executors)
 
     @property
     def kept(self) -> tuple[RampLine, ...]:
-        """Ramps in the bundle."""
-        return tuple(line for line in self.lines if not line.verdict.refused)
+        """Ramps in the bundle, in network order."""
+        kept = (line for line in self.lines if not line.verdict.refused)
+        return tuple(sorted(kept, key=lambda line: (line.verdict.spec.position, line.verdict.merit.cost)))
 
     @property
     def next_command(self) -> str:
@@ -75,6 +131,21 @@ class PrepareReport:
             "places": self.places,
             "ramps": [line.to_mapping() for line in self.kept],
             "refused": [line.to_mapping() for line in self.lines if line.verdict.refused],
+            "untrained": [
+                {
+                    "id": each.spec.id,
+                    "position": each.spec.position,
+                    "head": each.spec.head,
+                    "hidden": each.spec.hidden,
+                    "cost_by_batch": _rounded(each.costs.head),
+                    "refused": each.reason,
+                }
+                for each in self.untrained
+            ],
+            "outlook": [outlook.to_mapping() for outlook in self.outlooks],
+            "outlook_before": [outlook.to_mapping() for outlook in self.outlooks_before],
+            "approximations": [line.to_mapping() for line in self.approximations],
+            "executors": {"seconds": self.executors.seconds, "missing": dict(self.executors.missing)},
             "data": dict(self.data),
             "exact_seconds": {str(size): seconds for size, seconds in self.exact_seconds.items()},
             "threads": self.threads,
@@ -83,31 +154,120 @@ class PrepareReport:
         }
 
 
+def write_report(report: PrepareReport) -> None:
+    """Put report.json and report.png into the bundle's folder. They are for people: no manifest lists and no worker reads them."""
+    from offramp_worker.prepare.picture import draw  # matplotlib takes a second to import
+
+    (report.out / REPORT_FILE).write_text(json.dumps(report.to_mapping(), indent=1) + "\n", encoding="utf-8")
+    draw(report, report.out / PICTURE_FILE)
+
+
+def approximation_lines(
+    found: Approximations, said: Mapping[str, FloatArray], reference: FloatArray
+) -> tuple[ApproximationLine, ...]:
+    """What was tried on the whole backbone and on side models; disagreement of what stays is measured on the records."""
+
+    def disagreement(column: str) -> float | None:
+        return float((said[column].argmax(axis=1) != reference.argmax(axis=1)).mean()) if column in said else None
+
+    lines = []
+    if found.quantized is not None:
+        lines.append(ApproximationLine(INT8, found.quantized, disagreement(final_id(INT8)), found.quantized.refused))
+    lines += [ApproximationLine(s.spec.id, s.quantized, disagreement(s.spec.id), s.refused) for s in found.sides]
+    return tuple(lines)
+
+
 def print_report(report: PrepareReport, console: Console) -> None:
     """The report for people."""
-    console.print(Group(_ramp_table(report), *_notes(report)), highlight=False)
+    console.print(
+        Group(_ramp_table(report), _outlook_table(report), *_executor_table(report), *_notes(report)), highlight=False
+    )
 
 
 def _ramp_table(report: PrepareReport) -> Table:
     table = Table(
-        title=f"Ramps of {report.name}: what could leave at a disagreement budget of 0.5, 1, 2, 5 %, "
-        f"% of {report.data['records']} records",
+        title=f"Ramps of {report.name}, in %: the model's time up to one and its own at batch sizes, who could leave there alone "
+        f"at a disagreement budget, of {report.data['records']} records, and what that saves of the model's time",
         title_justify="left",
     )
     table.add_column("ramp", no_wrap=True)
-    table.add_column("after", overflow="ellipsis", no_wrap=True, max_width=24)
-    for title in ("depth", "cost", "agrees", *(f"@{budget * 100:g}%" for budget in BUDGETS)):
+    table.add_column("after", overflow="ellipsis", no_wrap=True, max_width=16)
+    sizes = _shown_sizes(report)
+    refreshed = any(line.before for line in report.kept)
+    for title in (
+        "depth", *(f"cost b{size}" for size in sizes), "agrees", *(f"@{budget * 100:g}%" for budget in BUDGETS),
+        "saves @1%", "@5%", *(["before: @1%"] if refreshed else []),
+    ):  # fmt: skip
         table.add_column(title, justify="right", no_wrap=True)
     for line in report.kept:
         merit = line.verdict.merit
-        shares = [merit.depth, merit.cost, merit.agreement, *(merit.exits[budget] for budget in BUDGETS)]
+        shares = [
+            merit.depth, *(merit.costs.head[size] for size in sizes), merit.agreement,
+            *(merit.exits[budget] for budget in BUDGETS), merit.utility[0.01], merit.utility[0.05],
+            *([line.before.exits[0.01]] if line.before else []),
+        ]  # fmt: skip
         table.add_row(line.verdict.spec.id, line.verdict.spec.tensor, *(f"{100 * share:.1f}" for share in shares))
     return table
 
 
+def _shown_sizes(report: PrepareReport) -> list[int]:
+    """The smallest, a middle and the largest batch size."""
+    sizes = list(report.exact_seconds)
+    return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+
+
+def _outlook_table(report: PrepareReport) -> Table:
+    table = Table(
+        title=f"Best plan of at most 3 ramps that add at most {USUAL_OVERHEAD:.0%}, in hindsight on the records: an outlook, no promise",
+        title_justify="left",
+    )
+    refreshed = ["with the earlier heads"] if report.outlooks_before else []
+    for title in ("budget", "batch", "saves", "ramps", "with any overhead", *refreshed):
+        table.add_column(title, justify="left" if title == "ramps" else "right", no_wrap=title != "ramps")
+    usual = [o for o in report.outlooks if o.max_overhead == USUAL_OVERHEAD]
+    free = [o for o in report.outlooks if o.max_overhead != USUAL_OVERHEAD]
+    before = [f"{o.saving:.1%}" for o in report.outlooks_before if o.max_overhead == USUAL_OVERHEAD]
+    for row, (within, anything) in enumerate(zip(usual, free, strict=True)):
+        names = ", ".join(within.ramps) or "none pays"
+        figures = f"{within.budget:.1%}", str(within.batch_size), f"{within.saving:.1%}"
+        table.add_row(*figures, names, f"{anything.saving:.1%}", *before[row : row + 1])
+    return table
+
+
+def _executor_table(report: PrepareReport) -> list[Table]:
+    if not report.executors.seconds:
+        return []
+    table = Table(
+        title=f"The whole model, ms by batch size ({report.threads} thread{'s' if report.threads > 1 else ''})",
+        title_justify="left",
+    )
+    sizes = list(next(iter(report.executors.seconds.values())))
+    for column in ("executor", *sizes):
+        table.add_column(column, justify="left" if column == "executor" else "right", no_wrap=True)
+    for name, seconds in report.executors.seconds.items():
+        table.add_row(name, *(f"{1e3 * seconds[size]:.2f}" if size in seconds else "" for size in sizes))
+    return [table]
+
+
+def _approximation_notes(line: ApproximationLine) -> list[str]:
+    if line.quantized is None:
+        return [f"{line.name}: kept at fp32"]
+    notes = []
+    if not line.refused:
+        shares = (
+            f"; it answers {line.disagreement:.2%} of the records differently" if line.disagreement is not None else ""
+        )
+        notes.append(f"{line.name}: {line.quantized.method or 'kept at fp32'}{shares}")
+    return notes + [
+        f"{line.name} {c.method}: {', '.join(f'{r:.2f}' for r in c.ratio.values())} of the fp32 time at batch sizes "
+        f"{', '.join(map(str, c.ratio))}, {c.disagreement:.2%} of the head rows differ from fp32"
+        + (f"; refused: {c.refused}" if c.refused else "")
+        for c in line.quantized.tried
+    ]
+
+
 def _notes(report: PrepareReport) -> list[str]:
     data = report.data
-    refused = [line.verdict for line in report.lines if line.verdict.refused]
     times = ", ".join(f"{size}: {1e3 * seconds:.2f}" for size, seconds in report.exact_seconds.items())
     lines = [
         f"places: {report.cut_vertices} cut vertices, {report.places} places considered",
@@ -121,5 +281,29 @@ def _notes(report: PrepareReport) -> list[str]:
         )
     if data["repeats_dropped"]:
         lines.append(f"      {data['repeats_dropped']} rows dropped because they repeat others")
-    lines += [f"refused {verdict.spec.id}: {verdict.refused}" for verdict in refused]
-    return [*lines, f"bundle written to {report.out} in {report.seconds:.0f} s", f"next: {report.next_command}"]
+    lines += [note for line in report.approximations for note in _approximation_notes(line)]
+    lines += [f"{name}: {reason}" for name, reason in report.executors.missing.items()]
+    lines += [report.executors.faster] if report.executors.faster else []
+    lines += _refusals(
+        [
+            *((line.verdict.spec.id, line.verdict.refused) for line in report.lines if line.verdict.refused),
+            *((each.spec.id, each.reason) for each in report.untrained),
+        ]
+    )
+    return [
+        *lines,
+        f"bundle written to {report.out} in {report.seconds:.0f} s, with {REPORT_FILE} and {PICTURE_FILE}",
+        f"next: {report.next_command}",
+    ]
+
+
+def _rounded(shares: Mapping[Any, float]) -> dict[str, float]:
+    return {str(key): round(share, 4) for key, share in shares.items()}
+
+
+def _refusals(reasons: Sequence[tuple[str, str]]) -> list[str]:
+    """One line per reason."""
+    ramps = defaultdict(list)
+    for ramp, reason in reasons:
+        ramps[reason].append(ramp)
+    return [f"refused {', '.join(names)}: {reason}" for reason, names in ramps.items()]

@@ -12,7 +12,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -33,12 +33,16 @@ DYNAMIC_SHAPES_HINT = 'torch.export.export(model, (x,), dynamic_shapes=({0: torc
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    """The reference model as one ONNX graph with a dynamic batch axis, checked on sample inputs."""
+    """The reference model as one ONNX graph with a dynamic batch axis, checked on sample inputs.
+
+    ``program`` is what torch.export made of it, where torch had it.
+    """
 
     model: Any  # onnx.ModelProto
     name: str
     input: TensorSpec
     output: TensorSpec
+    program: Any = None  # torch.export.ExportedProgram
 
     @property
     def n_classes(self) -> int:
@@ -64,10 +68,11 @@ def load_backbone(uri: str, x: FloatArray) -> Backbone:
         The model is no classifier with one input and one output, or its answers depend on the batch.
     """
     sample = x[:SAMPLE_ROWS]
+    program = None
     if uri.startswith("family:"):
-        model, name = _from_family(uri, sample)
+        model, program, name = _from_family(uri, sample)
     elif uri.endswith(".pt2"):
-        model, name = _from_exported(_existing(uri), sample), Path(uri).stem
+        (model, program), name = _from_exported(_existing(uri), sample), Path(uri).stem
     elif uri.endswith(".onnx"):
         model, name = _from_onnx(_existing(uri)), Path(uri).stem
     else:
@@ -75,7 +80,7 @@ def load_backbone(uri: str, x: FloatArray) -> Backbone:
             f"model {uri!r} is none of family:NAME?weights=FILE.safetensors, FILE.pt2 and FILE.onnx; "
             "other checkpoints: export them with torch.export.save or torch.onnx.export"
         )
-    return _checked(_normalised(model), name=name, sample=sample)
+    return replace(_checked(_normalised(model), name=name, sample=sample), program=program)
 
 
 def open_session(model: onnx.ModelProto, *, threads: int) -> ort.InferenceSession:
@@ -94,7 +99,7 @@ def _existing(path: str) -> Path:
     return Path(path)
 
 
-def _from_family(uri: str, sample: FloatArray) -> tuple[onnx.ModelProto, str]:
+def _from_family(uri: str, sample: FloatArray) -> tuple[onnx.ModelProto, Any, str]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -115,10 +120,10 @@ def _from_family(uri: str, sample: FloatArray) -> tuple[onnx.ModelProto, str]:
     except RuntimeError as error:
         first = str(error).partition("\n")[2].strip().partition("\n")[0]
         raise InvalidArgumentError(f"model weights {weights} do not fit family {name}: {first}") from error
-    return _export(module, sample), name
+    return (*_export(module, sample), name)
 
 
-def _from_exported(path: Path, sample: FloatArray) -> onnx.ModelProto:
+def _from_exported(path: Path, sample: FloatArray) -> tuple[onnx.ModelProto, Any]:
     import torch
 
     _refuse_pickled(path)
@@ -134,7 +139,7 @@ def _from_exported(path: Path, sample: FloatArray) -> onnx.ModelProto:
         reference = _answers(module, sample)
     except AssertionError as error:
         raise _shape_error(path, error) from error
-    return _onnx_program(program, sample, reference)
+    return _onnx_program(program, sample, reference), program
 
 
 def _from_onnx(path: Path) -> onnx.ModelProto:
@@ -146,7 +151,7 @@ def _from_onnx(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _export(module: Any, sample: FloatArray) -> onnx.ModelProto:
+def _export(module: Any, sample: FloatArray) -> tuple[onnx.ModelProto, Any]:
     import torch
 
     module = module.eval()
@@ -160,7 +165,7 @@ def _export(module: Any, sample: FloatArray) -> onnx.ModelProto:
     rows = torch.from_numpy(sample[:2])
     with _quiet():
         program = torch.export.export(module, (rows,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    return _onnx_program(program, sample, reference)
+    return _onnx_program(program, sample, reference), program
 
 
 def _onnx_program(program: Any, sample: FloatArray, reference: FloatArray) -> onnx.ModelProto:

@@ -1,31 +1,87 @@
-"""Training heads on pooled features, the backbone frozen, the model's own answers as soft targets.
+"""Training heads, the backbone frozen, on the model's own answers as soft targets (distillation; no labels).
 
-Standardisation of the inputs is part of training only: afterwards it is folded into the first layer.
+Standardisation of the inputs and batch normalisation are part of training only: afterwards they are folded into the
+weights, so that a served head is what :mod:`offramp_worker.bundle.heads` says and nothing more.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from offramp_core.bundle import HeadKind, RampSpec
+from offramp_worker.bundle.heads import KINDS, convolution_steps, grid_window, head_inputs
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.features import Features
 
-LEARNING_RATE: dict[HeadKind, float] = {"pooled-linear": 1e-2, "grid-mlp": 2e-3}
-# Strong decay is what keeps 100-400 thousand weights honest on a few thousand inputs.
-WEIGHT_DECAY: dict[HeadKind, float] = {"pooled-linear": 1e-2, "grid-mlp": 0.3}
 WARM_UP_SHARE = 0.25
-AIMED_STEPS = 400
 PATIENCE_SHARE = 0.5  # of all epochs without a better validation loss
 MIN_DEVIATION = 1e-3
+FEW_ROWS = 4_000
+VALIDATION_CHUNK = 256
 
 Parameters = dict[str, FloatArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a kind of head is trained.
+
+    Attributes
+    ----------
+    learning_rate, weight_decay : float
+        Of AdamW under a one-cycle schedule.
+    dropout : float
+        Share of a layer's inputs left out of every step.
+    batch : int
+        Rows per step when there are thousands; 64 when there are few.
+    steps : int
+        Steps aimed at, between ``fewest`` and ``most`` passes over the rows.
+    """
+
+    learning_rate: float
+    weight_decay: float
+    dropout: float = 0.0
+    batch: int = 256
+    steps: int = 400
+    fewest: int = 12
+    most: int = 60
+
+    def schedule(self, rows: int) -> tuple[int, int]:
+        """Batch size and number of epochs."""
+        batch = self.batch if rows >= FEW_ROWS else min(64, self.batch)
+        return batch, min(self.most, max(self.fewest, round(self.steps * batch / rows)))
+
+
+# Strong decay and dropout are what keep 100-400 thousand weights honest on a few thousand inputs.
+RECIPES: dict[HeadKind, Recipe] = {
+    "pooled-linear": Recipe(1e-2, 1e-2, fewest=8),
+    "grid-linear": Recipe(3e-3, 0.3, fewest=8),
+    "grid-mlp": Recipe(2e-3, 0.3, dropout=0.2, fewest=14),
+    "conv": Recipe(4e-3, 0.05, batch=128, steps=500, fewest=6, most=40),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What one head learns from: inputs (n, width) or maps (n, C, H, W), and the model's probabilities (n, n_classes)."""
+
+    x: npt.NDArray[np.floating[Any]]
+    targets: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+Lessons = tuple[Lesson, Lesson]  # training and validation
 
 
 def train_heads(
@@ -37,7 +93,7 @@ def train_heads(
     threads: int,
     advance: Callable[[int], None],
 ) -> dict[str, Parameters]:
-    """Train every ramp's head.
+    """Train heads that read pooled features.
 
     Parameters
     ----------
@@ -53,14 +109,28 @@ def train_heads(
     Returns
     -------
     dict
-        Ramp id -> ``w1``, ``b1`` (and ``w2``, ``b2``), float32, weights [in, out].
+        Ramp id -> the parameters of :mod:`offramp_worker.bundle.heads`, float32.
     """
-    targets, held_out = (torch.from_numpy(probabilities(part.logits)) for part in (training, validation))
+    targets, held_out = probabilities(training.logits), probabilities(validation.logits)
+
+    def lessons(spec: RampSpec) -> Lessons:
+        return Lesson(training.of(spec), targets), Lesson(validation.of(spec), held_out)
+
+    return train_each(ramps, lessons, seed=seed, threads=threads, advance=advance)
+
+
+def train_each(
+    ramps: Sequence[RampSpec],
+    lessons: Callable[[RampSpec], Lessons],
+    *,
+    seed: int,
+    threads: int,
+    advance: Callable[[int], None],
+) -> dict[str, Parameters]:
+    """Train heads on what ``lessons`` makes for each, just before it is needed; otherwise as :func:`train_heads`."""
 
     def train(spec: RampSpec) -> Parameters:
-        x, v = (torch.from_numpy(part.pooled[spec.id]) for part in (training, validation))
-        generator = torch.Generator().manual_seed(seed * 1_000 + 2 * spec.position + (spec.head == "grid-mlp"))
-        parameters = _train_one(spec, x, targets, v, held_out, generator=generator)
+        parameters = train_head(spec, *lessons(spec), seed=seed)
         advance(1)
         return parameters
 
@@ -73,8 +143,19 @@ def train_heads(
     return {spec.id: parameters for spec, parameters in zip(ramps, trained, strict=True)}
 
 
+def train_head(spec: RampSpec, training: Lesson, validation: Lesson, *, seed: int) -> Parameters:
+    """Train one head on this thread; the same seed, id and rows give the same bytes with one torch thread."""
+    # The generator uses 32 bits of its seed.
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{spec.id}".encode()))
+    n_classes = training.targets.shape[1]
+    scale = _Scale.of(training.x)
+    net = _Head(spec, training.x.shape, n_classes=n_classes, generator=generator)
+    _fit(net, RECIPES[spec.head], scale, training, validation, generator=generator)
+    return {name: np.ascontiguousarray(value.float().numpy()) for name, value in net.folded(scale).items()}
+
+
 def head_logits(parameters: Parameters, pooled: FloatArray) -> FloatArray:
-    """What a trained head says about pooled features (n, width) -> (n, n_classes)."""
+    """What a trained head without convolutions says about pooled features (n, width) -> (n, n_classes)."""
     hidden = pooled @ parameters["w1"] + parameters["b1"]
     return hidden if "w2" not in parameters else np.maximum(hidden, 0) @ parameters["w2"] + parameters["b2"]
 
@@ -87,77 +168,139 @@ def probabilities(logits: FloatArray) -> FloatArray:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True), dtype=np.float32)
 
 
-def _train_one(
-    spec: RampSpec, x: Tensor, targets: Tensor, v: Tensor, held_out: Tensor, *, generator: torch.Generator
-) -> Parameters:
-    mean, deviation = x.mean(0), x.std(0) + MIN_DEVIATION
-    x, v = (x - mean) / deviation, (v - mean) / deviation
-    net = _network(spec, width=x.shape[1], n_classes=targets.shape[1], generator=generator)
-    _fit(net, spec.head, (x, targets), (v, held_out), generator=generator)
-    layers = [layer for layer in net if isinstance(layer, nn.Linear)]
-    weights = [layer.weight.detach().double().T for layer in layers]
-    biases = [layer.bias.detach().double() for layer in layers]
-    scaled = weights[0] / deviation.double()[:, None]
-    biases[0] = biases[0] - mean.double() @ scaled
-    weights[0] = scaled
-    parameters = {}
-    for number, (weight, bias) in enumerate(zip(weights, biases, strict=True), start=1):
-        parameters[f"w{number}"] = np.ascontiguousarray(weight.float().numpy())
-        parameters[f"b{number}"] = np.ascontiguousarray(bias.float().numpy())
-    return parameters
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Mean and deviation of the inputs. Maps are only divided: a shift would be wrong where convolutions pad with 0."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    @classmethod
+    def of(cls, x: npt.NDArray[np.floating[Any]]) -> _Scale:
+        rows = torch.from_numpy(x)
+        if rows.ndim == 2:
+            return cls(rows.mean(0), rows.std(0) + MIN_DEVIATION)
+        deviation = torch.stack([rows[:, c].float().std() for c in range(rows.shape[1])]) + MIN_DEVIATION
+        return cls(torch.zeros(1), deviation[:, None, None])
+
+    def apply(self, x: Tensor) -> Tensor:
+        return (x.float() - self.mean) / self.deviation
 
 
-def _network(spec: RampSpec, *, width: int, n_classes: int, generator: torch.Generator) -> nn.Sequential:
-    sizes = [width, n_classes] if spec.head == "pooled-linear" else [width, spec.hidden, n_classes]
-    layers: list[nn.Module] = []
-    for fan_in, fan_out in pairwise(sizes):
-        layer = nn.utils.skip_init(nn.Linear, fan_in, fan_out)  # the default start would draw from the global generator
-        for parameter in layer.parameters():
-            nn.init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5, generator=generator)
-        layers += [layer, nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+class _Head(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """A head while it learns: its convolutions with batch normalisation, its pooling, its linear layers."""
+
+    def __init__(self, spec: RampSpec, shape: Sequence[int], *, n_classes: int, generator: torch.Generator) -> None:
+        super().__init__()
+        kind, channels = KINDS[spec.head], spec.channels
+        self.convolutions, self.norms = nn.ModuleList(), nn.ModuleList()
+        if kind.convolutions:
+            steps = convolution_steps(*shape[2:])
+            for stride, _ in steps:
+                layer = nn.utils.skip_init(nn.Conv2d, channels, spec.hidden, 3, stride=stride, padding=1, bias=False)
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
+                self.convolutions.append(layer)
+                self.norms.append(nn.BatchNorm2d(spec.hidden))
+                channels = spec.hidden
+            (kernel_h, stride_h), (kernel_w, stride_w) = (grid_window(side) for side in steps[-1][1])
+            self.window = {"kernel_size": (kernel_h, kernel_w), "stride": (stride_h, stride_w)}
+        width = head_inputs(spec) if kind.convolutions else shape[1]
+        sizes = [width, *([spec.hidden] if kind.hidden_layer else []), n_classes]
+        self.layers = nn.ModuleList(_linear(sizes[i], sizes[i + 1], generator=generator) for i in range(len(sizes) - 1))
+
+    def forward(self, x: Tensor, *, dropout: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
+        """(n, width) or (n, C, H, W) -> logits (n, n_classes)."""
+        for layer, norm in zip(self.convolutions, self.norms, strict=True):
+            x = nn.functional.relu(norm(layer(x)))
+        if len(self.convolutions):
+            pools = (nn.functional.avg_pool2d, nn.functional.max_pool2d)
+            x = torch.cat([pool(x, **self.window).flatten(1) for pool in pools], dim=1)
+        for number, layer in enumerate(self.layers):
+            x = layer(_dropped(nn.functional.relu(x) if number else x, dropout, generator))
+        return x
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def folded(self, scale: _Scale) -> dict[str, Tensor]:
+        """The parameters as they are served: without normalisation of inputs or between layers, linear ones [in, out]."""
+        out: dict[str, Tensor] = {}
+        for number, (layer, norm) in enumerate(zip(self.convolutions, self.norms, strict=True), start=1):
+            gain = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+            kernel = layer.weight.double() * gain[:, None, None, None]
+            out[f"k{number}"] = kernel / scale.deviation.double() if number == 1 else kernel
+            out[f"kb{number}"] = norm.bias.double() - norm.running_mean.double() * gain
+        for number, layer in enumerate(self.layers, start=1):
+            weight, bias = layer.weight.double().T, layer.bias.double()
+            if number == 1 and not len(self.convolutions):
+                weight = weight / scale.deviation.double()[:, None]
+                bias = bias - scale.mean.double() @ weight
+            out[f"w{number}"], out[f"b{number}"] = weight, bias
+        return out
+
+
+def _linear(fan_in: int, fan_out: int, *, generator: torch.Generator) -> nn.Linear:
+    layer = nn.utils.skip_init(nn.Linear, fan_in, fan_out)  # the default start would draw from the global generator
+    for parameter in layer.parameters():
+        nn.init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5, generator=generator)
+    return layer
+
+
+def _dropped(x: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
+    """Dropout from a generator of our own: heads that train at the same time must not share one."""
+    if not share:
+        return x
+    return x * (torch.rand(x.shape, generator=generator) >= share) / (1 - share)
 
 
 def _fit(
-    net: nn.Sequential,
-    kind: HeadKind,
-    training: tuple[Tensor, Tensor],
-    validation: tuple[Tensor, Tensor],
-    *,
-    generator: torch.Generator,
+    net: _Head, recipe: Recipe, scale: _Scale, training: Lesson, validation: Lesson, *, generator: torch.Generator
 ) -> None:
     """AdamW under a one-cycle schedule; the network ends with the weights of its best epoch."""
-    x, targets = training
-    batch, epochs = _schedule(len(x))
+    x, targets = torch.from_numpy(training.x), torch.from_numpy(training.targets)
+    if x.ndim == 2:
+        x = scale.apply(x)
+    batch, epochs = recipe.schedule(len(x))
     steps = max(1, len(x) // batch)
-    rate = LEARNING_RATE[kind]
-    optimiser = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=WEIGHT_DECAY[kind], fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, rate, total_steps=steps * epochs + 1, pct_start=WARM_UP_SHARE
+    optimiser = torch.optim.AdamW(
+        net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True
     )
-    best, best_epoch, kept = float("inf"), 0, [p.detach().clone() for p in net.parameters()]
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, recipe.learning_rate, total_steps=steps * epochs + 1, pct_start=WARM_UP_SHARE
+    )
+    best, best_epoch, kept = float("inf"), 0, _copy(net)
     for epoch in range(epochs):
         net.train()
         order = torch.randperm(len(x), generator=generator)
         for step in range(steps):
             rows = order[step * batch : (step + 1) * batch]
-            loss = nn.functional.cross_entropy(net(x[rows]), targets[rows])
+            inputs = x[rows] if x.ndim == 2 else scale.apply(x[rows])
+            logits = net(inputs, dropout=recipe.dropout, generator=generator)
+            loss = nn.functional.cross_entropy(logits, targets[rows])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
             schedule.step()
-        with torch.inference_mode():
-            held_out_loss = float(nn.functional.cross_entropy(net(validation[0]), validation[1]))
-        if held_out_loss < best:
-            best, best_epoch, kept = held_out_loss, epoch, [p.detach().clone() for p in net.parameters()]
+        held_out = _loss(net, scale, validation)
+        if held_out < best:
+            best, best_epoch, kept = held_out, epoch, _copy(net)
         elif epoch - best_epoch > PATIENCE_SHARE * epochs:
             break
-    with torch.no_grad():
-        for parameter, value in zip(net.parameters(), kept, strict=True):
-            parameter.copy_(value)
+    net.load_state_dict(kept)
+    net.eval()
 
 
-def _schedule(rows: int) -> tuple[int, int]:
-    """Batch size and epochs: about 400 steps, and at least a dozen passes over large sets, at most 60 over small ones."""
-    batch = 256 if rows >= 4_000 else 64
-    return batch, min(60, max(12, round(AIMED_STEPS * batch / rows)))
+def _copy(net: _Head) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in net.state_dict().items()}
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]
+def _loss(net: _Head, scale: _Scale, rows: Lesson) -> float:
+    net.eval()
+    parts = [
+        nn.functional.cross_entropy(net(scale.apply(x)), y, reduction="sum")
+        for x, y in zip(
+            torch.from_numpy(rows.x).split(VALIDATION_CHUNK),
+            torch.from_numpy(rows.targets).split(VALIDATION_CHUNK),
+            strict=True,
+        )
+    ]
+    return float(torch.stack(parts).sum()) / len(rows)

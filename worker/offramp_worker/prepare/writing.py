@@ -6,13 +6,15 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 from offramp_core.bundle import (
     BACKBONE_FILE,
@@ -23,12 +25,14 @@ from offramp_core.bundle import (
     RECORDS_FILE,
     SCHEMA_VERSION,
     Manifest,
+    PrecisionSpec,
     Profile,
     RampSpec,
     profile_arrays,
     ramp_set_digest,
+    side_model_file,
 )
-from offramp_core.errors import InvalidArgumentError
+from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.sources import Backbone
 
@@ -37,14 +41,17 @@ from offramp_worker.prepare.sources import Backbone
 class BundleContents:
     """Everything a bundle holds.
 
-    ``parameters`` maps ramp id to its tensors and ``quantiles`` to its table; ``records`` are the per-row arrays of a
-    records file; ``probe`` is (x, logits); ``data`` goes into the manifest as it is.
+    ``ramps`` are in the order of records. ``graphs`` maps file names to the graphs of other precisions and of side models.
+    ``parameters`` maps the id of a ramp with weights of its own to its tensors, ``quantiles`` the id of each column of records to
+    its table; ``records`` are the per-row arrays of a records file; ``probe`` is (x, logits); ``data`` goes into the manifest as it is.
     """
 
     name: str
     source: str
     backbone: Backbone
     ramps: tuple[RampSpec, ...]
+    precisions: tuple[PrecisionSpec, ...]
+    graphs: Mapping[str, onnx.ModelProto]
     parameters: Mapping[str, Mapping[str, FloatArray]]
     quantiles: Mapping[str, npt.NDArray[np.float64]]
     profile: Profile
@@ -71,6 +78,52 @@ def check_target(out: Path) -> None:
 
 def write_bundle(out: Path, contents: BundleContents) -> Manifest:
     """Write a bundle so that ``out`` is complete or untouched at every moment; an earlier bundle there is replaced."""
+    with _assembled(out) as work:
+        return _write_files(work, contents)
+
+
+def write_refreshed(
+    bundle: Path,
+    out: Path,
+    manifest: Manifest,
+    *,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    records: Mapping[str, npt.NDArray[Any]],
+    data: Mapping[str, Any],
+) -> Manifest:
+    """Write the bundle in folder ``bundle`` again with other heads and records; everything else is copied.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        That of the bundle, which has been verified.
+    tensors : mapping
+        What ``ramps.safetensors`` shall hold; ``records`` are all arrays of the records file.
+    data : mapping
+        Goes into the manifest as it is.
+    """
+    from safetensors.numpy import save_file
+
+    with _assembled(out) as work:
+        models = [side_model_file(ramp.id) for ramp in manifest.ramps if ramp.head == "model"]
+        same = (BACKBONE_FILE, PROFILE_FILE, PROBE_FILE, *(p.file for p in manifest.precisions), *models)
+        for name in same:
+            shutil.copyfile(bundle / name, work / name)
+        save_file(dict(tensors), work / RAMPS_FILE)
+        np.savez(work / RECORDS_FILE, **dict(records))  # type: ignore[arg-type]  # its other argument is no array
+        files = {path.name: _sha256(path) for path in sorted(work.iterdir())}
+        odd = [name for name in same if files[name] != manifest.files.get(name)]
+        if odd:
+            raise InvalidBundleError(f"{odd[0]}: its SHA-256 is not the one in {MANIFEST_FILE}; the bundle is damaged")
+        digest = ramp_set_digest(manifest.ramps, files, manifest.precisions)
+        refreshed = replace(manifest, ramp_set_digest=digest, files=files, data=dict(data))
+        _write_json(work / MANIFEST_FILE, asdict(refreshed))
+    return refreshed
+
+
+@contextmanager
+def _assembled(out: Path) -> Iterator[Path]:
+    """A folder to write a bundle into, which takes the place of ``out`` at the end if nothing was raised."""
     out = out.absolute()
     check_target(out)
     try:
@@ -79,22 +132,23 @@ def write_bundle(out: Path, contents: BundleContents) -> Manifest:
     except OSError as error:
         raise InvalidArgumentError(f"out {out} cannot be made: {error.strerror}") from error
     try:
-        manifest = _write_files(work, contents)
+        yield work
         work.chmod(0o755)  # mkdtemp's 0700 would keep a worker with another user out
         _swap(work, out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return manifest
 
 
 def _write_files(folder: Path, contents: BundleContents) -> Manifest:
     from safetensors.numpy import save_file
 
     (folder / BACKBONE_FILE).write_bytes(contents.backbone.model.SerializeToString(deterministic=True))
+    for name, graph in contents.graphs.items():
+        (folder / name).write_bytes(graph.SerializeToString(deterministic=True))
     tensors: dict[str, npt.NDArray[Any]] = {}
-    for spec in contents.ramps:
-        tensors |= {f"{spec.id}/{name}": value for name, value in contents.parameters[spec.id].items()}
-        tensors[f"{spec.id}/quantiles"] = contents.quantiles[spec.id]
+    for ramp, parameters in contents.parameters.items():
+        tensors |= {f"{ramp}/{name}": value for name, value in parameters.items()}
+    tensors |= {f"{column}/quantiles": table for column, table in contents.quantiles.items()}
     save_file(tensors, folder / RAMPS_FILE)
     records: dict[str, Any] = {**contents.records, **profile_arrays(contents.profile)}
     np.savez(folder / RECORDS_FILE, **records)
@@ -105,7 +159,7 @@ def _write_files(folder: Path, contents: BundleContents) -> Manifest:
         schema_version=SCHEMA_VERSION,
         name=contents.name,
         backbone_digest=f"sha256:{files[BACKBONE_FILE]}",
-        ramp_set_digest=ramp_set_digest(contents.ramps, files),
+        ramp_set_digest=ramp_set_digest(contents.ramps, files, contents.precisions),
         inputs=(contents.backbone.input,),
         outputs=(contents.backbone.output,),
         n_classes=contents.backbone.n_classes,
@@ -113,14 +167,15 @@ def _write_files(folder: Path, contents: BundleContents) -> Manifest:
         files=files,
         source=contents.source,
         data=dict(contents.data),
+        precisions=contents.precisions,
     )
     _write_json(folder / MANIFEST_FILE, asdict(manifest))
     return manifest
 
 
 def ramp_order(ramps: Sequence[RampSpec]) -> tuple[RampSpec, ...]:
-    """The order every array of a bundle follows: position, then head."""
-    return tuple(sorted(ramps, key=lambda spec: (spec.position, spec.head)))
+    """The order every array of a bundle follows: position, then head, then width."""
+    return tuple(sorted(ramps, key=lambda spec: (spec.position, spec.head, spec.hidden)))
 
 
 def _swap(work: Path, out: Path) -> None:

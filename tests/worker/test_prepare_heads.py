@@ -1,0 +1,126 @@
+"""Training heads: what every kind learns, that its served form computes what was trained, and that a seed decides everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+import torch
+from onnx import helper
+
+from offramp_core.bundle import HeadKind, RampSpec
+from offramp_core.errors import InvalidArgumentError
+from offramp_worker.bundle.heads import KINDS, head_inputs, head_nodes, parameter_shapes
+from offramp_worker.prepare.sources import open_session
+from offramp_worker.prepare.training import Lesson, Parameters, probabilities, train_head
+
+CLASSES = 3
+Array = npt.NDArray[Any]
+
+
+def spec(kind: str, *, channels: int = 2) -> RampSpec:
+    hidden = 8 if KINDS[kind].needs_hidden else 0  # type: ignore[index]
+    return RampSpec(f"r01-{kind}", "x", 1, 0.5, kind, channels, hidden)  # type: ignore[arg-type]
+
+
+def served(ramp: RampSpec, parameters: Parameters, maps: Array) -> Array:
+    """What ONNX Runtime makes of a head's parameters and maps (n, C, H, W)."""
+    head = head_nodes(ramp, parameters, height=maps.shape[2], width=maps.shape[3])
+    source = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", *maps.shape[1:]])
+    target = helper.make_tensor_value_info(head.output, onnx.TensorProto.FLOAT, None)
+    graph = helper.make_graph(list(head.nodes), "head", [source], [target], list(head.initializers))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (logits,) = open_session(model, threads=1).run(None, {"x": maps})
+    return np.asarray(logits)
+
+
+def bright_corners(n: int, *, seed: int, size: int = 16) -> tuple[Array, Array]:
+    """Noisy maps (n, 2, size, size) and logits: which of three corners of channel 1 is bright; the scales differ by thousands."""
+    rng = np.random.default_rng(seed)
+    label, half = rng.integers(0, CLASSES, n), size // 2
+    maps = rng.normal(size=(n, 2, size, size))
+    for row, corner in zip(maps, label, strict=True):
+        row[1, half * (corner // 2) :, half * (corner % 2) :][:half, :half] += 1.5
+    maps *= np.array([1e3, 1.0])[None, :, None, None]
+    return maps.astype(np.float32), 6 * np.eye(CLASSES, dtype=np.float32)[label]
+
+
+def pooled(ramp: RampSpec, maps: Array) -> Array:
+    """What the head's first linear layer reads, computed by its own pooling nodes."""
+    width = head_inputs(ramp)
+    through = RampSpec(
+        ramp.id, "x", 1, 0.5, "pooled-linear" if width == ramp.channels else "grid-linear", ramp.channels
+    )
+    identity = {"w1": np.eye(width, dtype=np.float32), "b1": np.zeros(width, dtype=np.float32)}
+    return served(through, identity, maps)
+
+
+@pytest.mark.parametrize("kind", ["grid-linear", "grid-mlp", pytest.param("conv", marks=pytest.mark.slow)])
+def test_a_head_learns_where_something_is_and_serves_what_it_learned(kind: HeadKind) -> None:
+    torch.set_num_threads(1)
+    maps, logits = bright_corners(400, seed=0)
+    ramp = spec(kind)
+    x = maps if KINDS[kind].convolutions else pooled(ramp, maps)
+    targets = probabilities(logits)
+    head = train_head(ramp, Lesson(x[:250], targets[:250]), Lesson(x[250:300], targets[250:300]), seed=0)
+    said = served(ramp, head, maps[300:])
+    assert (said.argmax(axis=1) == logits[300:].argmax(axis=1)).mean() > 0.9
+
+
+def test_a_pooled_head_learns_a_linear_rule_whatever_the_scale_of_its_inputs() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(loc=50, scale=(0.01, 1, 100, 10), size=(600, 4)).astype(np.float32)
+    logits = 4 * np.stack([(x[:, 0] - 50) / 0.01, (x[:, 2] - 50) / 100], axis=1).astype(np.float32)
+    ramp, targets = spec("pooled-linear", channels=4), probabilities(logits)
+    head = train_head(ramp, Lesson(x[:450], targets[:450]), Lesson(x[450:500], targets[450:500]), seed=0)
+    said = served(ramp, head, x[500:, :, None, None])
+    assert (said.argmax(axis=1) == logits[500:].argmax(axis=1)).mean() > 0.9
+
+
+def test_convolutions_are_trained_on_half_precision_maps_and_folded_without_loss() -> None:
+    """With all rows kept, the loss that the training saw is the loss of what is served."""
+    torch.set_num_threads(1)
+    maps, logits = bright_corners(300, seed=1, size=9)  # an odd size, where padding and windows overlap
+    halves, targets = maps.astype(np.float16), probabilities(logits)
+    ramp = spec("conv")
+    head = train_head(ramp, Lesson(halves[:200], targets[:200]), Lesson(halves[200:], targets[200:]), seed=0)
+    assert {name: value.shape for name, value in head.items()} == parameter_shapes(ramp, n_classes=CLASSES)
+    said = served(ramp, head, halves[200:].astype(np.float32))
+    assert (said.argmax(axis=1) == logits[200:].argmax(axis=1)).mean() > 0.8
+
+
+@pytest.mark.parametrize("kind", ["pooled-linear", "grid-linear", "grid-mlp", "conv"])
+def test_the_seed_and_nothing_else_decides_the_bytes(kind: HeadKind) -> None:
+    torch.set_num_threads(1)
+    maps, logits = bright_corners(80, seed=2, size=8)
+    ramp, targets = spec(kind), probabilities(logits)
+    x = maps if KINDS[kind].convolutions else pooled(ramp, maps)
+    lessons = Lesson(x[:60], targets[:60]), Lesson(x[60:], targets[60:])
+
+    def bytes_of(seed: int, noise: int) -> bytes:
+        torch.manual_seed(noise)  # the global generator must not matter
+        return b"".join(value.tobytes() for value in train_head(ramp, *lessons, seed=seed).values())
+
+    assert bytes_of(0, 1) == bytes_of(0, 2)
+    assert bytes_of(0, 1) != bytes_of(1, 1)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_head_with_a_parameter_missing_or_of_another_shape_is_refused_by_name(kind: HeadKind) -> None:
+    ramp = spec(kind)
+    whole = {n: np.zeros(shape, dtype=np.float32) for n, shape in parameter_shapes(ramp, n_classes=CLASSES).items()}
+    for name in whole:
+        with pytest.raises(InvalidArgumentError, match=f"{ramp.id}/{name} is missing"):
+            head_nodes(ramp, {n: v for n, v in whole.items() if n != name}, height=8, width=8)
+    with pytest.raises(InvalidArgumentError, match=f"{ramp.id}/w1 has shape"):
+        head_nodes(ramp, whole | {"w1": np.zeros((1, 1), dtype=np.float32)}, height=8, width=8)
+
+
+def test_a_map_too_small_for_a_grid_is_refused() -> None:
+    ramp = spec("grid-linear")
+    tensors = {n: np.zeros(shape, dtype=np.float32) for n, shape in parameter_shapes(ramp, n_classes=CLASSES).items()}
+    with pytest.raises(InvalidArgumentError, match="at least 4 cells"):
+        head_nodes(ramp, tensors, height=8, width=3)

@@ -1,0 +1,286 @@
+"""``offramp prepare --refresh``: the heads of a bundle trained again on recent inputs.
+
+The backbone, the places, the kinds of heads and what they cost stay; labels are the model's own answers, so the inputs are
+all it takes. The result is a new ramp set on the same backbone, with quantile tables and records of the new inputs: a
+canary, not a model rollout. A head that the new rows do not improve is kept as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import safetensors.numpy
+
+from offramp_core.bundle import RAMPS_FILE, BatchProfile, Manifest, Profile, RampSpec, profile_arrays, side_model_file
+from offramp_core.columns import EXACT, final_id
+from offramp_core.errors import InvalidArgumentError
+from offramp_core.uncertainty import uncertainty
+from offramp_worker.bundle.graph import input_name, output_name
+from offramp_worker.bundle.heads import KINDS, parameter_shapes
+from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.prepare.cuts import Place
+from offramp_worker.prepare.data import FloatArray, HeadSplit
+from offramp_worker.prepare.features import heads_of, tapped_logits
+from offramp_worker.prepare.fitting import Fitted, Workshop, fit_convolutions, fit_given, fit_growing
+from offramp_worker.prepare.outlook import Outlook, outlooks
+from offramp_worker.prepare.pipeline import (
+    PrepareRequest,
+    check_request,
+    provenance,
+    read_inputs,
+    score_table,
+    training_threads,
+)
+from offramp_worker.prepare.progress import Advance, Reporter
+from offramp_worker.prepare.report import PrepareReport, RampLine, write_report
+from offramp_worker.prepare.selection import RampCost, RampMerit, Verdict, merit
+from offramp_worker.prepare.sources import Backbone, open_session
+from offramp_worker.prepare.training import Parameters, probabilities
+from offramp_worker.prepare.writing import write_refreshed
+
+Logits = dict[str, FloatArray]
+
+
+def refresh_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport:
+    """Train the heads of the bundle in folder ``request.model`` again and write a new bundle.
+
+    ``request.data`` are recent inputs, oldest first; a first share of them trains heads and the rest become records, as in
+    :func:`offramp_worker.prepare.pipeline.prepare_bundle`. ``request.out`` may be the bundle itself.
+
+    Raises
+    ------
+    InvalidBundleError
+        The bundle is damaged.
+    InvalidArgumentError
+        The data do not fit the bundle's model, or the request is at fault.
+    """
+    start = time.perf_counter()
+    check_request(request)
+    bundle = load_bundle(Path(request.model))
+    inputs = read_inputs(request)
+    _check_fits(inputs.x, bundle.manifest, request.data)
+    refreshing = _Refreshing(bundle, request, reporter, inputs.x, inputs.extra)
+    split, fitted = refreshing.train()
+    return refreshing.finish(split, fitted, provenance(request, split, inputs), start=start)
+
+
+def cost_in_profile(profile: Profile, column: int) -> RampCost:
+    """What a column of the fp32 chain costs as the bundle's profile has it."""
+
+    def depth(batch: BatchProfile) -> float:
+        return min(1.0, sum(batch.segment_seconds[: column + 1]) / batch.exact_seconds)
+
+    return RampCost(
+        {b.batch_size: b.ramp_seconds[column] / b.exact_seconds for b in profile.batches},
+        {b.batch_size: depth(b) for b in profile.batches},
+    )
+
+
+class _Refreshing:
+    """One refresh: the bundle, the rows, and the parts both sides of it need."""
+
+    def __init__(
+        self, bundle: Bundle, request: PrepareRequest, reporter: Reporter, x: FloatArray, extra: FloatArray
+    ) -> None:
+        manifest = self._manifest = bundle.manifest
+        self._bundle, self._request, self._reporter = bundle, request, reporter
+        tensors = safetensors.numpy.load_file(bundle.path / RAMPS_FILE)
+        self._heads = tuple(ramp for ramp in manifest.ramps if ramp.head in KINDS)
+        self._own = tuple(ramp for ramp in self._heads if manifest.precision_of(ramp) in ("", EXACT))
+        self._earlier = {ramp.id: _parameters(ramp, tensors, manifest.n_classes) for ramp in self._own}
+        _check_shared(self._heads, self._earlier, manifest)
+        places = {r.position: Place(r.position, r.tensor, tuple(bundle.shapes[r.tensor])) for r in self._own}
+        backbone = Backbone(bundle.backbone, manifest.name, manifest.inputs[0], manifest.outputs[0])
+        self._shop = Workshop(
+            backbone, tuple(places.values()), x, extra, request.variations, request.seed, training_threads(), reporter
+        )
+        chain = [ramp for ramp in manifest.ramps if manifest.precision_of(ramp) in ("", EXACT)]
+        self._costs = {ramp.id: cost_in_profile(bundle.profile, j) for j, ramp in enumerate(chain)}
+
+    def train(self) -> tuple[HeadSplit, Fitted]:
+        """New heads, and the earlier ones where they are better."""
+        request, shop = self._request, self._shop
+        pooled = tuple(ramp for ramp in self._own if not KINDS[ramp.head].convolutions)
+        taught = fit_growing(
+            shop, pooled, self._costs, lambda training, validation: fit_given(shop, pooled, training, validation),
+            split=request.split, share=request.head_share,
+        )  # fmt: skip
+        taught = fit_convolutions(shop, [ramp for ramp in self._own if ramp not in pooled], taught)
+        return taught.split, self._better(taught.split, taught.fitted)
+
+    def finish(self, split: HeadSplit, fitted: Fitted, data: dict[str, Any], *, start: float) -> PrepareReport:
+        """Score validation rows for the tables and unseen rows for the records, and write the bundle."""
+        shop, bundle, request = self._shop, self._bundle, self._request
+        unseen = shop.x[split.head :]
+        with self._reporter.step("score the records", total=len(unseen)) as advance:
+            reference, said = self._columns(fitted.parameters, unseen, advance)
+        with self._reporter.step("score the earlier heads", total=len(unseen)) as advance:
+            _, earlier = self._heads_at(bundle.backbone, self._own, self._earlier, unseen, advance)
+        _, held_out = self._columns(fitted.parameters, shop.validation_rows(split), lambda _: None)
+        tables = {column: score_table(logits) for column, logits in held_out.items()}
+        records = {**_records(self._manifest, said, reference, tables), **profile_arrays(bundle.profile)}
+        manifest = write_refreshed(
+            bundle.path, request.out, self._manifest,
+            tensors=_tensors(fitted.parameters, tables),
+            records=records,
+            data={**data, "refreshed_from": self._manifest.ramp_set_digest},
+        )  # fmt: skip
+        report = PrepareReport(
+            out=request.out,
+            name=manifest.name,
+            backbone_digest=manifest.backbone_digest,
+            ramp_set_digest=manifest.ramp_set_digest,
+            places=len(shop.places),
+            cut_vertices=len(shop.places),
+            lines=self._lines(said, earlier, reference),
+            untrained=(),
+            outlooks=self._outlooks(said, reference),
+            outlooks_before=self._outlooks({**said, **earlier}, reference),
+            data=manifest.data or {},
+            exact_seconds={batch.batch_size: batch.exact_seconds for batch in bundle.profile.batches},
+            threads=bundle.profile.threads,
+            seconds=time.perf_counter() - start,
+        )
+        write_report(report)
+        return report
+
+    def _lines(self, said: Logits, earlier: Logits, reference: FloatArray) -> tuple[RampLine, ...]:
+        answers = reference.argmax(axis=1)
+
+        def worth(spec: RampSpec, logits: Logits) -> RampMerit:
+            return merit(logits[spec.id], answers, self._costs[spec.id])
+
+        return tuple(
+            RampLine(Verdict(spec, worth(spec, said)), "records", before=worth(spec, earlier)) for spec in self._own
+        )
+
+    def _outlooks(self, said: Logits, reference: FloatArray) -> tuple[Outlook, ...]:
+        """What plans of the fp32 chain could save; tables are made of the same rows, which moves no order and so no plan."""
+        ids = [column.id for column in self._manifest.columns if column.precision in ("", EXACT)]
+        scores = _scores(ids, said, reference, {ramp: score_table(said[ramp]) for ramp in ids})
+        return outlooks({**scores, **profile_arrays(self._bundle.profile)}, ids)
+
+    def _better(self, split: HeadSplit, fitted: Fitted) -> Fitted:
+        """Per ramp the new head, or the earlier one where its loss on the validation rows is lower."""
+        rows = self._shop.validation_rows(split)
+        reference, earlier = self._heads_at(self._bundle.backbone, self._own, self._earlier, rows, lambda _: None)
+        targets = probabilities(reference)
+        chosen = {
+            spec.id: self._earlier[spec.id]
+            if _loss(earlier[spec.id], targets) < _loss(fitted.said[spec.id], targets)
+            else fitted.parameters[spec.id]
+            for spec in self._own
+        }
+        return replace(fitted, parameters=chosen)
+
+    def _columns(
+        self, parameters: Mapping[str, Parameters], x: FloatArray, advance: Advance
+    ) -> tuple[FloatArray, Logits]:
+        """The reference's logits and those of every column of records: heads, side models, other precisions and their heads."""
+        manifest, bundle = self._manifest, self._bundle
+        reference, said = self._heads_at(bundle.backbone, self._own, parameters, x, advance)
+        for spec in manifest.precisions:
+            ramps = [ramp for ramp in self._heads if manifest.precision_of(ramp) == spec.name]
+            shared = {ramp.id: parameters[_namesake(ramp)] for ramp in ramps}
+            graph = onnx.load(str(bundle.path / spec.file))
+            whole, heads = self._heads_at(graph, ramps, shared, x, lambda _: None)
+            said |= {**heads, final_id(spec.name): whole}
+        for ramp in manifest.ramps:
+            if ramp.head == "model":
+                said[ramp.id] = _answers(onnx.load(str(bundle.path / side_model_file(ramp.id))), x)
+        return reference, said
+
+    def _heads_at(
+        self,
+        graph: onnx.ModelProto,
+        ramps: Sequence[RampSpec],
+        parameters: Mapping[str, Parameters],
+        x: FloatArray,
+        advance: Advance,
+    ) -> tuple[FloatArray, Logits]:
+        shop = self._shop
+        whole = replace(shop.backbone, model=graph, output=replace(shop.backbone.output, name=output_name(graph)))
+        nodes = heads_of(ramps, shop.places, tensors=parameters)
+        logits, said = tapped_logits(whole, nodes, x, threads=shop.threads, advance=advance)
+        return logits, {ramp.id: each for ramp, each in zip(ramps, said, strict=True)}
+
+
+def _check_fits(x: FloatArray, manifest: Manifest, source: str) -> None:
+    spec = manifest.inputs[0]
+    if not spec.fits(x.shape[1:]):
+        raise InvalidArgumentError(
+            f"data {source} has rows of shape {list(x.shape[1:])}; the bundle's model {manifest.name} takes {list(spec.shape)}: "
+            "give inputs of this model"
+        )
+
+
+def _check_shared(heads: Sequence[RampSpec], own: Mapping[str, object], manifest: Manifest) -> None:
+    for ramp in heads:
+        if ramp.id not in own and _namesake(ramp) not in own:
+            raise InvalidArgumentError(
+                f"ramp {ramp.id} of precision {manifest.precision_of(ramp)} shares its weights with no fp32 ramp, so that it cannot "
+                "be refreshed; prepare the model again"
+            )
+
+
+def _namesake(ramp: RampSpec) -> str:
+    """The fp32 ramp whose weights a ramp of another precision uses."""
+    return ramp.id.partition("/")[2] or ramp.id
+
+
+def _parameters(ramp: RampSpec, tensors: Mapping[str, npt.NDArray[Any]], n_classes: int) -> Parameters:
+    return {name: tensors[f"{ramp.id}/{name}"] for name in parameter_shapes(ramp, n_classes=n_classes)}
+
+
+def _answers(model: onnx.ModelProto, x: FloatArray) -> FloatArray:
+    session, name = open_session(model, threads=training_threads()), input_name(model)
+    return np.concatenate([session.run(None, {name: chunk})[0] for chunk in _chunks(x)])
+
+
+def _chunks(x: FloatArray, rows: int = 64) -> Iterator[FloatArray]:
+    yield from (x[start : start + rows] for start in range(0, len(x), rows))
+
+
+def _loss(logits: FloatArray, targets: FloatArray) -> float:
+    """Mean cross entropy; infinite for a head that says nothing finite."""
+    z = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    losses = np.log(np.exp(z).sum(axis=1)) - (targets * z).sum(axis=1)
+    return float(losses.mean()) if np.isfinite(losses).all() else float("inf")
+
+
+def _records(
+    manifest: Manifest, said: Logits, reference: FloatArray, tables: Mapping[str, npt.NDArray[np.float64]]
+) -> dict[str, npt.NDArray[Any]]:
+    columns = manifest.columns
+    return {
+        "ramp_id": np.array([column.id for column in columns], dtype=np.str_),
+        "ramp_precision": np.array([column.precision for column in columns], dtype=np.str_),
+        **_scores([column.id for column in columns], said, reference, tables),
+    }
+
+
+def _scores(
+    ids: Sequence[str], said: Logits, reference: FloatArray, tables: Mapping[str, npt.NDArray[np.float64]]
+) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a records file that say what columns said."""
+    answers = reference.argmax(axis=1).astype(np.int64)
+    return {
+        "uncertainty": np.stack([uncertainty(said[column], tables[column]) for column in ids], axis=1),
+        "prediction": np.stack([said[column].argmax(axis=1) for column in ids], axis=1).astype(np.int64),
+        "final": answers,
+        "reference": answers,
+    }
+
+
+def _tensors(
+    parameters: Mapping[str, Parameters], tables: Mapping[str, npt.NDArray[np.float64]]
+) -> dict[str, npt.NDArray[Any]]:
+    heads = {f"{ramp}/{name}": value for ramp, own in parameters.items() for name, value in own.items()}
+    return heads | {f"{column}/quantiles": table for column, table in tables.items()}
