@@ -40,7 +40,7 @@ from offramp_worker.bundle.heads import HeadNodes
 Groups = Sequence[Sequence[HeadNodes]]
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 # Operators that change the layout or the type of features and nothing else: the tensor they read says the same.
-CHANGES_OF_FORM = frozenset({"DequantizeLinear", "Identity", "ReorderOutput"})
+CHANGES_OF_FORM = frozenset({"DequantizeLinear", "Identity", "ReorderOutput", "Transpose"})
 
 
 @dataclass(frozen=True, slots=True)
