@@ -22,3 +22,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def coarse_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two parts per ramp, so that a search of a few records has to bound cells that hold many plans, and divides them often."""
     monkeypatch.setattr(branch, "PARTS", dict.fromkeys(branch.PARTS, 2))
+
+
+@pytest.fixture(params=["as ever", "coarse"])
+def boxes(request: pytest.FixtureRequest) -> None:
+    """Each test twice, the second time with coarse boxes."""
+    if request.param == "coarse":
+        request.getfixturevalue("coarse_boxes")

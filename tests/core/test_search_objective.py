@@ -89,12 +89,7 @@ class TestAgainstTryingEverything:
             assert_thresholds_are_optimal(seed)
 
     @pytest.mark.slow
-    @pytest.mark.usefixtures("coarse_boxes")
-    def test_bounds_of_many_plans_lose_none_in_a_thousand_more_cases(self) -> None:
-        for seed in range(1000, 2000):
-            assert_thresholds_are_optimal(seed)
-
-    @pytest.mark.slow
+    @pytest.mark.usefixtures("boxes")
     def test_a_thousand_more_cases_are_optimal(self) -> None:
         for seed in range(1000, 2000):
             assert_thresholds_are_optimal(seed)
