@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export OFFRAMP_DATA ?= ../shared/data
 STAMP := $(VENV)/.offramp-$(shell sha256sum requirements.lock pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
 
-.PHONY: help setup fmt check gen test-fast test cluster cluster-down demo demo-cluster bench clean
+.PHONY: help setup fmt check gen test-fast test cluster cluster-down demo demo-cluster bench soak clean
 
 help: ## List the targets
 	@awk 'BEGIN{FS=":.*## "} /^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ demo-cluster: setup cluster ## The same story on a real Kubernetes, installed wi
 
 bench: setup ## Measure everything and make docs/benchmarks.md again (hours; kept by content)
 	@$(BIN)/python -m bench.run
+
+soak: setup ## Ten minutes at twice a worker's capacity: right, in time, refused at once, memory flat
+	@$(BIN)/python -m bench.soak
 
 clean: cluster-down ## Remove build products
 	@rm -rf build dist

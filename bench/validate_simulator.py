@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,14 +107,15 @@ class Subject:
 class LoopbackWorker:
     """One worker process with an admin port of its own."""
 
-    def __init__(self, bundle: Path) -> None:
+    def __init__(self, bundle: Path, *, settings: Mapping[str, str] | None = None) -> None:
+        """``settings`` are further environment variables."""
         self._key = Ed25519PrivateKey.generate()
         public = self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".jsonl")  # noqa: SIM115 - lives as long as the worker
         env = {
             **os.environ, "OFFRAMP_ADMIN_PORT": "0", "OFFRAMP_SERVICE_UID": SERVICE_UID, "OFFRAMP_UID": "worker-1",
             "OFFRAMP_THREADS": "1", "OFFRAMP_PUBLIC_KEY": base64.b64encode(public).decode(),
-            "OFFRAMP_TOKEN_SHA256": hashlib.sha256(TOKEN.encode()).hexdigest(),
+            "OFFRAMP_TOKEN_SHA256": hashlib.sha256(TOKEN.encode()).hexdigest(), **(settings or {}),
         }  # fmt: skip
         self._process = subprocess.Popen(
             [sys.executable, "-m", "offramp_cli", "serve", str(bundle), "--port", "0"], env=env, stderr=self._log
@@ -135,11 +137,15 @@ class LoopbackWorker:
         self._process.wait(30)
         self._log.close()
 
-    def put_in_force(self, plan: Plan) -> int:
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def put_in_force(self, plan: Plan, *, audit_rate: float = 0.0) -> int:
         """Deliver a plan and wait until it serves; its epoch."""
         self._epoch += 1
         document = PlanDocument(
-            service="simulator", service_uid=SERVICE_UID, epoch=self._epoch, stable=ArmPlan(plan.to_mapping(), 0.0),
+            service="simulator", service_uid=SERVICE_UID, epoch=self._epoch, stable=ArmPlan(plan.to_mapping(), audit_rate),
             canary=None, weight_percent=0, salt="", accuracy_budget=0.5,
         )  # fmt: skip
         payload = json.dumps(asdict(document))

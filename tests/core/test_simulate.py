@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offramp_core.batching import ClockworkBatching, OfframpBatching, TfServingBatching
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.simulate import (
@@ -25,7 +26,6 @@ from offramp_core.simulate import (
     spread,
 )
 from offramp_core.simulate.arrivals import ARRIVALS, BURST_FACTOR, BURST_SHARE, bursts, fixed, poisson
-from offramp_core.simulate.batching import ClockworkBatching, OfframpBatching, TfServingBatching
 from offramp_core.simulate.costs import CostTable, stages_of
 
 ALONE = OfframpBatching(max_batch=1, queue_rows=None)
@@ -268,7 +268,7 @@ class TestEveryBatching:
         arrivals = bursts(3000, rate, rng)
         plans = decided(rng.choice([-1, 0, 2], 3000), (0, (0, 2)))
         return arrivals, serve_stream(
-            arrivals, plans, affine(), batching=batching(name, slo_seconds=60.0), slo_seconds=60.0
+            arrivals, plans, affine(), batching=batching(name, profile=affine(), slo_seconds=60.0), slo_seconds=60.0
         )
 
     @pytest.mark.parametrize("rate", [0.01, 0.3, 3.0], ids=["idle", "busy", "overloaded"])
@@ -283,7 +283,7 @@ class TestEveryBatching:
         assert np.array_equal(self.served(name, 0.3)[1].latency, self.served(name, 0.3)[1].latency, equal_nan=True)
 
     def test_a_lone_request_is_answered_by_its_own_work(self, name: str) -> None:
-        policy = batching(name, slo_seconds=60.0)
+        policy = batching(name, profile=affine(), slo_seconds=60.0)
         out = serve_stream(np.array([5.0]), stays(1), affine(), batching=policy)
         waited = 0.002 if name == "tf-serving" else 0.0
         assert out.latency.tolist() == pytest.approx([6 + waited])
@@ -354,7 +354,7 @@ def test_arrivals_that_cannot_be_are_refused(arrivals: npt.NDArray[np.float64], 
 
 def test_an_unknown_batching_is_told_the_known_ones() -> None:
     with pytest.raises(InvalidArgumentError, match="clockwork"):
-        batching("magic", slo_seconds=1.0)
+        batching("magic", profile=affine(), slo_seconds=1.0)
 
 
 def test_all_orders_of_policies_and_executions_accept_the_same_stream() -> None:
@@ -362,5 +362,7 @@ def test_all_orders_of_policies_and_executions_accept_the_same_stream() -> None:
     arrivals = poisson(400, 0.2, rng)
     plans = decided(rng.choice([-1, 0, 1, 2], 400), (0, (0, 2)), (200, (0, 1, 2)))
     for name, execution in itertools.product(BATCHING, ("ResultsOnly", "ComputeSaving", "Auto")):
-        out = serve_stream(arrivals, plans, affine(), batching=batching(name, slo_seconds=100.0), execution=execution)  # type: ignore[arg-type]
+        out = serve_stream(
+            arrivals, plans, affine(), batching=batching(name, profile=affine(), slo_seconds=100.0), execution=execution
+        )  # type: ignore[arg-type]
         assert out.answered > 0

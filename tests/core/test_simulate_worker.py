@@ -5,21 +5,26 @@ What a test on a real machine cannot tell apart (neighbours, the scheduler) is l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from offramp_core.admission import Pace
+from offramp_core.batching import BATCHING, Batching, TfServingBatching, batching, exact_seconds
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.execution import Regrouping
 from offramp_core.policies import NO_EXIT, PlanInForce, Trace
-from offramp_core.simulate import MAX_BATCH, OfframpBatching, serve_stream
+from offramp_core.simulate import ANSWERED, MAX_BATCH, OfframpBatching, serve_stream
 from offramp_core.simulate.arrivals import bursts, poisson
 from offramp_core.simulate.costs import CostTable
-from offramp_worker.engine.batcher import Batcher, Ticket, new_ticket
+from offramp_worker.engine.batcher import Batcher
 from offramp_worker.engine.execute import run_stages
+from offramp_worker.engine.tickets import OverloadedError, Ticket, new_ticket
 
 RAMPS = 5
 ACTIVE = (0, 1, 3)  # ramps 0 and 1 share a place
@@ -40,9 +45,14 @@ def profile(seed: int) -> Profile:
 
 @dataclass
 class Clock:
-    """Virtual seconds."""
+    """Virtual seconds, and whom to tell of time that has passed."""
 
     now: float = 0.0
+    passed: Callable[[], None] = lambda: None
+
+    def turn(self, seconds: float) -> None:
+        self.now += seconds
+        self.passed()
 
 
 @dataclass(frozen=True)
@@ -58,9 +68,9 @@ class TimedStage:
 
     def run(self, features: Array, _x: Array, rows: Array | None = None) -> tuple[Array, list[tuple[Array, Array]]]:
         if rows is not None:
-            self.clock.now += self.regroup[len(features)]
+            self.clock.turn(self.regroup[len(features)])
             features = features[rows]
-        self.clock.now += self.seconds[len(features)]
+        self.clock.turn(self.seconds[len(features)])
         return features, [(features, features[:, 0]) for _ in self.ramps]
 
 
@@ -74,6 +84,25 @@ class WantsToLeave:
         return wanted == self.ramp
 
 
+class Waiting(threading.Condition):
+    """Instead of sleeping, turns the clock to the next arrival or to the end of the wait."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.next_arrival: Callable[[], float | None] = lambda: None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        coming = self.next_arrival()
+        if coming is None or (timeout is not None and self.clock.now + timeout < coming):
+            assert timeout is not None
+            coming = self.clock.now + timeout
+        self.clock.turn(coming - self.clock.now)
+        self.clock.now = coming  # not a rounding error later
+        self.clock.passed()
+        return True
+
+
 @dataclass
 class VirtualWorker:
     """The engine's loop around the real batcher and the real stage loop: take what waits, run it, answer rows as they leave."""
@@ -81,21 +110,40 @@ class VirtualWorker:
     stages: tuple[TimedStage, ...]
     clock: Clock
     regrouping: Regrouping | None
+    policy: Batching
+    profile: Profile
+    objective: float | None = None
     answered: dict[int, float] = field(default_factory=dict)
+    unanswered: set[int] = field(default_factory=set)
     batches: int = 0
 
     def serve(self, arrivals: Array, exits: Array) -> None:
-        batcher, coming = Batcher(max_rows=10**6, max_batch=MAX_BATCH), 0
-        numbers: dict[int, int] = {}
-        while len(self.answered) < len(arrivals):
-            while coming < len(arrivals) and arrivals[coming] <= self.clock.now:
-                ticket = self._ticket(float(exits[coming]), float(arrivals[coming]))
-                numbers[id(ticket)] = coming
-                batcher.put(ticket)
-                coming += 1
-            batch = batcher.take(wait=False)
+        numbers: dict[Ticket, int] = {}
+        waiting = Waiting(self.clock)
+        batcher = Batcher(
+            policy=self.policy,
+            pace=Pace(exact_seconds(self.profile, max_batch=self.policy.max_batch)),
+            max_rows=10**6,
+            objective_seconds=self.objective,
+            clock=lambda: self.clock.now,
+            changed=waiting,
+        )
+
+        def arrive() -> None:
+            while (n := len(numbers)) < len(arrivals) and arrivals[n] <= self.clock.now:
+                ticket = self._ticket(float(exits[n]), float(arrivals[n]))
+                numbers[ticket] = n
+                try:
+                    batcher.put(ticket)
+                except OverloadedError:
+                    self.unanswered.add(n)
+
+        self.clock.passed = arrive  # requests come while batches run
+        waiting.next_arrival = lambda: float(arrivals[len(numbers)]) if len(numbers) < len(arrivals) else None
+        while len(self.answered) + len(self.unanswered) < len(arrivals):
+            batch = batcher.take(wait=True)
+            self.unanswered.update(numbers[ticket] for ticket in batcher.given_up())
             if batch is None:
-                self.clock.now = float(arrivals[coming])
                 continue
             self.batches += 1
             for leave in run_stages(
@@ -106,7 +154,8 @@ class VirtualWorker:
                 regroups=self.regrouping,
             ):
                 for row in leave.rows:
-                    self.answered[numbers[id(batch.owners[row][0])]] = self.clock.now
+                    self.answered[numbers[batch.owners[row][0]]] = self.clock.now
+            batcher.ended(batch)
 
     def _ticket(self, wanted: float, admitted: float) -> Ticket:
         x = np.array([[wanted]], dtype=np.float32)
@@ -135,14 +184,48 @@ def test_every_answer_comes_when_the_workers_own_loop_gives_it(make: Any, load: 
     arrivals = make(n, load * 32 / of.batches[-1].exact_seconds, rng)
     exits = rng.choice([*ACTIVE, NO_EXIT], n, p=[0.2, 0.1, 0.3, 0.4])
     clock = Clock()
-    regrouping = None
-    if execution == "ComputeSaving":
-        table = CostTable(of, sizes=range(MAX_BATCH + 1))
-        regrouping = Regrouping.of(table.stage_seconds([ACTIVE[:2], ACTIVE[2:]]), table.regroup.tolist())
-    worker = VirtualWorker(stages(of, clock), clock, regrouping)
+    policy = OfframpBatching(queue_rows=None)
+    regrouping = regrouping_of(of) if execution == "ComputeSaving" else None
+    worker = VirtualWorker(stages(of, clock), clock, regrouping, policy, of)
     worker.serve(arrivals, exits)
-    trace = Trace(exits, (PlanInForce(0, ACTIVE, (0.5,) * 3),), np.ones(n, dtype=bool))
-    out = serve_stream(arrivals, trace, of, batching=OfframpBatching(queue_rows=None), execution=execution)
+    out = serve_stream(arrivals, traced(exits), of, batching=policy, execution=execution)
     seen = np.array([worker.answered[i] for i in range(n)]) - arrivals
     np.testing.assert_allclose(out.latency, seen, rtol=1e-9, atol=1e-9)
     assert out.batches == worker.batches
+
+
+@pytest.mark.parametrize("slack", [1.0, 3.0], ids=["tight", "loose"])
+@pytest.mark.parametrize("load", [0.7, 2.0])
+@pytest.mark.parametrize("name", BATCHING)
+def test_every_policy_and_the_door_decide_alike_in_both(name: str, load: float, slack: float) -> None:
+    """With an objective: adaptive limits, waiting to fill, drops, and refusals at the door while a batch runs."""
+    rng = np.random.default_rng(5)
+    of = profile(4)
+    n = 1500
+    objective = slack * of.batches[-1].exact_seconds
+    arrivals = bursts(n, load * 32 / of.batches[-1].exact_seconds, rng)
+    exits = rng.choice([*ACTIVE, NO_EXIT], n, p=[0.2, 0.1, 0.3, 0.4])
+    clock = Clock()
+    policy = batching(name, profile=of, slo_seconds=objective)
+    if isinstance(policy, TfServingBatching):
+        policy = replace(policy, allowed_batch_sizes=())  # a worker has no need to pad
+    worker = VirtualWorker(stages(of, clock), clock, regrouping_of(of), policy, of, objective)
+    worker.serve(arrivals, exits)
+    out = serve_stream(
+        arrivals, traced(exits), of, batching=policy, execution="ComputeSaving", slo_seconds=objective, admission=True
+    )
+    assert set(np.flatnonzero(out.status != ANSWERED)) == worker.unanswered
+    answered = np.flatnonzero(out.status == ANSWERED)
+    seen = np.array([worker.answered[i] for i in answered]) - arrivals[answered]
+    np.testing.assert_allclose(out.latency[answered], seen, rtol=1e-9, atol=1e-9)
+    assert out.batches == worker.batches
+    assert load < 1 or out.rejected > 100
+
+
+def regrouping_of(of: Profile) -> Regrouping:
+    table = CostTable(of, sizes=range(MAX_BATCH + 1))
+    return Regrouping.of(table.stage_seconds([ACTIVE[:2], ACTIVE[2:]]), table.regroup.tolist())
+
+
+def traced(exits: Array) -> Trace:
+    return Trace(exits, (PlanInForce(0, ACTIVE, (0.5,) * 3),), np.ones(len(exits), dtype=bool))

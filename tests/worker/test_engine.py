@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from processes import eventually, plan_for
 from scipy.special import softmax
 from stages import behind, broken
 
+from offramp_core.batching import BATCHING
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.execution import Regrouping, carries_on
 from offramp_core.protocol import ArmPlan, PlanDocument
@@ -28,7 +30,6 @@ from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.answers import NO_ANSWER, labels
 from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
 from offramp_worker.engine.audits import BACKLOG_LIMIT
-from offramp_worker.engine.batcher import Batcher, OverloadedError, Ticket, batch_cap, new_ticket
 from offramp_worker.engine.breaker import Breaker
 from offramp_worker.engine.counters import Counters, RecordRing
 from offramp_worker.engine.engine import Engine
@@ -36,6 +37,7 @@ from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.stages import Stage
+from offramp_worker.engine.tickets import OverloadedError, Ticket, UnableError
 from offramp_worker.metrics import Metrics
 
 EVERYONE = "1"  # a threshold that all but the least certain input of the table pass
@@ -50,14 +52,20 @@ class Bench:
     def __init__(self, bundle: Bundle, sessions: Sessions, **options: Any) -> None:
         self.now = 1000.0
         self.done: list[Ticket] = []
+        self.fences = 0
         self.metrics = Metrics()
-        settings = {"uid": "worker-1", "latency_seconds": None, "max_queue_rows": 4096, "marker": CrashMarker(None)}
+        settings = {
+            "uid": "worker-1",
+            "latency_seconds": None,
+            "max_queue_rows": 4096,
+            "marker": CrashMarker(None),
+            "clock": lambda: self.now,
+        }
         self.engine = Engine(
             bundle,
             sessions,
             metrics=self.metrics,
             deliver=self.done.extend,
-            clock=lambda: self.now,
             **{**settings, **options},
         )
 
@@ -90,8 +98,11 @@ class Bench:
         """Submit every row as a request of its own (or all as one) and wait for the replies and the audits."""
         parts = [x[i : i + 1] for i in range(len(x))] if one_by_one else [x]
         tickets = [self.engine.submit(part, never_exit=never_exit) for part in parts]
-        eventually(lambda: all(t in self.done for t in tickets), what="replies")
-        fence = self.engine.submit(x[:1], never_exit=True)  # once it is answered, the batches before it are counted
+        eventually(lambda: all(t.cached or t in self.done for t in tickets), what="replies")
+        self.fences += 1  # another input each time: no cache knows it
+        fence = self.engine.submit(
+            np.full_like(x[:1], self.fences), never_exit=True
+        )  # once answered, the batches before it are counted
         eventually(lambda: fence in self.done, what="the fence")
         eventually(lambda: self.settled, what="the end of audits")
         return tickets
@@ -107,6 +118,10 @@ class Bench:
     @property
     def settled(self) -> bool:
         return all(c.drawn == c.audited for c in self.engine.counters.snapshot())
+
+    def sample(self, name: str, **labels: str) -> float:
+        """A metric's value; 0 if it was never touched."""
+        return self.metrics.registry.get_sample_value(f"earlyexit_{name}", labels) or 0.0
 
     def counts(self, epoch: int, arm: str = "stable") -> Any:
         return next(c for c in self.engine.counters.snapshot() if (c.epoch, c.arm) == (epoch, arm))
@@ -538,6 +553,64 @@ def test_the_breaker_stays_closed_within_budget(bench: Bench, bundle_dir: Path) 
     assert not bench.engine.breaker_open
 
 
+@pytest.mark.parametrize("name", BATCHING)
+def test_every_batching_policy_answers_exactly(bundle: Bundle, sessions: Sessions, name: str) -> None:
+    # a real clock: tf-serving's batches wait two milliseconds to fill
+    bench = Bench(bundle, sessions, batching_name=name, latency_seconds=30.0, clock=time.perf_counter)
+    bench.engine.start()
+    x = bundles.inputs(70)
+    for ticket, row in zip(bench.serve(x), x, strict=True):
+        np.testing.assert_allclose(ticket.logits, sessions.exact(row[None]), rtol=1e-4, atol=1e-4)
+    bench.engine.close()
+    assert bench.engine.join(30.0)
+
+
+# --- requests that are not answered ----------------------------------------------------------------
+
+
+def test_a_request_whose_time_runs_out_is_told_so_and_its_rows_do_not_run(bench: Bench, bundle_dir: Path) -> None:
+    bench.activate(bundle_dir, {}, audit_rate=1.0)
+    x = bundles.inputs(3)
+    with bench.engine._turn:  # nothing runs meanwhile
+        first = bench.engine.submit(x[:1], never_exit=False)
+        eventually(lambda: bench.engine._batcher.rows == 0, what="the first batch")
+        hurried = bench.engine.submit(x[1:2], never_exit=False, timeout_seconds=0.5)
+        patient = bench.engine.submit(x[2:], never_exit=False)
+        bench.now += 1.0
+    eventually(lambda: all(t in bench.done for t in (first, hurried, patient)), what="replies")
+    assert [t.expired for t in (first, hurried, patient)] == [False, True, False]
+    eventually(lambda: bench.settled and bench.counts(1).requests == 2, what="counts")
+    assert bench.counts(1).drawn == 2  # who is not served is no label
+    assert bench.sample("requests_total", config="", arm="", outcome="expired") == 1
+    eventually(lambda: bench.sample("inflight") == 0, what="nothing in flight")
+
+
+def test_a_cancelled_request_does_not_run_and_is_never_heard_of_again(bench: Bench, bundle_dir: Path) -> None:
+    bench.activate(bundle_dir, {}, audit_rate=1.0)
+    x = bundles.inputs(3)
+    with bench.engine._turn:
+        running = bench.engine.submit(x[:1], never_exit=False)
+        eventually(lambda: bench.engine._batcher.rows == 0, what="the first batch")
+        gone = bench.engine.submit(x[1:], never_exit=False)
+        for ticket in (gone, gone, running):  # one that runs is not disturbed
+            bench.engine.cancel(ticket)
+    eventually(lambda: bench.settled and bench.counts(1).requests == 1, what="counts")
+    assert bench.done == [running]
+    assert bench.sample("requests_total", config="", arm="", outcome="cancelled") == 2
+    eventually(lambda: bench.sample("inflight") == 0, what="nothing in flight")
+
+
+def test_a_refused_request_leaves_no_trace(bundle: Bundle, sessions: Sessions) -> None:
+    bench = Bench(bundle, sessions, latency_seconds=1e-6, cache_bytes=1000)
+    with pytest.raises(UnableError):
+        bench.engine.submit(bundles.inputs(1), never_exit=False, timeout_seconds=1e-9)
+    x = np.repeat(bundles.inputs(1), 5000, axis=0)
+    for _ in range(2):  # the second one does not wait with the first
+        with pytest.raises(OverloadedError, match="queue places"):
+            bench.engine.submit(x, never_exit=False)
+    assert bench.sample("inflight") == 0
+
+
 # --- pure parts ------------------------------------------------------------------------------------
 
 
@@ -559,41 +632,6 @@ def test_a_lower_weight_runs_a_subset_of_the_batches_of_a_higher_one() -> None:
 def test_leases_are_staggered_by_worker() -> None:
     leases = [staggered(100.0, uid=f"pod-{i}") for i in range(50)]
     assert min(leases) >= 100 and max(leases) <= 150 and max(leases) - min(leases) > 30
-
-
-def test_batches_take_what_is_queued_in_order_and_split_long_requests() -> None:
-    batcher = Batcher(max_rows=100, max_batch=4)
-    tickets = [_ticket(3, now=0.0), _ticket(1, now=1.0), _ticket(6, now=2.0), _ticket(2, now=3.0, never_exit=True)]
-    for ticket in tickets:
-        batcher.put(ticket)
-    taken = [batcher.take(wait=False) for _ in range(4)]
-    rows = [[(tickets.index(t), row) for t, row in batch.owners] for batch in taken if batch]
-    assert rows == [
-        [(0, 0), (0, 1), (0, 2), (1, 0)],
-        [(2, 0), (2, 1), (2, 2), (2, 3)],
-        [(2, 4), (2, 5)],
-        [(3, 0), (3, 1)],
-    ]
-    for batch in taken:
-        assert batch is not None
-        np.testing.assert_array_equal(batch.x, np.stack([t.x[row] for t, row in batch.owners]))
-    assert batcher.take(wait=False) is None
-
-
-def test_a_full_queue_refuses_and_takes_again_once_there_is_room() -> None:
-    batcher = Batcher(max_rows=4, max_batch=4)
-    batcher.put(_ticket(3))
-    with pytest.raises(OverloadedError, match="3 of 4 queue places"):
-        batcher.put(_ticket(2))
-    batcher.take(wait=False)
-    batcher.put(_ticket(4))
-
-
-def test_the_batch_cap_leaves_half_of_the_latency_for_waiting() -> None:
-    profile = Profile("e", 1, tuple(BatchProfile(n, 0.01 * n, (0.01 * n,), (), 0.0) for n in (1, 8, 32)))
-    assert batch_cap(profile, latency_seconds=None) == 32
-    assert batch_cap(profile, latency_seconds=0.2) == 10
-    assert batch_cap(profile, latency_seconds=0.001) == 1
 
 
 def test_auto_regroups_only_where_smaller_batches_are_cheaper() -> None:
@@ -699,8 +737,3 @@ def test_a_threshold_of_zero_lets_nobody_leave(sessions: Sessions, bundle: Bundl
     scores = sessions.tapped(bundle.probe_x)
     assert not (scores.uncertainty < np.float32(0)).any()
     assert uncertainty(np.full((1, 5), np.nan), bundle.quantiles[0])[0] == 1.0
-
-
-def _ticket(n: int, *, now: float = 0.0, never_exit: bool = False) -> Ticket:
-    x = np.arange(n * 2, dtype=np.float32).reshape(n, 2) + now
-    return new_ticket(x, never_exit=never_exit, n_classes=2, now=now, wall_time=now, draw=lambda: 0.5)

@@ -14,11 +14,12 @@ import pytest
 from processes import eventually
 from stages import behind
 
+from offramp_core.batching import rows_within
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.batcher import Ticket, rows_within
 from offramp_worker.engine.engine import INLINE_SECONDS, Engine
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.tickets import Ticket
 from offramp_worker.front import Front
 from offramp_worker.http.tensors import InferRequest
 from offramp_worker.metrics import Metrics

@@ -25,10 +25,10 @@ from offramp_core.plan import Plan
 from offramp_core.records import records_from_arrays
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.answers import NO_ANSWER, labels
-from offramp_worker.engine.batcher import Ticket
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.tickets import Ticket
 from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk
 

@@ -226,7 +226,7 @@ def test_not_finite_json_numbers_are_infinite_and_harm_nobody(plain: WorkerProce
 # --- queue, failures of the bundle, draining -------------------------------------------------------
 
 
-def test_more_rows_than_the_queue_holds_get_503_and_when_to_retry(plain: WorkerProcess) -> None:
+def test_more_rows_than_the_queue_holds_get_429_and_when_to_retry(plain: WorkerProcess) -> None:
     x = np.zeros((1024, *bundles.inputs(1).shape[1:]), dtype=np.float32)
     header = json.dumps(
         {
@@ -249,13 +249,13 @@ def test_more_rows_than_the_queue_holds_get_503_and_when_to_retry(plain: WorkerP
             thread.start()
         for thread in threads:
             thread.join()
-        return any(r.status_code == 503 for r in replies)
+        return any(r.status_code == 429 for r in replies)
 
     eventually(full_once, what="a full queue")
-    refused = next(r for r in replies if r.status_code == 503)
+    refused = next(r for r in replies if r.status_code == 429)
     assert refused.headers["Retry-After"] == "1"
     assert "queue places" in refused.json()["error"]
-    assert {r.status_code for r in replies} == {200, 503}
+    assert {r.status_code for r in replies} == {200, 429}
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from offramp_worker.engine.batcher import Ticket
 from offramp_worker.engine.engine import Engine
+from offramp_worker.engine.tickets import Ticket
 from offramp_worker.feedback import Feedback
 from offramp_worker.http.tensors import InferRequest
 from offramp_worker.logs import log_event
@@ -41,17 +41,21 @@ class Front:
             It was not taken.
         """
         ticket = engine.submit(
-            request.x, never_exit=request.never_exit, deadline_seconds=request.deadline_seconds, wake=False
-        )
+            request.x, never_exit=request.never_exit, deadline_seconds=request.deadline_seconds,
+            priority=request.priority, timeout_seconds=request.timeout_seconds, wake=False,
+        )  # fmt: skip
         self._waiting[ticket] = done, request.id
-        if not self._due:
+        if ticket.cached:
+            self._loop.call_soon(self._resolve, [ticket])
+        elif not self._due:
             self._due = True
             self._loop.call_soon(self._serve, engine)
         return ticket
 
-    def cancel(self, engine: Engine, ticket: Ticket) -> None:  # noqa: ARG002
+    def cancel(self, engine: Engine, ticket: Ticket) -> None:
         """Nobody waits for this ticket any more."""
-        self._waiting.pop(ticket, None)
+        if self._waiting.pop(ticket, None) is not None:
+            engine.cancel(ticket)
 
     def deliver(self, tickets: list[Ticket]) -> None:
         """Tickets are done. Called by the engine, in its thread or in this one."""
@@ -74,7 +78,7 @@ class Front:
                 continue
             try:
                 done(ticket)
-                if self.feedback is not None and ticket.error is None:
+                if self.feedback is not None and ticket.error is None and not ticket.expired:
                     self.feedback.remember(request_id, ticket)
             except Exception as error:  # the engine may be our caller, and other requests share its batch
                 log_event("reply-failed", level="error", error=repr(error))

@@ -119,7 +119,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         if admin is not None and admin_task is not None:
             admin.should_exit = True
             await admin_task
-        log_event("stopped")
+        log_event("stopped", rows=worker.metrics.outcomes())
 
 
 async def _load_and_wait(worker: Worker, stop: asyncio.Event, *, stay_up_broken: bool) -> None:

@@ -38,6 +38,13 @@ class Metrics:
             ("arm", "outcome"),
             **own,
         )
+        self._cache = Counter(
+            "cache_requests",
+            "Requests that asked the cache: hit, shared (waited with another), miss.",
+            ("result",),
+            **own,
+        )
+        self.cache_bytes = Gauge("cache_bytes", "What cached answers take, by estimate.", **own)
         self.inflight = Gauge("inflight", "Rows admitted and not answered yet.", **own)
         self.epoch = Gauge("epoch", "Epoch of the plan document in force; 0 without one.", **own)
         self.breaker_open = Gauge("breaker_open", "1 while the worker's own detector keeps the exits off.", **own)
@@ -50,12 +57,21 @@ class Metrics:
         )
         self.requests = lru_cache(maxsize=256)(self._requests.labels)
         self.feedback = lru_cache(maxsize=16)(self._feedback.labels)
+        self.cache = lru_cache(maxsize=4)(self._cache.labels)
         self.exits = lru_cache(maxsize=256)(self._exits.labels)
         self.deadline_answers = lru_cache(maxsize=256)(self._deadline_answers.labels)
         self.audited = lru_cache(maxsize=16)(self._audited.labels)
         self.disagreements = lru_cache(maxsize=16)(self._disagreements.labels)
         self.batch_seconds = lru_cache(maxsize=16)(self._batch_seconds.labels)
         self.request_seconds = lru_cache(maxsize=16)(self._request_seconds.labels)
+
+    def outcomes(self) -> dict[str, int]:
+        """Rows by what became of them, over all arms, and how many were admitted and have no reply yet."""
+        rows: dict[str, int] = {}
+        for sample in (s for metric in self._requests.collect() for s in metric.samples):
+            if sample.name.endswith("_total"):
+                rows[sample.labels["outcome"]] = rows.get(sample.labels["outcome"], 0) + int(sample.value)
+        return {**rows, "unanswered": int(self.registry.get_sample_value("earlyexit_inflight") or 0)}
 
     def text(self) -> bytes:
         """The exposition text of ``/metrics``."""

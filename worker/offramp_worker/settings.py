@@ -15,7 +15,9 @@
 | OFFRAMP_THREADS | threads per session; default: CPUs this process may use |
 | OFFRAMP_FEEDBACK_ROWS | answers kept for true labels that clients may send later; 0 (default) is off |
 | OFFRAMP_RECEIVE_SECONDS | how long a request may take to arrive; default 30 |
-| OFFRAMP_LATENCY_SECONDS | latency objective; caps the batch size |
+| OFFRAMP_LATENCY_SECONDS | latency objective: batches adapt to it, and what cannot meet it is refused |
+| OFFRAMP_BATCHING | how batches form: offramp (default), tf-serving, clockwork, none |
+| OFFRAMP_CACHE_BYTES | memory for answers to inputs seen before; 0 (default) is off |
 """
 
 from __future__ import annotations
@@ -30,12 +32,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from offramp_core.batching import BATCHING
 from offramp_core.errors import InvalidArgumentError
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 SHA256_HEX = re.compile(r"[0-9a-f]{64}")
 ED25519_KEY_BYTES = 32
 MAX_FEEDBACK_ROWS = 10_000_000
+MAX_CACHE_BYTES = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class Settings:
     latency_seconds: float | None = None
     feedback_rows: int = 0
     receive_seconds: float = 30.0
+    batching: str = "offramp"
+    cache_bytes: int = 0
     max_queue_rows: int = 1024
     max_body_bytes: int = 64 * 1024 * 1024
     poll_seconds: float = 2.0
@@ -99,7 +105,10 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
         latency_seconds=_seconds(env, "OFFRAMP_LATENCY_SECONDS"),
         feedback_rows=_integer(env, "OFFRAMP_FEEDBACK_ROWS", 0, high=MAX_FEEDBACK_ROWS),
         receive_seconds=_seconds(env, "OFFRAMP_RECEIVE_SECONDS") or 30.0,
+        batching=env.get("OFFRAMP_BATCHING", "") or "offramp",
+        cache_bytes=_integer(env, "OFFRAMP_CACHE_BYTES", 0, high=MAX_CACHE_BYTES),
     )
+    _check_batching(settings)
     _check_control_plane(settings)
     return settings
 
@@ -114,6 +123,13 @@ def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     except (OSError, ValueError):
         pass  # no cgroup v2 here: affinity is all there is to know
     return allowed
+
+
+def _check_batching(settings: Settings) -> None:
+    if settings.batching not in BATCHING:
+        raise InvalidArgumentError(f"OFFRAMP_BATCHING is {settings.batching!r}; choose from {', '.join(BATCHING)}")
+    if settings.batching == "clockwork" and settings.latency_seconds is None:
+        raise InvalidArgumentError("OFFRAMP_BATCHING is 'clockwork', which needs OFFRAMP_LATENCY_SECONDS")
 
 
 def _check_control_plane(settings: Settings) -> None:

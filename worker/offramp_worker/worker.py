@@ -10,10 +10,10 @@ from offramp_core.bundle import profile_arrays
 from offramp_core.errors import InvalidBundleError
 from offramp_core.protocol import Observations, RecordBlock, WorkerState
 from offramp_worker.bundle.load import load_bundle
-from offramp_worker.engine.batcher import Ticket
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.tickets import Ticket
 from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk
@@ -55,7 +55,7 @@ class Worker:
             raise
         engine = Engine(
             bundle, sessions, uid=settings.uid, latency_seconds=settings.latency_seconds, max_queue_rows=settings.max_queue_rows,
-            marker=self.marker, metrics=self.metrics, deliver=self._deliver,
+            marker=self.marker, metrics=self.metrics, deliver=self._deliver, batching_name=settings.batching, cache_bytes=settings.cache_bytes,
         )  # fmt: skip
         if self.marker.crashed_epoch is not None:
             log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
@@ -73,7 +73,8 @@ class Worker:
                 "serving",
                 model=bundle.manifest.name,
                 bundle=str(settings.bundle),
-                batch_cap=engine.batch_cap,
+                batching=settings.batching,
+                batch_rows=engine.batch_rows,
                 threads=settings.threads,
             )
 

@@ -17,6 +17,7 @@ from offramp_cli.replay.arrivals import parse_arrivals
 from offramp_cli.replay.load import load_records
 from offramp_cli.replay.measure import Queueing, Work, replay_file, run_draws, simulate_queues
 from offramp_cli.replay.report import FileResult, show, to_mapping
+from offramp_core.batching import BATCHING, check_name
 from offramp_core.certify import SliceBudget
 from offramp_core.certify.slices import slice_rows
 from offramp_core.columns import EXACT
@@ -25,7 +26,6 @@ from offramp_core.plan import PRECISIONS, Execution
 from offramp_core.policies import POLICIES, NamedPolicy, Objective, policy
 from offramp_core.policies.planned import GOALS, pricing_of
 from offramp_core.records import Records
-from offramp_core.simulate.batching import BATCHING, batching
 
 INVALID_INPUT = 2
 EXECUTIONS: tuple[Execution, ...] = ("Auto", "ResultsOnly", "ComputeSaving")
@@ -275,7 +275,7 @@ def _queueing(
     if execution not in EXECUTIONS:
         raise InvalidArgumentError(f"--execution {execution} is unknown; choose from {', '.join(EXECUTIONS)}")
     for name in names:
-        batching(name, slo_seconds=slo or 1.0)
+        check_name(name)
     parsed = tuple(parse_arrivals(spec) for spec in specs)
     for each in parsed:
         if each.recorded is None and each.rate is None and load is None:

@@ -10,6 +10,7 @@ from multiprocessing import get_context
 import numpy as np
 
 from offramp_cli.replay.arrivals import Arrivals
+from offramp_core.batching import MAX_BATCH
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.columns import EXACT
 from offramp_core.plan import Execution
@@ -17,7 +18,6 @@ from offramp_core.policies import NamedPolicy, Objective, Trace, policy, replay_
 from offramp_core.policies.base import NO_EXIT, PlanInForce
 from offramp_core.records import Records
 from offramp_core.simulate import Served, batching, capacity, serve_stream
-from offramp_core.simulate.batching import MAX_BATCH
 from offramp_core.simulate.draws import Truth, draw_rng, draw_sample, run_draw, saving_in_sample
 
 SMALLEST_SLO_SECONDS = 0.010  # Apparate's rule for an objective that nobody gave: twice a lone request, at least 10 ms
@@ -119,7 +119,7 @@ def simulate_queues(
         times = arrivals.times(len(stream), rate=rate, rng=np.random.default_rng(seed))
         seen_rate = (len(times) - 1) / float(times[-1]) if len(times) > 1 and times[-1] > 0 else float("nan")
         for name in queueing.batching:
-            policy_of_batches = batching(name, slo_seconds=slo)
+            policy_of_batches = batching(name, profile=profile, slo_seconds=slo)
 
             def served(trace: Trace, *, by: object = policy_of_batches, at: object = times) -> Served:
                 of = chains[trace.plans[-1].precision]

@@ -2,13 +2,12 @@
 
 arrivals.py   when requests come: generators, and scaling a trace to a load
 costs.py      seconds of segments, ramps and regrouping at every batch size, from a profile
-batching.py   policies that form batches, by name
 serving.py    the discrete-event loop
 outcome.py    what came of each request
 """
 
+from offramp_core.batching import BATCHING, MAX_BATCH, Batching, OfframpBatching, batching
 from offramp_core.simulate.arrivals import ARRIVALS, capacity, scaled, spread
-from offramp_core.simulate.batching import BATCHING, MAX_BATCH, Batching, OfframpBatching, batching
 from offramp_core.simulate.outcome import ANSWERED, DROPPED, REJECTED, Served
 from offramp_core.simulate.serving import serve_stream
 

@@ -10,11 +10,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from offramp_core.admission import Door, Pace, forecast
+from offramp_core.batching import Batching, Drop, Start, exact_seconds
 from offramp_core.bundle import Profile
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.execution import carries_on
 from offramp_core.plan import Execution
-from offramp_core.simulate.batching import Batching, Drop, Start
 from offramp_core.simulate.costs import CostTable, Stages, stages_of
 from offramp_core.simulate.outcome import ANSWERED, DROPPED, REJECTED, SecondsArray, Served
 
@@ -47,6 +48,7 @@ def serve_stream(
     batching: Batching,
     execution: Execution = "Auto",
     slo_seconds: float | None = None,
+    admission: bool = False,
     front_seconds: float = 0.0,
     batch_seconds: float = 0.0,
 ) -> Served:
@@ -68,6 +70,9 @@ def serve_stream(
         ``Auto`` decides from the profile, as a worker does.
     slo_seconds : float, optional
         What counts as a miss.
+    admission : bool
+        Reject at arrival what could not meet ``slo_seconds`` if nobody left early, as a worker with that objective does; the policy
+        then sees the times that a worker predicts instead of the true longest ones.
     front_seconds : float
         Added to each request's latency: receiving, parsing and replying happen beside the engine.
     batch_seconds : float
@@ -76,12 +81,24 @@ def serve_stream(
     Raises
     ------
     InvalidArgumentError
-        Arrivals fall, are not finite, or do not match the stream; a time is negative.
+        Arrivals fall, are not finite, or do not match the stream; a time is negative; admission without an objective.
     """
     _check(arrivals, decided, front_seconds=front_seconds, batch_seconds=batch_seconds)
     table = CostTable(profile, sizes=[batching.padded(rows) for rows in range(batching.max_batch + 1)])
     carry_on = carries_on(execution, profile)
-    loop = _Loop(arrivals.tolist(), _periods(decided, table), batching, carry_on=carry_on, batch_seconds=batch_seconds)
+    entry = None
+    if admission:
+        if slo_seconds is None:
+            raise InvalidArgumentError("admission needs slo_seconds, the objective that requests are admitted for")
+        entry = _Entry(Door(slo_seconds, Pace(exact_seconds(profile, max_batch=batching.max_batch))))
+    loop = _Loop(
+        arrivals.tolist(),
+        _periods(decided, table),
+        batching,
+        entry=entry,
+        carry_on=carry_on,
+        batch_seconds=batch_seconds,
+    )
     loop.run()
     latency = np.array(loop.answered) - arrivals + front_seconds
     return Served(
@@ -122,15 +139,48 @@ def _periods(decided: Decided, table: CostTable) -> list[_Period]:
     return periods
 
 
+@dataclass(slots=True)
+class _Entry:
+    """The way into the queue; the decisions are a worker's."""
+
+    door: Door
+    began: float = float("-inf")
+    rows: int = 0  # of the batch that runs
+    late: int = 0
+
+    def admits(self, *, now: float, ahead: int, batch_rows: int) -> bool:
+        """Whether a request that comes while the last batch may still run can meet the objective."""
+        pace = self.door.pace
+        running = pace.left(self.rows, began=self.began, now=now)
+        return self.door.admits(forecast(pace, running=running, ahead=ahead, rows=1, batch_rows=batch_rows))
+
+    def start(self, arrivals: list[float], *, now: float, end: float) -> None:
+        """A batch of requests that came at ``arrivals`` runs from ``now`` to ``end``."""
+        self.began, self.rows = now, len(arrivals)
+        self.late = sum(self.door.late(end - arrival) for arrival in arrivals)
+
+    def learn(self, seconds: float) -> None:
+        """That batch has ended."""
+        self.door, self.rows = self.door.after(rows=self.rows, seconds=seconds, late=self.late), 0
+
+
 class _Loop:
     """The server's state between two decisions. Times are floats and rows ints: numpy would cost more than it saves here."""
 
     def __init__(
-        self, arrivals: list[float], periods: list[_Period], policy: Batching, *, carry_on: bool, batch_seconds: float
+        self,
+        arrivals: list[float],
+        periods: list[_Period],
+        policy: Batching,
+        *,
+        entry: _Entry | None,
+        carry_on: bool,
+        batch_seconds: float,
     ) -> None:
         n = len(arrivals)
         self._arrivals, self._periods, self._policy = arrivals, periods, policy
-        self._carry_on, self._batch_seconds = carry_on, batch_seconds
+        self._entry, self._carry_on, self._batch_seconds = entry, carry_on, batch_seconds
+        self._ended: tuple[int, float] | None = None  # rows and seconds of a batch that nothing was learned from yet
         self._queue: list[int] = []  # accepted requests; those before ``_head`` have been served or dropped
         self._head = 0
         self._next = 0  # first request that has not come yet
@@ -153,11 +203,25 @@ class _Loop:
     def _admit(self, now: float) -> None:
         arrivals, queue, room = self._arrivals, self._queue, self._policy.queue_rows
         while self._next < len(arrivals) and arrivals[self._next] <= now:
-            if room is not None and len(queue) - self._head >= room:
+            waiting = len(queue) - self._head
+            if (room is not None and waiting >= room) or not self._admits(arrivals[self._next], waiting):
                 self.status[self._next] = REJECTED
             else:
                 queue.append(self._next)
             self._next += 1
+        self._learn()
+
+    def _admits(self, now: float, waiting: int) -> bool:
+        return self._entry is None or self._entry.admits(now=now, ahead=waiting, batch_rows=self._policy.batch_rows)
+
+    def _learn(self) -> None:
+        """What comes while a batch runs meets the policy as it was before."""
+        if self._ended is None:
+            return
+        rows, seconds = self._ended
+        self._policy, self._ended = self._policy.after(rows=rows, seconds=seconds), None
+        if self._entry is not None:
+            self._entry.learn(seconds)
 
     def _step(self, now: float) -> float:
         """One decision; returns when the next one is due."""
@@ -167,7 +231,7 @@ class _Loop:
             now=now,
             queued=len(self._queue) - self._head,
             head_arrival=self._arrivals[head],
-            worst_seconds=period.stages.worst,
+            worst_seconds=period.stages.worst if self._entry is None else self._entry.door.pace.seconds,
         )
         if isinstance(decision, Start):
             return self._start(now, decision.rows, period)
@@ -197,6 +261,9 @@ class _Loop:
         for request in batch:
             self.answered[request] = begin + ends[period.position[request - period.begin]]
         self.busy += self._batch_seconds + seconds
+        self._ended = len(batch), self._batch_seconds + seconds
+        if self._entry is not None:
+            self._entry.start([self._arrivals[request] for request in batch], now=now, end=begin + seconds)
         self.batches += 1
         return begin + seconds
 

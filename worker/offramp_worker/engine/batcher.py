@@ -1,130 +1,97 @@
-"""From requests to batches: whatever is queued when the engine becomes idle, up to a cap. No artificial delay."""
+"""From requests to batches: a bounded queue in order of priority and deadline, and the policy that cuts batches from it.
+
+What to run, whom to admit and how large batches may be are pure functions in :mod:`offramp_core.batching` and
+:mod:`offramp_core.admission`, which the simulator calls as well; here are the lock, the lanes and the clock.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections import deque
+import time
+from bisect import bisect_left, insort
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from offramp_core.bundle import Profile
-from offramp_core.errors import OfframpError
-from offramp_worker.engine.arms import EXITS_OFF
-
-Array = npt.NDArray[Any]
-MAX_BATCH = 32
+from offramp_core.admission import Door, Pace, due_after, forecast
+from offramp_core.batching import Batching, Decision, Drop, Start, Wait
+from offramp_worker.engine.tickets import Array, OverloadedError, Ticket, UnableError
 
 
-class OverloadedError(OfframpError):
-    """The queue is full; the request was not taken. ``retry_after_seconds`` is when to try again."""
-
-    def __init__(self, message: str, *, retry_after_seconds: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """One HTTP request of n rows, and its answer as it comes in.
-
-    Each row is batched, drawn for audit and answered on its own; the ticket is done when all are. ``x`` is (n, ...) contiguous.
-    ``never_exit`` asks for the exact executor, ``deadline`` (a time like ``admitted``) for an answer by then, if need be the best one so
-    far; ``due`` says which rows got that. ``error`` is set when a batch failed.
-    """
-
-    x: Array
-    never_exit: bool
-    logits: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int64]
-    admitted: float
-    wall_time: float
-    draws: tuple[float, ...]
-    pending: int
-    exits: list[str] = field(default_factory=list)
-    configs: list[str] = field(default_factory=list)
-    arms: list[str] = field(default_factory=list)
-    epochs: list[int] = field(default_factory=list)
-    audited: list[bool] = field(default_factory=list)
-    error: str | None = None
-    deadline: float = math.inf
-    due: list[bool] = field(default_factory=list)
-
-    @property
-    def counted(self) -> bool:
-        """Whether the rows belong to the statistics of a plan.
-
-        A deadline comes sooner to rows that do not leave early, so answers in time would be no fair sample; nor would the others.
-        """
-        return not self.never_exit and self.deadline == math.inf
-
-
-def new_ticket(
-    x: Array,
-    *,
-    never_exit: bool,
-    n_classes: int,
-    now: float,
-    wall_time: float,
-    draw: Callable[[], float],
-    deadline_seconds: float = math.inf,
-) -> Ticket:
-    """Admit ``x`` (n, ...): the one uniform number of each row is drawn here, before anything is known of its fate."""
-    n = len(x)
-    return Ticket(
-        x=x,
-        never_exit=never_exit,
-        logits=np.empty((n, n_classes), dtype=np.float32),
-        labels=np.empty(n, dtype=np.int64),
-        admitted=now,
-        wall_time=wall_time,
-        draws=tuple(draw() for _ in range(n)),
-        pending=n,
-        exits=["final"] * n,
-        configs=[EXITS_OFF] * n,
-        arms=["stable"] * n,
-        epochs=[0] * n,
-        audited=[False] * n,
-        deadline=now + deadline_seconds,
-        due=[False] * n,
-    )
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Rows that run together: ``x`` (n, ...), and for row i the request and the row of it that it belongs to."""
+    """Rows that run together: ``x`` (n, ...), and for row i the request and the row of it that it belongs to.
+
+    ``taken`` is when they left the queue, ``followed`` whether the engine went from batch to batch with requests waiting all the time.
+    """
 
     x: Array
     owners: list[tuple[Ticket, int]]
     never_exit: bool
+    taken: float = 0.0
+    followed: bool = False
 
     def __len__(self) -> int:
         return len(self.owners)
 
 
+class _Lane:
+    """Waiting requests of one kind, first to run first."""
+
+    def __init__(self) -> None:
+        self.tickets: list[Ticket] = []
+        self.rows = 0
+
+    def add(self, ticket: Ticket) -> None:
+        insort(self.tickets, ticket, key=_order)
+        self.rows += ticket.waiting
+
+    def remove(self, ticket: Ticket) -> bool:
+        """Whether it was there."""
+        at = bisect_left(self.tickets, _order(ticket), key=_order)
+        if at == len(self.tickets) or self.tickets[at] is not ticket:
+            return False
+        del self.tickets[at]
+        self.rows -= ticket.waiting
+        return True
+
+    def rows_before(self, ticket: Ticket) -> int:
+        """Rows that would run before those of a request that is not here yet."""
+        at = bisect_left(self.tickets, _order(ticket), key=_order)
+        return self.rows if at == len(self.tickets) else sum(t.waiting for t in self.tickets[:at])
+
+
 class Batcher:
-    """A bounded queue of rows in two lanes: requests under the plan, and requests that must not exit early."""
+    """Requests under the plan and requests that must not exit early wait in a lane each. A batch that is taken must be :meth:`ended`."""
 
-    def __init__(self, *, max_rows: int, max_batch: int) -> None:
-        self._max_rows, self._max_batch = max_rows, max_batch
-        self._changed = threading.Condition()
-        self._lanes: dict[bool, deque[tuple[Ticket, int]]] = {False: deque(), True: deque()}
+    def __init__(
+        self,
+        *,
+        policy: Batching,
+        pace: Pace,
+        max_rows: int,
+        objective_seconds: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        changed: threading.Condition | None = None,
+    ) -> None:
+        """``changed`` is what threads wait on for requests; a simulation of time brings its own."""
+        self._policy, self._door, self._clock = policy, Door(objective_seconds, pace), clock
+        self._max_rows, self._objective = max_rows, objective_seconds
+        self._changed = changed or threading.Condition()
+        self._lanes = {False: _Lane(), True: _Lane()}
         self._rows = 0
+        self._number = 0
         self._closed = False
+        self._next_expiry = math.inf  # no waiting request expires before it
+        self._given_up: list[Ticket] = []
         self._woken = False
+        self._taken: list[Batch] = []  # not ended yet: the one that runs, and those that wait for their turn
+        self._last_end = -math.inf
+        self._busy = False  # whether requests have waited ever since the last batch ended
 
-    @property
-    def max_rows(self) -> int:
-        return self._max_rows
-
-    @property
-    def rows(self) -> int:
-        """Rows queued at this moment."""
-        return self._rows
+    # --- called from any thread -----------------------------------------------------------------
 
     def put(self, ticket: Ticket, *, wake: bool = True) -> None:
         """Queue all rows of a request. Without ``wake`` a thread that waits in :meth:`take` sleeps on until :meth:`wake`.
@@ -132,30 +99,31 @@ class Batcher:
         Raises
         ------
         OverloadedError
-            They do not fit, or the worker is shutting down.
+            They do not fit, or could not be answered in time behind those that wait.
+        UnableError
+            The worker is shutting down, or needs longer for this request alone than its timeout.
         """
-        n = len(ticket.x)
         with self._changed:
             if self._closed:
-                raise OverloadedError("the worker is shutting down; try another one")
-            if self._rows + n > self._max_rows:
-                raise OverloadedError(
-                    f"{self._rows} of {self._max_rows} queue places are taken; {n} more do not fit; retry later"
-                )
-            self._lanes[ticket.never_exit].append((ticket, 0))
-            self._rows += n
+                raise UnableError("the worker is shutting down; try another one")
+            self._admit(ticket)
+            self._queue(ticket)
             if wake:
                 self._changed.notify()
 
-    def take(self, *, wait: bool) -> Batch | None:
-        """The next batch of the lane whose head is oldest; None when there is none (with ``wait``: at a :meth:`wake` or when closed)."""
+    def put_back(self, ticket: Ticket) -> bool:
+        """Queue a request that was admitted before, whatever waits; False when the worker has shut down."""
         with self._changed:
-            while wait and not (self._rows or self._closed or self._woken):
-                self._changed.wait()
-            self._woken = False
-            if not self._rows:
-                return None
-            return self._cut(self._oldest_lane())
+            if self._closed:
+                return False
+            self._queue(ticket)
+            self._changed.notify()
+            return True
+
+    def remove(self, ticket: Ticket) -> int:
+        """Take the rows of a request that no batch has yet out of the queue; how many there were."""
+        with self._changed:
+            return self._remove(ticket)
 
     def wake(self) -> None:
         """End a wait in :meth:`take`, now or the next one."""
@@ -170,47 +138,181 @@ class Batcher:
             self._changed.notify_all()
 
     @property
-    def closed(self) -> bool:
-        return self._closed
+    def rows(self) -> int:
+        """Rows that wait."""
+        return self._rows
 
-    def _oldest_lane(self) -> bool:
-        heads = {lane: queue[0][0].admitted for lane, queue in self._lanes.items() if queue}
-        return min(heads, key=lambda lane: heads[lane])
+    @property
+    def batch_rows(self) -> int:
+        """The most rows that run together now."""
+        return self._policy.batch_rows
 
-    def _cut(self, lane: bool) -> Batch:
-        queue, room = self._lanes[lane], self._max_batch
+    @property
+    def finished(self) -> bool:
+        """Whether nothing waits and nothing will come."""
+        return self._closed and not self._rows
+
+    # --- called by whoever runs batches -------------------------------------------------------------------
+
+    def take(self, *, wait: bool) -> Batch | None:
+        """The next batch. None when there is none yet; with ``wait`` at a :meth:`wake`, when none will ever come, or for :meth:`given_up`."""
+        with self._changed:
+            while True:
+                now = self._clock()
+                self._expire(now)
+                decision = self._decide(now)
+                if isinstance(decision, Drop):
+                    self._give_up(self._first_lane().tickets[0])
+                    continue
+                if isinstance(decision, Start):
+                    return self._cut(self._first_lane(), decision.rows, now)
+                self._busy = False  # nothing waits, or it waits for a batch to fill
+                if not wait:
+                    return None
+                if self._given_up or self._woken or (self._closed and not self._rows):
+                    self._woken = False
+                    return None
+                until = math.inf if decision is None else decision.until
+                until = min(until, self._next_expiry)
+                self._changed.wait(None if until == math.inf else until - now)
+
+    def given_up(self) -> list[Ticket]:
+        """Requests whose time ran out since the last call; their rows that waited will not run."""
+        with self._changed:
+            tickets, self._given_up = self._given_up, []
+            return tickets
+
+    def ended(self, batch: Batch) -> None:
+        """A batch has run: learn from how long it took, and from how long the engine was kept from the next one in all."""
+        with self._changed:
+            now, rows = self._clock(), len(batch)
+            began = max(batch.taken, self._last_end)
+            self._policy = self._policy.after(rows=rows, seconds=now - began)
+            kept_from = self._last_end if batch.followed else began
+            self._door = self._door.after(rows=rows, seconds=now - kept_from, late=self._late(batch, now))
+            self._taken.remove(batch)
+            self._last_end, self._busy = now, self._rows > 0
+
+    # --- under the lock -------------------------------------------------------------------------
+
+    def _admit(self, ticket: Ticket) -> None:
+        """Say when the request is due; raise unless it fits and can be answered in time."""
+        rows, now, pace, batch_rows = len(ticket.x), ticket.admitted, self._door.pace, self._policy.batch_rows
+        timeout = None if ticket.expires == math.inf else ticket.expires - now
+        own = pace.queue(rows, batch_rows=batch_rows)
+        wish = min(ticket.expires, ticket.deadline) - now
+        ticket.run_by = now + due_after(own, objective_seconds=self._objective, wish_seconds=wish)
+        ticket.number = self._number + 1
+        if self._rows + rows > self._max_rows:
+            wait = pace.queue(self._rows, batch_rows=batch_rows)
+            raise _overloaded(
+                f"{self._rows} of {self._max_rows} queue places are taken; {rows} more do not fit; retry later", wait
+            )
+        if timeout is None and self._objective is None:
+            return
+        left = self._seconds_left(now)
+        ahead = sum(lane.rows_before(ticket) for lane in self._lanes.values())
+        seen = forecast(pace, running=left, ahead=ahead, rows=rows, batch_rows=batch_rows)
+        if timeout is not None and seen.own > timeout:
+            raise UnableError(
+                f"parameters.timeout: is {timeout * 1e6:.0f} us; this worker needs about {seen.own * 1e6:.0f} for the request alone",
+                retry_after_seconds=None,
+            )
+        if timeout is not None and seen.total > timeout:
+            raise _overloaded(
+                f"an answer would take about {seen.total:.3f} s; the request's timeout is {timeout:.3f} s; retry later", seen.wait
+            )  # fmt: skip
+        if self._objective is not None and not self._door.admits(seen):
+            raise _overloaded(
+                f"an answer would take about {seen.total:.3f} s, too close to the latency objective of {self._objective:g} s; retry later",
+                seen.wait,
+            )
+
+    def _queue(self, ticket: Ticket) -> None:
+        self._number += 1
+        ticket.number = self._number
+        self._lanes[ticket.never_exit].add(ticket)
+        self._rows += ticket.waiting
+        self._next_expiry = min(self._next_expiry, ticket.expires)
+
+    def _late(self, batch: Batch, now: float) -> int:
+        """Rows that are late if they are answered now; those of requests too large for the objective do not count."""
+        limit, door = self._objective, self._door
+        if limit is None:
+            return 0
+        return sum(door.late(now - t.admitted) for t, _ in batch.owners if t.run_by - t.admitted <= limit)
+
+    def _seconds_left(self, now: float) -> float:
+        """Of the batch that runs and of those that wait for their turn."""
+        if not self._taken:
+            return 0.0
+        running, *others = self._taken
+        began = max(running.taken, self._last_end)
+        return self._door.pace.left(len(running), began=began, now=now) + sum(
+            self._door.pace.seconds[len(b)] for b in others
+        )
+
+    def _remove(self, ticket: Ticket) -> int:
+        rows = ticket.waiting if self._lanes[ticket.never_exit].remove(ticket) else 0
+        self._rows -= rows
+        return rows
+
+    def _first_lane(self) -> _Lane:
+        return min((lane for lane in self._lanes.values() if lane.tickets), key=lambda lane: _order(lane.tickets[0]))
+
+    def _decide(self, now: float) -> Decision | None:
+        if not self._rows:
+            return None
+        lane = self._first_lane()
+        head = lane.tickets[0]
+        decision = self._policy.decide(
+            now=now,
+            queued=lane.rows,
+            head_arrival=head.admitted,
+            worst_seconds=self._door.pace.seconds,
+            head_deadline=head.expires,
+        )
+        if self._closed and isinstance(decision, Wait):
+            return Start(min(lane.rows, self._policy.batch_rows))  # nothing more will come to fill the batch
+        return decision
+
+    def _expire(self, now: float) -> None:
+        if now < self._next_expiry:
+            return
+        tickets = [ticket for lane in self._lanes.values() for ticket in lane.tickets]
+        for ticket in tickets:
+            if ticket.expires <= now:
+                self._give_up(ticket)
+        self._next_expiry = min((t.expires for t in tickets if t.expires > now), default=math.inf)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        self._remove(ticket)
+        self._given_up.append(ticket)
+
+    def _cut(self, lane: _Lane, rows: int, now: float) -> Batch:
         parts: list[Array] = []
         owners: list[tuple[Ticket, int]] = []
-        while queue and room:
-            ticket, begin = queue.popleft()
-            end = min(len(ticket.x), begin + room)
+        finished = 0
+        for ticket in lane.tickets:
+            begin, end = ticket.begun, min(len(ticket.x), ticket.begun + rows - len(owners))
             parts.append(ticket.x[begin:end])
             owners.extend((ticket, row) for row in range(begin, end))
-            room -= end - begin
-            if end < len(ticket.x):
-                queue.appendleft((ticket, end))
+            ticket.begun = end
+            finished += end == len(ticket.x)
+            if len(owners) == rows:
+                break
+        del lane.tickets[:finished]
+        lane.rows -= len(owners)
         self._rows -= len(owners)
-        return Batch(parts[0] if len(parts) == 1 else np.concatenate(parts), owners, lane)
+        x = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        batch = Batch(x, owners, lane is self._lanes[True], now, followed=self._busy)
+        self._taken.append(batch)
+        return batch
 
 
-def batch_cap(profile: Profile, *, latency_seconds: float | None) -> int:
-    """Largest batch, at most 32, whose exact execution takes at most half of what the latency objective allows.
-
-    The other half is for waiting while the batch before runs. Sizes between measured ones are interpolated.
-    """
-    if latency_seconds is None:
-        return MAX_BATCH
-    return max(1, rows_within(profile, seconds=latency_seconds / 2))
+def _order(ticket: Ticket) -> tuple[int, float, int]:
+    return ticket.priority, ticket.run_by, ticket.number
 
 
-def rows_within(profile: Profile, *, seconds: float) -> int:
-    """Largest batch, 0 to 32, whose exact execution takes at most ``seconds`` by the profile."""
-    sizes = np.array([b.batch_size for b in profile.batches], dtype=np.float64)
-    measured = np.array([b.exact_seconds for b in profile.batches], dtype=np.float64)
-    return max((n for n in range(1, MAX_BATCH + 1) if _exact_seconds(sizes, measured, n) <= seconds), default=0)
-
-
-def _exact_seconds(sizes: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64], n: int) -> float:
-    if n > sizes[-1]:
-        return float(seconds[-1] * n / sizes[-1])
-    return float(np.interp(n, sizes, seconds))
+def _overloaded(message: str, wait_seconds: float) -> OverloadedError:
+    return OverloadedError(message, retry_after_seconds=max(1, math.ceil(wait_seconds)))

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from offramp_core.admission import Pace
+from offramp_core.batching import batching, exact_seconds, rows_within
 from offramp_core.columns import EXACT
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import Arm
@@ -28,11 +30,13 @@ from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.answers import all_finite, finite_rows, labels
 from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
 from offramp_worker.engine.audits import Audit, AuditDesk
-from offramp_worker.engine.batcher import Batch, Batcher, Ticket, batch_cap, new_ticket, rows_within
+from offramp_worker.engine.batcher import Batch, Batcher
+from offramp_worker.engine.cache import PredictionCache
 from offramp_worker.engine.counters import Counters, RecordRing
 from offramp_worker.engine.execute import Leave, run_apart, run_stages
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.sessions import Sessions
+from offramp_worker.engine.tickets import HIGHEST_PRIORITY, OverloadedError, Ticket, new_ticket
 from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
 
@@ -68,6 +72,8 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         wall_clock: Callable[[], float] = time.time,
         draw: Callable[[], float] | None = None,
+        batching_name: str = "offramp",
+        cache_bytes: int = 0,
     ) -> None:
         self.bundle, self.sessions, self.metrics, self.marker = bundle, sessions, metrics, marker
         self.counters = Counters()
@@ -75,9 +81,15 @@ class Engine:
         self._uid, self._deliver = uid, deliver
         self._clock, self._wall_clock = clock, wall_clock
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
-        self.batch_cap = batch_cap(bundle.profile, latency_seconds=latency_seconds)
         self._exact = sessions.exact_stage()
-        self._batcher = Batcher(max_rows=max_queue_rows, max_batch=self.batch_cap)
+        self._batcher = Batcher(
+            policy=batching(batching_name, profile=bundle.profile, slo_seconds=latency_seconds),
+            pace=Pace(exact_seconds(bundle.profile)),
+            max_rows=max_queue_rows,
+            objective_seconds=latency_seconds,
+            clock=clock,
+        )
+        self._cache = PredictionCache(max_bytes=cache_bytes) if cache_bytes else None
         self._desk = AuditDesk(tapped=sessions.tapped, ring=self.ring, judge=self._judge)
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
         self._turn = threading.Lock()  # held while a batch or an audit runs
@@ -88,17 +100,36 @@ class Engine:
         self.active = Active(off=self._off_runtime())
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         metrics.audit_backlog.set_function(lambda: len(self._desk))
+        cache = self._cache
+        if cache is not None:
+            metrics.cache_bytes.set_function(lambda: cache.size_bytes)
 
     # --- called from other threads --------------------------------------------------------------
 
     def start(self) -> None:
         """Warm every batch size up, then begin to serve."""
-        self.sessions.warm_up({1, 2, 4, 8, 16, self.batch_cap}, [self._exact])
+        self.sessions.warm_up({1, 2, 4, 8, 16, self.batch_rows}, [self._exact])
         self.sessions.tapped(self.bundle.probe_x[:1])
         self._thread.start()
 
-    def submit(self, x: Array, *, never_exit: bool, deadline_seconds: float = math.inf, wake: bool = True) -> Ticket:
-        """Admit a request of n rows; it comes back through ``deliver`` when all are answered.
+    @property
+    def batch_rows(self) -> int:
+        """The most rows that run together now."""
+        return self._batcher.batch_rows
+
+    def submit(
+        self,
+        x: Array,
+        *,
+        never_exit: bool,
+        deadline_seconds: float = math.inf,
+        priority: int = HIGHEST_PRIORITY,
+        timeout_seconds: float | None = None,
+        wake: bool = True,
+    ) -> Ticket:
+        """Admit a request of n rows; it comes back through ``deliver`` when all are answered or its time has run out.
+
+        One that is answered from the cache is done when this returns (``cached``), and does not come back.
 
         A row that would be answered later than ``deadline_seconds`` from now gets the answer of the deepest ramp it has reached; one that
         has reached none, or runs where no ramps are active, is answered when it is done. Without ``wake`` the caller promises to call
@@ -107,21 +138,40 @@ class Engine:
         Raises
         ------
         OverloadedError
-            The queue is full or closed.
+            The queue is full, or too long for the timeout or the latency objective.
+        UnableError
+            The worker is shutting down, or takes longer for this request alone than its timeout.
         """
         ticket = new_ticket(
             x, never_exit=never_exit, n_classes=self.bundle.manifest.n_classes, now=self._clock(), wall_time=self._wall_clock(), draw=self._draw,
-            deadline_seconds=deadline_seconds,
+            deadline_seconds=deadline_seconds, priority=priority, timeout_seconds=timeout_seconds,
         )  # fmt: skip
-        self._batcher.put(ticket, wake=wake)
         self.metrics.inflight.inc(len(x))
+        if self._cache is not None and self._from_cache(self._cache, ticket):
+            return ticket
+        try:
+            self._batcher.put(ticket, wake=wake)
+        except OverloadedError:
+            self.metrics.inflight.dec(len(x))
+            self._abandon(ticket)
+            raise
         return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Nobody waits for this request any more: rows that have not begun are not run. It may come back through ``deliver`` or not."""
+        rows = self._batcher.remove(ticket)
+        if rows:
+            self._abandon(ticket)
+        elif self._cache is not None and self._cache.leave(ticket):
+            rows = len(ticket.x)
+        self._count_unanswered(rows, "cancelled")
 
     def serve(self) -> None:
         """See to what is queued: run it here if the engine is idle and the batch short, else wake the engine's thread."""
         if self._batcher.rows <= self._inline_rows and self._turn.acquire(blocking=False):
             try:
                 batch = None if self._desk.pressing else self._batcher.take(wait=False)
+                self._give_up(self._batcher.given_up())
                 if batch is not None:
                     self._run_batch(batch)
             finally:
@@ -133,6 +183,8 @@ class Engine:
         """Put a document in force from the next batch on."""
         self.renew_lease()
         self.active = active
+        if self._cache is not None:
+            self._cache.clear()
         self.metrics.epoch.set(active.epoch)
         self.metrics.breaker_open.set(self.breaker_open)
         for runtime in (active.stable, active.canary):
@@ -191,12 +243,13 @@ class Engine:
         while True:
             idle = len(self._desk) == 0
             batch = self._batcher.take(wait=idle)
+            self._give_up(self._batcher.given_up())
             with self._turn:
                 if batch is not None:
                     self._run_batch(batch)
                 elif not idle and not self._abandon_audits:
                     self._desk.step()
-                elif self._batcher.closed:
+                elif self._batcher.finished:
                     return
                 if self._desk.pressing:
                     self._desk.step()
@@ -226,24 +279,34 @@ class Engine:
             self._count_batch(batch, active, runtime, progress, failed=True)
             self._fail(batch, runtime, progress)
         finally:
+            self._batcher.ended(batch)
             if canary:
                 self.marker.leave()
 
     def _runtime(self, active: Active, number: int) -> Runtime:
         """What batch ``number`` runs under: leases and the breaker first, then the draw."""
+        document, canary = active.document, self._canary(active)
+        if document is not None and canary is not None:
+            drawn = canary_drawn(
+                salt=document.salt, uid=self._uid, batch_number=number, weight_percent=document.weight_percent
+            )
+            if drawn:
+                return canary
+        return self._without_canary(active)
+
+    def _canary(self, active: Active) -> Runtime | None:
+        """The canary, while batches may be drawn for it."""
+        if active.document is None or active.stable is None or _breaker_open(active):
+            return None
+        if active.epoch == self.marker.crashed_epoch or self._end_expired_canary(active):
+            return None
+        return active.canary if active.document.weight_percent > 0 else None
+
+    def _without_canary(self, active: Active) -> Runtime:
+        """What a batch runs under that was not drawn for the canary."""
         document, stable = active.document, active.stable
         if document is None or stable is None or _breaker_open(active):
             return active.off
-        drawn = canary_drawn(
-            salt=document.salt, uid=self._uid, batch_number=number, weight_percent=document.weight_percent
-        )
-        if (
-            active.canary is not None
-            and drawn
-            and not self._end_expired_canary(active)
-            and active.epoch != self.marker.crashed_epoch
-        ):
-            return active.canary
         lease = staggered(document.stable_lease_seconds, uid=self._uid)
         if not stable.exits_off and self._clock() - self._last_pull > lease:
             return active.off
@@ -296,6 +359,8 @@ class Engine:
         progress.open_rows.difference_update(rows)
         if done:
             self._deliver(done)
+        if self._cache is not None:
+            self._share(self._cache, done, runtime)
         if not batch.never_exit:
             if counted:
                 self._count_replies(runtime, exit_name, counted, drawn=to_audit)
@@ -308,9 +373,88 @@ class Engine:
 
     def _audit(self, batch: Batch, runtime: Runtime, i: int, *, compare: bool, record: bool) -> None:
         ticket, row = batch.owners[i]
-        left = ticket.exits[row] != "final"
         x = batch.x[i].copy()  # a view would keep the whole batch in memory
-        self._desk.add(Audit(x, ticket.wall_time, int(ticket.labels[row]), left, compare, record, runtime))
+        self._desk.add(_audit_of(ticket, row, x, runtime, compare=compare, record=record))
+
+    # --- answers for several requests -----------------------------------------------------------
+
+    def _from_cache(self, cache: PredictionCache, ticket: Ticket) -> bool:
+        """Whether a request is answered from the cache, or waits with another for the same input.
+
+        Only where one runtime answers all: a canary must get its share of the requests. A request drawn for audit always runs, so that
+        what is compared is drawn from all requests; results-only plans, where every row is compared, have no use for the cache, nor have requests with a deadline, which take what there is.
+        """
+        active = self.active
+        if ticket.deadline < math.inf or self._canary(active) is not None:
+            return False
+        runtime = active.off if ticket.never_exit else self._without_canary(active)
+        if runtime.carry_on:
+            return False
+        key = cache.key(ticket.x, never_exit=ticket.never_exit, epoch=active.epoch, config=runtime.config)
+        drawn = not ticket.never_exit and any(u < runtime.audit_rate for u in ticket.draws)
+        answer = None if drawn else cache.get(key)
+        if answer is not None:
+            self.metrics.cache("hit").inc()
+            ticket.give(answer)
+            ticket.cached = True
+            self._count_copy(ticket, runtime)
+            return True
+        joined = cache.join(key, ticket, config=runtime.config)
+        self.metrics.cache("shared" if joined else "miss").inc()
+        return joined
+
+    def _share(self, cache: PredictionCache, done: Sequence[Ticket], runtime: Runtime) -> None:
+        """Give answers to the requests that wait with those that are done; what two plans answered is of no use to others."""
+        for ticket in done:
+            followers = cache.finish(ticket, runtime)
+            if runtime.carry_on or not ticket.ran_under(runtime):
+                self._put_back(followers)
+                continue
+            for follower in followers:
+                follower.give(ticket.answer)
+                follower.audited = [not follower.never_exit and u < runtime.audit_rate for u in follower.draws]
+            if followers:
+                self._deliver(followers)
+            for follower in followers:
+                self._count_copy(follower, runtime)
+
+    def _count_copy(self, ticket: Ticket, runtime: Runtime) -> None:
+        """An answer computed for another request counts, and is drawn for audit, like any reply of ``runtime``."""
+        latency = [self._clock() - ticket.admitted]
+        for row, (exit_name, drawn) in enumerate(zip(ticket.exits, ticket.audited, strict=True)):
+            if not ticket.never_exit:
+                self._count_replies(runtime, exit_name, latency, drawn=int(drawn))
+            if drawn:
+                self._desk.add(_audit_of(ticket, row, ticket.x[row].copy(), runtime, compare=True, record=True))
+            self._measure_replies(runtime, exit_name, latency, due=False)
+
+    def _abandon(self, ticket: Ticket) -> None:
+        """A request will not be answered; those that wait with it go into the queue."""
+        if self._cache is not None:
+            self._put_back(self._cache.finish(ticket, None))
+
+    def _put_back(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            if not self._batcher.put_back(ticket):
+                ticket.error, ticket.pending = "the worker has shut down", 0
+                self._count_unanswered(len(ticket.x), "failed")
+                self._deliver([ticket])
+
+    def _give_up(self, tickets: Sequence[Ticket]) -> None:
+        """The time of these requests ran out before all their rows could run."""
+        for ticket in tickets:
+            ticket.expired, ticket.pending = True, 0
+            self._count_unanswered(ticket.waiting, "expired")
+            self._abandon(ticket)
+        if tickets:
+            self._deliver(list(tickets))
+
+    def _count_unanswered(self, rows: int, outcome: str) -> None:
+        if rows:
+            self.metrics.inflight.dec(rows)
+            self.metrics.requests("", "", outcome).inc(rows)
+
+    # --- counts ---------------------------------------------------------------------------------
 
     def _judge_carried(self, batch: Batch, runtime: Runtime, reference: npt.NDArray[np.float32]) -> None:
         """Results-only: the output of every row is there, so each is compared at once."""
@@ -370,6 +514,8 @@ class Engine:
             ticket.pending -= 1
             if ticket.pending == 0:
                 done.append(ticket)
+        for ticket in done:
+            self._abandon(ticket)
         failed = len(progress.open_rows)
         self.metrics.inflight.dec(failed)
         self.metrics.requests(runtime.config, runtime.counter.arm, "failed").inc(failed)
@@ -420,3 +566,8 @@ def _run(
 
 def _breaker_open(active: Active) -> bool:
     return active.stable is not None and active.stable.breaker is not None and active.stable.breaker.is_open
+
+
+def _audit_of(ticket: Ticket, row: int, x: Array, runtime: Runtime, *, compare: bool, record: bool) -> Audit:
+    left = ticket.exits[row] != "final"
+    return Audit(x, ticket.wall_time, int(ticket.labels[row]), left, compare, record, runtime)

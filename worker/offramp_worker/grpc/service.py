@@ -15,8 +15,8 @@ from grpc import StatusCode
 from offramp_core.bundle import TensorSpec
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.bundle.load import NUMPY_TYPES
-from offramp_worker.engine.batcher import OverloadedError, Ticket
 from offramp_worker.engine.engine import Engine
+from offramp_worker.engine.tickets import EXPIRED, OverloadedError, Ticket, UnableError
 from offramp_worker.front import Front
 from offramp_worker.grpc.messages import SERVICE, ModelInferResponse, message
 from offramp_worker.http.tensors import (
@@ -78,12 +78,15 @@ class InferenceService:
         except BadRequestError as error:
             await self._refuse(context, StatusCode.INVALID_ARGUMENT, str(error))
         except OverloadedError as error:
-            await self._refuse(context, StatusCode.UNAVAILABLE, str(error), retry_after=error.retry_after_seconds)
+            code = StatusCode.UNAVAILABLE if isinstance(error, UnableError) else StatusCode.RESOURCE_EXHAUSTED
+            await self._refuse(context, code, str(error), retry_after=error.retry_after_seconds)
         try:
             await answered
         except asyncio.CancelledError:  # the client has gone away, or its deadline has passed
             self._front.cancel(engine, ticket)
             raise
+        if ticket.expired:
+            await context.abort(StatusCode.DEADLINE_EXCEEDED, EXPIRED)
         if ticket.error is not None:
             await context.abort(StatusCode.INTERNAL, ticket.error)
         return response(ticket, parsed, model=engine.bundle.manifest.name, raw=bool(request.raw_input_contents))

@@ -13,7 +13,7 @@ from typing import Any
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from offramp_worker.engine.batcher import Ticket
+from offramp_worker.engine.tickets import Ticket
 from offramp_worker.http.bodies import Headers
 from offramp_worker.http.inference import Inference, Response, is_inference
 

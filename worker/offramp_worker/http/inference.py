@@ -10,8 +10,8 @@ from urllib.parse import unquote
 
 import orjson
 
-from offramp_worker.engine.batcher import OverloadedError, Ticket
 from offramp_worker.engine.engine import Engine
+from offramp_worker.engine.tickets import EXPIRED, OverloadedError, Ticket, UnableError
 from offramp_worker.front import Front
 from offramp_worker.http.bodies import Headers
 from offramp_worker.http.tensors import VERSION, BadRequestError, InferRequest, parse_request, response_body
@@ -64,7 +64,8 @@ class Inference:
         except BadRequestError as error:
             reply(self.refusal(400, str(error)))
         except OverloadedError as error:
-            reply(self.refusal(503, str(error), outcome="rejected", retry_after=error.retry_after_seconds))
+            status = 503 if isinstance(error, UnableError) else 429
+            reply(self.refusal(status, str(error), outcome="rejected", retry_after=error.retry_after_seconds))
         return None
 
     def cancel(self, ticket: Ticket) -> None:
@@ -128,6 +129,9 @@ def _unknown(model: str, engine: Engine) -> str:
 
 
 def _reply(ticket: Ticket, *, request: InferRequest, model: str, reply: Reply) -> None:
+    if ticket.expired:
+        reply(Response(504, orjson.dumps({"error": EXPIRED}), [JSON_TYPE]))
+        return
     if ticket.error is not None:
         reply(Response(500, orjson.dumps({"error": ticket.error}), [JSON_TYPE]))
         return

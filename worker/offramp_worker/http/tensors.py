@@ -22,7 +22,7 @@ import offramp_worker
 from offramp_core.bundle import Manifest, TensorSpec
 from offramp_core.errors import OfframpError
 from offramp_worker.bundle.load import NUMPY_TYPES
-from offramp_worker.engine.batcher import Ticket
+from offramp_worker.engine.tickets import HIGHEST_PRIORITY, Ticket
 
 Array = npt.NDArray[Any]
 OUTPUTS = ("logits", "label")
@@ -31,6 +31,8 @@ DATATYPES = {"logits": "FP32", "label": "INT64"}
 JSON_TYPES: dict[str, set[type]] = {"f": {int, float}, "i": {int}, "u": {int}, "b": {bool}}  # by kind of tensor
 MAX_DEADLINE_MS = 86_400_000
 KNOWN_HEADER_BYTES = 4096
+LOWEST_PRIORITY = 2**32 - 1  # what tritonclient sends is any unsigned number
+MAX_TIMEOUT_MICROS = 86_400_000_000  # a day
 
 
 class BadRequestError(OfframpError):
@@ -39,13 +41,15 @@ class BadRequestError(OfframpError):
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """A parsed request: ``x`` (n, ...) contiguous, and what the reply is to look like."""
+    """A parsed request: ``x`` (n, ...) contiguous, how urgent it is, and what the reply is to look like."""
 
     x: Array
     id: str | None
     never_exit: bool
     deadline_seconds: float
     outputs: tuple[tuple[str, bool], ...]  # name, binary
+    priority: int = HIGHEST_PRIORITY
+    timeout_seconds: float | None = None
 
 
 def parse_request(body: bytes, *, header_length: int | None, spec: TensorSpec, max_rows: int) -> InferRequest:
@@ -85,10 +89,14 @@ class RequestHeader:
     never_exit: bool
     deadline_seconds: float
     outputs: tuple[tuple[str, bool], ...]
+    priority: int
+    timeout_seconds: float | None
 
     def request(self, x: Array) -> InferRequest:
         """With the values of its input, (n, ...)."""
-        return InferRequest(x, self.id, self.never_exit, self.deadline_seconds, self.outputs)
+        return InferRequest(
+            x, self.id, self.never_exit, self.deadline_seconds, self.outputs, self.priority, self.timeout_seconds
+        )
 
 
 def read_header(request: Any, *, spec: TensorSpec, max_rows: int) -> RequestHeader:
@@ -117,6 +125,8 @@ def read_header(request: Any, *, spec: TensorSpec, max_rows: int) -> RequestHead
         outputs=_parse_outputs(
             request, all_binary=_flag(parameters, "binary_data_output", "parameters.binary_data_output")
         ),
+        priority=parse_priority(parameters),
+        timeout_seconds=parse_timeout(parameters),
     )
 
 
@@ -158,6 +168,17 @@ def model_metadata(manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def parse_priority(parameters: dict[str, Any]) -> int:
+    """Triton's ``priority``: 1 runs first, larger numbers later; 0 is the default level, which is 1."""
+    return _whole(parameters, "priority", high=LOWEST_PRIORITY) or HIGHEST_PRIORITY
+
+
+def parse_timeout(parameters: dict[str, Any]) -> float | None:
+    """Triton's ``timeout``, in microseconds from admission; 0 is none. In seconds."""
+    microseconds = _whole(parameters, "timeout", high=MAX_TIMEOUT_MICROS)
+    return microseconds * 1e-6 if microseconds else None
+
+
 def response_body(ticket: Ticket, request: InferRequest, *, model: str) -> tuple[bytes, int | None]:
     """The reply to a finished request, and the length of its JSON part when binary tensors follow it."""
     outputs, chunks = [], []
@@ -182,7 +203,8 @@ def response_body(ticket: Ticket, request: InferRequest, *, model: str) -> tuple
 
 def reply_parameters(ticket: Ticket) -> dict[str, str | int | bool]:
     """What the reply says of its rows. ``exit`` has one entry per row, comma-separated; the others too where rows differ."""
-    return {
+    cached: dict[str, str | int | bool] = {"cached": True} if ticket.cached else {}
+    return cached | {
         "exit": ",".join(ticket.exits),
         "config": _joined(ticket.configs),
         "arm": _joined(ticket.arms),
@@ -320,6 +342,13 @@ def _deadline(parameters: dict[str, Any]) -> float:
             f"parameters.deadline_ms: is {wish!r}; it must be a number above 0, at most {MAX_DEADLINE_MS}"
         )
     return wish / 1000
+
+
+def _whole(parameters: dict[str, Any], key: str, *, high: int) -> int:
+    value = parameters.get(key, 0)
+    if type(value) is not int or not 0 <= value <= high:
+        raise BadRequestError(f"parameters.{key}: is {str(value)[:40]}; it must be a whole number from 0 to {high}")
+    return value
 
 
 def _object(holder: dict[str, Any], key: str, path: str) -> dict[str, Any]:

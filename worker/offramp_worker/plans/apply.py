@@ -12,6 +12,7 @@ import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from offramp_core.batching import MAX_BATCH
 from offramp_core.columns import EXACT, chain
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError, PlanRefusedError
 from offramp_core.execution import Regrouping, carries_on
@@ -157,9 +158,9 @@ class PlanDesk:
     ) -> Runtime:
         engine, bundle = self._engine, self._engine.bundle
         index, stages = self._columns(plan), self._stages(plan)
-        engine.sessions.warm_up({*WARM_SIZES, engine.batch_cap}, stages)
+        engine.sessions.warm_up({*WARM_SIZES, engine.batch_rows}, stages)
         profile = bundle.profile.of(plan.precision)
-        table = CostTable(profile, sizes=range(engine.batch_cap + 1))
+        table = CostTable(profile, sizes=range(MAX_BATCH + 1))  # batches may grow with what is measured
         priced = list(index.values())  # the chain's ramps as the profile has them
         seconds = table.stage_seconds([[priced.index(j) for j in stage.ramps] for stage in stages[:-1]])
         carry_on = carries_on(plan.execution, profile)

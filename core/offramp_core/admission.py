@@ -1,0 +1,135 @@
+"""Which requests can still be answered in time: one code for worker and simulator. Times are those of batches that nobody leaves early.
+
+So a promise made at admission holds whether or not exits fire; where they do, the queue drains faster and more is admitted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from offramp_core.errors import InvalidArgumentError
+
+ENGINE_SHARE = 0.9  # of the objective; the rest is for receiving and replying
+LARGEST_SHARE, SMALLEST_SHARE = 0.8, 0.1  # of the objective that a forecast may fill
+LATE = 0.03  # of the requests admitted; objectives are about the slowest twentieth
+GAIN = 0.02  # by request
+WEIGHT = 0.1  # of the newest batch in the moving average
+PATIENCE_SECONDS = 10.0  # when a request without a deadline is due: late, but not after everything that comes with one
+SURGE = 4.0  # times the average; one stall must not close the door for long
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of batches on this machine now: a profile's, times a moving average of what batches took compared with it.
+
+    The factor never falls below 1. Batches that rows leave early are shorter, and the next ones need not be.
+
+    Attributes
+    ----------
+    profile_seconds : tuple of float
+        By rows, 0 to the largest batch; see :func:`offramp_core.batching.exact_seconds`.
+    average : float
+        Of the ratio of measured to profiled seconds.
+    """
+
+    profile_seconds: tuple[float, ...]
+    average: float = 1.0
+
+    def __post_init__(self) -> None:
+        if len(self.profile_seconds) < 2 or not all(0 <= s < math.inf for s in self.profile_seconds):
+            raise InvalidArgumentError("profile_seconds must hold finite seconds >= 0 for batches of 0, 1, ... rows")
+
+    @cached_property
+    def seconds(self) -> tuple[float, ...]:
+        """Predicted seconds of one batch, by rows."""
+        factor = max(1.0, self.average)
+        return tuple(factor * s for s in self.profile_seconds)
+
+    def left(self, rows: int, *, began: float, now: float) -> float:
+        """Seconds left of a batch of ``rows`` rows that began at ``began``; 0 when it should have ended."""
+        return max(0.0, began + self.seconds[rows] - now)
+
+    def queue(self, rows: int, *, batch_rows: int) -> float:
+        """Seconds of ``rows`` rows in batches of ``batch_rows``."""
+        whole, rest = divmod(rows, batch_rows)
+        return whole * self.seconds[batch_rows] + self.seconds[rest]
+
+    def after(self, *, rows: int, seconds: float) -> Pace:
+        """The pace once a batch of ``rows`` rows took ``seconds``, everything included that happened before the next one could begin."""
+        expected = self.profile_seconds[rows]
+        if not expected > 0:
+            return self
+        ratio = min(seconds / expected, SURGE * max(1.0, self.average))
+        return replace(self, average=self.average + WEIGHT * (ratio - self.average))
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What awaits a request: seconds until its first row can run, and seconds its own rows take."""
+
+    wait: float
+    own: float
+
+    @property
+    def total(self) -> float:
+        return self.wait + self.own
+
+
+def forecast(pace: Pace, *, running: float, ahead: int, rows: int, batch_rows: int) -> Forecast:
+    """For a request of ``rows`` rows with ``ahead`` rows before it in the queue and ``running`` seconds left of the batch that runs."""
+    alone = pace.queue(rows, batch_rows=batch_rows)
+    total = running + pace.queue(ahead + rows, batch_rows=batch_rows)
+    return Forecast(max(0.0, total - alone), alone)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Who may join the queue: those for whom the forecast fits into a share of the latency objective.
+
+    Forecasts are means, and the objective is about the slowest few; so the share follows what became of the requests admitted. It
+    shrinks with every late one and grows back when fewer than ``LATE`` of them are late (a Robbins-Monro step towards that quantile).
+
+    Attributes
+    ----------
+    objective_seconds : float, optional
+        None admits everybody.
+    pace : Pace
+    share : float
+        Of the objective, from ``SMALLEST_SHARE`` to ``LARGEST_SHARE``.
+    """
+
+    objective_seconds: float | None
+    pace: Pace
+    share: float = LARGEST_SHARE
+
+    def admits(self, seen: Forecast) -> bool:
+        """Whether a request may join. On an idle worker it always may.
+
+        One that is too large to meet the objective by itself is not refused for its size: it may join a queue that is itself short.
+        """
+        if self.objective_seconds is None:
+            return True
+        allowed = self.share * self.objective_seconds
+        return seen.wait <= (allowed if seen.own > self.objective_seconds else max(0.0, allowed - seen.own))
+
+    def late(self, seconds: float) -> bool:
+        """Whether a request that left the engine so long after it came is too late for the objective."""
+        return self.objective_seconds is not None and seconds > ENGINE_SHARE * self.objective_seconds
+
+    def after(self, *, rows: int, seconds: float, late: int) -> Door:
+        """The door once a batch of ``rows`` rows took ``seconds`` (see :meth:`Pace.after`), at whose end ``late`` rows were late."""
+        step = math.exp(-GAIN * (late - LATE * rows))
+        share = min(LARGEST_SHARE, max(SMALLEST_SHARE, self.share * max(0.5, step)))
+        return Door(self.objective_seconds, self.pace.after(rows=rows, seconds=seconds), share)
+
+
+def due_after(own_seconds: float, *, objective_seconds: float | None, wish_seconds: float = math.inf) -> float:
+    """Seconds from admission within which a request should be answered; what is due first runs first.
+
+    The earlier of what it asks for and the objective; a request too large for the objective has twice its own time instead, so that small ones
+    go before it and it still gets its turn.
+    """
+    due = PATIENCE_SECONDS if objective_seconds is None else max(objective_seconds, 2 * own_seconds)
+    return min(due, wish_seconds)

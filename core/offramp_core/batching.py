@@ -1,0 +1,309 @@
+"""How waiting requests become batches: one code for worker and simulator. A policy is asked whenever the engine is idle and something waits."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, Self
+
+import numpy as np
+
+from offramp_core.bundle import Profile
+from offramp_core.errors import InvalidArgumentError
+
+MAX_BATCH = 32
+MAX_QUEUE = 1024
+BACKOFF = 0.9  # Clipper's
+SECONDS_OF_OBJECTIVE = (
+    0.5  # what a batch may take of the objective; the other half is for waiting while the batch before runs
+)
+
+
+class Start(NamedTuple):
+    """Run the first ``rows`` of the queue now."""
+
+    rows: int
+
+
+class Drop(NamedTuple):
+    """Give up the first ``rows`` of the queue: their time cannot be met."""
+
+    rows: int
+
+
+class Wait(NamedTuple):
+    """Ask again when a request comes, at the latest at ``until``."""
+
+    until: float
+
+
+Decision = Start | Drop | Wait
+
+
+class Batching(Protocol):
+    """A policy: a value that never changes. ``queue_rows`` requests at most wait (None: any number), one that finds the queue full is rejected."""
+
+    @property
+    def max_batch(self) -> int:
+        """The most rows that ever run together."""
+
+    @property
+    def batch_rows(self) -> int:
+        """The most rows that run together now."""
+
+    @property
+    def queue_rows(self) -> int | None: ...
+
+    def padded(self, rows: int) -> int:
+        """The batch size that runs when ``rows`` rows are in it."""
+
+    def decide(
+        self,
+        *,
+        now: float,
+        queued: int,
+        head_arrival: float,
+        worst_seconds: Sequence[float],
+        head_deadline: float = math.inf,
+    ) -> Decision:
+        """What to do with ``queued`` > 0 waiting requests, the first of which came at ``head_arrival``.
+
+        ``worst_seconds`` is the longest a batch can take, by its rows; ``head_deadline`` is when the first one is of no use any more.
+        """
+
+    def after(self, *, rows: int, seconds: float) -> Self:
+        """The policy once a batch of ``rows`` rows took ``seconds``."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfframpBatching:
+    """Whatever waits when the engine becomes idle, up to a limit; no artificial delay.
+
+    With ``target_seconds`` the limit adapts to how long batches take: one row more after a full batch within the target, a tenth less
+    after one beyond it. Source of the limit: Clipper (Crankshaw et al., NSDI 2017), section 4.3.1.
+
+    Attributes
+    ----------
+    target_seconds : float, optional
+        What a batch may take; None leaves the limit at ``max_batch``.
+    limit : float
+        Where the limit is, in rows; its whole part counts.
+    """
+
+    max_batch: int = MAX_BATCH
+    queue_rows: int | None = MAX_QUEUE
+    target_seconds: float | None = None
+    limit: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_sizes(max_batch=self.max_batch)
+        if self.target_seconds is not None and not self.target_seconds > 0:
+            raise InvalidArgumentError(f"target_seconds is {self.target_seconds}; it must be positive")
+        if not self.limit >= 1:
+            raise InvalidArgumentError(f"limit is {self.limit}; a batch has at least one row")
+
+    @property
+    def batch_rows(self) -> int:
+        return int(min(self.limit, self.max_batch))
+
+    def padded(self, rows: int) -> int:
+        return rows
+
+    def decide(
+        self,
+        *,
+        now: float,
+        queued: int,
+        head_arrival: float,
+        worst_seconds: Sequence[float],
+        head_deadline: float = math.inf,
+    ) -> Decision:
+        del now, head_arrival, worst_seconds, head_deadline
+        return Start(min(queued, self.batch_rows))
+
+    def after(self, *, rows: int, seconds: float) -> Self:
+        if self.target_seconds is None:
+            return self
+        limit = min(self.limit, float(self.max_batch))
+        if seconds > self.target_seconds:
+            return replace(self, limit=max(1.0, BACKOFF * limit))
+        if rows >= self.batch_rows and limit < self.max_batch:
+            return replace(self, limit=min(float(self.max_batch), limit + 1.0))
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class TfServingBatching:
+    """Batches that wait to fill, up to a timeout, and are padded to allowed sizes.
+
+    A batch runs when it is full or when ``batch_timeout_micros`` have passed since its first request; a request is rejected when
+    ``max_enqueued_batches`` full ones wait. Source: TensorFlow Serving, `BatchingParameters` and `BasicBatchScheduler`
+    (tensorflow/core/kernels/batching_util/basic_batch_scheduler.h).
+    """
+
+    max_batch: int = MAX_BATCH
+    batch_timeout_micros: int = 2000
+    allowed_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    max_enqueued_batches: int = 100
+
+    def __post_init__(self) -> None:
+        check_sizes(max_batch=self.max_batch, max_enqueued_batches=self.max_enqueued_batches)
+        sizes = self.allowed_batch_sizes
+        if sizes and (list(sizes) != sorted(set(sizes)) or sizes[0] < 1 or sizes[-1] != self.max_batch):
+            raise InvalidArgumentError(
+                f"allowed_batch_sizes are {list(sizes)}; they must rise and end with max_batch, {self.max_batch}"
+            )
+        if self.batch_timeout_micros < 0:
+            raise InvalidArgumentError(f"batch_timeout_micros is {self.batch_timeout_micros}; it must be >= 0")
+
+    @property
+    def batch_rows(self) -> int:
+        return self.max_batch
+
+    @property
+    def queue_rows(self) -> int | None:
+        return self.max_batch * self.max_enqueued_batches
+
+    def padded(self, rows: int) -> int:
+        return next((size for size in self.allowed_batch_sizes if size >= rows), rows) if rows else 0
+
+    def decide(
+        self,
+        *,
+        now: float,
+        queued: int,
+        head_arrival: float,
+        worst_seconds: Sequence[float],
+        head_deadline: float = math.inf,
+    ) -> Decision:
+        del worst_seconds, head_deadline
+        ripe_at = head_arrival + self.batch_timeout_micros * 1e-6
+        if queued >= self.max_batch or ripe_at <= now:
+            return Start(min(queued, self.max_batch))
+        return Wait(ripe_at)
+
+    def after(self, *, rows: int, seconds: float) -> Self:
+        del rows, seconds
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ClockworkBatching:
+    """The largest batch that still answers its oldest request in time; what can no longer be answered in time is dropped.
+
+    There is a strategy for every batch size: it may start until the head's deadline less what a batch of that size takes. The largest
+    one that may still start wins, since its last moment comes first. Times are those of a batch that nobody leaves. Source: Clockwork
+    (Gujarati et al., OSDI 2020), section 5.3.
+    """
+
+    slo_seconds: float
+    max_batch: int = MAX_BATCH
+    queue_rows: int | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        check_sizes(max_batch=self.max_batch)
+        if not self.slo_seconds > 0:
+            raise InvalidArgumentError(f"slo_seconds is {self.slo_seconds}; Clockwork needs a positive deadline")
+
+    @property
+    def batch_rows(self) -> int:
+        return self.max_batch
+
+    def padded(self, rows: int) -> int:
+        return rows
+
+    def decide(
+        self,
+        *,
+        now: float,
+        queued: int,
+        head_arrival: float,
+        worst_seconds: Sequence[float],
+        head_deadline: float = math.inf,
+    ) -> Decision:
+        left = min(head_arrival + self.slo_seconds, head_deadline) - now
+        largest = min(queued, self.max_batch)
+        fits = bisect_right(worst_seconds, left, 1, largest + 1) - 1
+        return Start(fits) if fits >= 1 else Drop(1)
+
+    def after(self, *, rows: int, seconds: float) -> Self:
+        del rows, seconds
+        return self
+
+
+def check_sizes(**sizes: int) -> None:
+    """Every size is a whole number from 1 on."""
+    for name, value in sizes.items():
+        if value < 1:
+            raise InvalidArgumentError(f"{name} is {value}; it must be at least 1")
+
+
+def exact_seconds(profile: Profile, *, max_batch: int = MAX_BATCH) -> tuple[float, ...]:
+    """Seconds of the whole backbone by rows, 0 to ``max_batch``: (max_batch + 1,).
+
+    Sizes between measured ones are interpolated, beyond the largest time grows in proportion.
+    """
+    sizes = np.array([b.batch_size for b in profile.batches], dtype=np.float64)
+    seconds = np.array([b.exact_seconds for b in profile.batches], dtype=np.float64)
+    rows = np.arange(max_batch + 1, dtype=np.float64)
+    inside = np.interp(rows, sizes, seconds)
+    at = np.where(rows > sizes[-1], seconds[-1] * rows / sizes[-1], inside)
+    return (0.0, *at[1:].tolist())
+
+
+def rows_within(profile: Profile, *, seconds: float) -> int:
+    """Largest batch, 0 to ``MAX_BATCH``, whose exact execution takes at most ``seconds`` by the profile."""
+    by_rows = exact_seconds(profile)
+    return max((n for n in range(1, MAX_BATCH + 1) if by_rows[n] <= seconds), default=0)
+
+
+def batch_cap(profile: Profile, *, latency_seconds: float | None) -> int:
+    """Largest batch, 1 to ``MAX_BATCH``, whose exact execution takes at most half of what the latency objective allows."""
+    if latency_seconds is None:
+        return MAX_BATCH
+    return max(1, rows_within(profile, seconds=SECONDS_OF_OBJECTIVE * latency_seconds))
+
+
+def offramp_batching(profile: Profile, *, latency_seconds: float | None) -> OfframpBatching:
+    """How a worker with this latency objective begins: at the limit that the profile predicts; without an objective always whole batches."""
+    if latency_seconds is None:
+        return OfframpBatching()
+    return OfframpBatching(
+        target_seconds=SECONDS_OF_OBJECTIVE * latency_seconds,
+        limit=batch_cap(profile, latency_seconds=latency_seconds),
+    )
+
+
+def _clockwork(latency_seconds: float | None) -> ClockworkBatching:
+    if latency_seconds is None:
+        raise InvalidArgumentError("batching 'clockwork' needs a latency objective; give one or choose another")
+    return ClockworkBatching(latency_seconds)
+
+
+_BY_NAME: dict[str, Callable[[Profile, float | None], Batching]] = {
+    "offramp": lambda profile, slo: offramp_batching(profile, latency_seconds=slo),
+    "tf-serving": lambda _profile, _slo: TfServingBatching(),
+    "clockwork": lambda _profile, slo: _clockwork(slo),
+    "none": lambda _profile, _slo: OfframpBatching(max_batch=1),
+}
+BATCHING = tuple(_BY_NAME)
+
+
+def check_name(name: str) -> None:
+    """Raise :class:`InvalidArgumentError`, which lists the known names, unless there is a batching policy ``name``."""
+    if name not in _BY_NAME:
+        raise InvalidArgumentError(f"batching {name!r} is unknown; choose from {', '.join(BATCHING)}")
+
+
+def batching(name: str, *, profile: Profile, slo_seconds: float | None) -> Batching:
+    """A batching policy by name, with its usual settings.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The name is unknown; the message lists the known ones. Or it needs an objective and there is none.
+    """
+    check_name(name)
+    return _BY_NAME[name](profile, slo_seconds)

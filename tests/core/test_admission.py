@@ -1,0 +1,181 @@
+"""Adaptive batch limits and the times that admission goes by."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offramp_core.admission import (
+    LARGEST_SHARE,
+    LATE,
+    PATIENCE_SECONDS,
+    SMALLEST_SHARE,
+    Door,
+    Forecast,
+    Pace,
+    due_after,
+    forecast,
+)
+from offramp_core.batching import MAX_BATCH, OfframpBatching, batch_cap, batching, exact_seconds, rows_within
+from offramp_core.bundle import BatchProfile, Profile
+from offramp_core.errors import InvalidArgumentError
+
+
+def profile(row_seconds: float = 0.01, *, largest: int = 32) -> Profile:
+    sizes = (1, 8, largest)
+    return Profile("e", 1, tuple(BatchProfile(n, row_seconds * n, (row_seconds * n,), (), 0.0) for n in sizes))
+
+
+LINEAR = Pace(exact_seconds(profile()))
+
+
+def test_times_between_and_beyond_measured_sizes_follow_the_profile() -> None:
+    seconds = exact_seconds(profile(largest=16))
+    assert seconds == pytest.approx([0.01 * n for n in range(MAX_BATCH + 1)])
+    assert seconds[0] == 0
+
+
+def test_the_batch_cap_leaves_half_of_the_latency_for_waiting() -> None:
+    assert batch_cap(profile(), latency_seconds=None) == 32
+    assert batch_cap(profile(), latency_seconds=0.2) == 10
+    assert batch_cap(profile(), latency_seconds=0.001) == 1
+    assert rows_within(profile(), seconds=0.001) == 0
+
+
+def test_without_an_objective_the_limit_stays_where_it_is() -> None:
+    policy = batching("offramp", profile=profile(), slo_seconds=None)
+    assert policy.after(rows=32, seconds=100.0) is policy
+    assert policy.batch_rows == 32
+
+
+def test_with_an_objective_the_limit_begins_where_the_profile_says() -> None:
+    assert batching("offramp", profile=profile(), slo_seconds=0.2).batch_rows == 10
+
+
+def test_clockwork_needs_an_objective() -> None:
+    with pytest.raises(InvalidArgumentError, match="'clockwork' needs a latency objective"):
+        batching("clockwork", profile=profile(), slo_seconds=None)
+
+
+def test_the_limit_finds_the_largest_batch_within_the_target_and_hovers_below_it() -> None:
+    """Additive increase and multiplicative decrease: on a machine where n rows take n hundredths, 0.155 s allow 15."""
+    policy = OfframpBatching(target_seconds=0.155, limit=1)
+    seen = []
+    for _ in range(200):
+        rows = policy.batch_rows
+        policy = policy.after(rows=rows, seconds=0.01 * rows)
+        seen.append(rows)
+    assert seen[:15] == list(range(1, 16))
+    assert set(seen[50:]) <= {14, 15, 16}
+
+
+def test_a_batch_below_the_limit_proves_nothing_about_larger_ones() -> None:
+    policy = OfframpBatching(target_seconds=1.0, limit=8)
+    assert policy.after(rows=7, seconds=0.1) is policy
+    assert policy.after(rows=7, seconds=1.1).batch_rows == 7
+
+
+@given(st.lists(st.tuples(st.integers(1, 32), st.floats(0, 10)), max_size=200), st.floats(1, 40))
+def test_the_limit_never_leaves_its_bounds(batches: list[tuple[int, float]], limit: float) -> None:
+    policy = OfframpBatching(target_seconds=1.0, limit=limit)
+    for rows, seconds in batches:
+        policy = policy.after(rows=rows, seconds=seconds)
+        assert 1 <= policy.batch_rows <= MAX_BATCH
+
+
+@pytest.mark.parametrize("options", [{"target_seconds": 0.0}, {"target_seconds": math.nan}, {"limit": 0.5}], ids=str)
+def test_an_adaptive_limit_that_cannot_work_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        OfframpBatching(**options)  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 300), st.integers(1, 32))
+def test_the_time_of_a_queue_is_that_of_its_batches(rows: int, batch_rows: int) -> None:
+    sizes = [batch_rows] * (rows // batch_rows) + [rows % batch_rows]
+    assert LINEAR.queue(rows, batch_rows=batch_rows) == pytest.approx(sum(LINEAR.seconds[n] for n in sizes))
+
+
+def test_a_pace_follows_a_slow_machine_but_never_trusts_a_fast_one() -> None:
+    slow = fast = LINEAR
+    for _ in range(100):
+        slow, fast = slow.after(rows=4, seconds=0.08), fast.after(rows=4, seconds=0.01)
+    assert slow.seconds[8] == pytest.approx(0.16, rel=1e-3)
+    assert fast.seconds == LINEAR.seconds  # early exits made those batches short; the next ones need not be
+
+
+def test_a_machine_that_is_very_slow_is_learned_within_some_batches() -> None:
+    pace = LINEAR
+    for _ in range(20):
+        pace = pace.after(rows=4, seconds=15 * 0.04)
+    assert pace.seconds[4] > 0.8 * 15 * 0.04
+
+
+def test_one_stall_does_not_close_the_door() -> None:
+    assert LINEAR.after(rows=1, seconds=60.0).seconds[1] < 1.5 * LINEAR.seconds[1]
+
+
+def test_a_pace_needs_finite_seconds() -> None:
+    for bad in ((), (0.0,), (0.0, math.inf), (0.0, -1.0), (0.0, math.nan)):
+        with pytest.raises(InvalidArgumentError, match="profile_seconds"):
+            Pace(bad)
+
+
+def test_a_forecast_counts_what_runs_what_is_ahead_and_the_shared_batch() -> None:
+    flat = Pace((0.0, *(0.1 for _ in range(32))))  # a batch takes as long as a row
+    seen = forecast(flat, running=0.05, ahead=5, rows=1, batch_rows=8)
+    assert (seen.wait, seen.own, seen.total) == pytest.approx((0.05, 0.1, 0.15))
+    assert forecast(flat, running=0.05, ahead=8, rows=1, batch_rows=8).total == pytest.approx(0.25)
+
+
+@given(st.floats(0, 2), st.floats(0.001, 2), st.floats(0.01, 1), st.floats(SMALLEST_SHARE, LARGEST_SHARE))
+def test_what_is_admitted_fits_the_objective_unless_it_is_too_large_or_the_worker_idle(
+    wait: float, own: float, objective: float, share: float
+) -> None:
+    admitted = Door(objective, LINEAR, share).admits(Forecast(wait, own))
+    if own > objective:
+        assert admitted == (wait <= share * objective)
+    elif wait > 0:
+        assert not admitted or wait + own <= share * objective * (1 + 1e-9)
+    else:
+        assert admitted
+
+
+def test_without_an_objective_the_door_is_open() -> None:
+    assert Door(None, LINEAR).admits(Forecast(1e9, 1e9))
+
+
+def test_the_door_settles_where_few_of_those_admitted_are_late() -> None:
+    """Latencies are exponential around the forecast, so that a share s of the objective leaves exp(-1 / s) late: 3 % at 0.285."""
+    rng = np.random.default_rng(0)
+    door = Door(1.0, LINEAR)
+    late, shares = [], []
+    for _ in range(3000):
+        missed = int((rng.exponential(door.share, 8) > 1.0).sum())
+        door = door.after(rows=8, seconds=0.08, late=missed)
+        late.append(missed)
+        shares.append(door.share)
+    assert np.mean(late[500:]) / 8 == pytest.approx(LATE, rel=0.1)
+    assert np.median(shares[500:]) == pytest.approx(-1 / math.log(LATE), rel=0.15)
+
+
+def test_one_bad_batch_halves_the_share_at_most_and_good_ones_bring_it_back() -> None:
+    door = Door(1.0, LINEAR).after(rows=32, seconds=0.3, late=32)
+    assert door.share == pytest.approx(0.5 * LARGEST_SHARE, rel=0.1)
+    for _ in range(100):
+        door = door.after(rows=32, seconds=0.3, late=0)
+    assert door.share == LARGEST_SHARE
+    for _ in range(100):
+        door = door.after(rows=32, seconds=0.3, late=32)
+    assert door.share == SMALLEST_SHARE
+
+
+def test_requests_are_due_by_the_earliest_of_what_they_and_the_service_ask() -> None:
+    assert due_after(0.1, objective_seconds=None) == PATIENCE_SECONDS
+    assert due_after(0.1, objective_seconds=0.5) == 0.5
+    assert due_after(0.1, objective_seconds=0.5, wish_seconds=0.2) == 0.2
+    assert due_after(0.1, objective_seconds=0.5, wish_seconds=9.0) == 0.5
+    assert due_after(2.0, objective_seconds=0.5) == 4.0

@@ -1,0 +1,153 @@
+"""One request on its way through the engine, and how the engine refuses one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from offramp_core.errors import OfframpError
+from offramp_worker.engine.arms import EXITS_OFF, Runtime
+
+Array = npt.NDArray[Any]
+HIGHEST_PRIORITY = 1
+EXPIRED = "parameters.timeout: the time ran out before the request could run"
+
+
+class OverloadedError(OfframpError):
+    """The request was not taken: too many others wait. ``retry_after_seconds`` is when there should be room."""
+
+    def __init__(self, message: str, *, retry_after_seconds: int | None = 1) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class UnableError(OverloadedError):
+    """The request was not taken, and sending it here again more slowly would not help: the worker shuts down or is too slow for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a finished request was told: ``logits`` [n, C], and the rest by row."""
+
+    logits: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+    exits: list[str]
+    configs: list[str]
+    arms: list[str]
+    epochs: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One HTTP request of n rows, and its answer as it comes in.
+
+    Each row is batched, drawn for audit and answered on its own; the ticket is done when all are. ``x`` is (n, ...) contiguous.
+    ``never_exit`` asks for the exact executor, ``deadline`` (a time like ``admitted``) for an answer by then, if need be the best one so
+    far; ``due`` says which rows got that. ``error`` is set when a batch failed, ``expired`` when its time ran out in the queue,
+    ``cached`` when it did not run because the answer was known.
+
+    Attributes
+    ----------
+    priority : int
+        From 1 on; lower numbers run first.
+    run_by : float
+        When it should be answered; of one priority, what comes first here runs first.
+    expires : float
+        When it is of no use any more, infinite without a timeout.
+    begun : int
+        Rows handed out in batches; the others still wait.
+    number : int
+        Order of arrival, given by the queue.
+    """
+
+    x: Array
+    never_exit: bool
+    logits: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+    admitted: float
+    wall_time: float
+    draws: tuple[float, ...]
+    pending: int
+    exits: list[str] = field(default_factory=list)
+    configs: list[str] = field(default_factory=list)
+    arms: list[str] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    audited: list[bool] = field(default_factory=list)
+    error: str | None = None
+    deadline: float = math.inf
+    due: list[bool] = field(default_factory=list)
+    expired: bool = False
+    cached: bool = False
+    priority: int = HIGHEST_PRIORITY
+    run_by: float = math.inf
+    expires: float = math.inf
+    begun: int = 0
+    number: int = 0
+
+    @property
+    def counted(self) -> bool:
+        """Whether the rows belong to the statistics of a plan.
+
+        A deadline comes sooner to rows that do not leave early, so answers in time would be no fair sample; nor would the others.
+        """
+        return not self.never_exit and self.deadline == math.inf
+
+    @property
+    def waiting(self) -> int:
+        """Rows that no batch has taken yet."""
+        return len(self.x) - self.begun
+
+    @property
+    def answer(self) -> Answer:
+        return Answer(self.logits, self.labels, self.exits, self.configs, self.arms, self.epochs)
+
+    def give(self, answer: Answer) -> None:
+        """Finish with the answer of a request for the same input."""
+        self.logits, self.labels, self.exits = answer.logits, answer.labels, answer.exits
+        self.configs, self.arms, self.epochs = answer.configs, answer.arms, answer.epochs
+        self.pending = 0
+
+    def ran_under(self, runtime: Runtime) -> bool:
+        """Whether this plan of this epoch answered every row."""
+        same = all(name == runtime.config for name in self.configs)
+        return self.error is None and same and all(epoch == runtime.counter.epoch for epoch in self.epochs)
+
+
+def new_ticket(
+    x: Array,
+    *,
+    never_exit: bool,
+    n_classes: int,
+    now: float,
+    wall_time: float,
+    draw: Callable[[], float],
+    deadline_seconds: float = math.inf,
+    priority: int = HIGHEST_PRIORITY,
+    timeout_seconds: float | None = None,
+) -> Ticket:
+    """Admit ``x`` (n, ...): the one uniform number of each row is drawn here, before anything is known of its fate."""
+    n = len(x)
+    return Ticket(
+        x=x,
+        never_exit=never_exit,
+        logits=np.empty((n, n_classes), dtype=np.float32),
+        labels=np.empty(n, dtype=np.int64),
+        admitted=now,
+        wall_time=wall_time,
+        draws=tuple(draw() for _ in range(n)),
+        pending=n,
+        exits=["final"] * n,
+        configs=[EXITS_OFF] * n,
+        arms=["stable"] * n,
+        epochs=[0] * n,
+        audited=[False] * n,
+        deadline=now + deadline_seconds,
+        due=[False] * n,
+        priority=priority,
+        expires=math.inf if timeout_seconds is None else now + timeout_seconds,
+    )
