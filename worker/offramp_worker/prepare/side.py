@@ -21,6 +21,7 @@ from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.prepare.cuts import INPUT_POSITION
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.features import model_logits
+from offramp_worker.prepare.profiling import side_seconds
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.quantizing import Quantized, choose_quantized
 from offramp_worker.prepare.selection import LOOSEST, RampCost, RampMerit, merit
