@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import onnx
+import onnxruntime as ort
 import prepared
 import pytest
 from onnx import helper, numpy_helper
@@ -24,12 +25,13 @@ from offramp_core.columns import chain
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.records import records_from_arrays
 from offramp_core.uncertainty import uncertainty
-from offramp_worker.bundle.graph import stage_model
+from offramp_worker.bundle.stages import pieces
 from offramp_worker.prepare import executors, quantizing
 from offramp_worker.prepare.calibration import Histogram, collect_histograms, value_range
 from offramp_worker.prepare.cuts import cut_vertices, graph_steps
 from offramp_worker.prepare.executors import compare_executors
 from offramp_worker.prepare.pipeline import PrepareRequest, find_places, prepare_bundle
+from offramp_worker.prepare.pricing import Priced
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.quantizing import choose_quantized, quantized_models
 from offramp_worker.prepare.report import PrepareReport
@@ -81,11 +83,23 @@ def test_tensors_that_feed_ramps_are_cut_vertices_of_the_int8_graph(
     onnx.checker.check_model(static)
     found = cut_vertices(graph_steps(static.graph), source=backbone.input.name, sink=backbone.output.name)
     assert cuts and set(cuts) <= set(found)
-    value, source = rows[:8], None
-    for target in [*cuts, None]:
-        stage = stage_model(static, source=source, target=target, heads=(), shapes=cuts)
-        value, source = run(stage, value), target
+    priced = Priced(static, (), list(cuts), open_session=opened)
+    assert len(priced.at(rows[:8]).segments) == len(cuts) + 1
+
+
+def test_between_stages_of_the_int8_graph_go_levels_not_floats(
+    backbone: Backbone, static: onnx.ModelProto, cuts: dict[str, tuple[int, ...]], rows: np.ndarray
+) -> None:
+    value, graphs = rows[:8], pieces(static, (), list(cuts)).segments
+    for graph in graphs:
+        if graph is not graphs[0]:
+            assert value.dtype == np.uint8
+        (value,) = opened(graph.model, graph.optimised).run([graph.target], {graph.source: value})
     np.testing.assert_allclose(value, run(static, rows[:8]), atol=1e-4)
+
+
+def opened(model: onnx.ModelProto, optimised: bool) -> ort.InferenceSession:
+    return open_session(model, threads=1, optimised=optimised)
 
 
 def test_weights_have_seven_bits_so_that_no_processor_overflows(static: onnx.ModelProto) -> None:

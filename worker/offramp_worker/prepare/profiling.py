@@ -1,7 +1,7 @@
 """Measuring what the backbone's segments, the heads and regrouping cost on this machine, by batch size.
 
-Everything is timed with the serving executor (ONNX Runtime sessions cut exactly as a worker cuts them), in
-interleaved rounds so that a busy moment hits all parts alike, and reported as medians. A head is priced as a worker runs
+Everything is timed with the serving executor (ONNX Runtime sessions cut exactly as a worker cuts them, see
+:mod:`.pricing`), in interleaved rounds so that a busy moment hits all parts alike, and reported as medians. A head is priced as a worker runs
 it, fused into the segment before it: the median of (segment with head and decision) minus (segment) within a round, which includes what the extra
 output costs. With one thread the clock
 is that thread's processor time, which neighbours on a shared machine do not inflate; with more it is wall time. Segments are then scaled so
@@ -16,20 +16,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import onnx
 
-from offramp_core.bundle import BatchProfile, ChainProfile, Profile, RampSpec, TensorSpec
+from offramp_core.bundle import BatchProfile, ChainProfile, Profile, RampSpec
 from offramp_core.plan import Precision
-from offramp_core.uncertainty import TABLE_SIZE
-from offramp_worker.bundle.graph import stage_model
 from offramp_worker.bundle.heads import HeadNodes
 from offramp_worker.bundle.lengths import typical_batch
-from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.prepare.cuts import INPUT_POSITION, Place
 from offramp_worker.prepare.data import FloatArray
+from offramp_worker.prepare.pricing import Priced
 from offramp_worker.prepare.sources import Backbone, open_session
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
@@ -97,26 +94,21 @@ def measure(
     advance : callable
         Told 1 after each batch size.
     """
-    exact = open_session(backbone.model, threads=threads)
     inside = [place for place in places if place.tensor != backbone.input.name]
-    segments = _segment_sessions(backbone, inside, threads=threads)
-    stages = [_stage_session(head, inside, backbone, threads=threads) for head in heads]
-    x = np.concatenate([x] * -(-max(batch_sizes) // len(x)))
+    priced = Priced(
+        backbone.model,
+        heads,
+        [place.tensor for place in inside],
+        open_session=lambda model, optimised: open_session(model, threads=threads, optimised=optimised),
+    )
     batches = []
     for size in batch_sizes:
-        values = _segment_values(segments, x[:size])
-        jobs = {"exact": Job(_call(exact, values[0]))}
-        for index, session in enumerate(segments):
-            jobs[f"segment {index}"] = Job(_call(session, values[index]))
-        feeding = {place.tensor: index for index, place in enumerate(inside)}
-        for head, session in zip(heads, stages, strict=True):
-            at_input = head.source == backbone.input.name  # no segment comes before
-            index = 0 if at_input else feeding[head.source]
-            jobs[f"head {head.ramp_id}"] = Job(
-                _decide(session, values[index]), beyond="" if at_input else f"segment {index}"
-            )
-        for index, place in enumerate(inside):
-            jobs[f"regroup {place.position}"] = Job(_regroup(values[index + 1]))
+        runs = priced.at(typical_batch(x, backbone.input, size=size))
+        jobs = {"exact": Job(runs.exact)}
+        jobs |= {f"segment {index}": Job(run) for index, run in enumerate(runs.segments)}
+        for ramp, (run, index) in runs.heads.items():
+            jobs[f"head {ramp}"] = Job(run, beyond="" if index is None else f"segment {index}")
+        jobs |= {f"regroup {place.position}": Job(run) for place, run in zip(inside, runs.regroups, strict=True)}
         medians = time_jobs(jobs, threads=threads, seconds=seconds / len(batch_sizes))
         batches.append(_measurement(size, inside, heads, medians))
         advance(1)
@@ -165,23 +157,23 @@ def with_chain(profile: Profile, precision: Precision, ramps: Sequence[RampSpec]
     )
 
 
-def decision_seconds(
-    session: Any,
-    x: FloatArray,
-    spec: TensorSpec,
-    *,
-    threads: int,
-    seconds: float,
-    batch_sizes: Sequence[int] = BATCH_SIZES,
-) -> dict[int, float]:
-    """Seconds of a whole model with the input ``spec`` and the decision who leaves, by batch size: what a side model costs.
-
-    ``seconds`` are spent, about.
-    """
-    found = {}
-    for size in batch_sizes:
-        job = Job(_decide(session, typical_batch(x, spec, size=size)))
-        found[size] = time_jobs({"side": job}, threads=threads, seconds=seconds / len(batch_sizes))["side"]
+def side_seconds(
+    sides: Mapping[str, onnx.ModelProto], backbone: Backbone, x: FloatArray, *, threads: int, seconds: float
+) -> dict[str, dict[int, float]]:
+    """Seconds of whole models at the input, with the decision who leaves, by ramp id and batch size. ``seconds`` are spent, about."""
+    priced = Priced(
+        backbone.model,
+        (),
+        (),
+        open_session=lambda model, optimised: open_session(model, threads=threads, optimised=optimised),
+        sides=sides,
+    )
+    found: dict[str, dict[int, float]] = {name: {} for name in sides}
+    for size in BATCH_SIZES:
+        runs = priced.at(typical_batch(x, backbone.input, size=size))
+        jobs = {name: Job(runs.heads[name][0]) for name in sides}
+        for name, median in time_jobs(jobs, threads=threads, seconds=seconds / len(BATCH_SIZES)).items():
+            found[name][size] = median
     return found
 
 
@@ -240,56 +232,3 @@ def time_jobs(jobs: Mapping[str, Job], *, threads: int, seconds: float) -> dict[
             more = np.subtract(taken[name], taken[job.beyond])
             medians[name] = max(SMALLEST_HEAD_SECONDS, float(np.median(more)))
     return medians
-
-
-def _segment_sessions(backbone: Backbone, places: Sequence[Place], *, threads: int) -> list[Any]:
-    shapes: dict[str, tuple[int, ...]] = {place.tensor: place.shape for place in places}
-    ends: list[str | None] = [None, *(place.tensor for place in places), None]
-    return [
-        open_session(stage_model(backbone.model, source=a, target=b, heads=(), shapes=shapes), threads=threads)
-        for a, b in pairwise(ends)
-    ]
-
-
-def _stage_session(head: HeadNodes, places: Sequence[Place], backbone: Backbone, *, threads: int) -> Any:
-    """The segment before a head's place with the head fused to its end, as a worker cuts it; at the input the head alone."""
-    tensors = [backbone.input.name, *(place.tensor for place in places)]
-    index = tensors.index(head.source)
-    source = tensors[index - 1] if index > 1 else None
-    shapes = {place.tensor: place.shape for place in places}
-    return open_session(
-        stage_model(backbone.model, source=source, target=head.source, heads=[head], shapes=shapes), threads=threads
-    )
-
-
-def _segment_values(segments: Sequence[Any], x: FloatArray) -> list[FloatArray]:
-    """Inputs of every segment for a batch, computed by running them in turn."""
-    values = [x]
-    for session in segments[:-1]:
-        (value,) = session.run(None, {session.get_inputs()[0].name: values[-1]})
-        values.append(value)
-    return values
-
-
-def _call(session: Any, value: FloatArray) -> Callable[[], object]:
-    feed = {session.get_inputs()[0].name: value}
-    return lambda: session.run(None, feed)
-
-
-def _decide(session: Any, value: FloatArray) -> Callable[[], object]:
-    """A segment with a head, or a whole model, and the decision who leaves, which every batch that reaches the ramp pays."""
-    feed = {session.get_inputs()[0].name: value}
-    tables = ScoreTables(np.linspace(-20.0, 20.0, TABLE_SIZE)[None])
-    half = np.float32(0.5)
-
-    def decide() -> npt.NDArray[np.bool_]:
-        *_, logits = session.run(None, feed)
-        scores = tables.uncertainty((0,), [logits])
-        return scores[:, 0] < half
-
-    return decide
-
-
-def _regroup(value: FloatArray) -> Callable[[], object]:
-    rows = np.arange(0, len(value), 2)  # half of the batch stays, spread over it
-    return lambda: np.ascontiguousarray(value[rows])

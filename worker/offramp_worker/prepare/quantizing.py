@@ -4,9 +4,9 @@ Weights get seven bits. The int8 kernels of processors without VNNI instructions
 eight bits overflow silently: the same file would answer differently, and worse, on another machine. With seven bits every
 integer sum is exact everywhere (decision 16).
 
-Tensors that feed ramps keep their names and stay float32: each is rounded to its levels and back, and rounded again for what
-follows, so that a graph may be cut there into stages whose sides both run on integers. ONNX Runtime drops the repetition where
-nothing is cut.
+Tensors that feed ramps keep their names and stay float32: the name goes to the value after rounding to 255 levels, which is what
+everything behind reads. Stages are cut out of the graph as ONNX Runtime optimises it (:mod:`offramp_worker.bundle.stages`), where the levels
+themselves are handed on and both sides run on integers.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def _static(
         quantizer.quantize_model()
     quantizer.model.topological_sort()
     quantized: onnx.ModelProto = quantizer.model.model
-    _double_rounding(quantized.graph, cuts)
+    _name_rounded(quantized.graph, cuts)
     return _tidied(quantized)
 
 
@@ -294,30 +294,27 @@ def _dynamic(model: onnx.ModelProto, *, exclude: list[str]) -> onnx.ModelProto:
         return _tidied(onnx.load(file))
 
 
-def _double_rounding(graph: onnx.GraphProto, cuts: Collection[str]) -> None:
-    """Give each cut tensor's name to its rounded value, and round that once more for what follows."""
-    nodes: list[onnx.NodeProto] = []
-    cut = {node.input[0]: node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] in cuts}
-    back = {cut[name].output[0]: name for name in cut}
+def _name_rounded(graph: onnx.GraphProto, cuts: Collection[str]) -> None:
+    """Give each cut tensor's name to its rounded value, which everything behind it reads."""
+    rounding = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "QuantizeLinear" and node.input[0] in cuts
+    }
+    before = {name: f"{name}/unrounded" for name in rounding.values()}
+    after = {
+        node.output[0]: rounding[node.input[0]]
+        for node in graph.node
+        if node.op_type == "DequantizeLinear" and node.input[0] in rounding
+    }
     for node in graph.node:
-        nodes.append(node)
-        for index, name in enumerate(node.output):
-            if name in cut:
-                node.output[index] = f"{name}/unrounded"
-        if node in cut.values():
-            node.input[0] = f"{node.input[0]}/unrounded"
-        elif node.op_type == "DequantizeLinear" and node.input[0] in back:
-            name, rounded = back[node.input[0]], str(node.output[0])
-            node.output[0] = name
-            level = f"{name}/levels"
-            nodes.append(
-                helper.make_node("QuantizeLinear", [name, *node.input[1:]], [level], name=f"{node.name}/again")
-            )
-            nodes.append(
-                helper.make_node("DequantizeLinear", [level, *node.input[1:]], [rounded], name=f"{node.name}/back")
-            )
-    del graph.node[:]
-    graph.node.extend(nodes)
+        _rename(node.output, before | after)
+        _rename(node.input, before if set(node.output) & set(rounding) else after)
+
+
+def _rename(tensors: Any, names: Mapping[str, str]) -> None:
+    for index, name in enumerate(tensors):
+        tensors[index] = names.get(name, name)
 
 
 def _tidied(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -21,7 +21,7 @@ from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.prepare.cuts import INPUT_POSITION
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.features import model_logits
-from offramp_worker.prepare.profiling import decision_seconds
+from offramp_worker.prepare.profiling import side_seconds
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.quantizing import Quantized, choose_quantized
 from offramp_worker.prepare.selection import LOOSEST, RampCost, RampMerit, merit
@@ -93,7 +93,6 @@ def load_side(
             quantized = choose_quantized(small, x, seed=seed, threads=threads, seconds=COMPARE_SECONDS)
             advance(1)
     model = small.model if quantized is None or quantized.model is None else quantized.model
-    session = open_session(model, threads=threads)
     spec = RampSpec(
         id=_ramp_id(small.name, taken),
         tensor=backbone.input.name,
@@ -102,9 +101,8 @@ def load_side(
         head="model",
         channels=max(1, backbone.input.shape[0]),
     )
-    return Side(
-        spec, uri, model, quantized, decision_seconds(session, x, backbone.input, threads=threads, seconds=seconds)
-    )
+    taken_seconds = side_seconds({spec.id: model}, backbone, x, threads=threads, seconds=seconds)
+    return Side(spec, uri, model, quantized, taken_seconds[spec.id])
 
 
 def side_merit(

@@ -83,9 +83,11 @@ def load_backbone(uri: str, x: FloatArray) -> Backbone:
     return replace(_checked(_normalised(model), name=name, sample=sample), program=program)
 
 
-def open_session(model: onnx.ModelProto, *, threads: int) -> ort.InferenceSession:
-    """An ONNX Runtime session on the CPU that spins on no core while it waits."""
+def open_session(model: onnx.ModelProto, *, threads: int, optimised: bool = False) -> ort.InferenceSession:
+    """An ONNX Runtime session on the CPU that spins on no core while it waits. An ``optimised`` graph is left as it is."""
     options = ort.SessionOptions()
+    if optimised:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
