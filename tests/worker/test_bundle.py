@@ -9,9 +9,10 @@ from typing import Any
 import bundles
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import safetensors.numpy
-from onnx import helper
+from onnx import helper, numpy_helper
 from scipy.special import softmax
 
 from offramp_core.bundle import RampSpec
@@ -19,6 +20,7 @@ from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_worker.bundle.graph import stage_model
 from offramp_worker.bundle.heads import grid_window, head_nodes
 from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.bundle.stages import stage_graphs
 from offramp_worker.engine.sessions import Sessions
 
 FILES = ("backbone.onnx", "ramps.safetensors", "records.npz", "profile.json", "probe.npz")
@@ -151,6 +153,72 @@ def test_stages_of_any_active_ramps_equal_the_tapped_model(bundle: Bundle, sessi
                     confidence, softmax(logits.astype(np.float64), axis=1).max(axis=1), rtol=1e-13
                 )
         np.testing.assert_allclose(value, reference[0], rtol=1e-4, atol=1e-4)
+
+
+def _quantised() -> onnx.ModelProto:
+    """Two convolutions between rounded tensors, as static quantisation writes them; ``c0`` is the first one's rounded output."""
+    rng = np.random.default_rng(0)
+    constants = {"scale": np.float32(0.05), "zero": np.uint8(20), "weight_zero": np.int8(0)}
+    constants |= {f"k{i}": rng.integers(-90, 90, (8, n, 3, 3)).astype(np.int8) for i, n in enumerate((3, 8))}
+    constants["w"] = rng.normal(size=(8, 5)).astype(np.float32)
+
+    def rounded(name: str, target: str) -> list[onnx.NodeProto]:
+        levels = helper.make_node("QuantizeLinear", [name, "scale", "zero"], [f"{target}/levels"])
+        return [levels, helper.make_node("DequantizeLinear", [f"{target}/levels", "scale", "zero"], [target])]
+
+    nodes = rounded("x", "x/rounded")
+    for i, source in enumerate(("x/rounded", "c0")):
+        nodes.append(helper.make_node("DequantizeLinear", [f"k{i}", "scale", "weight_zero"], [f"k{i}/float"]))
+        nodes.append(helper.make_node("Conv", [source, f"k{i}/float"], [f"a{i}"], pads=[1, 1, 1, 1]))
+        nodes += rounded(f"a{i}", f"c{i}")
+    nodes += [
+        helper.make_node("GlobalAveragePool", ["c1"], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"], axis=1),
+        helper.make_node("MatMul", ["flat", "w"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "quantised",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 3, 14, 14])],
+        [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", 5])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_stages_of_a_quantised_graph_hand_levels_on_and_end_with_its_very_answer(bundle: Bundle) -> None:
+    model, head = _quantised(), bundle.heads[0]
+    assert head is not None and head.source == "c0"
+    graphs = stage_graphs(model, [[head]], shapes={"c0": (8, 14, 14)})
+    handed_on = graphs[0].model.graph.output[0].type.tensor_type.elem_type
+    assert graphs[0].optimised and handed_on == onnx.TensorProto.UINT8
+    x = bundles.inputs(6, seed=3)
+    features = x
+    for graph in graphs:
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = ort.InferenceSession(graph.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        features = session.run(graph.outputs, {graph.source: features})[0]
+    whole = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(features, whole.run(None, {"x": x})[0])
+
+
+def test_a_graph_without_a_cut_after_optimisation_is_cut_as_it_was_given(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise InvalidBundleError("no cut")
+
+    monkeypatch.setattr("offramp_worker.bundle.stages._cut_optimised", refuse)
+    x = bundles.inputs(9, seed=4)
+    plain = Sessions(bundle, threads=1)
+    reference = plain._taps["fp32"].session.run(None, {"x": x})
+    features: Any = x
+    for stage in plain.stages((0, 1, 3)):
+        features, heads = stage.run(features, x)
+        for ramp, (logits, _) in zip(stage.ramps, heads, strict=True):
+            np.testing.assert_allclose(logits, reference[1 + ramp], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(features, reference[0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_tensor_that_other_paths_go_around_is_no_place_to_cut() -> None:

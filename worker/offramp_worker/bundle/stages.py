@@ -189,7 +189,7 @@ def _form_handed_on(whole: onnx.ModelProto, tensor: str, end: str) -> tuple[str,
             check_separates(whole, begin=name, end=end, used=between(whole.graph, begin=name, ends=[end])[1])
         except InvalidBundleError:
             node = producer.get(name)
-            if node is None or node.op_type not in CHANGES_OF_FORM:
+            if node is None or not _only_changes_form(node):
                 raise
             if node.op_type == "DequantizeLinear":
                 zero = constants.get(node.input[2]) if len(node.input) > 2 else None
@@ -197,6 +197,13 @@ def _form_handed_on(whole: onnx.ModelProto, tensor: str, end: str) -> tuple[str,
             name = node.input[0]
         else:
             return name, kind
+
+
+def _only_changes_form(node: onnx.NodeProto) -> bool:
+    """Whether a node says what it reads in another layout or type, row by row."""
+    if node.op_type == "Transpose":
+        return any(attribute.name == "perm" and attribute.ints[0] == 0 for attribute in node.attribute)
+    return node.op_type in CHANGES_OF_FORM
 
 
 def _extract(
