@@ -29,6 +29,7 @@ from offramp_core.protocol import ArmPlan, Observations, PlanDocument, SignedDoc
 TOKEN = "a-token-for-tests"
 SERVICE_UID = "service-1"
 DEADLINE_SECONDS = 30.0
+START_SECONDS = 120.0  # of a process: a busy machine takes long to import
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 
@@ -126,7 +127,7 @@ class WorkerProcess:
                 headers={"Authorization": f"Bearer {TOKEN}"},
             )
         if self.wait_ready:
-            eventually(self.is_ready, what="readiness")
+            eventually(self.is_ready, what="readiness", deadline=START_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -178,7 +179,7 @@ class WorkerProcess:
             assert self.process.poll() is None, self.noise + [str(line) for line in self.log]
             return [line["port"] for line in list(self.log) if line["event"] == "listening" and line["name"] == name]
 
-        return int(eventually(listening, what=f"the {name} port")[0])
+        return int(eventually(listening, what=f"the {name} port", deadline=START_SECONDS)[0])
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None
