@@ -72,8 +72,10 @@ def write_bundle(folder: Path, *, seed: int = 0, regrouping_pays: bool = True) -
     return folder
 
 
-def write_wide_bundle(folder: Path, *, seed: int = 0, int8_model: onnx.ModelProto | None = None) -> Path:
-    """The same model with a small model at the input and a second precision; returns the folder.
+def write_wide_bundle(
+    folder: Path, *, seed: int = 0, int8_model: onnx.ModelProto | None = None, bare: bool = False
+) -> Path:
+    """The same model with a small model at the input and a second precision; returns the folder. ``bare`` leaves int8 without any ramp.
 
     ``int8_model`` is by default the backbone with weights rounded to few steps: like int8, faster to make, and wrong more often.
     """
@@ -85,18 +87,19 @@ def write_wide_bundle(folder: Path, *, seed: int = 0, int8_model: onnx.ModelProt
     tensors = dict(safetensors.numpy.load((folder / "ramps.safetensors").read_bytes()))
     x = inputs(256, seed=seed + 1)
     said: dict[str, Array] = {SMALL: _answers(small, x)}
-    for model, ramps in ((reference, _ramps()), (int8, _int8_ramps())):
-        logits, heads = _run_tapped(model, ramps, tensors, x)
-        said |= {ramp.id: head for ramp, head in zip(ramps, heads, strict=True)}
+    for model, own in ((reference, _ramps()), (int8, _int8_ramps())):
+        logits, heads = _run_tapped(model, own, tensors, x)
+        said |= {ramp.id: head for ramp, head in zip(own, heads, strict=True)}
         said["int8/final" if model is int8 else "fp32/final"] = logits
-    for column in said.keys() - {"fp32/final"}:
+    ramps = _ramps() if bare else WIDE_RAMPS
+    for column in (*(ramp.id for ramp in ramps), "int8/final"):
         tensors[f"{column}/quantiles"] = quantile_table(raw_score(said[column]))
     (folder / "backbone.int8.onnx").write_bytes(int8.SerializeToString())
     (folder / f"ramp-{SMALL}.onnx").write_bytes(small.SerializeToString())
     (folder / "ramps.safetensors").write_bytes(safetensors.numpy.save(tensors))
-    write_manifest(folder, WIDE_RAMPS, WIDE_PRECISIONS)
+    write_manifest(folder, ramps, WIDE_PRECISIONS)
     columns = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest).columns
-    profile = wide_profile()
+    profile = wide_profile(bare=bare)
     records = _npz(
         uncertainty=np.stack([uncertainty(said[c.id], tensors[f"{c.id}/quantiles"]) for c in columns], axis=1),
         prediction=np.stack([said[c.id].argmax(axis=1) for c in columns], axis=1).astype(np.int32),
@@ -106,7 +109,7 @@ def write_wide_bundle(folder: Path, *, seed: int = 0, int8_model: onnx.ModelProt
     )
     (folder / "records.npz").write_bytes(records)
     (folder / "profile.json").write_bytes(msgspec.json.encode(profile))
-    write_manifest(folder, WIDE_RAMPS, WIDE_PRECISIONS)
+    write_manifest(folder, ramps, WIDE_PRECISIONS)
     return folder
 
 
@@ -121,19 +124,23 @@ def coarse(model: onnx.ModelProto, *, steps: int = 3) -> onnx.ModelProto:
     return rounded
 
 
-def wide_profile() -> Profile:
+def wide_profile(*, bare: bool = False) -> Profile:
     """Invented seconds: int8 takes half of fp32, the small model a tenth."""
-    batches = []
+    batches, first = [], 1 if bare else 0  # of the columns and of the places, without and with the one at the input
     for size in (1, 8, 32):
         segments, int8 = (0.0, 2e-4, 0.0, 3e-4, 3e-4, 2e-4), (0.0, 1e-4, 3e-4, 1e-4)
         batches.append(
             BatchProfile(
                 size,
                 size * sum(segments),
-                tuple(size * s for s in segments),
-                (size * 1e-4, *[size * 1e-5] * 4),
+                tuple(size * s for s in segments)[first:],
+                (size * 1e-4, *[size * 1e-5] * 4)[first:],
                 1e-5,
-                {"int8": ChainProfile(tuple(size * s for s in int8), (size * 1e-4, size * 1e-5, size * 1e-5))},
+                {
+                    "int8": ChainProfile((size * sum(int8),), ())
+                    if bare
+                    else ChainProfile(tuple(size * s for s in int8), (size * 1e-4, size * 1e-5, size * 1e-5))
+                },
             )
         )
     return Profile("onnxruntime", 1, tuple(batches))

@@ -137,6 +137,18 @@ def test_a_plan_at_int8_leaves_at_int8_ramps_and_ends_with_int8(service: Service
     assert len(set(ticket.exits)) == 3
 
 
+@pytest.mark.parametrize("execution", ["Auto", "ComputeSaving", "ResultsOnly"])
+def test_a_precision_without_a_single_ramp_is_served(tmp_path: Path, execution: str) -> None:
+    folder = bundles.write_wide_bundle(tmp_path / "bare", bare=True)
+    bundle = load_bundle(folder)
+    service = Service(folder, bundle, Sessions(bundle, threads=1))
+    service.run(service.plan(execution=execution))
+    x = bundles.inputs(20, seed=3)
+    np.testing.assert_allclose(service.serve(x).logits, alone(folder, "backbone.int8.onnx", x), rtol=1e-4, atol=1e-4)
+    service.engine.close()
+    assert service.engine.join(30.0)
+
+
 def test_exits_off_stays_the_exact_session_bit_for_bit(service: Service, sessions: Sessions) -> None:
     x = bundles.inputs(32, seed=2)
     service.run(service.plan({"int8/r00-grid": "0.5"}))

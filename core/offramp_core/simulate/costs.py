@@ -51,7 +51,9 @@ class CostTable:
 
 def _at(measured: SecondsArray, seconds: SecondsArray, wanted: SecondsArray) -> SecondsArray:
     """(B, K) seconds at ``measured`` sizes → (len(wanted), K)."""
-    out = np.stack([np.interp(wanted, measured, column) for column in seconds.T], axis=1)
+    out = np.empty((len(wanted), seconds.shape[1]))  # K may be 0: a chain without ramps
+    for k, column in enumerate(seconds.T):
+        out[:, k] = np.interp(wanted, measured, column)
     beyond = wanted > measured[-1]
     if beyond.any():
         if len(measured) > 1:
