@@ -26,7 +26,7 @@ from offramp_worker.prepare.profiling import Job, time_jobs
 from offramp_worker.prepare.sources import open_session
 
 BATCH_SIZES = (1, 4, 16, 32)
-COMPILE_LIMIT = 90.0
+COMPILE_LIMIT = 60.0
 MUCH_FASTER = 0.9
 ORT_FP32, ORT_INT8 = "onnxruntime-fp32", "onnxruntime-int8"
 EAGER, COMPILED = "torch-eager", "torch-compile"
