@@ -54,8 +54,9 @@ def refreshed(folder: Path, *, tiles: int) -> PrepareReport:
     model = exported(probed_model(probed), probed.x, folder / "probed-resnet56.pt2")
     reporter = Reporter()
     old = PrepareRequest(
-        model=model, data=str(folder / "old.npz"), out=folder / "old", name="video", head_share=HEAD_SHARE
-    )
+        model=model, data=str(folder / "old.npz"), out=folder / "old", name="video", head_share=HEAD_SHARE,
+        compile_limit=0,
+    )  # fmt: skip
     prepare_bundle(old, reporter)
     share = (HEADS_END - PROBE_END) / (LAST + 1 - PROBE_END)
     again = PrepareRequest(

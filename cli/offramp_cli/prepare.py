@@ -56,7 +56,7 @@ def prepare(
     ] = "auto",
     compile_limit: Annotated[
         float, typer.Option(help="Seconds torch.compile may take while executors are compared; 0 leaves it out.")
-    ] = 90.0,
+    ] = 60.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same heads.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads of one worker; the profile is measured with them.")] = 1,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,

@@ -25,7 +25,9 @@ from offramp_core.columns import chain
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.records import records_from_arrays
 from offramp_core.uncertainty import uncertainty
+from offramp_worker.bundle.load import load_bundle
 from offramp_worker.bundle.stages import pieces
+from offramp_worker.engine.sessions import Sessions
 from offramp_worker.prepare import executors, quantizing
 from offramp_worker.prepare.calibration import Histogram, collect_histograms, value_range
 from offramp_worker.prepare.cuts import cut_vertices, graph_steps
@@ -283,6 +285,20 @@ def test_records_have_the_columns_of_the_contract_scored_as_a_worker_scores_them
     reference = run(onnx.load(report.out / BACKBONE_FILE), x).argmax(axis=1)
     np.testing.assert_array_equal(stored["final"], reference)
     np.testing.assert_array_equal(stored["reference"], reference)
+
+
+def test_a_worker_loads_the_bundle_and_its_audits_say_what_the_records_say(
+    stored: dict[str, np.ndarray], report: PrepareReport, request_: PrepareRequest
+) -> None:
+    bundle = load_bundle(report.out)
+    sessions = Sessions(bundle, threads=1)
+    x = np.load(request_.data)["x"][-report.data["records"] :][:64]
+    scores = sessions.tapped(x)
+    assert tuple(stored["ramp_id"]) == tuple(column.id for column in bundle.columns)
+    np.testing.assert_array_equal(scores.prediction, stored["prediction"][:64])
+    np.testing.assert_allclose(scores.uncertainty, stored["uncertainty"][:64], atol=1e-3)
+    chain_of_int8 = chain([column.precision for column in bundle.columns], "int8")
+    assert len(sessions.stages(chain_of_int8, "int8")) > 1  # they reproduce the probe, or this is refused
 
 
 def test_records_and_profile_price_both_chains(
