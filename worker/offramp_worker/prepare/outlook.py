@@ -7,12 +7,14 @@ tuner certifies on its own traffic.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
 
-from offramp_core.records import records_from_arrays
+from offramp_core.columns import EXACT
+from offramp_core.plan import Precision
+from offramp_core.records import Records, records_from_arrays
 from offramp_core.search.placement import best_plan
 from offramp_worker.prepare.selection import BUDGETS
 
@@ -23,9 +25,10 @@ NODE_LIMIT = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The best plan of at most three ramps that together add at most ``max_overhead`` in the worst case, at any batch size.
+    """The best plan, at any precision, of at most three ramps that together add at most ``max_overhead`` in the worst case.
 
-    ``saving`` is a share of the backbone's time at ``batch_size``, ``ramps`` are ids.
+    ``saving`` is a share of the exact backbone's time at ``batch_size``, ``ramps`` are ids; none at a lower precision means that its whole
+    backbone answers everything.
     """
 
     budget: float
@@ -33,6 +36,7 @@ class Outlook:
     max_overhead: float
     saving: float
     ramps: tuple[str, ...]
+    precision: Precision = EXACT
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON form."""
@@ -41,6 +45,7 @@ class Outlook:
             "batch_size": self.batch_size,
             "max_overhead": self.max_overhead,
             "saving": round(self.saving, 4),
+            "precision": self.precision,
             "ramps": list(self.ramps),
         }
 
@@ -53,15 +58,28 @@ def outlooks(arrays: Mapping[str, npt.NDArray[Any]], ids: Sequence[str]) -> tupl
     arrays : mapping
         A records file with costs by batch size.
     ids : sequence of str
-        Names of its columns.
+        Names of its columns, or of the first of them: those that are not of another precision.
     """
-    found = []
     sizes = [int(size) for size in arrays["batch_size"]]
+    found = []
     for size in dict.fromkeys((min(sizes), min(sizes, key=lambda size: abs(size - USUAL_BATCH)))):
         records = records_from_arrays(arrays, batch_size=size)
         for overhead in (USUAL_OVERHEAD, ANY_OVERHEAD):
             for budget in BUDGETS:
-                plan = best_plan(records, max_disagreement=budget, max_overhead=overhead, node_limit=NODE_LIMIT).plan
-                active = tuple(ids[index] for index in plan.active)
-                found.append(Outlook(budget, size, overhead, plan.saving, active))
+                plans = [
+                    _best(records.at(precision), ids, Outlook(budget, size, overhead, 0.0, (), precision))
+                    for precision in (EXACT, *records.others)
+                ]
+                found.append(max(plans, key=lambda plan: plan.saving))  # the first, fp32, where they are equal
     return tuple(found)
+
+
+def _best(records: Records, ids: Sequence[str], limits: Outlook) -> Outlook:
+    """The best plan of one chain; nothing saved where even its whole backbone is over the budget."""
+    plan = best_plan(
+        records, max_disagreement=limits.budget, max_overhead=limits.max_overhead, node_limit=NODE_LIMIT
+    ).plan
+    if plan.disagreement > limits.budget:
+        return replace(limits, saving=0.0)
+    names = records.ramp_ids or tuple(ids)
+    return replace(limits, saving=plan.saving, ramps=tuple(names[index] for index in plan.active))

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.table import Table
 
-from offramp_core.columns import final_id
+from offramp_core.columns import EXACT, final_id
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.executors import Executors
 from offramp_worker.prepare.outlook import USUAL_OVERHEAD, Outlook
@@ -228,7 +228,7 @@ def _outlook_table(report: PrepareReport) -> Table:
     free = [o for o in report.outlooks if o.max_overhead != USUAL_OVERHEAD]
     before = [f"{o.saving:.1%}" for o in report.outlooks_before if o.max_overhead == USUAL_OVERHEAD]
     for row, (within, anything) in enumerate(zip(usual, free, strict=True)):
-        names = ", ".join(within.ramps) or "none pays"
+        names = _plan_name(within)
         figures = f"{within.budget:.1%}", str(within.batch_size), f"{within.saving:.1%}"
         table.add_row(*figures, names, f"{anything.saving:.1%}", *before[row : row + 1])
     return table
@@ -295,6 +295,12 @@ def _notes(report: PrepareReport) -> list[str]:
         f"bundle written to {report.out} in {report.seconds:.0f} s, with {REPORT_FILE} and {PICTURE_FILE}",
         f"next: {report.next_command}",
     ]
+
+
+def _plan_name(outlook: Outlook) -> str:
+    if outlook.precision == EXACT:
+        return ", ".join(outlook.ramps) or "none pays"
+    return f"{outlook.precision}: {', '.join(outlook.ramps) or 'no ramps'}"
 
 
 def _rounded(shares: Mapping[Any, float]) -> dict[str, float]:
