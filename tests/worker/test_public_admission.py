@@ -126,9 +126,17 @@ def test_zero_is_the_default_of_both(plain: WorkerProcess) -> None:
 
 
 def test_a_request_whose_time_runs_out_in_the_queue_gets_a_504(plain: WorkerProcess) -> None:
+    timeouts = itertools.cycle(
+        (20_000, 100_000, 500_000, 2_000_000)
+    )  # long enough to be admitted, too short for what comes
+
+    def expired() -> Any:
+        reply = ask(plain, bundles.inputs(1), priority=2, timeout=next(timeouts))
+        return reply.status_code == 504 and reply
+
     with busy(plain):
-        reply = ask(plain, bundles.inputs(1), priority=2, timeout=10_000)
-    assert (reply.status_code, reply.json()["error"][:19]) == (504, "parameters.timeout:")
+        reply = eventually(expired, what="a request that is too late")
+    assert reply.json()["error"].startswith("parameters.timeout: the time ran out")
     assert _rows(plain, outcome="expired") == 1
 
 
@@ -158,7 +166,7 @@ def test_what_cannot_meet_the_objective_gets_a_429_with_the_seconds_to_wait(full
     reply = eventually(refused, what="a refusal")[0]
     assert reply.status_code == 429
     assert reply.json()["error"].endswith("the latency objective of 0.1 s; retry later")
-    assert reply.headers["Retry-After"] == "1"
+    assert int(reply.headers["Retry-After"]) >= 1
     assert full.is_ready()  # it has enough to do; that is no reason to send it nothing
 
 

@@ -253,7 +253,7 @@ def test_more_rows_than_the_queue_holds_get_429_and_when_to_retry(plain: WorkerP
 
     eventually(full_once, what="a full queue")
     refused = next(r for r in replies if r.status_code == 429)
-    assert refused.headers["Retry-After"] == "1"
+    assert int(refused.headers["Retry-After"]) >= 1
     assert "queue places" in refused.json()["error"]
     assert {r.status_code for r in replies} == {200, 429}
 
