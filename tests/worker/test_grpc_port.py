@@ -254,3 +254,34 @@ def _call(process: WorkerProcess, request: Any) -> Any:
             response_deserializer=standard.ModelInferResponse.FromString,
         )
         return method(request, timeout=30)
+
+
+def test_what_cannot_be_taken_or_runs_out_of_time_is_told_with_its_own_code(
+    worker_process: WorkerProcess, client: triton.InferenceServerClient
+) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer("tiny", [tensor(bundles.inputs(1))], timeout=1)  # microseconds
+    assert caught.value.status() in (
+        "StatusCode.UNAVAILABLE",
+        "StatusCode.RESOURCE_EXHAUSTED",
+        "StatusCode.DEADLINE_EXCEEDED",
+    )
+    many = np.zeros((1024, *bundles.inputs(1).shape[1:]), dtype=np.float32)
+    codes: list[grpc.StatusCode] = []
+
+    def ask() -> None:
+        try:
+            _call(worker_process, _request(many))
+        except grpc.RpcError as error:
+            codes.append(error.code())
+
+    def full_once() -> bool:
+        threads = [threading.Thread(target=ask) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return bool(codes)
+
+    eventually(full_once, what="a full queue")
+    assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
