@@ -104,7 +104,7 @@ def measured_profile(bundle: Bundle, x: Array, *, seconds: float) -> Profile:
         entry = bundle.manifest.inputs[0].name
         tensors = list(dict.fromkeys(head.source for head in heads if head.source != entry))
         sides = {bundle.columns[j].id: side for j, side in bundle.side_models.items()}
-        priced = Priced(model, heads, tensors, open_session=_open, sides=sides)
+        priced = Priced(model, heads, tensors, shapes=bundle.shapes, open_session=_open, sides=sides)
         share = seconds / len(BATCHES) / len(bundle.backbones)
         chains[precision] = [
             _chain_seconds(priced, bundle, columns, tensors, x[:size], seconds=share) for size in BATCHES
