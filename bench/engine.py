@@ -1,7 +1,8 @@
 """The engine alone, no HTTP: mean time of a plan against the fastest exact fp32 executor without exits.
 
-    python -m bench.engine BUNDLE --held-out FILE.npz [--name NAME] [--pairs 9] [--seconds 60] [--out build/bench/engine.json]
+    python -m bench.engine [BUNDLE --held-out FILE.npz] [--name NAME] [--pairs 9] [--seconds 60] [--out build/bench/engine.json]
 
+Without a bundle it is ResNet-56 on CIFAR-10 as the cluster's demo prepares it (the digits where OFFRAMP_DATA has no CIFAR-10).
 The bundle's ramps are scored on held-out rows (``x``, never seen by ``prepare``). The older half finds and certifies plans, the newer half is
 served. Plans are priced by what the pieces cost *now*. Reported apart:
 
@@ -28,7 +29,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
+from rich.console import Console
 
+from bench.demo.pools import prepare_cluster_pool
 from offramp_core.bundle import BatchProfile, ChainProfile, Profile, column_arrays, profile_arrays
 from offramp_core.columns import EXACT, chain
 from offramp_core.evaluate import evaluate
@@ -104,7 +107,7 @@ def measured_profile(bundle: Bundle, x: Array, *, seconds: float) -> Profile:
         entry = bundle.manifest.inputs[0].name
         tensors = list(dict.fromkeys(head.source for head in heads if head.source != entry))
         sides = {bundle.columns[j].id: side for j, side in bundle.side_models.items()}
-        priced = Priced(model, heads, tensors, open_session=_open, sides=sides)
+        priced = Priced(model, heads, tensors, shapes=bundle.shapes, open_session=_open, sides=sides)
         share = seconds / len(BATCHES) / len(bundle.backbones)
         chains[precision] = [
             _chain_seconds(priced, bundle, columns, tensors, x[:size], seconds=share) for size in BATCHES
@@ -337,17 +340,24 @@ def bench(bundle: Bundle, x: Array, *, pairs: int, seconds: float, tell: Callabl
 def main(arguments: list[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="bench.engine", description="the engine alone, exits on against exact")
-    parser.add_argument("bundle", type=Path, nargs="?", default=Path("build/demo-cluster/bundle"))
-    parser.add_argument("--held-out", type=Path, default=Path("build/demo-cluster/cifar/traffic.npz"), metavar="NPZ")
+    parser.add_argument("bundle", type=Path, nargs="?")
+    parser.add_argument("--held-out", type=Path, metavar="NPZ", help="x: rows that prepare has not seen")
     parser.add_argument("--name", default="", help="what the results are kept as; default: the model's name")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--rows", type=int, default=6000, help="held-out rows to use, at most")
     parser.add_argument("--seconds", type=float, default=60.0, help="to measure what the pieces cost, about")
     parser.add_argument("--out", type=Path, default=Path("build/bench/engine.json"))
     options = parser.parse_args(arguments)
-    bundle = load_bundle(options.bundle)
-    with np.load(options.held_out) as archive:
-        x = np.ascontiguousarray(archive["x"][: options.rows])
+    if (options.bundle is None) != (options.held_out is None):
+        parser.error("give a bundle together with its --held-out rows, or neither")
+    if options.bundle is None:
+        pool = prepare_cluster_pool(Path("build/demo-cluster"), Console())
+        bundle, held_out = load_bundle(pool.bundle), pool.clean.x
+    else:
+        bundle = load_bundle(options.bundle)
+        with np.load(options.held_out) as archive:
+            held_out = archive["x"]
+    x = np.ascontiguousarray(held_out[: options.rows])
     result = bench(bundle, x, pairs=options.pairs, seconds=options.seconds, tell=lambda line: print(line, flush=True))
     kept = json.loads(options.out.read_text()) if options.out.is_file() else {}
     kept[options.name or bundle.manifest.name] = result

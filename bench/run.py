@@ -45,6 +45,7 @@ def stages(draws: int, jobs: int) -> tuple[Stage, ...]:
         Stage("promise", "bench.promise", ("--json",), prints_json=True),
         Stage("million", "bench.million"),
         Stage("simulator", "bench.validate_simulator"),
+        Stage("engine", "bench.engine"),
         Stage("front", "bench.front"),
         Stage("peers", "bench.peers"),
     )

@@ -209,7 +209,7 @@ def test_a_graph_without_a_cut_after_optimisation_is_cut_as_it_was_given(
     def refuse(*_: Any) -> Any:
         raise InvalidBundleError("no cut")
 
-    monkeypatch.setattr("offramp_worker.bundle.stages._cut_optimised", refuse)
+    monkeypatch.setattr("offramp_worker.bundle.stages._optimised_cutter", refuse)
     x = bundles.inputs(9, seed=4)
     plain = Sessions(bundle, threads=1)
     reference = plain._taps["fp32"].session.run(None, {"x": x})

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -97,11 +97,12 @@ def stage_graphs(
     InvalidBundleError
         A head's tensor does not separate the input from the output.
     """
+    heads, read = [head for group in groups for head in group], [group[0].source for group in groups]
     try:
-        return _cut_optimised(model, groups)
+        return _cut_all(model, groups, _optimised_cutter(model, heads, read))
     except InvalidBundleError:
         # Optimised beyond recognition around a cut. The graph as it was given has all its tensors, or says what is wrong.
-        return _cut_plain(model, groups, shapes)
+        return _cut_all(model, groups, _plain_cutter(model, shapes))
 
 
 def side_stage(model: onnx.ModelProto, name: str, *, entry: str) -> StageGraph:
@@ -125,30 +126,73 @@ class Pieces:
     heads: tuple[tuple[str, int | None, StageGraph], ...]
 
 
-def pieces(model: onnx.ModelProto, heads: Sequence[HeadNodes], tensors: Sequence[str]) -> Pieces:
+def pieces(
+    model: onnx.ModelProto, heads: Sequence[HeadNodes], tensors: Sequence[str], *, shapes: dict[str, tuple[int, ...]]
+) -> Pieces:
     """The segments between ``tensors`` (cut vertices in network order) and each head with its segment, cut as a worker cuts them.
 
     Raises
     ------
     InvalidBundleError
-        A tensor does not separate the input from the output, or not in the optimised graph.
+        A tensor does not separate the input from the output.
     """
-    entry, end = input_name(model), output_name(model)
-    whole = _optimised_with(model, heads, tensors)
-    cuts = [(entry, FLOAT), *(_form_handed_on(whole, tensor, end) for tensor in tensors), (end, FLOAT)]
-    spans = [(_value(*source), _value(*target)) for source, target in pairwise(cuts)]
-    segments = tuple(_extract(whole, source=source, outputs=[target], heads=0) for source, target in spans)
+    try:
+        cut = _optimised_cutter(model, heads, tensors)
+    except InvalidBundleError:
+        cut = _plain_cutter(model, shapes)
+    ends = [input_name(model), *tensors, output_name(model)]
+    segments = tuple(cut(source, target, ()) for source, target in pairwise(ends))
     stages: list[tuple[str, int | None, StageGraph]] = []
     for head in heads:
-        if head.source == entry:
-            alone = _extract(whole, source=_value(entry, FLOAT), outputs=_said(head), heads=2)
-            stages.append((head.ramp_id, None, alone))
-        else:
-            number = list(tensors).index(head.source)
-            source, target = spans[number]
-            graph = _extract(whole, source=source, outputs=[target, *_said(head)], heads=2)
-            stages.append((head.ramp_id, number, graph))
+        number = ends.index(head.source) - 1
+        source = head.source if number < 0 else ends[number]
+        stages.append((head.ramp_id, None if number < 0 else number, cut(source, head.source, (head,))))
     return Pieces(tuple(tensors), segments, tuple(stages))
+
+
+Cut = Callable[[str, str, Sequence[HeadNodes]], StageGraph]  # from a tensor, to a tensor, with heads there
+
+
+def _optimised_cutter(model: onnx.ModelProto, heads: Sequence[HeadNodes], tensors: Sequence[str]) -> Cut:
+    """Cuts the optimised graph, at the forms of ``tensors`` that are handed on."""
+    entry, end = input_name(model), output_name(model)
+    whole = _optimised_with(model, heads, tensors)
+    forms = {tensor: _form_handed_on(whole, tensor, end) for tensor in tensors if tensor != entry}
+    forms |= {entry: (entry, FLOAT), end: (end, FLOAT)}
+
+    def cut(source: str, target: str, group: Sequence[HeadNodes]) -> StageGraph:
+        outputs = [value for head in group for value in _said(head)]
+        if target != source:
+            outputs.insert(0, _value(*forms[target]))
+        return _extract(whole, source=_value(*forms[source]), outputs=outputs, heads=2 * len(group))
+
+    return cut
+
+
+def _plain_cutter(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> Cut:
+    """Cuts the graph as it was given."""
+    entry, end = input_name(model), output_name(model)
+
+    def cut(source: str, target: str, group: Sequence[HeadNodes]) -> StageGraph:
+        if target == source:
+            stage = input_heads_model(model, group)
+        else:
+            ends = (None if source == entry else source, None if target == end else target)
+            stage = stage_model(model, source=ends[0], target=ends[1], heads=group, shapes=shapes)
+        _add_confidence(stage, group)
+        outputs = tuple(name for head in group for name in (head.output, _confidence(head)))
+        reads_entry = source != entry and any(value.name == entry for value in stage.graph.input)
+        handed_on = "" if target == source else target
+        return StageGraph(stage, source, entry if reads_entry else "", handed_on, outputs, optimised=False)
+
+    return cut
+
+
+def _cut_all(model: onnx.ModelProto, groups: Groups, cut: Cut) -> tuple[StageGraph, ...]:
+    ends = [input_name(model), *(group[0].source for group in groups), output_name(model)]
+    return tuple(
+        cut(source, target, group) for (source, target), group in zip(pairwise(ends), [*groups, ()], strict=True)
+    )
 
 
 def _optimised_with(model: onnx.ModelProto, heads: Sequence[HeadNodes], tensors: Sequence[str]) -> onnx.ModelProto:
@@ -159,20 +203,6 @@ def _optimised_with(model: onnx.ModelProto, heads: Sequence[HeadNodes], tensors:
     # As an output a tensor outlives all fusions.
     tapped.graph.output.extend(_value(tensor, FLOAT) for tensor in dict.fromkeys(tensors) if tensor not in known)
     return optimised(tapped)
-
-
-def _cut_optimised(model: onnx.ModelProto, groups: Groups) -> tuple[StageGraph, ...]:
-    entry, end = input_name(model), output_name(model)
-    read = [group[0].source for group in groups]
-    whole = _optimised_with(model, [head for group in groups for head in group], read)
-    cuts = [(entry, FLOAT)] + [(entry, FLOAT) if t == entry else _form_handed_on(whole, t, end) for t in read]
-    stages = []
-    for source, target, group in zip(cuts, [*cuts[1:], (end, FLOAT)], [*groups, ()], strict=True):
-        outputs = [value for head in group for value in _said(head)]
-        if target != source:
-            outputs.insert(0, _value(*target))
-        stages.append(_extract(whole, source=_value(*source), outputs=outputs, heads=2 * len(group)))
-    return tuple(stages)
 
 
 def _said(head: HeadNodes) -> list[onnx.ValueInfoProto]:
@@ -230,24 +260,6 @@ def _extract(
     return StageGraph(
         model, source.name, entry if reads_entry else "", "".join(names[:split]), tuple(names[split:]), True
     )
-
-
-def _cut_plain(model: onnx.ModelProto, groups: Groups, shapes: dict[str, tuple[int, ...]]) -> tuple[StageGraph, ...]:
-    entry, end = input_name(model), output_name(model)
-    stages = []
-    reads = [entry, *(group[0].source for group in groups)]
-    for source, target, group in zip(reads, [*reads[1:], end], [*groups, ()], strict=True):
-        if target == source:
-            stage = input_heads_model(model, group)
-        else:
-            ends = (None if source == entry else source, None if target == end else target)
-            stage = stage_model(model, source=ends[0], target=ends[1], heads=group, shapes=shapes)
-        _add_confidence(stage, group)
-        outputs = tuple(name for head in group for name in (head.output, _confidence(head)))
-        reads_entry = source != entry and any(value.name == entry for value in stage.graph.input)
-        handed_on = "" if target == source else target
-        stages.append(StageGraph(stage, source, entry if reads_entry else "", handed_on, outputs, optimised=False))
-    return tuple(stages)
 
 
 def _confidence(head: HeadNodes) -> str:

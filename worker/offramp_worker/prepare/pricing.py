@@ -37,7 +37,7 @@ class Runs:
 
 
 class Priced:
-    """A backbone cut at ``tensors``, its heads and models at the input (by ramp id)."""
+    """A backbone cut at ``tensors`` (of ``shapes``, without batch axis), its heads and models at the input (by ramp id)."""
 
     def __init__(
         self,
@@ -45,10 +45,11 @@ class Priced:
         heads: Sequence[HeadNodes],
         tensors: Sequence[str],
         *,
+        shapes: dict[str, tuple[int, ...]],
         open_session: Open,
         sides: Mapping[str, onnx.ModelProto] | None = None,
     ) -> None:
-        cut = pieces(model, heads, tensors)
+        cut = pieces(model, heads, tensors, shapes=shapes)
         entry = input_name(model)
         whole = StageSession(open_session(model, False), entry, "", (output_name(model),), True, ())
         self._exact = Stage(whole)

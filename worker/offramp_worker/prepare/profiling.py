@@ -99,6 +99,7 @@ def measure(
         backbone.model,
         heads,
         [place.tensor for place in inside],
+        shapes={place.tensor: place.shape for place in inside},
         open_session=lambda model, optimised: open_session(model, threads=threads, optimised=optimised),
     )
     batches = []
@@ -165,6 +166,7 @@ def side_seconds(
         backbone.model,
         (),
         (),
+        shapes={},
         open_session=lambda model, optimised: open_session(model, threads=threads, optimised=optimised),
         sides=sides,
     )
