@@ -131,7 +131,7 @@ def model_uri(out: Path) -> str:
 
 def content_key(seed: int) -> str:
     """Digest of everything the output depends on: the code that makes it and its arguments."""
-    parts = [Path(str(module)).read_bytes() for module in (__file__, data.__file__, families.__file__)]
+    parts = [Path(str(module)).read_bytes() for module in (__file__, data.__file__, families.cifar.__file__)]
     return hashlib.sha256(b"\0".join([*parts, str(seed).encode()])).hexdigest()
 
 

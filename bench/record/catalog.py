@@ -22,7 +22,7 @@ import bench.record.video
 import offramp_core.uncertainty
 import offramp_worker.bundle.heads
 import offramp_worker.prepare.cuts
-import offramp_worker.prepare.families
+import offramp_worker.prepare.families.cifar
 import offramp_worker.prepare.features
 import offramp_worker.prepare.profiling
 import offramp_worker.prepare.training
@@ -41,7 +41,7 @@ _NETWORK: Modules = (
     bench.record.network,
     offramp_worker.bundle.heads,
     offramp_worker.prepare.cuts,
-    offramp_worker.prepare.families,
+    offramp_worker.prepare.families.cifar,
     offramp_worker.prepare.features,
 )
 _COSTS: Modules = (bench.record.costs, offramp_worker.prepare.profiling)

@@ -28,7 +28,10 @@ def prepare(
         ),
     ] = None,
     data: Annotated[
-        str, typer.Option(help="Unlabelled inputs, oldest first: an .npz with x [N, ...], or a folder of images.")
+        str,
+        typer.Option(
+            help="Unlabelled inputs, oldest first: an .npz with x [N, ...], a folder of images, or JSON lines of text."
+        ),
     ],
     out: Annotated[
         Path, typer.Option(help="Folder of the bundle; an earlier bundle there, also the refreshed one, is replaced.")
@@ -59,6 +62,13 @@ def prepare(
     ] = 60.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same heads.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads of one worker; the profile is measured with them.")] = 1,
+    tokenizer: Annotated[
+        str, typer.Option(help="tokenizer.json that divides texts into tokens.  [default: the one beside the model]")
+    ] = "",
+    max_tokens: Annotated[int, typer.Option(help="Longer texts are cut to so many tokens.", min=2)] = 512,
+    pad_id: Annotated[
+        int | None, typer.Option(help="Token id that fills texts up.  [default: the tokenizer's, else 0]")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Find exits in a model, train their heads, measure them and write an exit bundle.
@@ -86,6 +96,7 @@ def prepare(
         model=model or str(refresh), data=data, out=out, name=name, head_data=head_data, split=split,  # type: ignore[arg-type]
         head_share=head_share, variations=variations, seed=seed, threads=threads,
         sides=tuple(side or ()), precision=precision, compile_limit=compile_limit,  # type: ignore[arg-type]
+        tokenizer=tokenizer, max_tokens=max_tokens, pad=pad_id,
     )  # fmt: skip
     try:
         report = (prepare_bundle if refresh is None else refresh_bundle)(request, Reporter())

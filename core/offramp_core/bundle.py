@@ -38,7 +38,7 @@ PROFILE_FILE = "profile.json"
 PROBE_FILE = "probe.npz"
 MANIFEST_FILE = "manifest.json"
 
-HeadKind = Literal["pooled-linear", "grid-linear", "grid-mlp", "conv", "mean-linear", "mean-mlp", "model"]
+HeadKind = Literal["pooled-linear", "grid-linear", "grid-mlp", "conv", "mean-linear", "mean-mlp", "own", "model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class RampSpec:
     ``head`` is pooled-linear (global average pooling and one linear layer), grid-linear (4x4 average and maximum
     pooling and one linear layer), grid-mlp (the same pooling and an MLP with one hidden layer), conv (three small
     convolutions before the same pooling and one linear layer), mean-linear or mean-mlp (over the mean of a sequence's
-    tokens) or model (a whole small model at the input, in a file of its own: :func:`side_model_file`). ``hidden`` is the
+    tokens), own (an exit of the network itself: ``output`` is the tensor with its logits) or model (a whole small model at the input, in a file of its own: :func:`side_model_file`). ``hidden`` is the
     width of the hidden layer or of the convolutions.
     ``precision`` names the graph that holds ``tensor``; empty is fp32, or all of them where ``tensor`` is the model's input.
     A ramp ``int8/<id>`` may use the weights of ``<id>``: what ``ramps.safetensors`` does not hold for it is taken from there.
@@ -93,6 +93,7 @@ class RampSpec:
     channels: int
     hidden: int = 0
     precision: Literal["", "fp32", "int8"] = ""
+    output: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,8 @@ def _digested(ramp: RampSpec) -> dict[str, Any]:
         "channels": ramp.channels,
         "hidden": ramp.hidden,
     }
-    return spec | ({"precision": ramp.precision} if ramp.precision else {})
+    later = {"precision": ramp.precision, "output": ramp.output}
+    return spec | {name: value for name, value in later.items() if value}
 
 
 def profile_arrays(profile: Profile) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:

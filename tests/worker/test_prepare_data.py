@@ -12,6 +12,7 @@ from PIL import Image
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.prepare.data import load_inputs, plan_split, remove_repeats, shifted_copies
+from offramp_worker.prepare.texts import find_tokenizer, load_tokenizer
 
 
 @given(total=st.integers(40, 50_000), share=st.floats(0.001, 0.8), doublings=st.integers(0, 5))
@@ -78,9 +79,76 @@ def pickled(folder: Path) -> str:
     return write_npz(folder / "p.npz", x=np.array([{"a": 1}, None], dtype=object))
 
 
+def lines(folder: Path, *rows: str) -> str:
+    (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    return str(folder / "rows.jsonl")
+
+
+def tokenizer_file(folder: Path, *, pad: str = "[PAD]") -> Path:
+    """A tokenizer.json that divides at white space and knows a few words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    known = {pad: 0, "[UNK]": 1, "[CLS]": 2, "a": 3, "good": 4, "film": 5}
+    tokenizer = Tokenizer(models.WordLevel(known, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def test_json_lines_become_token_ids_with_the_tokenizers_own_marks_filled_up_and_cut(tmp_path: Path) -> None:
+    reader = load_tokenizer(tokenizer_file(tmp_path), most=4)
+    path = lines(tmp_path, '{"text": "a good film", "label": 1}', "", '"a film that is good"', '{"text": ""}')
+    read = load_inputs(path, texts=reader)
+    assert read.dtype == np.int64
+    np.testing.assert_array_equal(read, [[2, 3, 4, 5], [2, 3, 5, 1], [2, 0, 0, 0]])
+    assert reader.pad == 0
+
+
+def test_the_tokenizer_is_looked_for_beside_the_model_unless_one_is_given(tmp_path: Path) -> None:
+    file = tokenizer_file(tmp_path)
+    assert find_tokenizer(str(tmp_path / "m.onnx"), "") == file
+    assert find_tokenizer(f"family:bert?heads=2&weights={tmp_path / 'w.safetensors'}&x=1", "") == file
+    assert find_tokenizer(str(tmp_path / "elsewhere" / "m.onnx"), "") is None
+    with pytest.raises(InvalidArgumentError, match=r"none\.json does not exist"):
+        find_tokenizer("m.onnx", str(tmp_path / "none.json"))
+
+
+def test_token_ids_in_an_npz_stay_whole_numbers(tmp_path: Path) -> None:
+    read = load_inputs(write_npz(tmp_path / "d.npz", x=np.array([[1, 2], [3, 0]], dtype=np.int32)))
+    assert read.dtype == np.int64
+    np.testing.assert_array_equal(read, [[1, 2], [3, 0]])
+
+
+BAD_TEXTS = {
+    "no JSON": (["{text}"], r"rows\.jsonl, line 1 is no JSON"),
+    "no text": (['{"text": "a"}', '{"sentence": "a"}'], r'line 2: needs a string "text"'),
+    "a number": (["3"], r'line 1: needs a string "text"'),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TEXTS)
+def test_bad_lines_are_refused_with_their_number(case: str, tmp_path: Path) -> None:
+    rows, message = BAD_TEXTS[case]
+    reader = load_tokenizer(tokenizer_file(tmp_path), most=4)
+    with pytest.raises(InvalidArgumentError, match=message):
+        load_inputs(lines(tmp_path, *rows), texts=reader)
+
+
+def test_a_tokenizer_without_a_pad_token_or_of_rubbish_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="has no pad token"):
+        load_tokenizer(tokenizer_file(tmp_path, pad="[NOTHING]"), most=4)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InvalidArgumentError, match=r"is no tokenizer\.json"):
+        load_tokenizer(tmp_path / "tokenizer.json", most=4)
+
+
 BAD_DATA = {
     "missing file": (lambda d: str(d / "none.npz"), r"none\.npz does not exist"),
-    "text": (lambda d: str(d / "rows.jsonl"), r"rows\.jsonl: text is not supported yet"),
+    "texts without a tokenizer": (
+        lambda d: lines(d, '{"text": "a"}'),
+        r"rows\.jsonl: texts need the model's tokenizer",
+    ),
     "no x": (lambda d: write_npz(d / "d.npz", images=np.ones((3, 2))), r"d\.npz: array x is missing"),
     "integers": (lambda d: write_npz(d / "d.npz", x=np.ones((3, 2), np.uint8)), "x has dtype uint8"),
     "one axis": (lambda d: write_npz(d / "d.npz", x=np.ones(3)), r"x has shape \(3,\)"),

@@ -107,7 +107,11 @@ def pickled_program(folder: Path) -> str:
 
 MODELS = {
     "an image as output": (image_output, ModelRefusedError, r"must be \[batch, classes\]"),
-    "two outputs": (two_outputs, ModelRefusedError, "1 inputs and 2 outputs"),
+    "outputs that are not all logits": (
+        two_outputs,
+        ModelRefusedError,
+        r"output 'y' has shape \[16, 5\], the last one \[16, 4\]",
+    ),
     "two inputs": (two_inputs, ModelRefusedError, "2 inputs and 1 outputs"),
     "training mode": (depends_on_the_batch, ModelRefusedError, "depends on the other inputs of its batch"),
     "a fixed batch": (fixed_batch, ModelRefusedError, "batch axis fixed"),
@@ -207,7 +211,7 @@ def test_whole_number_tensors_between_the_blocks_are_no_place(tmp_path: Path) ->
     uri = save_graph(
         tmp_path / "m.onnx", nodes, [weight("w", 4, 3, 3, 3), weight("w2", 4, 4, 3, 3), weight("v", 256, 5)]
     )
-    n_cuts, places = find_places(load_backbone(uri, ROWS), ROWS)
+    n_cuts, places, _ = find_places(load_backbone(uri, ROWS), ROWS)
     assert n_cuts == 5
     assert [place.tensor for place in places] == ["back", "d"]
 
@@ -254,5 +258,5 @@ def test_the_command_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
-        f"offramp prepare: data {tmp_path / 'none.npz'} does not exist; give an .npz with x [N, ...] or a folder of images"
+        f"offramp prepare: data {tmp_path / 'none.npz'} does not exist; give an .npz with x [N, ...], a folder of images, or a .jsonl file of texts"
     ]

@@ -23,7 +23,7 @@ CHEAP_OPERATORS = frozenset(
     }
 )  # fmt: skip
 GATHERS = frozenset({"Gather", "GatherND"})
-SMALL_TABLE = 4_096  # elements; picking rows of a larger constant is an embedding, not a mask
+SMALL_TABLE = 1_024  # elements; picking rows of a larger constant is an embedding, not a mask
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from offramp_worker.bundle.dataflow import captured, dependent_tensors, free_ten
 from offramp_worker.bundle.heads import HeadNodes
 
 FLOAT = onnx.TensorProto.FLOAT
-TOKEN_WEIGHT = "offramp/token_weight"  # noqa: S105 - see prepare/tokens.py
 Array = npt.NDArray[Any]
 
 
@@ -44,21 +43,14 @@ def output_name(model: onnx.ModelProto, file: str = BACKBONE_FILE) -> str:
 
 
 def feature_size(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Channels, height and width of what a head reads: a map (channels, height, width), or tokens (tokens, channels) in one line.
+    """Channels, height and width of a tensor: a map (channels, height, width), tokens (tokens, channels) in one line, or a vector.
 
-    Raises
-    ------
-    InvalidBundleError
-        It is neither.
-
-    >>> feature_size((64, 8, 8)), feature_size((-1, 384))
-    ((64, 8, 8), (384, 1, -1))
+    >>> feature_size((64, 8, 8)), feature_size((-1, 384)), feature_size((128,))
+    ((64, 8, 8), (384, 1, -1), (128, 1, 1))
     """
-    if len(shape) not in (2, 3):
-        raise InvalidBundleError(f"a tensor of shape {shape} feeds no head; a map or tokens do")
-    if len(shape) == 2:
-        return shape[1], 1, shape[0]
-    return shape[0], shape[1], shape[2]
+    if len(shape) == 3:
+        return shape[0], shape[1], shape[2]
+    return shape[-1], 1, shape[0] if len(shape) == 2 else 1
 
 
 def feature_shapes(
@@ -107,7 +99,7 @@ def _length_varies(model: onnx.ModelProto) -> bool:
     (value,) = [v for v in model.graph.input if v.name == input_name(model)]
     dims = value.type.tensor_type.shape.dim
     return (
-        value.type.tensor_type.elem_type == onnx.TensorProto.INT64
+        value.type.tensor_type.elem_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
         and len(dims) == 2
         and not dims[1].HasField("dim_value")
     )

@@ -7,6 +7,9 @@
     grid-mlp        grid → w1 [32 * C, hidden], b1 → relu → w2 [hidden, n_classes], b2
     conv            three 3x3 convolutions k1, k2, k3 [out, in, 3, 3] of ``hidden`` channels, each with a bias and relu,
                     then grid → w1 [32 * hidden, n_classes], b1
+    mean-linear     mean over the tokens that are no padding → w1 [C, n_classes], b1
+    own             no parameters: the logits of an exit that the network brings with it
+    mean-mlp        the same mean → w1 [C, hidden], b1 → relu → w2 [hidden, n_classes], b2
 
 ``grid`` is concat(4x4 average pooling, 4x4 maximum pooling), each flattened channel first (C, 4, 4), average first.
 Linear weights are stored [in, out]; all are float32; input standardisation is folded into the first layer. A kind is
@@ -28,6 +31,7 @@ from offramp_core.bundle import HeadKind, RampSpec
 from offramp_core.errors import InvalidArgumentError
 
 GRID = 4
+MEAN_WEIGHT = "offramp/mean_weight"  # [n or 1, 1, tokens] in a backbone with tokens: 1 over their number, 0 at padding
 CONVOLUTIONS, KERNEL = 3, 3
 LARGE_SIDE, HALVED_SIDE = 64, 16  # a convolution takes steps of 4 from maps of 64 cells on, of 2 from 16 on
 Array = npt.NDArray[Any]
@@ -70,11 +74,14 @@ class Kind:
         Convolutions of ``RampSpec.hidden`` channels before the pooling.
     hidden_layer : bool
         Whether a layer of ``RampSpec.hidden`` units lies between the pooled vector and the logits.
+    trained : bool
+        Whether it has parameters; else ``RampSpec.output`` holds the logits already.
     """
 
     pooling: Pooling
     convolutions: int = 0
     hidden_layer: bool = False
+    trained: bool = True
 
     @property
     def needs_hidden(self) -> bool:
@@ -122,6 +129,8 @@ def head_inputs(spec: RampSpec) -> int:
 def parameter_shapes(spec: RampSpec, *, n_classes: int) -> dict[str, tuple[int, ...]]:
     """Name → shape of the head's parameters, as they stand in ``ramps.safetensors`` after ``<id>/``."""
     kind, shapes, width = KINDS[spec.head], dict[str, tuple[int, ...]](), spec.channels
+    if not kind.trained:
+        return shapes
     for number in range(1, kind.convolutions + 1):
         shapes |= {f"k{number}": (spec.hidden, width, KERNEL, KERNEL), f"kb{number}": (spec.hidden,)}
         width = spec.hidden
@@ -137,11 +146,11 @@ def head_nodes(spec: RampSpec, tensors: Mapping[str, Array], *, height: int, wid
     Parameters
     ----------
     spec : RampSpec
-        ``spec.tensor`` is the (n, channels, height, width) tensor the head reads.
+        ``spec.tensor`` is the (n, channels, height, width) or (n, tokens, channels) tensor the head reads.
     tensors : mapping
         The parameters that :func:`parameter_shapes` names; float32.
     height, width : int
-        Size of the feature map; both >= 4 for all kinds but pooled-linear.
+        Size of the feature map; both >= 4 where the kind pools to a grid. Tokens have 1 and their number (-1: it varies).
 
     Raises
     ------
@@ -149,6 +158,9 @@ def head_nodes(spec: RampSpec, tensors: Mapping[str, Array], *, height: int, wid
         A parameter is missing or has another shape; or the map is too small for the head.
     """
     kind, prefix = KINDS[spec.head], f"offramp/{spec.id}"
+    if not kind.trained:
+        node = helper.make_node("Identity", [spec.output], [f"{prefix}/logits"], name=f"{prefix}/own")
+        return HeadNodes(spec.id, spec.tensor, f"{prefix}/logits", (node,), ())
     last = "b2" if kind.hidden_layer else "b1"
     if last not in tensors:
         raise InvalidArgumentError(f"{spec.id}/{last} is missing; a {spec.head} head needs it")
@@ -204,6 +216,13 @@ def _pool_grid(source: str, prefix: str, height: int, width: int) -> Nodes:
     return nodes
 
 
+def _pool_tokens(source: str, prefix: str, _height: int, _width: int) -> Nodes:
+    return [
+        helper.make_node("MatMul", [MEAN_WEIGHT, source], [f"{prefix}/mean"], name=f"{prefix}/mean"),
+        helper.make_node("Flatten", [f"{prefix}/mean"], [f"{prefix}/pooled"], name=f"{prefix}/flat", axis=1),
+    ]
+
+
 def _convolution(prefix: str, *, source: str, number: int, stride: int) -> Nodes:
     target, inputs = f"{prefix}/conv{number}", [source, f"{prefix}/k{number}", f"{prefix}/kb{number}"]
     shape = {"kernel_shape": [KERNEL] * 2, "strides": [stride] * 2, "pads": [KERNEL // 2] * 4}
@@ -220,9 +239,14 @@ def _linear(prefix: str, *, source: str, target: str, layer: int) -> Nodes:
 
 MEAN = Pooling("mean", _pool_mean, cells=1)
 CELLS = Pooling("grid", _pool_grid, cells=2 * GRID * GRID, least_side=GRID)
+TOKENS = Pooling("tokens", _pool_tokens, cells=1)
+OWN = Pooling("own", lambda _source, _prefix, _height, _width: [], cells=1)
 KINDS: Mapping[HeadKind, Kind] = {
     "pooled-linear": Kind(MEAN),
     "grid-linear": Kind(CELLS),
     "grid-mlp": Kind(CELLS, hidden_layer=True),
     "conv": Kind(CELLS, convolutions=CONVOLUTIONS),
+    "mean-linear": Kind(TOKENS),
+    "mean-mlp": Kind(TOKENS, hidden_layer=True),
+    "own": Kind(OWN, trained=False),
 }

@@ -39,7 +39,7 @@ from offramp_core.plan import PRECISIONS, Precision
 from offramp_core.protocol import RampInfo
 from offramp_core.records import records_from_arrays
 from offramp_core.uncertainty import TABLE_SIZE
-from offramp_worker.bundle.graph import feature_shapes, input_name, output_name
+from offramp_worker.bundle.graph import feature_shapes, feature_size, input_name, output_name
 from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_shapes
 
 Array = npt.NDArray[Any]
@@ -275,7 +275,7 @@ def _parse_probe(raw: bytes, manifest: Manifest) -> tuple[Array, Array]:
         raise InvalidBundleError(f"{PROBE_FILE}: has {sorted(arrays)}; it needs x and logits")
     x, logits = arrays["x"], arrays["logits"]
     spec = manifest.inputs[0]
-    if len(x) == 0 or x.shape[1:] != spec.shape or x.dtype != NUMPY_TYPES[spec.datatype]:
+    if len(x) == 0 or not spec.fits(x.shape[1:]) or x.dtype != NUMPY_TYPES[spec.datatype]:
         raise InvalidBundleError(
             f"{PROBE_FILE}: x is {x.dtype} {x.shape}; the input is {spec.datatype} [n, {spec.shape}], n >= 1"
         )
@@ -344,7 +344,7 @@ def _feature_shapes(
         if ramp.head == "model":
             continue
         shape = shapes[ramp.tensor]
-        if len(shape) != 3 or shape[0] != ramp.channels:
+        if not 1 <= len(shape) <= 3 or feature_size(shape)[0] != ramp.channels:
             raise InvalidBundleError(
                 f"{MANIFEST_FILE}: ramp {ramp.id!r} expects {ramp.channels} channels; tensor {ramp.tensor!r} is {shape}"
             )
@@ -355,7 +355,7 @@ def _head(
     ramp: RampSpec, tensors: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], *, n_classes: int
 ) -> HeadNodes:
     own = {name: tensors[_tensor_name(ramp.id, name, tensors)] for name in parameter_shapes(ramp, n_classes=n_classes)}
-    _, height, width = shapes[ramp.tensor]
+    _, height, width = feature_size(shapes[ramp.tensor])
     try:
         return head_nodes(ramp, own, height=height, width=width)
     except ValueError as error:

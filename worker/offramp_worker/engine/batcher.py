@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,8 +75,10 @@ class Batcher:
         objective_seconds: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
         changed: threading.Condition | None = None,
+        join: Callable[[Sequence[Array]], Array] = np.concatenate,
     ) -> None:
-        """``changed`` is what threads wait on for requests; a simulation of time brings its own."""
+        """``changed`` is what threads wait on for requests; a simulation of time brings its own. ``join`` makes one batch of rows."""
+        self._join = join
         self._policy, self._door, self._clock = policy, Door(objective_seconds, pace), clock
         self._max_rows, self._objective = max_rows, objective_seconds
         self._changed = changed or threading.Condition()
@@ -304,8 +306,7 @@ class Batcher:
         del lane.tickets[:finished]
         lane.rows -= len(owners)
         self._rows -= len(owners)
-        x = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        batch = Batch(x, owners, lane is self._lanes[True], now, followed=self._busy)
+        batch = Batch(self._join(parts), owners, lane is self._lanes[True], now, followed=self._busy)
         self._taken.append(batch)
         return batch
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from offramp_core.batching import batching, exact_seconds, rows_within
 from offramp_core.columns import EXACT
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import Arm
+from offramp_worker.bundle.lengths import pad_rows
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.answers import all_finite, finite_rows, labels
 from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
@@ -82,15 +84,17 @@ class Engine:
         self._clock, self._wall_clock = clock, wall_clock
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
         self._exact = sessions.exact_stage()
+        join = partial(pad_rows, spec=bundle.manifest.inputs[0])
         self._batcher = Batcher(
             policy=batching(batching_name, profile=bundle.profile, slo_seconds=latency_seconds),
             pace=Pace(exact_seconds(bundle.profile)),
             max_rows=max_queue_rows,
             objective_seconds=latency_seconds,
             clock=clock,
+            join=join,
         )
         self._cache = PredictionCache(max_bytes=cache_bytes) if cache_bytes else None
-        self._desk = AuditDesk(tapped=sessions.tapped, ring=self.ring, judge=self._judge)
+        self._desk = AuditDesk(tapped=sessions.tapped, ring=self.ring, judge=self._judge, join=join)
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
         self._turn = threading.Lock()  # held while a batch or an audit runs
         self._batches = 0

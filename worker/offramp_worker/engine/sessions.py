@@ -23,6 +23,7 @@ from offramp_core.columns import EXACT, FINAL_HEAD
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_core.plan import Precision
 from offramp_worker.bundle.graph import input_name, output_name, tapped_model
+from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.stages import StageGraph, side_stage, stage_graphs
 from offramp_worker.engine.answers import LabelArray, finite_rows, labels
@@ -145,7 +146,7 @@ class Sessions:
     def warm_up(self, sizes: Iterable[int], stages: Sequence[Stage]) -> None:
         """Run every batch size once, the largest first, so that no request pays for a first allocation."""
         for size in sorted(sizes, reverse=True):
-            features = x = np.resize(self._bundle.probe_x, (size, *self._bundle.probe_x.shape[1:]))
+            features = x = typical_batch(self._bundle.probe_x, self._bundle.manifest.inputs[0], size=size)
             for stage in stages:
                 features, _ = stage.run(features, x)
 

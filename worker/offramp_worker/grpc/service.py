@@ -25,6 +25,7 @@ from offramp_worker.http.tensors import (
     BadRequestError,
     InferRequest,
     as_array,
+    in_range,
     model_metadata,
     read_header,
     reply_parameters,
@@ -146,8 +147,8 @@ def read_request(request: Message, *, spec: TensorSpec, max_rows: int) -> InferR
             raise BadRequestError(
                 f"raw_input_contents[0]: has {len(raw)} bytes; shape and datatype need {size * dtype.itemsize}"
             )
-        return header.request(as_array(raw, shape=header.shape, dtype=dtype))
-    return header.request(_typed(request.inputs[0].contents, spec.datatype, header.shape))
+        return header.request(in_range(as_array(raw, shape=header.shape, dtype=dtype), spec))
+    return header.request(in_range(_typed(request.inputs[0].contents, spec.datatype, header.shape), spec))
 
 
 def _typed(contents: Message, datatype: str, shape: tuple[int, ...]) -> Array:

@@ -145,10 +145,19 @@ _parse_known_header = lru_cache(maxsize=256)(_parse_header)
 def _with_values(header: RequestHeader, binary: memoryview, spec: TensorSpec) -> InferRequest:
     dtype = NUMPY_TYPES[spec.datatype]
     if header.binary_size is not None:
-        return header.request(_from_binary(binary, header.binary_size, shape=header.shape, dtype=dtype))
+        return header.request(in_range(_from_binary(binary, header.binary_size, shape=header.shape, dtype=dtype), spec))
     if len(binary):
         raise BadRequestError("inputs[0].parameters.binary_data_size: is missing, but binary data follows the JSON")
-    return header.request(_from_json(header.tensor, shape=header.shape, dtype=dtype))
+    return header.request(in_range(_from_json(header.tensor, shape=header.shape, dtype=dtype), spec))
+
+
+def in_range(value: Array, spec: TensorSpec) -> Array:
+    """Token ids that the model knows; one beyond the embedding table would fail the whole batch."""
+    if spec.values and not (value.min() >= 0 and value.max() < spec.values):
+        raise BadRequestError(
+            f"inputs[0].data: holds ids from {value.min()} to {value.max()}; {spec.name!r} takes 0 to {spec.values - 1}"
+        )
+    return value
 
 
 def server_metadata() -> dict[str, Any]:
@@ -240,10 +249,9 @@ def _check_input(tensor: dict[str, Any], *, spec: TensorSpec, max_rows: int) -> 
 def _parse_shape(shape: Any, *, spec: TensorSpec, max_rows: int) -> tuple[int, ...]:
     if not isinstance(shape, list) or any(type(d) is not int for d in shape):
         raise BadRequestError("inputs[0].shape: must be a list of whole numbers")
-    if len(shape) != len(spec.shape) + 1 or tuple(shape[1:]) != spec.shape:
-        raise BadRequestError(
-            f"inputs[0].shape: is {shape[:8]}; {spec.name!r} takes [n, {', '.join(map(str, spec.shape))}]"
-        )
+    if not spec.fits(tuple(shape[1:])):
+        sizes = ", ".join(f"1 to {spec.longest}" if size < 0 else str(size) for size in spec.shape)
+        raise BadRequestError(f"inputs[0].shape: is {shape[:8]}; {spec.name!r} takes [n, {sizes}]")
     if not 1 <= shape[0] <= max_rows:
         raise BadRequestError(f"inputs[0].shape: has {shape[0]} rows; a request may have 1 to {max_rows}")
     return tuple(shape)

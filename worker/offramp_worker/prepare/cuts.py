@@ -16,7 +16,7 @@ most at the same price), else the last tensor of tokens.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -51,8 +51,13 @@ class Place:
 
     @property
     def is_image(self) -> bool:
-        """Whether the tensor is a map; else it is a sequence of tokens."""
+        """Whether the tensor is a map."""
         return len(self.shape) == 3
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether the tensor is a sequence of tokens; what is neither can only feed an exit of the network's own."""
+        return len(self.shape) == 2 and self.shape[1] > 0
 
     @property
     def channels(self) -> int:
@@ -66,8 +71,8 @@ class Place:
 
     @property
     def width(self) -> int:
-        """Columns of the map; for tokens their number (-1: varies)."""
-        return self.shape[2] if self.is_image else self.shape[0]
+        """Columns of the map; for tokens their number (-1: it varies)."""
+        return self.shape[2] if self.is_image else self.shape[0] if self.is_tokens else 1
 
     @property
     def has_grid(self) -> bool:
@@ -100,8 +105,26 @@ def cut_vertices(steps: Sequence[Step], *, source: str, sink: str) -> tuple[str,
     return tuple(name for name in made if name != sink and ahead[name] * behind[name] == total)
 
 
+def exit_trunks(steps: Sequence[Step], cuts: Sequence[str], exits: Iterable[str], *, source: str) -> dict[str, str]:
+    """Where a network's own exits branch off: from the tensor with an exit's logits to the last cut vertex that it follows from.
+
+    An exit that follows from no cut vertex alone is left out.
+    """
+    trunks = {}
+    for exit_tensor in exits:
+        upon = [exit_tensor, *cut_vertices(steps, source=source, sink=exit_tensor)]
+        shared = [name for name in cuts if name in upon]
+        if shared:
+            trunks[exit_tensor] = shared[-1]
+    return trunks
+
+
 def distinct_places(
-    steps: Sequence[Step], cuts: Iterable[str], *, shapes: Mapping[str, tuple[int, ...]]
+    steps: Sequence[Step],
+    cuts: Iterable[str],
+    *,
+    shapes: Mapping[str, tuple[int, ...]],
+    trunks: Container[str] = (),
 ) -> tuple[Place, ...]:
     """Reduce cut vertices to one tensor per place.
 
@@ -112,6 +135,8 @@ def distinct_places(
     shapes : mapping
         Shape without the batch axis of the cut vertices that are float32; those that are neither maps (channels, height,
         width) nor tokens (tokens, channels) are left out.
+    trunks : container of str
+        Tensors that the network's own exits branch off; they represent their places.
     """
     groups: list[list[str]] = []
     order = {name: index for index, step in enumerate(steps) for name in step.outputs}
@@ -121,7 +146,7 @@ def distinct_places(
             groups.append([])
         groups[-1].append(name)
         previous = name
-    chosen = [tensor for group in groups if (tensor := _representative(group, shapes)) is not None]
+    chosen = [tensor for group in groups if (tensor := _representative(group, shapes, trunks)) is not None]
     return tuple(Place(i, name, shapes[name]) for i, name in enumerate(chosen, start=INPUT_POSITION + 1))
 
 
@@ -146,10 +171,13 @@ def _costly(steps: Sequence[Step], *, source: str) -> list[Step]:
     return paid
 
 
-def _representative(group: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+def _representative(group: Sequence[str], shapes: Mapping[str, tuple[int, ...]], trunks: Container[str]) -> str | None:
+    branching = [name for name in group if name in trunks]
+    if branching:
+        return branching[-1]
     images = [name for name in group if len(shapes.get(name, ())) == 3]
     grids = [name for name in images if min(shapes[name][1:]) >= MIN_GRID_CELLS]
-    tokens = [name for name in group if len(shapes.get(name, ())) == 2]
+    tokens = [name for name in group if len(shapes.get(name, ())) == 2 and shapes[name][1] > 0]
     usable = grids or images or tokens
     return usable[-1] if usable else None
 

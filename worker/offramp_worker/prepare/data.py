@@ -15,10 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import InvalidArgumentError
+from offramp_worker.prepare.texts import TextReader, read_texts
 
 FloatArray = npt.NDArray[np.float32]
+InputArray = npt.NDArray[np.float32 | np.int64]  # images and other features, or token ids
 SplitName = Literal["default", "apparate"]
 
+TEXT_SUFFIXES = frozenset({".json", ".jsonl", ".ndjson"})
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".webp"})
 MIN_ROWS = 40
 MIN_HEAD_ROWS = 200
@@ -48,18 +51,21 @@ class HeadSplit:
         return self.total - self.head
 
 
-def load_inputs(uri: str) -> FloatArray:
+def load_inputs(uri: str, *, texts: TextReader | None = None) -> InputArray:
     """Read model inputs.
 
     Parameters
     ----------
     uri : str
-        An ``.npz`` file with a float array ``x`` [N, ...] (other arrays, such as labels, are not read), or a folder
-        of images of one size (read in order of name, scaled to [0, 1], channels first: [N, 3 or 1, H, W]).
+        An ``.npz`` file with an array ``x``: floats [N, ...], or token ids [N, length] as int64 (other arrays, such as labels,
+        are not read); a folder of images of one size (read in order of name, scaled to [0, 1], channels first: [N, 3 or 1,
+        H, W]); or JSON lines of text.
+    texts : TextReader, optional
+        Divides texts into tokens.
 
     Returns
     -------
-    (N, ...) float32
+    (N, ...) float32, or (N, longest) int64
 
     Raises
     ------
@@ -67,13 +73,16 @@ def load_inputs(uri: str) -> FloatArray:
         Names the file or array and what it must look like.
     """
     path = Path(uri)
-    if path.suffix in (".jsonl", ".json"):
-        raise InvalidArgumentError(
-            f"data {uri}: text is not supported yet, exits are placed on image-like activations only; "
-            "give an .npz with x [N, ...] or a folder of images"
-        )
     if not path.exists():
-        raise InvalidArgumentError(f"data {uri} does not exist; give an .npz with x [N, ...] or a folder of images")
+        raise InvalidArgumentError(
+            f"data {uri} does not exist; give an .npz with x [N, ...], a folder of images, or a .jsonl file of texts"
+        )
+    if path.suffix in TEXT_SUFFIXES:
+        if texts is None:
+            raise InvalidArgumentError(
+                f"data {uri}: texts need the model's tokenizer; put tokenizer.json beside the model or give --tokenizer FILE"
+            )
+        return texts.encode(read_texts(path))
     return _load_folder(path) if path.is_dir() else _load_npz(path)
 
 
@@ -111,11 +120,18 @@ def plan_split(total: int, *, name: SplitName, share: float, doublings: int = 0)
     return HeadSplit(train=head - validation, head=head, total=total)
 
 
-def remove_repeats(x: FloatArray, *, of: FloatArray) -> FloatArray:
+def remove_repeats(x: InputArray, *, of: InputArray) -> InputArray:
     """The rows of ``x`` whose content does not occur in ``of``; both (N, ...)."""
     known = {_digest(row) for row in of}
     keep = [index for index, row in enumerate(x) if _digest(row) not in known]
     return x[keep]
+
+
+def with_one_length(a: InputArray, b: InputArray, *, pad: int) -> tuple[InputArray, InputArray]:
+    """Two sets of token rows, the shorter ones filled up."""
+    width = max(a.shape[1], b.shape[1])
+    first, second = (np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=pad) for x in (a, b))
+    return first, second
 
 
 def shifted_copies(x: FloatArray, *, copies: int, seed: int) -> FloatArray:
@@ -144,16 +160,16 @@ def shifted_copies(x: FloatArray, *, copies: int, seed: int) -> FloatArray:
     return out
 
 
-def content_digest(x: FloatArray) -> str:
+def content_digest(x: InputArray) -> str:
     """SHA-256 (hex) of an array's values, for the manifest."""
     return _digest(x)
 
 
-def _digest(row: FloatArray) -> str:
+def _digest(row: InputArray) -> str:
     return hashlib.sha256(np.ascontiguousarray(row).tobytes()).hexdigest()
 
 
-def _load_npz(path: Path) -> FloatArray:
+def _load_npz(path: Path) -> InputArray:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             if not hasattr(arrays, "files") or "x" not in arrays.files:
@@ -166,13 +182,15 @@ def _load_npz(path: Path) -> FloatArray:
     return _checked(x, source=str(path))
 
 
-def _checked(x: npt.NDArray[Any], *, source: str) -> FloatArray:
-    if x.dtype.kind != "f":
+def _checked(x: npt.NDArray[Any], *, source: str) -> InputArray:
+    if x.dtype.kind != "f" and x.dtype not in (np.int32, np.int64):
         raise InvalidArgumentError(
-            f"data {source}: x has dtype {x.dtype}; convert it to float32 as the model expects it"
+            f"data {source}: x has dtype {x.dtype}; convert it to float32 as the model expects it, or to int64 where it is token ids"
         )
     if x.ndim < 2:
         raise InvalidArgumentError(f"data {source}: x has shape {x.shape}; it needs a row per input, [N, ...]")
+    if x.dtype.kind == "i":
+        return np.ascontiguousarray(x, dtype=np.int64)
     finite = np.isfinite(x.reshape(len(x), -1)).all(axis=1)
     if not finite.all():
         raise InvalidArgumentError(f"data {source}: x[{int(np.argmin(finite))}] is not finite; remove NaN and infinity")

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from offramp_core.bundle import HeadKind, RampSpec, TensorSpec
 from offramp_worker.bundle.graph import stage_model, tapped_model
-from offramp_worker.bundle.heads import GRID, KINDS, HeadNodes, head_nodes, parameter_shapes
+from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_shapes
 from offramp_worker.bundle.lengths import by_length, pad_rows
 from offramp_worker.prepare.cuts import Place
-from offramp_worker.prepare.data import FloatArray
+from offramp_worker.prepare.data import FloatArray, InputArray
 from offramp_worker.prepare.sources import Backbone, open_session
 
 CHUNK_ROWS = 64
@@ -33,6 +33,9 @@ KIND_SUFFIX: dict[HeadKind, str] = {
     "grid-linear": "cells",
     "grid-mlp": "grid",
     "conv": "conv",
+    "mean-linear": "mean",
+    "mean-mlp": "mlp",
+    "own": "own",
 }
 
 Advance = Callable[[int], None]
@@ -67,7 +70,7 @@ class Features:
 
 def feature_key(spec: RampSpec) -> str:
     """Name of the pooled features a head without convolutions reads; heads that pool one tensor alike share them."""
-    return f"{spec.tensor}/{KINDS[spec.head].pooling.name}"
+    return f"{spec.output or spec.tensor}/{KINDS[spec.head].pooling.name}"
 
 
 def candidate_ramps(places: Sequence[Place], *, kinds: Sequence[HeadKind]) -> tuple[RampSpec, ...]:
@@ -76,14 +79,16 @@ def candidate_ramps(places: Sequence[Place], *, kinds: Sequence[HeadKind]) -> tu
         ramp_at(place, kind)
         for place in places
         for kind in kinds
-        if min(place.height, place.width) >= KINDS[kind].pooling.least_side
+        if not place.is_image or min(place.height, place.width) >= KINDS[kind].pooling.least_side
     )
 
 
 def ramp_at(place: Place, kind: HeadKind, *, hidden: int = 0) -> RampSpec:
     """The spec of one head; ``hidden`` 0 is the kind's usual width at that place."""
     if not hidden and KINDS[kind].needs_hidden:
-        hidden = CONV_CHANNELS if KINDS[kind].convolutions else _hidden_units(place.channels)
+        hidden = (
+            CONV_CHANNELS if KINDS[kind].convolutions else _hidden_units(KINDS[kind].pooling.cells * place.channels)
+        )
     return RampSpec(
         id=f"r{place.position:02d}-{KIND_SUFFIX[kind]}{hidden or ''}",
         tensor=place.tensor,
@@ -95,8 +100,8 @@ def ramp_at(place: Place, kind: HeadKind, *, hidden: int = 0) -> RampSpec:
     )
 
 
-def _hidden_units(channels: int) -> int:
-    return min(MAX_HIDDEN, max(MIN_HIDDEN, FIRST_LAYER_WEIGHTS // (2 * GRID * GRID * channels)))
+def _hidden_units(inputs: int) -> int:
+    return min(MAX_HIDDEN, max(MIN_HIDDEN, FIRST_LAYER_WEIGHTS // inputs))
 
 
 def blank_heads(ramps: Sequence[RampSpec], places: Sequence[Place], *, n_classes: int) -> tuple[HeadNodes, ...]:
@@ -126,7 +131,7 @@ def collect_features(
     backbone: Backbone,
     ramps: Sequence[RampSpec],
     places: Sequence[Place],
-    x: FloatArray,
+    x: InputArray,
     *,
     threads: int,
     advance: Advance,
@@ -140,7 +145,7 @@ def collect_features(
 
 
 def collect_maps(
-    backbone: Backbone, place: Place, x: FloatArray, *, threads: int, advance: Advance
+    backbone: Backbone, place: Place, x: InputArray, *, threads: int, advance: Advance
 ) -> npt.NDArray[np.float16]:
     """The whole feature maps at one place, (n, channels, height, width), in half precision to halve the memory.
 
@@ -167,24 +172,23 @@ def collect_maps(
 
 
 def tapped_logits(
-    backbone: Backbone, heads: Sequence[HeadNodes], x: FloatArray, *, threads: int, advance: Advance
+    backbone: Backbone, heads: Sequence[HeadNodes], x: InputArray, *, threads: int, advance: Advance
 ) -> tuple[FloatArray, list[FloatArray]]:
     """The model's logits (n, n_classes) and each head's output, computed as a worker's audits compute them."""
     session = open_session(tapped_model(backbone.model, heads), threads=threads)
     names = [backbone.output.name, *(head.output for head in heads)]
     out: list[FloatArray] = []
-    for start in range(0, len(x), CHUNK_ROWS):
-        chunk = x[start : start + CHUNK_ROWS]
-        values = session.run(names, {backbone.input.name: chunk})
+    for rows in by_length(x, backbone.input, size=CHUNK_ROWS):
+        values = session.run(names, {backbone.input.name: pad_rows([x[rows]], backbone.input)})
         if not out:
             out = [np.empty((len(x), *value.shape[1:]), dtype=np.float32) for value in values]
         for whole, value in zip(out, values, strict=True):
-            whole[start : start + len(chunk)] = value
-        advance(len(chunk))
+            whole[rows] = value
+        advance(len(rows))
     return out[0], out[1:]
 
 
-def model_logits(session: Any, x: FloatArray, spec: TensorSpec) -> FloatArray:
+def model_logits(session: Any, x: InputArray, spec: TensorSpec) -> FloatArray:
     """What a whole model with the input ``spec`` says about rows ``x`` (n, ...): its logits (n, n_classes)."""
     said: FloatArray | None = None
     for rows in by_length(x, spec, size=CHUNK_ROWS):
@@ -198,5 +202,7 @@ def model_logits(session: Any, x: FloatArray, spec: TensorSpec) -> FloatArray:
 
 def _pooling_only(head: HeadNodes) -> HeadNodes:
     """The nodes of a head before its first layer."""
-    first_layer = next(index for index, node in enumerate(head.nodes) if node.op_type == "Gemm")
+    first_layer = next((index for index, node in enumerate(head.nodes) if node.op_type == "Gemm"), None)
+    if first_layer is None:  # an exit of the network's own
+        return head
     return replace(head, nodes=head.nodes[:first_layer], initializers=(), output=str(head.nodes[first_layer].input[0]))

@@ -14,7 +14,7 @@ import numpy as np
 
 from offramp_core.bundle import HeadKind, RampSpec
 from offramp_worker.prepare.cuts import Place
-from offramp_worker.prepare.data import FloatArray, HeadSplit, SplitName, plan_split, shifted_copies
+from offramp_worker.prepare.data import FloatArray, HeadSplit, InputArray, SplitName, plan_split, shifted_copies
 from offramp_worker.prepare.features import (
     MIN_HIDDEN,
     Features,
@@ -49,7 +49,7 @@ from offramp_worker.prepare.training import (
 
 DEFAULT_HEAD_SHARE = 0.1
 ENOUGH_GAIN = 0.01  # doubling the head rows must add this much utility to go on
-LINEAR_KINDS: tuple[HeadKind, ...] = ("pooled-linear", "grid-linear")
+LINEAR_KINDS: tuple[HeadKind, ...] = ("pooled-linear", "grid-linear")  # of maps
 NARROW_HIDDEN = MIN_HIDDEN // 2
 MAX_CONV_HEADS = 2
 CONV_HEADS_APART = 0.2  # of the backbone's time
@@ -58,7 +58,7 @@ MAP_BYTES = 2**30  # feature maps of one place held at a time; of more rows, onl
 
 @dataclass(frozen=True, slots=True)
 class Rungs:
-    """Candidate heads by position: ``linear`` are trained everywhere, ``mlp`` and ``conv`` where they could pay.
+    """Candidate heads by position: ``linear`` are trained everywhere, ``mlp`` and ``conv`` where they could pay, ``own`` never.
 
     ``narrow`` are MLPs with fewer units: cheaper than those of the usual width where one read of the weights counts.
     """
@@ -67,11 +67,12 @@ class Rungs:
     mlp: tuple[RampSpec, ...]
     narrow: tuple[RampSpec, ...]
     conv: tuple[RampSpec, ...]
+    own: tuple[RampSpec, ...] = ()
 
     @property
     def all(self) -> tuple[RampSpec, ...]:
         """Every candidate."""
-        return (*self.linear, *self.mlp, *self.narrow, *self.conv)
+        return (*self.own, *self.linear, *self.mlp, *self.narrow, *self.conv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +85,24 @@ class Workshop:
 
     backbone: Backbone
     places: tuple[Place, ...]
-    x: FloatArray
-    extra: FloatArray
+    x: InputArray
+    extra: InputArray
     variations: int
     seed: int
     threads: int
     reporter: Reporter
 
-    def features(self, ramps: Sequence[RampSpec], x: FloatArray, name: str) -> Features:
+    def features(self, ramps: Sequence[RampSpec], x: InputArray, name: str) -> Features:
         """What heads read of rows, and the model's answers."""
         with self.reporter.step(name, total=len(x)) as advance:
             return collect_features(self.backbone, ramps, self.places, x, threads=self.threads, advance=advance)
 
     def copies(self, split: HeadSplit) -> FloatArray:
         """Variations of the rows of the stream that train heads."""
-        return shifted_copies(self.x[: split.train], copies=self.variations, seed=self.seed)
+        images = np.asarray(self.x[: split.train], dtype=np.float32)
+        return shifted_copies(images, copies=self.variations, seed=self.seed)
 
-    def training_rows(self, split: HeadSplit, *, most: int) -> FloatArray:
+    def training_rows(self, split: HeadSplit, *, most: int) -> InputArray:
         """The first rows of all that train heads: of the stream, their variations, the extra ones."""
         parts = [self.x[: split.train][:most]]
         if self.variations and len(parts[0]) < most:
@@ -108,7 +110,7 @@ class Workshop:
         parts.append(self.extra[: most - sum(len(part) for part in parts)])
         return np.concatenate(parts)
 
-    def validation_rows(self, split: HeadSplit) -> FloatArray:
+    def validation_rows(self, split: HeadSplit) -> InputArray:
         """The rows of the stream that say when to stop and which heads stay."""
         return self.x[split.train : split.head]
 
@@ -156,7 +158,7 @@ class Taught:
     answers: FloatArray
 
 
-def candidate_rungs(places: Sequence[Place], *, entry: Place | None) -> Rungs:
+def candidate_rungs(places: Sequence[Place], *, entry: Place | None, exits: Mapping[str, str]) -> Rungs:
     """All candidate heads of a network.
 
     Parameters
@@ -165,15 +167,24 @@ def candidate_rungs(places: Sequence[Place], *, entry: Place | None) -> Rungs:
         Cut vertices worth an exit.
     entry : Place, optional
         The model's input where it is an image: small students of the whole network sit there.
+    exits : mapping
+        The network's own exits: the tensor with the logits -> the tensor of the place that it branches off.
     """
     images = [place for place in (*([] if entry is None else [entry]), *places) if place.is_image]
+    tokens = [place for place in places if place.is_tokens]
     usual = candidate_ramps(images, kinds=("grid-mlp",))
     wide = {spec.position for spec in usual if spec.hidden > NARROW_HIDDEN}
     return Rungs(
-        linear=candidate_ramps(images, kinds=LINEAR_KINDS),
-        mlp=usual,
+        linear=(*candidate_ramps(images, kinds=LINEAR_KINDS), *candidate_ramps(tokens, kinds=("mean-linear",))),
+        mlp=(*usual, *candidate_ramps(tokens, kinds=("mean-mlp",))),
         narrow=tuple(ramp_at(p, "grid-mlp", hidden=NARROW_HIDDEN) for p in images if p.position in wide),
         conv=candidate_ramps(images, kinds=("conv",)),
+        own=tuple(
+            replace(ramp_at(place, "own"), output=output)
+            for place in places
+            for output, trunk in exits.items()
+            if trunk == place.tensor
+        ),
     )
 
 
@@ -181,7 +192,8 @@ def fit_pooled(
     shop: Workshop, rungs: Rungs, costs: Mapping[str, RampCost], training: Features, validation: Features
 ) -> Fitted:
     """Train the heads that read pooled features: all linear ones, MLPs that could beat them, narrow MLPs that could beat all."""
-    fitted = _fit_features(shop, rungs.linear, training, validation)
+    own = Fitted(rungs.own, {spec.id: {} for spec in rungs.own}, {}, validation.logits).on(validation)
+    fitted = own.then(_fit_features(shop, rungs.linear, training, validation))
     for candidates, reach in ((rungs.mlp, REACH), (rungs.narrow, 0.0)):
         promising, others = screen(candidates, costs, fitted.merits(costs), reach=reach)
         fitted = fitted.then(_fit_features(shop, promising, training, validation))

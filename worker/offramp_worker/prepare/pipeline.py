@@ -13,26 +13,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.bundle import RampSpec, profile_arrays
+from offramp_core.bundle import RampSpec, TensorSpec, profile_arrays
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_core.uncertainty import quantile_table, raw_score, uncertainty
 from offramp_worker.bundle.graph import feature_shapes
+from offramp_worker.bundle.lengths import pad_rows
 from offramp_worker.prepare.cuts import (
     INPUT_POSITION,
     Place,
     cut_vertices,
     distinct_places,
+    exit_trunks,
     float_tensors,
     graph_steps,
 )
 from offramp_worker.prepare.data import (
     FloatArray,
     HeadSplit,
+    InputArray,
     SplitName,
     content_digest,
     load_inputs,
     plan_split,
     remove_repeats,
+    with_one_length,
 )
 from offramp_worker.prepare.executors import (
     COMPILE_LIMIT,
@@ -59,7 +63,9 @@ from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, approximation_lines, write_report
 from offramp_worker.prepare.selection import RampCost, Verdict, cost_of, merit, select_ramps
-from offramp_worker.prepare.sources import Backbone, load_backbone
+from offramp_worker.prepare.sources import Backbone, fitted_rows, load_backbone
+from offramp_worker.prepare.texts import find_tokenizer, load_tokenizer
+from offramp_worker.prepare.tokens import add_constant_weight
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
 
 MIN_DEPTH, MAX_DEPTH = 0.03, 0.95
@@ -98,6 +104,12 @@ class PrepareRequest:
         auto: int8 forms of the model and of the side models where they are faster; exact: fp32 alone.
     compile_limit : float
         Seconds that torch.compile may take while executors are compared; 0 leaves it out.
+    tokenizer : str
+        A ``tokenizer.json`` for data that is text; empty: the one beside the model.
+    max_tokens : int
+        Longer texts are cut.
+    pad : int, optional
+        The token id that fills rows up. None: the tokenizer's, else 0.
     """
 
     model: str
@@ -114,15 +126,23 @@ class PrepareRequest:
     sides: tuple[str, ...] = ()
     precision: Allowed = "auto"
     compile_limit: float = COMPILE_LIMIT
+    tokenizer: str = ""
+    max_tokens: int = 512
+    pad: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Rows of the data without repeats, rows for heads only, and how many repeats were dropped."""
+    """Rows of the data without repeats, rows for heads only, how many repeats were dropped, and the id that fills token rows up."""
 
-    x: FloatArray
-    extra: FloatArray
+    x: InputArray
+    extra: InputArray
     dropped: int
+    pad: int | None = None
+
+    def fitted(self, spec: TensorSpec) -> Inputs:
+        """The rows as the model's input takes them."""
+        return replace(self, x=fitted_rows(self.x, spec), extra=fitted_rows(self.extra, spec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +190,17 @@ def prepare_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport
     return _finish(search, heads, select_ramps(heads.fitted.merits(search.costs)), start=start)
 
 
-def find_places(backbone: Backbone, x: FloatArray) -> tuple[int, tuple[Place, ...]]:
-    """Number of cut vertices of the backbone, and the distinct places for exits among them.
+def weighted_tokens(backbone: Backbone, places: tuple[Place, ...]) -> tuple[Backbone, tuple[Place, ...]]:
+    """Places whose tokens a head can average, and the backbone with the weights of that mean."""
+    if backbone.input.pad is not None or not any(place.is_tokens for place in places):
+        return backbone, places
+    tokens = next(place.shape[0] for place in places if place.is_tokens)
+    readable = tuple(place for place in places if not place.is_tokens or place.shape[0] == tokens)
+    return replace(backbone, model=add_constant_weight(backbone.model, tokens=tokens)), readable
+
+
+def find_places(backbone: Backbone, x: InputArray) -> tuple[int, tuple[Place, ...], dict[str, str]]:
+    """Number of cut vertices of the backbone, the distinct places for exits among them, and where its own exits branch off.
 
     Raises
     ------
@@ -180,9 +209,11 @@ def find_places(backbone: Backbone, x: FloatArray) -> tuple[int, tuple[Place, ..
     """
     steps = graph_steps(backbone.model.graph)
     cuts = cut_vertices(steps, source=backbone.input.name, sink=backbone.output.name)
-    rows = x[:2]
+    rows = pad_rows([x[:2]], backbone.input)
     floats = float_tensors(backbone.model, cuts)
-    places = distinct_places(steps, cuts, shapes=feature_shapes(backbone.model, floats, rows))
+    trunks = exit_trunks(steps, cuts, backbone.exits, source=backbone.input.name)
+    shapes = feature_shapes(backbone.model, floats, rows)
+    places = distinct_places(steps, cuts, shapes=shapes, trunks=set(trunks.values()))
     if not places:
         reason = (
             "every tensor between them is bypassed by another path" if not cuts else "none of them is a map or tokens"
@@ -191,7 +222,7 @@ def find_places(backbone: Backbone, x: FloatArray) -> tuple[int, tuple[Place, ..
             f"no exit can be attached: input and output are separated by {len(cuts)} cut vertices, and {reason} "
             "([channels, height, width] or [tokens, channels]); exits need a network that narrows to one tensor between its blocks"
         )
-    return len(cuts), places
+    return len(cuts), places, trunks
 
 
 def training_threads() -> int:
@@ -220,26 +251,28 @@ def check_request(request: PrepareRequest) -> None:
 
 def read_inputs(request: PrepareRequest) -> Inputs:
     """Read the data; repeated rows go, because a copy of a training row among the records would be no test."""
-    x = load_inputs(request.data)
+    file = find_tokenizer(request.model, request.tokenizer)
+    texts = load_tokenizer(file, most=request.max_tokens) if file is not None else None
+    pad = texts.pad if texts is not None and request.pad is None else request.pad
+    x = load_inputs(request.data, texts=texts)
     plan_split(
         len(x), name=request.split, share=request.head_share or DEFAULT_HEAD_SHARE
     )  # refuse a bad share before any work
     unique = _first_occurrences(x)
-    extra = np.empty((0, *x.shape[1:]), dtype=np.float32)
-    dropped = len(x) - len(unique)
-    if request.head_data:
-        extra = load_inputs(request.head_data)
-        if extra.shape[1:] != x.shape[1:]:
-            raise InvalidArgumentError(
-                f"head-data {request.head_data} has rows of shape {list(extra.shape[1:])}, data has {list(x.shape[1:])}"
-            )
-        fresh = remove_repeats(extra, of=unique)
-        dropped += len(extra) - len(fresh)
-        extra = fresh
-    return Inputs(unique, extra, dropped)
+    if not request.head_data:
+        return Inputs(unique, unique[:0], len(x) - len(unique), pad)
+    extra = load_inputs(request.head_data, texts=texts)
+    if x.dtype.kind == extra.dtype.kind == "i":
+        unique, extra = with_one_length(unique, extra, pad=pad or 0)
+    if extra.shape[1:] != unique.shape[1:]:
+        raise InvalidArgumentError(
+            f"head-data {request.head_data} has rows of shape {list(extra.shape[1:])}, data has {list(x.shape[1:])}"
+        )
+    fresh = remove_repeats(extra, of=unique)
+    return Inputs(unique, fresh, len(x) - len(unique) + len(extra) - len(fresh), pad)
 
 
-def _first_occurrences(x: FloatArray) -> FloatArray:
+def _first_occurrences(x: InputArray) -> InputArray:
     flat = np.ascontiguousarray(x.reshape(len(x), -1))
     keys = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).ravel()
     _, first = np.unique(keys, return_index=True)
@@ -247,7 +280,7 @@ def _first_occurrences(x: FloatArray) -> FloatArray:
 
 
 def _worthwhile(
-    request: PrepareRequest, backbone: Backbone, places: Sequence[Place], x: FloatArray
+    request: PrepareRequest, backbone: Backbone, places: Sequence[Place], x: InputArray
 ) -> tuple[Place, ...]:
     """Places between 3 % and 95 % of the measured time, thinned evenly in time to at most 14."""
     quick = measure(
@@ -261,7 +294,9 @@ def _worthwhile(
         advance=lambda _: None,
     )
     depth = {place.position: quick.depth(place.position) for place in places}
-    inside = [place for place in places if MIN_DEPTH <= depth[place.position] <= MAX_DEPTH]
+    # The embeddings of a text lie at the very beginning, yet say much of it.
+    first = {place.position: 0.0 if place.is_tokens else MIN_DEPTH for place in places}
+    inside = [place for place in places if first[place.position] <= depth[place.position] <= MAX_DEPTH]
     if not inside:
         raise ModelRefusedError(
             f"no exit can be attached: the places found lie at {', '.join(f'{d:.0%}' for d in depth.values())} "
@@ -277,14 +312,16 @@ def _worthwhile(
 def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Search:
     """Load the model, find places and measure them."""
     with reporter.step("export the model", total=1) as advance:
-        backbone = load_backbone(request.model, inputs.x)
+        backbone = load_backbone(request.model, inputs.x, pad=inputs.pad)
         advance(1)
+    inputs = inputs.fitted(backbone.input)
     if request.variations and inputs.x.ndim != 4:
         raise InvalidArgumentError("variations need images, x of shape [N, channels, height, width]; use 0")
-    n_cuts, found = find_places(backbone, inputs.x)
+    n_cuts, found, exits = find_places(backbone, inputs.x)
+    backbone, found = weighted_tokens(backbone, found)
     places = _worthwhile(request, backbone, found, inputs.x)
     entry = _entry(backbone)
-    rungs = candidate_rungs(places, entry=entry)
+    rungs = candidate_rungs(places, entry=entry, exits=exits)
     places = places if entry is None else (entry, *places)
     heads = blank_heads(rungs.all, places, n_classes=backbone.n_classes)
     with reporter.step("measure the profile", total=len(BATCH_SIZES)) as advance:
@@ -446,7 +483,8 @@ def score_table(logits: FloatArray) -> npt.NDArray[np.float64]:
     return quantile_table(np.concatenate([[raw.min() - spread], raw, [raw.max() + spread]]))
 
 
-def _probe(backbone: Backbone, x: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _probe(backbone: Backbone, x: InputArray) -> tuple[InputArray, FloatArray]:
+    x = pad_rows([x], backbone.input)
     logits, _ = tapped_logits(backbone, (), x, threads=1, advance=lambda _: None)
     return x, logits
 

@@ -16,7 +16,7 @@ from offramp_core.bundle import PrecisionSpec, Profile, RampSpec, side_model_fil
 from offramp_core.columns import EXACT, final_id
 from offramp_core.plan import Precision
 from offramp_worker.prepare.cuts import Place
-from offramp_worker.prepare.data import FloatArray
+from offramp_worker.prepare.data import FloatArray, InputArray
 from offramp_worker.prepare.features import Advance, blank_heads, heads_of, tapped_logits
 from offramp_worker.prepare.profiling import Measurements, measure, profile_of, with_chain, with_heads
 from offramp_worker.prepare.progress import Reporter
@@ -43,7 +43,7 @@ class Chain:
     parameters: Tensors
     measured: Measurements
 
-    def score(self, x: FloatArray, *, threads: int, advance: Advance) -> tuple[FloatArray, Said]:
+    def score(self, x: InputArray, *, threads: int, advance: Advance) -> tuple[FloatArray, Said]:
         """The graph's logits (n, n_classes) and each ramp's, in one pass as a worker's audits make it."""
         nodes = heads_of(self.ramps, self.places, tensors=self.parameters)
         final, logits = tapped_logits(self.backbone, nodes, x, threads=threads, advance=advance)
@@ -58,8 +58,8 @@ class Work:
     quantile tables. ``threads`` are those of one worker, ``pass_threads`` those of a pass over data.
     """
 
-    rows: FloatArray
-    validation: FloatArray
+    rows: InputArray
+    validation: InputArray
     allowed: Allowed
     seed: int
     threads: int
@@ -129,7 +129,7 @@ class Approximations:
         shared = sides | {h: {b.batch_size: b.head_seconds[h] for b in self.exact.measured.batches} for h in heads}
         return with_chain(profile, INT8, (*self.at_input, *self.int8.ramps), with_heads(self.int8.measured, shared))
 
-    def score(self, x: FloatArray, *, threads: int, advance: Advance) -> tuple[FloatArray, Said]:
+    def score(self, x: InputArray, *, threads: int, advance: Advance) -> tuple[FloatArray, Said]:
         """The reference's logits (n, n_classes) and those of every column."""
         reference, said = self.exact.score(x, threads=threads, advance=advance)
         return reference, said | _score_others(self.exact, self.sides, self.int8, x, threads=threads)
@@ -268,7 +268,7 @@ def _int8_merit(
     return merit(said[spec.id], reference.argmax(axis=1), costs)
 
 
-def _score_others(exact: Chain, sides: Sequence[Side], int8: Chain | None, x: FloatArray, *, threads: int) -> Said:
+def _score_others(exact: Chain, sides: Sequence[Side], int8: Chain | None, x: InputArray, *, threads: int) -> Said:
     """Logits of side models, of the int8 ramps and of the whole int8 backbone."""
     logits = side_logits(sides, x, exact.backbone.input, threads=threads)
     said = {side.spec.id: values for side, values in zip(sides, logits, strict=True)}

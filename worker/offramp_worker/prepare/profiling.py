@@ -25,7 +25,7 @@ from offramp_core.plan import Precision
 from offramp_worker.bundle.heads import HeadNodes
 from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.prepare.cuts import INPUT_POSITION, Place
-from offramp_worker.prepare.data import FloatArray
+from offramp_worker.prepare.data import InputArray
 from offramp_worker.prepare.pricing import Priced
 from offramp_worker.prepare.sources import Backbone, open_session
 
@@ -72,7 +72,7 @@ def measure(
     backbone: Backbone,
     places: Sequence[Place],
     heads: Sequence[HeadNodes],
-    x: FloatArray,
+    x: InputArray,
     *,
     threads: int,
     seconds: float,
@@ -87,7 +87,7 @@ def measure(
         Where ramps are, by position; the model's input may be the first of them.
     heads : sequence of HeadNodes
         One per candidate ramp; their weights do not matter.
-    x : (n, ...) float32
+    x : (n, ...)
         Inputs to run on; repeated when there are fewer than the largest batch.
     seconds : float
         Time to spend in all, about; each batch size gets an equal part and at least 5 rounds.
@@ -159,7 +159,7 @@ def with_chain(profile: Profile, precision: Precision, ramps: Sequence[RampSpec]
 
 
 def side_seconds(
-    sides: Mapping[str, onnx.ModelProto], backbone: Backbone, x: FloatArray, *, threads: int, seconds: float
+    sides: Mapping[str, onnx.ModelProto], backbone: Backbone, x: InputArray, *, threads: int, seconds: float
 ) -> dict[str, dict[int, float]]:
     """Seconds of whole models at the input, with the decision who leaves, by ramp id and batch size. ``seconds`` are spent, about."""
     priced = Priced(

@@ -26,7 +26,7 @@ from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.bundle.heads import KINDS, parameter_shapes
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.prepare.cuts import Place
-from offramp_worker.prepare.data import FloatArray, HeadSplit
+from offramp_worker.prepare.data import FloatArray, HeadSplit, InputArray
 from offramp_worker.prepare.features import heads_of, tapped_logits
 from offramp_worker.prepare.fitting import Fitted, Workshop, fit_convolutions, fit_given, fit_growing
 from offramp_worker.prepare.outlook import Outlook, outlooks
@@ -65,6 +65,8 @@ def refresh_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport
     check_request(request)
     bundle = load_bundle(Path(request.model))
     inputs = read_inputs(request)
+    if inputs.x.dtype.kind == ("i" if bundle.manifest.inputs[0].pad is not None else "f"):
+        inputs = inputs.fitted(bundle.manifest.inputs[0])
     _check_fits(inputs.x, bundle.manifest, request.data)
     refreshing = _Refreshing(bundle, request, reporter, inputs.x, inputs.extra)
     split, fitted = refreshing.train()
@@ -87,7 +89,7 @@ class _Refreshing:
     """One refresh: the bundle, the rows, and the parts both sides of it need."""
 
     def __init__(
-        self, bundle: Bundle, request: PrepareRequest, reporter: Reporter, x: FloatArray, extra: FloatArray
+        self, bundle: Bundle, request: PrepareRequest, reporter: Reporter, x: InputArray, extra: InputArray
     ) -> None:
         manifest = self._manifest = bundle.manifest
         self._bundle, self._request, self._reporter = bundle, request, reporter
@@ -181,7 +183,7 @@ class _Refreshing:
         return replace(fitted, parameters=chosen)
 
     def _columns(
-        self, parameters: Mapping[str, Parameters], x: FloatArray, advance: Advance
+        self, parameters: Mapping[str, Parameters], x: InputArray, advance: Advance
     ) -> tuple[FloatArray, Logits]:
         """The reference's logits and those of every column of records: heads, side models, other precisions and their heads."""
         manifest, bundle = self._manifest, self._bundle
@@ -202,7 +204,7 @@ class _Refreshing:
         graph: onnx.ModelProto,
         ramps: Sequence[RampSpec],
         parameters: Mapping[str, Parameters],
-        x: FloatArray,
+        x: InputArray,
         advance: Advance,
     ) -> tuple[FloatArray, Logits]:
         shop = self._shop
@@ -212,9 +214,9 @@ class _Refreshing:
         return logits, {ramp.id: each for ramp, each in zip(ramps, said, strict=True)}
 
 
-def _check_fits(x: FloatArray, manifest: Manifest, source: str) -> None:
+def _check_fits(x: InputArray, manifest: Manifest, source: str) -> None:
     spec = manifest.inputs[0]
-    if not spec.fits(x.shape[1:]):
+    if not spec.fits(x.shape[1:]) or x.dtype.kind != ("i" if spec.pad is not None else "f"):
         raise InvalidArgumentError(
             f"data {source} has rows of shape {list(x.shape[1:])}; the bundle's model {manifest.name} takes {list(spec.shape)}: "
             "give inputs of this model"
@@ -239,12 +241,12 @@ def _parameters(ramp: RampSpec, tensors: Mapping[str, npt.NDArray[Any]], n_class
     return {name: tensors[f"{ramp.id}/{name}"] for name in parameter_shapes(ramp, n_classes=n_classes)}
 
 
-def _answers(model: onnx.ModelProto, x: FloatArray) -> FloatArray:
+def _answers(model: onnx.ModelProto, x: InputArray) -> FloatArray:
     session, name = open_session(model, threads=training_threads()), input_name(model)
     return np.concatenate([session.run(None, {name: chunk})[0] for chunk in _chunks(x)])
 
 
-def _chunks(x: FloatArray, rows: int = 64) -> Iterator[FloatArray]:
+def _chunks(x: InputArray, rows: int = 64) -> Iterator[InputArray]:
     yield from (x[start : start + rows] for start in range(0, len(x), rows))
 
 

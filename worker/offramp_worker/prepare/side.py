@@ -19,7 +19,7 @@ from offramp_core.bundle import RampSpec, TensorSpec
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.prepare.cuts import INPUT_POSITION
-from offramp_worker.prepare.data import FloatArray
+from offramp_worker.prepare.data import FloatArray, InputArray
 from offramp_worker.prepare.features import model_logits
 from offramp_worker.prepare.profiling import side_seconds
 from offramp_worker.prepare.progress import Reporter
@@ -51,7 +51,7 @@ class Side:
 def load_side(
     uri: str,
     backbone: Backbone,
-    x: FloatArray,
+    x: InputArray,
     *,
     taken: Collection[str],
     quantize: bool,
@@ -79,7 +79,7 @@ def load_side(
         It cannot be loaded, takes other inputs, or tells other classes apart than the backbone.
     """
     with reporter.step("export the side model", total=1) as advance:
-        small = load_backbone(uri, x)
+        small = load_backbone(uri, x, pad=backbone.input.pad)
         advance(1)
     if small.n_classes != backbone.n_classes:
         raise InvalidArgumentError(
@@ -126,7 +126,7 @@ def cannot_pay(worth: RampMerit) -> str:
     )
 
 
-def side_logits(sides: Sequence[Side], x: FloatArray, spec: TensorSpec, *, threads: int) -> list[FloatArray]:
+def side_logits(sides: Sequence[Side], x: InputArray, spec: TensorSpec, *, threads: int) -> list[FloatArray]:
     """What each side model says about rows ``x`` of the input ``spec``: (n, n_classes) float32."""
     return [model_logits(open_session(side.model, threads=threads), x, spec) for side in sides]
 

@@ -1,7 +1,8 @@
 """From a model URI to ``backbone.onnx``: loading, exporting and checking the model as the user gave it.
 
 Everything after this module works on the ONNX graph alone. Nothing is unpickled: families read safetensors,
-and an archive of ``torch.export`` is opened only where it holds no pickled objects.
+and an archive of ``torch.export`` is opened only where it holds no pickled objects. Text models become graphs of one
+input, the token ids (:mod:`offramp_worker.prepare.tokens`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import os
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,10 +25,24 @@ import onnxruntime as ort
 from offramp_core.bundle import TensorSpec
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_worker.bundle.graph import input_name, output_name
-from offramp_worker.prepare.data import FloatArray
+from offramp_worker.bundle.lengths import bucket_length, used_length
+from offramp_worker.bundle.load import NUMPY_TYPES
+from offramp_worker.prepare.data import FloatArray, InputArray
+from offramp_worker.prepare.tokens import (
+    DEFAULT_PAD,
+    IDS,
+    check_padding,
+    derive_inputs,
+    ids_input,
+    ids_spec,
+    takes_tokens,
+    torch_inputs,
+)
 
 SAMPLE_ROWS = 16
 LOGITS_RTOL = 1e-3  # of the largest logit; folding batch normalisation moves the last bits
+MAX_INPUTS = 3  # ids, mask, token types
+OLDEST_OPSET = 13  # whose ReduceSum and Unsqueeze read their axes as inputs, as the nodes added here have them
 DYNAMIC_SHAPES_HINT = 'torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))'
 
 
@@ -36,6 +51,7 @@ class Backbone:
     """The reference model as one ONNX graph with a dynamic batch axis, checked on sample inputs.
 
     ``program`` is what torch.export made of it, where torch had it.
+    ``exits`` are tensors with logits of exits that the network brings with it.
     """
 
     model: Any  # onnx.ModelProto
@@ -43,6 +59,7 @@ class Backbone:
     input: TensorSpec
     output: TensorSpec
     program: Any = None  # torch.export.ExportedProgram
+    exits: tuple[str, ...] = ()
 
     @property
     def n_classes(self) -> int:
@@ -50,15 +67,17 @@ class Backbone:
         return self.output.shape[0]
 
 
-def load_backbone(uri: str, x: FloatArray) -> Backbone:
+def load_backbone(uri: str, x: InputArray, *, pad: int | None = None) -> Backbone:
     """Load a model and turn it into a checked ONNX graph.
 
     Parameters
     ----------
     uri : str
         ``family:NAME?weights=FILE.safetensors[&parameter=value]``, a ``.pt2`` file or an ``.onnx`` file.
-    x : (N, ...) float32
+    x : (N, ...) float32, or (N, length) int64 of token ids
         Inputs; the first 16 are run to check the model.
+    pad : int, optional
+        The token id that fills rows up; None: 0.
 
     Raises
     ------
@@ -67,12 +86,12 @@ def load_backbone(uri: str, x: FloatArray) -> Backbone:
     ModelRefusedError
         The model is no classifier with one input and one output, or its answers depend on the batch.
     """
-    sample = x[:SAMPLE_ROWS]
+    sample, pad = x[:SAMPLE_ROWS], DEFAULT_PAD if pad is None else pad
     program = None
     if uri.startswith("family:"):
-        model, program, name = _from_family(uri, sample)
+        model, program, name = _from_family(uri, sample, pad=pad)
     elif uri.endswith(".pt2"):
-        (model, program), name = _from_exported(_existing(uri), sample), Path(uri).stem
+        (model, program), name = _from_exported(_existing(uri), sample, pad=pad), Path(uri).stem
     elif uri.endswith(".onnx"):
         model, name = _from_onnx(_existing(uri)), Path(uri).stem
     else:
@@ -80,7 +99,15 @@ def load_backbone(uri: str, x: FloatArray) -> Backbone:
             f"model {uri!r} is none of family:NAME?weights=FILE.safetensors, FILE.pt2 and FILE.onnx; "
             "other checkpoints: export them with torch.export.save or torch.onnx.export"
         )
-    return replace(_checked(_normalised(model), name=name, sample=sample), program=program)
+    return replace(_checked(_normalised(model), name=name, sample=sample, pad=pad), program=program)
+
+
+def fitted_rows(x: InputArray, spec: TensorSpec) -> InputArray:
+    """Data as the model's input takes it: token ids in the input's type, filled up where its length is fixed."""
+    if spec.pad is None:
+        return x
+    x = x.astype(NUMPY_TYPES[spec.datatype], copy=False)
+    return x if spec.varies else _with_length(x, spec.shape[0], pad=spec.pad)
 
 
 def open_session(model: onnx.ModelProto, *, threads: int, optimised: bool = False) -> ort.InferenceSession:
@@ -90,7 +117,7 @@ def open_session(model: onnx.ModelProto, *, threads: int, optimised: bool = Fals
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what fails is raised
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
@@ -101,31 +128,32 @@ def _existing(path: str) -> Path:
     return Path(path)
 
 
-def _from_family(uri: str, sample: FloatArray) -> tuple[onnx.ModelProto, Any, str]:
+def _from_family(uri: str, sample: InputArray, *, pad: int) -> tuple[onnx.ModelProto, Any, str]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from offramp_worker.prepare.families import build_family
+    from offramp_worker.prepare.families import build_family, check_family, checkpoint_tensors
 
     name, _, query = uri.removeprefix("family:").partition("?")
     parameters = dict(parse_qsl(query, keep_blank_values=True))
     weights = parameters.pop("weights", "")
     if not weights:
         raise InvalidArgumentError(f"model {uri!r} names no weights; write family:{name}?weights=FILE.safetensors")
-    module = build_family(name, parameters)
+    check_family(name, parameters)
     try:
         tensors = load_file(_existing(weights))
     except (SafetensorError, OSError) as error:
         raise InvalidArgumentError(f"model weights {weights} are not a readable safetensors file: {error}") from error
+    module = build_family(name, parameters, tensors, folder=Path(weights).parent)
     try:
-        module.load_state_dict(tensors)
+        module.load_state_dict(checkpoint_tensors(tensors), assign=True)
     except RuntimeError as error:
         first = str(error).partition("\n")[2].strip().partition("\n")[0]
         raise InvalidArgumentError(f"model weights {weights} do not fit family {name}: {first}") from error
-    return (*_export(module, sample), name)
+    return (*_export(module, sample, pad=pad), name)
 
 
-def _from_exported(path: Path, sample: FloatArray) -> tuple[onnx.ModelProto, Any]:
+def _from_exported(path: Path, sample: InputArray, *, pad: int) -> tuple[onnx.ModelProto, Any]:
     import torch
 
     _refuse_pickled(path)
@@ -137,11 +165,9 @@ def _from_exported(path: Path, sample: FloatArray) -> tuple[onnx.ModelProto, Any
                 f"model {path} is not a readable torch.export program: {_line(error)}"
             ) from error
     try:
-        module = program.module()
-        reference = _answers(module, sample)
+        return _onnx_program(program, sample, pad=pad), program
     except AssertionError as error:
         raise _shape_error(path, error) from error
-    return _onnx_program(program, sample, reference), program
 
 
 def _from_onnx(path: Path) -> onnx.ModelProto:
@@ -153,53 +179,94 @@ def _from_onnx(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _export(module: Any, sample: FloatArray) -> tuple[onnx.ModelProto, Any]:
+def _export(module: Any, sample: InputArray, *, pad: int) -> tuple[onnx.ModelProto, Any]:
+    """Export a family's module, which takes images, or token ids and their mask."""
     import torch
 
     module = module.eval()
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=getattr(module, "longest", None))
+    rows = torch.from_numpy(sample[:2])
+    arguments: tuple[Any, ...] = (rows,)
+    shapes: tuple[dict[int, Any], ...] = ({0: batch},)
+    if getattr(module, "longest", 0):
+        if sample.dtype.kind != "i" or sample.ndim != 2:
+            raise InvalidArgumentError(
+                f"data x is {sample.dtype} {list(sample.shape[1:])}; the model takes token ids [length]"
+            )
+        arguments, shapes = (rows, (rows != pad).long()), ({0: batch, 1: length},) * 2
     try:
-        reference = _answers(module, sample)
-    except RuntimeError as error:
+        with torch.inference_mode():
+            module(*arguments)
+    except (RuntimeError, IndexError) as error:
         shape = list(sample.shape[1:])
         raise InvalidArgumentError(
             f"data x has rows of shape {shape}, which do not fit the model: {_line(error)}"
         ) from error
-    rows = torch.from_numpy(sample[:2])
     with _quiet():
-        program = torch.export.export(module, (rows,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    return _onnx_program(program, sample, reference), program
+        program = torch.export.export(module, arguments, dynamic_shapes=shapes)
+    return _onnx_program(program, sample, pad=pad), program
 
 
-def _onnx_program(program: Any, sample: FloatArray, reference: FloatArray) -> onnx.ModelProto:
+def _onnx_program(program: Any, sample: InputArray, *, pad: int) -> onnx.ModelProto:
     """Convert an exported program and compare the graph's answers with PyTorch's."""
     import torch
 
+    names = [str(name) for name in program.graph_signature.user_inputs]
+    if len(names) > MAX_INPUTS:
+        raise ModelRefusedError(
+            f"the program has {len(names)} inputs; exits need one, or token ids with their mask and types"
+        )
+    values = _program_inputs(names, program, sample, pad=pad)
+    reference = _answers(program, values)
+    sources = names if len(names) > 1 else ["input"] if values[0].dtype.kind == "f" else [IDS]
+    answers = [*(f"exit{number}" for number in range(1, len(reference))), "logits"]
     with _quiet():
         try:
             converted = torch.onnx.export(
-                program, dynamo=True, input_names=["input"], output_names=["logits"], verbose=False
+                program, dynamo=True, input_names=sources, output_names=answers, verbose=False
             )
         except torch.onnx.OnnxExporterError as error:
             raise ModelRefusedError(f"the model cannot be expressed in ONNX: {_line(error)}") from error
     assert converted is not None
     model = converted.model_proto
-    answers = _run(model, sample)
-    if not _close(answers, reference):
-        gap = float(np.abs(answers - reference).max())
-        raise ModelRefusedError(f"the exported graph differs from the PyTorch model by up to {gap:.3g} in its logits")
+    outputs = _run_all(model, dict(zip((i.name for i in model.graph.input), values, strict=True)))
+    for got, expected in zip(outputs, reference, strict=True):
+        if not _close(got, expected):
+            gap = float(np.abs(got - expected).max())
+            raise ModelRefusedError(
+                f"the exported graph differs from the PyTorch model by up to {gap:.3g} in its logits"
+            )
     return model
 
 
-def _answers(module: Callable[..., Any], sample: FloatArray) -> FloatArray:
-    import torch
+def _program_inputs(names: list[str], program: Any, sample: InputArray, *, pad: int) -> list[InputArray]:
+    """The sample as the program takes it, in the order of ``names``."""
+    if len(names) == 1 and sample.dtype.kind == "f":
+        return [sample]
+    ids = ids_input(names)
+    declared = next(node.meta["val"] for node in program.graph.nodes if node.name == ids)
+    if declared.dtype.is_floating_point:
+        return [sample]
+    length = declared.shape[1] if declared.ndim == 2 else None
+    width = length if isinstance(length, int) else sample.shape[-1]
+    rows = _with_length(sample, width, pad=pad).astype(str(declared.dtype).removeprefix("torch."))
+    return torch_inputs(names, rows, pad=pad)
 
+
+def _answers(program: Any, values: list[InputArray]) -> list[FloatArray]:
+    """What the program answers: one tensor of logits, or those of a network that brings its own exits."""
+    import torch
+    from torch.utils._pytree import tree_unflatten
+
+    args, kwargs = tree_unflatten([torch.from_numpy(value) for value in values], program.call_spec.in_spec)
     with torch.inference_mode():
-        value = module(torch.from_numpy(sample))
-    if not isinstance(value, torch.Tensor):
+        value = program.module()(*args, **kwargs)
+    tensors = list(value) if isinstance(value, (tuple, list)) else [value]
+    if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         raise ModelRefusedError(
-            f"the model returns a {type(value).__name__}; it must return one tensor of logits [batch, classes]"
+            f"the model returns a {type(value).__name__}; it must return a tensor of logits [batch, classes], or one for each exit"
         )
-    return np.asarray(value.detach().numpy(), dtype=np.float32)
+    return [np.asarray(tensor.detach().numpy(), dtype=np.float32) for tensor in tensors]
 
 
 def _normalised(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -214,32 +281,104 @@ def _normalised(model: onnx.ModelProto) -> onnx.ModelProto:
     for part in (graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
         del part.metadata_props[:]
         part.doc_string = ""
+    _share_concatenations(graph)
     return clean
 
 
-def _checked(model: onnx.ModelProto, *, name: str, sample: FloatArray) -> Backbone:
+def _share_concatenations(graph: onnx.GraphProto) -> None:
+    """Let each concatenation begin with an earlier one of its own first parts, where there is one; no value changes.
+
+    A dense block concatenates all layers so far anew for every layer. Written this way, one tensor stands between
+    two layers, where an exit can be attached, and as many bytes are copied as before.
+    """
+    made: dict[tuple[str, ...], str] = {}
+    for node in graph.node:
+        if node.op_type != "Concat" or len(node.attribute) != 1:
+            continue
+        axis, parts = str(node.attribute[0].i), tuple(node.input)
+        known = next((n for n in range(len(parts) - 1, 1, -1) if (axis, *parts[:n]) in made), 0)
+        if known:
+            node.input[:known] = [made[axis, *parts[:known]]]
+        made[axis, *parts] = node.output[0]
+
+
+def _checked(model: onnx.ModelProto, *, name: str, sample: InputArray, pad: int) -> Backbone:
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in constants]
-    if len(inputs) != 1 or len(model.graph.output) != 1:
+    tokens = takes_tokens(inputs)
+    if (len(inputs) != 1 and not tokens) or not model.graph.output:
         raise ModelRefusedError(
-            f"the model has {len(inputs)} inputs and {len(model.graph.output)} outputs; "
-            "exits need a classifier with one input and one output of logits"
+            f"the model has {len(inputs)} inputs and {len(model.graph.output)} outputs; exits need a classifier with one input "
+            "(or token ids with their mask) and one output of logits, or one for each exit, the last one last"
         )
-    if inputs[0].type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
-        raise ModelRefusedError(f"input {inputs[0].name!r} is not float32; only float32 inputs are supported")
-    _free_batch_axis(inputs[0], model.graph.output[0], sample)
+    if not tokens and inputs[0].type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
+        raise ModelRefusedError(
+            f"input {inputs[0].name!r} is neither float32 nor token ids (int64); only these are supported"
+        )
+    if tokens != (sample.dtype.kind == "i"):
+        wanted, got = ("token ids", "float32") if tokens else ("float32", "whole numbers")
+        raise InvalidArgumentError(f"data x holds {got}; the model takes {wanted}")
+    if tokens:
+        spec, sample = _token_input(model, sample, pad=pad)
+    else:
+        _check_shape(inputs[0], sample)
+        spec = TensorSpec(inputs[0].name, "FP32", tuple(int(d) for d in sample.shape[1:]))
+    _free_batch_axis(model)
+    exits = _own_exits(model, sample)
     answers = _run(model, sample)
     _check_answers(model, answers, sample)
-    return Backbone(
-        model=model,
-        name=name,
-        input=TensorSpec(input_name(model), "FP32", tuple(int(d) for d in sample.shape[1:])),
-        output=TensorSpec(output_name(model), "FP32", (int(answers.shape[1]),)),
-    )
+    if tokens:
+        check_padding(model, spec, sample, run=_run, close=_close)
+    output = TensorSpec(output_name(model), "FP32", (int(answers.shape[1]),))
+    return Backbone(model=model, name=name, input=spec, output=output, exits=exits)
 
 
-def _free_batch_axis(source: onnx.ValueInfoProto, output: onnx.ValueInfoProto, sample: FloatArray) -> None:
-    """Check the declared input shape against the data and make the batch axis dynamic in both declarations."""
+def _own_exits(model: onnx.ModelProto, sample: InputArray) -> tuple[str, ...]:
+    """Take all outputs but the last one off the graph: exits of the network's own, whose logits stay inside it as tensors."""
+    names = [value.name for value in model.graph.output]
+    *exits, last = _run_all(model, {input_name(model): sample})
+    for name, logits in zip(names, exits, strict=False):
+        if logits.shape != last.shape:
+            raise ModelRefusedError(
+                f"output {name!r} has shape {list(logits.shape)}, the last one {list(last.shape)}; the outputs of a network with "
+                "exits of its own must all be logits [batch, classes], the final ones last"
+            )
+    del model.graph.output[:-1]
+    return tuple(names[:-1])
+
+
+def _token_input(model: onnx.ModelProto, sample: InputArray, *, pad: int) -> tuple[TensorSpec, InputArray]:
+    """Make the ids the graph's only input; what they are like, and the sample as the graph takes it."""
+    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    if opset < OLDEST_OPSET:
+        raise ModelRefusedError(
+            f"the ONNX file has opset {opset}; text models need at least {OLDEST_OPSET}: export it again"
+        )
+    derive_inputs(model, pad=pad)
+    (value,) = [v for v in model.graph.input if v.name == input_name(model)]
+    _free_batch_axis(model)
+    dims = value.type.tensor_type.shape.dim
+    if len(dims) == 2 and dims[1].HasField("dim_value"):
+        sample = _with_length(sample, int(dims[1].dim_value), pad=pad)
+    else:
+        width = bucket_length(used_length(sample, pad=pad), longest=sample.shape[1])
+        sample = np.ascontiguousarray(sample[:, :width])
+    spec = ids_spec(model, value, sample, pad=pad, run=_run)
+    return spec, sample.astype(NUMPY_TYPES[spec.datatype], copy=False)
+
+
+def _with_length(x: InputArray, length: int, *, pad: int) -> InputArray:
+    """Rows of token ids cut or filled up to ``length``; only padding is cut off."""
+    if x.ndim != 2 or used_length(x, pad=pad) > length:
+        raise InvalidArgumentError(
+            f"data x has rows of shape {list(x.shape[1:])}; the model takes [{length}] token ids; shorten them with --max-tokens {length}"
+        )
+    short = x[:, :length]
+    return np.pad(short, ((0, 0), (0, length - short.shape[1])), constant_values=pad)
+
+
+def _check_shape(source: onnx.ValueInfoProto, sample: InputArray) -> None:
+    """Check the declared input shape against the data."""
     declared = source.type.tensor_type.shape.dim
     sizes = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in declared]
     fits = len(sizes) == sample.ndim and all(
@@ -248,13 +387,18 @@ def _free_batch_axis(source: onnx.ValueInfoProto, output: onnx.ValueInfoProto, s
     if sizes and not fits:
         wanted = [size or "any" for size in sizes[1:]]
         raise InvalidArgumentError(f"data x has rows of shape {list(sample.shape[1:])}; the model takes {wanted}")
-    for value in (source, output):
+
+
+def _free_batch_axis(model: onnx.ModelProto) -> None:
+    """Make the batch axis dynamic in the declarations of inputs and outputs."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    for value in (*(v for v in model.graph.input if v.name not in constants), *model.graph.output):
         if len(value.type.tensor_type.shape.dim):
             value.type.tensor_type.shape.dim[0].Clear()
             value.type.tensor_type.shape.dim[0].dim_param = "batch"
 
 
-def _check_answers(model: onnx.ModelProto, answers: FloatArray, sample: FloatArray) -> None:
+def _check_answers(model: onnx.ModelProto, answers: FloatArray, sample: InputArray) -> None:
     if answers.ndim != 2 or len(answers) != len(sample) or answers.shape[1] < 2:
         raise ModelRefusedError(
             f"the model's output has shape {list(answers.shape)} for {len(sample)} inputs; "
@@ -269,15 +413,21 @@ def _check_answers(model: onnx.ModelProto, answers: FloatArray, sample: FloatArr
         )
 
 
-def _run(model: onnx.ModelProto, x: FloatArray) -> FloatArray:
+def _run(model: onnx.ModelProto, x: InputArray) -> FloatArray:
+    (value,) = _run_all(model, {input_name(model): x})
+    return value
+
+
+def _run_all(model: onnx.ModelProto, values: Mapping[str, InputArray]) -> list[FloatArray]:
     try:
         session = open_session(model, threads=1)
-        (value,) = session.run(None, {session.get_inputs()[0].name: x})
+        outputs = session.run(None, dict(values))
     except Exception as error:  # ORT's exceptions share no base but Exception
+        rows = len(next(iter(values.values())))
         raise ModelRefusedError(
-            f"ONNX Runtime cannot run the model on a batch of {len(x)} (is its batch axis fixed? {DYNAMIC_SHAPES_HINT}): {_line(error)}"
+            f"ONNX Runtime cannot run the model on a batch of {rows} (is its batch axis fixed? {DYNAMIC_SHAPES_HINT}): {_line(error)}"
         ) from error
-    return np.asarray(value, dtype=np.float32)
+    return [np.asarray(value, dtype=np.float32) for value in outputs]
 
 
 def _close(a: FloatArray, b: FloatArray) -> bool:

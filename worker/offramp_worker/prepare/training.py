@@ -66,6 +66,8 @@ RECIPES: dict[HeadKind, Recipe] = {
     "pooled-linear": Recipe(1e-2, 1e-2, fewest=8),
     "grid-linear": Recipe(3e-3, 0.3, fewest=8),
     "grid-mlp": Recipe(2e-3, 0.3, dropout=0.2, fewest=14),
+    "mean-linear": Recipe(1e-2, 1e-2, fewest=8),
+    "mean-mlp": Recipe(2e-3, 0.3, dropout=0.2, fewest=14),
     "conv": Recipe(4e-3, 0.05, batch=128, steps=500, fewest=6, most=40),
 }
 
@@ -156,6 +158,8 @@ def train_head(spec: RampSpec, training: Lesson, validation: Lesson, *, seed: in
 
 def head_logits(parameters: Parameters, pooled: FloatArray) -> FloatArray:
     """What a trained head without convolutions says about pooled features (n, width) -> (n, n_classes)."""
+    if not parameters:
+        return pooled
     hidden = pooled @ parameters["w1"] + parameters["b1"]
     return hidden if "w2" not in parameters else np.maximum(hidden, 0) @ parameters["w2"] + parameters["b2"]
 

@@ -33,7 +33,7 @@ from offramp_core.bundle import (
     side_model_file,
 )
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
-from offramp_worker.prepare.data import FloatArray
+from offramp_worker.prepare.data import FloatArray, InputArray
 from offramp_worker.prepare.sources import Backbone
 
 
@@ -56,7 +56,7 @@ class BundleContents:
     quantiles: Mapping[str, npt.NDArray[np.float64]]
     profile: Profile
     records: Mapping[str, npt.NDArray[Any]]
-    probe: tuple[FloatArray, FloatArray]
+    probe: tuple[InputArray, FloatArray]
     data: Mapping[str, Any]
 
 

@@ -1,16 +1,8 @@
-"""Named architectures that ``--model family:NAME?weights=FILE.safetensors`` can build.
-
-A family is code of our own, so that a checkpoint needs to hold tensors only. Each entry of :data:`FAMILIES` maps
-a name to a builder that takes the URI's remaining parameters as text.
-"""
+"""Residual networks for small images (He et al. 2015, arXiv:1512.03385, section 4.2)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from torch import Tensor, nn
-
-from offramp_core.errors import InvalidArgumentError
 
 
 class SubsampleShortcut(nn.Module):  # type: ignore[misc]  # torch is untyped here
@@ -78,55 +70,3 @@ def _stage(*, blocks: int, in_channels: int, out_channels: int, stride: int) -> 
             for i in range(blocks)
         )
     )
-
-
-def _resnet(parameters: Mapping[str, str]) -> nn.Module:
-    values = _integers(parameters, required=("blocks",), optional={"width": 16, "channels": 3, "classes": 10})
-    return ResNet(
-        blocks=values["blocks"], width=values["width"], channels=values["channels"], classes=values["classes"]
-    )
-
-
-def _cifar_resnet(depth: int) -> Callable[[Mapping[str, str]], nn.Module]:
-    def build(parameters: Mapping[str, str]) -> nn.Module:
-        values = _integers(parameters, required=(), optional={"classes": 10})
-        return ResNet(blocks=(depth - 2) // 6, classes=values["classes"])
-
-    return build
-
-
-FAMILIES: Mapping[str, Callable[[Mapping[str, str]], nn.Module]] = {
-    "resnet": _resnet,
-    **{f"cifar-resnet{depth}": _cifar_resnet(depth) for depth in (20, 32, 44, 56)},
-}
-
-
-def build_family(name: str, parameters: Mapping[str, str]) -> nn.Module:
-    """An untrained model of a family, in evaluation mode.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The family or one of its parameters is unknown, missing or not a positive whole number.
-    """
-    if name not in FAMILIES:
-        raise InvalidArgumentError(f"model family {name!r} is unknown; choose one of {', '.join(sorted(FAMILIES))}")
-    return FAMILIES[name](parameters).eval()
-
-
-def _integers(
-    parameters: Mapping[str, str], *, required: tuple[str, ...], optional: Mapping[str, int]
-) -> dict[str, int]:
-    unknown = sorted(set(parameters) - set(required) - set(optional))
-    if unknown:
-        known = ", ".join((*required, *optional))
-        raise InvalidArgumentError(f"model parameter {unknown[0]!r} is unknown; this family takes {known}")
-    missing = [key for key in required if key not in parameters]
-    if missing:
-        raise InvalidArgumentError(f"model parameter {missing[0]!r} is missing; add {missing[0]}=N to the model URI")
-    values = dict(optional)
-    for key, text in parameters.items():
-        if not text.isdecimal() or int(text) < 1:
-            raise InvalidArgumentError(f"model parameter {key} is {text!r}; it must be a whole number >= 1")
-        values[key] = int(text)
-    return values

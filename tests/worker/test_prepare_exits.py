@@ -1,0 +1,161 @@
+"""Networks that bring exits of their own, and dense blocks: what the graph becomes, and that no answer changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from offramp_core.bundle import RampSpec, ramp_set_digest
+from offramp_worker.bundle.graph import stage_model
+from offramp_worker.prepare.features import heads_of, tapped_logits
+from offramp_worker.prepare.fitting import candidate_rungs
+from offramp_worker.prepare.pipeline import PrepareRequest, find_places, prepare_bundle
+from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.sources import load_backbone, open_session
+
+ROWS = np.random.default_rng(0).normal(size=(24, 3, 8, 8)).astype(np.float32)
+
+
+def save(path: Path, nodes: list[onnx.NodeProto], shapes: dict[str, tuple[int, ...]], outputs: tuple[str, ...]) -> Path:
+    rng = np.random.default_rng(1)
+    weights = [numpy_helper.from_array(rng.normal(0, 0.3, s).astype(np.float32), name) for name, s in shapes.items()]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", None]) for name in outputs],
+        weights,
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+def conv(source: str, weight: str, target: str) -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("Conv", [source, weight], [f"{target}_sum"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", [f"{target}_sum"], [target]),
+    ]
+
+
+def classifier(source: str, weight: str, target: str) -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("GlobalAveragePool", [source], [f"{target}_pool"]),
+        helper.make_node("Flatten", [f"{target}_pool"], [f"{target}_flat"]),
+        helper.make_node("MatMul", [f"{target}_flat", weight], [target]),
+    ]
+
+
+def branching(path: Path) -> Path:
+    """Three convolutions; an exit after the first and one after the second, the second with a convolution of its own."""
+    nodes = [
+        *conv("x", "k0", "a"),
+        *classifier("a", "w0", "early"),
+        *conv("a", "k1", "b"),
+        *conv("b", "k3", "side"),
+        *classifier("side", "w1", "late"),
+        *conv("b", "k2", "c"),
+        *classifier("c", "w2", "final"),
+    ]
+    shapes = {"k0": (6, 3, 3, 3), "k1": (6, 6, 3, 3), "k2": (6, 6, 3, 3), "k3": (4, 6, 3, 3)}
+    return save(path, nodes, shapes | {"w0": (6, 3), "w1": (4, 3), "w2": (6, 3)}, ("early", "late", "final"))
+
+
+def test_a_networks_own_exits_become_ramps_that_say_what_its_outputs_said(tmp_path: Path) -> None:
+    path = branching(tmp_path / "m.onnx")
+    backbone = load_backbone(str(path), ROWS)
+    assert [value.name for value in backbone.model.graph.output] == ["final"]
+    _, places, exits = find_places(backbone, ROWS)
+    assert exits == {"early": "a", "late": "b"}
+    rungs = candidate_rungs(places, entry=None, exits=exits)
+    assert [(ramp.head, ramp.tensor, ramp.output) for ramp in rungs.own] == [
+        ("own", "a", "early"),
+        ("own", "b", "late"),
+    ]
+    heads = heads_of(rungs.own, places, tensors={ramp.id: {} for ramp in rungs.own})
+    logits, said = tapped_logits(backbone, heads, ROWS, threads=1, advance=lambda _: None)
+    expected = ort.InferenceSession(str(path)).run(None, {"x": ROWS})
+    for got, wanted in zip([*said, logits], expected, strict=True):
+        np.testing.assert_allclose(got, wanted, atol=1e-6)
+
+
+def test_a_stage_with_an_own_exit_computes_the_exit_and_goes_on(tmp_path: Path) -> None:
+    path = branching(tmp_path / "m.onnx")
+    backbone = load_backbone(str(path), ROWS)
+    _, places, exits = find_places(backbone, ROWS)
+    (_, late) = heads_of(
+        own := candidate_rungs(places, entry=None, exits=exits).own, places, tensors={ramp.id: {} for ramp in own}
+    )
+    shapes = {place.tensor: place.shape for place in places}
+    front = stage_model(backbone.model, source=None, target="b", heads=[late], shapes=shapes)
+    rest = stage_model(backbone.model, source="b", target=None, heads=(), shapes=shapes)
+    features, said = open_session(front, threads=1).run(None, {"x": ROWS})
+    (logits,) = open_session(rest, threads=1).run(None, {"b": features})
+    _, wanted, final = ort.InferenceSession(str(path)).run(None, {"x": ROWS})
+    np.testing.assert_allclose(said, wanted, atol=1e-6)
+    np.testing.assert_allclose(logits, final, atol=1e-6)
+
+
+def test_which_exit_a_ramp_is_belongs_to_the_digest_and_costs_other_ramps_nothing() -> None:
+    files = {"ramps.safetensors": "0" * 64}
+    first = RampSpec("r01-own", "a", 1, 0.2, "own", 6, output="early")
+    second = RampSpec("r01-own", "a", 1, 0.2, "own", 6, output="late")
+    assert ramp_set_digest((first,), files) != ramp_set_digest((second,), files)
+
+
+def test_exits_of_two_scales_that_no_single_tensor_feeds_are_left_out(tmp_path: Path) -> None:
+    nodes = [
+        *conv("x", "k0", "a"),
+        *conv("x", "k1", "b"),
+        helper.make_node("Concat", ["a", "b"], ["ab"], axis=1),
+        *classifier("ab", "w0", "early"),
+        *conv("a", "k2", "c"),
+        *conv("b", "k3", "d"),
+        helper.make_node("Concat", ["c", "d"], ["cd"], axis=1),
+        *conv("cd", "k4", "e"),
+        *classifier("e", "w1", "final"),
+    ]
+    shapes = {"k0": (4, 3, 3, 3), "k1": (4, 3, 3, 3), "k2": (4, 4, 3, 3), "k3": (4, 4, 3, 3), "k4": (6, 8, 3, 3)}
+    path = save(tmp_path / "m.onnx", nodes, shapes | {"w0": (8, 3), "w1": (6, 3)}, ("early", "final"))
+    _, places, exits = find_places(load_backbone(str(path), ROWS), ROWS)
+    assert exits == {}
+    assert [place.tensor for place in places] == ["cd", "e"]
+
+
+def test_a_dense_block_has_a_place_after_every_layer_and_the_same_answers(tmp_path: Path) -> None:
+    nodes, parts = [*conv("x", "k0", "f0")], ["f0"]
+    for i in range(1, 4):
+        source = parts[0] if len(parts) == 1 else f"cat{i}"
+        if len(parts) > 1:
+            nodes.append(helper.make_node("Concat", parts, [source], axis=1))
+        nodes += conv(source, f"k{i}", f"f{i}")
+        parts.append(f"f{i}")
+    nodes += [helper.make_node("Concat", parts, ["all"], axis=1), *classifier("all", "w", "y")]
+    shapes = {"k0": (4, 3, 3, 3), "k1": (4, 4, 3, 3), "k2": (4, 8, 3, 3), "k3": (4, 12, 3, 3), "w": (16, 3)}
+    path = save(tmp_path / "m.onnx", nodes, shapes, ("y",))
+    backbone = load_backbone(str(path), ROWS)
+    _, places, _ = find_places(backbone, ROWS)
+    assert [place.tensor for place in places] == ["f0", "cat2", "cat3", "all"]
+    (logits,) = open_session(backbone.model, threads=1).run(None, {"x": ROWS})
+    np.testing.assert_array_equal(logits, ort.InferenceSession(str(path)).run(None, {"x": ROWS})[0])
+
+
+@pytest.mark.slow
+def test_a_network_with_its_own_exits_is_prepared_with_them_among_the_candidates(tmp_path: Path) -> None:
+    x = np.random.default_rng(2).normal(size=(400, 3, 8, 8)).astype(np.float32)
+    x += np.random.default_rng(3).normal(0, 1.5, size=(400, 3, 1, 1)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x)
+    request = PrepareRequest(
+        model=str(branching(tmp_path / "m.onnx")),
+        data=str(tmp_path / "d.npz"),
+        out=tmp_path / "b",
+        profile_seconds=0.1,
+        precision="exact",
+        compile_limit=0,
+    )
+    report = prepare_bundle(request, Reporter(quiet=True))
+    assert {"r01-own", "r02-own"} <= {line.verdict.spec.id for line in report.lines}

@@ -1,0 +1,113 @@
+"""Texts as token ids: JSON lines read with a model's own tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from offramp_core.errors import InvalidArgumentError
+
+TOKENIZER_FILE = "tokenizer.json"
+PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
+CHUNK = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class TextReader:
+    """A tokenizer, and how many tokens of a text it keeps. ``pad`` is the id that fills rows up."""
+
+    tokenizer: Any
+    most: int
+    pad: int
+
+    def encode(self, texts: list[str]) -> npt.NDArray[np.int64]:
+        """Token ids with the tokenizer's own marks around them, (texts, longest of them), filled up with ``pad``."""
+        ids: list[list[int]] = []
+        for start in range(0, len(texts), CHUNK):
+            ids += [encoded.ids for encoded in self.tokenizer.encode_batch(texts[start : start + CHUNK])]
+        rows = np.full((len(ids), max(map(len, ids), default=0)), self.pad, dtype=np.int64)
+        for row, found in zip(rows, ids, strict=True):
+            row[: len(found)] = found
+        return rows
+
+
+def find_tokenizer(model: str, given: str) -> Path | None:
+    """The tokenizer file: the one given, else a ``tokenizer.json`` in the folder of the model's file or weights.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The one given does not exist.
+    """
+    if given:
+        if not Path(given).is_file():
+            raise InvalidArgumentError(f"tokenizer {given} does not exist or is not a file; give a tokenizer.json")
+        return Path(given)
+    file = model.partition("weights=")[2].partition("&")[0] if model.startswith("family:") else model
+    beside = Path(file).parent / TOKENIZER_FILE
+    return beside if beside.is_file() else None
+
+
+def load_tokenizer(path: Path, *, most: int) -> TextReader:
+    """Read a ``tokenizer.json`` (the tokenizers library's format; data only, nothing in it is executed).
+
+    Raises
+    ------
+    InvalidArgumentError
+        The file is none, has no pad token, or the library is not installed.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise InvalidArgumentError(
+            "texts are divided into tokens by the library tokenizers, which is not installed; pip install 'offramp[prepare]'"
+        ) from error
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare exceptions of its Rust side
+        raise InvalidArgumentError(f"tokenizer {path} is no tokenizer.json: {str(error)[:200]}") from error
+    tokenizer.enable_truncation(most)
+    padding = tokenizer.padding
+    known = (tokenizer.token_to_id(name) for name in PAD_NAMES)
+    pad = padding["pad_id"] if padding else next((found for found in known if found is not None), None)
+    if pad is None:
+        raise InvalidArgumentError(f"tokenizer {path} has no pad token ({', '.join(PAD_NAMES)}); add one")
+    tokenizer.no_padding()
+    return TextReader(tokenizer, most, int(pad))
+
+
+def read_texts(path: Path) -> list[str]:
+    """Texts of a JSON lines file: each line a string, or an object with a string ``text``; other fields are not read.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Names the line at fault.
+    """
+    try:
+        return list(_lines(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"data {path} is not a readable text file: {error}") from error
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise InvalidArgumentError(f"data {path}, line {number} is no JSON: {error}") from error
+            text = value.get("text") if isinstance(value, dict) else value
+            if not isinstance(text, str):
+                raise InvalidArgumentError(
+                    f'data {path}, line {number}: needs a string "text", as in {{"text": "a good film"}}'
+                )
+            yield text
