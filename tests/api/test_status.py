@@ -144,7 +144,7 @@ def test_what_the_control_plane_leaves_out_reads_as_its_default(
     ("resource", "headings"),
     [
         ("ees", "NAME READY CONFIG ROLLOUT WORKERS P95 SLO AGREE SAVED AGE"),
-        ("rcfg", "NAME SERVICE SOURCE STATE RAMPS SAVING AGE"),
+        ("rcfg", "NAME SERVICE SOURCE STATE RAMPS PRECISION SAVING AGE"),
         ("rro", "NAME SERVICE FROM TO PHASE WEIGHT VERDICT AGE"),
     ],
 )

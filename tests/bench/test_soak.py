@@ -30,7 +30,7 @@ SIZES = (1, 8, 32)
 def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     """A model slow enough that it, and not HTTP, is what a worker spends its time on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bundles, "WIDTH", 128)
+        patch.setattr(bundles, "WIDTH", 384)
         folder = bundles.write_bundle(tmp_path_factory.mktemp("bundle"))
         sessions = Sessions(load_bundle(folder), threads=1)
         seconds = {n: _seconds(sessions, n) for n in SIZES}
