@@ -19,7 +19,7 @@ from offramp_worker.prepare.outlook import USUAL_OVERHEAD, Outlook
 from offramp_worker.prepare.precisions import INT8, Approximations
 from offramp_worker.prepare.quantizing import Quantized
 from offramp_worker.prepare.selection import BUDGETS, RampMerit, Untrained, Verdict
-from offramp_worker.prepare.writing import place_in_bundle
+from offramp_worker.prepare.writing import ramp_order
 
 REPORT_FILE, PICTURE_FILE = "report.json", "report.png"
 
@@ -113,8 +113,8 @@ class PrepareReport:
     @property
     def kept(self) -> tuple[RampLine, ...]:
         """Ramps in the bundle, in its order."""
-        kept = (line for line in self.lines if not line.verdict.refused)
-        return tuple(sorted(kept, key=lambda line: place_in_bundle(line.verdict.spec)))
+        kept = {line.verdict.spec: line for line in self.lines if not line.verdict.refused}
+        return tuple(kept[spec] for spec in ramp_order(tuple(kept)))
 
     @property
     def next_command(self) -> str:

@@ -19,7 +19,7 @@ from offramp_worker.prepare.profiling import Measurements
 
 BUDGETS = (0.005, 0.01, 0.02, 0.05)
 LOOSEST = BUDGETS[-1]
-MAX_RAMPS = 40
+MAX_RAMPS = 30  # audits run all of them, the tuner searches all triples
 # Two heads of one place whose savings differ by less are equal, and the cheaper one is better.
 INDIFFERENT = 0.002
 # Of the inputs that cannot leave with the best cheaper head, at most such a share can with the next dearer kind.

@@ -174,13 +174,8 @@ def _write_files(folder: Path, contents: BundleContents) -> Manifest:
 
 
 def ramp_order(ramps: Sequence[RampSpec]) -> tuple[RampSpec, ...]:
-    """The order every array of a bundle follows."""
-    return tuple(sorted(ramps, key=place_in_bundle))
-
-
-def place_in_bundle(spec: RampSpec) -> tuple[int, str, int]:
-    """Position, then head, then width."""
-    return spec.position, spec.head, spec.hidden
+    """The order every array of a bundle follows: position, then head, then width."""
+    return tuple(sorted(ramps, key=lambda spec: (spec.position, spec.head, spec.hidden)))
 
 
 def _swap(work: Path, out: Path) -> None:
