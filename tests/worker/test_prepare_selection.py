@@ -136,6 +136,8 @@ def test_dear_heads_are_trained_at_the_places_that_promise_most_and_apart_from_e
     assert [s.id for s in chosen] == ["r01-conv", "r03-conv"]  # 2 is too near to 1, and 4 comes too late
     assert {u.spec.id for u in rest} == {"r02-conv", "r04-conv"}
     assert "r01-conv, r03-conv promise more" in rest[0].reason
+    chosen, _ = most_promising(candidates, costs, trained, most=2, apart=0.2, first=[candidates[3]])
+    assert [s.id for s in chosen] == ["r01-conv", "r04-conv"]
 
 
 def test_costs_are_shares_of_the_backbones_time_by_batch_size_and_the_input_is_at_depth_zero() -> None:

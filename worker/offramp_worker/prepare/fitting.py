@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from offramp_core.bundle import HeadKind, RampSpec
-from offramp_worker.prepare.cuts import Place
+from offramp_worker.prepare.cuts import INPUT_POSITION, Place
 from offramp_worker.prepare.data import FloatArray, HeadSplit, InputArray, SplitName, plan_split, shifted_copies
 from offramp_worker.prepare.features import (
     MIN_HIDDEN,
@@ -258,10 +258,17 @@ def fit_growing(
 def choose_convolutions(
     rungs: Rungs, costs: Mapping[str, RampCost], fitted: Fitted
 ) -> tuple[tuple[RampSpec, ...], tuple[Untrained, ...]]:
-    """Of the heads with convolutions the few that could save most beyond the heads fitted at their places, and why not the others."""
+    """The few heads with convolutions that are worth training, and why not the others.
+
+    A student at the input comes first, wherever it could pay at all: pooled pixels, which is what the other heads there read, say nothing about
+    what it can learn. Inside, those count that could save most beyond the heads fitted at their places.
+    """
     merits = fitted.merits(costs)
     worth, hopeless = screen(rungs.conv, costs, merits)
-    chosen, rest = most_promising(worth, costs, merits, most=MAX_CONV_HEADS, apart=CONV_HEADS_APART)
+    chosen, rest = most_promising(
+        worth, costs, merits,
+        first=[spec for spec in worth if spec.position == INPUT_POSITION], most=MAX_CONV_HEADS, apart=CONV_HEADS_APART,
+    )  # fmt: skip
     return chosen, (*hopeless, *rest)
 
 

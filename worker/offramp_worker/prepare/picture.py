@@ -62,7 +62,8 @@ def _exits(axes: Any, lines: Sequence[RampLine], at: dict[str, float]) -> None:
         x = at[line.verdict.spec.id]
         axes.vlines(x, exits[BUDGETS[0]], exits[BUDGETS[-1]], color=colour, lw=1.5, alpha=0.5)
         axes.plot(x, exits[SHOWN_BUDGET], marker, color=colour, ms=6)
-    heads = list(dict.fromkeys(line.verdict.spec.head for line in lines))
+    present = {line.verdict.spec.head for line in lines}
+    heads = [*(head for head in KINDS if head in present), *sorted(present - KINDS.keys())]
     handles = [
         Line2D([], [], ls="", color=KINDS.get(head, OTHER)[0], marker=KINDS.get(head, OTHER)[1], label=head)
         for head in heads
@@ -86,7 +87,7 @@ def _costs(axes: Any, lines: Sequence[RampLine], at: dict[str, float]) -> None:
     axes.axhline(100 * USUAL_OVERHEAD, color="black", lw=0.8, ls="--")
     axes.annotate(
         "usual maxOverhead, for all active ramps together", (99, 100 * USUAL_OVERHEAD), xytext=(0, 3),
-        textcoords="offset points", fontsize=8, ha="right",
+        textcoords="offset points", fontsize=8, ha="right", bbox={"color": "white", "alpha": 0.7, "pad": 1},
     )  # fmt: skip
     top = max(100 * USUAL_OVERHEAD, *(100 * max(line.verdict.merit.costs.head.values()) for line in lines))
     axes.set(

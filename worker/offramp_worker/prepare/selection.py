@@ -164,10 +164,11 @@ def most_promising(
     *,
     most: int,
     apart: float,
+    first: Sequence[RampSpec] = (),
 ) -> tuple[tuple[RampSpec, ...], tuple[Untrained, ...]]:
     """Of dear candidates, those that could save most, and the others with the reason.
 
-    At most ``most`` are taken, at least ``apart`` of the backbone's time from each other. What one could save is hoped
+    At most ``most`` are taken, those in ``first`` before others, at least ``apart`` of the backbone's time from each other. What one could save is hoped
     for as in :func:`screen` and averaged over budgets of 1, 2 and 5 % and all batch sizes.
     """
 
@@ -176,7 +177,7 @@ def most_promising(
         return float(np.mean([hoped.saving(budget, size) for budget in BUDGETS[1:] for size in hoped.costs.head]))
 
     chosen: list[RampSpec] = []
-    for spec in sorted(candidates, key=lambda s: (-promise(s), s.position)):
+    for spec in sorted(candidates, key=lambda s: (s not in first, -promise(s), s.position)):
         gaps = [abs(costs[spec.id].mean_depth - costs[other.id].mean_depth) for other in chosen]
         if len(chosen) < most and all(gap >= apart for gap in gaps):
             chosen.append(spec)

@@ -65,9 +65,9 @@ class Recipe:
 RECIPES: dict[HeadKind, Recipe] = {
     "pooled-linear": Recipe(1e-2, 1e-2, fewest=8),
     "grid-linear": Recipe(3e-3, 0.3, fewest=8),
-    "grid-mlp": Recipe(2e-3, 0.3, dropout=0.2, fewest=14),
+    "grid-mlp": Recipe(2e-3, 0.3, dropout=0.3, fewest=14),
     "mean-linear": Recipe(1e-2, 1e-2, fewest=8),
-    "mean-mlp": Recipe(2e-3, 0.3, dropout=0.2, fewest=14),
+    "mean-mlp": Recipe(2e-3, 0.3, dropout=0.3, fewest=14),
     "conv": Recipe(4e-3, 0.05, batch=128, steps=500, fewest=6, most=40),
 }
 
