@@ -38,10 +38,13 @@ def workshop(backbone: Backbone, *, rows: int, extra: int = 0, variations: int =
 def test_every_place_and_the_input_get_each_kind_that_fits_with_names_of_their_own() -> None:
     small = Place(3, "tiny", (8, 2, 2))
     tokens = Place(4, "tokens", (-1, 16))
-    rungs = candidate_rungs((*PLACES, small, tokens), entry=ENTRY)
+    rungs = candidate_rungs((*PLACES, small, tokens), entry=ENTRY, exits={})
     kinds = {position: {r.head for r in rungs.all if r.position == position} for position in range(5)}
     everything = {"pooled-linear", "grid-linear", "grid-mlp", "conv"}
-    assert [kinds[position] for position in range(5)] == [everything] * 3 + [{"pooled-linear"}, set()]
+    assert [kinds[position] for position in range(5)] == [everything] * 3 + [
+        {"pooled-linear"},
+        {"mean-linear", "mean-mlp"},
+    ]
     ids = [ramp.id for ramp in rungs.all]
     assert len(set(ids)) == len(ids)
     widths = {ramp.hidden for ramp in (*rungs.mlp, *rungs.narrow) if ramp.position == 1}

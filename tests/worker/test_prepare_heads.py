@@ -108,7 +108,7 @@ def test_the_seed_and_nothing_else_decides_the_bytes(kind: HeadKind) -> None:
     assert bytes_of(0, 1) != bytes_of(1, 1)
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].trained])
 def test_a_head_with_a_parameter_missing_or_of_another_shape_is_refused_by_name(kind: HeadKind) -> None:
     ramp = spec(kind)
     whole = {n: np.zeros(shape, dtype=np.float32) for n, shape in parameter_shapes(ramp, n_classes=CLASSES).items()}

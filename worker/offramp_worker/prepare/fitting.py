@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from offramp_core.bundle import HeadKind, RampSpec
+from offramp_worker.bundle.heads import KINDS
 from offramp_worker.prepare.cuts import INPUT_POSITION, Place
 from offramp_worker.prepare.data import FloatArray, HeadSplit, InputArray, SplitName, plan_split, shifted_copies
 from offramp_worker.prepare.features import (
@@ -192,8 +193,7 @@ def fit_pooled(
     shop: Workshop, rungs: Rungs, costs: Mapping[str, RampCost], training: Features, validation: Features
 ) -> Fitted:
     """Train the heads that read pooled features: all linear ones, MLPs that could beat them, narrow MLPs that could beat all."""
-    own = Fitted(rungs.own, {spec.id: {} for spec in rungs.own}, {}, validation.logits).on(validation)
-    fitted = own.then(_fit_features(shop, rungs.linear, training, validation))
+    fitted = _own_exits(rungs.own, validation).then(_fit_features(shop, rungs.linear, training, validation))
     for candidates, reach in ((rungs.mlp, REACH), (rungs.narrow, 0.0)):
         promising, others = screen(candidates, costs, fitted.merits(costs), reach=reach)
         fitted = fitted.then(_fit_features(shop, promising, training, validation))
@@ -202,8 +202,10 @@ def fit_pooled(
 
 
 def fit_given(shop: Workshop, ramps: Sequence[RampSpec], training: Features, validation: Features) -> Fitted:
-    """Train heads that read pooled features, whatever they are worth."""
-    return _fit_features(shop, ramps, training, validation)
+    """Train heads that read pooled features, whatever they are worth; the network's own exits stay as they are."""
+    own = tuple(spec for spec in ramps if not KINDS[spec.head].trained)
+    others = [spec for spec in ramps if spec not in own]
+    return _own_exits(own, validation).then(_fit_features(shop, others, training, validation))
 
 
 def fit_growing(
@@ -295,6 +297,10 @@ def fit_convolutions(shop: Workshop, specs: Sequence[RampSpec], taught: Taught) 
     _, logits = tapped_logits(shop.backbone, nodes, v, threads=shop.threads, advance=lambda _: None)
     said = {spec.id: each for spec, each in zip(specs, logits, strict=True)}
     return replace(taught, fitted=fitted.then(Fitted(tuple(specs), parameters, said, fitted.reference)))
+
+
+def _own_exits(specs: Sequence[RampSpec], validation: Features) -> Fitted:
+    return Fitted(tuple(specs), {spec.id: {} for spec in specs}, {}, validation.logits).on(validation)
 
 
 def _fit_features(shop: Workshop, specs: Sequence[RampSpec], training: Features, validation: Features) -> Fitted:
