@@ -240,13 +240,14 @@ def judge(name: str, folder: Path, x: Array, report: Mapping[str, Any]) -> dict[
 
 
 def held_out_records(bundle: Bundle, recorded: Records, x: Array) -> Records:
-    """What every ramp says about ``x``, as an audit of a worker would record it, at the recorded costs."""
+    """What every ramp at fp32 says about ``x``, as an audit of a worker would record it, at the recorded costs."""
     spec, sessions = bundle.manifest.inputs[0], Sessions(bundle, threads=1)
     uncertainty = np.empty((len(x), recorded.n_ramps), np.float32)
     prediction, reference = np.empty((len(x), recorded.n_ramps), np.int64), np.empty(len(x), np.int64)
     for rows in by_length(x, spec, size=32):
         scores = sessions.tapped(pad_rows([x[rows]], spec))
-        uncertainty[rows], prediction[rows] = scores.uncertainty, scores.prediction
+        columns = slice(recorded.n_ramps)  # the fp32 chain comes first
+        uncertainty[rows], prediction[rows] = scores.uncertainty[:, columns], scores.prediction[:, columns]
         reference[rows] = scores.logits.argmax(axis=1)
     costs = recorded.costs
     return records_from_arrays(
