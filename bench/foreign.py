@@ -29,9 +29,10 @@ from torch import Tensor, nn
 
 from bench.cifar.data import data_folder, load_images
 from bench.digits.data import load_digit_sets
-from offramp_core.evaluate import evaluate
+from offramp_core.evaluate import evaluate, evaluate_plan
 from offramp_core.records import Records, records_from_arrays
 from offramp_core.search.placement import best_plan
+from offramp_core.tuning import Proposed, TuningRequest, tune
 from offramp_worker.bundle.lengths import by_length, pad_rows
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.sessions import Sessions
@@ -236,17 +237,36 @@ def judge(name: str, folder: Path, x: Array, report: Mapping[str, Any]) -> dict[
         "saving": round(result.saving, 4),
         "disagreement": round(result.disagreement, 4),
         "hindsight_saving": round(hindsight.value, 4),
+        "certified": _certified(bundle, recorded, seen),
     }
 
 
+def _certified(bundle: Bundle, recorded: Records, seen: Records) -> dict[str, float] | None:
+    """What the plan that tuning certifies at 1 % on the bundle's records does on ``seen``; None where none is certified."""
+    manifest = bundle.manifest
+    ids = tuple(ramp.id for ramp in bundle.ramps[: recorded.n_ramps])
+    outcome = tune(
+        recorded,
+        TuningRequest(
+            max_disagreement=BUDGET, delta=0.05, test_index=1, ramp_ids=ids, backbone_digest=manifest.backbone_digest,
+            ramp_set_digest=manifest.ramp_set_digest, max_overhead=1.0,
+        ),
+    )  # fmt: skip
+    if not isinstance(outcome, Proposed):
+        return None
+    result = evaluate_plan(seen, outcome.plan, ids)
+    return {"saving": round(result.saving, 4), "disagreement": round(result.disagreement, 4)}
+
+
 def held_out_records(bundle: Bundle, recorded: Records, x: Array) -> Records:
-    """What every ramp says about ``x``, as an audit of a worker would record it, at the recorded costs."""
+    """What every ramp at fp32 says about ``x``, as an audit of a worker would record it, at the recorded costs."""
     spec, sessions = bundle.manifest.inputs[0], Sessions(bundle, threads=1)
     uncertainty = np.empty((len(x), recorded.n_ramps), np.float32)
     prediction, reference = np.empty((len(x), recorded.n_ramps), np.int64), np.empty(len(x), np.int64)
     for rows in by_length(x, spec, size=32):
         scores = sessions.tapped(pad_rows([x[rows]], spec))
-        uncertainty[rows], prediction[rows] = scores.uncertainty, scores.prediction
+        columns = slice(recorded.n_ramps)  # the fp32 chain comes first
+        uncertainty[rows], prediction[rows] = scores.uncertainty[:, columns], scores.prediction[:, columns]
         reference[rows] = scores.logits.argmax(axis=1)
     costs = recorded.costs
     return records_from_arrays(
