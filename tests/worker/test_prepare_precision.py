@@ -85,14 +85,14 @@ def test_tensors_that_feed_ramps_are_cut_vertices_of_the_int8_graph(
     onnx.checker.check_model(static)
     found = cut_vertices(graph_steps(static.graph), source=backbone.input.name, sink=backbone.output.name)
     assert cuts and set(cuts) <= set(found)
-    priced = Priced(static, (), list(cuts), open_session=opened)
+    priced = Priced(static, (), list(cuts), shapes=cuts, open_session=opened)
     assert len(priced.at(rows[:8]).segments) == len(cuts) + 1
 
 
 def test_between_stages_of_the_int8_graph_go_levels_not_floats(
     backbone: Backbone, static: onnx.ModelProto, cuts: dict[str, tuple[int, ...]], rows: np.ndarray
 ) -> None:
-    value, graphs = rows[:8], pieces(static, (), list(cuts)).segments
+    value, graphs = rows[:8], pieces(static, (), list(cuts), shapes=cuts).segments
     for graph in graphs:
         if graph is not graphs[0]:
             assert value.dtype == np.uint8
