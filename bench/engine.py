@@ -44,7 +44,7 @@ from offramp_core.tuning import Proposed, TuningRequest, tune
 from offramp_core.uncertainty import ExitTest, exit_test
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.answers import labels
-from offramp_worker.engine.execute import Leave, run_stages
+from offramp_worker.engine.execute import Leave, run_exact, run_stages
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.stages import Stage
 from offramp_worker.prepare.pricing import Priced
@@ -184,27 +184,29 @@ def compare(exact: Stage, served: Served, x: Array, *, batch: int, pairs: int) -
             batch_x = np.ascontiguousarray(x[some])
             for which in (0, 1) if (begin // batch + pair) % 2 else (1, 0):
                 start = time.thread_time()
-                found = list(served.run(batch_x)) if which else [_exact(exact, batch_x)]
+                said = answer(served.run(batch_x) if which else run_exact(exact, batch_x), batch)
                 spent[which] += time.thread_time() - start
                 if which:
-                    for leave in found:
-                        answers[some[leave.rows]] = labels(leave.logits)
+                    answers[some] = said
         if pair >= 0:
             ratios.append(spent[1] / spent[0])
     return Ratio(float(np.median(ratios)), min(ratios), max(ratios), pairs), answers
 
 
-def _exact(stage: Stage, x: Array) -> Leave:
-    logits, _ = stage.run(x, x)
-    return Leave(np.arange(len(x)), None, logits.copy())
+def answer(leaves: Iterator[Leave], n: int) -> LabelArray:
+    """What a batch of n rows is answered."""
+    said = np.empty(n, dtype=np.int64)
+    for leave in leaves:
+        said[leave.rows] = labels(leave.logits)
+    return said
 
 
 def answers_of(served: Served, x: Array, *, batch: int) -> LabelArray:
     """What the plan answers to every row."""
     said = np.empty(len(x), dtype=np.int64)
     for begin in range(0, len(x), batch):
-        for leave in served.run(np.ascontiguousarray(x[begin : begin + batch])):
-            said[begin + leave.rows] = labels(leave.logits)
+        some = np.ascontiguousarray(x[begin : begin + batch])
+        said[begin : begin + batch] = answer(served.run(some), len(some))
     return said
 
 
@@ -272,10 +274,10 @@ def breakdown(
     test = next(iter(served.tests.values()))
     jobs = {
         "exact": Job(lambda: exact.run(x, x)),
-        "exact, answered": Job(lambda: _exact(exact, x)),
+        "exact, answered": Job(lambda: answer(run_exact(exact, x), 1)),
         "sessions": Job(sessions_only),
         "decision": Job(lambda: test.leaves(*heads[0])),
-        "all": Job(lambda: list(served.run(x))),
+        "all, answered": Job(lambda: answer(served.run(x), 1)),
     }
     for job in jobs.values():
         job.run()

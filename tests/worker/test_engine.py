@@ -14,7 +14,7 @@ from typing import Any
 import bundles
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import eventually, plan_for
 from scipy.special import softmax
@@ -709,6 +709,7 @@ def test_scores_of_many_heads_equal_the_definition_in_core_bit_for_bit(rows: lis
         np.testing.assert_array_equal(ScoreTables(quantiles).uncertainty((2, 0, 1, 3), heads), expected)
 
 
+@settings(deadline=None)  # a machine may be busy
 @given(
     st.lists(st.lists(st.floats(width=32), min_size=3, max_size=3), min_size=1, max_size=6),
     st.integers(0, 1_000_000),

@@ -35,7 +35,7 @@ from offramp_worker.engine.audits import Audit, AuditDesk
 from offramp_worker.engine.batcher import Batch, Batcher
 from offramp_worker.engine.cache import PredictionCache
 from offramp_worker.engine.counters import Counters, RecordRing
-from offramp_worker.engine.execute import Leave, run_apart, run_stages
+from offramp_worker.engine.execute import Leave, run_apart, run_exact, run_stages
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.tickets import HIGHEST_PRIORITY, OverloadedError, Ticket, new_ticket
@@ -318,8 +318,7 @@ class Engine:
 
     def _execute(self, batch: Batch, runtime: Runtime) -> Any:
         if runtime.exits_off:
-            logits, _ = self._exact.run(batch.x, batch.x)
-            return iter((Leave(np.arange(len(batch)), None, logits.copy()),))
+            return run_exact(self._exact, batch.x)
         deadlines = None
         if any(ticket.deadline < math.inf for ticket, _ in batch.owners):
             deadlines = _Deadlines(

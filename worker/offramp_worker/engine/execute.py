@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,10 @@ BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.intp]
 Said = tuple[FloatArray, npt.NDArray[np.float64]]
+
+
+_ROWS = np.arange(1024)  # batches begin with all of their rows: a slice is at hand sooner than a new array
+_ROWS.flags.writeable = False
 
 
 class Runnable(Protocol):
@@ -48,12 +51,12 @@ class Deadlines(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(NamedTuple):  # and no dataclass: one is made for every answer, and a frozen one takes several times as long
     """Rows of the batch that are answered now: ``rows`` [k] with ``logits`` [k, C], at ramp index ``ramp`` or, for None, at the output.
 
     ``due`` says that their deadlines came: the ramp was not certain of them, but the deepest that they had reached.
     ``reference`` [n, C] comes with the last one when every row of the batch was carried to the output in results-only execution.
+    The arrays are to be read before the next one is asked for: they may lie in buffers that are used again.
     """
 
     rows: IndexArray
@@ -61,6 +64,12 @@ class Leave:
     logits: FloatArray
     reference: FloatArray | None = None
     due: bool = False
+
+
+def run_exact(stage: Runnable, x: Array) -> Iterator[Leave]:
+    """Execute a batch by the exact executor, whose only stage is given."""
+    logits, _ = stage.run(x, x)
+    yield Leave(_rows(len(x)), None, logits)
 
 
 def run_apart(
@@ -78,7 +87,7 @@ def run_apart(
     yield Leave(odd, None, exact(x[odd]))
     if len(sound):
         for leave in run(x[sound]):
-            yield replace(leave, rows=sound[leave.rows])
+            yield leave._replace(rows=sound[leave.rows])
 
 
 def run_stages(
@@ -119,7 +128,7 @@ def run_stages(
                 yield leave
         due = deadlines.due(number, batch.carried) if deadlines is not None and stage.ramps else None
         if due is not None and (leave := batch.leave(due, stage.ramps[-1], heads[-1][0])):
-            yield replace(leave, due=True)
+            yield leave._replace(due=True)
         if regroups is None or batch.answered is None:
             continue
         if not batch.waiting:
@@ -129,15 +138,17 @@ def run_stages(
             if any(later.reads_input for later in stages[number + 1 :]):
                 x = x[kept]
     logits, _ = stages[-1].run(features, x, kept)
-    yield batch.rest(logits, reference=logits.copy() if regroups is None else None)
+    yield batch.rest(logits, reference=logits if regroups is None else None)
 
 
 class _Batch:
-    """Which rows of a batch are carried, and which of these were answered. Answers are copies: the next batch overwrites the buffers."""
+    """Which rows of a batch are carried, and which of these were answered."""
+
+    __slots__ = ("_may_leave", "answered", "carried", "waiting")
 
     def __init__(self, n: int, may_leave: BoolArray | None) -> None:
         self._may_leave = may_leave
-        self.carried: IndexArray = np.arange(n)
+        self.carried = _rows(n)
         self.answered: BoolArray | None = None  # None: nobody
         self.waiting = n
 
@@ -153,7 +164,7 @@ class _Batch:
         self.answered = leaves if self.answered is None else self.answered | leaves
         self.waiting -= left
         if left == len(leaves):
-            return Leave(self.carried, ramp, logits.copy())
+            return Leave(self.carried, ramp, logits)
         return Leave(self.carried[leaves], ramp, logits[leaves])
 
     def drop_answered(self) -> IndexArray:
@@ -166,5 +177,9 @@ class _Batch:
     def rest(self, logits: FloatArray, *, reference: FloatArray | None) -> Leave:
         """Answer all rows that still wait, at the output."""
         if self.answered is None:
-            return Leave(self.carried, None, logits.copy(), reference)
+            return Leave(self.carried, None, logits, reference)
         return Leave(self.carried[~self.answered], None, logits[~self.answered], reference)
+
+
+def _rows(n: int) -> IndexArray:
+    return _ROWS[:n] if n <= len(_ROWS) else np.arange(n)
