@@ -153,24 +153,27 @@ def test_the_door_settles_where_few_of_those_admitted_are_late() -> None:
     rng = np.random.default_rng(0)
     door = Door(1.0, LINEAR)
     late, shares = [], []
-    for _ in range(3000):
+    for _ in range(6000):
         missed = int((rng.exponential(door.share, 8) > 1.0).sum())
         door = door.after(rows=8, seconds=0.08, late=missed)
         late.append(missed)
         shares.append(door.share)
-    assert np.mean(late[500:]) / 8 == pytest.approx(LATE, rel=0.1)
-    assert np.median(shares[500:]) == pytest.approx(-1 / math.log(LATE), rel=0.15)
+    assert np.mean(late[1500:]) / 8 == pytest.approx(LATE, rel=0.1)
+    assert np.median(shares[1500:]) == pytest.approx(-1 / math.log(LATE), rel=0.15)
 
 
-def test_one_bad_batch_halves_the_share_at_most_and_good_ones_bring_it_back() -> None:
+def test_one_stall_hardly_closes_the_door_but_hundreds_of_late_requests_do_and_good_ones_open_it_again() -> None:
     door = Door(1.0, LINEAR).after(rows=32, seconds=0.3, late=32)
-    assert door.share == pytest.approx(0.5 * LARGEST_SHARE, rel=0.1)
-    for _ in range(100):
-        door = door.after(rows=32, seconds=0.3, late=0)
-    assert door.share == LARGEST_SHARE
+    assert 0.9 * LARGEST_SHARE < door.share < LARGEST_SHARE
+    for _ in range(20):
+        door = door.after(rows=32, seconds=0.3, late=32)
+    assert door.share < 0.4 * LARGEST_SHARE
     for _ in range(100):
         door = door.after(rows=32, seconds=0.3, late=32)
     assert door.share == SMALLEST_SHARE
+    for _ in range(2000):
+        door = door.after(rows=32, seconds=0.3, late=0)
+    assert door.share == LARGEST_SHARE
 
 
 def test_requests_are_due_by_the_earliest_of_what_they_and_the_service_ask() -> None:

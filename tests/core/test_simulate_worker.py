@@ -202,7 +202,9 @@ def test_every_policy_and_the_door_decide_alike_in_both(name: str, load: float, 
     rng = np.random.default_rng(5)
     of = profile(4)
     n = 1500
-    objective = slack * of.batches[-1].exact_seconds
+    objective = (
+        1.001 * slack * of.batches[-1].exact_seconds
+    )  # no batch takes just as long: ties fall either way by rounding
     arrivals = bursts(n, load * 32 / of.batches[-1].exact_seconds, rng)
     exits = rng.choice([*ACTIVE, NO_EXIT], n, p=[0.2, 0.1, 0.3, 0.4])
     clock = Clock()
