@@ -14,7 +14,7 @@ from offramp_core.errors import InvalidArgumentError
 ENGINE_SHARE = 0.9  # of the objective; the rest is for receiving and replying
 LARGEST_SHARE, SMALLEST_SHARE = 0.8, 0.1  # of the objective that a forecast may fill
 LATE = 0.03  # of the requests admitted; objectives are about the slowest twentieth
-GAIN = 0.002  # by request; a stall makes dozens late at once and says nothing about the load, so it takes hundreds to close the door
+GAIN = 0.003  # by request; a stall makes dozens late at once and says nothing about the load, so it takes hundreds to close the door
 WEIGHT = 0.1  # of the newest batch in the moving average
 PATIENCE_SECONDS = 10.0  # when a request without a deadline is due: late, but not after everything that comes with one
 SURGE = 4.0  # times the average; one stall must not close the door for long
