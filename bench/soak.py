@@ -26,19 +26,16 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from bench.demo.pools import prepare_cluster_pool
-from bench.load import Traffic, encode
+from bench.load import encode
 from bench.openloop import OpenLoopClient, Target, Trial, post
-from bench.validate_simulator import LoopbackWorker, Subject, make_subject
+from bench.validate_simulator import LoopbackWorker, Subject, chosen_subject
 from offramp_core.batching import exact_seconds
 from offramp_core.policies import NO_EXIT
-from offramp_worker.bundle.load import load_bundle
 from offramp_worker.engine.answers import labels
 from offramp_worker.engine.sessions import Sessions
 
 SECONDS, SLO_SECONDS, OVERLOAD = 600.0, 0.05, 2.0
 AUDIT_RATE = 0.02
-TRAFFIC_ROWS = 1000
 LOWEST, STEP = 0.1, 1.3  # of what the profile promises at the best batch size, and from rate to rate
 ENOUGH = 0.9  # of the requests come back in time, or the rate is too much
 STEP_SECONDS, STEP_SHARE = 3.0, 0.05  # at most, and of the whole soak
@@ -258,15 +255,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/bench/soak.json"))
     options = parser.parse_args(arguments)
     console = Console(width=200)
-    if options.bundle is None:
-        pool = prepare_cluster_pool(Path("build/demo-cluster"), console)
-        path, traffic = pool.bundle, pool.clean
-    else:
-        path = options.bundle
-        with np.load(options.traffic) as archive:
-            traffic = Traffic(archive["x"], archive["reference"])
-    traffic = Traffic(traffic.x[:TRAFFIC_ROWS], traffic.reference[:TRAFFIC_ROWS])
-    subject = make_subject(load_bundle(path), traffic, "Auto")
+    subject = chosen_subject(options.bundle, options.traffic, execution="Auto", console=console)
     result = soak(
         subject, seconds=options.seconds, slo_seconds=options.slo_ms / 1e3, overload=options.overload, console=console
     )

@@ -200,6 +200,20 @@ def make_subject(bundle: Bundle, traffic: Traffic, execution: Execution) -> Subj
     return Subject(bundle, traffic, plan, found.active)
 
 
+def chosen_subject(path: Path | None, traffic_file: Path | None, *, execution: Execution, console: Console) -> Subject:
+    """The bundle and inputs that a user names; without a bundle those of the demo."""
+    if path is None:
+        pool = prepare_cluster_pool(Path("build/demo-cluster"), console)
+        path, traffic = pool.bundle, pool.clean
+    elif traffic_file is None:
+        raise SystemExit("--bundle needs --traffic: an npz with x and reference, the inputs to send")
+    else:
+        with np.load(traffic_file) as archive:
+            traffic = Traffic(archive["x"], archive["reference"])
+    traffic = Traffic(traffic.x[:TRAFFIC_ROWS], traffic.reference[:TRAFFIC_ROWS])
+    return make_subject(load_bundle(path), traffic, execution)
+
+
 def load_run(worker: LoopbackWorker, subject: Subject, *, rate: float, seconds: float, seed: int) -> Run:
     """Poisson load for some seconds; the first one only warms up and is not counted."""
     loop = _open_loop(worker, subject, rate=rate, seed=seed)
@@ -378,15 +392,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/bench/simulator.json"))
     options = parser.parse_args(arguments)
     console = Console()
-    if options.bundle is None:
-        pool = prepare_cluster_pool(Path("build/demo-cluster"), console)
-        path, traffic = pool.bundle, pool.clean
-    else:
-        path = options.bundle
-        with np.load(options.traffic) as archive:
-            traffic = Traffic(archive["x"], archive["reference"])
-    traffic = Traffic(traffic.x[:TRAFFIC_ROWS], traffic.reference[:TRAFFIC_ROWS])
-    subject = make_subject(load_bundle(path), traffic, options.execution)
+    subject = chosen_subject(options.bundle, options.traffic, execution=options.execution, console=console)
     result = validate(subject, loads=options.loads, pairs=options.pairs, seconds=options.seconds, console=console)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
