@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property
 
 from offramp_core.errors import InvalidArgumentError
@@ -14,7 +15,9 @@ from offramp_core.errors import InvalidArgumentError
 ENGINE_SHARE = 0.9  # of the objective; the rest is for receiving and replying
 LARGEST_SHARE, SMALLEST_SHARE = 0.8, 0.1  # of the objective that a forecast may fill
 LATE = 0.03  # of the requests admitted; objectives are about the slowest twentieth
-GAIN = 0.003  # by request; a stall makes dozens late at once and says nothing about the load, so it takes hundreds to close the door
+GAIN = 0.01  # of that step, by request
+LENIENT_WAIT = 10.0  # objectives that a forecast may fill while there is credit
+LARGEST_CREDIT, EARNED = 200.0, 0.01  # requests; credit earned with each request answered
 WEIGHT = 0.1  # of the newest batch in the moving average
 PATIENCE_SECONDS = 10.0  # when a request without a deadline is due: late, but not after everything that comes with one
 SURGE = 4.0  # times the average; one stall must not close the door for long
@@ -84,12 +87,23 @@ def forecast(pace: Pace, *, running: float, ahead: int, rows: int, batch_rows: i
     return Forecast(max(0.0, total - alone), alone)
 
 
+class Entry(Enum):
+    """How a request comes in, if it does."""
+
+    IN_TIME = "in time"
+    ON_CREDIT = "on credit"
+    REFUSED = "refused"
+
+
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Who may join the queue: those for whom the forecast fits into a share of the latency objective.
+    """Who may join the queue: those for whom the forecast fits into a share of the latency objective, and a few for whom it does not.
 
     Forecasts are means, and the objective is about the slowest few; so the share follows what became of the requests admitted. It
     shrinks with every late one and grows back when fewer than ``LATE`` of them are late (a Robbins-Monro step towards that quantile).
+
+    A late answer is worth more than a refusal as long as few are late. So there is a token bucket of requests that may join though they
+    will be late: a stall, or a burst, spends some of it and nobody is refused; overload soon spends all of it, and then the share decides.
 
     Attributes
     ----------
@@ -98,31 +112,45 @@ class Door:
     pace : Pace
     share : float
         Of the objective, from ``SMALLEST_SHARE`` to ``LARGEST_SHARE``.
+    credit : float
+        Requests that may still join late.
     """
 
     objective_seconds: float | None
     pace: Pace
     share: float = LARGEST_SHARE
+    credit: float = LARGEST_CREDIT
 
-    def admits(self, seen: Forecast) -> bool:
+    def entry(self, seen: Forecast) -> Entry:
         """Whether a request may join. On an idle worker it always may.
 
         One that is too large to meet the objective by itself is not refused for its size: it may join a queue that is itself short.
         """
-        if self.objective_seconds is None:
-            return True
-        allowed = self.share * self.objective_seconds
-        return seen.wait <= (allowed if seen.own > self.objective_seconds else max(0.0, allowed - seen.own))
+        objective = self.objective_seconds
+        if objective is None:
+            return Entry.IN_TIME
+        allowed = self.share * objective
+        if seen.wait <= (allowed if seen.own > objective else max(0.0, allowed - seen.own)):
+            return Entry.IN_TIME
+        return Entry.ON_CREDIT if self.credit > 0 and seen.wait <= LENIENT_WAIT * objective else Entry.REFUSED
+
+    def spent(self, rows: int) -> Door:
+        """The door once a request of ``rows`` rows joined on credit."""
+        return replace(self, credit=self.credit - rows)
 
     def late(self, seconds: float) -> bool:
         """Whether a request that left the engine so long after it came is too late for the objective."""
         return self.objective_seconds is not None and seconds > ENGINE_SHARE * self.objective_seconds
 
     def after(self, *, rows: int, seconds: float, late: int) -> Door:
-        """The door once a batch of ``rows`` rows took ``seconds`` (see :meth:`Pace.after`), at whose end ``late`` rows were late."""
+        """The door once a batch of ``rows`` rows took ``seconds`` (see :meth:`Pace.after`).
+
+        ``late`` of them were late at its end; those that joined on credit do not count.
+        """
         step = math.exp(-GAIN * (late - LATE * rows))
         share = min(LARGEST_SHARE, max(SMALLEST_SHARE, self.share * max(0.5, step)))
-        return Door(self.objective_seconds, self.pace.after(rows=rows, seconds=seconds), share)
+        credit = min(LARGEST_CREDIT, self.credit + EARNED * rows)
+        return replace(self, pace=self.pace.after(rows=rows, seconds=seconds), share=share, credit=credit)
 
 
 def due_after(own_seconds: float, *, objective_seconds: float | None, wish_seconds: float = math.inf) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from offramp_core.admission import Pace
+from offramp_core.admission import Door, Pace
 from offramp_core.batching import BATCHING, Batching, TfServingBatching, batching, exact_seconds
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.execution import Regrouping
@@ -122,9 +122,8 @@ class VirtualWorker:
         waiting = Waiting(self.clock)
         batcher = Batcher(
             policy=self.policy,
-            pace=Pace(exact_seconds(self.profile, max_batch=self.policy.max_batch)),
+            door=Door(self.objective, Pace(exact_seconds(self.profile, max_batch=self.policy.max_batch))),
             max_rows=10**6,
-            objective_seconds=self.objective,
             clock=lambda: self.clock.now,
             changed=waiting,
         )
@@ -194,12 +193,13 @@ def test_every_answer_comes_when_the_workers_own_loop_gives_it(make: Any, load: 
     assert out.batches == worker.batches
 
 
+@pytest.mark.parametrize("seed", [5, 6])
 @pytest.mark.parametrize("slack", [1.0, 3.0], ids=["tight", "loose"])
 @pytest.mark.parametrize("load", [0.7, 2.0])
 @pytest.mark.parametrize("name", BATCHING)
-def test_every_policy_and_the_door_decide_alike_in_both(name: str, load: float, slack: float) -> None:
-    """With an objective: adaptive limits, waiting to fill, drops, and refusals at the door while a batch runs."""
-    rng = np.random.default_rng(5)
+def test_every_policy_and_the_door_decide_alike_in_both(name: str, load: float, slack: float, seed: int) -> None:
+    """With an objective: adaptive limits, waiting to fill, drops, admission on credit, and refusals at the door while a batch runs."""
+    rng = np.random.default_rng(seed)
     of = profile(4)
     n = 1500
     objective = (

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp_core.admission import LARGEST_SHARE, Pace
+from offramp_core.admission import LARGEST_SHARE, Door, Pace
 from offramp_core.batching import Batching, ClockworkBatching, OfframpBatching, TfServingBatching
 from offramp_worker.engine.batcher import Batch, Batcher
 from offramp_worker.engine.tickets import OverloadedError, Ticket, UnableError, new_ticket
@@ -26,15 +26,15 @@ class Queue:
     policy: Batching = field(default_factory=OfframpBatching)
     max_rows: int = 1000
     objective: float | None = None
+    credit: float = -math.inf  # nobody joins who would be late
     now: float = 100.0
 
     def __post_init__(self) -> None:
         pace = Pace(tuple(ROW_SECONDS * n for n in range(33)))
         self.batcher = Batcher(
             policy=self.policy,
-            pace=pace,
+            door=Door(self.objective, pace, credit=self.credit),
             max_rows=self.max_rows,
-            objective_seconds=self.objective,
             clock=lambda: self.now,
         )
 
@@ -182,6 +182,21 @@ def test_with_an_objective_the_queue_admits_what_meets_it_if_nobody_leaves_early
             admitted += 1
     assert admitted == round(LARGEST_SHARE * 1.0 / ROW_SECONDS)
     assert caught.value.retry_after_seconds == 1
+
+
+def test_requests_that_will_be_late_join_while_there_is_credit_and_do_not_close_the_door() -> None:
+    queue = Queue(OfframpBatching(max_batch=8), objective=1.0, credit=24.0)
+    in_time = round(LARGEST_SHARE * 1.0 / ROW_SECONDS)
+    for _ in range(in_time + 24):
+        queue.put()
+    with pytest.raises(OverloadedError):
+        queue.put()
+    while queue.batcher.rows:
+        queue.run(0.08)
+    with pytest.raises(OverloadedError):
+        for _ in range(in_time + 3):  # what those answered earned lets in two
+            queue.put()
+    assert queue.batcher.rows == in_time + 2
 
 
 def test_what_runs_and_what_waits_for_its_turn_counts_until_it_ends() -> None:

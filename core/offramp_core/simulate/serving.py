@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.admission import Door, Pace, forecast
+from offramp_core.admission import Door, Entry, Pace, forecast
 from offramp_core.batching import Batching, Drop, Start, exact_seconds
 from offramp_core.bundle import Profile
 from offramp_core.errors import InvalidArgumentError
@@ -147,17 +148,25 @@ class _Entry:
     began: float = float("-inf")
     rows: int = 0  # of the batch that runs
     late: int = 0
+    on_time: set[int] = field(default_factory=set)  # requests admitted because they could meet the objective
 
-    def admits(self, *, now: float, ahead: int, batch_rows: int) -> bool:
-        """Whether a request that comes while the last batch may still run can meet the objective."""
+    def admits(self, request: int, *, now: float, ahead: int, batch_rows: int) -> bool:
+        """Whether a request that comes while the last batch may still run joins the queue."""
         pace = self.door.pace
         running = pace.left(self.rows, began=self.began, now=now)
-        return self.door.admits(forecast(pace, running=running, ahead=ahead, rows=1, batch_rows=batch_rows))
+        seen = forecast(pace, running=running, ahead=ahead, rows=1, batch_rows=batch_rows)
+        entry = self.door.entry(seen)
+        if entry is Entry.ON_CREDIT:
+            self.door = self.door.spent(1)
+        elif entry is Entry.IN_TIME and seen.own <= (self.door.objective_seconds or math.inf):
+            self.on_time.add(request)
+        return entry is not Entry.REFUSED
 
-    def start(self, arrivals: list[float], *, now: float, end: float) -> None:
-        """A batch of requests that came at ``arrivals`` runs from ``now`` to ``end``."""
-        self.began, self.rows = now, len(arrivals)
-        self.late = sum(self.door.late(end - arrival) for arrival in arrivals)
+    def start(self, batch: list[int], arrivals: list[float], *, now: float, end: float) -> None:
+        """A batch of requests, which came at ``arrivals``, runs from ``now`` to ``end``."""
+        self.began, self.rows = now, len(batch)
+        self.late = sum(self.door.late(end - arrivals[request]) for request in batch if request in self.on_time)
+        self.on_time.difference_update(batch)
 
     def learn(self, seconds: float) -> None:
         """That batch has ended."""
@@ -204,15 +213,17 @@ class _Loop:
         arrivals, queue, room = self._arrivals, self._queue, self._policy.queue_rows
         while self._next < len(arrivals) and arrivals[self._next] <= now:
             waiting = len(queue) - self._head
-            if (room is not None and waiting >= room) or not self._admits(arrivals[self._next], waiting):
+            if (room is not None and waiting >= room) or not self._admits(waiting):
                 self.status[self._next] = REJECTED
             else:
                 queue.append(self._next)
             self._next += 1
         self._learn()
 
-    def _admits(self, now: float, waiting: int) -> bool:
-        return self._entry is None or self._entry.admits(now=now, ahead=waiting, batch_rows=self._policy.batch_rows)
+    def _admits(self, waiting: int) -> bool:
+        """Whether the next request may join ``waiting`` others."""
+        now, batch_rows = self._arrivals[self._next], self._policy.batch_rows
+        return self._entry is None or self._entry.admits(self._next, now=now, ahead=waiting, batch_rows=batch_rows)
 
     def _learn(self) -> None:
         """What comes while a batch runs meets the policy as it was before."""
@@ -263,7 +274,7 @@ class _Loop:
         self.busy += self._batch_seconds + seconds
         self._ended = len(batch), self._batch_seconds + seconds
         if self._entry is not None:
-            self._entry.start([self._arrivals[request] for request in batch], now=now, end=begin + seconds)
+            self._entry.start(batch, self._arrivals, now=now, end=begin + seconds)
         self.batches += 1
         return begin + seconds
 

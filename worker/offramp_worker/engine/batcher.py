@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offramp_core.admission import Door, Pace, due_after, forecast
+from offramp_core.admission import Door, Entry, due_after, forecast
 from offramp_core.batching import Batching, Decision, Drop, Start, Wait
 from offramp_worker.engine.tickets import Array, OverloadedError, Ticket, UnableError
 
@@ -70,17 +70,16 @@ class Batcher:
         self,
         *,
         policy: Batching,
-        pace: Pace,
+        door: Door,
         max_rows: int,
-        objective_seconds: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
         changed: threading.Condition | None = None,
         join: Callable[[Sequence[Array]], Array] = np.concatenate,
     ) -> None:
         """``changed`` is what threads wait on for requests; a simulation of time brings its own. ``join`` makes one batch of rows."""
         self._join = join
-        self._policy, self._door, self._clock = policy, Door(objective_seconds, pace), clock
-        self._max_rows, self._objective = max_rows, objective_seconds
+        self._policy, self._door, self._clock = policy, door, clock
+        self._max_rows, self._objective = max_rows, door.objective_seconds
         self._changed = changed or threading.Condition()
         self._lanes = {False: _Lane(), True: _Lane()}
         self._rows = 0
@@ -224,11 +223,17 @@ class Batcher:
             raise _overloaded(
                 f"an answer would take about {seen.total:.3f} s; the request's timeout is {timeout:.3f} s; retry later", seen.wait
             )  # fmt: skip
-        if self._objective is not None and not self._door.admits(seen):
+        if self._objective is None:
+            return
+        entry = self._door.entry(seen)
+        if entry is Entry.REFUSED:
             raise _overloaded(
                 f"an answer would take about {seen.total:.3f} s, too close to the latency objective of {self._objective:g} s; retry later",
                 seen.wait,
             )
+        ticket.on_time = entry is Entry.IN_TIME and seen.own <= self._objective
+        if entry is Entry.ON_CREDIT:
+            self._door = self._door.spent(rows)
 
     def _queue(self, ticket: Ticket) -> None:
         self._number += 1
@@ -238,11 +243,8 @@ class Batcher:
         self._next_expiry = min(self._next_expiry, ticket.expires)
 
     def _late(self, batch: Batch, now: float) -> int:
-        """Rows that are late if they are answered now; those of requests too large for the objective do not count."""
-        limit, door = self._objective, self._door
-        if limit is None:
-            return 0
-        return sum(door.late(now - t.admitted) for t, _ in batch.owners if t.run_by - t.admitted <= limit)
+        """Rows that are late if they are answered now and should not be."""
+        return sum(self._door.late(now - t.admitted) for t, _ in batch.owners if t.on_time)
 
     def _seconds_left(self, now: float) -> float:
         """Of the batch that runs and of those that wait for their turn."""

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.admission import Pace
+from offramp_core.admission import Door, Pace
 from offramp_core.batching import batching, exact_seconds, rows_within
 from offramp_core.columns import EXACT
 from offramp_core.plan import exits_off_plan
@@ -87,9 +87,8 @@ class Engine:
         join = partial(pad_rows, spec=bundle.manifest.inputs[0])
         self._batcher = Batcher(
             policy=batching(batching_name, profile=bundle.profile, slo_seconds=latency_seconds),
-            pace=Pace(exact_seconds(bundle.profile)),
+            door=Door(latency_seconds, Pace(exact_seconds(bundle.profile))),
             max_rows=max_queue_rows,
-            objective_seconds=latency_seconds,
             clock=clock,
             join=join,
         )

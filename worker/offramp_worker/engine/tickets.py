@@ -59,6 +59,8 @@ class Ticket:
         When it should be answered; of one priority, what comes first here runs first.
     expires : float
         When it is of no use any more, infinite without a timeout.
+    on_time : bool
+        Whether it was admitted because it could meet the objective.
     begun : int
         Rows handed out in batches; the others still wait.
     number : int
@@ -86,6 +88,7 @@ class Ticket:
     priority: int = HIGHEST_PRIORITY
     run_by: float = math.inf
     expires: float = math.inf
+    on_time: bool = False
     begun: int = 0
     number: int = 0
 
