@@ -1,10 +1,9 @@
 """The engine alone, no HTTP: mean time of a plan against the fastest exact fp32 executor without exits.
 
-    python -m bench.engine [BUNDLE --held-out FILE.npz] [--name NAME] [--pairs 9] [--seconds 60] [--out build/bench/engine.json]
+    python -m bench.engine [NAME...] [--pairs 9] [--seconds 60] [--out build/bench/engine.json]
 
-Without a bundle it is ResNet-56 on CIFAR-10 as the cluster's demo prepares it (the digits where OFFRAMP_DATA has no CIFAR-10).
-The bundle's ramps are scored on held-out rows (``x``, never seen by ``prepare``). The older half finds and certifies plans, the newer half is
-served. Plans are priced by what the pieces cost *now*. Reported apart:
+Names are those of :mod:`bench.subjects`, or a bundle's folder with ``--held-out FILE.npz`` (``x``, rows that ``prepare`` has not seen).
+The bundle's ramps are scored on held-out rows. The first half finds and certifies plans, the other half is served. Plans are priced by what the pieces cost *now*. Reported apart:
 
     certified     core tuning on the first half
     uncertified   the exact optimum on the first half, at the largest budget of which the second half disagrees with at most 1 %
@@ -31,8 +30,8 @@ import onnx
 import onnxruntime as ort
 from rich.console import Console
 
-from bench.demo.pools import prepare_cluster_pool
-from offramp_core.bundle import BatchProfile, ChainProfile, Profile, column_arrays, profile_arrays
+from bench.subjects import SUBJECTS, make_subject
+from offramp_core.bundle import BatchProfile, ChainProfile, Profile, TensorSpec, column_arrays, profile_arrays
 from offramp_core.columns import EXACT, chain
 from offramp_core.evaluate import evaluate
 from offramp_core.execution import Regrouping
@@ -42,6 +41,7 @@ from offramp_core.search.placement import best_plan
 from offramp_core.simulate.costs import CostTable
 from offramp_core.tuning import Proposed, TuningRequest, tune
 from offramp_core.uncertainty import ExitTest, exit_test
+from offramp_worker.bundle.lengths import by_length, pad_rows, typical_batch
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.answers import labels
 from offramp_worker.engine.execute import Leave, run_exact, run_stages
@@ -109,8 +109,10 @@ def measured_profile(bundle: Bundle, x: Array, *, seconds: float) -> Profile:
         sides = {bundle.columns[j].id: side for j, side in bundle.side_models.items()}
         priced = Priced(model, heads, tensors, shapes=bundle.shapes, open_session=_open, sides=sides)
         share = seconds / len(BATCHES) / len(bundle.backbones)
+        spec = bundle.manifest.inputs[0]
         chains[precision] = [
-            _chain_seconds(priced, bundle, columns, tensors, x[:size], seconds=share) for size in BATCHES
+            _chain_seconds(priced, bundle, columns, tensors, typical_batch(x, spec, size=size), seconds=share)
+            for size in BATCHES
         ]
     batches = []
     for number, size in enumerate(BATCHES):
@@ -146,11 +148,14 @@ def _chain_seconds(
 
 def scored(sessions: Sessions, bundle: Bundle, x: Array, profile: Profile) -> dict[str, Array]:
     """The arrays of a records file of rows."""
-    parts = [sessions.tapped(x[i : i + SCORE_CHUNK]) for i in range(0, len(x), SCORE_CHUNK)]
-    reference = labels(np.concatenate([part.logits for part in parts]))
+    spec = bundle.manifest.inputs[0]
+    chunks = list(by_length(x, spec, size=SCORE_CHUNK))
+    parts = [sessions.tapped(pad_rows([x[rows]], spec)) for rows in chunks]
+    back = np.argsort(np.concatenate(chunks))
+    reference = labels(np.concatenate([part.logits for part in parts])[back])
     arrays: dict[str, Array] = {
-        "uncertainty": np.concatenate([part.uncertainty for part in parts]),
-        "prediction": np.concatenate([part.prediction for part in parts]),
+        "uncertainty": np.concatenate([part.uncertainty for part in parts])[back],
+        "prediction": np.concatenate([part.prediction for part in parts])[back],
         "final": reference,
         "reference": reference,
         **profile_arrays(profile),
@@ -171,7 +176,9 @@ def serve_plan(sessions: Sessions, bundle: Bundle, plan: Plan, profile: Profile)
     return Served(stages, tests, regrouping)
 
 
-def compare(exact: Stage, served: Served, x: Array, *, batch: int, pairs: int) -> tuple[Ratio, LabelArray]:
+def compare(
+    exact: Stage, served: Served, x: Array, spec: TensorSpec, *, batch: int, pairs: int
+) -> tuple[Ratio, LabelArray]:
     """Time the plan against the exact executor batch by batch in turn; also what it answers to each row of ``x``."""
     answers = np.full(len(x), -1, dtype=np.int64)
     ratios = []
@@ -181,7 +188,7 @@ def compare(exact: Stage, served: Served, x: Array, *, batch: int, pairs: int) -
         spent = np.zeros(2)
         for begin in range(0, size - batch + 1, batch):
             some = rows[begin : begin + batch]
-            batch_x = np.ascontiguousarray(x[some])
+            batch_x = pad_rows([np.ascontiguousarray(x[some])], spec)
             for which in (0, 1) if (begin // batch + pair) % 2 else (1, 0):
                 start = time.thread_time()
                 said = answer(served.run(batch_x) if which else run_exact(exact, batch_x), batch)
@@ -201,11 +208,11 @@ def answer(leaves: Iterator[Leave], n: int) -> LabelArray:
     return said
 
 
-def answers_of(served: Served, x: Array, *, batch: int) -> LabelArray:
+def answers_of(served: Served, x: Array, spec: TensorSpec, *, batch: int) -> LabelArray:
     """What the plan answers to every row."""
     said = np.empty(len(x), dtype=np.int64)
     for begin in range(0, len(x), batch):
-        some = np.ascontiguousarray(x[begin : begin + batch])
+        some = pad_rows([np.ascontiguousarray(x[begin : begin + batch])], spec)
         said[begin : begin + batch] = answer(served.run(some), len(some))
     return said
 
@@ -304,7 +311,7 @@ def bench(bundle: Bundle, x: Array, *, pairs: int, seconds: float, tell: Callabl
     sessions = Sessions(bundle, threads=1)
     profile = measured_profile(bundle, x, seconds=seconds)
     tell(f"exact: {[round(1e3 * b.exact_seconds, 2) for b in profile.batches]} ms at {BATCHES}")
-    half = len(x) // 2
+    half, spec = len(x) // 2, bundle.manifest.inputs[0]
     rows: list[dict[str, Any]] = []
     answers: dict[str, LabelArray] = {}
     arrays = scored(sessions, bundle, x, profile)
@@ -319,18 +326,20 @@ def bench(bundle: Bundle, x: Array, *, pairs: int, seconds: float, tell: Callabl
                 tell(f"batch {batch:2d} {name}: {plan}")
                 continue
             served, exact = serve_plan(sessions, bundle, plan, profile), sessions.exact_stage()
-            ratio, _ = compare(exact, served, x[half:], batch=batch, pairs=pairs)
-            worst, _ = compare(exact, served.nobody_leaves(), x[half:], batch=batch, pairs=pairs)
+            ratio, _ = compare(exact, served, x[half:], spec, batch=batch, pairs=pairs)
+            worst, _ = compare(exact, served.nobody_leaves(), x[half:], spec, batch=batch, pairs=pairs)
             key = json.dumps([plan.to_mapping(), batch])
             if key not in answers:
-                answers[key] = answers_of(served, x[half:], batch=batch)
+                answers[key] = answers_of(served, x[half:], spec, batch=batch)
             wrong = float((answers[key] != reference).mean())
             row |= {
                 "ramps": [{"id": r.id, "threshold": str(r.threshold)} for r in plan.ramps], "precision": plan.precision,
                 "ratio": asdict(ratio), "worst": asdict(worst), "disagreement": wrong, "rows": len(reference),
             }  # fmt: skip
             if batch == 1 and served.tests:
-                row["microseconds"] = breakdown(sessions, bundle, plan, profile, x[half : half + 1], rounds=300)
+                row["microseconds"] = breakdown(
+                    sessions, bundle, plan, profile, typical_batch(x[half:], spec, size=1), rounds=300
+                )
             rows.append(row)
             tell(
                 f"batch {batch:2d} {name}: {ratio.median:.3f} ({ratio.low:.3f}-{ratio.high:.3f}), worst {worst.median:.3f}, disagreement {wrong:.2%}, "
@@ -342,30 +351,42 @@ def bench(bundle: Bundle, x: Array, *, pairs: int, seconds: float, tell: Callabl
 def main(arguments: list[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="bench.engine", description="the engine alone, exits on against exact")
-    parser.add_argument("bundle", type=Path, nargs="?")
-    parser.add_argument("--held-out", type=Path, metavar="NPZ", help="x: rows that prepare has not seen")
-    parser.add_argument("--name", default="", help="what the results are kept as; default: the model's name")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(SUBJECTS)} (default: all), or a folder")
+    parser.add_argument("--held-out", type=Path, metavar="NPZ", help="x: rows that prepare has not seen, for a folder")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--rows", type=int, default=6000, help="held-out rows to use, at most")
     parser.add_argument("--seconds", type=float, default=60.0, help="to measure what the pieces cost, about")
     parser.add_argument("--out", type=Path, default=Path("build/bench/engine.json"))
     options = parser.parse_args(arguments)
-    if (options.bundle is None) != (options.held_out is None):
-        parser.error("give a bundle together with its --held-out rows, or neither")
-    if options.bundle is None:
-        pool = prepare_cluster_pool(Path("build/demo-cluster"), Console())
-        bundle, held_out = load_bundle(pool.bundle), pool.clean.x
-    else:
-        bundle = load_bundle(options.bundle)
-        with np.load(options.held_out) as archive:
-            held_out = archive["x"]
-    x = np.ascontiguousarray(held_out[: options.rows])
-    result = bench(bundle, x, pairs=options.pairs, seconds=options.seconds, tell=lambda line: print(line, flush=True))
-    kept = json.loads(options.out.read_text()) if options.out.is_file() else {}
-    kept[options.name or bundle.manifest.name] = result
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(kept, indent=1) + "\n")
+    for name in options.names or SUBJECTS:
+        if name in SUBJECTS:
+            subject = make_subject(name, Console(stderr=True))
+            bundle, held_out = load_bundle(subject.bundle), subject.x
+        elif options.held_out is None:
+            parser.error(f"{name} is none of {', '.join(SUBJECTS)}; a bundle's folder needs --held-out")
+        else:
+            bundle, held_out = load_bundle(Path(name)), np.load(options.held_out)["x"]
+        print(f"{name}: {len(held_out)} rows", flush=True)
+        x = _some(held_out, options.rows)
+        keep(
+            options.out,
+            bundle.manifest.name,
+            bench(bundle, x, pairs=options.pairs, seconds=options.seconds, tell=lambda line: print(line, flush=True)),
+        )
     return 0
+
+
+def _some(x: Array, rows: int) -> Array:
+    """At most so many, from both halves alike."""
+    half = len(x) // 2
+    return np.ascontiguousarray(np.concatenate([x[:half][: rows // 2], x[half:][: rows // 2]]))
+
+
+def keep(path: Path, name: str, result: Mapping[str, Any]) -> None:
+    """Put a result into a JSON file, beside those of other names."""
+    kept = json.loads(path.read_text()) if path.is_file() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**kept, name: result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

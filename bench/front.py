@@ -27,10 +27,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
+from rich.console import Console
 
-from bench.cifar import bundle as cifar_bundle
 from bench.load import encode
 from bench.openloop import OpenLoopClient, Target, Trial, post
+from bench.subjects import make_subject
 
 OUT = Path("build/bench/front.json")
 SERVER_CORE, CLIENT_CORE = 0, 1
@@ -73,16 +74,15 @@ class Figures:
     resident_mib: float = 0.0
 
 
-def load_data(folder: Path) -> Data:
+def load_data() -> Data:
     """ResNet-56 with its bundle, made unless it is there."""
-    if not (folder / "bundle" / "manifest.json").is_file():
-        cifar_bundle.prepare(folder, cifar_bundle.make_model(folder))
-    model = folder / "bundle" / "backbone.onnx"
-    x: Rows = np.load(folder / "traffic.npz")["x"][:INPUTS].astype(np.float32)
+    subject = make_subject("resnet56", Console(stderr=True))
+    model = subject.bundle / "backbone.onnx"
+    x: Rows = subject.x[:INPUTS]
     session = _session(model)
     name = session.get_inputs()[0].name
     labels = np.array([int(session.run(None, {name: row[None]})[0].argmax()) for row in x], dtype=np.int64)
-    return Data(model, folder / "bundle", x, labels)
+    return Data(model, subject.bundle, x, labels)
 
 
 def model_seconds(data: Data, *, runs: int = 200) -> float:
@@ -312,7 +312,7 @@ def _resident_mib(pid: int) -> float:
 
 def run(contenders: Callable[[Data], Sequence[Contender]], options: argparse.Namespace) -> dict[str, Any]:
     """Both objectives; the first contender is the yardstick."""
-    data = load_data(options.folder)
+    data = load_data()
     with on_core(CLIENT_CORE):
         model = model_seconds(data)
         result: dict[str, Any] = {"model_ms": model * 1e3, "rounds": options.rounds, "seconds": options.seconds}
@@ -331,9 +331,6 @@ def run(contenders: Callable[[Data], Sequence[Contender]], options: argparse.Nam
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
     """Options of both commands that measure servers."""
     made = argparse.ArgumentParser(prog=prog, description=description)
-    made.add_argument(
-        "--folder", type=Path, default=Path("build/demo-cluster/cifar"), help="as bench.cifar.bundle makes it"
-    )
     made.add_argument("--rounds", type=int, default=7)
     made.add_argument("--seconds", type=float, default=8.0, help="of every trial under load")
     return made

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -120,16 +121,17 @@ class OpenLoop:
         )  # fmt: skip
 
 
-def encode(x: npt.NDArray[np.float32], input_name: str) -> tuple[bytes, int]:
-    """An OIP v2 body with one binary input and JSON outputs: (body, length of its JSON header)."""
-    tensor = np.ascontiguousarray(x, dtype=np.float32).tobytes()
+def encode(x: npt.NDArray[Any], input_name: str) -> tuple[bytes, int]:
+    """An OIP v2 body with one binary input (token ids, or float32) and JSON outputs: (body, length of its JSON header)."""
+    tokens = x.dtype == np.int64
+    tensor = np.ascontiguousarray(x, dtype=np.int64 if tokens else np.float32).tobytes()
     header = json.dumps(
         {
             "inputs": [
                 {
                     "name": input_name,
                     "shape": list(x.shape),
-                    "datatype": "FP32",
+                    "datatype": "INT64" if tokens else "FP32",
                     "parameters": {"binary_data_size": len(tensor)},
                 }
             ],

@@ -46,6 +46,7 @@ def stages(draws: int, jobs: int) -> tuple[Stage, ...]:
         Stage("million", "bench.million"),
         Stage("simulator", "bench.validate_simulator"),
         Stage("engine", "bench.engine"),
+        Stage("served", "bench.served"),
         Stage("front", "bench.front"),
         Stage("peers", "bench.peers"),
     )

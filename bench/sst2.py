@@ -12,6 +12,7 @@ import json
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,8 +27,9 @@ from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.texts import load_tokenizer
 
 TOKENS = TUNING_TOKENS = 64
-HELD_OUT = 2_000
+HELD_OUT = 4_000
 SEED = 0
+Rows = np.ndarray[Any, np.dtype[Any]]
 
 
 def make_model(folder: Path) -> Path:
@@ -45,6 +47,12 @@ def make_model(folder: Path) -> Path:
     if not program.is_file():
         export(_fine_tuned(folder, wheel, corpus), program)
     return program
+
+
+def token_rows(folder: Path, name: str) -> Rows:
+    """The texts of a file beside the model as token ids [n, tokens], filled up at the end."""
+    lines = (folder / name).read_text(encoding="utf-8").splitlines()
+    return load_tokenizer(folder / "tokenizer.json", most=TOKENS).encode([json.loads(line)["text"] for line in lines])
 
 
 def export(model: TextClassifier, path: Path) -> None:
@@ -84,9 +92,7 @@ def main() -> None:
     program = make_model(arguments.out)
     options = ["--max-tokens", str(TOKENS), "--head-data", str(arguments.out / "tuning.jsonl")]
     report = prepare(program, arguments.out / "texts.jsonl", arguments.out / "bundle", options)
-    reader = load_tokenizer(arguments.out / "tokenizer.json", most=TOKENS)
-    lines = (arguments.out / "held-out.jsonl").read_text(encoding="utf-8").splitlines()
-    x = reader.encode([json.loads(line)["text"] for line in lines])
+    x = token_rows(arguments.out, "held-out.jsonl")
     result = judge("minilm-sst2", arguments.out / "bundle", x, report)
     print(json.dumps(result, indent=1) if arguments.json else result)
 

@@ -38,6 +38,7 @@ from rich.console import Console
 from bench.demo.pools import prepare_cluster_pool
 from bench.load import OpenLoop, Reply, Traffic
 from offramp_core.bundle import BatchProfile, Profile
+from offramp_core.columns import EXACT, chain
 from offramp_core.execution import carries_on
 from offramp_core.plan import Execution, Plan, RampThreshold
 from offramp_core.policies import NO_EXIT, PlanInForce, Trace
@@ -177,13 +178,14 @@ class LoopbackWorker:
 
 
 def traffic_records(bundle: Bundle, traffic: Traffic) -> Records:
-    """Scores of all ramps on the traffic, priced at batch size 1."""
+    """Scores of the fp32 network's ramps on the traffic, priced at batch size 1."""
     scores = Sessions(bundle, threads=1).tapped(traffic.x)
     reference = labels(scores.logits)
     batch = bundle.profile.batches[0]
+    columns = chain([column.precision for column in bundle.columns], EXACT)
     return Records(
-        uncertainty=scores.uncertainty,
-        agrees=scores.prediction == reference[:, None],
+        uncertainty=scores.uncertainty[:, columns],
+        agrees=scores.prediction[:, columns] == reference[:, None],
         final_agrees=np.ones(len(reference), dtype=np.bool_),
         costs=ExitCosts(np.array(batch.segment_seconds), np.array(batch.ramp_seconds)),
         profile=bundle.profile,

@@ -1,12 +1,11 @@
-"""A CIFAR-10 ResNet as an exit bundle: ``python -m bench.cifar.bundle --out build/demo-cluster/cifar``.
+"""A CIFAR-10 ResNet and its images, as ``offramp prepare`` takes them.
 
-    resnet56.safetensors  the checkpoint's tensors
+    resnet56.safetensors  the checkpoint's tensors; resnet20.safetensors those of a smaller one, for the input
     heads.npz             x: 4,000 test images for ``offramp prepare --data`` (heads and bootstrap records)
     head_data.npz         x: 10,000 images the backbone was trained on, for ``--head-data``: they only teach heads
     traffic.npz           x, ``reference``: the other 6,000 test images and the untouched PyTorch model's answers
     drifted.npz           the first 3,000 of these, blurred and noisy
-    model.json            the --model URI and the content key
-    bundle/               the exit bundle
+    model.json            the --model URI, --side URI and the content key
 
 A second run with the same code, checkpoint and arguments finds its own output and does nothing.
 """
@@ -17,7 +16,6 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: waiting threads must not spin on shared cores
 
-import argparse
 import hashlib
 import json
 import sys
@@ -34,36 +32,19 @@ from bench.cifar import data
 from bench.cifar.data import FloatArray, load_checkpoint, load_images, missing_files, require_files
 from bench.digits import drift as drift_module
 from bench.digits.drift import drift
-from offramp_core.bundle import MANIFEST_FILE
 from offramp_worker.prepare import families
 from offramp_worker.prepare.families import build_family
 
 HEAD_ROWS = 4_000
+SIDE_DEPTH = 20
 DRIFTED_ROWS = 3_000
-HEAD_SHARE = 0.5  # of those; the rest are bootstrap records
 BLUR_PIXELS, NOISE = 0.6, 0.5  # noise in units of the normalised inputs
 MAX_THREADS = 4
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description="prepare a CIFAR-10 ResNet from OFFRAMP_DATA")
-    parser.add_argument("--out", type=Path, default=Path("build/demo-cluster/cifar"))
-    parser.add_argument("--depth", type=int, choices=sorted(data.CHECKPOINTS), default=56)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    try:
-        facts = make_model(options.out, depth=options.depth, seed=options.seed)
-    except data.DataMissingError as error:
-        print(f"bench.cifar: {error}", file=sys.stderr)
-        return 2
-    prepare(options.out, facts)
-    return 0
-
-
 def available(*, depth: int = 56) -> bool:
     """Whether OFFRAMP_DATA holds the images and the checkpoint."""
-    return not missing_files(depth=depth)
+    return not (missing_files(depth=depth) or missing_files(depth=SIDE_DEPTH))
 
 
 def make_model(out: Path, *, depth: int = 56, seed: int = 0) -> dict[str, object]:
@@ -75,6 +56,7 @@ def make_model(out: Path, *, depth: int = 56, seed: int = 0) -> dict[str, object
         Names the first missing file.
     """
     require_files(depth=depth)
+    require_files(depth=SIDE_DEPTH)
     key = _content_key(depth=depth, seed=seed)
     facts_file = out / "model.json"
     if facts_file.is_file():
@@ -83,47 +65,27 @@ def make_model(out: Path, *, depth: int = 56, seed: int = 0) -> dict[str, object
             return earlier
     out.mkdir(parents=True, exist_ok=True)
     facts_file.unlink(missing_ok=True)  # written last: its presence says that the rest is complete
-    weights = out / f"resnet{depth}.safetensors"
     tensors = load_checkpoint(depth)
-    save_file(tensors, weights)
     model = build_family(f"cifar-resnet{depth}", {})
     model.load_state_dict(tensors)
     rows = _write_images(out, model, seed=seed)
     facts: dict[str, object] = {
         "key": key,
-        "model": f"family:cifar-resnet{depth}?weights={weights}",
+        "model": _uri(out, depth),
+        "side": _uri(out, SIDE_DEPTH),
         "name": f"resnet{depth}",
         "head_data": str(out / "head_data.npz"),
-        "head_share": HEAD_SHARE,
         "rows": rows,
     }
     facts_file.write_text(json.dumps(facts, indent=1) + "\n")
     return facts
 
 
-def prepare(out: Path, facts: dict[str, object]) -> Path:
-    """Run ``offramp prepare`` on what :func:`make_model` wrote, unless its bundle is there; returns the bundle's folder."""
-    from rich.console import Console
-
-    from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
-    from offramp_worker.prepare.progress import Reporter
-    from offramp_worker.prepare.report import print_report
-
-    bundle, stamp = out / "bundle", out / "bundle.key"
-    if stamp.is_file() and stamp.read_text() == facts["key"] and (bundle / MANIFEST_FILE).is_file():
-        print(f"bundle: {bundle} (made earlier)")
-        return bundle
-    request = PrepareRequest(
-        model=str(facts["model"]),
-        data=str(out / "heads.npz"),
-        out=bundle,
-        name=str(facts["name"]),
-        head_data=str(facts["head_data"]),
-        head_share=HEAD_SHARE,
-    )
-    print_report(prepare_bundle(request, Reporter()), Console())
-    stamp.write_text(str(facts["key"]))
-    return bundle
+def _uri(out: Path, depth: int) -> str:
+    """Write a checkpoint's tensors; what ``--model`` and ``--side`` take."""
+    weights = out / f"resnet{depth}.safetensors"
+    save_file(load_checkpoint(depth), weights)
+    return f"family:cifar-resnet{depth}?weights={weights}"
 
 
 def _write_images(out: Path, model: nn.Module, *, seed: int) -> dict[str, int]:
@@ -156,7 +118,3 @@ def _content_key(*, depth: int, seed: int) -> str:
         for module in (__file__, data.__file__, drift_module.__file__, families.cifar.__file__)
     ]
     return hashlib.sha256(b"\0".join([*sources, data.CHECKPOINTS[depth].encode(), str(seed).encode()])).hexdigest()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -43,7 +43,7 @@ def prepare_digits(build: Path, console: Console) -> Pool:
     facts = json.loads((model / "model.json").read_text())
     bundle = build / "bundle"
     options = ["--name", "digits", "--head-share", "0.6", "--variations", "3"]
-    _prepare(bundle, model=facts["model"], data=model / "heads.npz", options=options, key=facts["key"], console=console)
+    prepare(bundle, model=facts["model"], data=model / "heads.npz", options=options, key=facts["key"], console=console)
     _run([sys.executable, "-m", "bench.digits.drift", "--model", str(model)])
     return _pool("digits of scikit-learn", bundle, model)
 
@@ -57,18 +57,21 @@ def prepare_cluster_pool(build: Path, console: Console, *, digits: bool = False)
     model = build / "cifar"
     facts = make_model(model)
     bundle = build / "bundle"
-    _prepare(
+    prepare(
         bundle,
         model=str(facts["model"]),
         data=model / "heads.npz",
-        options=["--name", "resnet56", "--head-data", str(facts["head_data"]), "--head-share", "0.5"],
+        options=[
+            *("--name", "resnet56", "--head-data", str(facts["head_data"]), "--head-share", "0.5"),
+            *("--side", str(facts["side"])),
+        ],
         key=str(facts["key"]),
         console=console,
     )
     return _pool("ResNet-56 on CIFAR-10", bundle, model)
 
 
-def _prepare(bundle: Path, *, model: str, data: Path, options: Sequence[str], key: str, console: Console) -> None:
+def prepare(bundle: Path, *, model: str, data: Path, options: Sequence[str], key: str, console: Console) -> None:
     """`offramp prepare`, unless the bundle was made from the same model, options and code."""
     paths = ["--model", model, "--data", str(data), "--out", str(bundle)]
     command = ["prepare", *paths, "--compile-limit", "0", *options]  # a demo need not know how fast torch would be

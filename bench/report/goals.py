@@ -1,31 +1,17 @@
-"""The targets of the decision core, row by row."""
+"""The targets, row by row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from bench.report.results import MISSING, Results, percent, policy_row
+from bench.report import serving
+from bench.report.results import MISSING, Goal, Results, percent, policy_row
 from offramp_core import binomial
 
 DELTA = 0.05
 REFUTED = 0.001
 QUIET = 2.0  # load average of a machine of two cores on which timings decide anything
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """One row: what was asked, what came out, how it was measured, and whether it is met (None: not measured here)."""
-
-    target: str
-    measured: str
-    how: str
-    met: bool | None
-
-    @property
-    def mark(self) -> str:
-        return {True: "met", False: "**not met**", None: "–"}[self.met]
 
 
 # Saving at 1.0 % true disagreement that research/exit-scores found, less one point; priced by arithmetic as there.
@@ -301,4 +287,5 @@ _PARTS: tuple[Callable[[Results], list[Goal]], ...] = (
     search_speed,
     promise,
     simulator,
+    serving.goals,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bench.report import serving
 from bench.report.goals import goals
 from bench.report.papers import rows
 from bench.report.results import MISSING, Results, percent, policy_row, spread, table
@@ -42,6 +43,10 @@ def make_page(results: Results, pictures: dict[str, Path], page: Path) -> str:
         _targets(results),
         _queues(results, links),
         _simulator(results, links),
+        serving.engine(results),
+        serving.served(results),
+        serving.peers(results),
+        serving.soak(results),
         _papers(results),
         _power(results),
         _search(results),

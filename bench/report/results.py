@@ -41,6 +41,20 @@ class Results:
         return dict(sorted(found.items()))
 
 
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One row: what was asked, what came out, how it was measured, and whether it is met (None: not measured here)."""
+
+    target: str
+    measured: str
+    how: str
+    met: bool | None
+
+    @property
+    def mark(self) -> str:
+        return {True: "met", False: "**not met**", None: "–"}[self.met]
+
+
 def percent(share: float | None, digits: int = 1) -> str:
     """A share as a percentage."""
     return MISSING if share is None else f"{100 * share:.{digits}f} %"

@@ -1,0 +1,204 @@
+"""Exits on against off through HTTP: ``python -m bench.served [NAME...] [--rounds 7] [--seconds 6] [--out build/bench/served.json]``.
+
+One worker on a core of its own, a client on another one, Poisson arrivals with latency from the intended send time. Plans are found as
+in :mod:`bench.engine`, for single requests, on the first half of the inputs; the other half is sent. Arms take turns with the same arrivals and
+inputs: ``off`` (exact, no exits), ``fp32`` (certified exits in the fp32 network) and ``any`` (certified with every approximation). Plans are audited
+at the rate that the product has after a certificate; exits off needs none.
+
+Reported: the highest rate whose p95 over *all* requests (refused ones count as late) meets the objective; at 0.3, 0.6 and 0.9 of what exits off
+can do the ratios of mean, p50 and p95 of each round, their median and range; and how many answers differ from the reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+
+from bench.engine import keep, measured_profile, plans, scored
+from bench.front import CLIENT_CORE, SERVER_CORE, CapacitySearch, on_core
+from bench.load import encode
+from bench.openloop import OpenLoopClient, Target, Trial, post
+from bench.subjects import SUBJECTS, make_subject
+from bench.validate_simulator import LoopbackWorker
+from offramp_core.plan import Plan
+from offramp_core.records import records_from_arrays
+from offramp_worker.bundle.lengths import used_length
+from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.engine.sessions import Sessions
+
+LOADS = (0.3, 0.6, 0.9)
+AUDIT_RATE = 0.02
+ARMS = {"fp32": "fp32 certified", "any": "any certified"}
+OBJECTIVE_SECONDS, OBJECTIVE_FACTOR = 0.05, 10.0  # the larger of this and so many times the model's own time
+CAPACITY_STEPS = 8
+DEFAULT = ("resnet56", "sst2")
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A bundle, the plans of the arms, the requests that are sent, and the labels of the reference."""
+
+    bundle: Bundle
+    plans: Mapping[str, Plan]
+    requests: Sequence[bytes]
+    reference: npt.NDArray[np.int64]
+    model_seconds: float
+
+
+@dataclass
+class Measured:
+    """Of one arm: by load one entry per round of (mean, p50, p95) in milliseconds, and what was answered."""
+
+    capacity: float = 0.0
+    latency: dict[float, list[tuple[float, float, float]]] = field(default_factory=dict)
+    answered: int = 0
+    refused: int = 0
+    differ: int = 0
+
+
+def prepared(bundle: Bundle, x: Array, *, seconds: float) -> Prepared:
+    """Score the inputs, find plans on the first half, and encode the other half."""
+    sessions = Sessions(bundle, threads=1)
+    profile = measured_profile(bundle, x, seconds=seconds)
+    arrays = scored(sessions, bundle, x, profile)
+    half = len(x) // 2
+    everything = records_from_arrays(arrays, batch_size=1)
+    found = plans(everything.take(slice(0, half)), everything.take(slice(half, None)), bundle)
+    manifest = bundle.manifest
+    arms = {"off": Plan(manifest.backbone_digest, manifest.ramp_set_digest)}
+    arms |= {arm: plan for arm, name in ARMS.items() if isinstance(plan := found.get(name), Plan)}
+    spec = manifest.inputs[0]
+    requests = []
+    for row in x[half:]:
+        one = row[None]
+        if spec.varies and spec.pad is not None:  # without the padding, as a client would send it
+            one = np.ascontiguousarray(one[:, : used_length(one, pad=spec.pad)])
+        body, length = encode(one, spec.name)
+        headers = {"Inference-Header-Content-Length": str(length)}
+        requests.append(post(f"/v2/models/{manifest.name}/infer", body, headers=headers))
+    return Prepared(bundle, arms, requests, arrays["reference"][half:], profile.batches[0].exact_seconds)
+
+
+class Arms:
+    """One worker that serves the arms in turn, and its client."""
+
+    def __init__(self, worker: LoopbackWorker, client: OpenLoopClient, made: Prepared) -> None:
+        self._worker, self._client, self._made = worker, client, made
+        self.measured = {arm: Measured() for arm in made.plans}
+
+    def run(self, arm: str, *, rate: float, seconds: float, seed: int) -> Trial:
+        """Load under one arm's plan."""
+        self._worker.put_in_force(self._made.plans[arm], audit_rate=0.0 if arm == "off" else AUDIT_RATE)
+        self._client.one_by_one(20, seed=seed)
+        trial, seen = self._client.run(rate=rate, seconds=seconds, seed=seed), self.measured[arm]
+        seen.answered += int(trial.ok.sum())
+        seen.refused += int((~trial.ok).sum())
+        seen.differ += int((trial.label != self._made.reference[trial.row])[trial.ok].sum())
+        return trial
+
+    def find_capacities(self, *, objective: float, seconds: float) -> None:
+        """The highest rate of each arm whose p95 meets the objective."""
+        searches = {
+            arm: CapacitySearch(low=0.1 / self._made.model_seconds, high=6.0 / self._made.model_seconds)
+            for arm in self.measured
+        }
+        for step in range(CAPACITY_STEPS):
+            for arm, search in searches.items():
+                trial = self.run(arm, rate=search.rate, seconds=seconds, seed=300 + step)
+                search.learn(met=trial.percentile_ms(95) <= objective * 1e3)
+        for arm, search in searches.items():
+            self.measured[arm].capacity = search.found
+
+    def compare(self, *, load: float, rounds: int, seconds: float) -> None:
+        """All arms under the same arrivals; who begins changes from round to round."""
+        rate, arms = load * self.measured["off"].capacity, list(self.measured)
+        for seed in range(rounds):
+            for arm in arms[seed % len(arms) :] + arms[: seed % len(arms)]:
+                trial = self.run(arm, rate=rate, seconds=seconds, seed=seed)
+                taken = np.where(trial.ok, trial.seconds, np.inf) * 1e3
+                figures = float(taken.mean()), trial.percentile_ms(50), trial.percentile_ms(95)
+                self.measured[arm].latency.setdefault(load, []).append(figures)
+
+
+def summary(measured: Mapping[str, Measured]) -> dict[str, Any]:
+    """Plain numbers; ratios are of the rounds' own pairs."""
+    off = measured["off"]
+    out: dict[str, Any] = {}
+    for arm, seen in measured.items():
+        row: dict[str, Any] = {
+            "capacity": seen.capacity,
+            "capacity_ratio": seen.capacity / off.capacity if off.capacity else None,
+            "answered": seen.answered, "refused": seen.refused, "disagreement": seen.differ / max(1, seen.answered), "loads": {},
+        }  # fmt: skip
+        for load, rounds in seen.latency.items():
+            ours, theirs = np.array(rounds), np.array(off.latency[load])
+            ratios = ours / theirs
+            row["loads"][str(load)] = {
+                name: {"ms": float(np.median(ours[:, i])), **_spread(ratios[:, i])}
+                for i, name in enumerate(("mean", "p50", "p95"))
+            }
+        out[arm] = row
+    return out
+
+
+def _spread(ratios: npt.NDArray[np.float64]) -> dict[str, float]:
+    return {"ratio": float(np.median(ratios)), "low": float(ratios.min()), "high": float(ratios.max())}
+
+
+def bench(made: Prepared, *, rounds: int, seconds: float, console: Console) -> dict[str, Any]:
+    """Everything about one bundle."""
+    objective = max(OBJECTIVE_SECONDS, OBJECTIVE_FACTOR * made.model_seconds)
+    with on_core(SERVER_CORE):
+        worker = LoopbackWorker(made.bundle.path, settings={"OFFRAMP_LATENCY_SECONDS": str(objective)})
+    with worker, on_core(CLIENT_CORE):
+        target = Target("offramp", int(worker.url.rpartition(":")[2]), made.requests, lambda body: int(json.loads(body)["outputs"][0]["data"][0]))  # fmt: skip
+        with OpenLoopClient(target) as client:
+            arms = Arms(worker, client, made)
+            arms.find_capacities(objective=objective, seconds=seconds)
+            console.print({arm: round(seen.capacity) for arm, seen in arms.measured.items()})
+            for load in LOADS:
+                arms.compare(load=load, rounds=rounds, seconds=seconds)
+                console.print(
+                    load,
+                    {arm: row["loads"].get(str(load)) for arm, row in summary(arms.measured).items() if arm != "off"},
+                )
+    return {
+        "model_ms": 1e3 * made.model_seconds, "objective_ms": 1e3 * objective, "rounds": rounds, "seconds": seconds,
+        "plans": {arm: plan.to_mapping() for arm, plan in made.plans.items()}, "arms": summary(arms.measured),
+    }  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="bench.served", description="exits on against off through HTTP")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(SUBJECTS)}; default: {' '.join(DEFAULT)}"
+    )
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of every trial")
+    parser.add_argument("--price-seconds", type=float, default=30.0, help="to measure what the pieces cost, about")
+    parser.add_argument("--out", type=Path, default=Path("build/bench/served.json"))
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(SUBJECTS):
+        parser.error(f"{unknown.pop()} is none of {', '.join(SUBJECTS)}")
+    console = Console()
+    for name in options.names or DEFAULT:
+        subject = make_subject(name, console)
+        made = prepared(load_bundle(subject.bundle), subject.x, seconds=options.price_seconds)
+        console.print(f"{name}: {', '.join(made.plans)}; one row takes {1e3 * made.model_seconds:.2f} ms")
+        keep(options.out, name, bench(made, rounds=options.rounds, seconds=options.seconds, console=console))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
