@@ -40,10 +40,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came back, one entry per request in the order of sending: seconds from the intended time (infinite without a reply),
-    HTTP status (0 without a reply), the input's row and the label answered (-1 unless status 200)."""
+    """What came back, one entry per request in the order of sending: when it was due (seconds from the first one's), seconds from then on (infinite
+    without a reply), HTTP status (0 without a reply), the input's row and the label answered (-1 unless status 200)."""
 
     rate: float
+    due: npt.NDArray[np.float64]
     seconds: npt.NDArray[np.float64]
     status: npt.NDArray[np.int64]
     row: npt.NDArray[np.int64]
@@ -98,7 +99,7 @@ class OpenLoopClient:
             if pause_seconds:
                 time.sleep(pause_seconds)
             parts.append(self._send(np.zeros(1), rows=np.array([row]), rate=0.0))
-        columns = ("seconds", "status", "row", "label")
+        columns = ("due", "seconds", "status", "row", "label")
         return Trial(0.0, *(np.concatenate([getattr(p, c) for p in parts]) for c in columns))
 
     def run(self, *, rate: float, seconds: float, seed: int = 0) -> Trial:
@@ -110,7 +111,7 @@ class OpenLoopClient:
     def _send(self, due: npt.NDArray[np.float64], *, rows: npt.NDArray[np.int64], rate: float) -> Trial:
         n = len(due)
         self._rows = rows
-        trial = Trial(rate, np.full(n, np.inf), np.zeros(n, np.int64), rows, np.full(n, -1, np.int64))
+        trial = Trial(rate, due - due[0], np.full(n, np.inf), np.zeros(n, np.int64), rows, np.full(n, -1, np.int64))
         began = time.perf_counter()
         times = (due + began).tolist()
         next_one, open_requests, deadline = 0, 0, times[-1] + DRAIN_SECONDS

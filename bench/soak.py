@@ -26,9 +26,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from bench.load import encode
-from bench.openloop import OpenLoopClient, Target, Trial, post
-from bench.validate_simulator import LoopbackWorker, Subject, chosen_subject
+from bench.openloop import OpenLoopClient, Trial
+from bench.validate_simulator import LoopbackWorker, Subject, chosen_subject, labels_and_exits, target_of
 from offramp_core.batching import exact_seconds
 from offramp_core.policies import NO_EXIT
 from offramp_worker.engine.answers import labels
@@ -69,29 +68,10 @@ def expect(subject: Subject) -> Expected:
     )
 
 
-def target_of(worker: LoopbackWorker, subject: Subject) -> Target:
-    """Requests for single inputs; a reply's label and exit come back as one number, see :func:`wrong_answers`."""
-    manifest = subject.bundle.manifest
-    index = {ramp.id: i for i, ramp in enumerate(manifest.ramps)}
-    path = f"/v2/models/{manifest.name}/infer"
-
-    def request(x: npt.NDArray[np.float32]) -> bytes:
-        body, header = encode(x[None], manifest.inputs[0].name)
-        return post(path, body, headers={"Inference-Header-Content-Length": str(header)})
-
-    def label_and_exit(body: bytes) -> int:
-        reply = json.loads(body)
-        label = next(o for o in reply["outputs"] if o["name"] == "label")["data"][0]
-        return int(label) + manifest.n_classes * (1 + index.get(reply["parameters"]["exit"], NO_EXIT))
-
-    port = int(worker.url.rpartition(":")[2])
-    return Target("offramp", port, [request(x) for x in subject.traffic.x], label_and_exit)
-
-
 def wrong_answers(trial: Trial, subject: Subject, expected: Expected, *, exits: bool) -> int:
     """Accepted answers that are not what the model, or the ramp that the reply names, says of this input."""
-    row, code = trial.row[trial.ok], trial.label[trial.ok]
-    label, left = code % subject.bundle.manifest.n_classes, code // subject.bundle.manifest.n_classes + NO_EXIT
+    row = trial.row[trial.ok]
+    label, left = labels_and_exits(trial.label[trial.ok], subject)
     limits = np.full(len(subject.bundle.ramps), -np.inf)
     if exits:
         limits[list(subject.active)] = [float(ramp.threshold) for ramp in subject.plan.ramps]

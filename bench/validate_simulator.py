@@ -1,19 +1,18 @@
 """Is the serving simulator right? ``python -m bench.validate_simulator``: one real worker against a simulation of the same requests.
 
-A worker (``offramp serve``) is loaded with Poisson traffic at some shares of its capacity, exits on and off in turn, several pairs a
+A worker (``offramp serve``) on a core of its own is loaded with Poisson traffic at some shares of its capacity, exits on and off in turn, several pairs a
 load; both runs of a pair have the same arrival times and inputs. The simulator gets those arrival times, the exits the worker chose
 and the bundle's profile. Compared is the ratio on/off of p50 and p95; a simulated ratio passes within 10 % of the median measured one
 or inside the spread of the pairs.
 
 Two constants come from exits-off runs alone: the time a request spends outside the engine (HTTP, client), from one run at low load, and in
 each pair how much slower batches ran than when the profile was measured (neighbours, the engine's own work around the model). Loads are
-shares of the requests that come back with exits off when eight clients ask as fast as they can.
+shares of the requests that come back with exits off when twice as many are sent as single ones could be answered.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import base64
 import hashlib
 import json
@@ -36,7 +35,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from rich.console import Console
 
 from bench.demo.pools import prepare_cluster_pool
-from bench.load import OpenLoop, Reply, Traffic
+from bench.front import CLIENT_CORE, SERVER_CORE, on_core
+from bench.load import Traffic, encode
+from bench.openloop import OpenLoopClient, Target, post
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.columns import EXACT, chain
 from offramp_core.execution import carries_on
@@ -55,6 +56,7 @@ BUDGET, MAX_OVERHEAD, MAX_RAMPS = 0.02, 0.1, 3
 LOW_LOAD = 0.1
 TRAFFIC_ROWS = 1000  # inputs to draw from; the plan is made on their scores
 WARM_UP_SECONDS, CAPACITY_SECONDS = 1.0, 3.0
+FLOOD = 2.0  # times what single requests could be answered
 TOLERANCE = 0.10
 QUANTILES = {"p50": 0.5, "p95": 0.95}
 SERVICE_UID, TOKEN = "simulator", "a-token-for-a-loopback-worker"
@@ -216,34 +218,43 @@ def chosen_subject(path: Path | None, traffic_file: Path | None, *, execution: E
     return make_subject(load_bundle(path), traffic, execution)
 
 
-def load_run(worker: LoopbackWorker, subject: Subject, *, rate: float, seconds: float, seed: int) -> Run:
-    """Poisson load for some seconds; the first one only warms up and is not counted."""
-    loop = _open_loop(worker, subject, rate=rate, seed=seed)
-
-    async def go() -> None:
-        task = asyncio.create_task(loop.run())
-        await asyncio.sleep(WARM_UP_SECONDS + seconds)
-        loop.stop()
-        await task
-
-    asyncio.run(go())
-    index = {ramp.id: i for i, ramp in enumerate(subject.bundle.ramps)}
-    replies = sorted(loop.replies, key=lambda reply: reply.sent_at)
-    return _run_of([r for r in replies if r.sent_at >= replies[0].sent_at + WARM_UP_SECONDS], index)
-
-
-def _open_loop(worker: LoopbackWorker, subject: Subject, *, rate: float, seed: int) -> OpenLoop:
+def target_of(worker: LoopbackWorker, subject: Subject) -> Target:
+    """Requests for single inputs; a reply's label and exit come back as one number, see :func:`labels_and_exits`."""
     manifest = subject.bundle.manifest
-    return OpenLoop([worker.url], manifest.name, subject.traffic, rate, seed, input_name=manifest.inputs[0].name)
+    index = {ramp.id: i for i, ramp in enumerate(manifest.ramps)}
+    path = f"/v2/models/{manifest.name}/infer"
+
+    def request(x: npt.NDArray[np.float32]) -> bytes:
+        body, header = encode(x[None], manifest.inputs[0].name)
+        return post(path, body, headers={"Inference-Header-Content-Length": str(header)})
+
+    def label_and_exit(body: bytes) -> int:
+        reply = json.loads(body)
+        label = next(o for o in reply["outputs"] if o["name"] == "label")["data"][0]
+        return int(label) + manifest.n_classes * (1 + index.get(reply["parameters"]["exit"], NO_EXIT))
+
+    port = int(worker.url.rpartition(":")[2])
+    return Target("offramp", port, [request(x) for x in subject.traffic.x], label_and_exit)
 
 
-def _run_of(replies: list[Reply], index: dict[str, int]) -> Run:
-    due = np.array([r.sent_at for r in replies])
+def labels_and_exits(
+    codes: npt.NDArray[np.int64], subject: Subject
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """What the codes of answered requests say: the labels, and the ramp index where each left (-1: none)."""
+    n_classes = subject.bundle.manifest.n_classes
+    return codes % n_classes, codes // n_classes + NO_EXIT
+
+
+def load_run(client: OpenLoopClient, subject: Subject, *, rate: float, seconds: float, seed: int) -> Run:
+    """Poisson load for some seconds; the first one only warms up and is not counted."""
+    trial = client.run(rate=rate, seconds=WARM_UP_SECONDS + seconds, seed=seed)
+    counted = trial.due >= WARM_UP_SECONDS
+    due, ok = trial.due[counted], trial.ok[counted]
     return Run(
         arrivals=due - due[0],
-        latency=np.array([r.seconds for r in replies]),
-        exits=np.array([index.get(r.exit, NO_EXIT) for r in replies], dtype=np.intp),
-        failed=sum(not r.ok for r in replies),
+        latency=trial.seconds[counted],
+        exits=np.where(ok, labels_and_exits(trial.label[counted], subject)[1], NO_EXIT).astype(np.intp),
+        failed=int((~ok).sum()),
     )
 
 
@@ -265,23 +276,34 @@ def slowdown(counts: dict[str, Any], profile: Profile) -> float:
     return float(counts["busy_seconds"] / promised)
 
 
-def capacity_now(worker: LoopbackWorker, subject: Subject) -> float:
-    """Requests a second that come back with exits off."""
+def capacity_now(worker: LoopbackWorker, client: OpenLoopClient, subject: Subject) -> float:
+    """Requests a second that come back with exits off when more are sent than that."""
     worker.put_in_force(subject.off)
-    return asyncio.run(_open_loop(worker, subject, rate=1.0, seed=0).capacity(seconds=CAPACITY_SECONDS))
+    flood = FLOOD / subject.bundle.profile.batches[0].exact_seconds
+    trial = client.run(rate=flood, seconds=CAPACITY_SECONDS, seed=0)
+    return float(trial.ok.sum() / (trial.due + trial.seconds)[trial.ok].max())
 
 
-def fit_front(worker: LoopbackWorker, subject: Subject, *, rate: float, seconds: float) -> float:
+def fit_front(
+    worker: LoopbackWorker, client: OpenLoopClient, subject: Subject, *, rate: float, seconds: float
+) -> float:
     """Median seconds of a request outside the engine, from one exits-off run at low load; not negative."""
     epoch = worker.put_in_force(subject.off)
-    run = load_run(worker, subject, rate=rate, seconds=seconds, seed=1000)
+    run = load_run(client, subject, rate=rate, seconds=seconds, seed=1000)
     profile = subject.bundle.profile
     now = slowed(profile, slowdown(worker.counts(epoch), profile))
     return max(0.0, run.quantile(0.5) - simulated(run, (), now, "Auto", front_seconds=0.0).quantile(0.5))
 
 
 def one_pair(
-    worker: LoopbackWorker, subject: Subject, front_seconds: float, *, rate: float, seconds: float, seed: int
+    worker: LoopbackWorker,
+    client: OpenLoopClient,
+    subject: Subject,
+    front_seconds: float,
+    *,
+    rate: float,
+    seconds: float,
+    seed: int,
 ) -> dict[str, Any]:
     """Exits on and off under the same arrivals (which comes first alternates), measured and simulated."""
     arms = {"off": (subject.off, ()), "on": (subject.plan, subject.active)}
@@ -289,7 +311,7 @@ def one_pair(
     counts: dict[str, dict[str, Any]] = {}
     for name in sorted(arms, reverse=bool(seed % 2)):
         epoch = worker.put_in_force(arms[name][0])
-        runs[name] = load_run(worker, subject, rate=rate, seconds=seconds, seed=seed)
+        runs[name] = load_run(client, subject, rate=rate, seconds=seconds, seed=seed)
         counts[name] = worker.counts(epoch)
     factor = slowdown(counts["off"], subject.bundle.profile)
     now = slowed(subject.bundle.profile, factor)
@@ -342,13 +364,16 @@ def validate(subject: Subject, *, loads: list[float], pairs: int, seconds: float
     """Everything; returns what goes into the JSON file."""
     bundle, execution = subject.bundle, subject.plan.execution
     results: list[dict[str, Any]] = []
-    with LoopbackWorker(bundle.path) as worker:
-        top = capacity_now(worker, subject)
-        front = fit_front(worker, subject, rate=LOW_LOAD * top, seconds=max(8.0, seconds))
+    with on_core(SERVER_CORE):
+        process = LoopbackWorker(bundle.path)
+    with process as worker, on_core(CLIENT_CORE), OpenLoopClient(target_of(worker, subject)) as client:
+        top = capacity_now(worker, client, subject)
+        front = fit_front(worker, client, subject, rate=LOW_LOAD * top, seconds=max(8.0, seconds))
         console.print(f"capacity {top:.0f}/s; front {1e3 * front:.2f} ms")
         for load in loads:
             done = [
-                one_pair(worker, subject, front, rate=load * top, seconds=seconds, seed=seed) for seed in range(pairs)
+                one_pair(worker, client, subject, front, rate=load * top, seconds=seconds, seed=seed)
+                for seed in range(pairs)
             ]
             verdict = judge(done)
             console.print(f"load {load}: {_line(verdict)}")
