@@ -11,7 +11,7 @@ import yaml
 from offramp_core.control.spec import check_name, parse_spec
 from offramp_core.errors import InvalidSpecError
 from offramp_operator.local.platform import Intent
-from offramp_operator.local.template import bundle_path, ignored_fields, worker_env
+from offramp_operator.local.template import bundle_path, check_protocols, ignored_fields, worker_env
 from offramp_operator.shell.manifests import API_VERSION, SERVICE_KIND
 
 
@@ -62,6 +62,7 @@ def _one_document(path: Path) -> Mapping[str, Any]:
 def _checked_spec(spec: Any, path: Path) -> Mapping[str, Any]:
     parsed = parse_spec(spec)
     worker_env(parsed.worker)
+    check_protocols(parsed)
     bundle = bundle_path(parsed.model_uri, base=path.resolve().parent)
     return {**spec, "model": {**spec["model"], "uri": f"file://{bundle}"}}
 

@@ -70,7 +70,17 @@ RULES: list[Rule] = [
     Rule("spec.ramps", {"mode": "Pinned", "pin": {"ramps": [], "precision": "int8"}}, {"mode": "Pinned", "pin": {"ramps": []}}, "ramps.pin.ramps must name a ramp"),
     Rule("spec.ramps.maxActive", 1, 0, "should be greater than or equal to 1"),
     Rule("spec.ramps.maxActive", 6, 7, "should be less than or equal to 6"),
-    Rule("spec.execution", "ResultsOnly", "Fast", 'Unsupported value: "Fast"'),
+    Rule("spec.execution", "ComputeSaving", "Fast", 'Unsupported value: "Fast"'),
+    Rule("spec.batching.policy", "Clockwork", "clockwork", 'Unsupported value: "clockwork"'),
+    Rule("spec.batching", {"policy": "TFServing"}, {"size": 8}, 'unknown field "spec.batching.size"'),
+    Rule("spec.deadlineAnswers", "Always", "Never", 'Unsupported value: "Never"'),
+    Rule("spec.predictionCache", {"sizeLimit": "256Mi"}, {}, "spec.predictionCache.sizeLimit: Required value"),
+    Rule("spec.predictionCache.sizeLimit", "1000000", "0", "sizeLimit must be a whole number from 1 on with no unit or Ki, Mi or Gi"),
+    Rule("spec.predictionCache.sizeLimit", "1024Gi", "1025Gi", "at most 1Ti"),
+    Rule("spec.predictionCache.sizeLimit", "64Mi", "64MB", "sizeLimit must be a whole number from 1 on with no unit or Ki, Mi or Gi"),
+    Rule("spec.protocols", ["HTTP", "GRPC"], ["GRPC"], "protocols must contain HTTP"),
+    Rule("spec.protocols", ["HTTP"], ["HTTP", "REST"], 'Unsupported value: "REST"'),
+    Rule("spec.protocols", ["GRPC", "HTTP"], ["HTTP", "HTTP"], "Duplicate value"),
     Rule("spec.rollout.promotion", "Manual", "Later", 'Unsupported value: "Later"'),
     Rule("spec.rollout.onInconclusive", "Hold", "Promote", 'Unsupported value: "Promote"'),
     Rule("spec.rollout.confidence", "0.999", "0.4", "confidence must be a quoted decimal above 0.5 and below 1"),
@@ -121,6 +131,17 @@ RULES: list[Rule] = [
     Rule("spec.worker.volumes", ABSENT, [{"hostPath": {"path": "/"}}], 'unknown field "spec.worker.volumes'),
 ]  # fmt: skip
 
+CACHE = {"sizeLimit": "1Gi"}
+TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"predictionCache": CACHE, "execution": "Auto"}, {"predictionCache": CACHE, "execution": "ResultsOnly"}, "predictionCache is of no use with execution ResultsOnly"),
+    ({"deadlineAnswers": "Always", "execution": "ComputeSaving"}, {"deadlineAnswers": "Always", "execution": "ResultsOnly"}, "deadlineAnswers Always is of no use with execution ResultsOnly"),
+    (
+        {"predictionCache": CACHE, "worker": {"resources": {"limits": {"memory": "1025Mi"}}}},
+        {"predictionCache": CACHE, "worker": {"resources": {"limits": {"memory": "1Gi"}}}},
+        "predictionCache.sizeLimit must be below the memory limit",
+    ),
+]  # fmt: skip
+
 PIN_RULES: list[Rule] = [
     Rule("spec.ramps.pin.rampSetDigest", DIGEST, "sha256:1", "rampSetDigest must be sha256: followed by 64"),
     Rule("spec.ramps.pin.ramps", PIN["ramps"], [], "ramps.pin.ramps must name a ramp"),
@@ -151,6 +172,16 @@ def test_a_rule_of_pins_takes_the_right_and_refuses_the_wrong(api: Any, manifest
     _check(api, manifests, manifests.service(ramps={"mode": "Pinned", "pin": PIN}), rule)
 
 
+@pytest.mark.parametrize(("good", "bad", "sentence"), TOGETHER)
+def test_fields_that_do_not_go_together_are_refused(
+    api: Any, manifests: Any, good: dict[str, Any], bad: dict[str, Any], sentence: str
+) -> None:
+    answer = api.create(manifests.service(**good))
+    assert answer.status_code == 201, answer.json()["message"]
+    answer = api.create(manifests.service(**bad))
+    assert answer.status_code == 422 and sentence in answer.json()["message"]
+
+
 def _check(api: Any, manifests: Any, base: dict[str, Any], rule: Rule) -> None:
     answer = api.create(base if rule.good is ... else manifests.changed(base, rule.path, rule.good))
     assert answer.status_code == 201, answer.json()["message"]
@@ -169,6 +200,9 @@ def test_every_default_comes_from_the_schema(api: Any, manifests: Any) -> None:
         },
         "ramps": {"mode": "Auto", "maxOverhead": "0.05", "maxActive": 3, "precision": "Auto"},
         "execution": "Auto",
+        "batching": {"policy": "Offramp"},
+        "deadlineAnswers": "OnRequest",
+        "protocols": ["HTTP"],
         "rollout": {
             "promotion": "Automatic",
             "onInconclusive": "Abort",

@@ -42,6 +42,12 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
     assert (spec.latency_seconds, spec.max_disagreement, spec.confidence) == (0.04, 0.01, 0.95)
     assert (spec.mode, spec.max_active, spec.replicas) == ("Auto", 3, 1)
     assert [s.weight for s in spec.rollout.steps] == [5, 25, 50]
+    assert (spec.batching, spec.deadline_answers, spec.cache_bytes, spec.protocols) == (
+        "Offramp",
+        "OnRequest",
+        0,
+        ("HTTP",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,6 +77,15 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
         ("replicas", -1, "spec.replicas"),
         ("replicas", True, "spec.replicas"),
         ("suspend", "yes", "spec.suspend"),
+        ("batching", {"policy": "clockwork"}, "spec.batching.policy"),
+        ("batching", {"size": 8}, "spec.batching.size"),
+        ("deadlineAnswers", "Never", "spec.deadlineAnswers"),
+        ("predictionCache", {}, "spec.predictionCache.sizeLimit"),
+        ("predictionCache", {"sizeLimit": "64MB"}, "spec.predictionCache.sizeLimit"),
+        ("predictionCache", {"sizeLimit": "1025Gi"}, "spec.predictionCache.sizeLimit"),
+        ("protocols", ["GRPC"], "spec.protocols"),
+        ("protocols", ["HTTP", "HTTP"], "spec.protocols"),
+        ("protocols", [["HTTP"]], "spec.protocols"),
         ("autoscaling", {"maxReplicas": 2}, "spec.autoscaling"),
     ],
 )  # fmt: skip
@@ -78,6 +93,17 @@ def test_each_mistake_is_refused_by_the_name_of_its_field(path: str, value: Any,
     with pytest.raises(InvalidSpecError) as refused:
         parse_spec(changed(path, value))
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(("text", "size"), [("1", 1), ("64Ki", 2**16), ("256Mi", 2**28), ("1024Gi", 2**40)])
+def test_the_size_of_the_cache_is_a_quantity(text: str, size: int) -> None:
+    assert parse_spec(changed("predictionCache", {"sizeLimit": text})).cache_bytes == size
+
+
+@pytest.mark.parametrize("option", [("predictionCache", {"sizeLimit": "1Mi"}), ("deadlineAnswers", "Always")])
+def test_what_is_of_no_use_in_results_only_is_refused(option: tuple[str, Any]) -> None:
+    with pytest.raises(InvalidSpecError, match=f"^spec.{option[0]}: .*ResultsOnly"):
+        parse_spec({**changed(*option), "execution": "ResultsOnly"})
 
 
 def test_a_missing_objective_is_named() -> None:

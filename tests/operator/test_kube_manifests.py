@@ -20,6 +20,7 @@ from offramp_operator.kube.manifests import (
 )
 from offramp_operator.shell.manifests import service_from_manifest
 from offramp_operator.shell.platform import WorkerIdentity
+from offramp_worker.settings import settings_from_env
 
 SETTINGS = WorkerSettings("offramp/worker:1")
 IDENTITY = WorkerIdentity("public", "token")
@@ -155,6 +156,35 @@ def test_the_admin_port_is_not_offered_to_clients() -> None:
     assert (port["port"], port["targetPort"]) == (80, "http")
 
 
+def test_grpc_has_a_port_of_its_own_where_the_spec_asks_for_it() -> None:
+    service = _service(protocols=["HTTP", "GRPC"])
+    (container,) = deployment(service, IDENTITY, SETTINGS)["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    offered = {port["name"]: port for port in network_service(service)["spec"]["ports"]}
+    assert {"name": "OFFRAMP_GRPC_PORT", "value": str(ports["grpc"])} in container["env"]
+    assert len(set(ports.values())) == 3 and set(offered) == {"http", "grpc"}
+    assert offered["grpc"]["targetPort"] == "grpc" and offered["grpc"]["appProtocol"] == "kubernetes.io/h2c"
+
+
+def test_options_of_the_spec_reach_the_worker_and_defaults_are_not_named() -> None:
+    def options(**spec: Any) -> dict[str, str]:
+        (container,) = deployment(_service(**spec), IDENTITY, SETTINGS)["spec"]["template"]["spec"]["containers"]
+        names = ("OFFRAMP_BATCHING", "OFFRAMP_CACHE_BYTES", "OFFRAMP_DEADLINE_ANSWERS", "OFFRAMP_GRPC_PORT")
+        return {e["name"]: e["value"] for e in container["env"] if e["name"] in names}
+
+    assert options() == options(batching={"policy": "Offramp"}, deadlineAnswers="OnRequest", protocols=["HTTP"]) == {}
+    spec = {"batching": {"policy": "TFServing"}, "deadlineAnswers": "Always", "predictionCache": {"sizeLimit": "1Mi"}}
+    given = options(**spec)
+    assert given == {
+        "OFFRAMP_BATCHING": "tf-serving",
+        "OFFRAMP_CACHE_BYTES": "1048576",
+        "OFFRAMP_DEADLINE_ANSWERS": "always",
+    }
+    # The worker's own parser takes them.
+    settings = settings_from_env({"OFFRAMP_BUNDLE": "/b", "OFFRAMP_LATENCY_SECONDS": "0.04", **given})
+    assert (settings.batching, settings.cache_bytes, settings.always_in_time) == ("tf-serving", 2**20, True)
+
+
 def test_one_new_pod_is_ready_before_an_old_one_goes() -> None:
     strategy = deployment(_service(replicas=4), IDENTITY, SETTINGS)["spec"]["strategy"]
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
@@ -173,7 +203,9 @@ def test_the_template_digest_follows_what_the_pods_run_and_nothing_else() -> Non
         _service("oci://offramp/digits:2"),
         _service(worker={"labels": {"a": "b"}}),
         _service(worker={"image": "x"}),
+        _service(batching={"policy": "Clockwork"}),
+        _service(protocols=["HTTP", "GRPC"]),
     )
     assert {template_digest(s, SETTINGS) for s in same} == {plain}
-    assert len({template_digest(s, SETTINGS) for s in other} | {plain}) == 4
+    assert len({template_digest(s, SETTINGS) for s in other} | {plain}) == 6
     assert template_digest(_service(), WorkerSettings("offramp/worker:2")) != plain

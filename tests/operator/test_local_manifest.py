@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from typer.testing import CliRunner
 
 from offramp_cli.main import app
 from offramp_cli.manifest import load_intent, notes
+from offramp_core.control.spec import parse_spec
 from offramp_core.errors import InvalidSpecError
+from offramp_operator.local.template import WorkerTemplate, render
 
 GOOD: dict[str, Any] = {
     "apiVersion": "earlyexit.dev/v1alpha1",
@@ -83,11 +86,23 @@ def test_what_only_a_cluster_can_do_is_noted(tmp_path: Path) -> None:
         ("spec.replica", 2, "spec.replica"),
         ("spec.worker", {"env": [{"name": "OFFRAMP_UID", "value": "x"}]}, r"spec.worker.env\[0\].name"),
         ("spec.worker", {"hostPath": "/"}, "spec.worker.hostPath"),
+        ("spec.protocols", ["HTTP", "GRPC"], "spec.protocols"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, path: str, value: Any, field: str) -> None:
     with pytest.raises(InvalidSpecError, match=f"^{field}: "):
         load_intent(write(tmp_path, changed(path, value)))
+
+
+def test_an_option_makes_another_template_which_survives_its_file() -> None:
+    plain = render("digits", "uid", parse_spec(GOOD["spec"]), cpus=2)
+    spec = parse_spec(changed("spec.batching", {"policy": "TFServing"})["spec"])
+    other = render("digits", "uid", spec, cpus=2)
+    assert other.digest != plain.digest and other.options == (("OFFRAMP_BATCHING", "tf-serving"),)
+    kept = json.loads(json.dumps(other.to_mapping()))
+    assert WorkerTemplate.from_mapping(kept) == other
+    del kept["options"]  # as an older Offramp wrote it
+    assert WorkerTemplate.from_mapping(kept) == plain
 
 
 @pytest.mark.parametrize(

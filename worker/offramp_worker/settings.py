@@ -18,6 +18,7 @@
 | OFFRAMP_LATENCY_SECONDS | latency objective: batches adapt to it, and what cannot meet it is refused |
 | OFFRAMP_BATCHING | how batches form: offramp (default), tf-serving, clockwork, none |
 | OFFRAMP_CACHE_BYTES | memory for answers to inputs seen before; 0 (default) is off |
+| OFFRAMP_DEADLINE_ANSWERS | who gets the best answer so far instead of a late one: on-request (default), always |
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ SHA256_HEX = re.compile(r"[0-9a-f]{64}")
 ED25519_KEY_BYTES = 32
 MAX_FEEDBACK_ROWS = 10_000_000
 MAX_CACHE_BYTES = 2**40
+DEADLINE_ANSWERS = ("on-request", "always")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Settings:
     receive_seconds: float = 30.0
     batching: str = "offramp"
     cache_bytes: int = 0
+    always_in_time: bool = False
     max_queue_rows: int = 1024
     max_body_bytes: int = 64 * 1024 * 1024
     poll_seconds: float = 2.0
@@ -107,6 +110,7 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
         receive_seconds=_seconds(env, "OFFRAMP_RECEIVE_SECONDS") or 30.0,
         batching=env.get("OFFRAMP_BATCHING", "") or "offramp",
         cache_bytes=_integer(env, "OFFRAMP_CACHE_BYTES", 0, high=MAX_CACHE_BYTES),
+        always_in_time=_always_in_time(env),
     )
     _check_batching(settings)
     _check_control_plane(settings)
@@ -130,6 +134,15 @@ def _check_batching(settings: Settings) -> None:
         raise InvalidArgumentError(f"OFFRAMP_BATCHING is {settings.batching!r}; choose from {', '.join(BATCHING)}")
     if settings.batching == "clockwork" and settings.latency_seconds is None:
         raise InvalidArgumentError("OFFRAMP_BATCHING is 'clockwork', which needs OFFRAMP_LATENCY_SECONDS")
+    if settings.always_in_time and settings.latency_seconds is None:
+        raise InvalidArgumentError("OFFRAMP_DEADLINE_ANSWERS is 'always', which needs OFFRAMP_LATENCY_SECONDS")
+
+
+def _always_in_time(env: Mapping[str, str]) -> bool:
+    text = env.get("OFFRAMP_DEADLINE_ANSWERS", "") or "on-request"
+    if text not in DEADLINE_ANSWERS:
+        raise InvalidArgumentError(f"OFFRAMP_DEADLINE_ANSWERS is {text!r}; choose from {', '.join(DEADLINE_ANSWERS)}")
+    return text == "always"
 
 
 def _check_control_plane(settings: Settings) -> None:

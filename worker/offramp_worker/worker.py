@@ -56,6 +56,7 @@ class Worker:
         engine = Engine(
             bundle, sessions, uid=settings.uid, latency_seconds=settings.latency_seconds, max_queue_rows=settings.max_queue_rows,
             marker=self.marker, metrics=self.metrics, deliver=self._deliver, batching_name=settings.batching, cache_bytes=settings.cache_bytes,
+            always_in_time=settings.always_in_time,
         )  # fmt: skip
         if self.marker.crashed_epoch is not None:
             log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)

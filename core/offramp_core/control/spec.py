@@ -21,12 +21,18 @@ Mode = Literal["Auto", "Recommend", "Pinned", "Disabled"]
 Promotion = Literal["Automatic", "Manual"]
 OnInconclusive = Literal["Abort", "Hold"]
 AllowedPrecision = Literal["Auto", "Exact"]
+BatchingPolicy = Literal["Offramp", "TFServing", "Clockwork"]
+DeadlineAnswers = Literal["OnRequest", "Always"]
+Protocol = Literal["HTTP", "GRPC"]
 
 _DURATION = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h)$")
 _UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
+_SIZE = re.compile(r"^([1-9][0-9]{0,11})(Ki|Mi|Gi)?$")
+_UNIT_BYTES = {None: 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 MAX_NAME_LENGTH = 40
+MAX_CACHE_BYTES = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,10 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """A parsed ``EarlyExitService.spec``. ``worker`` is the allow-listed template, for the shell that renders it."""
+    """A parsed ``EarlyExitService.spec``. ``worker`` is the allow-listed template, for the shell that renders it.
+
+    ``cache_bytes`` of 0 is no prediction cache.
+    """
 
     model_uri: str
     latency_seconds: float
@@ -74,6 +83,10 @@ class ServiceSpec:
     precision: AllowedPrecision = "Auto"
     pin: Pin | None = None
     execution: Execution = "Auto"
+    batching: BatchingPolicy = "Offramp"
+    deadline_answers: DeadlineAnswers = "OnRequest"
+    cache_bytes: int = 0
+    protocols: tuple[Protocol, ...] = ("HTTP",)
     rollout: RolloutPolicy = RolloutPolicy()
     replicas: int = 1
     suspend: bool = False
@@ -118,8 +131,9 @@ def parse_spec(value: Any) -> ServiceSpec:
         ``field`` is the JSON path of the first mistake.
     """
     spec = _Reader(
-        value, "spec", {"model", "objective", "ramps", "execution", "rollout", "replicas", "suspend", "worker"}
-    )
+        value, "spec",
+        {"model", "objective", "ramps", "execution", "batching", "deadlineAnswers", "predictionCache", "protocols", "rollout", "replicas", "suspend", "worker"},
+    )  # fmt: skip
     model = spec.section("model", {"uri", "digest"}, required=True)
     objective = spec.section("objective", {"latency", "accuracy"}, required=True)
     latency = objective.section("latency", {"percentile", "threshold"}, required=True)
@@ -128,6 +142,7 @@ def parse_spec(value: Any) -> ServiceSpec:
     ramps = spec.section("ramps", {"mode", "maxOverhead", "maxActive", "precision", "pin"})
     mode = cast(Mode, ramps.choice("mode", get_args(Mode), "Auto"))
     precision = cast(AllowedPrecision, ramps.choice("precision", get_args(AllowedPrecision), "Auto"))
+    execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
     return ServiceSpec(
         model_uri=model.text("uri", r"^(oci|file)://.+", "start it with oci:// or file://"),
         model_digest=model.optional_text("digest", _DIGEST.pattern, "write sha256: and 64 hex digits"),
@@ -142,7 +157,13 @@ def parse_spec(value: Any) -> ServiceSpec:
         max_active=ramps.integer("maxActive", 3, low=1, high=MAX_ACTIVE_RAMPS),
         precision=precision,
         pin=_pin(ramps, mode, precision),
-        execution=cast(Execution, spec.choice("execution", get_args(Execution), "Auto")),
+        execution=execution,
+        batching=cast(
+            BatchingPolicy, spec.section("batching", {"policy"}).choice("policy", get_args(BatchingPolicy), "Offramp")
+        ),
+        deadline_answers=_deadline_answers(spec, execution),
+        cache_bytes=_cache_bytes(spec, execution),
+        protocols=_protocols(spec),
         rollout=_rollout(
             spec.section("rollout", {"promotion", "onInconclusive", "confidence", "stepDeadline", "cooldown", "steps"})
         ),
@@ -182,6 +203,46 @@ def _pin(ramps: _Reader, mode: Mode, allowed: AllowedPrecision) -> Pin | None:
         raise InvalidSpecError(pin.path("ramps"), "a ramp is named twice")
     digest = pin.optional_text("rampSetDigest", _DIGEST.pattern, "write sha256: and 64 hex digits")
     return Pin(tuple(thresholds), digest, precision)
+
+
+def _deadline_answers(spec: _Reader, execution: Execution) -> DeadlineAnswers:
+    answers = cast(DeadlineAnswers, spec.choice("deadlineAnswers", get_args(DeadlineAnswers), "OnRequest"))
+    if answers == "Always" and execution == "ResultsOnly":
+        raise InvalidSpecError(
+            spec.path("deadlineAnswers"),
+            "Always is of no use with execution ResultsOnly, which audits every request; change one of them",
+        )
+    return answers
+
+
+def _cache_bytes(spec: _Reader, execution: Execution) -> int:
+    if "predictionCache" not in spec.value:
+        return 0
+    if execution == "ResultsOnly":
+        raise InvalidSpecError(
+            spec.path("predictionCache"),
+            "is of no use with execution ResultsOnly, which runs and compares every request; change one of them",
+        )
+    cache = spec.section("predictionCache", {"sizeLimit"})
+    text = cache.get("sizeLimit")
+    match = _SIZE.match(text) if isinstance(text, str) else None
+    size = int(match[1]) * _UNIT_BYTES[match[2]] if match else 0
+    if not 0 < size <= MAX_CACHE_BYTES:
+        raise InvalidSpecError(
+            cache.path("sizeLimit"),
+            f"must be a whole number from 1 on with no unit or Ki, Mi or Gi, at most 1Ti, such as 256Mi; got {text!r}",
+        )
+    return size
+
+
+def _protocols(spec: _Reader) -> tuple[Protocol, ...]:
+    given = spec.get("protocols", ["HTTP"])
+    known = get_args(Protocol)
+    if not isinstance(given, list) or any(p not in known for p in given) or len(set(given)) != len(given):
+        raise InvalidSpecError(spec.path("protocols"), f"list each of {', '.join(known)} at most once; got {given!r}")
+    if "HTTP" not in given:
+        raise InvalidSpecError(spec.path("protocols"), "must contain HTTP, which the probes of the workers use")
+    return tuple(cast(Protocol, p) for p in known if p in given)
 
 
 def _rollout(reader: _Reader) -> RolloutPolicy:

@@ -23,11 +23,13 @@ from offramp_operator.kube.kinds import (
     Object,
 )
 from offramp_operator.shell.platform import WorkerIdentity
+from offramp_operator.shell.variables import option_variables
 
 WORKER_NAME = "offramp-worker"
 CONTAINER = "worker"
 PORT = 8080
 ADMIN_PORT = 8081
+GRPC_PORT = 8001  # of pod and Service; what clients of Triton expect
 BUNDLE_PATH = "/bundle"
 PLAN_FOLDER = "/etc/offramp/plan"
 PLAN_KEY = "plan.json"
@@ -132,6 +134,13 @@ def deployment(service: Service, identity: WorkerIdentity, settings: WorkerSetti
 
 def network_service(service: Service) -> Object:
     """Where clients send requests. The admin port is not part of it."""
+    grpc = {
+        "name": "grpc",
+        "port": GRPC_PORT,
+        "targetPort": "grpc",
+        "protocol": "TCP",
+        "appProtocol": "kubernetes.io/h2c",
+    }
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -139,7 +148,10 @@ def network_service(service: Service) -> Object:
         "spec": {
             "type": "ClusterIP",
             "selector": selector(service),
-            "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}],
+            "ports": [
+                {"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"},
+                *([grpc] if "GRPC" in service.spec.protocols else []),
+            ],
         },
     }
 
@@ -211,6 +223,7 @@ def _pod_spec(service: Service, identity: WorkerIdentity, settings: WorkerSettin
 
 def _container(service: Service, identity: WorkerIdentity, settings: WorkerSettings) -> Object:
     worker = service.spec.worker
+    grpc = {"name": "grpc", "containerPort": GRPC_PORT, "protocol": "TCP"}
     return {
         **{name: worker[name] for name in CONTAINER_FIELDS if worker.get(name)},
         "name": CONTAINER,
@@ -220,6 +233,7 @@ def _container(service: Service, identity: WorkerIdentity, settings: WorkerSetti
         "ports": [
             {"name": "http", "containerPort": PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
+            *([grpc] if "GRPC" in service.spec.protocols else []),
         ],
         "startupProbe": _probe("/v2/health/live", period=2, failures=START_SECONDS // 2),
         "readinessProbe": _probe("/v2/health/ready", period=2, failures=2),
@@ -258,6 +272,8 @@ def _environment(service: Service, identity: WorkerIdentity) -> list[Object]:
         "OFFRAMP_STATE_DIR": STATE_PATH,
         "OFFRAMP_LATENCY_SECONDS": f"{spec.latency_seconds:g}",
         **({"OFFRAMP_MODEL_DIGEST": spec.model_digest} if spec.model_digest else {}),
+        **({"OFFRAMP_GRPC_PORT": str(GRPC_PORT)} if "GRPC" in spec.protocols else {}),
+        **option_variables(spec),
     }
     return [
         *(entry for entry in given if not entry["name"].startswith("OFFRAMP_")),

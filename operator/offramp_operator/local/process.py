@@ -219,6 +219,7 @@ class WorkerProcess:
             "OFFRAMP_THREADS": str(template.threads),
             "OFFRAMP_LATENCY_SECONDS": f"{template.latency_seconds:.6g}",
             **({"OFFRAMP_MODEL_DIGEST": template.model_digest} if template.model_digest else {}),
+            **dict(template.options),
         }
 
     # --- health ------------------------------------------------------------------------------------

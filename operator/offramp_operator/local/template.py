@@ -13,6 +13,7 @@ from typing import Any
 from offramp_core.control.spec import ServiceSpec
 from offramp_core.errors import InvalidSpecError
 from offramp_core.plan import canonical_json
+from offramp_operator.shell.variables import option_variables
 
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _FILE = "file://"
@@ -24,7 +25,7 @@ CLUSTER_ONLY = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class WorkerTemplate:
-    """Everything whose change needs another process. ``env`` holds the user's own variables."""
+    """Everything whose change needs another process. ``env`` holds the user's own variables, ``options`` those of the spec's options."""
 
     service: str
     service_uid: str
@@ -33,6 +34,7 @@ class WorkerTemplate:
     latency_seconds: float
     model_digest: str | None = None
     env: tuple[tuple[str, str], ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
 
     @property
     def digest(self) -> str:
@@ -40,11 +42,13 @@ class WorkerTemplate:
         return hashlib.sha256(canonical_json(self.to_mapping())).hexdigest()[:16]
 
     def to_mapping(self) -> dict[str, Any]:
-        return {**asdict(self), "env": [list(pair) for pair in self.env]}
+        pairs = {"env": self.env, "options": self.options}
+        return {**asdict(self), **{name: [list(pair) for pair in value] for name, value in pairs.items()}}
 
     @classmethod
     def from_mapping(cls, value: Mapping[str, Any]) -> WorkerTemplate:
-        return cls(**{**value, "env": tuple((str(name), str(text)) for name, text in value["env"])})
+        pairs = {key: tuple((str(name), str(text)) for name, text in value.get(key, ())) for key in ("env", "options")}
+        return cls(**{**value, **pairs})
 
 
 def render(service: str, service_uid: str, spec: ServiceSpec, *, cpus: int | None = None) -> WorkerTemplate:
@@ -55,6 +59,7 @@ def render(service: str, service_uid: str, spec: ServiceSpec, *, cpus: int | Non
     InvalidSpecError
         Names the field that this machine cannot serve.
     """
+    check_protocols(spec)
     available = cpus if cpus is not None else len(os.sched_getaffinity(0))
     return WorkerTemplate(
         service=service,
@@ -64,6 +69,7 @@ def render(service: str, service_uid: str, spec: ServiceSpec, *, cpus: int | Non
         latency_seconds=spec.latency_seconds,
         model_digest=spec.model_digest,
         env=worker_env(spec.worker),
+        options=tuple(sorted(option_variables(spec).items())),
     )
 
 
@@ -82,6 +88,14 @@ def bundle_path(uri: str, *, base: Path | None = None) -> Path:
         )
     path = Path(uri.removeprefix(_FILE)).expanduser()
     return path if path.is_absolute() or base is None else (base / path).resolve()
+
+
+def check_protocols(spec: ServiceSpec) -> None:
+    """Refuse what the one address before all workers does not speak: its proxy moves connections between requests, as HTTP/1 allows."""
+    if "GRPC" in spec.protocols:
+        raise InvalidSpecError(
+            "spec.protocols", "GRPC needs Kubernetes here; `offramp serve --grpc-port` opens it on one worker"
+        )
 
 
 def worker_env(worker: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -76,7 +76,9 @@ class Engine:
         draw: Callable[[], float] | None = None,
         batching_name: str = "offramp",
         cache_bytes: int = 0,
+        always_in_time: bool = False,
     ) -> None:
+        """With ``always_in_time`` requests that ask for no deadline have the latency objective as one, but for those drawn for audit."""
         self.bundle, self.sessions, self.metrics, self.marker = bundle, sessions, metrics, marker
         self.counters = Counters()
         self.ring = RecordRing(n_ramps=len(bundle.columns), ramp_set_digest=bundle.manifest.ramp_set_digest)
@@ -92,6 +94,7 @@ class Engine:
             clock=clock,
             join=join,
         )
+        self._everyones_deadline = latency_seconds if always_in_time else None
         self._cache = PredictionCache(max_bytes=cache_bytes) if cache_bytes else None
         self._desk = AuditDesk(tapped=sessions.tapped, ring=self.ring, judge=self._judge, join=join)
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
@@ -318,11 +321,7 @@ class Engine:
     def _execute(self, batch: Batch, runtime: Runtime) -> Any:
         if runtime.exits_off:
             return run_exact(self._exact, batch.x)
-        deadlines = None
-        if any(ticket.deadline < math.inf for ticket, _ in batch.owners):
-            deadlines = _Deadlines(
-                np.array([ticket.deadline for ticket, _ in batch.owners]), runtime.stage_seconds, self._clock
-            )
+        deadlines = self._deadlines(batch, runtime)
         if all_finite(batch.x):
             return _run(runtime, batch.x, may_leave=None, deadlines=deadlines)
         finite = finite_rows(batch.x)
@@ -336,6 +335,26 @@ class Engine:
                 ),
             )
         return _run(runtime, batch.x, may_leave=finite, deadlines=deadlines)
+
+    def _deadlines(self, batch: Batch, runtime: Runtime) -> _Deadlines | None:
+        """When the rows of a batch must be answered, if any must.
+
+        A row drawn for audit has no deadline but one that its request asked for: what is compared stays a uniform draw of what the
+        plan answers, with nothing of it cut short.
+        """
+        seconds = None if runtime.judges_itself else self._everyones_deadline
+        if seconds is None:
+            if all(ticket.deadline == math.inf for ticket, _ in batch.owners):
+                return None
+            at = [ticket.deadline for ticket, _ in batch.owners]
+        else:
+            at = [
+                ticket.admitted + seconds
+                if ticket.deadline == math.inf and ticket.draws[row] >= runtime.audit_rate
+                else ticket.deadline
+                for ticket, row in batch.owners
+            ]
+        return _Deadlines(np.array(at), runtime.stage_seconds, self._clock)
 
     def _answer(self, batch: Batch, runtime: Runtime, leave: Leave, progress: _Progress) -> None:
         """Reply to the rows that leave; then count them and queue the audits that were drawn for them."""
@@ -365,7 +384,8 @@ class Engine:
             self._share(self._cache, done, runtime)
         if not batch.never_exit:
             if counted:
-                self._count_replies(runtime, exit_name, counted, drawn=to_audit)
+                # The plan would have let nobody leave there; where they would have left is not known.
+                self._count_replies(runtime, "final" if leave.due else exit_name, counted, drawn=to_audit)
             for i in drawn:
                 compare = batch.owners[i][0].counted and not runtime.judges_itself
                 self._audit(batch, runtime, i, compare=compare, record=True)

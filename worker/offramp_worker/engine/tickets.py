@@ -96,7 +96,7 @@ class Ticket:
     def counted(self) -> bool:
         """Whether the rows belong to the statistics of a plan.
 
-        A deadline comes sooner to rows that do not leave early, so answers in time would be no fair sample; nor would the others.
+        A deadline that was asked for comes sooner to rows that do not leave early, so answers in time would be no fair sample; nor would the others.
         """
         return not self.never_exit and self.deadline == math.inf
 
@@ -116,9 +116,14 @@ class Ticket:
         self.pending = 0
 
     def ran_under(self, runtime: Runtime) -> bool:
-        """Whether this plan of this epoch answered every row."""
+        """Whether this plan of this epoch answered every row, and none by a deadline."""
         same = all(name == runtime.config for name in self.configs)
-        return self.error is None and same and all(epoch == runtime.counter.epoch for epoch in self.epochs)
+        return (
+            self.error is None
+            and same
+            and not any(self.due)
+            and all(epoch == runtime.counter.epoch for epoch in self.epochs)
+        )
 
 
 def new_ticket(

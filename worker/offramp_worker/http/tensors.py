@@ -219,7 +219,7 @@ def reply_parameters(ticket: Ticket) -> dict[str, str | int | bool]:
         "arm": _joined(ticket.arms),
         "epoch": _joined(ticket.epochs),
         "audited": _joined(ticket.audited),
-        **({"deadline": _joined(ticket.due)} if ticket.deadline < math.inf else {}),
+        **({"deadline": _joined(ticket.due)} if ticket.deadline < math.inf or any(ticket.due) else {}),
     }
 
 

@@ -1,0 +1,16 @@
+"""What a spec's options are called in a worker's environment. Both shells start workers with them."""
+
+from __future__ import annotations
+
+from offramp_core.control.spec import BatchingPolicy, ServiceSpec
+
+BATCHING_NAMES: dict[BatchingPolicy, str] = {"Offramp": "offramp", "TFServing": "tf-serving", "Clockwork": "clockwork"}
+
+
+def option_variables(spec: ServiceSpec) -> dict[str, str]:
+    """The options that differ from the defaults: a default that is named would replace every worker when Offramp is upgraded."""
+    return {
+        **({"OFFRAMP_BATCHING": BATCHING_NAMES[spec.batching]} if spec.batching != "Offramp" else {}),
+        **({"OFFRAMP_CACHE_BYTES": str(spec.cache_bytes)} if spec.cache_bytes else {}),
+        **({"OFFRAMP_DEADLINE_ANSWERS": "always"} if spec.deadline_answers == "Always" else {}),
+    }
