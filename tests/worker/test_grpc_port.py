@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,16 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.http as triton_http
 from processes import WorkerProcess, document, eventually, plan_for
 from tritonclient.grpc import service_pb2 as standard
 from tritonclient.utils import InferenceServerException
 
+from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.grpc import messages
+from offramp_worker.grpc.service import read_request
+from offramp_worker.http.tensors import parse_request
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +38,12 @@ def worker_process(bundle_dir: Path) -> Iterator[WorkerProcess]:
 @pytest.fixture
 def client(worker_process: WorkerProcess) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(address(worker_process)) as client:
+        yield client
+
+
+@pytest.fixture
+def rest(worker_process: WorkerProcess) -> Iterator[triton_http.InferenceServerClient]:
+    with triton_http.InferenceServerClient(f"127.0.0.1:{worker_process.port('public')}") as client:
         yield client
 
 
@@ -80,6 +92,99 @@ def test_a_reply_tells_exit_config_arm_epoch_and_audit(
         over_rest = worker_process.infer(row[None])["parameters"]
         said = client.infer("tiny", [tensor(row[None])]).get_response().parameters
         assert {k: getattr(v, v.WhichOneof("parameter_choice")) for k, v in said.items()} == over_rest
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "id": {"request_id": "r-7"},
+    "exit": {"parameters": {"exit": "never"}},
+    "deadline": {"parameters": {"deadline_ms": 60_000}},
+    "deadline-of-a-fraction": {"parameters": {"deadline_ms": 59_999.5}},
+    "priority": {"priority": 3},
+    "timeout": {"timeout": 20_000_000},
+    "all": {"request_id": "r-8", "priority": 2**32 - 1, "timeout": 30_000_000, "parameters": {"exit": "never", "deadline_ms": 1e4}},
+}  # fmt: skip
+BAD_OPTIONS: dict[str, dict[str, Any]] = {
+    "exit": {"parameters": {"exit": "early"}},
+    "no-deadline": {"parameters": {"deadline_ms": 0}},
+    "deadline-as-text": {"parameters": {"deadline_ms": "10"}},
+    "deadline-beyond-a-day": {"parameters": {"deadline_ms": 1e12}},
+    "priority": {"priority": 2**32},
+    "negative-timeout": {"timeout": -5},
+    "timeout-beyond-a-day": {"timeout": 2**62},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_third_partys_requests_mean_the_same_over_grpc_and_rest(bundle: Bundle, name: str) -> None:
+    options = {"request_id": "", "priority": 0, "timeout": None, "parameters": None} | OPTIONS[name]
+    x = bundles.inputs(2)
+    over_grpc = read_request(_as_triton_asks(x, options), spec=bundle.manifest.inputs[0], max_rows=8)
+    value = triton_http.InferInput("x", list(x.shape), "FP32")
+    value.set_data_from_numpy(x)
+    body, length = triton_http.InferenceServerClient.generate_request_body([value], **options)
+    over_rest = parse_request(body, header_length=length, spec=bundle.manifest.inputs[0], max_rows=8)
+    np.testing.assert_array_equal(over_grpc.x, over_rest.x)
+    blank = np.empty(0)
+    # The binary form of outputs is said in the request over REST, and by the form of the input over gRPC.
+    assert replace(over_grpc, x=blank, outputs=()) == replace(over_rest, x=blank, outputs=())
+    if name == "all":
+        assert (over_grpc.priority, over_grpc.timeout_seconds, over_grpc.deadline_seconds) == (2**32 - 1, 30.0, 10.0)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_third_party_is_told_the_same_over_grpc_and_rest(
+    client: triton.InferenceServerClient, rest: triton_http.InferenceServerClient, name: str
+) -> None:
+    x = bundles.inputs(3, seed=4)
+    value = triton_http.InferInput("x", list(x.shape), "FP32")
+    value.set_data_from_numpy(x)
+    over_rest = rest.infer("tiny", [value], **OPTIONS[name])
+    over_grpc = client.infer("tiny", [tensor(x)], **OPTIONS[name])
+    np.testing.assert_allclose(over_grpc.as_numpy("logits"), over_rest.as_numpy("logits"), rtol=1e-5, atol=1e-5)
+    said = over_grpc.get_response()
+    told = {k: getattr(v, v.WhichOneof("parameter_choice")) for k, v in said.parameters.items()}
+    assert told == over_rest.get_response()["parameters"] and said.id == over_rest.get_response().get("id", "")
+    assert ("deadline" in told) == ("deadline_ms" in (OPTIONS[name].get("parameters") or {}))
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_a_third_party_is_refused_in_the_same_words_over_grpc_and_rest(
+    client: triton.InferenceServerClient, rest: triton_http.InferenceServerClient, name: str
+) -> None:
+    x = bundles.inputs(1)
+    value = triton_http.InferInput("x", list(x.shape), "FP32")
+    value.set_data_from_numpy(x)
+    with pytest.raises(InferenceServerException) as over_rest:
+        rest.infer("tiny", [value], **BAD_OPTIONS[name])
+    with pytest.raises(InferenceServerException) as over_grpc:
+        client.infer("tiny", [tensor(x)], **BAD_OPTIONS[name])
+    assert over_grpc.value.message() == over_rest.value.message()
+    assert over_grpc.value.message().startswith("parameters.")
+    assert (over_rest.value.status(), over_grpc.value.status()) == ("400", "StatusCode.INVALID_ARGUMENT")
+
+
+def _as_triton_asks(x: np.ndarray[Any, Any], options: dict[str, Any]) -> Any:
+    """What tritonclient puts on the wire, caught by a server that answers nothing."""
+    caught: list[Any] = []
+
+    def infer(request: Any, context: Any) -> Any:
+        caught.append(request)
+        context.abort(grpc.StatusCode.CANCELLED, "caught")
+
+    handler = grpc.unary_unary_rpc_method_handler(
+        infer, request_deserializer=messages.message("ModelInferRequest").FromString
+    )
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(messages.SERVICE, {"ModelInfer": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with triton.InferenceServerClient(f"127.0.0.1:{port}") as client, pytest.raises(InferenceServerException):
+            client.infer("tiny", [tensor(x)], **options)
+    finally:
+        server.stop(None).wait()
+    return caught[0]
 
 
 def test_health_and_metadata_are_those_of_the_rest_port(
