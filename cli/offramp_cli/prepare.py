@@ -69,6 +69,9 @@ def prepare(
     pad_id: Annotated[
         int | None, typer.Option(help="Token id that fills texts up.  [default: the tokenizer's, else 0]")
     ] = None,
+    sep_id: Annotated[
+        int | None, typer.Option(help="Token id that ends each text of a pair.  [default: the tokenizer's]")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Find exits in a model, train their heads, measure them and write an exit bundle.
@@ -96,7 +99,7 @@ def prepare(
         model=model or str(refresh), data=data, out=out, name=name, head_data=head_data, split=split,  # type: ignore[arg-type]
         head_share=head_share, variations=variations, seed=seed, threads=threads,
         sides=tuple(side or ()), precision=precision, compile_limit=compile_limit,  # type: ignore[arg-type]
-        tokenizer=tokenizer, max_tokens=max_tokens, pad=pad_id,
+        tokenizer=tokenizer, max_tokens=max_tokens, pad=pad_id, sep=sep_id,
     )  # fmt: skip
     try:
         report = (prepare_bundle if refresh is None else refresh_bundle)(request, Reporter())

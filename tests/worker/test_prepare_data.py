@@ -84,14 +84,15 @@ def lines(folder: Path, *rows: str) -> str:
     return str(folder / "rows.jsonl")
 
 
-def tokenizer_file(folder: Path, *, pad: str = "[PAD]") -> Path:
-    """A tokenizer.json that divides at white space and knows a few words."""
+def tokenizer_file(folder: Path, *, pad: str = "[PAD]", pair: str | None = None) -> Path:
+    """A tokenizer.json that divides at white space and knows a few words. ``pair`` marks two texts, each ended by [SEP]."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    known = {pad: 0, "[UNK]": 1, "[CLS]": 2, "a": 3, "good": 4, "film": 5}
+    known = {pad: 0, "[UNK]": 1, "[CLS]": 2, "a": 3, "good": 4, "film": 5, "[SEP]": 6}
     tokenizer = Tokenizer(models.WordLevel(known, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    single, marks = ("[CLS] $A", [("[CLS]", 2)]) if pair is None else ("[CLS] $A [SEP]", [("[CLS]", 2), ("[SEP]", 6)])
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=marks)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder / "tokenizer.json"
 
@@ -103,6 +104,16 @@ def test_json_lines_become_token_ids_with_the_tokenizers_own_marks_filled_up_and
     assert read.dtype == np.int64
     np.testing.assert_array_equal(read, [[2, 3, 4, 5], [2, 3, 5, 1], [2, 0, 0, 0]])
     assert reader.pad == 0
+
+
+def test_pairs_of_texts_are_read_and_the_separator_is_the_one_behind_which_the_second_begins(tmp_path: Path) -> None:
+    reader = load_tokenizer(tokenizer_file(tmp_path, pair="[CLS] $A [SEP] $B:1 [SEP]:1"), most=9)
+    path = lines(tmp_path, '{"text": "a film", "text_pair": "good"}', '{"text": "good"}')
+    np.testing.assert_array_equal(load_inputs(path, texts=reader), [[2, 3, 5, 6, 4, 6], [2, 4, 6, 0, 0, 0]])
+    assert reader.sep == 6
+    (tmp_path / "other").mkdir()
+    other = tokenizer_file(tmp_path / "other", pair="[CLS] $A [SEP]:1 $B:1 [SEP]:1")  # the first separator has type 1
+    assert load_tokenizer(other, most=9).sep is None
 
 
 def test_the_tokenizer_is_looked_for_beside_the_model_unless_one_is_given(tmp_path: Path) -> None:
@@ -123,6 +134,7 @@ def test_token_ids_in_an_npz_stay_whole_numbers(tmp_path: Path) -> None:
 BAD_TEXTS = {
     "no JSON": (["{text}"], r"rows\.jsonl, line 1 is no JSON"),
     "no text": (['{"text": "a"}', '{"sentence": "a"}'], r'line 2: needs a string "text"'),
+    "half a pair": (['{"text": "a", "text_pair": 3}'], r"line 1: text_pair must be a string"),
     "a number": (["3"], r'line 1: needs a string "text"'),
 }
 

@@ -143,6 +143,18 @@ def test_old_names_half_precision_and_saved_buffers_of_a_checkpoint_are_taken() 
     np.testing.assert_allclose(answers(model, tokens=True), expected, atol=5e-3)
 
 
+def test_the_second_text_of_a_pair_has_types_of_its_own() -> None:
+    model = loaded("bert", checkpoint(bert_shapes()), {"heads": "3"})
+    ids = torch.from_numpy(IDS)
+    types = torch.zeros_like(ids)
+    alone = answers(model, tokens=True)
+    with torch.inference_mode():
+        np.testing.assert_allclose(model(ids, (ids != 0).long(), types).numpy(), alone, atol=1e-6)
+        types[:, 2:] = 1
+        assert np.abs(model(ids, (ids != 0).long(), types).numpy() - alone).max() > 0.01
+    assert model.typed and not loaded("distilbert", checkpoint(distilbert_shapes()), {"heads": "3"}).typed
+
+
 def test_without_a_pooler_the_classifier_reads_the_mean_over_the_tokens() -> None:
     tensors = {k: v for k, v in checkpoint(bert_shapes()).items() if "pooler" not in k}
     model = loaded("minilm", tensors, {"heads": "3"})

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from tests.worker.processes import WorkerProcess
-from tests.worker.texts import POSITIONS, TOPICS, WORDS, own_answers, text_model, texts
+from tests.worker.texts import POSITIONS, SEP, TOPICS, WORDS, own_answers, text_model, texts
 
 from offramp_core.bundle import TensorSpec
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
@@ -54,12 +54,31 @@ def test_a_text_model_becomes_a_graph_of_ids_that_answers_as_its_file_does(
     names: tuple[str, ...], tmp_path: Path
 ) -> None:
     model, x = text_model(tmp_path / "m.onnx", inputs=names), texts(30, seed=2)
-    backbone = load_backbone(str(model), x)
+    backbone = load_backbone(str(model), x, sep=SEP)
     assert backbone.input == TensorSpec("input_ids", "INT64", (-1,), pad=0, longest=32, values=WORDS)
     session = open_session(backbone.model, threads=1)
     assert [value.name for value in session.get_inputs()] == ["input_ids"]
     (logits,) = session.run(None, {"input_ids": np.pad(x, ((0, 0), (0, 9)))})
     np.testing.assert_allclose(logits, own_answers(model, x), atol=1e-5)
+
+
+def test_a_pair_of_texts_is_answered_as_a_pair(tmp_path: Path) -> None:
+    model = text_model(tmp_path / "m.onnx", inputs=INPUTS["ids, mask and types"])
+    x = texts(30, seed=2)
+    x[:, 4] = np.where(x[:, 4] == 0, 0, SEP)  # a separator within the text, and more of them by chance
+    backbone = load_backbone(str(model), x, sep=SEP)
+    (logits,) = open_session(backbone.model, threads=1).run(None, {"input_ids": np.pad(x, ((0, 0), (0, 9)))})
+    np.testing.assert_allclose(logits, own_answers(model, x), atol=1e-5)
+    (single,) = open_session(load_backbone(str(model), x, sep=WORDS - 1).model, threads=1).run(None, {"input_ids": x})
+    assert np.abs(single - logits).max() > 0.01  # the types matter
+
+
+def test_a_model_that_reads_token_types_is_refused_where_the_separator_is_not_known(tmp_path: Path) -> None:
+    model = text_model(tmp_path / "m.onnx", inputs=INPUTS["ids, mask and types"])
+    with pytest.raises(InvalidArgumentError, match=r"which id separates two texts is not known; .* --sep-id"):
+        load_backbone(str(model), texts(20, seed=2))
+    with pytest.raises(InvalidArgumentError, match=r"sep-id is 500; it must lie in \[0, 119\]"):
+        load_backbone(str(model), texts(20, seed=2), sep=500)
 
 
 def test_there_is_an_exit_at_the_embedding_and_after_every_layer_though_all_layers_read_the_mask(

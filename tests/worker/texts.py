@@ -15,7 +15,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 WORDS, WIDTH, TOPICS, POSITIONS = 120, 24, 3, 48
-PAD = 0
+PAD, SEP = 0, 5
 Ids = npt.NDArray[np.int64]
 
 
@@ -39,6 +39,7 @@ def text_model(path: Path, *, inputs: tuple[str, ...] = ("input_ids", "attention
     weights = {
         "table": table,
         "places": rng.normal(0, 0.05, (POSITIONS, WIDTH)),
+        "kinds": np.random.default_rng(1).normal(0, 0.5, (2, WIDTH)),
         "w0": rng.normal(0, 0.2, (WIDTH, WIDTH)),
         "w1": rng.normal(0, 0.2, (WIDTH, WIDTH)),
         "wc": np.eye(WIDTH, TOPICS) * 4,
@@ -52,7 +53,7 @@ def text_model(path: Path, *, inputs: tuple[str, ...] = ("input_ids", "attention
         "axis": np.array([1]),
         "last": np.array([2]),
     }
-    nodes = [*_mask(inputs, masked=masked), *_embedding()]
+    nodes = [*_mask(inputs, masked=masked), *_embedding(typed="token_type_ids" in inputs)]
     for i in range(2):
         nodes += _layer(i)
     nodes += [
@@ -82,7 +83,10 @@ def own_answers(path: Path, ids: Ids) -> npt.NDArray[np.float32]:
     rows = []
     for row in ids:
         words = row[None, : max(1, int((row != PAD).sum()))]
-        known = {"input_ids": words, "attention_mask": np.ones_like(words), "token_type_ids": np.zeros_like(words)}
+        types = np.zeros_like(words)
+        for place in np.flatnonzero(words[0] == SEP)[:1]:
+            types[0, place + 1 :] = 1
+        known = {"input_ids": words, "attention_mask": np.ones_like(words), "token_type_ids": types}
         rows.append(session.run(None, {value.name: known[value.name] for value in session.get_inputs()})[0])
     return np.concatenate(rows)
 
@@ -95,7 +99,11 @@ def _mask(inputs: tuple[str, ...], *, masked: bool) -> list[onnx.NodeProto]:
     return [helper.make_node("Equal", ["input_ids", "pad"], ["unseen"]), helper.make_node("Not", ["unseen"], ["seen"])]
 
 
-def _embedding() -> list[onnx.NodeProto]:
+def _embedding(*, typed: bool) -> list[onnx.NodeProto]:
+    kinds = [
+        helper.make_node("Gather", ["kinds", "token_type_ids"], ["kind"]),
+        helper.make_node("Add", ["single", "kind"], ["h0"]),
+    ]
     return [
         helper.make_node("Unsqueeze", ["seen", "axis"], ["row"]),
         helper.make_node("Where", ["row", "none", "never"], ["bias"]),
@@ -104,7 +112,8 @@ def _embedding() -> list[onnx.NodeProto]:
         helper.make_node("Range", ["zero", "end", "one"], ["order"]),
         helper.make_node("Gather", ["places", "order"], ["where"]),
         helper.make_node("Gather", ["table", "input_ids"], ["words"]),
-        helper.make_node("Add", ["words", "where"], ["h0"]),
+        helper.make_node("Add", ["words", "where"], ["single" if typed else "h0"]),
+        *(kinds if typed else ()),
     ]
 
 

@@ -232,7 +232,9 @@ def _joined(values: list[Any]) -> Any:
 def _inputs(request: dict[str, Any]) -> dict[str, Any]:
     inputs = request.get("inputs")
     if not isinstance(inputs, list) or len(inputs) != 1:
-        raise BadRequestError("inputs: must be a list of exactly one tensor")
+        raise BadRequestError(
+            "inputs: must be a list of exactly one tensor; of texts the ids, masks and token types follow from them"
+        )
     if not isinstance(inputs[0], dict):
         raise BadRequestError("inputs[0]: must be an object")
     return inputs[0]

@@ -110,6 +110,8 @@ class PrepareRequest:
         Longer texts are cut.
     pad : int, optional
         The token id that fills rows up. None: the tokenizer's, else 0.
+    sep : int, optional
+        The token id that ends each text of a pair. None: the tokenizer's.
     """
 
     model: str
@@ -129,16 +131,18 @@ class PrepareRequest:
     tokenizer: str = ""
     max_tokens: int = 512
     pad: int | None = None
+    sep: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Rows of the data without repeats, rows for heads only, how many repeats were dropped, and the id that fills token rows up."""
+    """Rows of the data without repeats, rows for heads only, how many repeats were dropped, the id that fills token rows up, and the one that ends each text of a pair."""
 
     x: InputArray
     extra: InputArray
     dropped: int
     pad: int | None = None
+    sep: int | None = None
 
     def fitted(self, spec: TensorSpec) -> Inputs:
         """The rows as the model's input takes them."""
@@ -254,13 +258,14 @@ def read_inputs(request: PrepareRequest) -> Inputs:
     file = find_tokenizer(request.model, request.tokenizer)
     texts = load_tokenizer(file, most=request.max_tokens) if file is not None else None
     pad = texts.pad if texts is not None and request.pad is None else request.pad
+    sep = texts.sep if texts is not None and request.sep is None else request.sep
     x = load_inputs(request.data, texts=texts)
     plan_split(
         len(x), name=request.split, share=request.head_share or DEFAULT_HEAD_SHARE
     )  # refuse a bad share before any work
     unique = _first_occurrences(x)
     if not request.head_data:
-        return Inputs(unique, unique[:0], len(x) - len(unique), pad)
+        return Inputs(unique, unique[:0], len(x) - len(unique), pad, sep)
     extra = load_inputs(request.head_data, texts=texts)
     if x.dtype.kind == extra.dtype.kind == "i":
         unique, extra = with_one_length(unique, extra, pad=pad or 0)
@@ -269,7 +274,7 @@ def read_inputs(request: PrepareRequest) -> Inputs:
             f"head-data {request.head_data} has rows of shape {list(extra.shape[1:])}, data has {list(x.shape[1:])}"
         )
     fresh = remove_repeats(extra, of=unique)
-    return Inputs(unique, fresh, len(x) - len(unique) + len(extra) - len(fresh), pad)
+    return Inputs(unique, fresh, len(x) - len(unique) + len(extra) - len(fresh), pad, sep)
 
 
 def _first_occurrences(x: InputArray) -> InputArray:
@@ -312,7 +317,7 @@ def _worthwhile(
 def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Search:
     """Load the model, find places and measure them."""
     with reporter.step("export the model", total=1) as advance:
-        backbone = load_backbone(request.model, inputs.x, pad=inputs.pad)
+        backbone = load_backbone(request.model, inputs.x, pad=inputs.pad, sep=inputs.sep)
         advance(1)
     inputs = inputs.fitted(backbone.input)
     if request.variations and inputs.x.ndim != 4:

@@ -79,7 +79,7 @@ def load_side(
         It cannot be loaded, takes other inputs, or tells other classes apart than the backbone.
     """
     with reporter.step("export the side model", total=1) as advance:
-        small = load_backbone(uri, x, pad=backbone.input.pad)
+        small = load_backbone(uri, x, pad=backbone.input.pad, sep=backbone.sep)
         advance(1)
     if small.n_classes != backbone.n_classes:
         raise InvalidArgumentError(

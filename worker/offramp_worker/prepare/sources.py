@@ -31,6 +31,8 @@ from offramp_worker.prepare.data import FloatArray, InputArray
 from offramp_worker.prepare.tokens import (
     DEFAULT_PAD,
     IDS,
+    MASK,
+    TYPES,
     check_padding,
     derive_inputs,
     ids_input,
@@ -51,7 +53,7 @@ class Backbone:
     """The reference model as one ONNX graph with a dynamic batch axis, checked on sample inputs.
 
     ``program`` is what torch.export made of it, where torch had it.
-    ``exits`` are tensors with logits of exits that the network brings with it.
+    ``exits`` are tensors with logits of exits that the network brings with it. ``sep`` is the token id that ends each text of a pair.
     """
 
     model: Any  # onnx.ModelProto
@@ -60,6 +62,7 @@ class Backbone:
     output: TensorSpec
     program: Any = None  # torch.export.ExportedProgram
     exits: tuple[str, ...] = ()
+    sep: int | None = None
 
     @property
     def n_classes(self) -> int:
@@ -67,7 +70,7 @@ class Backbone:
         return self.output.shape[0]
 
 
-def load_backbone(uri: str, x: InputArray, *, pad: int | None = None) -> Backbone:
+def load_backbone(uri: str, x: InputArray, *, pad: int | None = None, sep: int | None = None) -> Backbone:
     """Load a model and turn it into a checked ONNX graph.
 
     Parameters
@@ -78,6 +81,8 @@ def load_backbone(uri: str, x: InputArray, *, pad: int | None = None) -> Backbon
         Inputs; the first 16 are run to check the model.
     pad : int, optional
         The token id that fills rows up; None: 0.
+    sep : int, optional
+        The token id that ends each text of a pair; a model that reads token types needs it.
 
     Raises
     ------
@@ -89,9 +94,9 @@ def load_backbone(uri: str, x: InputArray, *, pad: int | None = None) -> Backbon
     sample, pad = x[:SAMPLE_ROWS], DEFAULT_PAD if pad is None else pad
     program = None
     if uri.startswith("family:"):
-        model, program, name = _from_family(uri, sample, pad=pad)
+        model, program, name = _from_family(uri, sample, pad=pad, sep=sep)
     elif uri.endswith(".pt2"):
-        (model, program), name = _from_exported(_existing(uri), sample, pad=pad), Path(uri).stem
+        (model, program), name = _from_exported(_existing(uri), sample, pad=pad, sep=sep), Path(uri).stem
     elif uri.endswith(".onnx"):
         model, name = _from_onnx(_existing(uri)), Path(uri).stem
     else:
@@ -99,7 +104,7 @@ def load_backbone(uri: str, x: InputArray, *, pad: int | None = None) -> Backbon
             f"model {uri!r} is none of family:NAME?weights=FILE.safetensors, FILE.pt2 and FILE.onnx; "
             "other checkpoints: export them with torch.export.save or torch.onnx.export"
         )
-    return replace(_checked(_normalised(model), name=name, sample=sample, pad=pad), program=program)
+    return replace(_checked(_normalised(model), name=name, sample=sample, pad=pad, sep=sep), program=program, sep=sep)
 
 
 def fitted_rows(x: InputArray, spec: TensorSpec) -> InputArray:
@@ -128,7 +133,7 @@ def _existing(path: str) -> Path:
     return Path(path)
 
 
-def _from_family(uri: str, sample: InputArray, *, pad: int) -> tuple[onnx.ModelProto, Any, str]:
+def _from_family(uri: str, sample: InputArray, *, pad: int, sep: int | None) -> tuple[onnx.ModelProto, Any, str]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -150,10 +155,10 @@ def _from_family(uri: str, sample: InputArray, *, pad: int) -> tuple[onnx.ModelP
     except RuntimeError as error:
         first = str(error).partition("\n")[2].strip().partition("\n")[0]
         raise InvalidArgumentError(f"model weights {weights} do not fit family {name}: {first}") from error
-    return (*_export(module, sample, pad=pad), name)
+    return (*_export(module, sample, pad=pad, sep=sep), name)
 
 
-def _from_exported(path: Path, sample: InputArray, *, pad: int) -> tuple[onnx.ModelProto, Any]:
+def _from_exported(path: Path, sample: InputArray, *, pad: int, sep: int | None) -> tuple[onnx.ModelProto, Any]:
     import torch
 
     _refuse_pickled(path)
@@ -165,7 +170,7 @@ def _from_exported(path: Path, sample: InputArray, *, pad: int) -> tuple[onnx.Mo
                 f"model {path} is not a readable torch.export program: {_line(error)}"
             ) from error
     try:
-        return _onnx_program(program, sample, pad=pad), program
+        return _onnx_program(program, sample, pad=pad, sep=sep), program
     except AssertionError as error:
         raise _shape_error(path, error) from error
 
@@ -179,8 +184,8 @@ def _from_onnx(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _export(module: Any, sample: InputArray, *, pad: int) -> tuple[onnx.ModelProto, Any]:
-    """Export a family's module, which takes images, or token ids and their mask."""
+def _export(module: Any, sample: InputArray, *, pad: int, sep: int | None) -> tuple[onnx.ModelProto, Any]:
+    """Export a family's module, which takes images, or token ids, their mask and, where it is ``typed``, their types."""
     import torch
 
     module = module.eval()
@@ -193,7 +198,9 @@ def _export(module: Any, sample: InputArray, *, pad: int) -> tuple[onnx.ModelPro
             raise InvalidArgumentError(
                 f"data x is {sample.dtype} {list(sample.shape[1:])}; the model takes token ids [length]"
             )
-        arguments, shapes = (rows, (rows != pad).long()), ({0: batch, 1: length},) * 2
+        names = (IDS, MASK, TYPES) if getattr(module, "typed", False) else (IDS, MASK)
+        arguments = tuple(torch.from_numpy(v) for v in torch_inputs(names, sample[:2], pad=pad, sep=sep))
+        shapes = ({0: batch, 1: length},) * len(names)
     try:
         with torch.inference_mode():
             module(*arguments)
@@ -204,10 +211,10 @@ def _export(module: Any, sample: InputArray, *, pad: int) -> tuple[onnx.ModelPro
         ) from error
     with _quiet():
         program = torch.export.export(module, arguments, dynamic_shapes=shapes)
-    return _onnx_program(program, sample, pad=pad), program
+    return _onnx_program(program, sample, pad=pad, sep=sep), program
 
 
-def _onnx_program(program: Any, sample: InputArray, *, pad: int) -> onnx.ModelProto:
+def _onnx_program(program: Any, sample: InputArray, *, pad: int, sep: int | None) -> onnx.ModelProto:
     """Convert an exported program and compare the graph's answers with PyTorch's."""
     import torch
 
@@ -216,7 +223,7 @@ def _onnx_program(program: Any, sample: InputArray, *, pad: int) -> onnx.ModelPr
         raise ModelRefusedError(
             f"the program has {len(names)} inputs; exits need one, or token ids with their mask and types"
         )
-    values = _program_inputs(names, program, sample, pad=pad)
+    values = _program_inputs(names, program, sample, pad=pad, sep=sep)
     reference = _answers(program, values)
     sources = names if len(names) > 1 else ["input"] if values[0].dtype.kind == "f" else [IDS]
     answers = [*(f"exit{number}" for number in range(1, len(reference))), "logits"]
@@ -239,7 +246,9 @@ def _onnx_program(program: Any, sample: InputArray, *, pad: int) -> onnx.ModelPr
     return model
 
 
-def _program_inputs(names: list[str], program: Any, sample: InputArray, *, pad: int) -> list[InputArray]:
+def _program_inputs(
+    names: list[str], program: Any, sample: InputArray, *, pad: int, sep: int | None
+) -> list[InputArray]:
     """The sample as the program takes it, in the order of ``names``."""
     if len(names) == 1 and sample.dtype.kind == "f":
         return [sample]
@@ -250,7 +259,7 @@ def _program_inputs(names: list[str], program: Any, sample: InputArray, *, pad: 
     length = declared.shape[1] if declared.ndim == 2 else None
     width = length if isinstance(length, int) else sample.shape[-1]
     rows = _with_length(sample, width, pad=pad).astype(str(declared.dtype).removeprefix("torch."))
-    return torch_inputs(names, rows, pad=pad)
+    return torch_inputs(names, rows, pad=pad, sep=sep)
 
 
 def _answers(program: Any, values: list[InputArray]) -> list[FloatArray]:
@@ -302,7 +311,7 @@ def _share_concatenations(graph: onnx.GraphProto) -> None:
         made[axis, *parts] = node.output[0]
 
 
-def _checked(model: onnx.ModelProto, *, name: str, sample: InputArray, pad: int) -> Backbone:
+def _checked(model: onnx.ModelProto, *, name: str, sample: InputArray, pad: int, sep: int | None) -> Backbone:
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in constants]
     tokens = takes_tokens(inputs)
@@ -319,7 +328,7 @@ def _checked(model: onnx.ModelProto, *, name: str, sample: InputArray, pad: int)
         wanted, got = ("token ids", "float32") if tokens else ("float32", "whole numbers")
         raise InvalidArgumentError(f"data x holds {got}; the model takes {wanted}")
     if tokens:
-        spec, sample = _token_input(model, sample, pad=pad)
+        spec, sample = _token_input(model, sample, pad=pad, sep=sep)
     else:
         _check_shape(inputs[0], sample)
         spec = TensorSpec(inputs[0].name, "FP32", tuple(int(d) for d in sample.shape[1:]))
@@ -347,14 +356,16 @@ def _own_exits(model: onnx.ModelProto, sample: InputArray) -> tuple[str, ...]:
     return tuple(names[:-1])
 
 
-def _token_input(model: onnx.ModelProto, sample: InputArray, *, pad: int) -> tuple[TensorSpec, InputArray]:
+def _token_input(
+    model: onnx.ModelProto, sample: InputArray, *, pad: int, sep: int | None
+) -> tuple[TensorSpec, InputArray]:
     """Make the ids the graph's only input; what they are like, and the sample as the graph takes it."""
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     if opset < OLDEST_OPSET:
         raise ModelRefusedError(
             f"the ONNX file has opset {opset}; text models need at least {OLDEST_OPSET}: export it again"
         )
-    derive_inputs(model, pad=pad)
+    derive_inputs(model, pad=pad, sep=sep)
     (value,) = [v for v in model.graph.input if v.name == input_name(model)]
     _free_batch_axis(model)
     dims = value.type.tensor_type.shape.dim
@@ -364,6 +375,8 @@ def _token_input(model: onnx.ModelProto, sample: InputArray, *, pad: int) -> tup
         width = bucket_length(used_length(sample, pad=pad), longest=sample.shape[1])
         sample = np.ascontiguousarray(sample[:, :width])
     spec = ids_spec(model, value, sample, pad=pad, run=_run)
+    if sep is not None and not 0 <= sep < spec.values:
+        raise InvalidArgumentError(f"sep-id is {sep}; it must lie in [0, {spec.values - 1}], the model's vocabulary")
     return spec, sample.astype(NUMPY_TYPES[spec.datatype], copy=False)
 
 

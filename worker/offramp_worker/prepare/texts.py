@@ -12,21 +12,26 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import InvalidArgumentError
+from offramp_worker.prepare.tokens import token_types
 
 TOKENIZER_FILE = "tokenizer.json"
+SEP_NAMES = ("[SEP]", "</s>", "<sep>")
 PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 CHUNK = 1_000
+
+Text = str | tuple[str, str]  # one, or a pair
 
 
 @dataclass(frozen=True, slots=True)
 class TextReader:
-    """A tokenizer, and how many tokens of a text it keeps. ``pad`` is the id that fills rows up."""
+    """A tokenizer, and how many tokens of a text it keeps. ``pad`` is the id that fills rows up, ``sep`` the one that ends each text of a pair."""
 
     tokenizer: Any
     most: int
     pad: int
+    sep: int | None = None
 
-    def encode(self, texts: list[str]) -> npt.NDArray[np.int64]:
+    def encode(self, texts: list[Text]) -> npt.NDArray[np.int64]:
         """Token ids with the tokenizer's own marks around them, (texts, longest of them), filled up with ``pad``."""
         ids: list[list[int]] = []
         for start in range(0, len(texts), CHUNK):
@@ -79,11 +84,22 @@ def load_tokenizer(path: Path, *, most: int) -> TextReader:
     if pad is None:
         raise InvalidArgumentError(f"tokenizer {path} has no pad token ({', '.join(PAD_NAMES)}); add one")
     tokenizer.no_padding()
-    return TextReader(tokenizer, most, int(pad))
+    return TextReader(tokenizer, most, int(pad), _separator(tokenizer, pad=int(pad)))
 
 
-def read_texts(path: Path) -> list[str]:
-    """Texts of a JSON lines file: each line a string, or an object with a string ``text``; other fields are not read.
+def _separator(tokenizer: Any, *, pad: int) -> int | None:
+    """The id behind which the tokenizer's second text begins; None where its token types follow another rule."""
+    pair = tokenizer.encode("a", "b")
+    ids = np.array([pair.ids])
+    found = (tokenizer.token_to_id(name) for name in SEP_NAMES)
+    return next(
+        (sep for sep in found if sep in pair.ids and token_types(ids, pad=pad, sep=sep).tolist() == [pair.type_ids]),
+        None,
+    )
+
+
+def read_texts(path: Path) -> list[Text]:
+    """Texts of a JSON lines file: each line a string, or an object with a string ``text`` and, for a pair, ``text_pair``; no other field is read.
 
     Raises
     ------
@@ -96,7 +112,7 @@ def read_texts(path: Path) -> list[str]:
         raise InvalidArgumentError(f"data {path} is not a readable text file: {error}") from error
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _lines(path: Path) -> Iterator[Text]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -110,4 +126,7 @@ def _lines(path: Path) -> Iterator[str]:
                 raise InvalidArgumentError(
                     f'data {path}, line {number}: needs a string "text", as in {{"text": "a good film"}}'
                 )
-            yield text
+            pair = value.get("text_pair") if isinstance(value, dict) else None
+            if not isinstance(pair, str | None):
+                raise InvalidArgumentError(f"data {path}, line {number}: text_pair must be a string, the second text")
+            yield text if pair is None else (text, pair)

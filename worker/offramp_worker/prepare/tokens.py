@@ -2,7 +2,7 @@
 
 A worker serves one input tensor, and rows of one batch are filled up to one length. So everything that a text model wants
 to be told besides the ids is derived from them inside the graph: the attention mask (1 where an id is not the pad id) and
-token types (0: one text per row). Where heads take a mean over tokens, its weights stand ready in the graph as
+token types (1 behind the first separator, so that a pair of texts is told from a single one). Where heads take a mean over tokens, its weights stand ready in the graph as
 :data:`~offramp_worker.bundle.heads.MEAN_WEIGHT`. All of it follows cheaply from the ids, so that any stage can make it again.
 """
 
@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 
 from offramp_core.bundle import TensorSpec
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
+from offramp_worker.bundle.dataflow import graph_steps
 from offramp_worker.bundle.graph import Array
 from offramp_worker.bundle.heads import MEAN_WEIGHT
 from offramp_worker.bundle.lengths import BUCKETS, pad_rows
@@ -52,14 +53,32 @@ def ids_input(names: Sequence[str]) -> str:
     return rest[0]
 
 
-def torch_inputs(names: Sequence[str], ids: Array, *, pad: int) -> list[Array]:
+def token_types(ids: Array, *, pad: int, sep: int | None) -> Array:
+    """Which text of a pair each token belongs to, as BERT has it: 1 from behind the first separator on, 0 at padding.
+
+    >>> token_types(np.array([[101, 7, 102, 8, 102, 0]]), pad=0, sep=102).tolist()
+    [[0, 0, 0, 1, 1, 0]]
+    """
+    if sep is None:
+        return np.zeros_like(ids)
+    ends = ids == sep
+    return ((np.cumsum(ends, axis=1) - ends > 0) & (ids != pad)).astype(ids.dtype)
+
+
+def torch_inputs(names: Sequence[str], ids: Array, *, pad: int, sep: int | None) -> list[Array]:
     """Values for a program's inputs, in the order of ``names``: what the graph will derive from the ids."""
-    known = {MASK: (ids != pad).astype(np.int64), TYPES: np.zeros_like(ids)}
+    known = {MASK: (ids != pad).astype(np.int64), TYPES: token_types(ids, pad=pad, sep=sep)}
     return [known.get(name, ids) for name in names]
 
 
-def derive_inputs(model: onnx.ModelProto, *, pad: int) -> None:
-    """Make the ids the model's only input, in place; mask and token types become tensors derived from them."""
+def derive_inputs(model: onnx.ModelProto, *, pad: int, sep: int | None) -> None:
+    """Make the ids the model's only input, in place; mask and token types become tensors derived from them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The model reads token types, and ``sep`` is not known: a pair of texts would be answered as one.
+    """
     graph = model.graph
     constants = {tensor.name for tensor in graph.initializer}
     inputs = {value.name: value for value in graph.input if value.name not in constants}
@@ -75,11 +94,8 @@ def derive_inputs(model: onnx.ModelProto, *, pad: int) -> None:
         to = inputs[name].type.tensor_type.elem_type
         if name == MASK:
             nodes.append(helper.make_node("Cast", ["offramp/is_token"], [MASK], to=to))
-        else:
-            zero = numpy_helper.from_array(np.array(0, dtype=_dtype(kind)), "offramp/zero")
-            graph.initializer.append(zero)
-            nodes.append(helper.make_node("Mul", [ids, "offramp/zero"], ["offramp/types"]))
-            nodes.append(helper.make_node("Cast", ["offramp/types"], [TYPES], to=to))
+        elif any(TYPES in step.inputs for step in graph_steps(graph)):
+            nodes += _types(graph, ids, sep=sep, kind=kind, to=to)
         graph.input.remove(inputs[name])
     old = list(graph.node)
     del graph.node[:]
@@ -207,6 +223,24 @@ def _mean_weight(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
         helper.make_node("Max", ["offramp/count", "offramp/one"], ["offramp/some"]),
         helper.make_node("Div", ["offramp/tokens", "offramp/some"], ["offramp/share"]),
         helper.make_node("Unsqueeze", ["offramp/share", "offramp/axis"], [MEAN_WEIGHT]),
+    ]
+
+
+def _types(graph: onnx.GraphProto, ids: str, *, sep: int | None, kind: int, to: int) -> list[onnx.NodeProto]:
+    """:func:`token_types` as operators."""
+    if sep is None:
+        raise InvalidArgumentError(
+            f"the model reads {TYPES}, and which id separates two texts is not known; put its tokenizer.json beside it or give "
+            "--sep-id (102 for BERT's own vocabulary)"
+        )
+    graph.initializer.append(numpy_helper.from_array(np.array(sep, dtype=_dtype(kind)), "offramp/sep"))
+    return [
+        helper.make_node("Equal", [ids, "offramp/sep"], ["offramp/is_sep"]),
+        helper.make_node("Cast", ["offramp/is_sep"], ["offramp/seps"], to=onnx.TensorProto.INT32),
+        helper.make_node("CumSum", ["offramp/seps", "offramp/axis"], ["offramp/ended"], exclusive=1),
+        helper.make_node("Cast", ["offramp/ended"], ["offramp/behind"], to=onnx.TensorProto.BOOL),
+        helper.make_node("And", ["offramp/behind", "offramp/is_token"], ["offramp/second"]),
+        helper.make_node("Cast", ["offramp/second"], [TYPES], to=to),
     ]
 
 

@@ -92,7 +92,7 @@ class BertLayer(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
 
 class Embeddings(nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """Words plus positions (plus token type 0), normalised."""
+    """Words plus positions (plus token types, 0 where none are given), normalised."""
 
     def __init__(self, *, words: int, positions: int, width: int, types: int, epsilon: float) -> None:
         super().__init__()
@@ -103,23 +103,26 @@ class Embeddings(nn.Module):  # type: ignore[misc]  # torch is untyped here
         self.typed = types > 0
         self.LayerNorm = nn.LayerNorm(width, eps=epsilon)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """(B, T) -> (B, T, C)."""
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """(B, T), (B, T) -> (B, T, C)."""
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
         h = self.word_embeddings(input_ids) + self.position_embeddings(places)
-        out: Tensor = self.LayerNorm(h + self.token_type_embeddings.weight[0] if self.typed else h)
+        if self.typed:
+            kinds = self.token_type_embeddings
+            h = h + (kinds.weight[0] if token_type_ids is None else kinds(token_type_ids))
+        out: Tensor = self.LayerNorm(h)
         return out
 
 
 class Bert(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """BERT with a classifier on its pooler; without a pooler, on the mean over the tokens.
 
-    ``longest`` is how many positions there are.
+    ``longest`` is how many positions there are; ``typed`` says that texts of a pair are told apart.
     """
 
     def __init__(self, sizes: Sizes, *, words: int, positions: int, types: int, classes: int, pooler: bool) -> None:
         super().__init__()
-        self.longest = positions
+        self.longest, self.typed = positions, types > 1
         parts: dict[str, nn.Module] = {
             "embeddings": Embeddings(
                 words=words, positions=positions, width=sizes.width, types=types, epsilon=sizes.epsilon
@@ -131,9 +134,9 @@ class Bert(nn.Module):  # type: ignore[misc]  # torch is untyped here
         self.bert = nn.ModuleDict(parts)
         self.classifier = nn.Linear(sizes.width, classes)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """(B, T), (B, T) -> logits (B, classes)."""
-        h = self.bert["embeddings"](input_ids)
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """(B, T), (B, T), (B, T) -> logits (B, classes)."""
+        h = self.bert["embeddings"](input_ids, token_type_ids)
         for layer in self.bert["encoder"]["layer"]:
             h = layer(h, attention_mask[:, None, None, :].bool())
         if "pooler" in self.bert:
@@ -167,7 +170,9 @@ class DistilBertLayer(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
 
 class DistilBert(nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """DistilBERT with its two-layer classifier on the first token."""
+    """DistilBERT with its two-layer classifier on the first token; it tells texts of a pair apart by the separator alone."""
+
+    typed = False
 
     def __init__(self, sizes: Sizes, *, words: int, positions: int, classes: int) -> None:
         super().__init__()
