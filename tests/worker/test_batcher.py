@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ class Queue:
     objective: float | None = None
     credit: float = -math.inf  # nobody joins who would be late
     now: float = 100.0
+    group: Callable[[np.ndarray[Any, Any]], int] | None = None
 
     def __post_init__(self) -> None:
         pace = Pace(tuple(ROW_SECONDS * n for n in range(33)))
@@ -36,6 +39,7 @@ class Queue:
             door=Door(self.objective, pace, credit=self.credit),
             max_rows=self.max_rows,
             clock=lambda: self.now,
+            group=self.group,
         )
 
     def put(self, n: int = 1, *, never_exit: bool = False, priority: int = 1, timeout: float | None = None) -> Ticket:
@@ -123,6 +127,27 @@ def test_every_row_runs_once_in_order_of_priority_and_deadline(
         wanted = sorted((t for t in tickets if t.never_exit == lane), key=lambda t: (t.priority, t.run_by, t.admitted))
         assert rows == [(ticket, row) for ticket in wanted for row in range(len(ticket.x))]
     assert queue.batcher.rows == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 2)), max_size=25), st.integers(1, 8))
+def test_batches_are_of_one_group_that_of_the_first_in_the_queue_and_each_group_keeps_its_order(
+    requests: list[tuple[int, int]], max_batch: int
+) -> None:
+    queue = Queue(OfframpBatching(max_batch=max_batch), group=len)  # by their number of rows
+    waiting = []
+    for n, priority in requests:
+        waiting.append(queue.put(n, priority=priority))
+        queue.now += 0.001
+    waiting.sort(key=lambda t: t.priority)
+    while waiting:
+        alike = [t for t in waiting if len(t.x) == len(waiting[0].x)]
+        left = [(t, row) for t in alike for row in range(t.begun, len(t.x))]
+        batch = queue.take()
+        assert batch.owners == left[: len(batch)]
+        assert len(batch) == min(len(left), max_batch)
+        waiting = [t for t in waiting if t.waiting]
+        assert queue.batcher.rows == sum(t.waiting for t in waiting)
+    assert queue.batcher.take(wait=False) is None
 
 
 def test_a_higher_priority_overtakes_even_the_rest_of_a_long_request() -> None:

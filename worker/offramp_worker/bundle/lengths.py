@@ -46,6 +46,12 @@ def used_length(x: Array, *, pad: int) -> int:
     return int(np.flatnonzero((x != pad).any(axis=0)).max(initial=0)) + 1
 
 
+def rows_bucket(x: Array, spec: TensorSpec) -> int:
+    """The length that (n, length) rows of an input whose length varies are filled up to when they run alone."""
+    assert spec.pad is not None
+    return bucket_length(used_length(x, pad=spec.pad), longest=spec.longest)
+
+
 def pad_rows(parts: Sequence[Array], spec: TensorSpec) -> Array:
     """One batch of several requests' rows.
 

@@ -57,6 +57,14 @@ class _Lane:
         self.rows -= ticket.waiting
         return True
 
+    def drop(self, tickets: list[Ticket]) -> None:
+        """Forget requests whose rows all run, given in order."""
+        if self.tickets[: len(tickets)] == tickets:
+            del self.tickets[: len(tickets)]
+        else:
+            gone = set(tickets)
+            self.tickets = [ticket for ticket in self.tickets if ticket not in gone]
+
     def rows_before(self, ticket: Ticket) -> int:
         """Rows that would run before those of a request that is not here yet."""
         at = bisect_left(self.tickets, _order(ticket), key=_order)
@@ -75,9 +83,13 @@ class Batcher:
         clock: Callable[[], float] = time.perf_counter,
         changed: threading.Condition | None = None,
         join: Callable[[Sequence[Array]], Array] = np.concatenate,
+        group: Callable[[Array], int] | None = None,
     ) -> None:
-        """``changed`` is what threads wait on for requests; a simulation of time brings its own. ``join`` makes one batch of rows."""
-        self._join = join
+        """``changed`` is what threads wait on for requests; a simulation of time brings its own. ``join`` makes one batch of rows.
+
+        Requests share a batch only if ``group`` says the same of their rows: one long text would have all others filled up to its length.
+        """
+        self._join, self._group = join, group
         self._policy, self._door, self._clock = policy, door, clock
         self._max_rows, self._objective = max_rows, door.objective_seconds
         self._changed = changed or threading.Condition()
@@ -104,6 +116,8 @@ class Batcher:
         UnableError
             The worker is shutting down, or needs longer for this request alone than its timeout.
         """
+        if self._group is not None:
+            ticket.group = self._group(ticket.x)
         with self._changed:
             if self._closed:
                 raise UnableError("the worker is shutting down; try another one")
@@ -296,16 +310,20 @@ class Batcher:
     def _cut(self, lane: _Lane, rows: int, now: float) -> Batch:
         parts: list[Array] = []
         owners: list[tuple[Ticket, int]] = []
-        finished = 0
+        finished: list[Ticket] = []
+        group = lane.tickets[0].group
         for ticket in lane.tickets:
+            if ticket.group != group:
+                continue  # in its turn it is first, and then its like run
             begin, end = ticket.begun, min(len(ticket.x), ticket.begun + rows - len(owners))
             parts.append(ticket.x[begin:end])
             owners.extend((ticket, row) for row in range(begin, end))
             ticket.begun = end
-            finished += end == len(ticket.x)
+            if end == len(ticket.x):
+                finished.append(ticket)
             if len(owners) == rows:
                 break
-        del lane.tickets[:finished]
+        lane.drop(finished)
         lane.rows -= len(owners)
         self._rows -= len(owners)
         batch = Batch(self._join(parts), owners, lane is self._lanes[True], now, followed=self._busy)

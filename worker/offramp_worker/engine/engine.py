@@ -27,7 +27,7 @@ from offramp_core.batching import batching, exact_seconds, rows_within
 from offramp_core.columns import EXACT
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import Arm
-from offramp_worker.bundle.lengths import pad_rows
+from offramp_worker.bundle.lengths import pad_rows, rows_bucket
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.answers import all_finite, finite_rows, labels
 from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
@@ -86,13 +86,15 @@ class Engine:
         self._clock, self._wall_clock = clock, wall_clock
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
         self._exact = sessions.exact_stage()
-        join = partial(pad_rows, spec=bundle.manifest.inputs[0])
+        spec = bundle.manifest.inputs[0]
+        join = partial(pad_rows, spec=spec)
         self._batcher = Batcher(
             policy=batching(batching_name, profile=bundle.profile, slo_seconds=latency_seconds),
             door=Door(latency_seconds, Pace(exact_seconds(bundle.profile))),
             max_rows=max_queue_rows,
             clock=clock,
             join=join,
+            group=partial(rows_bucket, spec=spec) if spec.varies else None,
         )
         self._everyones_deadline = latency_seconds if always_in_time else None
         self._cache = PredictionCache(max_bytes=cache_bytes) if cache_bytes else None

@@ -65,6 +65,8 @@ class Ticket:
         Rows handed out in batches; the others still wait.
     number : int
         Order of arrival, given by the queue.
+    group : int
+        Requests of one group may share a batch.
     """
 
     x: Array
@@ -91,6 +93,7 @@ class Ticket:
     on_time: bool = False
     begun: int = 0
     number: int = 0
+    group: int = 0
 
     @property
     def counted(self) -> bool:
