@@ -3,6 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV := .venv
+CODE := core operator worker cli tests bench cluster images crds
 BIN := $(VENV)/bin
 export OFFRAMP_DATA ?= ../shared/data
 STAMP := $(VENV)/.offramp-$(shell sha256sum requirements.lock pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
@@ -21,11 +22,11 @@ $(STAMP): requirements.lock pyproject.toml
 	@rm -f $(VENV)/.offramp-*; touch $@
 
 fmt: setup ## Format the code
-	@$(BIN)/ruff format core operator worker cli tests bench; $(BIN)/ruff check --fix core operator worker cli tests bench
+	@$(BIN)/ruff format $(CODE); $(BIN)/ruff check --fix $(CODE)
 
 check: setup ## Lint, strict types, import rules, generated files in step
-	@$(BIN)/ruff format --check --quiet core operator worker cli tests bench
-	@$(BIN)/ruff check --quiet core operator worker cli tests bench
+	@$(BIN)/ruff format --check --quiet $(CODE)
+	@$(BIN)/ruff check --quiet $(CODE)
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache > /dev/null || $(BIN)/lint-imports --no-cache
 	@scripts/gen --check

@@ -77,8 +77,22 @@ class Batching(Protocol):
         """The policy once a batch of ``rows`` rows took ``seconds``."""
 
 
+class _Plain:
+    """What most policies do: batches up to ``max_batch``, and none is padded."""
+
+    __slots__ = ()
+    max_batch: int
+
+    @property
+    def batch_rows(self) -> int:
+        return self.max_batch
+
+    def padded(self, rows: int) -> int:
+        return rows
+
+
 @dataclass(frozen=True, slots=True)
-class OfframpBatching:
+class OfframpBatching(_Plain):
     """Whatever waits when the engine becomes idle, up to a limit; no artificial delay.
 
     With ``target_seconds`` the limit adapts to how long batches take: one row more after a full batch within the target, a tenth less
@@ -108,9 +122,6 @@ class OfframpBatching:
     def batch_rows(self) -> int:
         return int(min(self.limit, self.max_batch))
 
-    def padded(self, rows: int) -> int:
-        return rows
-
     def decide(
         self,
         *,
@@ -135,7 +146,7 @@ class OfframpBatching:
 
 
 @dataclass(frozen=True, slots=True)
-class TfServingBatching:
+class TfServingBatching(_Plain):
     """Batches that wait to fill, up to a timeout, and are padded to allowed sizes.
 
     A batch runs when it is full or when ``batch_timeout_micros`` have passed since its first request; a request is rejected when
@@ -157,10 +168,6 @@ class TfServingBatching:
             )
         if self.batch_timeout_micros < 0:
             raise InvalidArgumentError(f"batch_timeout_micros is {self.batch_timeout_micros}; it must be >= 0")
-
-    @property
-    def batch_rows(self) -> int:
-        return self.max_batch
 
     @property
     def queue_rows(self) -> int | None:
@@ -190,7 +197,7 @@ class TfServingBatching:
 
 
 @dataclass(frozen=True, slots=True)
-class ClockworkBatching:
+class ClockworkBatching(_Plain):
     """The largest batch that still answers its oldest request in time; what can no longer be answered in time is dropped.
 
     There is a strategy for every batch size: it may start until the head's deadline less what a batch of that size takes. The largest
@@ -206,13 +213,6 @@ class ClockworkBatching:
         check_sizes(max_batch=self.max_batch)
         if not self.slo_seconds > 0:
             raise InvalidArgumentError(f"slo_seconds is {self.slo_seconds}; Clockwork needs a positive deadline")
-
-    @property
-    def batch_rows(self) -> int:
-        return self.max_batch
-
-    def padded(self, rows: int) -> int:
-        return rows
 
     def decide(
         self,

@@ -74,6 +74,7 @@ def test_bad_feedback_is_refused_and_may_be_mended(process: WorkerProcess, body:
     assert process.public.post(URL, json={"id": "bad", "label": 0}).status_code == 200
 
 
+@pytest.mark.slow
 def test_feedback_is_off_unless_asked_for(bundle_dir: Path) -> None:
     with WorkerProcess(bundle_dir, control_plane=False) as process:
         reply = process.public.post("/v2/models/tiny/infer", json=infer_json(bundles.inputs(1))).json()
