@@ -62,7 +62,8 @@ def token_types(ids: Array, *, pad: int, sep: int | None) -> Array:
     if sep is None:
         return np.zeros_like(ids)
     ends = ids == sep
-    return ((np.cumsum(ends, axis=1) - ends > 0) & (ids != pad)).astype(ids.dtype)
+    types: Array = ((np.cumsum(ends, axis=1) - ends > 0) & (ids != pad)).astype(ids.dtype)
+    return types
 
 
 def torch_inputs(names: Sequence[str], ids: Array, *, pad: int, sep: int | None) -> list[Array]:
