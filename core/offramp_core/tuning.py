@@ -35,13 +35,14 @@ from offramp_core.certify import (
 from offramp_core.certify.slices import slice_rows
 from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
-from offramp_core.evaluate import evaluate, evaluate_plan
+from offramp_core.evaluate import chain_of, evaluate, evaluate_plan, plan_columns
 from offramp_core.evidence.one_arm import check_rate
 from offramp_core.plan import Execution, Plan, Precision
 from offramp_core.records import Records
 
 # Of the records, the oldest: they find plans. A smoothed path needs few, and a test gains more from the rest (docs/decisions/0010).
 SEARCH_SHARE = 0.12
+OVERHEAD_SLACK = 0.1  # of the allowed overhead: profiles are measured anew now and then, and a plan must not fall for that
 GAP_SHARE = 0.01  # between A and B, so that neighbours in time are not on both sides
 FEWEST_SEARCH_ROWS = 50
 MOST_SEARCH_ROWS = 20_000  # newest rows of A; more do not improve a plan, only the time to find it
@@ -138,13 +139,15 @@ class NeedsLabels:
     """Too few records.
 
     ``n`` usable labels now; ``needed`` is about how many there must be in all for the next attempt to be worth a test. ``tests_run`` is 1,
-    and ``records_through`` set, when a test was run and failed by little.
+    and ``records_through`` set, when a test was run and failed by little. With ``current_over_budget`` these records are enough to show
+    that the plan in force breaks the budget.
     """
 
     n: int
     needed: int
     tests_run: int = 0
     records_through: float | None = None
+    current_over_budget: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,8 @@ class NoGain:
     """Nothing to propose; stay with the plan in force (or with exits off).
 
     ``best_saving`` is what the best plan found would save, as a fraction of the backbone's time. With ``current_over_budget`` the records
-    show that the plan in force breaks the budget: exits off is all that is left.
+    show that the plan in force breaks the budget: exits off is all that is left. Without ``current_allowed`` the request's other limits
+    (precision, execution, ramps, overhead) rule it out.
     """
 
     reason: NoGainReason
@@ -161,6 +165,7 @@ class NoGain:
     tests_run: int = 0
     records_through: float | None = None
     current_over_budget: bool = False
+    current_allowed: bool = True
 
 
 TuningOutcome = Proposed | NeedsLabels | NoGain
@@ -185,8 +190,10 @@ def tune(records: Records, request: TuningRequest, *, should_stop: Callable[[], 
     _check(records, request)
     records, fresh = _usable(records, request)
     outcome = _attempt(records, fresh, request, should_stop)
-    if isinstance(outcome, NoGain) and _surely_over_budget(records, request):
-        return replace(outcome, current_over_budget=True)
+    if not isinstance(outcome, Proposed) and _surely_over_budget(records, request):
+        outcome = replace(outcome, current_over_budget=True)
+    if isinstance(outcome, NoGain) and request.current is not None and not _allows(records, request, request.current):
+        outcome = replace(outcome, current_allowed=False)
     return outcome
 
 
@@ -383,16 +390,23 @@ def _surely_over_budget(records: Records, request: TuningRequest) -> bool:
 
 
 def _current_saving(records: Records, request: TuningRequest) -> float:
-    """What the plan in force saves. One that breaks the budget on these records, or runs at a precision that is no longer allowed, is no mark
-    to beat: anything that keeps to both is better."""
-    if request.current is None or not _allows(request, request.current):
+    """What the plan in force saves. One that breaks the budget on these records, or another limit of the request, is no mark to beat:
+    anything that keeps to all of them is better."""
+    if request.current is None or not _allows(records, request, request.current):
         return 0.0
     seen = evaluate_plan(records, request.current, request.ramp_ids)
     return seen.saving if seen.disagreement <= request.max_disagreement else 0.0
 
 
-def _allows(request: TuningRequest, plan: Plan) -> bool:
-    return plan.exits_off or plan.precision in request.precisions
+def _allows(records: Records, request: TuningRequest, plan: Plan) -> bool:
+    """Whether a plan keeps to the limits of the request, its budget aside."""
+    if plan.exits_off:
+        return True
+    if plan.precision not in request.precisions or plan.execution != request.execution:
+        return False
+    view, names = chain_of(records, plan, request.ramp_ids)
+    overhead = view.costs.overhead(plan_columns(plan, names)[0])
+    return len(plan.ramps) <= request.max_ramps and overhead <= request.max_overhead * (1 + OVERHEAD_SLACK)
 
 
 # --- pins ------------------------------------------------------------------------------------------

@@ -30,6 +30,10 @@ class Metrics:
             "earlyexit_rollout_phase", "1 for the phase of a service's newest rollout.", ["namespace", "service", "phase"],
             registry=self.registry,
         )  # fmt: skip
+        self._quarantined = Gauge(
+            "earlyexit_workers_quarantined", "Workers whose impossible counts are not pooled; absent where there are none.",
+            ["namespace", "service"], registry=self.registry,
+        )  # fmt: skip
         self._finished = Counter("earlyexit_rollouts_total", "Finished rollouts.", ["verdict"], registry=self.registry)
         self._leader = Gauge("earlyexit_leader", "1 while this process leads.", registry=self.registry)
         self._late = Gauge(
@@ -39,6 +43,7 @@ class Metrics:
         )
         self._queued = Gauge("earlyexit_operator_queue_keys", "Services that wait for a pass.", registry=self.registry)
         self._phases: dict[ServiceKey, str] = {}
+        self._quarantined_of: set[ServiceKey] = set()
 
     def reconciled(self, seconds: float, *, failed: bool) -> None:
         """One pass has ended."""
@@ -62,12 +67,22 @@ class Metrics:
         )
         self._show(key, newest.status.phase if newest is not None else None)
 
+    def quarantined_seen(self, key: ServiceKey, workers: int) -> None:
+        """Show how many workers are not pooled."""
+        if workers:
+            self._quarantined.labels(key.namespace, key.name).set(workers)
+            self._quarantined_of.add(key)
+        elif key in self._quarantined_of:
+            self._quarantined_of.discard(key)
+            self._quarantined.remove(key.namespace, key.name)
+
     def rollout_finished(self, key: ServiceKey, verdict: str) -> None:
         del key  # a verdict's label must not grow with the number of services
         self._finished.labels(verdict).inc()
 
     def service_gone(self, key: ServiceKey) -> None:
         self._show(key, None)
+        self.quarantined_seen(key, 0)
 
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""

@@ -6,7 +6,8 @@ background tuning never disturbs GitOps health.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -35,7 +36,7 @@ STALLING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the conditions are derived from."""
+    """What the conditions are derived from. ``quarantined`` says why workers are not pooled, by name."""
 
     service: Service
     workers: tuple[Worker, ...]
@@ -45,6 +46,7 @@ class Facts:
     pin: PinStatus
     rollout: Rollout | None
     now: float
+    quarantined: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ready(self) -> tuple[Worker, ...]:
@@ -80,7 +82,7 @@ class Facts:
 
 def workers_status(facts: Facts) -> WorkersStatus:
     desired, ready = facts.service.spec.replicas, len(facts.ready)
-    return WorkersStatus(desired, ready, facts.acked, f"{ready}/{desired}")
+    return WorkersStatus(desired, ready, facts.acked, f"{ready}/{desired}", tuple(sorted(facts.quarantined)))
 
 
 def conditions(
@@ -92,6 +94,7 @@ def conditions(
         _workers_available(facts),
         _latency(facts, observed[0]),
         _accuracy(facts, n=observed[1], k=observed[2]),
+        *_quarantined(facts),
         *_user_generation(facts, settled_generation),
     ]
     before = {c.type: c for c in facts.service.status.conditions}
@@ -162,6 +165,14 @@ def _accuracy(facts: Facts, *, n: int, k: int) -> Condition:
     return _condition(
         "AccuracyWithinBudget", "False" if broken else "True", "BudgetExceeded" if broken else "WithinBudget", text
     )
+
+
+def _quarantined(facts: Facts) -> list[Condition]:
+    """Said only while there is one, like other conditions that are bad news."""
+    if not facts.quarantined:
+        return []
+    said = "; ".join(f"{name}: {why}" for name, why in sorted(facts.quarantined.items()))
+    return [_condition("WorkersQuarantined", "True", "ImpossibleCounts", f"{said}; what they report is not pooled")]
 
 
 def _user_generation(facts: Facts, settled_generation: int) -> list[Condition]:

@@ -2,7 +2,8 @@
 
 A gate never asks a plan to prove its worth again; the certificate did that. It rejects when the evidence of
 harm is overwhelming, and it is *Undecided* until a harmful plan would have been noticed (minimum exposure).
-An uncertified plan, a pin, has one gate more: it must earn acceptance.
+An uncertified plan, a pin, has one gate more: it must earn acceptance. A canary may rest for days, paused or waiting for a person; evidence
+that accumulated over them would be blind to a change today, so a restarting detector watches along.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from offramp_core.control.objects import BothArms, GateStatus
+from offramp_core.evidence import detector
 from offramp_core.evidence.exposure import audits_needed
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.evidence.two_arm import log_e_share
 
 HARMFUL_FACTOR = 3.0  # a plan at three times its budget is what the accuracy gate must be able to notice
 POWER = 0.95
+WATCH_RUN_LENGTH = 1_000_000.0  # audits between false alarms of the detector over a canary at its budget; the workers' own has the same
 N_GATES = 3  # slowness, failures, acceptance; accuracy has the confidence of its own budget
 
 
@@ -25,7 +28,8 @@ N_GATES = 3  # slowness, failures, acceptance; accuracy has the confidence of it
 class GateInput:
     """What the gates of one step read.
 
-    ``confidence`` is that of the whole rollout of ``n_steps`` steps, ``accuracy_confidence`` that of the accuracy budget.
+    ``confidence`` is that of the whole rollout of ``n_steps`` steps, ``accuracy_confidence`` that of the accuracy budget. ``watch`` is the
+    detector over all audits of the canary so far.
     """
 
     tally: BothArms
@@ -36,6 +40,7 @@ class GateInput:
     slow_needed: int
     certified: bool
     accuracy_confidence: float = 0.95
+    watch: detector.DetectorState = detector.DetectorState()
 
     @property
     def alpha(self) -> float:
@@ -69,6 +74,17 @@ def accuracy(given: GateInput) -> GateStatus:
         exposure=arm.audited,
         needed=audits_needed(budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=alpha, power=POWER),
     )
+
+
+def drift(given: GateInput) -> GateStatus:
+    """The restarting detector over the canary's audits: a change is noticed as soon after a quiet week as after a quiet minute."""
+    evidence = math.log(max(1.0, detector.statistic(given.watch)))
+    limit = math.log(WATCH_RUN_LENGTH)
+    rejected = evidence >= limit
+    return GateStatus(
+        "drift", "Rejected" if rejected else "Clear", given.watch.n, 0, given.budget, round(evidence, 6), round(limit, 6),
+        message="answers changed while the canary served" if rejected else "no change",
+    )  # fmt: skip
 
 
 def slowness(given: GateInput) -> GateStatus:
@@ -127,14 +143,15 @@ def acceptance(given: GateInput) -> GateStatus:
         return GateStatus("acceptance", "NotApplicable", message="the plan is certified")
     arm = given.tally.canary
     evidence = log_e_value(arm.disagreements, arm.audited, p0=given.budget, alternative="less")
-    accepted = evidence >= given.log_limit
+    limit = max(given.log_limit, math.log(1 / (1 - given.accuracy_confidence)))  # it stands in for a certificate
+    accepted = evidence >= limit
     return GateStatus(
-        "acceptance", "Clear" if accepted else "Undecided", arm.audited, arm.disagreements, given.budget, evidence, given.log_limit,
+        "acceptance", "Clear" if accepted else "Undecided", arm.audited, arm.disagreements, given.budget, evidence, limit,
         message="earned" if accepted else "uncertified: more agreeing audits are needed",
     )  # fmt: skip
 
 
-GATES: tuple[Callable[[GateInput], GateStatus], ...] = (accuracy, slowness, failures, acceptance)
+GATES: tuple[Callable[[GateInput], GateStatus], ...] = (accuracy, drift, slowness, failures, acceptance)
 
 
 def read_gates(given: GateInput) -> tuple[GateStatus, ...]:

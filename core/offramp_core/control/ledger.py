@@ -29,6 +29,7 @@ def fold(
     epoch: int,
     live_boots: frozenset[str],
     plan_hashes: Mapping[str, str],
+    distrusted: frozenset[str] = frozenset(),
 ) -> Ledger:
     """Bring a ledger up to date.
 
@@ -44,6 +45,8 @@ def fold(
         Boot ids of processes that still run. Others are retired.
     plan_hashes : mapping
         Content hash each arm must run in this epoch, by arm name.
+    distrusted : frozenset of str
+        Boot ids that said something impossible about another epoch, see :func:`impossible`; they are quarantined in this one too.
     """
     if ledger.epoch != epoch:
         ledger = Ledger(epoch=epoch)
@@ -52,7 +55,7 @@ def fold(
         if report.boot_id in quarantined:
             continue
         tally = _tally(report.counts, epoch=epoch, plan_hashes=plan_hashes)
-        if tally is None or not _grew(live.get(report.boot_id, BothArms()), tally):
+        if report.boot_id in distrusted or tally is None or not _grew(live.get(report.boot_id, BothArms()), tally):
             quarantined.add(report.boot_id)
             live.pop(report.boot_id, None)
         elif tally != BothArms():
@@ -70,20 +73,39 @@ def _tally(counts: Iterable[ArmCounts], *, epoch: int, plan_hashes: Mapping[str,
     for c in counts:
         if c.epoch != epoch:
             continue
-        tally = ArmTally(
-            c.requests,
-            c.drawn,
-            c.audited,
-            c.disagreements,
-            c.batches,
-            c.judged_batches,
-            c.slow_batches,
-            c.failed_batches,
-        )
+        tally = _arm_tally(c)
         if not tally.possible or (tally.batches and plan_hashes.get(c.arm) != c.plan_hash):
             return None
         arms[c.arm] = arms[c.arm] + tally
     return BothArms(**arms)
+
+
+def impossible(counts: Iterable[ArmCounts], *, newest_epoch: int | None, plans: Mapping[tuple[int, str], str]) -> str:
+    """Why a worker's counts cannot be true; empty where they can.
+
+    Parameters
+    ----------
+    counts : iterable of ArmCounts
+        All that one worker process reports.
+    newest_epoch : int, optional
+        The newest epoch that was ever published; None where the document is lost.
+    plans : mapping
+        Content hash of the plan that (epoch, arm) runs, as far as it is known.
+    """
+    for c in counts:
+        if newest_epoch is not None and c.epoch > newest_epoch:
+            return "it counts for an epoch that was never published"
+        if not _arm_tally(c).possible:
+            return "it reports more events than there can have been"
+        if c.batches and plans.get((c.epoch, c.arm), c.plan_hash) != c.plan_hash:
+            return "it counts for a plan that its epoch does not have"
+    return ""
+
+
+def _arm_tally(c: ArmCounts) -> ArmTally:
+    return ArmTally(
+        c.requests, c.drawn, c.audited, c.disagreements, c.batches, c.judged_batches, c.slow_batches, c.failed_batches
+    )
 
 
 def _grew(before: BothArms, now: BothArms) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from offramp_core.control.spec import ServiceSpec
+from offramp_core.evidence.detector import DetectorState
 from offramp_core.plan import Plan
 
 Phase = Literal[
@@ -129,8 +130,10 @@ class StepRecord:
 class RolloutStatus:
     """Everything a restarted operator needs to go on with a rollout.
 
-    ``slow_seconds``, ``slow_needed``, ``audit_rate`` and ``restarts`` (per worker uid) are frozen when a step begins. ``objective`` is
-    the intent for which the rollout was begun; ``outcome`` is the verdict that RollingBack is heading for.
+    ``slow_seconds``, ``slow_needed``, ``audit_rate`` and ``restarts`` (per worker uid) are frozen when a step begins. ``step`` counts the
+    steps that began before this one. ``objective`` is the intent for which the rollout was begun; ``outcome`` is the verdict that
+    RollingBack is heading for. ``returns_to`` is the promoted rollout of the same plan, where the rollback window spares the first steps.
+    ``watch`` is the restarting detector over the canary's audits.
     """
 
     phase: Phase = "Pending"
@@ -139,6 +142,7 @@ class RolloutStatus:
     verdict: str = ""
     outcome: str = ""
     objective: str = ""
+    returns_to: str = ""
     reason: str = ""
     message: str = ""
     started_at: float | None = None
@@ -152,6 +156,7 @@ class RolloutStatus:
     renewals: int = 0
     gates: tuple[GateStatus, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
+    watch: DetectorState = DetectorState()
     history: tuple[StepRecord, ...] = ()
 
     @property
@@ -179,8 +184,16 @@ class Rollout:
     created_at: float = 0.0
     status: RolloutStatus = field(default_factory=RolloutStatus)
 
+    @property
+    def number(self) -> int:
+        """Which attempt of its service this is: what its name ends in. Creation times have whole seconds only, so they may tie."""
+        tail = self.name.rsplit("-", 1)[-1]
+        return int(tail) if tail.isdecimal() else 0
+
 
 # --- config ----------------------------------------------------------------------------------------
+
+_TINY = 1e-12  # budgets and confidences are decimals; their floats may differ in the last bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +226,17 @@ class Config:
     status: ConfigStatus = field(default_factory=ConfigStatus)
     created_at: float = 0.0
 
-    def certified_for(self, budget: float) -> bool:
-        """Whether a certificate covers ``budget``, or the plan needs none because its exits are off."""
-        return self.plan.exits_off or any(float(c["budget"]) <= budget + 1e-12 for c in self.status.certificates)
+    def certified_for(self, budget: float, *, confidence: float, since: float | None = None) -> bool:
+        """Whether a certificate covers ``budget`` with ``confidence``, or the plan needs none because its exits are off.
+
+        ``since`` is when the inputs last changed: an older certificate is about other inputs.
+        """
+        return self.plan.exits_off or any(
+            float(c["budget"]) <= budget + _TINY
+            and float(c.get("delta", 0.0)) <= 1 - confidence + _TINY
+            and (since is None or float(c.get("recordsThrough") or since) >= since)
+            for c in self.status.certificates
+        )
 
 
 # --- service ---------------------------------------------------------------------------------------
@@ -259,11 +280,12 @@ class TuningStatus:
 
 @dataclass(frozen=True, slots=True)
 class PinStatus:
-    """The verdict on the pin of one generation."""
+    """The verdict on the pin of one generation; ``intent`` is what was judged, so that other edits leave the verdict alone."""
 
     generation: int = 0
     verdict: Literal["", "Accepted", "Rejected"] = ""
     message: str = ""
+    intent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +294,7 @@ class WorkersStatus:
     ready: int = 0
     acked: int = 0
     summary: str = ""
+    quarantined: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

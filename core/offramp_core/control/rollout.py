@@ -9,15 +9,16 @@ harm come first and are armed whenever a canary serves, Paused included.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from offramp_core.columns import EXACT
 from offramp_core.control.audit import eager_rate
 from offramp_core.control.gates import GateInput, read_gates
-from offramp_core.control.objects import Config, GateStatus, Ledger, Phase, Rollout, RolloutStatus, Service, StepRecord
+from offramp_core.control.objects import ArmTally, Config, GateStatus, Ledger, Phase, Rollout, RolloutStatus, Service, StepRecord
 from offramp_core.control.snapshot import Event, Load, Worker
 from offramp_core.control.spec import Step
+from offramp_core.evidence import detector
 from offramp_core.evidence.exposure import judged_batches_needed
 from offramp_core.sketch import SecondsSketch
 
@@ -34,7 +35,10 @@ class RolloutView:
     """What the rules of one rollout may look at.
 
     ``epoch`` is the published epoch when it carries exactly this step (else None: it is still to be published). ``workers`` are the
-    ready ones. ``execution`` are the stable plan's execution sketches by batch size.
+    ready ones. ``execution`` are the stable plan's execution sketches by batch size. ``fell`` says why the plan that served was switched
+    off in this very pass, as (reason, message), empty where it was not. ``returns_to`` is the promoted rollout of the same plan that the
+    rollback window still covers. ``inputs_since`` is when the inputs last changed, and ``watched_since`` when this process began to look,
+    both by its own clock.
     """
 
     rollout: Rollout
@@ -47,6 +51,10 @@ class RolloutView:
     load: Load
     stable_config: str
     now: float
+    fell: tuple[str, str] = ("", "")
+    returns_to: str = ""
+    inputs_since: float | None = None
+    watched_since: float = 0.0
 
     @property
     def status(self) -> RolloutStatus:
@@ -70,8 +78,41 @@ class RolloutView:
         )
 
     @property
+    def upcoming(self) -> tuple[Step, ...]:
+        """What is left of the steps, as the spec has them now: those above the present weight."""
+        return tuple(step for step in self.steps if step.weight > self.status.weight)
+
+    @property
+    def n_steps(self) -> int:
+        """Steps begun and still to come; editing them in mid-rollout changes what is to come alone."""
+        return self.status.step + 1 + len(self.upcoming)
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long to rest at the present weight after the step has passed; a plan that comes back need not."""
+        if self.status.returns_to:
+            return 0.0
+        return next((step.pause_seconds for step in self.steps if step.weight == self.status.weight), 0.0)
+
+    @property
+    def late(self) -> list[str]:
+        """Ready workers that do not run the published epoch."""
+        return [w.name for w in self.workers if w.state is None or w.state.epoch != self.epoch]
+
+    def seconds_since(self, moment: float | None) -> float:
+        """Seconds since a moment that another operator's clock may have told: one that lies ahead counts from when this process began to look."""
+        if moment is None:
+            return 0.0
+        return self.now - moment if moment <= self.now else max(0.0, self.now - self.watched_since)
+
+    @property
     def seconds_in_phase(self) -> float:
-        return self.now - (self.status.phase_started_at or self.now)
+        return self.seconds_since(self.status.phase_started_at)
+
+    @property
+    def seconds_waited(self) -> float:
+        """Seconds in this phase that this process has seen: a deadline of minutes must not end by two clocks that differ by ten."""
+        return min(self.seconds_in_phase, max(0.0, self.now - self.watched_since))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +129,9 @@ Rule = Callable[[RolloutView], Change | None]
 def advance(view: RolloutView) -> Change:
     """One pass over one unfinished rollout: read the gates, then let the first rule that applies decide."""
     status = replace(view.status, ledger=view.ledger)
-    if status.phase in CANARY_SERVES:
-        status = replace(status, gates=gate_readings(view))
+    if status.phase in CANARY_SERVES and status.objective == intent_key(view.service):
+        status = replace(status, watch=_watched(view))
+        status = replace(status, gates=gate_readings(replace(view, rollout=replace(view.rollout, status=status))))
     view = replace(view, rollout=replace(view.rollout, status=status))
     for rule in RULES:
         change = rule(view)
@@ -107,10 +149,11 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
             weight=view.status.weight,
             budget=spec.max_disagreement,
             confidence=spec.rollout.confidence,
-            n_steps=len(view.steps),
+            n_steps=view.n_steps,
             slow_needed=view.status.slow_needed,
-            certified=view.to.certified_for(spec.max_disagreement),
+            certified=is_certified(view.to, view.service, since=view.inputs_since),
             accuracy_confidence=spec.confidence,
+            watch=view.status.watch,
         )
     )
 
@@ -120,8 +163,11 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
 
 def superseded_by_newer_intent(view: RolloutView) -> Change | None:
     """The user's objective, mode or pin changed: what was begun for the old one is no longer wanted."""
-    if view.status.phase in ("Promoting", "RollingBack") or view.status.objective in ("", intent_key(view.service)):
+    begun_for, wanted = view.status.objective, intent_key(view.service)
+    if view.status.phase in ("Promoting", "RollingBack") or begun_for == wanted:
         return None
+    if not begun_for and view.rollout.generation == view.service.generation:
+        return Change(replace(view.status, objective=wanted))  # made by a pass that was cut short before it could say so
     return _stop(view, "Superseded", "NewerIntent", "the service's objective, mode or pin changed")
 
 
@@ -134,14 +180,24 @@ def another_model_is_served(view: RolloutView) -> Change | None:
 
 
 def stable_plan_fell(view: RolloutView) -> Change | None:
-    """The plan the canary is compared with was switched off: the inputs changed, and the canary was tuned on the old ones."""
-    if view.status.phase in ("Promoting", "RollingBack") or view.stable_config == view.rollout.from_config:
+    """The plan that serves was switched off: the canary it is compared with, or the one that is being promoted, goes as well.
+
+    After drift, because it was tuned on the old inputs; after an edit, because the edit was about it.
+    """
+    if view.status.phase == "RollingBack":
         return None
-    return _stop(view, "RolledBack", "DriftDetected", f"{view.rollout.from_config} is no longer the stable plan")
+    reason, message = view.fell
+    if reason:
+        outcomes = {"DriftDetected": "RolledBack", "ModelChanged": "Aborted"}
+        return _stop(view, outcomes.get(reason, "Superseded"), reason, message)
+    if view.status.phase == "Promoting" or view.stable_config == view.rollout.from_config:
+        return None
+    return _stop(view, "Aborted", "StableChanged", f"{view.rollout.from_config} is no longer the stable plan")
 
 
 def aborted_by_a_person(view: RolloutView) -> Change | None:
-    if view.rollout.decision != "Abort" or view.status.phase in ("Promoting", "RollingBack"):
+    """Also while the plan is being promoted: what served before serves again."""
+    if view.rollout.decision != "Abort" or view.status.phase == "RollingBack":
         return None
     return _stop(view, "Aborted", "DecisionAbort", "spec.decision is Abort")
 
@@ -187,8 +243,10 @@ def a_gate_rejects(view: RolloutView) -> Change | None:
 
 def rollback_is_complete(view: RolloutView) -> Change | None:
     """Over once every ready worker left the canary; without ready workers nothing serves it either."""
-    if view.status.phase != "RollingBack" or not (view.acked or (view.epoch is not None and not view.workers)):
+    if view.status.phase != "RollingBack":
         return None
+    if not (view.acked or (view.epoch is not None and not view.workers)):
+        return _say_who_is_late(view)
     status = _finish(view, view.status.outcome)
     return Change(
         status,
@@ -197,12 +255,10 @@ def rollback_is_complete(view: RolloutView) -> Change | None:
 
 
 def promotion_is_complete(view: RolloutView) -> Change | None:
-    if (
-        view.status.phase != "Promoting"
-        or not view.acked
-        or view.service.status.stable_config != view.rollout.to_config
-    ):
+    if view.status.phase != "Promoting":
         return None
+    if not view.acked or view.service.status.stable_config != view.rollout.to_config:
+        return _say_who_is_late(view)
     n, k = view.status.audited
     status = replace(_finish(view, "Succeeded"), message=f"promoted after {n} audited requests with {k} disagreements")
     return Change(
@@ -214,15 +270,25 @@ def promotion_is_complete(view: RolloutView) -> Change | None:
 # --- rules: going on -------------------------------------------------------------------------------
 
 
+def wait_for_approval(view: RolloutView) -> Change | None:
+    """In mode Recommend a tuned plan serves nobody before a person has said yes."""
+    if not awaits_approval(view.rollout, view.service):
+        return None
+    return Change(
+        replace(
+            view.status, message="recommended; spec.decision: Promote starts the canary, spec.decision: Abort declines"
+        )
+    )
+
+
 def begin(view: RolloutView) -> Change | None:
-    """The first step begins when the stable arm's pace is known, so that there is something to compare with."""
+    """The first step begins when the stable arm's pace is known, so that there is something to compare with.
+
+    A plan that was stable lately begins with the last one: it has passed the others on these inputs.
+    """
     if view.status.phase != "Pending":
         return None
-    status = replace(
-        view.status,
-        objective=view.status.objective or intent_key(view.service),
-        started_at=view.status.started_at or view.now,
-    )
+    status = replace(view.status, started_at=view.status.started_at or view.now, returns_to=view.returns_to)
     view = replace(view, rollout=replace(view.rollout, status=status))
     measured = sum(sketch.n for sketch in view.execution.values())
     if not view.workers or measured < MIN_STABLE_BATCHES:
@@ -232,8 +298,11 @@ def begin(view: RolloutView) -> Change | None:
                 message=f"waiting for {MIN_STABLE_BATCHES} batches of the stable plan to compare with ({measured} so far)",
             )
         )
-    started = _begin_step(view, 0)
-    return Change(started, Event("CanaryStarted", f"{view.rollout.to_config} takes {started.weight} % of batches"))
+    started = _begin_step(view, view.steps[-1 if view.returns_to else 0])
+    again = f"; it was stable after {view.returns_to}, so only the last step is taken" if view.returns_to else ""
+    return Change(
+        started, Event("CanaryStarted", f"{view.rollout.to_config} takes {started.weight} % of batches{again}")
+    )
 
 
 def wait_for_acknowledgement(view: RolloutView) -> Change | None:
@@ -242,14 +311,9 @@ def wait_for_acknowledgement(view: RolloutView) -> Change | None:
         return None
     if view.acked:
         return Change(replace(view.status, step_started_at=view.now, message=f"canary at {view.status.weight} %"))
-    if view.seconds_in_phase > ACK_TIMEOUT_SECONDS:
-        late = [w.name for w in view.workers if w.state is None or w.state.epoch != view.epoch]
-        return _stop(
-            view,
-            "Aborted",
-            "AckTimeout",
-            f"not acknowledged within {ACK_TIMEOUT_SECONDS:.0f} s by {', '.join(late) or 'any worker'}",
-        )
+    if view.seconds_waited > ACK_TIMEOUT_SECONDS:
+        late = ", ".join(view.late) or "any worker"
+        return _stop(view, "Aborted", "AckTimeout", f"not acknowledged within {ACK_TIMEOUT_SECONDS:.0f} s by {late}")
     return Change(view.status)
 
 
@@ -261,7 +325,7 @@ def renew_a_lapsed_lease(view: RolloutView) -> Change | None:
         return None
     renewed = replace(
         view.status, renewals=view.status.renewals + 1, phase="Progressing", phase_started_at=view.now, step_started_at=None,
-        gates=(), ledger=Ledger(), message="the canary's lease lapsed; beginning the step again",
+        gates=(), ledger=Ledger(), watch=detector.init(), message="the canary's lease lapsed; beginning the step again",
     )  # fmt: skip
     return Change(
         renewed,
@@ -270,22 +334,48 @@ def renew_a_lapsed_lease(view: RolloutView) -> Change | None:
 
 
 def promote_when_told(view: RolloutView) -> Change | None:
-    """A person's Promote ends waiting, but never overrules a gate that has not seen enough."""
+    """A person's Promote ends waiting, but never overrules a gate that has not seen enough, such as after its counts began anew."""
     if view.status.phase != "AwaitingPromotion" or view.rollout.decision != "Promote":
         return None
-    return _promote(view)
+    return _promote(view) if _passed(view.status.gates) else Change(replace(view.status, message=_not_overruled(view)))
 
 
 def stay_paused(view: RolloutView) -> Change | None:
-    if view.status.phase not in CANARY_SERVES or not (view.rollout.paused or view.service.spec.suspend):
+    """A canary rests at its weight with the gates armed; one that has not begun does not begin."""
+    if not (view.rollout.paused or view.service.spec.suspend):
         return None
-    return Change(replace(view.status, phase="Paused", message="paused; the gates stay armed"))
+    by = "spec.paused" if view.rollout.paused else "the service's spec.suspend"
+    if view.status.phase == "Pending":
+        return Change(replace(view.status, message=f"{by} is true; the canary has not begun"))
+    if view.status.phase not in CANARY_SERVES:
+        return None
+    first = view.status.phase != "Paused"
+    told = "; spec.decision: Promote waits for its end" if view.rollout.decision == "Promote" else ""
+    return Change(
+        replace(
+            view.status,
+            phase="Paused",
+            phase_started_at=view.now if first else view.status.phase_started_at,
+            message=f"{by} is true; the gates stay armed{told}",
+        )
+    )
 
 
 def resume(view: RolloutView) -> Change | None:
-    if view.status.phase != "Paused":
+    """The time of the pause counts neither towards the step's deadline nor towards its rest."""
+    status = view.status
+    if status.phase != "Paused":
         return None
-    return Change(replace(view.status, phase="Progressing", message=f"canary at {view.status.weight} %"))
+    begun = None if status.step_started_at is None else min(view.now, status.step_started_at + view.seconds_in_phase)
+    return Change(
+        replace(
+            status,
+            phase="Progressing",
+            phase_started_at=view.now,
+            step_started_at=begun,
+            message=f"canary at {status.weight} %",
+        )
+    )
 
 
 def next_step(view: RolloutView) -> Change | None:
@@ -293,10 +383,10 @@ def next_step(view: RolloutView) -> Change | None:
     status = view.status
     if status.phase != "Progressing" or not _passed(status.gates) or status.step_started_at is None:
         return None
-    if view.now - status.step_started_at < view.steps[status.step].pause_seconds:
+    if view.seconds_since(status.step_started_at) < view.pause_seconds:
         return Change(replace(status, message=f"step {status.step + 1} passed; pausing as asked"))
-    if status.step + 1 < len(view.steps):
-        started = _begin_step(view, status.step + 1)
+    if view.upcoming and not status.returns_to:
+        started = _begin_step(view, view.upcoming[0])
         return Change(started, Event("StepAdvanced", f"{view.rollout.to_config} takes {started.weight} % of batches"))
     if view.service.spec.rollout.promotion == "Manual" and view.rollout.decision != "Promote":
         waiting = replace(
@@ -317,12 +407,19 @@ def next_step(view: RolloutView) -> Change | None:
 def inconclusive(view: RolloutView) -> Change | None:
     """Too little traffic to tell: never a pass. Abort, or hold with the gates armed, as the user chose."""
     status, policy = view.status, view.service.spec.rollout
-    if status.phase != "Progressing" or view.now - (status.step_started_at or view.now) < policy.step_deadline_seconds:
+    if status.phase != "Progressing" or view.seconds_since(status.step_started_at) < policy.step_deadline_seconds:
         return None
     open_gates = "; ".join(f"{g.name}: {g.message}" for g in status.gates if g.state == "Undecided")
     if policy.on_inconclusive == "Hold":
         return Change(replace(status, message=f"holding past the step deadline ({open_gates})"))
     return _stop(view, "Aborted", "Inconclusive", f"undecided at the step deadline ({open_gates})")
+
+
+def wait_for_evidence(view: RolloutView) -> Change | None:
+    """A decision that came before the gates have seen enough is kept, and told so."""
+    if view.status.phase != "Progressing" or view.rollout.decision != "Promote":
+        return None
+    return Change(replace(view.status, message=_not_overruled(view)))
 
 
 RULES: tuple[Rule, ...] = (
@@ -335,14 +432,16 @@ RULES: tuple[Rule, ...] = (
     a_gate_rejects,
     rollback_is_complete,
     promotion_is_complete,
-    begin,
     renew_a_lapsed_lease,
     stay_paused,
+    wait_for_approval,
+    begin,
     wait_for_acknowledgement,
     promote_when_told,
     resume,
     next_step,
     inconclusive,
+    wait_for_evidence,
 )
 
 
@@ -350,12 +449,58 @@ RULES: tuple[Rule, ...] = (
 
 
 def intent_key(service: Service) -> str:
-    """What a rollout was begun for; a change supersedes it. Replicas and the like are left out on purpose."""
+    """What a rollout was begun for; a change supersedes it.
+
+    Replicas, the latency objective and the steps are left out on purpose. Auto and Recommend want the same plan: they differ in who says yes.
+    """
     spec = service.spec
-    pin = "" if spec.pin is None else ",".join(f"{r.id}<{r.threshold}" for r in spec.pin.ramps)
-    if spec.pin is not None and spec.pin.precision != EXACT:
-        pin += f"@{spec.pin.precision}"
-    return f"{spec.objective_key}/{spec.mode}/{pin}"
+    if spec.pin is None:
+        return f"{spec.objective_key}/{'Tuned' if spec.mode in ('Auto', 'Recommend') else spec.mode}"
+    ramps = ",".join(f"{r.id}<{r.threshold}" for r in spec.pin.ramps)
+    pin = f"{ramps}@{spec.pin.precision}@{spec.pin.ramp_set_digest}"
+    return f"{spec.objective_key}/{spec.mode}/{hashlib.sha256(pin.encode()).hexdigest()[:16]}"
+
+
+def is_certified(config: Config, service: Service, *, since: float | None = None) -> bool:
+    """Whether a plan is proven for what the user asks now; ``since`` leaves out proofs on inputs that have changed."""
+    return config.certified_for(service.spec.max_disagreement, confidence=service.spec.confidence, since=since)
+
+
+def awaits_approval(rollout: Rollout, service: Service) -> bool:
+    """Whether the attempt is a recommendation that nobody has answered yet."""
+    asked = service.spec.mode == "Recommend" and rollout.cause == "Tuned"
+    return asked and rollout.status.phase == "Pending" and rollout.decision == ""
+
+
+def withdrawn(rollout: Rollout, message: str, *, now: float) -> RolloutStatus:
+    """A recommendation that no longer holds; nobody had answered it."""
+    return replace(
+        rollout.status, phase="Superseded", verdict="Superseded", reason="Withdrawn", message=message, finished_at=now
+    )
+
+
+def _watched(view: RolloutView) -> detector.DetectorState:
+    """The detector with the audits that came since the last pass; a ledger of another epoch counts from its beginning."""
+    before, now = view.status.ledger, view.ledger.total.canary
+    seen = before.total.canary if before.epoch == view.ledger.epoch else ArmTally()
+    n = max(0, now.audited - seen.audited)  # a worker that was quarantined took its counts along
+    k = min(n, max(0, now.disagreements - seen.disagreements))
+    return detector.update(view.status.watch, n, k, p0=view.service.spec.max_disagreement)
+
+
+def _not_overruled(view: RolloutView) -> str:
+    """Why a person's Promote does not promote yet."""
+    waiting = [gate.name for gate in view.status.gates if gate.state != "Clear" and gate.state != "NotApplicable"]
+    uncertified = "the plan is uncertified, and " if "acceptance" in waiting else ""
+    return f"spec.decision: Promote overrules no gate: {uncertified}{', '.join(waiting) or 'the step'} must pass first"
+
+
+def _say_who_is_late(view: RolloutView) -> Change | None:
+    """Name the workers that keep an ending from being over."""
+    if view.seconds_waited <= ACK_TIMEOUT_SECONDS or not view.late:
+        return None
+    told = view.status.message.split("; still waiting for ")[0]
+    return Change(replace(view.status, message=f"{told}; still waiting for {', '.join(view.late)}"))
 
 
 def _passed(gates: tuple[GateStatus, ...]) -> bool:
@@ -372,21 +517,21 @@ def slow_limits(judged: Mapping[int, SecondsSketch]) -> dict[str, float]:
     return {str(size): round(sketch.quantile(SLOW_QUANTILE) or 0.0, 9) for size, sketch in sorted(judged.items())}
 
 
-def _begin_step(view: RolloutView, step: int) -> RolloutStatus:
+def _begin_step(view: RolloutView, step: Step) -> RolloutStatus:
     """Freeze what the step is judged by, and put the evidence of the last one into the history."""
-    status, weight = view.status, view.steps[step].weight
+    status, weight, number = view.status, step.weight, 0
     judged = judged_sizes(view.execution)
     history = status.history
     if status.phase == "Progressing":
-        arm = status.ledger.total.canary
+        arm, number = status.ledger.total.canary, status.step + 1
         history = (*history, StepRecord(status.weight, arm.audited, arm.disagreements, view.now))
     policy = view.service.spec.rollout
-    alpha = GateInput(view.ledger.total, weight, 0.5, policy.confidence, len(view.steps), 0, certified=True).alpha
+    status = replace(status, step=number, weight=weight)
+    n_steps = replace(view, rollout=replace(view.rollout, status=status)).n_steps
+    alpha = GateInput(view.ledger.total, weight, 0.5, policy.confidence, n_steps, 0, certified=True).alpha
     return replace(
         status,
         phase="Progressing",
-        step=step,
-        weight=weight,
         phase_started_at=view.now,
         step_started_at=None,
         audit_rate=eager_rate(view.load, share=weight / 100),

@@ -51,7 +51,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything one decision may look at."""
+    """Everything one decision may look at. ``watched_since`` is when this process began to look at the service, by its own clock."""
 
     service: Service
     configs: Mapping[str, Config] = field(default_factory=dict)
@@ -62,6 +62,7 @@ class Snapshot:
     load: Load = Load()
     tuning_outcome: TuningOutcome | None = None
     tuning_running: bool = False
+    watched_since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ _SIZE = re.compile(r"^([1-9][0-9]{0,11})(Ki|Mi|Gi)?$")
 _UNIT_BYTES = {None: 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 MAX_NAME_LENGTH = 40
 MAX_CACHE_BYTES = 2**40
+MAX_STEPS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,19 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPolicy:
-    """How plans are canaried. ``confidence`` is that of all gates of one rollout together but accuracy, which has its budget's."""
+    """How plans are canaried.
+
+    ``confidence`` is that of all gates of one rollout together but accuracy, which has its budget's. A plan among the newest
+    ``rollback_window`` promoted ones comes back by the last step alone. ``history_limit`` finished rollouts are kept.
+    """
 
     promotion: Promotion = "Automatic"
     on_inconclusive: OnInconclusive = "Abort"
     confidence: float = 0.99
     step_deadline_seconds: float = 3600.0
     cooldown_seconds: float = 3600.0
+    rollback_window: int = 3
+    history_limit: int = 10
     steps: tuple[Step, ...] = (Step(5), Step(25), Step(50))
 
 
@@ -165,7 +172,10 @@ def parse_spec(value: Any) -> ServiceSpec:
         cache_bytes=_cache_bytes(spec, execution),
         protocols=_protocols(spec),
         rollout=_rollout(
-            spec.section("rollout", {"promotion", "onInconclusive", "confidence", "stepDeadline", "cooldown", "steps"})
+            spec.section(
+                "rollout",
+                {"promotion", "onInconclusive", "confidence", "stepDeadline", "cooldown", "rollbackWindow", "historyLimit", "steps"},
+            )
         ),
         replicas=spec.integer("replicas", 1, low=0, high=1000),
         suspend=spec.boolean("suspend", default=False),
@@ -250,9 +260,9 @@ def _rollout(reader: _Reader) -> RolloutPolicy:
     steps = default.steps
     if "steps" in reader.value:
         entries = reader.get("steps")
-        if not isinstance(entries, list) or not 1 <= len(entries) <= 12:
+        if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_STEPS:
             raise InvalidSpecError(
-                reader.path("steps"), "list between 1 and 12 steps, for example [{weight: 5}, {weight: 50}]"
+                reader.path("steps"), f"list between 1 and {MAX_STEPS} steps, for example [{{weight: 5}}, {{weight: 50}}]"
             )
         steps = tuple(
             _step(_Reader(entry, f"{reader.path('steps')}[{i}]", {"weight", "pause"}))
@@ -271,12 +281,16 @@ def _rollout(reader: _Reader) -> RolloutPolicy:
             parse_duration(reader.get("stepDeadline", "1h"), reader.path("stepDeadline")), reader.path("stepDeadline")
         ),
         cooldown_seconds=parse_duration(reader.get("cooldown", "1h"), reader.path("cooldown")),
+        rollback_window=reader.integer("rollbackWindow", default.rollback_window, low=0, high=20),
+        history_limit=reader.integer("historyLimit", default.history_limit, low=1, high=100),
         steps=steps,
     )
 
 
 def _step(reader: _Reader) -> Step:
-    pause = parse_duration(reader.get("pause"), reader.path("pause")) if "pause" in reader.value else 0.0
+    pause = 0.0
+    if "pause" in reader.value:
+        pause = _positive(parse_duration(reader.get("pause"), reader.path("pause")), reader.path("pause"))
     return Step(reader.integer("weight", None, low=1, high=100), pause)
 
 

@@ -20,19 +20,26 @@ RETUNE_SECONDS = 3600.0
 MIN_GAIN = 0.01
 RETRY_SECONDS = 10.0
 PIN_RECORDS = 2000
+CERTIFICATES_KEPT = 5
 _LABELS_PER_BUDGET = 10  # a first attempt waits for this many budgeted disagreements' worth of labels
 _MIN_LABELS, _MAX_LABELS = 300, 5000
 
 
 @dataclass(frozen=True, slots=True)
 class TunerView:
-    """``stable`` is the plan that serves all traffic now; ``rollout`` an unfinished attempt, if any."""
+    """``stable`` is the plan that serves all traffic now; ``rollout`` an unfinished attempt, if any.
+
+    ``recommended`` is an attempt that waits for a person's approval instead: a better one may be looked for meanwhile. ``known`` names a
+    plan that was stable lately and may come back, where exits are off.
+    """
 
     snapshot: Snapshot
     status: TuningStatus
     stable: Config
     rollout: Rollout | None
     now: float
+    recommended: Rollout | None = None
+    known: str = ""
 
     @property
     def objective(self) -> str:
@@ -51,15 +58,20 @@ class TunerView:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What the tuner wants done. ``stable_over_budget`` says why exits go off first: records show that the stable plan breaks the budget."""
+    """What the tuner wants done.
+
+    ``stable_over_budget`` and ``stable_not_allowed`` say why exits go off first: records show that the stable plan breaks the budget, or
+    the spec no longer allows it and nothing can take its place. ``withdraw`` says why a recommendation no longer holds.
+    """
 
     status: TuningStatus
     request: TuningRequest | None = None
     new_config: NewConfig | None = None
     new_rollout: NewRollout | None = None
-    candidate: str = ""
     events: tuple[Event, ...] = ()
     stable_over_budget: str = ""
+    stable_not_allowed: str = ""
+    withdraw: str = ""
 
 
 def tune_or_wait(view: TunerView) -> Tuned:
@@ -72,6 +84,8 @@ def tune_or_wait(view: TunerView) -> Tuned:
         return Tuned(replace(status, state="Tuning", message="searching and certifying"))
     if not view.wanted:
         return Tuned(_idle(view))
+    if view.known and view.recommended is None and status.failures == 0:
+        return _come_back(view)
     needed = max(status.labels_needed, first_attempt_labels(view.snapshot.service.spec.max_disagreement))
     if view.snapshot.records is None or labels < needed:
         shown = labels - labels % 100  # in steps, so that the status is not written for every label
@@ -90,6 +104,16 @@ def tune_or_wait(view: TunerView) -> Tuned:
     return Tuned(begun, request=_request(view, view.snapshot.records))
 
 
+def _come_back(view: TunerView) -> Tuned:
+    """A plan of the rollback window is proven for what is asked: it returns before anything new is looked for. One failure ends this."""
+    rollout = new_rollout(view.snapshot, view.known, from_config=view.stable.name, cause="Tuned")
+    message = f"{view.known} was stable lately and comes back"
+    status = replace(
+        view.status, state="RollingOut", message=message, tuned_for=view.objective, next_attempt_at=view.now + RETUNE_SECONDS
+    )  # fmt: skip
+    return Tuned(status, new_rollout=rollout, events=(Event("RampProposed", message),))
+
+
 def first_attempt_labels(budget: float) -> int:
     """Labels worth waiting for before a first attempt: fewer would mostly waste a test."""
     return min(_MAX_LABELS, max(_MIN_LABELS, math.ceil(_LABELS_PER_BUDGET / budget)))
@@ -101,9 +125,15 @@ def _idle(view: TunerView) -> TuningStatus:
         return replace(view.status, state="RollingOut", message=f"waiting for {view.rollout.name}")
     if spec.suspend:
         return replace(view.status, state="Suspended", message="spec.suspend is true")
-    if spec.mode in ("Disabled", "Pinned"):
-        return replace(view.status, state=spec.mode, message=f"ramps.mode is {spec.mode}")
-    stale = view.status.state == "RollingOut"  # it told of a rollout that is over
+    if spec.mode in ("Disabled", "Pinned"):  # whatever was found before, tuning begins anew when it is wanted again
+        told = f"ramps.mode is {spec.mode}"
+        return replace(view.status, state=spec.mode, message=told, tuned_for="", next_attempt_at=None, failures=0)
+    if view.recommended is not None:
+        asked = view.recommended
+        return replace(
+            view.status, state="Recommended", message=f"{asked.to_config} waits for spec.decision: Promote on {asked.name}"
+        )  # fmt: skip
+    stale = view.status.state in ("RollingOut", "Recommended")  # it told of a rollout that is over
     return replace(view.status, state="Idle", message="" if stale else view.status.message)
 
 
@@ -144,21 +174,27 @@ def _digest(view: TunerView) -> Tuned:
         status = replace(status, tests_run=status.tests_run + outcome.tests_run, consumed_through_at=spent)
     if not view.wanted or status.requested_for != view.objective:  # the intent changed while the tuning ran
         return Tuned(_idle(replace(view, status=status)))
-    if isinstance(outcome, NeedsLabels):
-        message = f"about {outcome.needed} labels are needed for a certificate"
-        return Tuned(
-            replace(status, state="CollectingLabels", labels=outcome.n, labels_needed=outcome.needed, message=message)
-        )
-    status = replace(status, labels_needed=0, next_attempt_at=view.now + RETUNE_SECONDS, tuned_for=view.objective)
+    if (outcome.records_through or math.inf) < (status.records_since_at or 0.0):  # so did the inputs
+        return Tuned(_idle(replace(view, status=status)))
     over = ""
     if outcome.current_over_budget and not view.stable.plan.exits_off:
         over = f"{view.stable.name} breaks the budget of {view.snapshot.service.spec.max_disagreement:.2%} on recent records; exits are off"
+    if isinstance(outcome, NeedsLabels):
+        message = f"about {outcome.needed} labels are needed for a certificate"
+        waiting = replace(
+            status, state="CollectingLabels", labels=outcome.n, labels_needed=outcome.needed, message=message
+        )
+        return Tuned(waiting, stable_over_budget=over)
+    status = replace(status, labels_needed=0, next_attempt_at=view.now + RETUNE_SECONDS, tuned_for=view.objective)
     if isinstance(outcome, NoGain):
         message = _NO_GAIN[outcome.reason].format(saving=outcome.best_saving)
-        tuned = Tuned(replace(status, state="Idle", message=message), events=(Event("NoBetterPlan", message),))
-    else:
-        tuned = _propose(view, status, outcome, recommend=view.snapshot.service.spec.mode == "Recommend")
-    return replace(tuned, stable_over_budget=over)
+        none_fits = "" if outcome.current_allowed else f"{view.stable.name} is not what the spec allows now, and {message}"
+        withdraw = "" if view.recommended is None else f"on newer records {message}"
+        return Tuned(
+            replace(status, state="Idle", message=message), events=(Event("NoBetterPlan", message),), stable_over_budget=over,
+            stable_not_allowed=none_fits, withdraw=withdraw,
+        )  # fmt: skip
+    return replace(_propose(view, status, outcome), stable_over_budget=over)
 
 
 _NO_GAIN = {
@@ -168,38 +204,36 @@ _NO_GAIN = {
 }
 
 
-def _propose(view: TunerView, status: TuningStatus, outcome: Proposed, *, recommend: bool) -> Tuned:
+def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     name = outcome.plan.name(view.snapshot.service.name)
     known = view.snapshot.configs.get(name)
     if known is not None and (known.status.rejected_until_at or 0.0) > view.now:
         return Tuned(replace(status, state="CoolingDown", message=f"{name} was rejected lately"))
     certificates = (known.status.certificates if known is not None else ()) + (outcome.certificate.to_mapping(),)
     prediction = Prediction(round(outcome.predicted.saving, 4), round(outcome.predicted.disagreement, 6))
-    config = NewConfig(name, outcome.plan, ConfigStatus("Tuned", "Certified", certificates[-5:], prediction))
+    rejections = known.status.rejections if known is not None else 0  # a further failure must cool down longer
+    config = NewConfig(
+        name, outcome.plan, ConfigStatus("Tuned", "Certified", certificates[-CERTIFICATES_KEPT:], prediction, rejections)
+    )
     at = "" if outcome.plan.precision == EXACT else f" at {outcome.plan.precision}"
     told = Event(
         "RampProposed",
         f"{name}: certified{at}, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its records",
     )
-    if recommend:
-        return Tuned(
-            replace(status, state="Recommended", message=f"{name} waits for you to pin it"),
-            None,
-            config,
-            None,
-            name,
-            (told,),
-        )
+    if view.recommended is not None and view.recommended.to_config == name:  # still the best: only its certificate is newer
+        return Tuned(_idle(replace(view, status=status)), new_config=config)
     rollout = new_rollout(view.snapshot, name, from_config=view.stable.name, cause="Tuned")
-    return Tuned(
-        replace(status, state="RollingOut", message=f"rolling out {name}"), None, config, rollout, name, (told,)
-    )
+    withdraw = "" if view.recommended is None else f"{name} is better on newer records"
+    if view.snapshot.service.spec.mode == "Recommend":
+        status = replace(status, state="Recommended", message=f"{name} waits for spec.decision: Promote on {rollout.name}")
+    else:
+        status = replace(status, state="RollingOut", message=f"rolling out {name}")
+    return Tuned(status, None, config, rollout, (told,), withdraw=withdraw)
 
 
 def new_rollout(snapshot: Snapshot, to: str, *, from_config: str, cause: str) -> NewRollout:
     """The next attempt; numbers rise for good, because the newest attempts are never collected."""
-    taken = [int(r.name.rsplit("-", 1)[1]) for r in snapshot.rollouts if r.name.rsplit("-", 1)[1].isdigit()]
-    name = f"{snapshot.service.name}-{max(taken, default=0) + 1}"
+    name = f"{snapshot.service.name}-{max((r.number for r in snapshot.rollouts), default=0) + 1}"
     return NewRollout(name, from_config, to, cause, snapshot.service.generation)  # type: ignore[arg-type]
 
 
@@ -215,7 +249,7 @@ def after_rollback(status: TuningStatus, *, reason: str, cooldown: float, now: f
     """Look again soon, later after each failure. A certified plan that broke its budget means that the inputs moved."""
     failures = status.failures + 1
     retry = now + min(cooldown, RETRY_SECONDS * 2 ** (failures - 1))
-    if reason in ("AccuracyRejected", "DriftDetected"):
+    if reason in ("AccuracyRejected", "DriftRejected", "DriftDetected"):
         return replace(after_alarm(status, now=now), failures=failures)
     return replace(status, failures=failures, next_attempt_at=retry)
 
@@ -247,29 +281,38 @@ def judge_pin(snapshot: Snapshot, *, plan: Plan, stable: Config, rollout: Rollou
     """Refuse a pin that recorded traffic clearly contradicts; else let it canary and earn its place."""
     service, status = snapshot.service, snapshot.service.status.pin
     name = plan.name(service.name)
-    if stable.name == name:
-        return PinJudged(PinStatus(service.generation, "Accepted", f"{name} serves"))
-    if status.generation == service.generation and status.verdict:
-        return PinJudged(status)
-    waiting = PinStatus(service.generation, "", f"{name} is being judged")
+    known, intent = snapshot.configs.get(name), f"{name}/{service.spec.objective_key}"
+    if stable.name == name and (rollout is None or rollout.to_config != name):
+        return PinJudged(PinStatus(service.generation, "Accepted", f"{name} serves", intent))
+    waiting = PinStatus(service.generation, "", f"{name} is being judged", intent)
     if rollout is not None:
         return PinJudged(waiting)
-    mine = [
-        r for r in snapshot.rollouts if r.to_config == name and r.generation == service.generation and r.status.finished
-    ]
-    if mine:
-        last = mine[-1].status
-        return PinJudged(PinStatus(service.generation, "Rejected", f"{mine[-1].name}: {last.message}"))
+    if status.intent == intent and status.verdict == "Rejected":
+        return PinJudged(replace(status, generation=service.generation))
+    if status.intent == intent and status.verdict == "Accepted" and known is not None and known.status.state == "Rejected":
+        return PinJudged(PinStatus(service.generation, "Rejected", known.status.message, intent))
+    lost = _lost_by(snapshot, name, judged=status.intent == intent)
+    if lost is not None:
+        return PinJudged(PinStatus(service.generation, "Rejected", f"{lost.name}: {lost.status.message}", intent))
     refused = _refused_by_records(snapshot, plan)
     if refused:
-        verdict = PinStatus(service.generation, "Rejected", refused)
+        before = known.status if known is not None else ConfigStatus("Pinned")
         return PinJudged(
-            verdict,
-            NewConfig(name, plan, ConfigStatus("Pinned", "Rejected", message=refused)),
+            PinStatus(service.generation, "Rejected", refused, intent),
+            NewConfig(name, plan, replace(before, state="Rejected", message=refused)),
             events=(Event("PinRejected", refused, warning=True),),
         )
-    config = NewConfig(name, plan, ConfigStatus("Pinned", "Proposed"))
+    config = NewConfig(name, plan, known.status if known is not None else ConfigStatus("Pinned", "Proposed"))
     return PinJudged(waiting, config, new_rollout(snapshot, name, from_config=stable.name, cause="Pinned"))
+
+
+def _lost_by(snapshot: Snapshot, name: str, *, judged: bool) -> Rollout | None:
+    """The attempt that judged the pin and lost: of this generation, or of an earlier one since when nothing that matters changed."""
+    attempts = sorted((r for r in snapshot.rollouts if r.to_config == name and r.cause == "Pinned"), key=lambda r: r.number)
+    last = attempts[-1] if attempts else None
+    if last is None or last.status.verdict in ("", "Succeeded", "Superseded"):
+        return None
+    return last if judged or last.generation == snapshot.service.generation else None
 
 
 def _refused_by_records(snapshot: Snapshot, plan: Plan) -> str:

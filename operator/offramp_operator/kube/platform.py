@@ -64,9 +64,11 @@ class NameTakenError(OfframpError):
 
 
 class RolloutObserver(Protocol):
-    """Told what people want to see of rollouts; :class:`offramp_operator.metrics.Metrics` is one."""
+    """Told what people want to see of rollouts and workers; :class:`offramp_operator.metrics.Metrics` is one."""
 
     def rollouts_seen(self, key: ServiceKey, rollouts: tuple[Rollout, ...]) -> None: ...
+
+    def quarantined_seen(self, key: ServiceKey, workers: int) -> None: ...
 
     def rollout_finished(self, key: ServiceKey, verdict: str) -> None: ...
 
@@ -159,6 +161,7 @@ class KubePlatform:
         configs = self._children(memory, CONFIG)
         rollouts = tuple(rollout_from_manifest(child) for child in self._children(memory, ROLLOUT))
         self._observer.rollouts_seen(key, rollouts)
+        self._observer.quarantined_seen(key, len(service.status.workers.quarantined))
         return Gathered(
             service=service,
             configs={name_of(child): config_from_manifest(child) for child in configs},
@@ -284,7 +287,14 @@ class KubePlatform:
             | {"labels": {MANAGED_BY_LABEL: MANAGED_BY, SERVICE_LABEL: service.name}},
             "spec": dict(spec),
         }
-        written = await self._client.apply(kind, body, force=False)
+        # Never an apply: it would take over what an earlier service of that name left behind, with its status.
+        try:
+            written = await self._client.create(kind, body)
+        except ConflictError:
+            live = await self._client.get(kind, service.namespace, name)
+            if live is not None and pods.controls(service.uid, live):
+                self._cache.put(kind, live)  # made by a pass that this one has not seen: decide again on it
+            raise
         self._cache.put(kind, written)
         key = ServiceKey(service.namespace, service.name)
         self._memory(key, service.uid).versions[kind, name] = _version(written)

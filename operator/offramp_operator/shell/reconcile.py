@@ -69,6 +69,7 @@ class Reconciler:
         self._decide = decide
         self._tune = tune
         self._tunings: dict[ServiceKey, _Tuning] = {}
+        self._watched_since: dict[ServiceKey, float] = {}
 
     async def reconcile(self, key: ServiceKey) -> float | None:
         """One pass; seconds until the next one, or None when the service is gone.
@@ -87,6 +88,7 @@ class Reconciler:
 
     def forget(self, key: ServiceKey) -> None:
         """Drop what is remembered of a service that is gone (or is now another leader's)."""
+        self._watched_since.pop(key, None)
         tuning = self._tunings.pop(key, None)
         if tuning is not None and tuning.running is not None:
             tuning.running.cancel()  # the thread ends by itself; nobody looks at its outcome any more
@@ -101,7 +103,9 @@ class Reconciler:
         observed = await self._observer.observe(key, gathered.workers, token=token)
         tuning = self._tunings.setdefault(key, _Tuning())
         self._collect(key, tuning)
-        decision = self._decide(_snapshot(gathered, observed, tuning), self._clock())
+        now = self._clock()
+        since = self._watched_since.setdefault(key, now)
+        decision = self._decide(_snapshot(gathered, observed, tuning, watched_since=since), now)
         await self._act(key, gathered, observed, decision)
         wait = decision.requeue_after_seconds
         if tuning.running is not None or workers_error or _lives(gathered):
@@ -233,7 +237,7 @@ class Reconciler:
             tuning.outcome = None
 
 
-def _snapshot(gathered: Gathered, observed: Observed, tuning: _Tuning) -> Snapshot:
+def _snapshot(gathered: Gathered, observed: Observed, tuning: _Tuning, *, watched_since: float) -> Snapshot:
     return Snapshot(
         service=gathered.service,
         configs=gathered.configs,
@@ -244,12 +248,13 @@ def _snapshot(gathered: Gathered, observed: Observed, tuning: _Tuning) -> Snapsh
         load=observed.load,
         tuning_outcome=tuning.outcome,
         tuning_running=tuning.running is not None,
+        watched_since=watched_since,
     )
 
 
 def _lives(gathered: Gathered) -> bool:
-    """Whether a rollout is under way: its canary lease and its gates need a pull about every second."""
-    return any(not rollout.status.finished for rollout in gathered.rollouts)
+    """Whether a rollout is under way: its canary lease and its gates need a pull about every second. One that has not begun needs neither."""
+    return any(not r.status.finished and r.status.phase != "Pending" for r in gathered.rollouts)
 
 
 def _behind(workers: tuple[WorkerEndpoint, ...], observed: Observed, epoch: int) -> tuple[WorkerEndpoint, ...]:
