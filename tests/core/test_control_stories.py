@@ -175,15 +175,6 @@ def test_disabled_switches_exits_off_at_once_and_stops_auditing(fleet: Fleet) ->
     assert fleet.published.stable.plan["ramps"] == [] and fleet.published.stable.audit_rate == 0.0
 
 
-def test_recommend_stops_at_a_certified_config_that_nobody_promoted(fleet: Fleet) -> None:
-    fleet = Fleet(CLEAN, manifest={**MANIFEST, "ramps": {"mode": "Recommend"}})
-    fleet.run(lambda f: f.status.candidate_config != "")
-    for _ in range(20):
-        fleet.step()
-    assert not fleet.rollouts and fleet.stable.exits_off
-    assert fleet.configs[fleet.status.candidate_config].status.state == "Certified"
-
-
 @pytest.mark.slow
 def test_manual_promotion_waits_for_a_decision_with_the_canary_serving(fleet: Fleet) -> None:
     fleet = Fleet(CLEAN, manifest={**MANIFEST, "rollout": {**MANIFEST["rollout"], "promotion": "Manual"}})

@@ -500,7 +500,8 @@ class _Pass:
         """The newest epoch anybody knows: workers refuse older ones, also when the published document was lost."""
         published = self.snapshot.published
         seen = [w.state.epoch for w in self.snapshot.workers if w.state is not None and w.name not in self.quarantined]
-        newest = published.epoch if published is not None else 0
+        canaried = [r.status.ledger.epoch for r in self.snapshot.rollouts]
+        newest = max([published.epoch if published is not None else 0, *canaried])
         return max([newest, *(e for e in seen if e <= newest + MAX_EPOCH_LEAP)])
 
     # --- what people see ---------------------------------------------------------------------------

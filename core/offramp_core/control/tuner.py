@@ -206,6 +206,8 @@ _NO_GAIN = {
 
 def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     name = outcome.plan.name(view.snapshot.service.name)
+    if name == view.stable.name:  # it came to serve while the tuning ran
+        return Tuned(replace(status, state="Idle", message=f"{name} is the best plan found, and serves"))
     known = view.snapshot.configs.get(name)
     if known is not None and (known.status.rejected_until_at or 0.0) > view.now:
         return Tuned(replace(status, state="CoolingDown", message=f"{name} was rejected lately"))
