@@ -42,7 +42,9 @@ from offramp_core.records import Records
 
 # Of the records, the oldest: they find plans. A smoothed path needs few, and a test gains more from the rest (docs/decisions/0010).
 SEARCH_SHARE = 0.12
-OVERHEAD_SLACK = 0.1  # of the allowed overhead: profiles are measured anew now and then, and a plan must not fall for that
+OVERHEAD_SLACK = (
+    0.1  # of the allowed overhead: profiles are measured anew now and then, and a plan must not fall for that
+)
 GAP_SHARE = 0.01  # between A and B, so that neighbours in time are not on both sides
 FEWEST_SEARCH_ROWS = 50
 MOST_SEARCH_ROWS = 20_000  # newest rows of A; more do not improve a plan, only the time to find it

@@ -120,14 +120,32 @@ def test_a_rollout_is_paused_and_resumed_as_often_as_people_like(clean: Any, man
         assert clean.merge(rollout, {"spec": {"paused": paused}}).status_code == 200
 
 
-@pytest.mark.parametrize("second", ["Abort", None])
-def test_a_decision_is_final(clean: Any, manifests: Any, second: str | None) -> None:
+@pytest.mark.parametrize(("first", "second"), [("Promote", None), ("Abort", None), ("Abort", "Promote")])
+def test_a_decision_is_final(clean: Any, manifests: Any, first: str, second: str | None) -> None:
     rollout = manifests.rollout()
     clean.create(rollout, keep=True)
-    assert clean.merge(rollout, {"spec": {"decision": "Promote"}}).status_code == 200
+    assert clean.merge(rollout, {"spec": {"decision": first}}).status_code == 200
     answer = clean.merge(rollout, {"spec": {"decision": second}})
     assert answer.status_code == 422
     assert "spec.decision is final once set" in answer.json()["message"]
+
+
+def test_a_promotion_may_still_be_called_off(clean: Any, manifests: Any) -> None:
+    rollout = manifests.rollout()
+    clean.create(rollout, keep=True)
+    assert clean.merge(rollout, {"spec": {"decision": "Promote"}}).status_code == 200
+    assert clean.merge(rollout, {"spec": {"decision": "Abort"}}).status_code == 200
+    assert clean.merge(rollout, {"spec": {"decision": "Promote"}}).status_code == 422
+
+
+@pytest.mark.parametrize("phase", FINISHED)
+def test_a_decision_on_a_finished_rollout_is_not_changed_either(clean: Any, manifests: Any, phase: str) -> None:
+    rollout = manifests.rollout(decision="Promote")
+    clean.create(rollout, keep=True)
+    assert clean.merge(rollout, {"status": {"phase": phase}}, subresource="status").status_code == 200
+    answer = clean.merge(rollout, {"spec": {"decision": "Abort"}})
+    assert answer.status_code == 422
+    assert "this rollout is finished; a decision can no longer change it" in answer.json()["message"]
 
 
 @pytest.mark.parametrize("phase", FINISHED)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from fleet import MANIFEST, RAMPS, Fleet, pool  # type: ignore[import-not-found]
+from fleet import MANIFEST, RAMPS, Fleet, SimWorker, pool  # type: ignore[import-not-found]
 
 from offramp_core.control.decide import decide
 from offramp_core.control.gates import GateInput, read_gates
@@ -176,8 +176,13 @@ class TestPromoting:
         assert last(fleet).status.verdict == "Aborted"
 
     def test_a_worker_that_does_not_acknowledge_is_named(self) -> None:
-        fleet = at("Promoting")
-        fleet.workers[1].configure = lambda document: None  # type: ignore[method-assign]
+        fleet = at("Progressing")
+        fleet.run(lambda f: last(f).status.weight == 50)
+        fleet.workers[1].configure = lambda document: (
+            document.canary and SimWorker.configure(fleet.workers[1], document)
+        )  # type: ignore[method-assign]
+        fleet.run(lambda f: phase(f) == "Promoting")
+        fleet.requests_per_second = 0
         fleet.step(ACK_TIMEOUT_SECONDS + 5)
         assert phase(fleet) == "Promoting"
         assert "still waiting for w1" in last(fleet).status.message
@@ -225,7 +230,9 @@ class TestWaiting:
         assert exits_off_at_workers(fleet)
         fleet.step()
         assert fleet.rollouts["sim-2"].status.reason == "DriftDetected"
-        assert fleet.configs[fleet.rollouts["sim-2"].to_config].status.rejections == 0  # it was not the canary that failed
+        assert (
+            fleet.configs[fleet.rollouts["sim-2"].to_config].status.rejections == 0
+        )  # it was not the canary that failed
 
     def test_a_canary_that_rested_for_long_is_watched_by_a_detector_that_restarts(self) -> None:
         """After 200,000 good audits the accumulated evidence is blind for as long again; the detector is not."""
@@ -252,7 +259,9 @@ class TestWaiting:
 
     @pytest.mark.slow
     def test_held_past_its_deadline_the_canary_goes_on_when_there_is_traffic_again(self) -> None:
-        fleet = Fleet(CLEAN, {**MANIFEST, "rollout": {**MANIFEST["rollout"], "stepDeadline": "30s", "onInconclusive": "Hold"}})
+        fleet = Fleet(
+            CLEAN, {**MANIFEST, "rollout": {**MANIFEST["rollout"], "stepDeadline": "30s", "onInconclusive": "Hold"}}
+        )
         fleet.run(lambda f: phase(f) == "Progressing")
         fleet.requests_per_second = 4
         for _ in range(60):
@@ -335,7 +344,11 @@ class TestComingBack:
         fleet = at("Succeeded")
         fleet.edit(ramps={"mode": "Disabled"}, rollout={**MANIFEST["rollout"], "rollbackWindow": 0})
         fleet.step()
-        pin = {"ramps": [{"id": r.id, "threshold": str(r.threshold)} for r in fleet.configs[last(fleet).to_config].plan.ramps]}
+        pin = {
+            "ramps": [
+                {"id": r.id, "threshold": str(r.threshold)} for r in fleet.configs[last(fleet).to_config].plan.ramps
+            ]
+        }
         fleet.edit(ramps={"mode": "Pinned", "pin": pin})
         fleet.run(lambda f: last(f).status.weight > 0, limit=10)
         assert (last(fleet).status.weight, last(fleet).status.returns_to) == (20, "")
@@ -366,11 +379,18 @@ class TestCoolingDown:
         fleet = at("Succeeded")
         stable, rejected = fleet.status.stable_config, "sim-ffffffffff"
         old = fleet.configs[stable]
-        bad = replace(old, name=rejected, status=replace(old.status, state="Rejected", rejections=2, rejected_until_at=fleet.now + 1e6))
+        bad = replace(
+            old,
+            name=rejected,
+            status=replace(old.status, state="Rejected", rejections=2, rejected_until_at=fleet.now + 1e6),
+        )
         fleet.configs[rejected] = bad
         fleet.workers[0].breaker_open = True
         fleet.step()
-        assert (fleet.configs[rejected].status.rejections, fleet.configs[rejected].status.rejected_until_at) == (0, None)
+        assert (fleet.configs[rejected].status.rejections, fleet.configs[rejected].status.rejected_until_at) == (
+            0,
+            None,
+        )
         first = fleet.configs[stable].status
         assert first.rejected_until_at == pytest.approx(fleet.now + 600)
         fleet.service = replace(fleet.service, status=replace(fleet.status, stable_config=stable))
@@ -397,6 +417,7 @@ class TestPins:
         fleet.edit(ramps={"mode": "Pinned", "pin": {"ramps": [{"id": "r99-grid", "threshold": "0.1"}]}})
         fleet.run(lambda f: f.status.pin.verdict == "Rejected", limit=20)
         tried = set(fleet.rollouts)
+        assert tried == {"sim-1", "sim-2"}
         fleet.edit(suspend=False, rollout={**MANIFEST["rollout"], "cooldown": "5m"})
         for _ in range(5):
             fleet.step()
@@ -469,7 +490,9 @@ class TestClocks:
         assert phase(fleet) == "Progressing"
         now = fleet.now + skew
         decision = decide(replace(fleet.snapshot(), watched_since=now), now)
-        assert not decision.rollout_statuses or all(s.phase == "Progressing" for s in decision.rollout_statuses.values())
+        assert not decision.rollout_statuses or all(
+            s.phase == "Progressing" for s in decision.rollout_statuses.values()
+        )
         late = now + ACK_TIMEOUT_SECONDS + 1
         decision = decide(replace(fleet.snapshot(), watched_since=now), late)
         assert decision.rollout_statuses["sim-1"].reason == "AckTimeout"
@@ -537,5 +560,3 @@ def test_counts_of_a_canary_that_a_stale_report_repeats_are_not_pooled_twice() -
     before = last(fleet).status.ledger
     fleet.reconcile()
     assert last(fleet).status.ledger == before
-
-

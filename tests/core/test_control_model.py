@@ -7,9 +7,11 @@ subject here, what is done with it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,7 +26,7 @@ from offramp_core.control.codec import from_json, to_json
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
 from offramp_core.control.rollout import CANARY_SERVES
-from offramp_core.control.snapshot import Decision, Load, RecordStore, Snapshot, Worker
+from offramp_core.control.snapshot import Decision, Load, NewRollout, RecordStore, Snapshot, Worker
 from offramp_core.control.spec import parse_spec
 from offramp_core.plan import Plan, RampThreshold
 from offramp_core.protocol import ArmCounts, Observations, PlanDocument, RecordBlock, Refusal, WorkerState
@@ -33,7 +35,11 @@ from offramp_core.tuning import NeedsLabels, NoGain, Predicted, Proposed, Tuning
 
 RECORDS = pool(600, seed=7)
 THRESHOLDS = ("0.02", "0.05", "0.3")
-STEPS = ([{"weight": 20}, {"weight": 50}], [{"weight": 5}], [{"weight": 10, "pause": "90s"}, {"weight": 40}, {"weight": 100}])
+STEPS = (
+    [{"weight": 20}, {"weight": 50}],
+    [{"weight": 5}],
+    [{"weight": 10, "pause": "90s"}, {"weight": 40}, {"weight": 100}],
+)
 MANIFEST: dict[str, Any] = {
     "model": {"uri": "file:///model"},
     "objective": {"latency": {"threshold": "100ms"}, "accuracy": {"maxDisagreement": "0.02"}},
@@ -45,10 +51,11 @@ PINS = {
     "Pinned b": {"mode": "Pinned", "pin": {"ramps": [{"id": RAMPS[0], "threshold": "0.9"}]}},
 }
 WRITES = 8
+Write = Callable[[str, Callable[[], object]], None]
 S = TypeVar("S", ServiceStatus, ConfigStatus, RolloutStatus)
 
 
-class Cut(Exception):
+class CutError(Exception):
     """The operator died, or somebody else wrote first: the rest of the pass does not happen."""
 
 
@@ -194,39 +201,22 @@ class ControlLoop(RuleBasedStateMachine):
         self.check(read.snapshot, decision)
         left = [writes]
 
-        def write(what: str, change: Callable[[], None]) -> None:
+        def write(what: str, change: Callable[[], object]) -> None:
             if left[0] == 0 or read.versions.get(what, 0) != self.versions.get(what, 0):
-                raise Cut
+                raise CutError
             left[0] -= 1
             change()
             self.versions[what] = self.versions.get(what, 0) + 1
             read.versions[what] = self.versions[what]
 
-        try:
+        with contextlib.suppress(CutError):
             self.carry_out(read.snapshot, decision, write)
-        except Cut:
-            pass
         return decision
 
-    def carry_out(self, seen: Snapshot, decision: Decision, write: Callable[[str, Callable[[], None]], None]) -> None:
+    def carry_out(self, seen: Snapshot, decision: Decision, write: Write) -> None:
         """In the order that :class:`Decision` asks for, and only where something differs."""
-        for new in decision.new_configs:
-            if new.name not in seen.configs:
-                write(new.name, lambda new=new: self.put_config(Config(new.name, new.plan, kept(new.status), self.now)))  # type: ignore[misc]
-        for name, status in decision.config_statuses.items():
-            write(name, lambda n=name, s=status: self.put_config(replace(self.configs[n], status=kept(s))))  # type: ignore[misc]
-        if decision.new_rollout is not None:
-            write(decision.new_rollout.name, lambda: self.put_rollout(decision))
-        for name, rollout_status in decision.rollout_statuses.items():
-            write(name, lambda n=name, s=rollout_status: self.put_rollout_status(n, s))  # type: ignore[misc]
-        if decision.status != seen.service.status:
-            write("service", lambda: self.put_service(kept(decision.status)))
-        if seen.tuning_outcome is not None and decision.status.tuning != seen.service.status.tuning:
-            self.outcome = self.request = None
-        for name in decision.delete_rollouts:
-            write(name, lambda n=name: self.drop(self.rollouts, n))  # type: ignore[misc]
-        for name in decision.delete_configs:
-            write(name, lambda n=name: self.drop(self.configs, n))  # type: ignore[misc]
+        for name, put in self.writes_of(seen, decision):
+            write(name, put)
         if decision.publish is not None:
             write("plan", lambda: self.put_plan(decision.publish))
         if self.delivers and self.published is not None:
@@ -235,24 +225,44 @@ class ControlLoop(RuleBasedStateMachine):
         if decision.tune is not None and self.request is None:
             self.request = decision.tune
 
+    def writes_of(self, seen: Snapshot, decision: Decision) -> Iterator[tuple[str, Callable[[], object]]]:
+        for new in decision.new_configs:
+            if new.name not in seen.configs:
+                yield new.name, partial(self.put_config, Config(new.name, new.plan, kept(new.status), self.now))
+        for name, status in decision.config_statuses.items():
+            yield name, partial(self.put_config_status, name, status)
+        if decision.new_rollout is not None:
+            yield decision.new_rollout.name, partial(self.put_rollout, decision.new_rollout)
+        for name, rollout_status in decision.rollout_statuses.items():
+            yield name, partial(self.put_rollout_status, name, rollout_status)
+        if decision.status != seen.service.status:
+            yield "service", partial(self.put_service, seen, decision.status)
+        for name in decision.delete_rollouts:
+            yield name, partial(self.rollouts.pop, name)
+        for name in decision.delete_configs:
+            yield name, partial(self.configs.pop, name)
+
     def put_config(self, config: Config) -> None:
         self.configs[config.name] = config
 
-    def put_rollout(self, decision: Decision) -> None:
-        new = decision.new_rollout
-        assert new is not None and new.name not in self.rollouts and new.from_config != new.to_config
-        self.rollouts[new.name] = Rollout(new.name, new.from_config, new.to_config, new.cause, new.generation, created_at=self.now)
+    def put_config_status(self, name: str, status: ConfigStatus) -> None:
+        self.configs[name] = replace(self.configs[name], status=kept(status))
+
+    def put_rollout(self, new: NewRollout) -> None:
+        assert new.name not in self.rollouts and new.from_config != new.to_config
+        self.rollouts[new.name] = Rollout(
+            new.name, new.from_config, new.to_config, new.cause, new.generation, created_at=self.now
+        )
 
     def put_rollout_status(self, name: str, status: RolloutStatus) -> None:
         before = self.rollouts[name]
         assert not before.status.finished or before.status.phase == status.phase, "a finished rollout started again"
         self.rollouts[name] = replace(before, status=kept(status))
 
-    def put_service(self, status: ServiceStatus) -> None:
-        self.service = replace(self.service, status=status)
-
-    def drop(self, objects: dict[str, Any], name: str) -> None:
-        del objects[name]
+    def put_service(self, seen: Snapshot, status: ServiceStatus) -> None:
+        if seen.tuning_outcome is not None and status.tuning != seen.service.status.tuning:
+            self.outcome = self.request = None  # what was learned from it is stored
+        self.service = replace(self.service, status=kept(status))
 
     def put_plan(self, document: PlanDocument | None) -> None:
         held = [w.document.epoch for w in self.workers if w.document is not None]
@@ -290,7 +300,9 @@ class ControlLoop(RuleBasedStateMachine):
                 asked = seen.service.spec.mode == "Recommend" and rollout.cause == "Tuned"
                 assert not asked or rollout.decision == "Promote", "a recommendation began by itself"
             if now.phase == "Promoting" and rollout.status.phase != "Promoting":
-                assert all(g.state in ("Clear", "NotApplicable") for g in now.gates) and now.gates, "a gate was overruled"
+                assert all(g.state in ("Clear", "NotApplicable") for g in now.gates) and now.gates, (
+                    "a gate was overruled"
+                )
 
     def forgiven(self, decision: Decision) -> bool:
         assert decision.new_rollout is not None
@@ -358,7 +370,10 @@ class ControlLoop(RuleBasedStateMachine):
         for worker in self.workers:
             worker.serve(batches, wrong=wrong, slow=slow, failing=failing)
 
-    @rule(kind=st.sampled_from(["a", "b", "c", "nothing saves", "not better", "over budget", "labels"]), over=st.booleans())
+    @rule(
+        kind=st.sampled_from(["a", "b", "c", "nothing saves", "not better", "over budget", "labels"]),
+        over=st.booleans(),
+    )
     def a_tuning_ends(self, kind: str, over: bool) -> None:
         self.a_tuning_ends_with(kind, over=over)
 
@@ -419,7 +434,10 @@ class ControlLoop(RuleBasedStateMachine):
 
     @rule(budget=st.sampled_from(["0.01", "0.02", "0.05"]), confidence=st.sampled_from(["0.95", "0.99"]))
     def budget(self, budget: str, confidence: str) -> None:
-        objective = {"latency": {"threshold": "100ms"}, "accuracy": {"maxDisagreement": budget, "confidence": confidence}}
+        objective = {
+            "latency": {"threshold": "100ms"},
+            "accuracy": {"maxDisagreement": budget, "confidence": confidence},
+        }
         self.edit(objective=objective)
 
     @rule(policy=st.fixed_dictionaries({}, optional={
@@ -429,7 +447,11 @@ class ControlLoop(RuleBasedStateMachine):
     def policy(self, policy: dict[str, Any]) -> None:
         self.edit(rollout={**self.manifest["rollout"], **policy})
 
-    @rule(change=st.sampled_from([{"suspend": True}, {"suspend": False}, {"execution": "ResultsOnly"}, {"execution": "Auto"}]))
+    @rule(
+        change=st.sampled_from(
+            [{"suspend": True}, {"suspend": False}, {"execution": "ResultsOnly"}, {"execution": "Auto"}]
+        )
+    )
     def other(self, change: dict[str, Any]) -> None:
         self.edit(**change)
 
@@ -497,4 +519,10 @@ def kept(status: S) -> S:
 
 @pytest.mark.slow
 class TestControlLoop(ControlLoop.TestCase):  # type: ignore[misc,name-defined]
-    settings = settings(max_examples=60, stateful_step_count=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    settings = settings(
+        max_examples=60,
+        stateful_step_count=50,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )

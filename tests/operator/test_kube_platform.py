@@ -33,6 +33,7 @@ from offramp_core.control.objects import (
 )  # fmt: skip
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout
 from offramp_core.errors import InvalidSpecError
+from offramp_core.evidence.detector import DetectorState
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_operator.kube.cache import ObjectCache
@@ -67,7 +68,7 @@ CHILDREN = (DEPLOYMENT, NETWORK_SERVICE, DISRUPTION_BUDGET)
 SERVICE_STATUS = ServiceStatus(
     observed_generation=1, settled_generation=1, phase="Ready", message="serving", stable_config=CONFIG_NAME,
     candidate_config="digits-abcdef0123", url="http://digits.default.svc", rollout=RolloutSummary("digits-1", "Step 1/3 5%"),
-    workers=WorkersStatus(2, 2, 1, "2/2"), observed=Observed("12ms", "31ms", "99.4%", "38%", "31%", 1000, 1_700_000_000.25),
+    workers=WorkersStatus(2, 2, 1, "2/2", ("w0",)), observed=Observed("12ms", "31ms", "99.4%", "38%", "31%", 1000, 1_700_000_000.25),
     tuning=TuningStatus(state="CollectingLabels", message="400 of 900", tests_run=3, consumed_through_at=1_700_000_000.5,
                         records_since_at=1_700_000_100.0, tuned_for="0.02/0.95", next_attempt_at=1_700_000_200.0, labels=400,
                         labels_needed=900, failures=1),
@@ -81,7 +82,7 @@ ROLLOUT_STATUS = RolloutStatus(
     audit_rate=0.25, slow_seconds={"1": 0.01, "32": 0.125}, slow_needed=7, restarts={"uid-1": 2},
     gates=(GateStatus("accuracy", "Undecided", 10, 1, 0.02, -0.5, 4.5, 90, "wait"),),
     ledger=Ledger(3, {"boot": BothArms(TALLY, TALLY)}, BothArms(TALLY, ArmTally()), ("bad",)),
-    history=(StepRecord(5, 100, 1, 1_700_000_001.25),),
+    history=(StepRecord(5, 100, 1, 1_700_000_001.25),), watch=DetectorState((0.5, 1e300), 12),
 )  # fmt: skip
 CONFIG_STATUS = ConfigStatus(
     "Tuned", "Certified", ({"budget": 0.02, "n": 900, "k": 4},), Prediction(0.25, 0.015), 2, 1_700_000_000.5, "good"
@@ -104,9 +105,13 @@ class Told:
     seen: list[tuple[Rollout, ...]] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     gone: list[ServiceKey] = field(default_factory=list)
+    quarantined: list[int] = field(default_factory=list)
 
     def rollouts_seen(self, key: ServiceKey, rollouts: tuple[Rollout, ...]) -> None:
         self.seen.append(rollouts)
+
+    def quarantined_seen(self, key: ServiceKey, workers: int) -> None:
+        self.quarantined.append(workers)
 
     def rollout_finished(self, key: ServiceKey, verdict: str) -> None:
         self.finished.append(verdict)
@@ -560,6 +565,47 @@ def test_a_plan_that_somebody_garbled_is_published_anew(world: Any, tools: Any) 
             assert (await w.gathered()).published is None
             await w.platform.publish(service, document, KEY.sign(document), previous_epoch=0)
             assert (await w.gathered()).published == document
+
+    tools.run(story())
+
+
+def test_a_rollout_of_an_earlier_service_of_the_same_name_is_never_taken_over(world: Any, tools: Any) -> None:
+    """Its phase and evidence are about workers that are gone; the new service's first attempt waits until it is collected."""
+
+    async def story() -> None:
+        async with world() as w:
+            new = NewRollout("digits-1", CONFIG_NAME, "digits-abcdef0123", "Tuned", 1)
+            before = (await w.gathered()).service
+            await w.platform.create_rollout(before, new)
+            await w.platform.write_rollout_status(before, "digits-1", ROLLOUT_STATUS)
+            w.api.request("DELETE", w.path)
+            assert w.api.create(w.manifest, keep=True).status_code == 201
+            await w.look()
+            gathered = await w.gathered()
+            assert gathered.service.uid != before.uid and not gathered.rollouts
+            with pytest.raises(ConflictError):
+                await w.platform.create_rollout(gathered.service, new)
+            assert not (await w.gathered()).rollouts
+            w.api.request("DELETE", f"/apis/earlyexit.dev/v1alpha1/namespaces/{w.namespace}/ramprollouts/digits-1")
+            await w.look()
+            await w.platform.create_rollout((await w.gathered()).service, new)
+            (made,) = (await w.gathered()).rollouts
+            assert made.status == RolloutStatus()
+
+    tools.run(story())
+
+
+def test_a_rollout_that_a_late_pass_makes_again_keeps_its_status(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world() as w:
+            new = NewRollout("digits-1", CONFIG_NAME, "digits-abcdef0123", "Tuned", 1)
+            service = (await w.gathered()).service
+            await w.platform.create_rollout(service, new)
+            await w.platform.write_rollout_status(service, "digits-1", ROLLOUT_STATUS)
+            with pytest.raises(ConflictError):
+                await w.platform.create_rollout(service, new)
+            (kept,) = (await w.gathered()).rollouts
+            assert kept.status == ROLLOUT_STATUS
 
     tools.run(story())
 

@@ -49,7 +49,7 @@ from offramp_core.plan import Plan, Precision, exits_off_plan
 from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument, RampInfo
 from offramp_core.records import ExitCosts
 from offramp_core.sketch import SecondsSketch, merge_sketches
-from offramp_core.tuning import TuningRequest
+from offramp_core.tuning import OVERHEAD_SLACK, TuningRequest
 
 BUSY_REQUEUE_SECONDS = 1.0
 QUIET_REQUEUE_SECONDS = 10.0
@@ -166,15 +166,17 @@ class _Pass:
         )
         status = self._status(stable, rollout, tuned, pin, document_changed=changed)
         delete_configs, delete_rollouts = self._history(status, rollout)
-        if tuned.new_rollout is not None or pin.new_rollout is not None:
-            self._begin(tuned.new_rollout or pin.new_rollout)
+        new_rollout = tuned.new_rollout or pin.new_rollout
+        if new_rollout is not None:  # an edit before its first pass must be noticed
+            self.rollout_statuses[new_rollout.name] = RolloutStatus(
+                objective=intent_key(self.service), started_at=self.now
+            )
         busy = (
             (rollout is not None and not awaits_approval(rollout, self.service))
             or changed
             or tuned.status.state in ("Tuning", "CollectingLabels")
             or status.phase != "Ready"
         )
-        new_rollout = tuned.new_rollout or pin.new_rollout
         return Decision(
             status=status,
             new_configs=tuple(self.new_configs),
@@ -350,9 +352,11 @@ class _Pass:
         serving = self.configs[rollout.to_config] if rollout.status.phase == "Promoting" else stable
         carried = published is not None and _same_plans(published, self._document(serving, rollout))
         epoch = published.epoch if published is not None and carried else None
-        ledger = rollout.status.ledger
-        if rollout.status.phase in CANARY_SERVES:
-            ledger = self._fold(rollout, epoch, serving) if epoch is not None else Ledger()
+        ledger = (
+            rollout.status.ledger
+        )  # kept while the epoch is unknown: a late read must not lose what vanished workers had counted
+        if rollout.status.phase in CANARY_SERVES and epoch is not None:
+            ledger = self._fold(rollout, epoch, serving)
         return RolloutView(
             rollout=rollout,
             service=self.service,
@@ -373,12 +377,23 @@ class _Pass:
     def _promoted_lately(self, config: Config) -> str:
         """The rollout within the rollback window that promoted a plan, if the plan is still proven for what is asked and what comes in."""
         window, since = self.spec.rollout.rollback_window, self.tuning.records_since_at
-        promoted = sorted((r for r in self.snapshot.rollouts if r.status.verdict == "Succeeded"), key=lambda r: r.number)
+        promoted = sorted(
+            (r for r in self.snapshot.rollouts if r.status.verdict == "Succeeded"), key=lambda r: r.number
+        )
         mine = [r for r in promoted[len(promoted) - window if window else len(promoted):] if r.to_config == config.name]  # fmt: skip
         proven = is_certified(config, self.service, since=since) and config.status.rejections == 0
-        if not mine or not proven or config.plan.exits_off or not self._fits(config) or self._forbidden(config):
+        if not mine or not proven or config.plan.exits_off or not self._may_return(config):
             return ""
         return mine[-1].name if (mine[-1].status.finished_at or 0.0) >= (since or 0.0) else ""
+
+    def _may_return(self, config: Config) -> bool:
+        """Whether the spec would let a plan be found anew: that includes the limits that a stable plan does not fall for."""
+        plan, (ids, costs) = config.plan, self.served.chain(config.plan.precision)
+        if not self._fits(config) or self._forbidden(config) or not {r.id for r in plan.ramps} <= set(ids):
+            return False
+        overhead = costs.overhead([ids.index(ramp.id) for ramp in plan.ramps])
+        within = overhead <= self.spec.max_overhead * (1 + OVERHEAD_SLACK) and len(plan.ramps) <= self.spec.max_active
+        return within and plan.execution == self.spec.execution
 
     def _fold(self, rollout: Rollout, epoch: int, stable: Config) -> Ledger:
         reports = [
@@ -404,7 +419,9 @@ class _Pass:
             self._write(config, replace(config.status, state="Stable", rejections=0, rejected_until_at=None))
             self.tuning = replace(self.tuning, failures=0)
             return
-        drifted = status.reason == "DriftDetected"  # of the plan it was compared with, or of itself while promoted: then it is rejected already
+        drifted = (
+            status.reason == "DriftDetected"
+        )  # of the plan it was compared with, or of itself while promoted: then it is rejected already
         if (status.verdict == "RolledBack" and not drifted) or status.reason == "DecisionAbort":
             self._reject(config, status.message)
         if status.verdict in ("RolledBack", "Aborted"):
@@ -417,7 +434,7 @@ class _Pass:
     def _look_for_a_plan(self, stable: Config, rollout: Rollout | None) -> tuple[Tuned, PinJudged]:
         held = rollout if rollout is not None and awaits_approval(rollout, self.service) else None
         view = TunerView(
-            replace(self.snapshot, configs=self.configs),
+            self._snapshot_now(),
             self.tuning,
             stable,
             None if held is not None else rollout,
@@ -446,10 +463,6 @@ class _Pass:
         names = (r.to_config for r in lately if r.to_config in self.configs)
         return next((name for name in names if self._promoted_lately(self.configs[name])), "")
 
-    def _begin(self, new: NewRollout) -> None:
-        """Say what a new attempt is for, so that an edit before its first pass is noticed."""
-        self.rollout_statuses[new.name] = RolloutStatus(objective=intent_key(self.service), started_at=self.now)
-
     def _judge_pin(self, stable: Config, rollout: Rollout | None) -> PinJudged:
         plan = pinned_plan(
             self.snapshot,
@@ -459,8 +472,12 @@ class _Pass:
         )
         if plan is None:
             return PinJudged(PinStatus())
-        snapshot = replace(self.snapshot, configs=self.configs)
-        return judge_pin(snapshot, plan=plan, stable=stable, rollout=rollout)
+        return judge_pin(self._snapshot_now(), plan=plan, stable=stable, rollout=rollout)
+
+    def _snapshot_now(self) -> Snapshot:
+        """What was seen, with what this pass has decided so far: an attempt that ends in it has ended."""
+        rollouts = tuple(replace(r, status=self.rollout_statuses.get(r.name, r.status)) for r in self.snapshot.rollouts)
+        return replace(self.snapshot, configs=self.configs, rollouts=rollouts)
 
     def _audit(self, tuning: TuningStatus, rollout: Rollout | None, stable: Config) -> TuningStatus:
         """The audit rate of the stable arm. It moves only when its class does: every change is a new epoch."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from offramp_core.control.objects import BothArms, GateStatus
 from offramp_core.evidence import detector
@@ -40,7 +40,7 @@ class GateInput:
     slow_needed: int
     certified: bool
     accuracy_confidence: float = 0.95
-    watch: detector.DetectorState = detector.DetectorState()
+    watch: detector.DetectorState = field(default_factory=detector.init)
 
     @property
     def alpha(self) -> float:

@@ -156,7 +156,7 @@ class RolloutStatus:
     renewals: int = 0
     gates: tuple[GateStatus, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
-    watch: DetectorState = DetectorState()
+    watch: DetectorState = field(default_factory=DetectorState)
     history: tuple[StepRecord, ...] = ()
 
     @property

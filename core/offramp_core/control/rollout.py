@@ -15,7 +15,17 @@ from dataclasses import dataclass, replace
 
 from offramp_core.control.audit import eager_rate
 from offramp_core.control.gates import GateInput, read_gates
-from offramp_core.control.objects import ArmTally, Config, GateStatus, Ledger, Phase, Rollout, RolloutStatus, Service, StepRecord
+from offramp_core.control.objects import (
+    ArmTally,
+    Config,
+    GateStatus,
+    Ledger,
+    Phase,
+    Rollout,
+    RolloutStatus,
+    Service,
+    StepRecord,
+)
 from offramp_core.control.snapshot import Event, Load, Worker
 from offramp_core.control.spec import Step
 from offramp_core.evidence import detector
@@ -27,6 +37,7 @@ SLOW_QUANTILE = 0.90
 HARMFUL_SLOWDOWN = 1.2  # beyond the allowed overhead
 MIN_BATCHES_PER_SIZE = 20
 MIN_STABLE_BATCHES = 50
+PASSING = frozenset({"Clear", "NotApplicable"})
 CANARY_SERVES: frozenset[str] = frozenset({"Progressing", "Paused", "AwaitingPromotion"})
 
 
@@ -167,7 +178,9 @@ def superseded_by_newer_intent(view: RolloutView) -> Change | None:
     if view.status.phase in ("Promoting", "RollingBack") or begun_for == wanted:
         return None
     if not begun_for and view.rollout.generation == view.service.generation:
-        return Change(replace(view.status, objective=wanted))  # made by a pass that was cut short before it could say so
+        return Change(
+            replace(view.status, objective=wanted)
+        )  # made by a pass that was cut short before it could say so
     return _stop(view, "Superseded", "NewerIntent", "the service's objective, mode or pin changed")
 
 
@@ -490,7 +503,7 @@ def _watched(view: RolloutView) -> detector.DetectorState:
 
 def _not_overruled(view: RolloutView) -> str:
     """Why a person's Promote does not promote yet."""
-    waiting = [gate.name for gate in view.status.gates if gate.state != "Clear" and gate.state != "NotApplicable"]
+    waiting = [gate.name for gate in view.status.gates if gate.state not in PASSING]
     uncertified = "the plan is uncertified, and " if "acceptance" in waiting else ""
     return f"spec.decision: Promote overrules no gate: {uncertified}{', '.join(waiting) or 'the step'} must pass first"
 
@@ -504,7 +517,7 @@ def _say_who_is_late(view: RolloutView) -> Change | None:
 
 
 def _passed(gates: tuple[GateStatus, ...]) -> bool:
-    return bool(gates) and all(gate.state in ("Clear", "NotApplicable") for gate in gates)
+    return bool(gates) and all(gate.state in PASSING for gate in gates)
 
 
 def judged_sizes(execution: Mapping[int, SecondsSketch]) -> dict[int, SecondsSketch]:

@@ -174,7 +174,16 @@ def parse_spec(value: Any) -> ServiceSpec:
         rollout=_rollout(
             spec.section(
                 "rollout",
-                {"promotion", "onInconclusive", "confidence", "stepDeadline", "cooldown", "rollbackWindow", "historyLimit", "steps"},
+                {
+                    "promotion",
+                    "onInconclusive",
+                    "confidence",
+                    "stepDeadline",
+                    "cooldown",
+                    "rollbackWindow",
+                    "historyLimit",
+                    "steps",
+                },
             )
         ),
         replicas=spec.integer("replicas", 1, low=0, high=1000),
@@ -262,7 +271,8 @@ def _rollout(reader: _Reader) -> RolloutPolicy:
         entries = reader.get("steps")
         if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_STEPS:
             raise InvalidSpecError(
-                reader.path("steps"), f"list between 1 and {MAX_STEPS} steps, for example [{{weight: 5}}, {{weight: 50}}]"
+                reader.path("steps"),
+                f"list between 1 and {MAX_STEPS} steps, for example [{{weight: 5}}, {{weight: 50}}]",
             )
         steps = tuple(
             _step(_Reader(entry, f"{reader.path('steps')}[{i}]", {"weight", "pause"}))

@@ -188,7 +188,9 @@ def _digest(view: TunerView) -> Tuned:
     status = replace(status, labels_needed=0, next_attempt_at=view.now + RETUNE_SECONDS, tuned_for=view.objective)
     if isinstance(outcome, NoGain):
         message = _NO_GAIN[outcome.reason].format(saving=outcome.best_saving)
-        none_fits = "" if outcome.current_allowed else f"{view.stable.name} is not what the spec allows now, and {message}"
+        none_fits = (
+            "" if outcome.current_allowed else f"{view.stable.name} is not what the spec allows now, and {message}"
+        )
         withdraw = "" if view.recommended is None else f"on newer records {message}"
         return Tuned(
             replace(status, state="Idle", message=message), events=(Event("NoBetterPlan", message),), stable_over_budget=over,
@@ -215,19 +217,25 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     prediction = Prediction(round(outcome.predicted.saving, 4), round(outcome.predicted.disagreement, 6))
     rejections = known.status.rejections if known is not None else 0  # a further failure must cool down longer
     config = NewConfig(
-        name, outcome.plan, ConfigStatus("Tuned", "Certified", certificates[-CERTIFICATES_KEPT:], prediction, rejections)
+        name,
+        outcome.plan,
+        ConfigStatus("Tuned", "Certified", certificates[-CERTIFICATES_KEPT:], prediction, rejections),
     )
     at = "" if outcome.plan.precision == EXACT else f" at {outcome.plan.precision}"
     told = Event(
         "RampProposed",
         f"{name}: certified{at}, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its records",
     )
-    if view.recommended is not None and view.recommended.to_config == name:  # still the best: only its certificate is newer
+    if (
+        view.recommended is not None and view.recommended.to_config == name
+    ):  # still the best: only its certificate is newer
         return Tuned(_idle(replace(view, status=status)), new_config=config)
     rollout = new_rollout(view.snapshot, name, from_config=view.stable.name, cause="Tuned")
     withdraw = "" if view.recommended is None else f"{name} is better on newer records"
     if view.snapshot.service.spec.mode == "Recommend":
-        status = replace(status, state="Recommended", message=f"{name} waits for spec.decision: Promote on {rollout.name}")
+        status = replace(
+            status, state="Recommended", message=f"{name} waits for spec.decision: Promote on {rollout.name}"
+        )
     else:
         status = replace(status, state="RollingOut", message=f"rolling out {name}")
     return Tuned(status, None, config, rollout, (told,), withdraw=withdraw)
@@ -289,13 +297,9 @@ def judge_pin(snapshot: Snapshot, *, plan: Plan, stable: Config, rollout: Rollou
     waiting = PinStatus(service.generation, "", f"{name} is being judged", intent)
     if rollout is not None:
         return PinJudged(waiting)
-    if status.intent == intent and status.verdict == "Rejected":
-        return PinJudged(replace(status, generation=service.generation))
-    if status.intent == intent and status.verdict == "Accepted" and known is not None and known.status.state == "Rejected":
-        return PinJudged(PinStatus(service.generation, "Rejected", known.status.message, intent))
-    lost = _lost_by(snapshot, name, judged=status.intent == intent)
-    if lost is not None:
-        return PinJudged(PinStatus(service.generation, "Rejected", f"{lost.name}: {lost.status.message}", intent))
+    lost = _lost(snapshot, name, known, judged=status.intent == intent)
+    if lost:
+        return PinJudged(PinStatus(service.generation, "Rejected", lost, intent))
     refused = _refused_by_records(snapshot, plan)
     if refused:
         before = known.status if known is not None else ConfigStatus("Pinned")
@@ -308,13 +312,23 @@ def judge_pin(snapshot: Snapshot, *, plan: Plan, stable: Config, rollout: Rollou
     return PinJudged(waiting, config, new_rollout(snapshot, name, from_config=stable.name, cause="Pinned"))
 
 
-def _lost_by(snapshot: Snapshot, name: str, *, judged: bool) -> Rollout | None:
-    """The attempt that judged the pin and lost: of this generation, or of an earlier one since when nothing that matters changed."""
-    attempts = sorted((r for r in snapshot.rollouts if r.to_config == name and r.cause == "Pinned"), key=lambda r: r.number)
-    last = attempts[-1] if attempts else None
+def _lost(snapshot: Snapshot, name: str, known: Config | None, *, judged: bool) -> str:
+    """Why the pin has lost already, or empty.
+
+    ``judged`` says that this intent was judged before, maybe for an earlier generation: then the verdict stands, and a plan that was
+    accepted and has fallen since is no better. Else only an attempt of this very generation counts.
+    """
+    status = snapshot.service.status.pin
+    if judged and status.verdict == "Rejected":
+        return status.message
+    if judged and status.verdict == "Accepted" and known is not None and known.status.state == "Rejected":
+        return known.status.message
+    attempts = [r for r in snapshot.rollouts if r.to_config == name and r.cause == "Pinned"]
+    last = max(attempts, key=lambda r: r.number, default=None)
     if last is None or last.status.verdict in ("", "Succeeded", "Superseded"):
-        return None
-    return last if judged or last.generation == snapshot.service.generation else None
+        return ""
+    mine = judged or last.generation == snapshot.service.generation
+    return f"{last.name}: {last.status.message}" if mine else ""
 
 
 def _refused_by_records(snapshot: Snapshot, plan: Plan) -> str:
