@@ -133,14 +133,28 @@ class Batches:
     seconds: Floats
 
 
-def bursty_batches(rng: np.random.Generator, n: int) -> Batches:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What load does to batches, in their order: sizes, whether a burst was on, and how many times as long as usual each takes; all [n]."""
+
+    size: npt.NDArray[np.int64]
+    in_burst: npt.NDArray[np.bool_]
+    slowness: Floats
+
+
+def bursty_load(rng: np.random.Generator, n: int) -> Load:
     """Batches of 1 to 32 while load comes in bursts: bursts make batches large and the machine slow, and whole stretches are slow together."""
     in_burst = _stretches(rng, n, calm=200, burst=40)
     size = np.where(in_burst, rng.integers(8, 33, n), np.minimum(32, rng.geometric(0.35, n)))
     wander = _autocorrelated(rng, n, memory=0.98, spread=0.08)
     stalls = np.where(rng.random(n) < 0.005, 3.0, 1.0)
-    seconds = (0.004 + 0.0008 * size) * np.exp(wander + rng.normal(0, 0.08, n)) * stalls * np.where(in_burst, 1.4, 1.0)
-    return Batches(size, seconds)
+    return Load(size, in_burst, np.exp(wander + rng.normal(0, 0.08, n)) * stalls * np.where(in_burst, 1.4, 1.0))
+
+
+def bursty_batches(rng: np.random.Generator, n: int) -> Batches:
+    """Bursty load on a model that takes 4 ms and 0.8 ms a row."""
+    load = bursty_load(rng, n)
+    return Batches(load.size, (0.004 + 0.0008 * load.size) * load.slowness)
 
 
 def _stretches(rng: np.random.Generator, n: int, *, calm: float, burst: float) -> npt.NDArray[np.bool_]:

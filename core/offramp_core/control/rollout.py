@@ -34,7 +34,8 @@ class RolloutView:
     """What the rules of one rollout may look at.
 
     ``epoch`` is the published epoch when it carries exactly this step (else None: it is still to be published). ``workers`` are the
-    ready ones. ``execution`` are the stable plan's execution sketches by batch size.
+    ready ones. ``execution`` tells the stable plan's execution sketches by batch size; it is asked only when a step may begin, because merging
+    them is most of a pass.
     """
 
     rollout: Rollout
@@ -43,7 +44,7 @@ class RolloutView:
     workers: tuple[Worker, ...]
     epoch: int | None
     ledger: Ledger
-    execution: Mapping[int, SecondsSketch]
+    execution: Callable[[], Mapping[int, SecondsSketch]]
     load: Load
     stable_config: str
     now: float
@@ -224,7 +225,7 @@ def begin(view: RolloutView) -> Change | None:
         started_at=view.status.started_at or view.now,
     )
     view = replace(view, rollout=replace(view.rollout, status=status))
-    measured = sum(sketch.n for sketch in view.execution.values())
+    measured = sum(sketch.n for sketch in view.execution().values())
     if not view.workers or measured < MIN_STABLE_BATCHES:
         return Change(
             replace(
@@ -375,7 +376,7 @@ def slow_limits(judged: Mapping[int, SecondsSketch]) -> dict[str, float]:
 def _begin_step(view: RolloutView, step: int) -> RolloutStatus:
     """Freeze what the step is judged by, and put the evidence of the last one into the history."""
     status, weight = view.status, view.steps[step].weight
-    judged = judged_sizes(view.execution)
+    judged = judged_sizes(view.execution())
     history = status.history
     if status.phase == "Progressing":
         arm = status.ledger.total.canary
