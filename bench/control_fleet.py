@@ -79,6 +79,12 @@ class Arm:
             histogram[bucket] = histogram.get(bucket, 0) + 1
             counter.latency[bucket] = counter.latency.get(bucket, 0) + n
 
+    def answer(self, audited: int, disagreements: int) -> None:
+        """Drawn requests were compared with the reference."""
+        self.counter.count_audits(audited=audited, disagreements=disagreements)
+        if self.breaker is not None:
+            self.breaker.update(audited=audited, disagreements=disagreements)
+
 
 @dataclass(slots=True)
 class Audits:
@@ -169,9 +175,7 @@ class SimWorker:
     def answer_audits(self, now: float) -> None:
         for audits in self.pending:
             if audits.due <= now:
-                audits.arm.counter.count_audits(audited=audits.audited, disagreements=audits.disagreements)
-                if audits.arm.breaker is not None:
-                    audits.arm.breaker.update(audited=audits.audited, disagreements=audits.disagreements)
+                audits.arm.answer(audits.audited, audits.disagreements)
         self.pending = [audits for audits in self.pending if audits.due > now]
 
     def receive(self, now: float) -> None:
@@ -229,9 +233,9 @@ class Fleet(MemoryShell):
         self.now += seconds
         for worker in self.workers:
             worker.receive(self.now - seconds)
-        self._serve(self.traffic.until(self.now))
         for worker in self.workers:
             worker.answer_audits(self.now)
+        self._serve(self.traffic.until(self.now))
         return self.reconcile()
 
     def reconcile(self) -> Decision:
@@ -267,17 +271,21 @@ class Fleet(MemoryShell):
             arm.served.stages.run(tuple(left[: len(arm.served.exit_names)]), carry_on=False)[1] * arm.slowdown
             for arm, left in zip(arms, leaves.tolist(), strict=True)
         ]
-        by_counter: dict[int, list[int]] = {}
+        by_arm: dict[int, list[int]] = {}
         for b, arm in enumerate(arms):
-            by_counter.setdefault(id(arm), []).append(b)
-        for rows in by_counter.values():
+            by_arm.setdefault(id(arm), []).append(b)
+        for rows in by_arm.values():
             mine = np.asarray(rows)
             arms[rows[0]].count(batches.size[mine], seconds[mine], failed[mine], leaves[mine], drawn[mine])
         due = batches.end + self.rng.exponential(AUDIT_SECONDS, n)
-        for b in np.flatnonzero((drawn > 0) & ~failed).tolist():
-            self.workers[int(batches.worker[b])].pending.append(
-                Audits(float(due[b]), arms[b], int(drawn[b]), int(wrong[b]))
-            )
+        late = due > self.now
+        for rows in by_arm.values():
+            mine = np.asarray(rows)
+            answered = mine[~late[mine] & ~failed[mine]]
+            arms[rows[0]].answer(int(drawn[answered].sum()), int(wrong[answered].sum()))
+        for b in np.flatnonzero((drawn > 0) & ~failed & late).tolist():
+            audits = Audits(float(due[b]), arms[b], int(drawn[b]), int(wrong[b]))
+            self.workers[int(batches.worker[b])].pending.append(audits)
 
     def _draw(self, batches: Stretch, arms: list[Arm]) -> tuple[Ints, Ints, Ints]:
         """Per batch: rows that leave at each stage, rows drawn for audit, and how many of these are answered wrongly."""

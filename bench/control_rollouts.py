@@ -12,12 +12,12 @@ from bench.control_world import BACKBONE, BUDGET, RAMP_SET, World
 from offramp_core.control.snapshot import RecordStore
 from offramp_core.plan import THRESHOLD_STEP, Plan
 
-WARM_UP_SECONDS = 40.0
+WARM_UP_REQUESTS = 32_000  # that the stable plan serves before: enough for every batch size to be judged
 LONGEST_SECONDS = 3 * 3600.0
 UTILISATION = (0.1, 0.65)  # of the fleet without exits, drawn for each rollout: beyond 0.35 audits become scarce
 CURVES = 6  # rollouts of a scenario whose evidence is kept for the picture
 ROLLOUTS_PER_DRAW = 10  # rollouts that share a draw of labels and so a certified plan
-FIRST_LABELS = 1000
+FIRST_LABELS, LABEL_SECONDS = 1000, 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Scenario:
     rate: float | None
     stable: float = 0.0
     slowdown: float = 1.0
-    request_rate: float = 800.0
+    request_rate: float = 1600.0
     only_healthy: bool = False
 
 
@@ -121,7 +121,7 @@ def attempt(world: World, scenario: Scenario, seed: int) -> Attempt:
     if scenario.stable:
         fleet.add_config(stable)
     for _ in range(2):
-        fleet.step(WARM_UP_SECONDS / 2)
+        fleet.step(WARM_UP_REQUESTS / scenario.request_rate / 2)
     if scenario.rate is None:
         _let_it_tune(fleet, world, seed // ROLLOUTS_PER_DRAW)
     else:
@@ -134,7 +134,7 @@ def _let_it_tune(fleet: Fleet, world: World, number: int) -> None:
     """The tuner finds its own plan on labels of its own, and proposes it."""
     rng = np.random.default_rng([number, 2])
     rows = world.draw(rng, FIRST_LABELS)
-    time = fleet.now - WARM_UP_SECONDS + np.sort(rng.uniform(0.0, WARM_UP_SECONDS, FIRST_LABELS))
+    time = fleet.now - LABEL_SECONDS + np.sort(rng.uniform(0.0, LABEL_SECONDS, FIRST_LABELS))
     records = replace(world.records.take(rows), time=time)
     fleet.records = RecordStore(records, world.ramp_ids, BACKBONE, RAMP_SET)
     request = fleet.reconcile().tune

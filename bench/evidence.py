@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from offramp_core.control.gates import GateInput, slowness
+from offramp_core.control.gates import GateInput, harmful_rates, slowness
 from offramp_core.control.objects import ArmTally, BothArms
 from offramp_core.control.rollout import judged_sizes, slow_limits
 from offramp_core.evidence import betting, detector, intervals, one_arm, savings, two_arm
@@ -70,15 +70,16 @@ def two_arm_level(share: float, *, alpha: float = LEVEL, looks: int = 10_000) ->
 
 
 def gate_table() -> dict[str, Any]:
-    """What the accuracy gate does at its defaults, with one test per rollout: (median, p90) audits to stop, and false rollbacks."""
-    harmful = stopping_time(5 * BUDGET, p0=BUDGET, alpha=LEVEL, looks=5000)
+    """What the accuracy gate does at its defaults, with one test per step: (median, p90) audits to stop, and false rollbacks."""
+    grid = harmful_rates(BUDGET)
+    harmful = stopping_time(5 * BUDGET, p0=BUDGET, alpha=LEVEL, looks=5000, grid=grid)
     return {
         "audits to stop a plan at 5 budgets": (harmful.quantile(0.5), harmful.quantile(0.9)),
         "rolled back within 40,000 audits, by true share of the budget": {
-            share: stopping_time(share * BUDGET, p0=BUDGET, alpha=LEVEL, looks=LOOKS).ever
+            share: stopping_time(share * BUDGET, p0=BUDGET, alpha=LEVEL, looks=LOOKS, grid=grid).ever
             for share in (0.5, 0.7, 0.8, 0.9, 1.0)
         },
-        "minimum exposure": audits_needed(budget=BUDGET, harmful=3 * BUDGET, alpha=LEVEL),
+        "minimum exposure": audits_needed(budget=BUDGET, harmful=3 * BUDGET, alpha=LEVEL, grid=grid),
     }
 
 
