@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from offramp_core.control.gates import GateInput, slowness
+from offramp_core.control.gates import GateInput, harmful_rates, slowness
 from offramp_core.control.objects import ArmTally, BothArms
 from offramp_core.control.rollout import judged_sizes, slow_limits
 from offramp_core.evidence import betting, detector, intervals, one_arm, savings, two_arm
@@ -70,15 +70,16 @@ def two_arm_level(share: float, *, alpha: float = LEVEL, looks: int = 10_000) ->
 
 
 def gate_table() -> dict[str, Any]:
-    """What the accuracy gate does at its defaults, with one test per rollout: (median, p90) audits to stop, and false rollbacks."""
-    harmful = stopping_time(5 * BUDGET, p0=BUDGET, alpha=LEVEL, looks=5000)
+    """What the accuracy gate does at its defaults, with one test per step: (median, p90) audits to stop, and false rollbacks."""
+    grid = harmful_rates(BUDGET)
+    harmful = stopping_time(5 * BUDGET, p0=BUDGET, alpha=LEVEL, looks=5000, grid=grid)
     return {
         "audits to stop a plan at 5 budgets": (harmful.quantile(0.5), harmful.quantile(0.9)),
         "rolled back within 40,000 audits, by true share of the budget": {
-            share: stopping_time(share * BUDGET, p0=BUDGET, alpha=LEVEL, looks=LOOKS).ever
+            share: stopping_time(share * BUDGET, p0=BUDGET, alpha=LEVEL, looks=LOOKS, grid=grid).ever
             for share in (0.5, 0.7, 0.8, 0.9, 1.0)
         },
-        "minimum exposure": audits_needed(budget=BUDGET, harmful=3 * BUDGET, alpha=LEVEL),
+        "minimum exposure": audits_needed(budget=BUDGET, harmful=3 * BUDGET, alpha=LEVEL, grid=grid),
     }
 
 
@@ -133,14 +134,28 @@ class Batches:
     seconds: Floats
 
 
-def bursty_batches(rng: np.random.Generator, n: int) -> Batches:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What load does to batches, in their order: sizes, whether a burst was on, and how many times as long as usual each takes; all [n]."""
+
+    size: npt.NDArray[np.int64]
+    in_burst: npt.NDArray[np.bool_]
+    slowness: Floats
+
+
+def bursty_load(rng: np.random.Generator, n: int) -> Load:
     """Batches of 1 to 32 while load comes in bursts: bursts make batches large and the machine slow, and whole stretches are slow together."""
     in_burst = _stretches(rng, n, calm=200, burst=40)
     size = np.where(in_burst, rng.integers(8, 33, n), np.minimum(32, rng.geometric(0.35, n)))
     wander = _autocorrelated(rng, n, memory=0.98, spread=0.08)
     stalls = np.where(rng.random(n) < 0.005, 3.0, 1.0)
-    seconds = (0.004 + 0.0008 * size) * np.exp(wander + rng.normal(0, 0.08, n)) * stalls * np.where(in_burst, 1.4, 1.0)
-    return Batches(size, seconds)
+    return Load(size, in_burst, np.exp(wander + rng.normal(0, 0.08, n)) * stalls * np.where(in_burst, 1.4, 1.0))
+
+
+def bursty_batches(rng: np.random.Generator, n: int) -> Batches:
+    """Bursty load on a model that takes 4 ms and 0.8 ms a row."""
+    load = bursty_load(rng, n)
+    return Batches(load.size, (0.004 + 0.0008 * load.size) * load.slowness)
 
 
 def _stretches(rng: np.random.Generator, n: int, *, calm: float, burst: float) -> npt.NDArray[np.bool_]:

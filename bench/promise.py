@@ -211,8 +211,8 @@ def year(
 ) -> Year:
     """A year of daily re-tuning. The detector looks every ``BLOCK`` labels and turns the exits off for as long as there is no new plan."""
     rng, service = np.random.default_rng(seed), _Service(spending, renewing)
-    hardness = _hardness(rng, drift or Drift())
-    weight = 1 + 0.5 * np.sin(2 * np.pi * np.arange(365) / 7) ** 2
+    hardness = hardness_by_day(rng, drift or Drift())
+    weight = traffic_by_day()
     rates, saved, above, off = np.zeros(365), np.zeros(365), 0, 0
     for day in range(365):
         truth = true_rates(float(hardness[day]))
@@ -238,7 +238,13 @@ def _watch(service: _Service, rng: np.random.Generator, rate: float, labels: int
     return 1.0
 
 
-def _hardness(rng: np.random.Generator, drift: Drift) -> Floats:
+def traffic_by_day() -> Floats:
+    """Requests of each day, relative to the quietest: weeks have busy days, (365,)."""
+    return np.asarray(1 + 0.5 * np.sin(2 * np.pi * np.arange(365) / 7) ** 2)
+
+
+def hardness_by_day(rng: np.random.Generator, drift: Drift) -> Floats:
+    """A year of it, (365,)."""
     days = np.arange(365)
     season = drift.season * np.sin(2 * np.pi * (days / 365 + rng.random()))
     jumps = np.where(rng.random(365) < drift.jumps_per_year / 365, rng.normal(0, drift.jump, 365), 0.0)

@@ -43,6 +43,7 @@ def stages(draws: int, jobs: int) -> tuple[Stage, ...]:
         Stage("search", "bench.search", ("--json",), prints_json=True),
         Stage("evidence", "bench.evidence", ("--json",), prints_json=True),
         Stage("promise", "bench.promise", ("--json",), prints_json=True),
+        Stage("control", "bench.control", ("--jobs", str(jobs)), caches=True),
         Stage("million", "bench.million"),
         Stage("simulator", "bench.validate_simulator"),
         Stage("engine", "bench.engine"),

@@ -273,6 +273,24 @@ def promise(results: Results) -> list[Goal]:
     ]
 
 
+def control_loop(results: Results) -> list[Goal]:
+    """Rollouts and years through the whole loop; met where 5,000 rollouts do not refute the promise."""
+    found = results.get("control")
+    if found is None:
+        return [
+            Goal("the whole control loop keeps its promises in >= 5,000 rollouts each", MISSING, "bench.control", None)
+        ]
+    return [
+        Goal(
+            f"control loop: {row['promise']}",
+            f"missed by {row['misses']:,} of {row['n']:,} ({percent(row['rate'], 2)})" if row["n"] else MISSING,
+            f"bench.control; refuted below p = {REFUTED}",
+            row["holds"],
+        )
+        for row in [*found["rollouts"].values(), *found["years"].values()]
+    ]
+
+
 _PARTS: tuple[Callable[[Results], list[Goal]], ...] = (
     never_below_greedy,
     equal_disagreement,
@@ -286,6 +304,7 @@ _PARTS: tuple[Callable[[Results], list[Goal]], ...] = (
     million,
     search_speed,
     promise,
+    control_loop,
     simulator,
     serving.goals,
 )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from bench.report.results import Results, policy_row
+from bench.report.results import Results, percent, policy_row
 from offramp_cli.replay.plots import COLOURS, DPI
 
 SIZE = (7.5, 4.6)
@@ -30,12 +30,15 @@ def draw_pictures(results: Results, folder: Path) -> dict[str, Path]:
     simulator = results.get("simulator")
     if simulator is not None:
         out["simulator"] = _save(folder / "simulator.png", partial(_simulator, result=simulator))
+    control = results.get("control")
+    if control is not None:
+        out["control"] = _save(folder / "control.png", partial(_control, result=control), columns=2)
     return out
 
 
-def _save(path: Path, draw: Callable[[Any], None]) -> Path:
-    figure = Figure(figsize=SIZE, layout="constrained")
-    draw(figure.subplots())
+def _save(path: Path, draw: Callable[[Any], None], *, columns: int = 1) -> Path:
+    figure = Figure(figsize=(SIZE[0] * (1 + columns) / 2, SIZE[1]), layout="constrained")
+    draw(figure.subplots(1, columns))
     figure.savefig(path, dpi=DPI, metadata={"Software": None})
     return path
 
@@ -137,3 +140,31 @@ def _simulator(axes: Any, result: dict[str, Any]) -> None:
         xlabel="load", ylabel="latency, exits on / off", ylim=(0, None), title="The simulator against a real worker"
     )
     axes.legend()
+
+
+def _control(axes: Any, result: dict[str, Any]) -> None:
+    """Evidence of some rollouts against its limit, step by step; and how many audits it took to stop a harmful plan."""
+    curves, stops = axes
+    for i, (name, row) in enumerate(result["rollouts"].items()):
+        if name not in ("half", "harmful"):
+            continue
+        for curve in row["curves"]:
+            for step in sorted({point[0] for point in curve}):
+                seen = [point for point in curve if point[0] == step]
+                curves.plot([p[1] for p in seen], [p[2] for p in seen], "-", lw=1, alpha=0.7, color=COLOURS[i])
+        curves.plot([], [], color=COLOURS[i], label=f"true disagreement {percent(row['truth']['p50'])}")
+    curves.axhline(result["log_limit"], color="black", lw=0.8, ls="--", label="rolled back")
+    curves.set(
+        xlabel="audits of the canary in its step",
+        ylabel="log e-value of harm",
+        ylim=(-20, 8),
+        title="Accuracy gate: some rollouts",
+    )
+    curves.legend(fontsize=8)
+    harmful = result["rollouts"].get("harmful", {}).get("histogram", [])
+    if harmful:
+        stops.hist(np.minimum(harmful, 400), bins=40, color=COLOURS[1])
+        stops.axvline(float(np.quantile(harmful, 0.9)), color="black", lw=1, label="90th percentile")
+        stops.axvline(225, color="black", lw=1, ls="--", label="promised")
+        stops.legend(fontsize=8)
+    stops.set(xlabel="audits until the verdict", ylabel="rollouts", title=f"A plan at 5 %, {len(harmful):,} rollouts")

@@ -67,6 +67,11 @@ def spread(values: dict[str, float], digits: int = 1) -> str:
     )
 
 
+def holds(value: bool | None) -> str:
+    """The mark of a promise that was put to a test."""
+    return {True: "holds", False: "**refuted**", None: "–"}[value]
+
+
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
     """A Markdown table, or the words that there is nothing to show."""
     if not rows:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from bench.control_shell import MemoryShell
 
 from offramp_core.columns import final_id
 from offramp_core.control.decide import decide
-from offramp_core.control.objects import Config, Rollout, Service, ServiceStatus
-from offramp_core.control.snapshot import Decision, Event, Load, RecordStore, Snapshot, Worker
+from offramp_core.control.objects import Service, ServiceStatus
+from offramp_core.control.snapshot import Decision, Load, RecordStore, Snapshot, Worker
 from offramp_core.control.spec import parse_spec
 from offramp_core.plan import Plan, Precision
 from offramp_core.protocol import ArmCounts, Observations, PlanDocument, RampInfo, RecordBlock, Refusal, WorkerState
@@ -218,7 +219,7 @@ MANIFEST: dict[str, Any] = {
 
 
 @dataclass
-class Fleet:
+class Fleet(MemoryShell):
     """A service with its stored objects and workers, driven pass by pass as a shell would."""
 
     records: Records
@@ -228,16 +229,11 @@ class Fleet:
 
     def __post_init__(self) -> None:
         spec = parse_spec(self.manifest)
-        self.service = Service("default", "sim", "uid", 1, spec)
+        super().__init__(Service("default", "sim", "uid", 1, spec), now=self.now)
         self.workers = [SimWorker(f"w{i}", i, others=self.records.others) for i in range(spec.replicas)]
-        self.configs: dict[str, Config] = {}
-        self.rollouts: dict[str, Rollout] = {}
-        self.published: PlanDocument | None = None
         self.labels: list[Records] = []
         self.outcome: Any = None
-        self.events: list[Event] = []
         self.conditions_seen: list[dict[str, str]] = []
-        self.writes = 0
         self.deliver = True
 
     def edit(self, **changes: Any) -> None:
@@ -272,33 +268,13 @@ class Fleet:
         return decision
 
     def act(self, decision: Decision) -> None:
-        for new in decision.new_configs:
-            self.configs.setdefault(new.name, Config(new.name, new.plan, new.status, self.now))
-        for name, config_status in decision.config_statuses.items():
-            self.configs[name] = replace(self.configs[name], status=config_status)
-        if decision.new_rollout is not None:
-            r = decision.new_rollout
-            self.rollouts[r.name] = Rollout(
-                r.name, r.from_config, r.to_config, r.cause, r.generation, created_at=self.now
-            )
-        for name, rollout_status in decision.rollout_statuses.items():
-            self.rollouts[name] = replace(self.rollouts[name], status=rollout_status)
-        self.writes += decision.status != self.service.status
-        self.service = replace(self.service, status=decision.status)
-        for name in decision.delete_configs:
-            del self.configs[name]
-        for name in decision.delete_rollouts:
-            del self.rollouts[name]
-        if decision.publish is not None:
-            assert self.published is None or decision.publish.epoch > self.published.epoch
-            self.published = decision.publish
+        self.store(decision)
         if self.published is not None and self.deliver:
             for worker in self.workers:
                 worker.configure(self.published)
         store = self._store()
         if decision.tune is not None and store is not None:
             self.outcome = tune(store.records, decision.tune)
-        self.events += decision.events
         self.conditions_seen.append({c.type: c.status for c in decision.status.conditions})
 
     def run(self, until: Any, *, limit: int = 400) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -364,7 +365,7 @@ class _Pass:
             workers=tuple(w for w in self.snapshot.workers if w.ready),
             epoch=epoch,
             ledger=ledger,
-            execution=_execution(self.counts, stable.plan.content_hash),
+            execution=partial(_execution, self.counts, stable.plan.content_hash),
             load=self.snapshot.load,
             stable_config=stable.name,
             now=self.now,

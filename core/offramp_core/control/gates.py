@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from offramp_core.control.objects import BothArms, GateStatus
 from offramp_core.evidence import detector
 from offramp_core.evidence.exposure import audits_needed
-from offramp_core.evidence.one_arm import log_e_value
+from offramp_core.evidence.one_arm import alternatives, log_average_ratio, log_e_value
 from offramp_core.evidence.two_arm import log_e_share
 
 HARMFUL_FACTOR = 3.0  # a plan at three times its budget is what the accuracy gate must be able to notice
+# Alternatives of its e-value, as multiples of the budget. Closer ones cannot show in the audits of a step, farther ones stop hardly sooner.
+HARM_FACTORS = (2.0, 3.0, 5.0)
 POWER = 0.95
 WATCH_RUN_LENGTH = 1_000_000.0  # audits between false alarms of the detector over a canary at its budget; the workers' own has the same
 N_GATES = 3  # slowness, failures, acceptance; accuracy has the confidence of its own budget
@@ -64,15 +66,18 @@ def accuracy(given: GateInput) -> GateStatus:
     protect the former at the price of 367 instead of 219 audits to stop a plan at five budgets.
     """
     arm, alpha = given.tally.canary, 1 - given.accuracy_confidence
+    harmful = harmful_rates(given.budget)
     return _judge(
         "accuracy",
         n=arm.audited,
         k=arm.disagreements,
         bound=given.budget,
-        evidence=log_e_value(arm.disagreements, arm.audited, p0=given.budget),
+        evidence=log_average_ratio(arm.disagreements, arm.audited, p0=given.budget, grid=harmful),
         limit=math.log(1 / alpha),
         exposure=arm.audited,
-        needed=audits_needed(budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=alpha, power=POWER),
+        needed=audits_needed(
+            budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=alpha, power=POWER, grid=harmful
+        ),
     )
 
 
@@ -85,6 +90,11 @@ def drift(given: GateInput) -> GateStatus:
         "drift", "Rejected" if rejected else "Clear", given.watch.n, 0, given.budget, round(evidence, 6), round(limit, 6),
         message="answers changed while the canary served" if rejected else "no change",
     )  # fmt: skip
+
+
+def harmful_rates(budget: float) -> tuple[float, ...]:
+    """Alternatives of the accuracy gate's e-value."""
+    return alternatives(budget, harm_factors=HARM_FACTORS)
 
 
 def slowness(given: GateInput) -> GateStatus:

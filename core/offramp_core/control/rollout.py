@@ -46,7 +46,8 @@ class RolloutView:
     """What the rules of one rollout may look at.
 
     ``epoch`` is the published epoch when it carries exactly this step (else None: it is still to be published). ``workers`` are the
-    ready ones. ``execution`` are the stable plan's execution sketches by batch size. ``fell`` says why the plan that served was switched
+    ready ones. ``execution`` tells the stable plan's execution sketches by batch size; it is asked only when a step may begin, because merging
+    them is most of a pass. ``fell`` says why the plan that served was switched
     off in this very pass, as (reason, message), empty where it was not. ``returns_to`` is the promoted rollout of the same plan that the
     rollback window still covers. ``inputs_since`` is when the inputs last changed, and ``watched_since`` when this process began to look,
     both by its own clock.
@@ -58,7 +59,7 @@ class RolloutView:
     workers: tuple[Worker, ...]
     epoch: int | None
     ledger: Ledger
-    execution: Mapping[int, SecondsSketch]
+    execution: Callable[[], Mapping[int, SecondsSketch]]
     load: Load
     stable_config: str
     now: float
@@ -303,7 +304,7 @@ def begin(view: RolloutView) -> Change | None:
         return None
     status = replace(view.status, started_at=view.status.started_at or view.now, returns_to=view.returns_to)
     view = replace(view, rollout=replace(view.rollout, status=status))
-    measured = sum(sketch.n for sketch in view.execution.values())
+    measured = sum(sketch.n for sketch in view.execution().values())
     if not view.workers or measured < MIN_STABLE_BATCHES:
         return Change(
             replace(
@@ -533,7 +534,7 @@ def slow_limits(judged: Mapping[int, SecondsSketch]) -> dict[str, float]:
 def _begin_step(view: RolloutView, step: Step) -> RolloutStatus:
     """Freeze what the step is judged by, and put the evidence of the last one into the history."""
     status, weight, number = view.status, step.weight, 0
-    judged = judged_sizes(view.execution)
+    judged = judged_sizes(view.execution())
     history = status.history
     if status.phase == "Progressing":
         arm, number = status.ledger.total.canary, status.step + 1

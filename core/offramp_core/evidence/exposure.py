@@ -26,7 +26,9 @@ LARGEST_EXPOSURE = 10_000_000
 LARGEST_BATCH_EXPOSURE = 2_000
 
 
-def audits_needed(*, budget: float, harmful: float, alpha: float, power: float = 0.95) -> int:
+def audits_needed(
+    *, budget: float, harmful: float, alpha: float, power: float = 0.95, grid: tuple[float, ...] | None = None
+) -> int:
     """Audited requests after which a plan with rate ``harmful`` would have been rejected against ``budget``.
 
     Parameters
@@ -37,6 +39,8 @@ def audits_needed(*, budget: float, harmful: float, alpha: float, power: float =
         Level of the gate.
     power : float
         Probability with which the harmful plan is rejected by then.
+    grid : tuple of float, optional
+        Alternatives of the gate's e-value; by default those of the one-arm test.
 
     Raises
     ------
@@ -49,7 +53,7 @@ def audits_needed(*, budget: float, harmful: float, alpha: float, power: float =
     True
     """
     check_rate("budget", budget)
-    return harmful_exposure(budget, min(harmful, (1 + budget) / 2), alpha, power)
+    return harmful_exposure(budget, min(harmful, (1 + budget) / 2), alpha, power, grid=grid)
 
 
 def judged_batches_needed(

@@ -90,15 +90,17 @@ def log_e_value(k: int, n: int, *, p0: float, alternative: Alternative = "greate
 
 
 @lru_cache(maxsize=256)
-def alternatives(p0: float, alternative: Alternative = "greater") -> tuple[float, ...]:
-    """The grid of alternative rates for a budgeted rate."""
+def alternatives(
+    p0: float, alternative: Alternative = "greater", *, harm_factors: tuple[float, ...] = HARM_FACTORS
+) -> tuple[float, ...]:
+    """The grid of alternative rates for a budgeted rate; ``harm_factors`` are multiples of it that count as harm."""
     check_rate("p0", p0)
     if alternative == "less":
         return tuple(p0 * f for f in BENEFIT_FACTORS)
     if alternative != "greater":
         raise InvalidArgumentError(f"alternative is {alternative!r}; use 'greater' or 'less'")
     # A multiple at or above 1 is no rate; halfway between p0 and 1 stands in for all of those.
-    return tuple(sorted({min(p0 * f, (1 + p0) / 2) for f in HARM_FACTORS}))
+    return tuple(sorted({min(p0 * f, (1 + p0) / 2) for f in harm_factors}))
 
 
 def log_mixture(k: npt.NDArray[np.int64], n: npt.NDArray[np.int64], *, p0: float, grid: tuple[float, ...]) -> LogArray:

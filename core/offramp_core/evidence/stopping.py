@@ -44,7 +44,13 @@ class StoppingTime:
 
 
 def stopping_time(
-    rate: float, *, p0: float, alpha: float, looks: int, alternative: Alternative = "greater"
+    rate: float,
+    *,
+    p0: float,
+    alpha: float,
+    looks: int,
+    alternative: Alternative = "greater",
+    grid: tuple[float, ...] | None = None,
 ) -> StoppingTime:
     """When the one-arm test of level ``alpha`` against ``p0`` rejects while events truly come at ``rate``.
 
@@ -58,6 +64,8 @@ def stopping_time(
         Observations, with a look after each.
     alternative : {"greater", "less"}
         As in :func:`offramp_core.evidence.one_arm.log_e_value`.
+    grid : tuple of float, optional
+        Alternatives of the e-value; by default those of that function.
 
     Raises
     ------
@@ -71,7 +79,7 @@ def stopping_time(
     """
     check_rate("alpha", alpha)
     n = np.arange(1, looks + 1)
-    grid = alternatives(p0, alternative)
+    grid = grid or alternatives(p0, alternative)
     if alternative == "greater":
         return corridor(rate, upper=rejection_count(n, p0=p0, alpha=alpha, grid=grid))
     # Few events are many non-events.

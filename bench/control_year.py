@@ -1,0 +1,325 @@
+"""A year of drift and daily re-tuning through the real control loop, on recorded scores: `python -m bench.control`.
+
+What drifts is how often hard inputs come: rows of the pool are drawn with weight exp(hardness x how many of their ramps are wrong), so that the true
+disagreement and saving of every plan on every day are sums over the pool. Between two passes a worker may serve for a whole day; its own
+breaker follows every audited request all the same, and the pass that finds it open comes ten seconds after. While a rollout is under way or
+labels are missing a pass comes every 30 seconds, which is later than in the product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.control_fleet import MANIFEST, QUIET_PULL_SECONDS, service_of
+from bench.control_shell import MemoryShell
+from bench.control_world import BACKBONE, BUDGET, RAMP_SET, Floats, Ints, World
+from bench.promise import Drift, hardness_by_day, traffic_by_day
+from offramp_core.control.decide import decide
+from offramp_core.control.objects import RolloutStatus
+from offramp_core.control.snapshot import Decision, Load, RecordStore, Snapshot, Worker
+from offramp_core.evidence import detector
+from offramp_core.plan import Plan
+from offramp_core.protocol import Arm, Observations, PlanDocument, RecordBlock, WorkerState
+from offramp_core.sketch import bucket_index, bucket_seconds
+from offramp_core.tuning import TuningOutcome, tune
+from offramp_worker.engine.counters import KEPT_EPOCHS, ArmCounter
+
+Outcomes = npt.NDArray[np.bool_]
+
+DAY = 86_400.0
+BUSY_SECONDS = 30.0
+KEPT_RECORDS = 20_000  # as the operator keeps
+RAMPS = 6  # evenly spaced ones of the pool's; a search over all of them takes ten times as long and finds little more
+BATCH_SECONDS: Floats = 0.01 * np.array([0.9, 1.0, 1.1, 1.3, 2.0])
+BATCH_SHARES = (0.3, 0.4, 0.15, 0.1, 0.05)
+_BUCKETS = [bucket_index(s) for s in BATCH_SECONDS.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class YearScenario:
+    """``request_rate`` is that of the quietest day, over the fleet; ``days`` is how long it lasts. Without ``watched`` the workers have no breakers."""
+
+    name: str
+    promise: str
+    drift: Drift = field(default_factory=Drift)
+    request_rate: float = 20.0
+    watched: bool = True
+    days: int = 365
+
+
+YEARS = (
+    YearScenario("year", "a year of daily drift and re-tuning keeps the promise in >= 95 % of runs"),
+    YearScenario(
+        "harder",
+        "the same when inputs only drift strongly: a season three times as deep, six jumps of twice the size",
+        Drift(walk=0.0, season=1.2, jumps_per_year=6.0, jump=2.0),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Year:
+    """One simulated year; ``disagreement`` and ``saving`` are weighted by requests, ``by_day`` is the disagreement of each day."""
+
+    disagreement: float
+    saving: float
+    days_above: int
+    days_off: float
+    tests: int
+    alarms: int
+    rollouts: int
+    rolled_back: int
+    verdicts: tuple[str, ...]
+    by_day: tuple[float, ...]
+
+
+def year(world: World, scenario: YearScenario, seed: int) -> Year:
+    """Live through one year."""
+    life = _Life(world.narrowed(RAMPS), scenario, seed)
+    life.reconcile()
+    while life.day < scenario.days:
+        life.step()
+    return life.year()
+
+
+@dataclass
+class _Worker:
+    """One worker's counters and breaker."""
+
+    uid: str
+    document: PlanDocument | None = None
+    open: bool = False
+    state: detector.DetectorState = field(default_factory=detector.init)
+    counters: list[ArmCounter] = field(default_factory=list)
+
+    def configure(self, document: PlanDocument) -> None:
+        if self.document is None or self.document.stable.plan != document.stable.plan:
+            self.open, self.state = False, detector.init()
+        self.document = document
+        self.counters = [c for c in self.counters if c.epoch > document.epoch - KEPT_EPOCHS]
+
+    def counter(self, arm: Arm) -> ArmCounter:
+        """The one of an arm of the document in force."""
+        document = self.document
+        assert document is not None
+        for known in self.counters:
+            if (known.epoch, known.arm) == (document.epoch, arm):
+                return known
+        asked = document.canary if arm == "canary" and document.canary is not None else document.stable
+        self.counters.append(ArmCounter(document.epoch, arm, Plan.from_mapping(asked.plan).content_hash))
+        return self.counters[-1]
+
+
+class _Life(MemoryShell):
+    """The service and its fleet over a year."""
+
+    def __init__(self, world: World, scenario: YearScenario, seed: int) -> None:
+        super().__init__(service_of(MANIFEST), now=0.0)
+        self.world, self.scenario, self.rng = world, scenario, np.random.default_rng([seed, 3])
+        self.hardness, self.traffic = hardness_by_day(self.rng, scenario.drift), traffic_by_day()
+        self.workers = [_Worker(f"w{i}") for i in range(self.service.spec.replicas)]
+        self.requests, self.wrong, self.saved, self.off = (np.zeros(scenario.days) for _ in range(4))
+        self.rows: Ints = np.zeros(0, dtype=np.int64)
+        self.times: Floats = np.zeros(0)
+        self.outcome: TuningOutcome | None = None
+        self.decision: Decision | None = None
+        self.ended: dict[str, RolloutStatus] = {}
+        self.alarms = 0
+        self._weights: tuple[int, Floats] = (-1, np.zeros(0))
+        self._rates: dict[tuple[int, str], tuple[float, float]] = {}
+
+    @property
+    def day(self) -> int:
+        return int(self.now // DAY)
+
+    @property
+    def rate(self) -> float:
+        return self.scenario.request_rate * float(self.traffic[self.day])
+
+    # --- the inputs of a day -----------------------------------------------------------------------
+
+    def weights(self) -> Floats:
+        """Of the pool's rows, today."""
+        if self._weights[0] != self.day:
+            weights = np.exp(self.hardness[self.day] * self.world.hardness)
+            self._weights = (self.day, weights / weights.sum())
+        return self._weights[1]
+
+    def truth(self, plan: Plan) -> tuple[float, float]:
+        """Disagreement and saving of a plan today."""
+        served = self.world.served(plan)
+        key = (self.day, served.hash)
+        if key not in self._rates:
+            weights = self.weights()
+            self._rates[key] = (float(weights @ served.wrong), float(weights @ self.world.savings(plan)))
+        return self._rates[key]
+
+    # --- a step ------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Serve until something happens, then one pass."""
+        planned = min(self._pause(), (self.day + 1) * DAY - self.now)
+        outcomes = [self._outcomes(worker, planned) for worker in self.workers]
+        opened = [self._opens_after(worker, seen) for worker, seen in zip(self.workers, outcomes, strict=True)]
+        share = min((after / len(seen) for after, seen in zip(opened, outcomes, strict=True) if after), default=1.0)
+        seconds = min(planned, share * planned + QUIET_PULL_SECONDS) if share < 1 else planned
+        for worker, seen, after in zip(self.workers, outcomes, opened, strict=True):
+            self._serve(worker, seen[: round(len(seen) * seconds / planned)], seconds, after)
+        self.now += seconds
+        if self.day < self.scenario.days:
+            self.reconcile()
+
+    def _pause(self) -> float:
+        """Seconds to the next pass; a quiet day is one stretch."""
+        decision = self.decision
+        assert decision is not None
+        if self.outcome is not None or decision.publish is not None or decision.new_rollout is not None:
+            return 1.0
+        live = any(not r.status.finished for r in self.rollouts.values())
+        return BUSY_SECONDS if live or decision.status.tuning.state == "CollectingLabels" else DAY
+
+    def _outcomes(self, worker: _Worker, seconds: float) -> Outcomes:
+        """Audited requests of the stable arm in the order they come, True where they disagree."""
+        document = worker.document
+        if document is None or worker.open:
+            return np.zeros(0, dtype=np.bool_)
+        share = 1 - _weight(document)
+        audited = self.rng.poisson(self.rate / len(self.workers) * seconds * share * document.stable.audit_rate)
+        plan = Plan.from_mapping(document.stable.plan)
+        return np.asarray(self.rng.random(audited) < (0.0 if plan.exits_off else self.truth(plan)[0]))
+
+    def _opens_after(self, worker: _Worker, outcomes: Outcomes) -> int | None:
+        """How many audits it takes until the worker's breaker opens."""
+        document = worker.document
+        if not self.scenario.watched or document is None or not len(outcomes) or not outcomes.any():
+            return None
+        budget, length = document.accuracy_budget, document.breaker_run_length
+        return detector.watch(worker.state, outcomes, p0=budget, run_length=length).alarm_after
+
+    def _serve(self, worker: _Worker, outcomes: Outcomes, seconds: float, opened: int | None) -> None:
+        """Count what a worker did in a stretch, and account for what its users got."""
+        document = worker.document
+        if document is None:
+            self._account(self.world.exits_off, self.rate / len(self.workers) * seconds, seconds)
+            return
+        plan = Plan.from_mapping(document.stable.plan)
+        if opened is not None and opened <= len(outcomes):
+            on = seconds * opened / len(outcomes)
+            outcomes, worker.open, self.alarms = outcomes[:opened], True, self.alarms + 1
+        else:
+            on = 0.0 if worker.open else seconds
+            budget = document.accuracy_budget
+            worker.state = detector.watch(
+                worker.state, outcomes, p0=budget, run_length=document.breaker_run_length
+            ).state
+        requests = self.rate / len(self.workers) * on
+        weight = _weight(document)
+        if on:
+            self._count(worker, "stable", requests=round(requests * (1 - weight)), outcomes=outcomes)
+        if on and document.canary is not None:
+            canary = Plan.from_mapping(document.canary.plan)
+            ran = int(self.rng.poisson(requests * weight))
+            audited = int(self.rng.binomial(ran, document.canary.audit_rate))
+            disagreed = self.rng.random(audited) < self.truth(canary)[0]
+            self._count(worker, "canary", requests=ran, outcomes=np.asarray(disagreed))
+            self._account(canary, requests * weight, on * weight)
+        self._account(plan, requests * (1 - weight), on * (1 - weight))
+        self._account(self.world.exits_off, self.rate / len(self.workers) * (seconds - on), seconds - on)
+        self._record(seconds, round(self.rate / len(self.workers) * seconds * document.stable.audit_rate))
+
+    def _account(self, plan: Plan, requests: float, seconds: float) -> None:
+        day = self.day
+        wrong, saving = (0.0, 0.0) if plan.exits_off else self.truth(plan)
+        self.requests[day] += requests
+        self.wrong[day] += requests * wrong
+        self.saved[day] += requests * saving
+        self.off[day] += seconds / (DAY * len(self.workers)) if plan.exits_off else 0.0
+
+    def _count(self, worker: _Worker, arm: Arm, *, requests: int, outcomes: Outcomes) -> None:
+        """Batches of one request, of the same times in both arms."""
+        document = worker.document
+        assert document is not None
+        counter = worker.counter(arm)
+        audited = len(outcomes)
+        requests = max(requests, audited)
+        counter.requests += requests
+        counter.drawn += audited
+        counter.audited += audited
+        counter.disagreements += int(np.count_nonzero(outcomes))
+        counter.batches += requests
+        histogram = counter.execution.setdefault(1, {})
+        limit = document.slow_seconds.get("1")
+        if limit is not None and arm == "canary":
+            limit *= 1 + document.max_overhead
+        for bucket, n in zip(_BUCKETS, self.rng.multinomial(requests, BATCH_SHARES).tolist(), strict=True):
+            histogram[bucket] = histogram.get(bucket, 0) + n
+            counter.judged_batches += n if limit is not None else 0
+            counter.slow_batches += n if limit is not None and bucket_seconds(bucket) > limit else 0
+
+    def _record(self, seconds: float, n: int) -> None:
+        """Equal-weight records of a stretch; only the newest are kept."""
+        n = min(n, KEPT_RECORDS)
+        rows = np.searchsorted(np.cumsum(self.weights()), self.rng.random(n) * (1 - 1e-12))
+        self.rows = np.append(self.rows, rows)
+        self.times = np.append(self.times, self.now + np.sort(self.rng.uniform(0.0, seconds, n)))
+
+    # --- a pass ------------------------------------------------------------------------------------
+
+    def reconcile(self) -> None:
+        newest = np.argsort(self.times, kind="stable")[-KEPT_RECORDS:]
+        self.rows, self.times = self.rows[newest], self.times[newest]
+        outcome, self.outcome = self.outcome, None
+        records = self._store() if len(self.rows) else None
+        snapshot = Snapshot(
+            self.service, dict(self.configs), tuple(self.rollouts.values()), tuple(self._report(w) for w in self.workers), self.published,
+            records, Load(self.rate, 0.3), outcome,
+        )  # fmt: skip
+        self.decision = decision = decide(snapshot, self.now)
+        self.store(decision)
+        self.ended.update({name: r.status for name, r in self.rollouts.items() if r.status.finished})
+        if decision.publish is not None:
+            for worker in self.workers:
+                worker.configure(decision.publish)
+        if decision.tune is not None and records is not None:
+            self.outcome = tune(records.records, decision.tune)
+
+    def _store(self) -> RecordStore:
+        records = replace(self.world.records.take(self.rows), time=self.times)
+        return RecordStore(records, self.world.ramp_ids, BACKBONE, RAMP_SET)
+
+    def _report(self, worker: _Worker) -> Worker:
+        document = worker.document
+        canary = document.canary if document is not None else None
+        state = WorkerState(
+            uid=worker.uid, boot_id=f"{worker.uid}-1", service_uid="uid", model="sim", ready=True, backbone_digest=BACKBONE,
+            ramp_set_digest=RAMP_SET, ramps=self.world.columns, costs=self.world.cost_lists, epoch=document.epoch if document else 0,
+            stable_hash=Plan.from_mapping(document.stable.plan).content_hash if document else "",
+            canary_hash=Plan.from_mapping(canary.plan).content_hash if canary else "", breaker_open=worker.open,
+        )  # fmt: skip
+        counts = tuple(c.freeze() for c in worker.counters)
+        seen = Observations(worker.uid, state.boot_id, self.now, counts, RecordBlock(0, 0, RAMP_SET))
+        return Worker(worker.uid, worker.uid, True, state=state, observations=seen)
+
+    def year(self) -> Year:
+        """What the year came to."""
+        total, by_day = float(self.requests.sum()), self.wrong / self.requests
+        verdicts = tuple(f"{status.verdict} {status.reason}".strip() for status in self.ended.values())
+        return Year(
+            disagreement=float(self.wrong.sum()) / total,
+            saving=float(self.saved.sum()) / total,
+            days_above=int((by_day > BUDGET).sum()),
+            days_off=float(self.off.sum()),
+            tests=self.service.status.tuning.tests_run,
+            alarms=self.alarms,
+            rollouts=len(verdicts),
+            rolled_back=sum(v.startswith("RolledBack") for v in verdicts),
+            verdicts=verdicts,
+            by_day=tuple(np.round(by_day, 6).tolist()),
+        )
+
+
+def _weight(document: PlanDocument) -> float:
+    return document.weight_percent / 100 if document.canary is not None else 0.0
