@@ -20,6 +20,8 @@ RETUNE_SECONDS = 3600.0
 MIN_GAIN = 0.01
 RETRY_SECONDS = 10.0
 PIN_RECORDS = 2000
+TUNE, APPROVE = "tune", "approve"  # what a user may ask for, besides what the spec says
+LABELS_STEP = 100  # labels are told in steps, so that the status is not written for every one
 _LABELS_PER_BUDGET = 10  # a first attempt waits for this many budgeted disagreements' worth of labels
 _MIN_LABELS, _MAX_LABELS = 300, 5000
 
@@ -46,7 +48,13 @@ class TunerView:
         if spec.mode not in ("Auto", "Recommend") or spec.suspend or self.rollout is not None:
             return False
         due = self.status.next_attempt_at is None or self.now >= self.status.next_attempt_at
-        return due or self.status.tuned_for != self.objective
+        return due or self.status.tuned_for != self.objective or self.request.startswith(f"{TUNE}/")
+
+    @property
+    def request(self) -> str:
+        """What the user asks for, until it is answered."""
+        asked = self.snapshot.service.request
+        return "" if asked == self.status.handled_request else asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +78,13 @@ def tune_or_wait(view: TunerView) -> Tuned:
         return _digest(view)
     if view.snapshot.tuning_running:
         return Tuned(replace(status, state="Tuning", message="searching and certifying"))
+    if view.request and not view.request.startswith(f"{TUNE}/"):
+        return _approved(view)
     if not view.wanted:
         return Tuned(_idle(view))
     needed = max(status.labels_needed, first_attempt_labels(view.snapshot.service.spec.max_disagreement))
     if view.snapshot.records is None or labels < needed:
-        shown = labels - labels % 100  # in steps, so that the status is not written for every label
-        return Tuned(
-            replace(
-                status,
-                state="CollectingLabels",
-                labels=shown,
-                labels_needed=needed,
-                message=f"{shown} of {needed} labels",
-            )
-        )
+        return Tuned(_collecting(view, labels=labels, needed=needed))
     begun = replace(
         status, state="Tuning", labels=labels, requested_for=view.objective, message="searching and certifying"
     )
@@ -93,6 +94,73 @@ def tune_or_wait(view: TunerView) -> Tuned:
 def first_attempt_labels(budget: float) -> int:
     """Labels worth waiting for before a first attempt: fewer would mostly waste a test."""
     return min(_MAX_LABELS, max(_MIN_LABELS, math.ceil(_LABELS_PER_BUDGET / budget)))
+
+
+def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
+    """How many labels are there, and how long the rest will take at the pace of the last ones."""
+    status, shown = view.status, labels - labels % LABELS_STEP
+    if (status.state, status.labels, status.labels_needed) == ("CollectingLabels", shown, needed):
+        return status
+    message = f"{shown} of {needed} labels"
+    store = view.snapshot.records
+    if store is not None and store.records.time is not None and shown > 0 and needed > shown:
+        seconds = max(0.0, view.now - float(store.records.time[-LABELS_STEP])) / LABELS_STEP * (needed - shown)
+        message += f"; {_about(seconds)} more at today's traffic"
+    return replace(status, state="CollectingLabels", labels=shown, labels_needed=needed, message=message)
+
+
+def _about(seconds: float) -> str:
+    """A duration as people say it."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"about {seconds / size:.0f} {unit}"
+    return "less than a minute"
+
+
+def _approved(view: TunerView) -> Tuned:
+    """A person approves a recommendation: it rolls out like any tuned plan. What cannot be done is told once."""
+    status, spec = view.status, view.snapshot.service.spec
+    if view.rollout is not None or spec.suspend:
+        return Tuned(_idle(view))  # it stays asked for until then
+    verb, _, rest = view.request.partition("/")
+    name = rest.partition("/")[0]
+    status = replace(_idle(view), handled_request=view.request)
+    refused = f"annotation {view.request!r} asks for nothing known; use {TUNE}/TIME or {APPROVE}/CONFIG/TIME"
+    if verb == APPROVE:
+        refused = not_approvable(view.snapshot, name, stable=view.stable, now=view.now)
+    if refused:
+        return Tuned(status, events=(Event("RequestRefused", refused, warning=True),))
+    rollout = new_rollout(view.snapshot, name, from_config=view.stable.name, cause="Tuned")
+    status = replace(status, state="RollingOut", message=f"rolling out {name}")
+    return Tuned(status, None, None, rollout, name, (Event("RampApproved", f"{name}: approved by a person"),))
+
+
+def not_approvable(snapshot: Snapshot, name: str, *, stable: Config, now: float) -> str:
+    """Why a recommended plan cannot be rolled out, or empty."""
+    spec, config = snapshot.service.spec, snapshot.configs.get(name)
+    if spec.mode != "Recommend":
+        return f"spec.ramps.mode is {spec.mode}; only Recommend waits for approval"
+    if config is None:
+        return f"RampConfig {name} does not exist (any more)"
+    plan, serves = config.plan, stable.plan
+    digests = (plan.backbone_digest, plan.ramp_set_digest) == (serves.backbone_digest, serves.ramp_set_digest)
+    checks = (
+        (name != stable.name, f"{name} serves already"),
+        (digests, f"{name} belongs to another model or ramp set than the one that serves"),
+        (
+            plan.precision in spec.precisions,
+            f"{name} runs at {plan.precision}; spec.ramps.precision is {spec.precision}",
+        ),
+        (
+            config.certified_for(spec.max_disagreement),
+            f"{name} is not certified for a budget of {spec.max_disagreement:.2%}",
+        ),
+        (
+            (config.status.rejected_until_at or 0.0) <= now,
+            f"{name} was rejected lately and is cooling down: {config.status.message}",
+        ),
+    )
+    return next((message for holds, message in checks if not holds), "")
 
 
 def _idle(view: TunerView) -> TuningStatus:
@@ -150,6 +218,8 @@ def _digest(view: TunerView) -> Tuned:
             replace(status, state="CollectingLabels", labels=outcome.n, labels_needed=outcome.needed, message=message)
         )
     status = replace(status, labels_needed=0, next_attempt_at=view.now + RETUNE_SECONDS, tuned_for=view.objective)
+    if view.request.startswith(f"{TUNE}/"):
+        status = replace(status, handled_request=view.request)
     over = ""
     if outcome.current_over_budget and not view.stable.plan.exits_off:
         over = f"{view.stable.name} breaks the budget of {view.snapshot.service.spec.max_disagreement:.2%} on recent records; exits are off"
@@ -183,7 +253,7 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed, *, recomm
     )
     if recommend:
         return Tuned(
-            replace(status, state="Recommended", message=f"{name} waits for you to pin it"),
+            replace(status, state="Recommended", message=f"{name} waits for your approval"),
             None,
             config,
             None,
