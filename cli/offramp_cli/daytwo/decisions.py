@@ -44,7 +44,7 @@ def promote(family: Family, rollout: Rollout) -> Change:
         )
     if rollout.status.phase != "AwaitingPromotion":
         raise RefusedError(f"{rollout.name} has not passed every step ({_where(family, rollout)}); a decision never overrules a gate. "
-                           + _then(family))  # fmt: skip
+                           + _then(family, rollout))  # fmt: skip
     return Change(f"{rollout.name}: {rollout.to_config} is promoted to all traffic", {"decision": "Promote"})
 
 
@@ -146,7 +146,9 @@ def _where(family: Family, rollout: Rollout) -> str:
     return f"{status.phase}, step {status.step + 1} of {len(steps)} at {status.weight}%"
 
 
-def _then(family: Family) -> str:
+def _then(family: Family, rollout: Rollout) -> str:
+    if rollout.status.phase == "Paused" and rollout.paused:
+        return f"It is paused: `offramp resume {family.name}` first"
     if family.service.spec.rollout.promotion == "Automatic":
         return "spec.rollout.promotion is Automatic: it is promoted by itself when it has passed"
     return "Promote it when it is AwaitingPromotion"

@@ -99,7 +99,11 @@ def lint_text(text: str, file: str) -> tuple[list[Mistake], int, int]:
 
 def _is_ours(value: Mapping[str, Any]) -> bool:
     """By either mark, so that a slip in one of them is found."""
-    return str(value.get("apiVersion", "")).startswith(f"{GROUP}/") or value.get("kind") in KINDS or not isinstance(value.get("kind"), str)
+    return (
+        str(value.get("apiVersion", "")).startswith(f"{GROUP}/")
+        or value.get("kind") in KINDS
+        or not isinstance(value.get("kind"), str)
+    )
 
 
 # --- one object ------------------------------------------------------------------------------------

@@ -109,9 +109,7 @@ def status(
 def why(
     session: Session,
     name: ServiceName = None,
-    rollout: Annotated[
-        str | None, typer.Argument(metavar="[ROLLOUT]", help="A RampRollout; the newest without.")
-    ] = None,
+    rollout: Annotated[str | None, typer.Argument(metavar="ROLLOUT", help="A RampRollout; the newest without.")] = None,
     *,
     watch: WatchOption = False,
 ) -> None:
@@ -150,7 +148,7 @@ def diff(
     session: Session,
     a: OneService,
     b: Annotated[
-        str | None, typer.Argument(metavar="[B]", help="The other one; without it, what may become stable next.")
+        str | None, typer.Argument(metavar="B", help="The other one; without it, what may become stable next.")
     ] = None,
 ) -> None:
     """Put two plans side by side: thresholds, precision, digests, certificates. A and B are RampConfigs or services.

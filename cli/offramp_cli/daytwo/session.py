@@ -109,7 +109,7 @@ def complete_names(context: typer.Context, incomplete: str) -> list[str]:
 
 ServiceName = Annotated[
     str | None,
-    typer.Argument(metavar="[SERVICE]", help="Name of an EarlyExitService; the only one where there is but one.", autocompletion=complete_names),
+    typer.Argument(metavar="SERVICE", help="Name of an EarlyExitService; the only one where there is but one.", autocompletion=complete_names),
 ]  # fmt: skip
 OneService = Annotated[
     str, typer.Argument(metavar="SERVICE", help="Name of an EarlyExitService.", autocompletion=complete_names)

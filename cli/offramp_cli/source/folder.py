@@ -43,7 +43,7 @@ class FolderSource:
     @staticmethod
     def has_services(root: Path) -> bool:
         """Whether ``offramp up`` has left something here."""
-        return bool(_state_folders(root))
+        return any(_service_names(folder) for folder in _state_folders(root))
 
     @property
     def where(self) -> str:
@@ -54,9 +54,7 @@ class FolderSource:
         return next(folder for folder in self._folders if _service_file(folder, name).is_file())
 
     def names(self) -> list[str]:
-        return sorted(
-            path.stem for folder in self._folders for path in (folder / "objects" / SERVICE_KIND).glob("*.json")
-        )
+        return sorted(name for folder in self._folders for name in _service_names(folder))
 
     def families(self, name: str | None = None) -> list[Family]:
         return [_read(self.folder_of(each), each) for each in self.names() if name in (None, each)]
@@ -90,6 +88,10 @@ def _state_folders(root: Path) -> list[Path]:
     if (root / "objects").is_dir():
         return [root]
     return sorted(folder.parent for folder in root.glob("*/objects"))
+
+
+def _service_names(folder: Path) -> list[str]:
+    return [path.stem for path in (folder / "objects" / SERVICE_KIND).glob("*.json")]
 
 
 def _service_file(folder: Path, name: str) -> Path:
