@@ -250,6 +250,26 @@ class TestCompletion:
         )  # fmt: skip
         assert done.stdout.split() == ["sim"]
 
+    @pytest.mark.parametrize(
+        ("words", "found"), [(["get", "--state", "FOLDER", "s"], ["sim", ":4"]), (["his"], ["history", ":4"])]
+    )
+    def test_kubectl_completes_the_plugin(
+        self,
+        stored: Stored,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        words: list[str],
+        found: list[str],
+    ) -> None:
+        from offramp_cli.kubectl_complete import main
+
+        for name in ("_OFFRAMP_COMPLETE", "COMP_WORDS", "COMP_CWORD"):
+            monkeypatch.setenv(name, "")  # put back what main sets
+        folder = str(stored("disabled"))
+        monkeypatch.setattr("sys.argv", ["kubectl_complete-offramp", *(folder if w == "FOLDER" else w for w in words)])
+        main()
+        assert capsys.readouterr().out.split() == found
+
     def test_a_source_that_cannot_be_read_completes_to_nothing(self, tmp_path: Path) -> None:
         done = CliRunner().invoke(
             app, [], env={"_OFFRAMP_COMPLETE": "complete_bash", "COMP_WORDS": f"offramp get --state {tmp_path} s", "COMP_CWORD": "4"}, prog_name="offramp"
