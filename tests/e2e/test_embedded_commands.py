@@ -38,8 +38,9 @@ def test_a_recommendation_is_approved_paused_resumed_and_promoted_by_hand(up: Ma
         return str(service.rollout()["status"].get("phase"))
 
     tools.eventually(
-        lambda: "Recommended" in told("get"), what="a recommendation", seconds=120, state=lambda: told("why")
+        lambda: service.status().get("candidateConfig"), what="a recommendation", seconds=120, state=lambda: told("why")
     )
+    assert "Recommended" in told("get")
     approved = offramp(service, "approve", "tiny")
     assert approved.returncode == 0, approved.stderr
     begun = ("Progressing", "AwaitingPromotion")
