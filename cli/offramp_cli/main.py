@@ -6,6 +6,8 @@ import sys
 
 import typer
 
+from offramp_cli.daytwo import pins, read, write
+from offramp_cli.daytwo.lint import lint
 from offramp_cli.prepare import prepare
 from offramp_cli.replay import replay
 from offramp_cli.serve import serve
@@ -24,6 +26,13 @@ app.command()(serve)
 app.command()(up)
 app.command()(replay)
 app.command()(verify)
+app.command()(lint)
+for command in (
+    read.get, read.status, read.why, read.history, read.diff, read.top,
+    write.promote, write.abort, write.pause, write.resume, write.approve, write.tune,
+    pins.export, pins.pin,
+):  # fmt: skip
+    app.command(rich_help_panel="Day two")(command)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,31 @@ def test_writing_to_what_is_gone_is_a_conflict_and_deleting_it_is_not(tmp_path: 
     store.delete(KIND, "x")
     store.delete(KIND, "x")
     assert store.list(KIND) == []
+
+
+def test_an_update_edits_what_is_there_and_raises_the_generation_only_for_the_spec(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    store.create(KIND, "x", spec={"paused": False})
+    annotated = store.update(KIND, "x", lambda m: m["metadata"].update(annotations={"a": "b"}))
+    assert (annotated["metadata"]["generation"], annotated["metadata"]["resourceVersion"]) == (1, "2")
+    paused = store.update(KIND, "x", lambda m: m["spec"].update(paused=True))
+    assert (paused["metadata"]["generation"], paused["metadata"]["resourceVersion"]) == (2, "3")
+    assert store.update(KIND, "x", lambda m: None) == paused == store.get(KIND, "x")
+
+
+def test_an_update_that_is_refused_leaves_the_object_as_it_was(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    before = store.create(KIND, "x", spec={"paused": False})
+
+    def refuse(manifest: dict[str, Any]) -> None:
+        manifest["spec"]["paused"] = True
+        raise ValueError("finished")
+
+    with pytest.raises(ValueError, match="finished"):
+        store.update(KIND, "x", refuse)
+    assert store.get(KIND, "x") == before
+    with pytest.raises(ConflictError, match="gone"):
+        store.update(KIND, "y", refuse)
 
 
 def test_objects_are_listed_by_name(tmp_path: Path) -> None:

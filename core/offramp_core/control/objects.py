@@ -260,7 +260,7 @@ class TuningStatus:
 
     ``consumed_through_at`` is the time of the newest record a test has used; ``records_since_at`` discards what is older (an alarm said
     that the inputs changed). ``tuned_for`` is the objective of the last conclusive attempt,
-    ``requested_for`` that of the one under way.
+    ``requested_for`` that of the one under way. ``handled_request`` is the last of the user's requests that was answered.
     """
 
     state: str = ""
@@ -274,6 +274,7 @@ class TuningStatus:
     labels: int = 0
     labels_needed: int = 0
     failures: int = 0
+    handled_request: str = ""
     audit: Literal["", "Off", "Quiet", "Eager"] = ""
     audit_rate: float = 0.0
 
@@ -337,7 +338,10 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """An ``EarlyExitService`` and its last written status."""
+    """An ``EarlyExitService`` and its last written status.
+
+    ``request`` is what the user asks for once, by annotation: ``tune/TIME``.
+    """
 
     namespace: str
     name: str
@@ -345,3 +349,4 @@ class Service:
     generation: int
     spec: ServiceSpec
     status: ServiceStatus = field(default_factory=ServiceStatus)
+    request: str = ""

@@ -21,6 +21,8 @@ MIN_GAIN = 0.01
 RETRY_SECONDS = 10.0
 PIN_RECORDS = 2000
 CERTIFICATES_KEPT = 5
+TUNE = "tune"  # what a user may ask for, besides what the spec says
+LABELS_STEP = 100  # labels are told in steps, so that the status is not written for every one
 _LABELS_PER_BUDGET = 10  # a first attempt waits for this many budgeted disagreements' worth of labels
 _MIN_LABELS, _MAX_LABELS = 300, 5000
 
@@ -53,7 +55,17 @@ class TunerView:
         if spec.mode not in ("Auto", "Recommend") or spec.suspend or self.rollout is not None:
             return False
         due = self.status.next_attempt_at is None or self.now >= self.status.next_attempt_at
-        return due or self.status.tuned_for != self.objective
+        return due or self.status.tuned_for != self.objective or self.request.startswith(f"{TUNE}/")
+
+    @property
+    def request(self) -> str:
+        """What the user asks for, until it is answered."""
+        asked = self.snapshot.service.request
+        return "" if asked == self.status.handled_request else asked
+
+    @property
+    def request_unknown(self) -> bool:
+        return bool(self.request) and not self.request.startswith(f"{TUNE}/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +94,13 @@ def tune_or_wait(view: TunerView) -> Tuned:
         return _digest(view)
     if view.snapshot.tuning_running:
         return Tuned(replace(status, state="Tuning", message="searching and certifying"))
-    if not view.wanted:
-        return Tuned(_idle(view))
+    if view.request_unknown or not view.wanted:
+        return _refused(view) if view.request_unknown else Tuned(_idle(view))
     if view.known and view.recommended is None and status.failures == 0:
         return _come_back(view)
     needed = max(status.labels_needed, first_attempt_labels(view.snapshot.service.spec.max_disagreement))
     if view.snapshot.records is None or labels < needed:
-        shown = labels - labels % 100  # in steps, so that the status is not written for every label
-        return Tuned(
-            replace(
-                status,
-                state="CollectingLabels",
-                labels=shown,
-                labels_needed=needed,
-                message=f"{shown} of {needed} labels",
-            )
-        )
+        return Tuned(_collecting(view, labels=labels, needed=needed))
     begun = replace(
         status, state="Tuning", labels=labels, requested_for=view.objective, message="searching and certifying"
     )
@@ -117,6 +120,34 @@ def _come_back(view: TunerView) -> Tuned:
 def first_attempt_labels(budget: float) -> int:
     """Labels worth waiting for before a first attempt: fewer would mostly waste a test."""
     return min(_MAX_LABELS, max(_MIN_LABELS, math.ceil(_LABELS_PER_BUDGET / budget)))
+
+
+def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
+    """How many labels are there, and how long the rest will take at the pace of the last ones."""
+    status, shown = view.status, labels - labels % LABELS_STEP
+    if (status.state, status.labels, status.labels_needed) == ("CollectingLabels", shown, needed):
+        return status
+    message = f"{shown} of {needed} labels"
+    store = view.snapshot.records
+    if store is not None and store.records.time is not None and shown > 0 and needed > shown:
+        seconds = max(0.0, view.now - float(store.records.time[-LABELS_STEP])) / LABELS_STEP * (needed - shown)
+        message += f"; {_about(seconds)} more at today's traffic"
+    return replace(status, state="CollectingLabels", labels=shown, labels_needed=needed, message=message)
+
+
+def _about(seconds: float) -> str:
+    """A duration as people say it."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"about {seconds / size:.0f} {unit}"
+    return "less than a minute"
+
+
+def _refused(view: TunerView) -> Tuned:
+    """What cannot be done is told once."""
+    told = f"annotation {view.request!r} asks for nothing known; use {TUNE}/TIME"
+    status = replace(_idle(view), handled_request=view.request)
+    return Tuned(status, events=(Event("RequestRefused", told, warning=True),))
 
 
 def _idle(view: TunerView) -> TuningStatus:
@@ -186,6 +217,8 @@ def _digest(view: TunerView) -> Tuned:
         )
         return Tuned(waiting, stable_over_budget=over)
     status = replace(status, labels_needed=0, next_attempt_at=view.now + RETUNE_SECONDS, tuned_for=view.objective)
+    if view.request.startswith(f"{TUNE}/"):
+        status = replace(status, handled_request=view.request)
     if isinstance(outcome, NoGain):
         message = _NO_GAIN[outcome.reason].format(saving=outcome.best_saving)
         none_fits = (
@@ -226,10 +259,10 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
         "RampProposed",
         f"{name}: certified{at}, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its records",
     )
-    if (
-        view.recommended is not None and view.recommended.to_config == name
-    ):  # still the best: only its certificate is newer
-        return Tuned(_idle(replace(view, status=status)), new_config=config)
+    if view.recommended is not None and view.recommended.to_config == name:
+        return Tuned(
+            _idle(replace(view, status=status)), new_config=config
+        )  # still the best: only its certificate is newer
     rollout = new_rollout(view.snapshot, name, from_config=view.stable.name, cause="Tuned")
     withdraw = "" if view.recommended is None else f"{name} is better on newer records"
     if view.snapshot.service.spec.mode == "Recommend":

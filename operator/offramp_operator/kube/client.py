@@ -132,6 +132,11 @@ class KubeClient:
         return await self._write("replace", kind, body=body, name=name_of(body), namespace=namespace_of(body),
                                  field_manager=FIELD_MANAGER)  # fmt: skip
 
+    async def merge(self, kind: Kind, namespace: str, name: str, patch: Object, *, manager: str) -> Object:
+        """Merge a patch into the object, as the field manager of a person's tool."""
+        return await self._write("patch", kind, body=patch, name=name, namespace=namespace, field_manager=manager,
+                                 content_type="application/merge-patch+json", query_params=[_STRICT])  # fmt: skip
+
     async def delete(self, kind: Kind, obj: Object) -> None:
         """Delete exactly this object, not a newer one of the same name; already gone is fine."""
         options = {

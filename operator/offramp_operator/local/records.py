@@ -24,7 +24,7 @@ def save_pool(folder: Path, ramp_set: RampSetKey, arrays: Mapping[str, npt.NDArr
     content = io.BytesIO()
     names = np.array([ramp_set.backbone_digest, ramp_set.ramp_set_digest], dtype=np.str_)
     np.savez(content, allow_pickle=False, **{**arrays, "digests": names})
-    replace_file(_file(folder, ramp_set), content.getvalue())
+    replace_file(pool_file(folder, ramp_set), content.getvalue())
 
 
 def load_pools(folder: Path) -> dict[RampSetKey, RecordPool]:
@@ -44,11 +44,12 @@ def load_pools(folder: Path) -> dict[RampSetKey, RecordPool]:
 
 def keep_only(folder: Path, ramp_sets: set[RampSetKey]) -> None:
     """Remove the files of ramp sets that are gone."""
-    kept = {_file(folder, ramp_set) for ramp_set in ramp_sets}
+    kept = {pool_file(folder, ramp_set) for ramp_set in ramp_sets}
     for path in folder.glob("*.npz"):
         if path not in kept:
             path.unlink(missing_ok=True)
 
 
-def _file(folder: Path, ramp_set: RampSetKey) -> Path:
+def pool_file(folder: Path, ramp_set: RampSetKey) -> Path:
+    """Where the pool of one ramp set is kept."""
     return folder / f"{ramp_set.backbone_digest[-_DIGEST_DIGITS:]}-{ramp_set.ramp_set_digest[-_DIGEST_DIGITS:]}.npz"

@@ -8,6 +8,7 @@ read an older one is told instead of overwriting.
 from __future__ import annotations
 
 import contextlib
+import copy
 import fcntl
 import json
 import time
@@ -31,7 +32,8 @@ class ObjectStore:
         self._folder = folder
         self._clock = clock
         folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
+        with self._locked():  # nobody is replacing a file then
+            remove_leftovers(folder)
 
     def get(self, kind: str, name: str) -> Manifest | None:
         """The manifest, or None."""
@@ -96,6 +98,24 @@ class ObjectStore:
             if manifest["spec"] != spec:
                 manifest["spec"] = dict(spec)
                 manifest["metadata"]["generation"] += 1
+                self._write(kind, name, _next_version(manifest))
+            return manifest
+
+    def update(self, kind: str, name: str, change: Callable[[Manifest], None]) -> Manifest:
+        """Let ``change`` edit the object in place; nobody else writes meanwhile. What it raises leaves the object as it was.
+
+        Raises
+        ------
+        ConflictError
+            There is no such object (any more).
+        """
+        with self._locked():
+            manifest = self._existing(kind, name)
+            before = copy.deepcopy(manifest)
+            change(manifest)
+            if manifest["spec"] != before["spec"]:
+                manifest["metadata"]["generation"] += 1
+            if manifest != before:
                 self._write(kind, name, _next_version(manifest))
             return manifest
 

@@ -20,6 +20,7 @@ S = TypeVar("S", ServiceStatus, ConfigStatus, RolloutStatus)
 GROUP = "earlyexit.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+REQUEST_ANNOTATION = f"{GROUP}/request"
 SERVICE_KIND, CONFIG_KIND, ROLLOUT_KIND = "EarlyExitService", "RampConfig", "RampRollout"
 # Kubernetes' own name for what our codec would call lastTransitionAt; every client knows it by this one.
 _OURS, _THEIRS = "lastTransitionAt", "lastTransitionTime"
@@ -35,6 +36,7 @@ def service_from_manifest(manifest: Mapping[str, Any]) -> Service:
         generation=metadata.get("generation", 1),
         spec=parse_spec(manifest.get("spec")),
         status=status_from_manifest(ServiceStatus, manifest),
+        request=(metadata.get("annotations") or {}).get(REQUEST_ANNOTATION, ""),
     )
 
 

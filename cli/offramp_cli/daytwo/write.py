@@ -1,0 +1,115 @@
+"""Commands that tell the operator what a person has decided: promote, abort, pause, resume, approve, tune."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from offramp_cli.daytwo import decisions
+from offramp_cli.daytwo.read import find_rollout
+from offramp_cli.daytwo.session import OneService, Session, day_two
+from offramp_cli.source.family import Family
+from offramp_cli.source.source import RefusedError
+
+RolloutOption = Annotated[
+    str | None, typer.Option("--rollout", metavar="NAME", help="A RampRollout; without, the one under way.")
+]
+
+
+@day_two
+def promote(session: Session, name: OneService, *, rollout: RolloutOption = None) -> None:
+    """Promote the canary that has passed every step and waits for you (spec.rollout.promotion: Manual).
+
+    Example:
+
+      kubectl offramp promote digits
+    """
+    _decide(session, name, rollout, decisions.promote)
+
+
+@day_two
+def abort(session: Session, name: OneService, *, rollout: RolloutOption = None) -> None:
+    """Roll the canary back: its weight is 0 with the next epoch, and the stable plan serves everything. Final.
+
+    Example:
+
+      offramp abort digits
+    """
+    _decide(session, name, rollout, decisions.abort)
+
+
+@day_two
+def pause(session: Session, name: OneService, *, rollout: RolloutOption = None) -> None:
+    """Let the rollout rest at its present weight. The gates stay armed.
+
+    Example:
+
+      kubectl offramp pause digits -n vision
+    """
+    _decide(session, name, rollout, decisions.pause)
+
+
+@day_two
+def resume(session: Session, name: OneService, *, rollout: RolloutOption = None) -> None:
+    """Let a paused rollout go on.
+
+    Example:
+
+      kubectl offramp resume digits -n vision
+    """
+    _decide(session, name, rollout, decisions.resume)
+
+
+@day_two
+def approve(session: Session, name: OneService, *, rollout: RolloutOption = None) -> None:
+    """Approve a recommendation (spec.ramps.mode: Recommend): it rolls out through the canary like any plan.
+
+    Example:
+
+      kubectl offramp approve digits
+    """
+    _decide(session, name, rollout, decisions.approve)
+
+
+@day_two
+def tune(
+    session: Session,
+    name: OneService,
+    *,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for the next attempt that is due.")] = False,
+) -> None:
+    """Ask for a better plan now instead of at the next attempt that is due. No test is run on too few labels all the same.
+
+    It sets the annotation earlyexit.dev/request on your service; the operator answers it once.
+
+    Example:
+
+      kubectl offramp tune digits --now
+    """
+    if not now:
+        raise RefusedError(f"add --now to ask for a tuning; `offramp why {name}` says when the next one is due")
+    family = session.family(name)
+    _request(session, family, *decisions.tune(family, session.now))
+
+
+def _decide(session: Session, name: str, rollout_name: str | None, decide: decisions.Decide) -> None:
+    family = session.family(name)
+    rollout = find_rollout(family, rollout_name) if rollout_name is not None else family.active or family.newest
+    if rollout is None:
+        raise RefusedError(f"{name} has had no rollout yet; `offramp why {name}` says what it waits for")
+    change = decide(family, rollout)
+    if change.spec:
+        session.source.change_rollout(family, rollout, change.spec)
+    _tell(session, family, change.told, {"rollout": rollout.name, "changed": dict(change.spec)})
+
+
+def _request(session: Session, family: Family, text: str, told: str) -> None:
+    session.source.request(family, text)
+    _tell(session, family, told, {"request": text})
+
+
+def _tell(session: Session, family: Family, told: str, facts: dict[str, Any]) -> None:
+    note = f" ({family.note})" if family.note else ""
+    session.show(lambda: [Text(told + note)], lambda: {"service": family.name, "message": told + note, **facts})

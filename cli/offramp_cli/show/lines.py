@@ -1,0 +1,94 @@
+"""Building blocks of what people read. A line is a ``rich.text.Text``: its ``plain`` is what a pipe gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rich.text import Text
+
+Cell = str | Text
+GAP = 3
+_GOOD = ("Ready", "Running", "True", "Succeeded", "Clear", "Certified", "Stable", "Accepted", "Healthy")
+_BAD = ("Stalled", "False", "RolledBack", "Rejected", "Aborted", "Degraded", "TimedOut", "Error")
+_BUSY = ("Progressing", "Reconciling", "Starting", "Pending", "Paused", "AwaitingPromotion", "Promoting", "RollingBack", "Canary",
+         "Undecided", "Tuning", "CollectingLabels", "RollingOut", "Recommended", "Proposed")  # fmt: skip
+_STYLES = {**dict.fromkeys(_GOOD, "green"), **dict.fromkeys(_BAD, "red"), **dict.fromkeys(_BUSY, "yellow")}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A row of a tree, and what hangs below it."""
+
+    cells: Sequence[Cell]
+    children: Sequence[Node] = field(default_factory=tuple)
+
+
+def state(word: str) -> Text:
+    """A state in its colour, which never says more than the word."""
+    return Text(word, style=_STYLES.get(word, ""))
+
+
+def heading(text: str) -> Text:
+    return Text(text, style="bold")
+
+
+def columns(rows: Iterable[Sequence[Cell]]) -> list[Text]:
+    """Rows as aligned columns, like kubectl's; the last one runs as far as it needs."""
+    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(max(map(len, cells), default=0))]
+    lines = []
+    for row in cells:
+        line = Text()
+        for cell, width in zip(row, widths, strict=False):
+            line.append_text(cell).append(" " * (width - len(cell) + GAP))
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+def tree(header: Sequence[str], roots: Sequence[Node]) -> list[Text]:
+    """Trees below one header; branches are drawn in the first column."""
+    rows: list[Sequence[Cell]] = [[heading(title) for title in header]]
+    for root in roots:
+        rows += _branch(root, "", "")
+    return columns(rows)
+
+
+def _branch(node: Node, before: str, below: str) -> list[Sequence[Cell]]:
+    first, *rest = node.cells
+    rows: list[Sequence[Cell]] = [[Text(before) + (first if isinstance(first, Text) else Text(first)), *rest]]
+    for index, child in enumerate(node.children):
+        last = index == len(node.children) - 1
+        rows += _branch(child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "))
+    return rows
+
+
+def ago(then: float | None, now: float) -> str:
+    """How long since ``then``, as kubectl tells ages; empty where it is not known."""
+    return "" if not then else duration(now - then)
+
+
+def duration(seconds: float) -> str:
+    """``45s``, ``12m``, ``3h20m``, ``5d``."""
+    whole = max(0, int(seconds))
+    if whole < 120:
+        return f"{whole}s"
+    minutes = whole // 60
+    if minutes < 120:
+        return f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours}h{minutes}m" if minutes else f"{hours}h"
+    return f"{hours // 24}d"
+
+
+def share(fraction: float) -> str:
+    """A fraction as percent, two decimals at most: ``1%``, ``0.37%``."""
+    text = f"{100 * fraction:.2f}".rstrip("0").rstrip(".")
+    return f"{text or '0'}%"
+
+
+def filled(rows: Iterable[tuple[str, Cell]]) -> list[Text]:
+    """``name  value`` lines of what is not empty."""
+    return columns([[Text(name, style="dim"), value] for name, value in rows if str(value)])

@@ -1,0 +1,97 @@
+"""``history`` and ``top``: one line per rollout, one line per service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from offramp_cli.show.health import health
+from offramp_cli.show.lines import Cell, ago, columns, duration, heading, share, state
+from offramp_cli.source.family import Family
+from offramp_core.control.objects import Rollout
+
+
+def history_lines(family: Family, now: float, *, wide: bool = False) -> list[Text]:
+    """Rollouts, newest first."""
+    if not family.rollouts:
+        return [Text(f"{family.name} has had no rollout yet; `offramp why {family.name}` says what it waits for")]
+    titles = [
+        "NAME",
+        "FROM",
+        "TO",
+        "CAUSE",
+        "VERDICT",
+        "REASON",
+        "AUDITS",
+        "TOOK",
+        "AGE",
+        *(["MESSAGE"] if wide else []),
+    ]
+    rows: list[list[Cell]] = [[heading(title) for title in titles]]
+    rows += [_attempt(rollout, now, wide=wide) for rollout in reversed(family.rollouts)]
+    return columns(rows)
+
+
+def _attempt(rollout: Rollout, now: float, *, wide: bool) -> list[Cell]:
+    status = rollout.status
+    n, k = status.audited
+    took = duration((status.finished_at or now) - status.started_at) if status.started_at is not None else ""
+    row: list[Cell] = [
+        rollout.name, rollout.from_config, rollout.to_config, rollout.cause, state(status.verdict or status.phase), status.reason,
+        f"{k}/{n}", took, ago(rollout.created_at, now),
+    ]  # fmt: skip
+    return [*row, status.message] if wide else row
+
+
+def history_data(family: Family) -> dict[str, Any]:
+    """The stored rollouts, newest first."""
+    return {"service": family.name, "rollouts": list(reversed(family.manifests["rollouts"]))}
+
+
+def top_lines(families: Sequence[Family], *, wide: bool = False, namespaces: bool = False) -> list[Text]:
+    """The figures that the operator last rounded for people."""
+    titles = ["NAME", "HEALTH", "P50", "P95", "SLO", "AGREE", "BUDGET", "EXIT%", "SAVED", "LABELS"]
+    if namespaces:
+        titles.insert(0, "NAMESPACE")
+    if wide:
+        titles += ["MODE", "CONFIG", "AUDITS", "WORKERS"]
+    rows: list[list[Cell]] = [[heading(title) for title in titles]]
+    for family in families:
+        row = _figures(family, wide=wide)
+        rows.append([family.service.namespace, *row] if namespaces else row)
+    return columns(rows)
+
+
+def _figures(family: Family, *, wide: bool) -> list[Cell]:
+    spec, status = family.service.spec, family.service.status
+    seen, tuning = status.observed, status.tuning
+    slo = f"{spec.latency_seconds * 1e3:g}ms"
+    labels = f"{tuning.labels}/{tuning.labels_needed}" if tuning.labels_needed else str(tuning.labels)
+    row: list[Cell] = [
+        family.name, state(health(family).verdict), seen.p50 or "-", seen.p95 or "-", slo, seen.agreement or "-", share(spec.max_disagreement),
+        seen.exit_rate or "-", seen.savings or "-", labels,
+    ]  # fmt: skip
+    return [*row, spec.mode, status.stable_config, str(seen.samples), status.workers.summary] if wide else row
+
+
+def top_data(families: Sequence[Family]) -> dict[str, Any]:
+    """The same for machines."""
+    return {
+        "services": [
+            {
+                "namespace": f.service.namespace,
+                "name": f.name,
+                "health": health(f).verdict,
+                "observed": _stored_status(f).get("observed", {}),
+                "labels": f.service.status.tuning.labels,
+                "labelsNeeded": f.service.status.tuning.labels_needed,
+            }
+            for f in families
+        ]
+    }
+
+
+def _stored_status(family: Family) -> dict[str, Any]:
+    return dict(family.manifests["service"].get("status") or {})

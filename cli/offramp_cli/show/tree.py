@@ -1,0 +1,117 @@
+"""``get``: a service, its plans, its rollout and its workers as a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from offramp_cli.show.lines import Node, ago, duration, share, state, tree
+from offramp_cli.show.plans import about
+from offramp_cli.source.family import Family, WorkerSeen
+from offramp_core.control.objects import Config, Rollout
+
+HEADER = ("NAME", "KIND", "STATUS", "AGE", "INFO")
+
+
+def get_lines(families: Sequence[Family], now: float, *, wide: bool = False, namespaces: bool = False) -> list[Text]:
+    """One tree per service; ``wide`` adds every plan and finished rollout, ``namespaces`` says where each service is."""
+    return tree(HEADER, [_service(f, now, wide=wide, namespaces=namespaces) for f in families])
+
+
+def get_data(families: Sequence[Family]) -> dict[str, Any]:
+    """The stored objects."""
+    return {
+        "services": [
+            {**f.manifests, "workers": None if f.workers is None else [_worker_data(w) for w in f.workers]}
+            for f in families
+        ]
+    }
+
+
+def _service(family: Family, now: float, *, wide: bool, namespaces: bool) -> Node:
+    service, status = family.service, family.service.status
+    name = f"{service.namespace}/{family.name}" if namespaces else family.name
+    shown = {c.name for c in (family.stable, family.candidate) if c is not None}
+    rollouts = [family.active] if family.active is not None else []
+    if wide:
+        rollouts = list(reversed(family.rollouts))
+    children = [_config(c, now, serves=True) for c in (family.stable,) if c is not None]
+    children += [_rollout(r, family, now) for r in rollouts]
+    if wide:
+        children += [_config(c, now) for name, c in sorted(family.configs.items()) if name not in shown]
+    if status.tuning.state:
+        children.append(Node(("tuning", "", state(status.tuning.state), "", status.tuning.message)))
+    if status.pin.verdict or (status.pin.message and service.spec.mode == "Pinned"):
+        children.append(Node(("pin", "", state(status.pin.verdict or "Pending"), "", status.pin.message)))
+    children.append(_workers(family, now))
+    phase = status.phase or "Unknown"
+    info = family.note or (figures(family) if phase == "Ready" else status.message)
+    return Node(
+        (Text(name, style="bold"), "EarlyExitService", state(phase), ago(family.created_at, now), info), children
+    )
+
+
+def figures(family: Family) -> str:
+    """What the service is asked for and does, in one line."""
+    spec, seen = family.service.spec, family.service.status.observed
+    latency = (
+        f"p95 {seen.p95}, objective p{spec.latency_percentile} "
+        if seen.p95
+        else f"objective p{spec.latency_percentile} "
+    )
+    facts = [
+        spec.mode + (", suspended" if spec.suspend else ""),
+        f"{latency}{_milliseconds(spec.latency_seconds)}",
+        f"budget {share(spec.max_disagreement)}",
+        f"{seen.agreement} agree" if seen.agreement else "",
+        f"{seen.exit_rate} leave early" if seen.exit_rate else "",
+        f"saves {seen.savings}" if seen.savings else "",
+    ]
+    return ", ".join(filter(None, facts))
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds:g}s" if seconds >= 1 else f"{seconds * 1e3:g}ms"
+
+
+def _config(config: Config, now: float, *, serves: bool = False) -> Node:
+    shown = state("Stable" if serves else config.status.state)
+    return Node((config.name, "RampConfig", shown, ago(config.created_at, now), about(config)))
+
+
+def _rollout(rollout: Rollout, family: Family, now: float) -> Node:
+    to = family.configs.get(rollout.to_config)
+    info = progress(rollout, family) if not rollout.status.finished else rollout.status.message
+    cells = (rollout.name, "RampRollout", state(rollout.status.phase), ago(rollout.created_at, now), info)
+    return Node(cells, [_config(to, now)] if to is not None and not rollout.status.finished else ())
+
+
+def progress(rollout: Rollout, family: Family) -> str:
+    """Where a rollout stands: the step, its weight, and the audits of the canary."""
+    status, steps = rollout.status, family.service.spec.rollout.steps
+    if status.phase not in ("Progressing", "Paused", "AwaitingPromotion"):
+        return status.message
+    n, k = status.audited
+    step = f"step {status.step + 1}/{len(steps)} at {status.weight}%"
+    return f"{step}; {k} of {n:,} audits disagreed; {status.message}"
+
+
+def _workers(family: Family, now: float) -> Node:
+    told, desired = family.service.status.workers, family.service.spec.replicas
+    ready = "Ready" if told.ready >= desired else "Progressing"
+    summary = f"{told.ready} of {desired} ready, {told.acked} run the newest plan"
+    if family.workers is None:
+        summary += "; you may not list pods"
+    children = [_worker(w, now) for w in family.workers or ()]
+    return Node(("workers", "", state(ready), "", summary), children)
+
+
+def _worker(worker: WorkerSeen, now: float) -> Node:
+    age = "" if worker.created_at is None else duration(now - worker.created_at)
+    return Node((worker.name, worker.kind, state(worker.state), age, worker.detail))
+
+
+def _worker_data(worker: WorkerSeen) -> dict[str, Any]:
+    return {"name": worker.name, "kind": worker.kind, "state": worker.state, "detail": worker.detail}

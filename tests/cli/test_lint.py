@@ -1,0 +1,122 @@
+"""``offramp lint``: mistakes with their lines, without a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from offramp_cli.daytwo.lint import lint_text
+from offramp_cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+GOOD = """\
+apiVersion: earlyexit.dev/v1alpha1
+kind: EarlyExitService
+metadata:
+  name: digits
+spec:
+  model: {uri: "oci://offramp/digits:1"}
+  objective:
+    latency: {percentile: 95, threshold: 40ms}
+    accuracy:
+      maxDisagreement: "0.01"
+  rollout:
+    steps:
+      - weight: 5
+      - weight: 50
+  replicas: 2
+"""
+
+
+def one(text: str) -> tuple[int, str, str]:
+    """Line, field and message of the only mistake."""
+    mistakes, _, _ = lint_text(text, "f.yaml")
+    assert len(mistakes) == 1, mistakes
+    return mistakes[0].line, mistakes[0].field, mistakes[0].message
+
+
+def test_a_good_manifest_has_no_mistake() -> None:
+    assert lint_text(GOOD, "f.yaml") == ([], 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line", "field", "message"),
+    [
+        ('"0.01"', "0.01", 10, "spec.objective.accuracy.maxDisagreement", 'must be a string; got 0.01; quote it: "0.01"'),
+        ('"0.01"', '"0.9"', 10, "spec.objective.accuracy.maxDisagreement", "decimal string in (0, 0.5]"),
+        ("40ms", "soon", 8, "spec.objective.latency.threshold", "write for example 40ms"),
+        ("weight: 50", "weight: 500", 14, "spec.rollout.steps[1].weight", "must be at most 100; got 500"),
+        ("weight: 50", "weight: 5", 12, "spec.rollout.steps", "weights must rise"),
+        ("replicas: 2", "replica: 2", 15, "spec.replica", "unknown field; known are "),
+        ("replicas: 2", "replicas: two", 15, "spec.replicas", 'must be an integer; got "two"'),
+        ("replicas: 2", "execution: Fast", 15, "spec.execution", "must be one of Auto, ResultsOnly, ComputeSaving"),
+        ("replicas: 2", "ramps: {mode: Pinned}", 15, "spec.ramps.pin", "need each other"),
+        ("replicas: 2", "worker: {hostPath: /}", 15, "spec.worker.hostPath", "unknown field"),
+        ("name: digits", "name: Digits", 4, "metadata.name", "lower-case letters"),
+        ("EarlyExitService", "EarlyExitServices", 2, "kind", "must be one of EarlyExitService"),
+        ("v1alpha1", "v1", 1, "apiVersion", "must be earlyexit.dev/v1alpha1"),
+        ('  model: {uri: "oci://offramp/digits:1"}\n', "", 5, "spec.model", "is missing and required"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_line_its_field_and_what_to_do(
+    before: str, after: str, line: int, field: str, message: str
+) -> None:
+    assert before in GOOD
+    found = one(GOOD.replace(before, after))
+    assert found[:2] == (line, field) and message in found[2], found
+
+
+def test_several_mistakes_are_told_at_once() -> None:
+    text = (
+        GOOD.replace('"0.01"', "0.01")
+        .replace("replicas: 2", "replicas: -1")
+        .replace("percentile: 95", "percentile: 10")
+    )
+    fields = {m.field for m in lint_text(text, "f.yaml")[0]}
+    assert {"spec.objective.accuracy.maxDisagreement", "spec.replicas", "spec.objective.latency.percentile"} <= fields
+
+
+def test_documents_of_other_kinds_are_counted_and_lists_are_opened() -> None:
+    other = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\n"
+    items = "apiVersion: v1\nkind: List\nitems:\n- " + GOOD.replace("\n", "\n  ").replace("replicas: 2", "replicas: x")
+    mistakes, ours, others = lint_text(f"{GOOD}---\n{other}---\n{items}", "f.yaml")
+    assert (ours, others) == (2, 1)
+    assert [(m.field, m.line) for m in mistakes] == [("spec.replicas", 38)]
+
+
+def test_a_ramp_config_and_a_rollout_are_checked_as_well() -> None:
+    config = "apiVersion: earlyexit.dev/v1alpha1\nkind: RampConfig\nmetadata: {name: a}\nspec: {backboneDigest: x, rampSetDigest: y, precision: fp32, execution: Auto, ramps: [{id: r, threshold: '2'}]}\n"  # fmt: skip
+    assert "threshold" in one(config)[2]
+    rollout = "apiVersion: earlyexit.dev/v1alpha1\nkind: RampRollout\nmetadata: {name: a}\nspec: {serviceName: s, from: a, to: b, generation: 1, cause: Tuned, decision: Maybe}\n"  # fmt: skip
+    assert one(rollout) == (4, "spec.decision", 'must be one of Promote, Abort; got "Maybe"')
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "just text\n", "kind: [1]\n"])
+def test_what_is_no_manifest_is_a_mistake_not_a_crash(text: str) -> None:
+    assert lint_text(text, "f.yaml")[0]
+
+
+def test_files_and_stdin_are_summed_and_the_exit_code_tells(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(GOOD)
+    bad.write_text(GOOD.replace('"0.01"', "0.01"))
+    runner = CliRunner()
+    done = runner.invoke(app, ["lint", str(good), str(bad)])
+    assert done.exit_code == 1
+    assert done.stdout.splitlines()[0].startswith(
+        f"{bad}:10: digits: spec.objective.accuracy.maxDisagreement: must be a string"
+    )
+    assert done.stdout.splitlines()[1] == "2 objects checked: 1 wrong"
+    assert runner.invoke(app, ["lint", "-"], input=GOOD).exit_code == 0
+    assert json.loads(runner.invoke(app, ["lint", "--json", str(bad)]).stdout)["mistakes"][0]["line"] == 10
+    missing = runner.invoke(app, ["lint", str(tmp_path / "none.yaml")])
+    assert missing.exit_code == 3 and "cannot be read" in missing.stderr
+
+
+def test_the_samples_of_this_repository_are_right() -> None:
+    samples = [str(p) for p in (ROOT / "manifests").rglob("*.yaml")]
+    done = CliRunner().invoke(app, ["lint", *samples])
+    assert samples and done.exit_code == 0, done.stdout
