@@ -62,7 +62,9 @@ class FolderSource:
     def change_rollout(self, family: Family, rollout: Rollout, spec: Mapping[str, Any]) -> None:
         def change(manifest: Manifest) -> None:
             now = rollout_from_manifest(manifest)
-            if now.status.finished or (now.decision and spec.get("decision", now.decision) not in (now.decision, "Abort")):
+            if now.status.finished or (
+                now.decision and spec.get("decision", now.decision) not in (now.decision, "Abort")
+            ):
                 raise RefusedError(f"{rollout.name} has changed meanwhile: {now.status.phase} {now.decision}".rstrip())
             manifest["spec"].update(spec)
 
