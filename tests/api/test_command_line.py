@@ -121,7 +121,7 @@ def test_an_exported_pin_is_taken_by_the_api_server(place: Place, offramp: Offra
     assert users.merge(manifests.service("sim"), patch).status_code == 200
 
 
-def test_a_manager_promotes_what_waits_and_nothing_can_change_it_after(
+def test_a_manager_promotes_what_waits_may_take_it_back_and_then_nothing_changes_it(
     place: Place, offramp: Offramp, users: Any
 ) -> None:
     place("awaiting")
@@ -130,8 +130,10 @@ def test_a_manager_promotes_what_waits_and_nothing_can_change_it_after(
     assert "decision" not in spec_of(users)
     done = offramp(MANAGER, "promote", "sim")
     assert done.exit_code == 0 and spec_of(users)["decision"] == "Promote"
-    late = offramp(MANAGER, "abort", "sim")
-    assert late.exit_code == 1 and "a decision is final" in late.stderr
+    taken_back = offramp(MANAGER, "abort", "sim")
+    assert taken_back.exit_code == 0 and spec_of(users)["decision"] == "Abort"
+    late = offramp(MANAGER, "promote", "sim")
+    assert late.exit_code == 1 and "told to abort, and that is final" in late.stderr
 
 
 def test_a_manager_pauses_resumes_and_aborts(place: Place, offramp: Offramp, users: Any) -> None:

@@ -77,7 +77,7 @@ def test_a_worker_at_twice_its_capacity_answers_rightly_or_refuses(
 def trial(subject: Subject, *, rows: list[int], labels: list[int], ramps: list[int]) -> Trial:
     n = len(rows)
     codes = np.array(labels) + subject.bundle.manifest.n_classes * (1 + np.array(ramps))
-    return Trial(1.0, np.full(n, 0.01), np.full(n, 200), np.array(rows), codes)
+    return Trial(1.0, np.zeros(n), np.full(n, 0.01), np.full(n, 200), np.array(rows), codes)
 
 
 def test_a_right_answer_is_the_models_or_that_of_the_ramp_it_names(subject: Subject) -> None:

@@ -40,7 +40,7 @@ def test_a_recommendation_is_approved_paused_and_resumed_by_hand(up: MakeUp, too
     tools.eventually(
         lambda: "offramp approve" in told("why"), what="a recommendation", seconds=120, state=lambda: told("why")
     )
-    assert phase() == "Pending"
+    assert "(Tuned), Pending" in told("why")
     approved = offramp(service, "approve", "tiny")
     assert approved.returncode == 0, approved.stderr
     tools.eventually(lambda: phase() == "Progressing", what="the canary", state=lambda: told("why"))
