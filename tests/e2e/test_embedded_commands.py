@@ -64,5 +64,9 @@ def test_a_recommendation_is_approved_paused_and_resumed_by_hand(up: MakeUp, too
     assert traffic.failures == []
     assert service.stop() == 0
     after = json.loads(offramp(service, "get", "--json").stdout)["services"][0]
-    assert [r["status"]["verdict"] for r in after["rollouts"]] == ["Succeeded"]
+    verdicts = {r["metadata"]["name"]: r["status"].get("verdict", "") for r in after["rollouts"]}
+    assert verdicts["tiny-1"] == "Succeeded"
+    assert set(verdicts.values()) <= {"Succeeded", "", "Superseded"}, (
+        "a tuning that was asked for may recommend another plan"
+    )
     assert offramp(service, "status").returncode == 1, "nothing runs any more"
