@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,14 +29,14 @@ import numpy.typing as npt
 import onnxruntime as ort
 from rich.console import Console
 
-from bench.load import encode
-from bench.openloop import OpenLoopClient, Target, Trial, post
+from bench.openloop import OpenLoopClient, Target, Trial, infer, post
 from bench.subjects import make_subject
 
 OUT = Path("build/bench/front.json")
 SERVER_CORE, CLIENT_CORE = 0, 1
 INPUTS = 64
 LOOSE_SECONDS = 0.05
+CAPACITY_STEPS = 8
 TIGHT_FACTOR = 4  # times the model's own time
 START_SECONDS = 120.0
 Rows = npt.NDArray[np.float32]
@@ -106,8 +106,7 @@ def offramp(data: Data, *, name: str = "offramp") -> Contender:
     tensor, model = manifest["inputs"][0]["name"], manifest["name"]
 
     def request(row: Rows) -> bytes:
-        body, length = encode(row[None], tensor)
-        return post(f"/v2/models/{model}/infer", body, headers={"Inference-Header-Content-Length": str(length)})
+        return infer(row[None], model=model, input_name=tensor)
 
     return Contender(
         name,
@@ -223,7 +222,14 @@ def measure(
             for server in servers:
                 idle = server.checked(server.client.one_by_one(100, seed=seed))
                 server.figures.idle_ms.append(float(np.median(idle.seconds)) * 1e3)
-        _find_capacities(servers, objective=objective, seconds=seconds, model=model)
+        by_name = {server.name: server for server in servers}
+
+        def trial(name: str, rate: float, seed: int) -> Trial:
+            return by_name[name].checked(by_name[name].client.run(rate=rate, seconds=seconds, seed=seed))
+
+        found = find_capacities(trial, by_name, objective=objective, low=0.02 / model, high=2.0 / model)
+        for server in servers:
+            server.figures.capacity = found[server.name]
         yardstick = max(servers[0].figures.capacity, 1.0)
         for seed in range(rounds):
             for server in servers:
@@ -234,16 +240,15 @@ def measure(
     return {server.name: server.figures for server in servers}
 
 
-def _find_capacities(
-    servers: Sequence[Running], *, objective: float, seconds: float, model: float, steps: int = 8
-) -> None:
-    searches = [CapacitySearch(low=0.02 / model, high=2.0 / model) for _ in servers]
-    for step in range(steps):
-        for server, search in zip(servers, searches, strict=True):
-            trial = server.checked(server.client.run(rate=search.rate, seconds=seconds, seed=300 + step))
-            search.learn(met=trial.percentile_ms(95) <= objective * 1e3)
-    for server, search in zip(servers, searches, strict=True):
-        server.figures.capacity = search.found
+def find_capacities(
+    trial: Callable[[str, float, int], Trial], names: Iterable[str], *, objective: float, low: float, high: float
+) -> dict[str, float]:
+    """The highest rate from ``low`` to ``high`` of each name whose p95 meets the objective; ``trial`` takes a name, a rate and a seed."""
+    searches = {name: CapacitySearch(low=low, high=high) for name in names}
+    for step in range(CAPACITY_STEPS):
+        for name, search in searches.items():
+            search.learn(met=trial(name, search.rate, 300 + step).percentile_ms(95) <= objective * 1e3)
+    return {name: search.found for name, search in searches.items()}
 
 
 def summary(figures: Mapping[str, Figures], *, yardstick: str, model: float) -> dict[str, Any]:

@@ -13,9 +13,12 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from bench.load import encode
 
 SPIN_SECONDS = 0.0015  # epoll wakes by milliseconds; the rest of a wait is spun
 DRAIN_SECONDS = 10.0
@@ -230,6 +233,12 @@ def _body(response: bytes) -> bytes:
         parts.append(rest[: int(size, 16)])
         body = rest[int(size, 16) + 2 :]
     return b"".join(parts)
+
+
+def infer(x: npt.NDArray[Any], *, model: str, input_name: str) -> bytes:
+    """The bytes of an Open Inference Protocol request for rows ``x`` (n, ...), as a binary tensor."""
+    body, header = encode(x, input_name)
+    return post(f"/v2/models/{model}/infer", body, headers={"Inference-Header-Content-Length": str(header)})
 
 
 def post(path: str, body: bytes, *, headers: dict[str, str] | None = None) -> bytes:

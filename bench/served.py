@@ -24,9 +24,8 @@ import numpy.typing as npt
 from rich.console import Console
 
 from bench.engine import keep, measured_profile, plans, scored
-from bench.front import CLIENT_CORE, SERVER_CORE, CapacitySearch, on_core
-from bench.load import encode
-from bench.openloop import OpenLoopClient, Target, Trial, post
+from bench.front import CLIENT_CORE, SERVER_CORE, find_capacities, on_core
+from bench.openloop import OpenLoopClient, Target, Trial, infer
 from bench.subjects import SUBJECTS, make_subject
 from bench.validate_simulator import LoopbackWorker
 from offramp_core.plan import Plan
@@ -39,7 +38,6 @@ LOADS = (0.3, 0.6, 0.9)
 AUDIT_RATE = 0.02
 ARMS = {"fp32": "fp32 certified", "any": "any certified"}
 OBJECTIVE_SECONDS, OBJECTIVE_FACTOR = 0.05, 10.0  # the larger of this and so many times the model's own time
-CAPACITY_STEPS = 8
 DEFAULT = ("resnet56", "sst2")
 Array = npt.NDArray[Any]
 
@@ -83,9 +81,7 @@ def prepared(bundle: Bundle, x: Array, *, seconds: float) -> Prepared:
         one = row[None]
         if spec.varies and spec.pad is not None:  # without the padding, as a client would send it
             one = np.ascontiguousarray(one[:, : used_length(one, pad=spec.pad)])
-        body, length = encode(one, spec.name)
-        headers = {"Inference-Header-Content-Length": str(length)}
-        requests.append(post(f"/v2/models/{manifest.name}/infer", body, headers=headers))
+        requests.append(infer(one, model=manifest.name, input_name=spec.name))
     return Prepared(bundle, arms, requests, arrays["reference"][half:], profile.batches[0].exact_seconds)
 
 
@@ -108,16 +104,14 @@ class Arms:
 
     def find_capacities(self, *, objective: float, seconds: float) -> None:
         """The highest rate of each arm whose p95 meets the objective."""
-        searches = {
-            arm: CapacitySearch(low=0.1 / self._made.model_seconds, high=6.0 / self._made.model_seconds)
-            for arm in self.measured
-        }
-        for step in range(CAPACITY_STEPS):
-            for arm, search in searches.items():
-                trial = self.run(arm, rate=search.rate, seconds=seconds, seed=300 + step)
-                search.learn(met=trial.percentile_ms(95) <= objective * 1e3)
-        for arm, search in searches.items():
-            self.measured[arm].capacity = search.found
+
+        def trial(arm: str, rate: float, seed: int) -> Trial:
+            return self.run(arm, rate=rate, seconds=seconds, seed=seed)
+
+        one = 1 / self._made.model_seconds
+        found = find_capacities(trial, self.measured, objective=objective, low=0.1 * one, high=6.0 * one)
+        for arm, capacity in found.items():
+            self.measured[arm].capacity = capacity
 
     def compare(self, *, load: float, rounds: int, seconds: float) -> None:
         """All arms under the same arrivals; who begins changes from round to round."""

@@ -49,6 +49,11 @@ def make_model(folder: Path) -> Path:
     return program
 
 
+def prepare_options(folder: Path) -> list[str]:
+    """What ``offramp prepare`` is told besides model and data."""
+    return ["--max-tokens", str(TOKENS), "--head-data", str(folder / "tuning.jsonl")]
+
+
 def token_rows(folder: Path, name: str) -> Rows:
     """The texts of a file beside the model as token ids [n, tokens], filled up at the end."""
     lines = (folder / name).read_text(encoding="utf-8").splitlines()
@@ -90,7 +95,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments = parser.parse_args()
     program = make_model(arguments.out)
-    options = ["--max-tokens", str(TOKENS), "--head-data", str(arguments.out / "tuning.jsonl")]
+    options = prepare_options(arguments.out)
     report = prepare(program, arguments.out / "texts.jsonl", arguments.out / "bundle", options)
     x = token_rows(arguments.out, "held-out.jsonl")
     result = judge("minilm-sst2", arguments.out / "bundle", x, report)

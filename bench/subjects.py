@@ -42,11 +42,11 @@ def resnet56(console: Console) -> Subject:
 
 def sst2(console: Console) -> Subject:
     """Heads learn from the texts that the classifier was fine-tuned on and from half of the stream's."""
-    from bench.sst2 import TOKENS, make_model, token_rows
+    from bench.sst2 import make_model, prepare_options, token_rows
 
     folder = Path("build/sst2")
     program = make_model(folder)
-    options = ["--max-tokens", str(TOKENS), "--head-data", str(folder / "tuning.jsonl")]
+    options = prepare_options(folder)
     texts = folder / "texts.jsonl"
     prepare(folder / "bundle", model=str(program), data=texts, options=options, key=_digest(program), console=console)
     return Subject(folder / "bundle", token_rows(folder, "held-out.jsonl"))

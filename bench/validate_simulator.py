@@ -36,8 +36,8 @@ from rich.console import Console
 
 from bench.demo.pools import prepare_cluster_pool
 from bench.front import CLIENT_CORE, SERVER_CORE, on_core
-from bench.load import Traffic, encode
-from bench.openloop import OpenLoopClient, Target, post
+from bench.load import Traffic
+from bench.openloop import OpenLoopClient, Target, infer
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.columns import EXACT, chain
 from offramp_core.execution import carries_on
@@ -222,11 +222,9 @@ def target_of(worker: LoopbackWorker, subject: Subject) -> Target:
     """Requests for single inputs; a reply's label and exit come back as one number, see :func:`labels_and_exits`."""
     manifest = subject.bundle.manifest
     index = {ramp.id: i for i, ramp in enumerate(manifest.ramps)}
-    path = f"/v2/models/{manifest.name}/infer"
 
     def request(x: npt.NDArray[np.float32]) -> bytes:
-        body, header = encode(x[None], manifest.inputs[0].name)
-        return post(path, body, headers={"Inference-Header-Content-Length": str(header)})
+        return infer(x[None], model=manifest.name, input_name=manifest.inputs[0].name)
 
     def label_and_exit(body: bytes) -> int:
         reply = json.loads(body)

@@ -134,6 +134,10 @@ class Door:
             return Entry.IN_TIME
         return Entry.ON_CREDIT if self.credit > 0 and seen.wait <= LENIENT_WAIT * objective else Entry.REFUSED
 
+    def promises(self, entry: Entry, seen: Forecast) -> bool:
+        """Whether a request that came in so should be answered in time: none on credit, and none too large for the objective."""
+        return entry is Entry.IN_TIME and (self.objective_seconds is None or seen.own <= self.objective_seconds)
+
     def spent(self, rows: int) -> Door:
         """The door once a request of ``rows`` rows joined on credit."""
         return replace(self, credit=self.credit - rows)

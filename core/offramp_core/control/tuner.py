@@ -55,7 +55,7 @@ class TunerView:
         if spec.mode not in ("Auto", "Recommend") or spec.suspend or self.rollout is not None:
             return False
         due = self.status.next_attempt_at is None or self.now >= self.status.next_attempt_at
-        return due or self.status.tuned_for != self.objective or self.request.startswith(f"{TUNE}/")
+        return due or self.status.tuned_for != self.objective or self.asks_to_tune
 
     @property
     def request(self) -> str:
@@ -64,8 +64,12 @@ class TunerView:
         return "" if asked == self.status.handled_request else asked
 
     @property
-    def request_unknown(self) -> bool:
-        return bool(self.request) and not self.request.startswith(f"{TUNE}/")
+    def asks_to_tune(self) -> bool:
+        return self.request.startswith(f"{TUNE}/")
+
+    @property
+    def asks_the_unknown(self) -> bool:
+        return bool(self.request) and not self.asks_to_tune
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +98,8 @@ def tune_or_wait(view: TunerView) -> Tuned:
         return _digest(view)
     if view.snapshot.tuning_running:
         return Tuned(replace(status, state="Tuning", message="searching and certifying"))
-    if view.request_unknown or not view.wanted:
-        return _refused(view) if view.request_unknown else Tuned(_idle(view))
+    if view.asks_the_unknown or not view.wanted:
+        return _rest(view)
     if view.known and view.recommended is None and status.failures == 0:
         return _come_back(view)
     needed = max(status.labels_needed, first_attempt_labels(view.snapshot.service.spec.max_disagreement))
@@ -143,8 +147,10 @@ def _about(seconds: float) -> str:
     return "less than a minute"
 
 
-def _refused(view: TunerView) -> Tuned:
-    """What cannot be done is told once."""
+def _rest(view: TunerView) -> Tuned:
+    """Nothing to look for; a request that nobody knows is told of once."""
+    if not view.asks_the_unknown:
+        return Tuned(_idle(view))
     told = f"annotation {view.request!r} asks for nothing known; use {TUNE}/TIME"
     status = replace(_idle(view), handled_request=view.request)
     return Tuned(status, events=(Event("RequestRefused", told, warning=True),))
@@ -217,7 +223,7 @@ def _digest(view: TunerView) -> Tuned:
         )
         return Tuned(waiting, stable_over_budget=over)
     status = replace(status, labels_needed=0, next_attempt_at=view.now + RETUNE_SECONDS, tuned_for=view.objective)
-    if view.request.startswith(f"{TUNE}/"):
+    if view.asks_to_tune:
         status = replace(status, handled_request=view.request)
     if isinstance(outcome, NoGain):
         message = _NO_GAIN[outcome.reason].format(saving=outcome.best_saving)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -158,7 +157,7 @@ class _Entry:
         entry = self.door.entry(seen)
         if entry is Entry.ON_CREDIT:
             self.door = self.door.spent(1)
-        elif entry is Entry.IN_TIME and seen.own <= (self.door.objective_seconds or math.inf):
+        elif self.door.promises(entry, seen):
             self.on_time.add(request)
         return entry is not Entry.REFUSED
 

@@ -245,7 +245,7 @@ class Batcher:
                 f"an answer would take about {seen.total:.3f} s, too close to the latency objective of {self._objective:g} s; retry later",
                 seen.wait,
             )
-        ticket.on_time = entry is Entry.IN_TIME and seen.own <= self._objective
+        ticket.on_time = self._door.promises(entry, seen)
         if entry is Entry.ON_CREDIT:
             self._door = self._door.spent(rows)
 
