@@ -3,12 +3,14 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV := .venv
-CODE := core operator worker cli tests bench cluster images crds
+CODE := core operator worker cli tests bench cluster images crds website
 BIN := $(VENV)/bin
 export OFFRAMP_DATA ?= ../shared/data
+# Many processes are started here: each would compile again what it imports (the operator's start takes twice as long).
+unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.offramp-$(shell sha256sum requirements.lock pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
 
-.PHONY: help setup fmt check gen test-fast test cluster cluster-down demo demo-cluster bench soak clean
+.PHONY: help setup fmt check gen sbom docs test-fast test outages cluster cluster-down demo demo-cluster bench soak soak-control clean
 
 help: ## List the targets
 	@awk 'BEGIN{FS=":.*## "} /^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
@@ -30,15 +32,22 @@ check: setup ## Lint, strict types, import rules, generated files in step
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache > /dev/null || $(BIN)/lint-imports --no-cache
 	@scripts/gen --check
+	@$(BIN)/python -m website.build
 
 gen: setup ## Write generated files: chart's CRDs, install manifest, lock file
 	@scripts/gen
 
+docs: setup ## The documentation site in build/site, every link followed
+	@$(BIN)/python -m website.build
+
 test-fast: setup ## The inner loop (< 60 s): everything that needs no cluster and is not slow
-	@$(BIN)/pytest -q -m "not slow and not cluster" -n 2
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not slow and not cluster" -n 4 --dist loadfile --no-loadscope-reorder
 
 test: check ## Everything: unit, property, API server, real cluster
 	@scripts/test
+
+outages: setup cluster ## The outages of `make test` alone, on a real Kubernetes
+	@$(BIN)/pytest -q -n 3 --durations=20 tests/cluster/outages
 
 cluster: setup ## A real Kubernetes on this machine
 	@cluster/up
@@ -57,6 +66,12 @@ bench: setup ## Measure everything and make docs/benchmarks.md again (hours; kep
 
 soak: setup ## Ten minutes at twice a worker's capacity: right, in time, refused at once, memory flat
 	@$(BIN)/python -m bench.soak
+
+soak-control: setup cluster ## Ten minutes of tuning without rest on a real Kubernetes: Ready, `kubectl diff` and requests do not notice
+	@OFFRAMP_SOAK_SECONDS=600 $(BIN)/pytest -q -p no:xdist --durations=3 tests/cluster/outages/test_continuous_tuning.py
+
+sbom: setup ## Bills of materials of both images (CycloneDX), reproducible: build/sbom
+	@$(BIN)/python images/sbom.py
 
 clean: cluster-down ## Remove build products
 	@rm -rf build dist

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from offramp_core.control.objects import Config, Rollout, Service
+from offramp_core.control.outcome import Objects, carried_out
 from offramp_core.control.snapshot import Decision, Event
 from offramp_core.protocol import PlanDocument
 
@@ -22,23 +21,10 @@ class MemoryShell:
 
     def store(self, decision: Decision) -> None:
         """Everything a decision asks for but delivery and tuning."""
-        for new in decision.new_configs:
-            self.configs.setdefault(new.name, Config(new.name, new.plan, new.status, self.now))
-        for name, config_status in decision.config_statuses.items():
-            self.configs[name] = replace(self.configs[name], status=config_status)
-        if decision.new_rollout is not None:
-            r = decision.new_rollout
-            self.rollouts[r.name] = Rollout(
-                r.name, r.from_config, r.to_config, r.cause, r.generation, created_at=self.now
-            )
-        for name, rollout_status in decision.rollout_statuses.items():
-            self.rollouts[name] = replace(self.rollouts[name], status=rollout_status)
-        self.writes += decision.status != self.service.status
-        self.service = replace(self.service, status=decision.status)
-        for name in decision.delete_configs:
-            del self.configs[name]
-        for name in decision.delete_rollouts:
-            del self.rollouts[name]
+        after = carried_out(Objects(self.service, self.configs, tuple(self.rollouts.values())), decision, self.now)
+        self.writes += after.service.status != self.service.status
+        self.service, self.configs = after.service, dict(after.configs)
+        self.rollouts = {rollout.name: rollout for rollout in after.rollouts}
         if decision.publish is not None:
             assert self.published is None or decision.publish.epoch > self.published.epoch
             self.published = decision.publish

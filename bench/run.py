@@ -45,11 +45,14 @@ def stages(draws: int, jobs: int) -> tuple[Stage, ...]:
         Stage("promise", "bench.promise", ("--json",), prints_json=True),
         Stage("control", "bench.control", ("--jobs", str(jobs)), caches=True),
         Stage("million", "bench.million"),
+        Stage("bands", "bench.bands"),
         Stage("simulator", "bench.validate_simulator"),
         Stage("engine", "bench.engine"),
         Stage("served", "bench.served"),
         Stage("front", "bench.front"),
         Stage("peers", "bench.peers"),
+        Stage("verdict", "bench.verdict"),
+        Stage("fleet", "bench.fleet"),
     )
 
 

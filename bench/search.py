@@ -1,8 +1,9 @@
 """How long the exact search takes: ``python -m bench.search [FILE.npz]... [--json]``.
 
-Without files the records are synthetic (one latent difficulty per input, ramps see it through noise). Every figure
+Besides the files, records are synthetic (one latent difficulty per input, ramps see it through noise). Every figure
 is the least of several repetitions, wall and processor time of one thread; on a busy machine the wall time says more about
-the machine, and processor time too is inflated by shared caches.
+the machine, and processor time too is inflated by shared caches. Everything is searched with numpy alone first, then with the compiled
+loops, which a process loads once (``offramp[fast]``); the plans are the same.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import numpy as np
 
 from offramp_cli.replay import load_records
 from offramp_core.records import ExitCosts, Records
+from offramp_core.search.pace import PACE
 from offramp_core.search.placement import best_plan
-from offramp_core.search.thresholds import best_thresholds
+from offramp_core.search.thresholds import SearchResult, best_thresholds
 
 Found = TypeVar("Found")
 BUDGETS = (0.005, 0.01, 0.02, 0.05)
@@ -29,9 +31,10 @@ BUDGETS = (0.005, 0.01, 0.02, 0.05)
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One search. Shares are fractions; ``gap`` is the saving that may have been missed."""
+    """One search. Shares are fractions; ``gap`` is the saving that may have been missed; ``loops`` is numpy or compiled."""
 
     records: str
+    loops: str
     task: str
     budget: float
     wall_seconds: float
@@ -61,7 +64,9 @@ def thresholds(name: str, records: Records, *, repeat: int) -> list[Timing]:
         chosen = best_plan(records, max_disagreement=budget, max_gap=0.005).plan.active
         active = chosen if len(chosen) == 3 else tuple(int(records.n_ramps * q) for q in (0.25, 0.5, 0.75))
         wall, processor, plan = _timed(partial(best_thresholds, records, active, max_disagreement=budget), repeat)
-        out.append(Timing(name, "3 given ramps", budget, wall, processor, plan.active, plan.saving, gap=0.0, nodes=0))
+        out.append(
+            Timing(name, _loops(), "3 given ramps", budget, wall, processor, plan.active, plan.saving, gap=0.0, nodes=0)
+        )
     return out
 
 
@@ -73,11 +78,7 @@ def placement(name: str, records: Records, *, max_ramps: int = 3, repeat: int, *
             search = partial(best_plan, records, max_disagreement=budget, max_ramps=max_ramps, max_gap=gap, **options)
             wall, processor, found = _timed(search, repeat)
             title = f"<= {max_ramps} of {records.n_ramps}, {task}"
-            out.append(
-                Timing(
-                    name, title, budget, wall, processor, found.plan.active, found.plan.saving, found.gap, found.nodes
-                )
-            )
+            out.append(_placed(name, title, budget, wall, processor, found))
     return out
 
 
@@ -88,19 +89,37 @@ def anytime(name: str, records: Records, *, deadlines: tuple[float, ...] = (0.1,
         over = partial(_over, time.perf_counter() + deadline)
         wall, processor, found = _timed(partial(best_plan, records, max_disagreement=0.01, should_stop=over), 1)
         title = f"<= 3 of {records.n_ramps}, stopped at {deadline} s"
-        out.append(
-            Timing(name, title, 0.01, wall, processor, found.plan.active, found.plan.saving, found.gap, found.nodes)
-        )
+        out.append(_placed(name, title, 0.01, wall, processor, found))
     return out
+
+
+def _placed(name: str, task: str, budget: float, wall: float, processor: float, found: SearchResult) -> Timing:  # noqa: PLR0917
+    plan = found.plan
+    return Timing(name, _loops(), task, budget, wall, processor, plan.active, plan.saving, found.gap, found.nodes)
 
 
 def _over(deadline: float) -> bool:
     return time.perf_counter() > deadline
 
 
+def _loops() -> str:
+    return "compiled" if PACE.compiled(0) else "numpy"
+
+
 def run(files: list[Path], *, repeat: int, large: bool) -> list[Timing]:
+    installed, PACE.installed = PACE.installed, False
+    out = _all(files, repeat=repeat, large=False)
+    PACE.installed = installed
+    if installed:
+        PACE.hurry()
+        best_plan(synthetic(100, 4), max_disagreement=0.1)  # loads them
+        out += _all(files, repeat=repeat, large=large)
+    return out
+
+
+def _all(files: list[Path], *, repeat: int, large: bool) -> list[Timing]:
     recorded = {file.stem: replace(load_records(file), profile=None) for file in files}
-    recorded = recorded or {"synthetic 10,000 x 27": synthetic(10_000, 27)}
+    recorded["synthetic 10,000 x 27"] = synthetic(10_000, 27)
     out = []
     for name, records in recorded.items():
         out += thresholds(name, records, repeat=5 * repeat)
@@ -130,11 +149,11 @@ def _timed(search: Callable[[], Found], repeat: int) -> tuple[float, float, Foun
 
 
 def show(timings: list[Timing]) -> str:
-    header = f"{'records':<26}{'search':<34}{'budget':>7}{'wall ms':>10}{'cpu ms':>9}{'saving %':>10}{'gap':>7}{'nodes':>9}  ramps"
+    header = f"{'records':<26}{'loops':<10}{'search':<34}{'budget':>7}{'wall ms':>10}{'cpu ms':>9}{'saving %':>10}{'gap':>7}{'nodes':>9}  ramps"
     lines = [header]
     for t in timings:
         lines.append(
-            f"{t.records:<26}{t.task:<34}{t.budget:>7.1%}{1e3 * t.wall_seconds:>10.1f}{1e3 * t.processor_seconds:>9.1f}"
+            f"{t.records:<26}{t.loops:<10}{t.task:<34}{t.budget:>7.1%}{1e3 * t.wall_seconds:>10.1f}{1e3 * t.processor_seconds:>9.1f}"
             f"{100 * t.saving:>10.2f}{100 * t.gap:>7.2f}{t.nodes:>9}  {list(t.active)}"
         )
     return "\n".join(lines)

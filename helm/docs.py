@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write what follows from the chart: the table of values in its README, and ``manifests/install.yaml``.
+"""Write what follows from the chart: its schema of values, the table of values in its README, and ``manifests/install.yaml``.
 
 Usage: ``helm/docs.py [--check] [--helm PATH]``. With ``--check`` nothing is written and the exit status is 1 when a file is stale.
 """
@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "helm" / "offramp"
+SCHEMA_SOURCE = ROOT / "helm" / "values.schema.yaml"
 BEGIN, END = "<!-- values: written by helm/docs.py -->", "<!-- /values -->"
 INSTALL_NAMESPACE = "offramp-system"
 # A Helm that was built without version flags takes the cluster to be an old one.
@@ -92,6 +94,45 @@ def values_table(items: list[Documented]) -> str:
     return "\n".join(["| value | default | meaning |", "|---|---|---|", *rows])
 
 
+def schema() -> str:
+    """``values.schema.json``: the source with every object closed, every value required, and the comments as descriptions."""
+    values_source = (CHART / "values.yaml").read_text()
+    document = yaml.safe_load(SCHEMA_SOURCE.read_text())
+    for node in (document, *document["definitions"].values()):
+        _close(node)
+    _require_values(document, yaml.safe_load(values_source))
+    for item in documented_values(values_source):
+        node = document
+        for name in item.path.split("."):
+            node = _resolved(document, node)["properties"].setdefault(name, {})
+        if "$ref" not in node and "description" not in node:
+            node["description"] = item.text
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _close(node: dict[str, Any]) -> None:
+    """Only where properties are listed by ``properties``: the branches of a condition must stay open."""
+    if "properties" in node:
+        node["additionalProperties"] = False
+    for child in (*node.get("properties", {}).values(), *(v for k, v in node.items() if k == "items")):
+        _close(child)
+
+
+def _require_values(node: dict[str, Any], values: dict[str, Any]) -> None:
+    if "properties" not in node or not values:
+        return
+    node["required"] = [name for name in values if name in node["properties"]]
+    for name in node["required"]:
+        if isinstance(values[name], dict):
+            _require_values(node["properties"][name], values[name])
+
+
+def _resolved(document: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    reference = node.get("$ref")
+    found: dict[str, Any] = document["definitions"][reference.rsplit("/", 1)[1]] if reference else node
+    return found
+
+
 def readme() -> str:
     """The chart's README with a fresh table."""
     text = (CHART / "README.md").read_text()
@@ -142,9 +183,11 @@ def _dump(document: Any) -> str:
     return yaml.safe_dump(document, sort_keys=False, width=140)
 
 
-def outputs(helm: str) -> dict[Path, str]:
-    """Every generated file and what it should say."""
-    return {CHART / "README.md": readme(), ROOT / "manifests" / "install.yaml": install_manifest(helm)}
+def outputs(helm: str) -> Iterator[tuple[Path, str]]:
+    """Every generated file and what it should say, each made when it is asked for: Helm renders by the schema that is there."""
+    yield CHART / "values.schema.json", schema()
+    yield CHART / "README.md", readme()
+    yield ROOT / "manifests" / "install.yaml", install_manifest(helm)
 
 
 def main() -> int:
@@ -152,17 +195,16 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
     parser.add_argument("--helm", default="helm", help="helm binary (default: the one in PATH)")
     arguments = parser.parse_args()
-    stale = [
-        (path, text) for path, text in outputs(arguments.helm).items() if not path.exists() or path.read_text() != text
-    ]
-    for path, text in stale:
+    for path, text in outputs(arguments.helm):
         name = path.relative_to(ROOT)
+        if path.exists() and path.read_text() == text:
+            continue
         if arguments.check:
             print(f"{name} is stale; run helm/docs.py", file=sys.stderr)
-        else:
-            path.write_text(text)
-            print(f"wrote {name}")
-    return 1 if arguments.check and stale else 0
+            return 1
+        path.write_text(text)
+        print(f"wrote {name}")
+    return 0
 
 
 if __name__ == "__main__":

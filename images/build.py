@@ -52,7 +52,7 @@ class Part:
     """One of the two programs.
 
     ``packages`` are folders of the project, ``without`` names below them that the image does not need. ``unused`` are distributions
-    that the extra asks for and this program never imports.
+    that the extra asks for and this program never imports, ``extras`` more of the project's extras.
     """
 
     name: str
@@ -61,14 +61,15 @@ class Part:
     ports: tuple[str, ...]
     without: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
 
 
 PARTS = {
     "operator": Part("operator", ("core/offramp_core", "operator/offramp_operator"), "offramp_operator.main", ("8080/tcp",)),
-    # Serving neither trains heads nor searches thresholds, so `prepare` and SciPy stay out.
+    # Of `prepare` it has what trains heads on captured inputs, without PyTorch; nothing of it needs SciPy.
     "worker": Part(
         "worker", ("core/offramp_core", "worker/offramp_worker"), "offramp_worker.main", ("8080/tcp", "8081/tcp"),
-        without=("offramp_worker/prepare",), unused=("scipy",),
+        without=tuple(f"offramp_worker/prepare/{name}" for name in ("families", "picture.py", "training.py")), unused=("scipy",), extras=("tracing",),
     ),
 }  # fmt: skip
 
@@ -86,7 +87,8 @@ def requirements(part: Part) -> str:
     Which ones these are is resolved anew from the part's extra, with the lock as the only versions allowed.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"][part.name]]
+    extras = (part.name, *part.extras)
+    wanted = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
     with tempfile.NamedTemporaryFile("w", suffix=".in") as file:
         file.write("\n".join(line for line in wanted if _name(line) not in part.unused))
         file.flush()
@@ -94,11 +96,12 @@ def requirements(part: Part) -> str:
             "compile", file.name, "--constraint", str(ROOT / "requirements.lock"), "--no-annotate", "--no-header"
         )
     names = {_name(line) for line in resolved.splitlines() if line} - set(part.unused)
-    return "".join(block for block in _lock_blocks() if _name(block) in names)
+    whole = (ROOT / "requirements.lock").read_text()
+    return "".join(block for block in lock_blocks(whole) if _name(block) in names)
 
 
-def _lock_blocks() -> list[str]:
-    text = (ROOT / "requirements.lock").read_text()
+def lock_blocks(text: str) -> list[str]:
+    """The pins of a lock file, each with the lines of its hashes."""
     return [
         block for block in re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE) if re.match(r"[A-Za-z0-9]", block)
     ]

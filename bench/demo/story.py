@@ -403,7 +403,7 @@ def engine_time(pages: list[str]) -> tuple[float, float]:
         for line in page.splitlines():
             if line.startswith("earlyexit_requests_total{"):
                 requests += float(line.rsplit(" ", 1)[1])
-            elif line.startswith("earlyexit_batch_seconds_sum"):
+            elif line.startswith("earlyexit_batch_duration_seconds_sum"):
                 busy += float(line.rsplit(" ", 1)[1])
     return requests, busy
 

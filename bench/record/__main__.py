@@ -94,7 +94,8 @@ def _bring_up_to_date(recorder: Recorder, folder: Path, reporter: Reporter, *, a
     held = [keys_of(folder, name) for name in recorder.names]
     if all(one == keys for one in held) and not again:
         return
-    reporter.console.print(f"[bold]{', '.join(recorder.names)}", highlight=False)
+    if not reporter.quiet:
+        Console(stderr=True).print(f"[bold]{', '.join(recorder.names)}", highlight=False)
     needed = recorder.needed(folder)
     if all(one.scores == keys.scores for one in held):
         sets: Sequence[RecordSet] = [read_set(folder, name) for name in recorder.names]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.report import serving
+from bench.report import scale, serving
 from bench.report.goals import goals
 from bench.report.papers import rows
 from bench.report.results import MISSING, Results, holds, percent, policy_row, spread, table
@@ -44,10 +44,12 @@ def make_page(results: Results, pictures: dict[str, Path], page: Path) -> str:
         _targets(results),
         _queues(results, links),
         _simulator(results, links),
+        serving.bands(results),
         serving.engine(results),
         serving.served(results),
         serving.peers(results),
         serving.soak(results),
+        scale.section(results),
         _papers(results),
         _power(results),
         _control(results, links),
@@ -309,12 +311,12 @@ def _search(results: Results) -> list[str]:
     timings = results.rows("search")
     body = [
         [
-            t["records"], t["task"], percent(t["budget"]), f"{1e3 * t['processor_seconds']:,.1f} ms", f"{1e3 * t['wall_seconds']:,.1f} ms",
+            t["records"], t["task"], t["loops"], percent(t["budget"]), f"{1e3 * t['processor_seconds']:,.1f} ms", f"{1e3 * t['wall_seconds']:,.1f} ms",
             percent(t["saving"]), f"{100 * t['gap']:.2f}",
         ]
         for t in timings or []
     ]  # fmt: skip
-    head = ["records", "search", "budget", "processor", "wall", "saving", "proven gap, points"]
+    head = ["records", "search", "loops", "budget", "processor", "wall", "saving", "proven gap, points"]
     return ["## Search", "", *table(head, body)]
 
 

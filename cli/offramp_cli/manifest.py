@@ -8,20 +8,25 @@ from typing import Any
 
 import yaml
 
+from offramp_cli.fetched import fetched_bundle
 from offramp_core.control.spec import check_name, parse_spec
 from offramp_core.errors import InvalidSpecError
 from offramp_operator.local.platform import Intent
-from offramp_operator.local.template import bundle_path, check_protocols, ignored_fields, worker_env
+from offramp_operator.local.template import bundle_path, check_local, ignored_fields, worker_env
 from offramp_operator.shell.manifests import API_VERSION, SERVICE_KIND
 
 
-def load_intent(path: Path) -> Intent:
+def load_intent(path: Path, *, bundles: Path | None = None) -> Intent:
     """The one service a file declares; a relative ``file://`` URI counts from the file's folder.
+
+    A bundle at ``https://`` or ``s3://`` is fetched to a folder below ``bundles``; without that its URI stays as it is.
 
     Raises
     ------
     InvalidSpecError
         The file is not one valid EarlyExitService that this machine can serve; the message starts with the field.
+    DeliveryError
+        The bundle cannot be fetched.
     OSError
         The file cannot be read.
     """
@@ -37,13 +42,17 @@ def load_intent(path: Path) -> Intent:
     namespace = metadata.get("namespace", "default")
     if not isinstance(namespace, str) or not namespace:
         raise InvalidSpecError("metadata.namespace", f"must be a name; got {namespace!r}")
-    return Intent(namespace, check_name(metadata.get("name")), _checked_spec(manifest.get("spec"), path))
+    return Intent(namespace, check_name(metadata.get("name")), _checked_spec(manifest.get("spec"), path, bundles))
 
 
 def notes(intent: Intent) -> tuple[str, ...]:
     """What the manifest says that has no meaning on one machine."""
-    fields = ignored_fields(intent.spec.get("worker", {}))
-    return (f"spec.worker.{', spec.worker.'.join(fields)}: only a cluster uses this; ignored here",) if fields else ()
+    fields = [f"spec.worker.{name}" for name in ignored_fields(intent.spec.get("worker", {}))]
+    if "secretRef" in intent.spec["model"]:
+        fields.append(
+            "spec.model.secretRef (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are taken from the environment)"
+        )
+    return (f"{', '.join(fields)}: only a cluster uses this; ignored here",) if fields else ()
 
 
 def _one_document(path: Path) -> Mapping[str, Any]:
@@ -59,12 +68,18 @@ def _one_document(path: Path) -> Mapping[str, Any]:
     return documents[0]
 
 
-def _checked_spec(spec: Any, path: Path) -> Mapping[str, Any]:
+def _checked_spec(spec: Any, path: Path, bundles: Path | None) -> Mapping[str, Any]:
     parsed = parse_spec(spec)
     worker_env(parsed.worker)
-    check_protocols(parsed)
-    bundle = bundle_path(parsed.model_uri, base=path.resolve().parent)
-    return {**spec, "model": {**spec["model"], "uri": f"file://{bundle}"}}
+    check_local(parsed)
+    if not parsed.is_fetched:
+        bundle = bundle_path(parsed.model_uri, base=path.resolve().parent)
+    elif bundles is not None:
+        bundle = fetched_bundle(parsed, bundles.resolve())
+    else:
+        return dict(spec)
+    digest = {"digest": parsed.model_digest} if parsed.model_digest is not None else {}
+    return {**spec, "model": {"uri": f"file://{bundle}", **digest}}
 
 
 def _expect(manifest: Mapping[str, Any], field: str, value: str) -> None:

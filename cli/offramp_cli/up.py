@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -23,13 +24,14 @@ from offramp_operator.shell.log import LOGGER, record_facts
 
 DEFAULT_STATE = Path(".offramp")
 _STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red", "critical": "bold red"}
-_GOOD_EVENTS = frozenset({"listening", "worker-ready", "Promoted", "RolloutSucceeded", "RampProposed"})
+_GOOD_EVENTS = frozenset({"listening", "web", "worker-ready", "Promoted", "RolloutSucceeded", "RampProposed"})
 
 
 def up(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="YAML file with one EarlyExitService.", exists=True, dir_okay=False)
     ],
+    *,
     state: Annotated[
         Path | None,
         typer.Option(help="State folder; without one, .offramp/NAME in the current folder.", file_okay=False),
@@ -37,9 +39,25 @@ def up(
     port: Annotated[
         int, typer.Option(help="Port for clients on 127.0.0.1; 0 takes any free one.", min=0, max=65535)
     ] = 8080,
+    web_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of the web page on 127.0.0.1, 0 for any free one; 8082 if it is free without it.",
+            min=0,
+            max=65535,
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port on 127.0.0.1 for Prometheus: /metrics of the control loop, /targets with the workers. Not opened unless given.",
+            min=1,
+            max=65535,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
 ) -> None:
-    """Serve FILE on this machine: worker processes, one address, and the same control loop as in a cluster.
+    """Serve FILE on this machine: worker processes, one address, a web page, and the same control loop as in a cluster.
 
     FILE is applied again whenever it changes. Ctrl-C drains and stops; starting again with the same state folder
     goes on where it stopped. Exit codes: 0 after a clean stop, 2 for a file, folder or port that cannot be used.
@@ -49,15 +67,16 @@ def up(
         _log_events(sys.stdout, as_json=as_json)
         folder = StateFolder(state if state is not None else DEFAULT_STATE / intent.name)
         with folder.exclusive():
-            asyncio.run(_serve(file, folder, port))
+            asyncio.run(_serve(file, folder, port, web_port, metrics_port))
     except (OfframpError, OSError) as error:
         _fail(file, error)
 
 
-async def _serve(file: Path, folder: StateFolder, port: int) -> None:
+async def _serve(file: Path, folder: StateFolder, port: int, web_port: int | None, metrics_port: int | None) -> None:
     for note in notes(load_intent(file)):
         LOGGER.warning("%s", note, extra={"event": "ignored"})
-    shell = EmbeddedShell(lambda: load_intent(file), folder, port=port)
+    read = partial(load_intent, file, bundles=folder.bundles)
+    shell = EmbeddedShell(read, folder, port=port, web_port=web_port, metrics_port=metrics_port)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

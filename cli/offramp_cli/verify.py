@@ -255,8 +255,8 @@ def _sentence(verdict: Verdict) -> str:
         f"holds (test {c.test_index}): at most {c.budget:.2%} of answers differ, with {1 - c.delta:.0%} confidence; {c.k} of {c.n:,} held-out "
         f"answers differed{again}, p = {c.p_value:.2g} <= {c.level:.2g}"
     )
-    stopped = [str(s.slice_id) for s in c.slices if not s.certified]
-    return text + (f"; not for slices {', '.join(stopped)}, which must not leave early" if stopped else "")
+    stopped = [s.title for s in c.slices if not s.certified]
+    return text + (f"; not for {', '.join(stopped)}, which must not leave early" if stopped else "")
 
 
 def _ramps(plan: Plan) -> str:

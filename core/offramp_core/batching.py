@@ -245,11 +245,17 @@ def exact_seconds(profile: Profile, *, max_batch: int = MAX_BATCH) -> tuple[floa
 
     Sizes between measured ones are interpolated, beyond the largest time grows in proportion.
     """
-    sizes = np.array([b.batch_size for b in profile.batches], dtype=np.float64)
-    seconds = np.array([b.exact_seconds for b in profile.batches], dtype=np.float64)
-    rows = np.arange(max_batch + 1, dtype=np.float64)
-    inside = np.interp(rows, sizes, seconds)
-    at = np.where(rows > sizes[-1], seconds[-1] * rows / sizes[-1], inside)
+    sizes = [b.batch_size for b in profile.batches]
+    return seconds_by_rows(sizes, [b.exact_seconds for b in profile.batches], max_batch=max_batch)
+
+
+def seconds_by_rows(
+    sizes: Sequence[float], seconds: Sequence[float], *, max_batch: int = MAX_BATCH
+) -> tuple[float, ...]:
+    """The same from measured ``sizes``, which rise, and their ``seconds``."""
+    rows, measured = np.arange(max_batch + 1, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
+    inside = np.interp(rows, sizes, measured)
+    at = np.where(rows > sizes[-1], measured[-1] * rows / sizes[-1], inside)
     return (0.0, *at[1:].tolist())
 
 

@@ -7,6 +7,7 @@
     ├── InvalidBundleError (ValueError)     an exit bundle is broken, tampered with or foreign; names the file
     ├── PlanRefusedError (ValueError)       a worker cannot or must not run a plan; carries a machine-readable reason
     ├── ModelRefusedError (ValueError)      `prepare` cannot attach exits to this model; says why
+    ├── DeliveryError                       a bundle could not be fetched; carries a machine-readable reason
     └── UnavailableError                    something outside did not answer; retrying may help
 
 Too few samples is never an error: it is the value ``Undecided`` or "no certificate yet".
@@ -53,6 +54,18 @@ class PlanRefusedError(OfframpError, ValueError):
 
 class ModelRefusedError(OfframpError, ValueError):
     """``offramp prepare`` cannot attach exits to this model. The message says why and what would help."""
+
+
+class DeliveryError(OfframpError):
+    """A bundle could not be fetched. The message is the cause and, after a semicolon, the next step; it holds no secret.
+
+    ``reason`` is one of ``FetchFailed``, ``FetchRefused``, ``AddressRefused``, ``DigestMismatch``, ``BundleTooLarge``, ``DiskFull``,
+    ``InvalidBundle``.
+    """
+
+    def __init__(self, reason: str, cause: str, remedy: str) -> None:
+        super().__init__(f"{cause}; {remedy}")
+        self.reason, self.cause, self.remedy = reason, cause, remedy
 
 
 class UnavailableError(OfframpError):

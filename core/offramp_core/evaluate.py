@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 
 from offramp_core.columns import EXACT
-from offramp_core.errors import InvalidArgumentError
+from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.plan import Plan
-from offramp_core.records import BoolArray, IndexArray, Records
+from offramp_core.records import BoolArray, ExitCosts, IndexArray, LabelArray, Records
 
 Threshold = Decimal | float
 
@@ -99,7 +99,7 @@ def evaluate(records: Records, active: Sequence[int], thresholds: Sequence[Thres
         mean_seconds=mean_seconds,
         saving=1.0 - mean_seconds / records.costs.baseline_seconds,
         exits=tuple(int(c) for c in counts[:-1]),
-        utility_seconds=_utilities(records, ramps, counts.tolist()),
+        utility_seconds=utilities(records.costs, ramps, counts.tolist()),
     )
 
 
@@ -159,6 +159,23 @@ def answers_agree(records: Records, active: Sequence[int], left: IndexArray) -> 
     return np.where(stays, records.final_agrees, records.agrees[np.arange(len(records)), ramp])
 
 
+def answered_labels(records: Records, active: Sequence[int], left: IndexArray) -> LabelArray:
+    """What each input is answered, by the position in ``active`` where it left: (n,).
+
+    Raises
+    ------
+    InvalidRecordsError
+        The records do not say what was answered.
+    """
+    if records.prediction is None or records.final is None:
+        raise InvalidRecordsError("prediction or final is missing; without them nobody knows what was answered")
+    if not len(active):
+        return records.final.astype(np.int64)
+    stays = left == len(active)
+    ramp = np.asarray(active, dtype=np.intp)[np.where(stays, 0, left)]
+    return np.where(stays, records.final, records.prediction[np.arange(len(records)), ramp]).astype(np.int64)
+
+
 def check_active(records: Records, active: Sequence[int]) -> tuple[int, ...]:
     """Ramp indices as a tuple, or an error that says what is wrong with them."""
     ramps = tuple(int(i) for i in active)
@@ -169,12 +186,14 @@ def check_active(records: Records, active: Sequence[int]) -> tuple[int, ...]:
     return ramps
 
 
-def _utilities(records: Records, ramps: tuple[int, ...], counts: list[int]) -> tuple[float, ...]:
-    behind = records.costs.total_seconds - np.cumsum(
-        records.costs.segment_seconds
-    )  # of this chain: what leaving spares
+def utilities(costs: ExitCosts, ramps: Sequence[int], counts: Sequence[int]) -> tuple[float, ...]:
+    """Utility of each active ramp, in seconds per request; see :attr:`Evaluation.utility_seconds`.
+
+    ``counts`` has one entry per ramp, those that left there, and a last one, those that stayed; their sum is positive.
+    """
+    behind = costs.total_seconds - np.cumsum(costs.segment_seconds)  # of this chain: what leaving spares
     out, reach = [], sum(counts)
     for j, ramp in enumerate(ramps):
-        out.append(float(counts[j] * behind[ramp] - reach * records.costs.ramp_seconds[ramp]) / sum(counts))
+        out.append(float(counts[j] * behind[ramp] - reach * costs.ramp_seconds[ramp]) / sum(counts))
         reach -= counts[j]
     return tuple(out)

@@ -10,10 +10,32 @@ by its ``boot_id``, so a restart can never be mistaken for a counter that went b
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Arm = Literal["stable", "canary"]
+FetchPhase = Literal["connecting", "downloading", "verifying", "unpacking"]
+Arm = Literal["stable", "canary", "holdback"]
+
+
+def slice_number(name: str) -> int:
+    """What stands for a slice in records: the same number everywhere, whatever else is declared; 0 for requests that name none."""
+    return zlib.crc32(name.encode()) & 0x7FFFFFFF if name else 0
+
+
+_OF_A_CLASS = "class/"  # no request can mean it: names that services declare for requests have no slash
+
+
+def class_slice(number: int) -> str:
+    """The slice of the answers that name a class: ``class/3``."""
+    return f"{_OF_A_CLASS}{number}"
+
+
+def class_of(slice_name: str) -> int | None:
+    """The class that a slice's answers name; None for a slice of requests."""
+    number = slice_name.removeprefix(_OF_A_CLASS)
+    return int(number) if number != slice_name and number.isascii() and number.isdigit() else None
+
 
 # --- downwards -------------------------------------------------------------------------------------
 
@@ -38,7 +60,13 @@ class PlanDocument:
     ``slow_seconds`` maps a batch size (as text) to the stable arm's p90 of execution seconds, frozen when the step began: a stable batch
     is slow above it, a canary batch above (1 + ``max_overhead``) times it. A canary ends by itself ``canary_lease_seconds`` after the last authenticated
     pull; stable exits end after ``stable_lease_seconds``. ``accuracy_budget`` and ``breaker_run_length`` arm the worker's own detector: a
-    quiet stable plan alarms at most about once in that many audited requests.
+    quiet stable plan alarms at most about once in that many audited requests. ``holdback_share`` of the batches run with exits off while
+    the stable plan has exits; they are drawn before the canary is, so that the others are shared as ``weight_percent`` says.
+    ``slices`` are the names whose audits are counted apart; requests of ``stopped_slices`` take no exits of the stable plan. Some of them
+    may be of the answers that name a class (:func:`class_slice`): a request that an exit would give such an answer does not leave.
+    ``ramp_sets`` are the digests of the ramp sets that audits are scored with; with those of the arms they are what a worker holds, its
+    bundle's own where nothing is named. ``capture_since`` asks for inputs to be kept for training: those admitted after that time
+    (seconds since the epoch); None for none at all, and what was kept is deleted.
     """
 
     service: str
@@ -54,6 +82,11 @@ class PlanDocument:
     canary_lease_seconds: float = 60.0
     stable_lease_seconds: float = 86_400.0
     breaker_run_length: float = 1_000_000.0
+    holdback_share: float = 0.0
+    slices: tuple[str, ...] = ()
+    stopped_slices: tuple[str, ...] = ()
+    ramp_sets: tuple[str, ...] = ()
+    capture_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +125,26 @@ class RampInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchProgress:
+    """How far a worker has come with fetching its bundle. ``total_bytes`` is None where the server has not said it."""
+
+    phase: FetchPhase
+    done_bytes: int = 0
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerState:
     """One worker as it sees itself.
 
+    ``canary_hash`` is empty without a canary, and once its lease has ended: then the operator has to begin the step again.
     ``epoch`` is the one in force (0: none yet, exits off). ``breaker_open`` says that the worker switched the exits of ``epoch`` off
     because its own detector alarmed; ``crashed_epoch`` that an earlier process of this worker died while executing a canary batch of
     that epoch. ``ramps`` are the columns of its records. ``costs`` has the per-batch cost arrays of a records file as nested lists.
+    ``fetching`` is said only by a worker that has no bundle yet.
+    ``suspicion`` is how far its detector has come towards its alarm, in tenths: the share of logarithms, 1 where the breaker is open.
+    ``ramp_set_digest`` is the bundle's own set, ``ramp_sets`` are those that are held now: columns and costs are the same for all of them.
+    ``captures`` inputs are kept for training, of ``capture_since`` on (None: none are asked for).
     """
 
     uid: str
@@ -116,6 +163,11 @@ class WorkerState:
     breaker_open: bool = False
     crashed_epoch: int | None = None
     message: str = ""
+    fetching: FetchProgress | None = None
+    suspicion: float = 0.0
+    ramp_sets: tuple[str, ...] = ()
+    captures: int = 0
+    capture_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +197,48 @@ class ArmCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeSums:
+    """The sums of a :class:`offramp_core.evidence.savings.SavingsState`, in times of what a held-back batch of the same size takes."""
+
+    saved: float = 0.0
+    saved_surprise: float = 0.0
+    spent: float = 0.0
+    spent_surprise: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SliceCounts:
+    """Audits of one slice's requests, or of the answers that name its class, and the disagreements among them."""
+
+    audited: int = 0
+    disagreements: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCounts:
+    """What one plan did as the stable one since the process started, over all epochs, and how that compares with the holdback.
+
+    ``requests`` were answered under it, ``exits`` of them by ramp. ``batches`` could have been held back, with probability
+    ``holdback_share``, and ``held_back`` of them were: all that ran under it or were held back from it, without those that have a deadline to keep.
+    ``answer_time`` is about the time from the beginning of a batch to its replies, ``engine_time`` about the time that it keeps the engine busy.
+    """
+
+    plan_hash: str = ""
+    holdback_share: float = 0.0
+    requests: int = 0
+    exits: dict[str, int] = field(default_factory=dict)
+    batches: int = 0
+    held_back: int = 0
+    answer_time: TimeSums = TimeSums()
+    engine_time: TimeSums = TimeSums()
+    slices: dict[str, SliceCounts] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class RecordBlock:
     """Equal-weight records, columns as base64 little-endian arrays, rows in order of completion.
 
+    ``slice`` int32 [n] has the :func:`slice_number` of what the request named; workers of before leave it out.
     ``time`` float64 [n] (worker's clock, seconds since the epoch, at admission), ``uncertainty`` float32 [n, R], ``prediction`` int32
     [n, R], ``final`` int32 [n] (what the served executor says at the end), ``reference`` int32 [n]. R and the order of columns are those of
     the worker's state at ``ramp_set_digest``. ``first`` is the sequence number of row 0, ``next`` the one to ask for
@@ -162,14 +253,27 @@ class RecordBlock:
     prediction: str = ""
     final: str = ""
     reference: str = ""
+    slice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """One pull: counters of the recent epochs, and records since ``after``."""
+    """One pull: counters of the recent epochs, and records since ``after``.
+
+    ``held_back`` counts the batches that ran with exits off beside a stable plan, ``plans`` the newest plans that had a holdback. They stand
+    apart from ``counts`` for operators of before, which know two arms.
+    ``refused`` counts requests that were turned away at once since the process started; together with those that were answered they are the demand.
+    ``records`` are those of the bundle's own ramp set, ``more_records`` those of others that are held.
+    ``state`` comes along where it was asked for (``&state=1``), so that a pull is one request; a worker that is older than this leaves it out.
+    """
 
     uid: str
     boot_id: str
     now: float
     counts: tuple[ArmCounts, ...]
     records: RecordBlock
+    held_back: tuple[ArmCounts, ...] = ()
+    plans: tuple[PlanCounts, ...] = ()
+    refused: int = 0
+    state: WorkerState | None = None
+    more_records: tuple[RecordBlock, ...] = ()

@@ -93,7 +93,9 @@ class Records:
     profile : Profile, optional
         Costs by batch size, where they were measured; ``costs`` is one of its rows.
     prediction : (n, R) int, optional
-        What each ramp answered; only policies that compare ramps with each other need it.
+        What each ramp answered; only budgets of classes and policies that compare ramps with each other need it.
+    final : (n,) int, optional
+        What this chain's backbone answers at the end.
     precision : {"fp32", "int8"}
         The backbone that answers where no ramp does. At fp32 no ramps means the exact executor, which never disagrees.
     final_uncertainty : (n,) float32, optional
@@ -117,6 +119,7 @@ class Records:
     final_uncertainty: FloatArray | None = None
     ramp_ids: tuple[str, ...] = ()
     others: Mapping[Precision, Records] = field(default_factory=dict)
+    final: npt.NDArray[np.integer[Any]] | None = None
 
     def __len__(self) -> int:
         return len(self.uncertainty)
@@ -150,7 +153,7 @@ class Records:
         return replace(
             self, uncertainty=self.uncertainty[rows], agrees=self.agrees[rows], final_agrees=self.final_agrees[rows],
             time=pick(self.time), slice_id=pick(self.slice_id), stream=pick(self.stream), prediction=pick(self.prediction),
-            final_uncertainty=pick(self.final_uncertainty),
+            final_uncertainty=pick(self.final_uncertainty), final=pick(self.final),
             others={precision: records.take(rows) for precision, records in self.others.items()},
         )  # fmt: skip
 
@@ -203,6 +206,7 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
         profile=priced[EXACT].profile,
         prediction=prediction,
         ramp_ids=ids,
+        final=final,
     )
     if not others:
         return whole
@@ -216,8 +220,10 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
             views[p],
             final_agrees=whole.agrees[:, at].copy(),
             final_uncertainty=whole.uncertainty[:, at].copy(),
+            final=prediction[:, at].copy(),
         )
-    return replace(views[EXACT], final_agrees=np.ones(n, dtype=np.bool_), others={p: views[p] for p in others})
+    everybody = np.ones(n, dtype=np.bool_)
+    return replace(views[EXACT], final_agrees=everybody, final=reference, others={p: views[p] for p in others})
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,13 @@ from offramp_core.certify import (
     largest_passing_count,
     test_path,
 )
-from offramp_core.certify.slices import slice_rows
+from offramp_core.certify.slices import check_slices, in_slice
 from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import chain_of, evaluate, evaluate_plan, plan_columns
 from offramp_core.evidence.one_arm import check_rate
 from offramp_core.plan import Execution, Plan, Precision
-from offramp_core.records import Records
+from offramp_core.records import BoolArray, Records
 
 # Of the records, the oldest: they find plans. A smoothed path needs few, and a test gains more from the rest (docs/decisions/0010).
 SEARCH_SHARE = 0.12
@@ -77,6 +77,8 @@ class TuningRequest:
     execution : {"Auto", "ResultsOnly", "ComputeSaving"}
     current : Plan, optional
         The plan in force (None: exits off); a proposal must save ``min_gain`` (share of the backbone's time) more on the same records.
+    saving_to_beat : float
+        What the plan in force saves on the same requests, where it is of another ramp set; ``current`` is None then.
     consumed_through : float, optional
         Time of the newest record that served in a test; records up to it may find a plan, never test one.
     discard_before : float, optional
@@ -84,7 +86,7 @@ class TuningRequest:
     precisions : tuple of str
         Precisions of the backbone that a plan may run at, as far as they were recorded.
     slices : tuple of SliceBudget
-        Groups with a budget of their own besides. A plan is proposed when it is certified for everybody and for each of them; the
+        Groups of requests, and of answers that name a class, with a budget of their own besides. A plan is proposed when it is certified for everybody and for each of them; the
         allowance of a test is shared evenly.
     """
 
@@ -99,6 +101,7 @@ class TuningRequest:
     execution: Execution = "Auto"
     current: Plan | None = None
     min_gain: float = 0.0
+    saving_to_beat: float = 0.0
     consumed_through: float | None = None
     discard_before: float | None = None
     precisions: tuple[Precision, ...] = (EXACT,)
@@ -158,7 +161,7 @@ class NoGain:
 
     ``best_saving`` is what the best plan found would save, as a fraction of the backbone's time. With ``current_over_budget`` the records
     show that the plan in force breaks the budget: exits off is all that is left. Without ``current_allowed`` the request's other limits
-    (precision, execution, ramps, overhead) rule it out.
+    (precision, execution, ramps, overhead) rule it out. ``slices`` are those whose budgets no plan kept.
     """
 
     reason: NoGainReason
@@ -168,6 +171,7 @@ class NoGain:
     records_through: float | None = None
     current_over_budget: bool = False
     current_allowed: bool = True
+    slices: tuple[SliceBudget, ...] = ()
 
 
 TuningOutcome = Proposed | NeedsLabels | NoGain
@@ -289,6 +293,35 @@ def _testable_labels(budget: float, level: float) -> int:
     return fewest_labels(budget, level) if wanted is None else wanted
 
 
+def testable_slices(
+    records: Records, slices: Sequence[SliceBudget], *, delta: float, test_index: int, consumed_through: float | None
+) -> tuple[SliceBudget, ...]:
+    """Those of the ``slices`` with enough fresh records that a plan worth having would probably pass for them; a test of the others would
+    mostly fail for want of labels.
+
+    How many requests name a slice says nothing about their errors, so the test's own records may be counted. How many answers name a
+    class does: of those only the oldest records are asked, which no test sees, by what the model itself says.
+    """
+    check_slices(records, slices)
+    fresh = np.ones(len(records), dtype=np.bool_)
+    if consumed_through is not None and records.time is not None:
+        fresh = records.time > consumed_through
+    level = allowance(delta, test_index) / (1 + len(slices))
+    return tuple(
+        s for s in slices if (1 - SEARCH_SHARE) * _rows_of(s, records, fresh) >= _testable_labels(s.budget, level)
+    )
+
+
+def _rows_of(wanted: SliceBudget, records: Records, fresh: BoolArray) -> float:
+    """About how many of the ``fresh`` (n,) records belong to a slice."""
+    if wanted.of == "Request" or records.final is None:
+        return float(np.count_nonzero(in_slice(wanted, records, np.empty(0, dtype=np.int64)) & fresh))
+    order = np.arange(len(records)) if records.time is None else np.argsort(records.time, kind="stable")
+    oldest = order[: int(SEARCH_SHARE * len(records))]
+    share = float(np.mean(records.final[oldest] == wanted.slice_id)) if len(oldest) else 0.0
+    return share * np.count_nonzero(fresh)
+
+
 def _judge(result: Certified, request: TuningRequest, *, a: Records, b: Records, through: float) -> Proposed | NoGain:
     seen = result.on_test
     if seen.saving < _current_saving(b, request) + request.min_gain or result.plan == request.current:
@@ -308,7 +341,7 @@ def _failed(
     if result.reason == "NothingSaves":
         return NoGain("NothingSaves", best_saving, n, 1, through)
     if result.needed_more is None:
-        return NoGain("OverBudget", best_saving, n, 1, through)
+        return NoGain("OverBudget", best_saving, n, 1, through, slices=result.slices)
     next_level = _level(request, request.test_index + 1)
     fresh = max(n_b + result.needed_more, _testable_labels(request.max_disagreement, next_level))
     return NeedsLabels(n, n + fresh, 1, through)
@@ -325,7 +358,7 @@ def _check(records: Records, request: TuningRequest) -> None:
             f"{len(request.ramp_ids)} ramp_ids for records of {records.n_ramps} ramps; name every column"
         )
     check_scores(records)
-    slice_rows(records, request.slices)
+    check_slices(records, request.slices)
     if records.time is None and (request.consumed_through is not None or request.discard_before is not None):
         raise InvalidRecordsError("time is missing; without it used records cannot be told from fresh ones")
 
@@ -394,7 +427,9 @@ def _surely_over_budget(records: Records, request: TuningRequest) -> bool:
 def _current_saving(records: Records, request: TuningRequest) -> float:
     """What the plan in force saves. One that breaks the budget on these records, or another limit of the request, is no mark to beat:
     anything that keeps to all of them is better."""
-    if request.current is None or not _allows(records, request, request.current):
+    if request.current is None:
+        return request.saving_to_beat
+    if not _allows(records, request, request.current):
         return 0.0
     seen = evaluate_plan(records, request.current, request.ramp_ids)
     return seen.saving if seen.disagreement <= request.max_disagreement else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import ipaddress
 import logging
 import os
 import random
@@ -17,29 +18,49 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import httpx
 import uvloop
+from aiohttp import web
 
-from offramp_core.errors import InvalidArgumentError, UnavailableError
+from offramp_core.control.spec import parse_duration, parse_size
+from offramp_core.errors import InvalidArgumentError, InvalidSpecError, UnavailableError
 from offramp_operator.health import serve_health
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient, load_api_client
+from offramp_operator.kube.kinds import SERVICE, name_of, namespace_of
 from offramp_operator.kube.leader import LeaderElector, LeaseSettings
-from offramp_operator.kube.manifests import WorkerSettings
+from offramp_operator.kube.manifests import DeliverySettings, OperatorPods, WorkerSettings
 from offramp_operator.kube.platform import KubePlatform
 from offramp_operator.kube.queue import WorkQueue
-from offramp_operator.kube.watch import LATE_SECONDS, Feed, watch
+from offramp_operator.kube.shards import MAX_SHARDS, Shards, lease_names
+from offramp_operator.kube.watch import LATE_SECONDS, Feed, service_key, watch
 from offramp_operator.metrics import Metrics
 from offramp_operator.shell.log import configure_json_logging, log_event
 from offramp_operator.shell.observe import Observer
+from offramp_operator.shell.onlook import Onlookers
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.reconcile import Reconciler
 from offramp_operator.shell.signing import SEED_BYTES, SigningKey
+from offramp_operator.web.board import Board
+from offramp_operator.web.relay import Standby
+from offramp_operator.web.server import WebPage, serve_web
 
-WORKERS = 8
+WORKERS = 64  # passes under way; most of one is waiting for workers, which may hang
+NETWORK_POLICIES = ("None", "Ingress", "IngressAndEgress")
 STUCK_SECONDS = 600.0
 STOP_SECONDS = 15.0  # within the pod's grace period, with time left to release the Lease
-FIRST_LIST_RETRY_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class WebSettings:
+    """The web page: its port, and the names it answers to besides addresses.
+
+    It listens on the pod's loopback only, for those who may forward ports, unless ``address`` says under which address of the pod
+    others reach it.
+    """
+
+    port: int
+    address: str = ""
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +70,12 @@ class Settings:
     namespaces: tuple[str, ...]
     lease_namespace: str
     lease_name: str
-    worker_image: str
+    workers: WorkerSettings
     signing_key_file: Path
     identity: str
     port: int = 8080
+    web: WebSettings | None = None
+    shards: int = 1
 
 
 def parse_settings(environment: Mapping[str, str]) -> Settings:
@@ -63,20 +86,82 @@ def parse_settings(environment: Mapping[str, str]) -> Settings:
     InvalidArgumentError
         A variable is missing or malformed; the message names it.
     """
-    port = environment.get("OFFRAMP_PORT", "8080")
-    if not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise InvalidArgumentError(f"OFFRAMP_PORT is {port!r}; it must be a port from 1 to 65535")
     return Settings(
-        namespaces=tuple(
-            name for text in environment.get("OFFRAMP_NAMESPACES", "").split(",") if (name := text.strip())
-        ),
+        namespaces=_listed(environment, "OFFRAMP_NAMESPACES"),
         lease_namespace=_required(environment, "OFFRAMP_LEASE_NAMESPACE", "the namespace of the operator's Lease"),
         lease_name=_required(environment, "OFFRAMP_LEASE_NAME", "the name of the operator's Lease"),
-        worker_image=_required(environment, "OFFRAMP_WORKER_IMAGE", "the image that workers run"),
+        workers=_worker_settings(environment),
         signing_key_file=Path(_required(environment, "OFFRAMP_SIGNING_KEY_FILE", "a file with 32 secret bytes")),
         identity=environment.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
-        port=int(port),
+        port=_port(environment, "OFFRAMP_PORT", "8080"),
+        web=_web(environment),
+        shards=_shards(environment),
     )
+
+
+def _web(environment: Mapping[str, str]) -> WebSettings | None:
+    if not environment.get("OFFRAMP_WEB_PORT", ""):
+        return None
+    address = environment.get("OFFRAMP_WEB_ADDRESS", "")
+    try:
+        literal = str(ipaddress.ip_address(address)) if address else ""
+    except ValueError as error:
+        raise InvalidArgumentError(f"OFFRAMP_WEB_ADDRESS is {address!r}; it must be the pod's IP address") from error
+    port = _port(environment, "OFFRAMP_WEB_PORT", "")
+    return WebSettings(port, address=literal, names=_listed(environment, "OFFRAMP_WEB_HOSTS"))
+
+
+def _port(environment: Mapping[str, str], name: str, default: str) -> int:
+    port = environment.get(name, default)
+    if not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise InvalidArgumentError(f"{name} is {port!r}; it must be a port from 1 to 65535")
+    return int(port)
+
+
+def _shards(environment: Mapping[str, str]) -> int:
+    text = environment.get("OFFRAMP_SHARDS", "1")
+    if not text.isdigit() or not 1 <= int(text) <= MAX_SHARDS:
+        raise InvalidArgumentError(f"OFFRAMP_SHARDS is {text!r}; it must be a number from 1 to {MAX_SHARDS}")
+    return int(text)
+
+
+def _listed(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(text.strip() for text in environment.get(name, "").split(",") if text.strip())
+
+
+def _worker_settings(environment: Mapping[str, str]) -> WorkerSettings:
+    image = _required(environment, "OFFRAMP_WORKER_IMAGE", "the image that workers run")
+    policy = environment.get("OFFRAMP_WORKER_NETWORK_POLICY", "").strip() or "None"
+    if policy not in NETWORK_POLICIES:
+        choices = ", ".join(NETWORK_POLICIES)
+        raise InvalidArgumentError(f"OFFRAMP_WORKER_NETWORK_POLICY is {policy!r}; choose from {choices}")
+    delivery = _delivery_settings(environment)
+    if policy == "None":
+        return WorkerSettings(image, delivery=delivery)
+    labels = {
+        "app.kubernetes.io/name": "offramp",
+        "app.kubernetes.io/instance": _required(environment, "OFFRAMP_OPERATOR_INSTANCE", "the release's name"),
+        "app.kubernetes.io/component": "operator",
+    }
+    namespace = _required(environment, "OFFRAMP_LEASE_NAMESPACE", "the namespace of the operator's Lease")
+    operator = OperatorPods(namespace, labels)
+    return WorkerSettings(image, admin_from=operator, allow_egress=policy == "Ingress", delivery=delivery)
+
+
+def _delivery_settings(environment: Mapping[str, str]) -> DeliverySettings:
+    """What bundles may be fetched, and from where."""
+    private = environment.get("OFFRAMP_DELIVERY_ALLOW_PRIVATE_NETWORKS", "") or "false"
+    if private not in ("true", "false"):
+        raise InvalidArgumentError(f"OFFRAMP_DELIVERY_ALLOW_PRIVATE_NETWORKS is {private!r}; it must be true or false")
+    size, timeout = (f"OFFRAMP_DELIVERY_{name}" for name in ("SIZE_LIMIT", "TIMEOUT"))
+    try:
+        size_bytes = parse_size(environment.get(size, "") or "16Gi", size)
+        seconds = parse_duration(environment.get(timeout, "") or "1h", timeout)
+    except InvalidSpecError as error:
+        raise InvalidArgumentError(str(error)) from error
+    if seconds < 1:
+        raise InvalidArgumentError(f"{timeout} is {environment[timeout]!r}; it must be at least 1s")
+    return DeliverySettings(private == "true", size_bytes, seconds)
 
 
 def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
@@ -119,26 +204,39 @@ class Operator:
         self._stop = asyncio.Event()
         self._synced = False
         self._leads = False
+        self._board = Board(worker_kind="Pod", since=time.time()) if settings.web is not None else None
+        self._catching_up: set[ServiceKey] = set()
         self._feed: Feed | None = None
         self._queue: WorkQueue[ServiceKey] | None = None
 
     async def run(self) -> int:
         """Serve health, stand by, lead, stop. Returns the exit code."""
         self._take_signals()
-        lease = LeaseSettings(self._settings.lease_namespace, self._settings.lease_name, self._settings.identity)
         lease_client = KubeClient(load_api_client(), threads=1)
-        elector = LeaderElector(lease_client, lease, jitter=random.random)
+        shards = self._shards(lease_client)
         health = await serve_health(
             port=self._settings.port, alive=self._alive, ready=self._ready, metrics=self._metrics
         )
+        page = await self._serve_web(shards.first)
         try:
-            if not await self._until_stopped(elector.acquire()):
+            if not await self._until_stopped(shards.acquire()):
                 return 0
-            return await self._lead(elector)
+            return await self._lead(shards)
         finally:
-            await elector.release()
+            await shards.release()
+            if page is not None:
+                await page.cleanup()
             lease_client.close()
             await health.cleanup()
+
+    def _shards(self, client: KubeClient) -> Shards:
+        settings = self._settings
+        leases = [
+            LeaseSettings(settings.lease_namespace, name, settings.identity, web_url=self._web_url())
+            for name in lease_names(settings.lease_name, settings.shards)
+        ]
+        electors = [LeaderElector(client, lease, jitter=random.random) for lease in leases]
+        return Shards(electors, retry_seconds=leases[0].retry_seconds, on_lost=self._on_lost)
 
     def stop(self) -> None:
         """Finish what is in work, release the Lease and end."""
@@ -146,30 +244,24 @@ class Operator:
 
     # --- leading -----------------------------------------------------------------------------------
 
-    async def _lead(self, elector: LeaderElector) -> int:
+    async def _lead(self, shards: Shards) -> int:
         self._leads = True
         self._metrics.leading(True)
-        keeping = asyncio.create_task(self._keep(elector), name="lease")
-        client = KubeClient(load_api_client(), may_write=elector.holds)
+        client, observer = KubeClient(load_api_client(), may_write=shards.holds), Observer()
         try:
-            async with httpx.AsyncClient() as http:
-                return await self._work(client, http)
+            return await self._work(client, observer, shards)
         finally:
+            await observer.close()
             client.close()
-            keeping.cancel()
             self._leads = False
             self._metrics.leading(False)
 
-    async def _keep(self, elector: LeaderElector) -> None:
-        await elector.keep()
-        self._on_lost()
-
-    async def _work(self, client: KubeClient, http: httpx.AsyncClient) -> int:
+    async def _work(self, client: KubeClient, observer: Observer, shards: Shards) -> int:
         """Fill the cache, then watch and reconcile. Nothing is decided before the first list is complete."""
-        cache = ObjectCache()
-        platform = KubePlatform(client, cache, workers=WorkerSettings(self._settings.worker_image),
-                                instance=self._settings.identity, observer=self._metrics)  # fmt: skip
-        reconciler = Reconciler(platform, Observer(http), self._key)
+        cache = ObjectCache(admits=lambda obj: (key := service_key(obj)) is None or shards.owns(key))
+        platform = KubePlatform(client, cache, workers=self._settings.workers, instance=self._settings.identity)
+        onlooker = Onlookers(self._metrics, *([self._board] if self._board is not None else []))
+        reconciler = Reconciler(platform, observer, self._key, onlooker=onlooker)
         queue = self._queue = WorkQueue(
             self._timed(reconciler),
             on_failure=_log_failure,
@@ -177,35 +269,38 @@ class Operator:
             clock=time.monotonic,
             jitter=random.random,
         )
-        feed = self._feed = Feed(cache, queue.add)
+        feed = self._feed = Feed(cache, lambda key: queue.add(key) if shards.owns(key) else None)
         self._metrics.watch(late_seconds=feed.late_seconds, queued=lambda: len(queue))
-        if not await self._until_stopped(self._first_list(feed, client)):
+        if not await self._until_stopped(feed.begin(client, self._settings.namespaces)):
             return 0
         self._synced = True
+        self._catching_up = {ServiceKey(namespace_of(obj), name_of(obj)) for obj in cache.all(SERVICE)}
+        log_event("listed", f"{len(self._catching_up)} services", seconds=_process_seconds())
         stop_watching = asyncio.Event()
         working = asyncio.create_task(queue.run(), name="queue")
         relisting = asyncio.create_task(feed.relist_forever(client, self._settings.namespaces), name="relist")
         watching = asyncio.create_task(
-            watch(feed, namespaces=self._settings.namespaces, stop=stop_watching, after_start=self._take_signals),
+            watch(feed, client, namespaces=self._settings.namespaces, stop=stop_watching),
             name="watch",
         )
+        growing = asyncio.create_task(self._take_more(shards, feed, client), name="shards")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
-        ended, _ = await asyncio.wait({working, relisting, watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        parts = {working, relisting, watching, growing, stopping}
+        ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         queue.stop()
         await asyncio.wait({working}, timeout=STOP_SECONDS)
         stop_watching.set()
         await asyncio.wait({watching}, timeout=STOP_SECONDS)
-        for task in (working, relisting, watching, stopping):
+        for task in parts:
             task.cancel()
         return _exit_code(task for task in ended if task is not stopping)
 
-    async def _first_list(self, feed: Feed, client: KubeClient) -> None:
+    async def _take_more(self, shards: Shards, feed: Feed, client: KubeClient) -> None:
+        """Take further shards as they become free. Their objects were not kept until now, so they are listed."""
         while True:
-            try:
-                return await feed.relist(client, self._settings.namespaces)
-            except UnavailableError as error:
-                log_event("first-list-failed", str(error), level=logging.WARNING)
-                await asyncio.sleep(FIRST_LIST_RETRY_SECONDS)
+            shard = await shards.acquire()
+            await feed.begin(client, self._settings.namespaces)
+            log_event("shard-taken", f"shard {shard}; {len(shards.held)} of {self._settings.shards} are held here")
 
     def _timed(self, reconciler: Reconciler) -> Callable[[ServiceKey], Awaitable[float | None]]:
         async def reconcile(key: ServiceKey) -> float | None:
@@ -213,13 +308,21 @@ class Operator:
             try:
                 again = await reconciler.reconcile(key)
                 failed = False
+                self._caught_up(key)
                 return again
             finally:
                 self._metrics.reconciled(time.monotonic() - started, failed=failed)
 
         return reconcile
 
-    async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+    def _caught_up(self, key: ServiceKey) -> None:
+        """Tell when every service of the first list has had its first pass: from then on this process knows how all of them stand."""
+        if key in self._catching_up:
+            self._catching_up.discard(key)
+            if not self._catching_up:
+                log_event("caught-up", "every service has had a pass", seconds=_process_seconds())
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, Any]) -> bool:
         """Whether ``work`` ended before the process was told to stop."""
         task = asyncio.create_task(work)
         stopping = asyncio.create_task(self._stop.wait())
@@ -231,10 +334,41 @@ class Operator:
         task.result()
         return True
 
+    # --- the web page ------------------------------------------------------------------------------
+
+    async def _serve_web(self, elector: LeaderElector) -> web.AppRunner | None:
+        settings = self._settings.web
+        if settings is None or self._board is None:
+            return None
+        page = WebPage(self._board, names=settings.names, standby=lambda: self._standby(elector))
+        try:
+            return await serve_web(page, host=None if settings.address else "127.0.0.1", port=settings.port)
+        except OSError as error:  # a page must not keep anybody from leading
+            told = f"port {settings.port} cannot be used for the web page: {error.strerror or error}"
+            log_event("web-failed", told, level=logging.ERROR)
+            return None
+
+    def _web_url(self) -> str:
+        settings = self._settings.web
+        if settings is None or not settings.address:
+            return ""
+        host = f"[{settings.address}]" if ":" in settings.address else settings.address
+        return f"http://{host}:{settings.port}"
+
+    def _standby(self, elector: LeaderElector) -> Standby | None:
+        """None while this process leads: only the leader sees workers."""
+        if self._leads:
+            return None
+        name, url = elector.leader
+        assert self._settings.web is not None
+        if not name or name == self._settings.identity:
+            return Standby("Nobody leads yet; ask again in some seconds.")
+        forward = f"kubectl port-forward -n {self._settings.lease_namespace} pod/{name} {self._settings.web.port}"
+        return Standby(f"{name} leads and sees the workers: {forward}", url)
+
     # --- signals and health ------------------------------------------------------------------------
 
     def _take_signals(self) -> None:
-        """kopf installs handlers of its own, which would stop the watch before the work in hand."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
@@ -250,6 +384,13 @@ class Operator:
         if self._leads and not self._synced:
             return "leading, but the first list is not complete"
         return self._alive()
+
+
+def _process_seconds() -> float:
+    """Seconds since this process was started, imports included. Linux."""
+    since_boot = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    started = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+    return round(since_boot - started / os.sysconf("SC_CLK_TCK"), 2)
 
 
 def _log_failure(key: ServiceKey, error: Exception, wait: float) -> None:

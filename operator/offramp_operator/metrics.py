@@ -1,49 +1,142 @@
-"""What the operator tells Prometheus. For people only: nothing here is ever read back by a decision."""
+"""What the operator tells Prometheus. For people only: nothing here is ever read back by a decision.
+
+Two kinds of series: what this process does (counters and histograms where it happens), and how each service stands, remembered from its last
+pass and shown when somebody scrapes. The second kind carries ``namespace`` and ``service``, so a scrape has to honour labels; it goes
+with the service, or when another process takes the lead. Help texts are the reference (docs/reference/metrics.md is made of them).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from offramp_core.control.objects import Rollout
+from offramp_core.control.capacity import headroom
+from offramp_core.control.objects import FINISHED, Config, Measured, Rollout, RolloutStatus, ServiceStatus
+from offramp_core.control.snapshot import Decision, Worker
+from offramp_core.control.spec import ServiceSpec
+from offramp_operator.shell.onlook import Seen
 from offramp_operator.shell.platform import ServiceKey
+
+PASS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+ACKNOWLEDGE_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+Sample = tuple[str, tuple[str, ...], float]
+"""A family of :data:`SERVICE_GAUGES`, the values of its own labels, and the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric of every service; ``labels`` come after namespace and service."""
+
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+SERVICE_GAUGES: Mapping[str, Family] = {
+    "earlyexit_service_phase": Family("1 for the phase of the service.", ("phase",)),
+    "earlyexit_service_condition": Family("1 for the present status of each condition.", ("type", "status")),
+    "earlyexit_service_info": Family("1, with spec.ramps.mode and the stable RampConfig.", ("mode", "config")),
+    "earlyexit_service_accuracy_budget_ratio": Family("Share of all requests whose answer may differ (spec.objective.accuracy.maxDisagreement)."),
+    "earlyexit_service_latency_objective_seconds": Family("Latency that the objective's percentile must keep."),
+    "earlyexit_service_latency_objective_ratio": Family("Share of requests that must keep the latency, such as 0.95."),
+    "earlyexit_service_workers": Family(
+        "Workers by state: desired, ready, answering (the last pulls reached them), acknowledged (ready and on the newest epoch), failed "
+        "(cannot run), quarantined (impossible counts, not pooled), breaker_open (its own detector keeps the exits off). A worker is in several.",
+        ("state",),
+    ),
+    "earlyexit_service_no_exit_headroom_ratio": Family(
+        "Requests per second that the ready workers answer with exits off, over the most that came in the last hour: below 1 a rollback overloads the service. No series while "
+        "either is not known. floor is spec.autoscaling.noExitFloor, Fixed without autoscaling.", ("floor",)
+    ),
+    "earlyexit_service_no_exit_workers": Family(
+        "Workers that the peak of the last hour needs with exits off (needed), and the fewest that the autoscaler of the spec may leave (floor).", ("of",)
+    ),
+    "earlyexit_service_epoch": Family("Epoch of the published plan document."),
+    "earlyexit_service_exits_active": Family("1 while the stable plan lets requests leave early."),
+    "earlyexit_service_predicted_saving_ratio": Family("Share of the model's time that the stable plan's certificate promises to save; 0 with exits off."),
+    "earlyexit_service_measured_saving_ratio": Family(
+        "Share of answer_time or engine_time that the stable plan saves, by comparison with the batches held back from it: the estimate, and the low and high end "
+        "of an interval that holds at all times; no series before enough were held back.", ("of", "bound")
+    ),
+    "earlyexit_service_ramp_utility_seconds": Family("Per request: what inputs that leave at an active ramp save less what it costs those that pass it.", ("ramp",)),
+    "earlyexit_service_slice_stopped": Family("1 for a slice that takes no exits because its audits are over its budget, else 0; class/3 is of the answers that name class 3.", ("slice",)),
+    "earlyexit_service_certificate_timestamp_seconds": Family("Time of the newest record behind the stable plan's certificate, in seconds since the epoch; no series without one."),
+    "earlyexit_service_tuning": Family("1 for the state of the tuner.", ("state",)),
+    "earlyexit_service_tuning_labels": Family("Labelled records that the tuner has."),
+    "earlyexit_service_tuning_labels_needed": Family("Labelled records that the next tuning needs; 0 when it needs none."),
+    "earlyexit_rollout_phase": Family("1 for the phase of the service's newest rollout.", ("phase",)),
+    "earlyexit_rollout_phase_start_timestamp_seconds": Family("Since when the rollout under way is in its phase; no series without one."),
+    "earlyexit_rollout_weight_ratio": Family("Share of batches that run the canary; 0 without one."),
+    "earlyexit_rollout_gate_evidence_ratio": Family(
+        "Evidence of harm that a gate of the newest rollout has seen, as a share of what rejects (logarithms of the e-value and its limit): 1 rolls back. Stays as the rollout ended with it until the next begins.",
+        ("gate",),
+    ),
+    "earlyexit_rollout_gate_exposure_ratio": Family(
+        "Events a gate of the newest rollout has seen, as a share of those with which a harmful plan would have shown itself: at 1 the step may pass.",
+        ("gate",),
+    ),
+}  # fmt: skip
+SERVICE_COUNTERS: Mapping[str, Family] = {
+    "earlyexit_rollouts": Family("Rollouts that ended while this process watched.", ("verdict",)),
+    "earlyexit_rollout_phase_transitions": Family("Phases that rollouts entered while this process watched.", ("phase",)),
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Service:
+    """What is shown of one service, and what is remembered to notice changes."""
+
+    gauges: tuple[Sample, ...] = ()
+    verdicts: Tally[str] = field(default_factory=lambda: Tally(dict.fromkeys(sorted(FINISHED), 0)))
+    transitions: Tally[str] = field(default_factory=Tally)
+    phases: dict[str, str] = field(default_factory=dict)
+    epoch: int = 0
+    published_at: float | None = None
 
 
 class Metrics:
-    """The operator's metrics, in a registry of their own."""
+    """The operator's metrics, in a registry of their own. An :class:`offramp_operator.shell.onlook.Onlooker`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._reconciles = Counter(
             "earlyexit_operator_reconcile_total", "Passes over a service.", registry=self.registry
         )
         self._seconds = Histogram(
-            "earlyexit_operator_reconcile_duration_seconds", "Duration of a pass.", registry=self.registry,
-            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
-        )  # fmt: skip
+            "earlyexit_operator_reconcile_duration_seconds",
+            "Duration of a pass, pulls included.",
+            registry=self.registry,
+            buckets=PASS_SECONDS,
+        )
         self._errors = Counter(
             "earlyexit_operator_reconcile_errors_total", "Passes that failed.", registry=self.registry
         )
-        self._phase = Gauge(
-            "earlyexit_rollout_phase", "1 for the phase of a service's newest rollout.", ["namespace", "service", "phase"],
-            registry=self.registry,
-        )  # fmt: skip
-        self._quarantined = Gauge(
-            "earlyexit_workers_quarantined", "Workers whose impossible counts are not pooled; absent where there are none.",
-            ["namespace", "service"], registry=self.registry,
-        )  # fmt: skip
-        self._finished = Counter("earlyexit_rollouts_total", "Finished rollouts.", ["verdict"], registry=self.registry)
-        self._leader = Gauge("earlyexit_leader", "1 while this process leads.", registry=self.registry)
+        self._leader = Gauge("earlyexit_operator_leader", "1 while this process leads.", registry=self.registry)
         self._late = Gauge(
             "earlyexit_operator_watch_late_seconds",
-            "For how long a watch has missed what a list saw.",
+            "For how long a watch has missed what a list saw; 0 while all keep up.",
             registry=self.registry,
         )
         self._queued = Gauge("earlyexit_operator_queue_keys", "Services that wait for a pass.", registry=self.registry)
-        self._phases: dict[ServiceKey, str] = {}
-        self._quarantined_of: set[ServiceKey] = set()
+        self._acknowledged = Histogram(
+            "earlyexit_operator_acknowledgement_duration_seconds",
+            "From a plan document's publication to the pass that found it in force in every ready worker; canary tells whether the document "
+            "has one (a rollback has none).",
+            ["canary"],
+            registry=self.registry,
+            buckets=ACKNOWLEDGE_SECONDS,
+        )
+        self._services: dict[ServiceKey, _Service] = {}
+        self.registry.register(_Services(self._services))
+
+    # --- the process ---------------------------------------------------------------------------------
 
     def reconciled(self, seconds: float, *, failed: bool) -> None:
         """One pass has ended."""
@@ -53,45 +146,189 @@ class Metrics:
             self._errors.inc()
 
     def leading(self, leads: bool) -> None:
+        """Whether this process leads; one that does not knows of no service."""
         self._leader.set(1 if leads else 0)
+        if not leads:
+            self._services.clear()
 
     def watch(self, *, late_seconds: Callable[[], float], queued: Callable[[], int]) -> None:
         """Where the present lateness and queue length are asked from."""
         self._late.set_function(late_seconds)
         self._queued.set_function(queued)
 
-    def rollouts_seen(self, key: ServiceKey, rollouts: tuple[Rollout, ...]) -> None:
-        """Show the phase of the newest rollout."""
-        newest = max(
-            rollouts, key=lambda rollout: (not rollout.status.finished, rollout.created_at, rollout.name), default=None
-        )
-        self._show(key, newest.status.phase if newest is not None else None)
-
-    def quarantined_seen(self, key: ServiceKey, workers: int) -> None:
-        """Show how many workers are not pooled."""
-        if workers:
-            self._quarantined.labels(key.namespace, key.name).set(workers)
-            self._quarantined_of.add(key)
-        elif key in self._quarantined_of:
-            self._quarantined_of.discard(key)
-            self._quarantined.remove(key.namespace, key.name)
-
-    def rollout_finished(self, key: ServiceKey, verdict: str) -> None:
-        del key  # a verdict's label must not grow with the number of services
-        self._finished.labels(verdict).inc()
-
-    def service_gone(self, key: ServiceKey) -> None:
-        self._show(key, None)
-        self.quarantined_seen(key, 0)
-
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _show(self, key: ServiceKey, phase: str | None) -> None:
-        shown = self._phases.pop(key, None)
-        if shown is not None and shown != phase:
-            self._phase.remove(key.namespace, key.name, shown)
-        if phase is not None:
-            self._phase.labels(key.namespace, key.name, phase).set(1)
-            self._phases[key] = phase
+    # --- services ------------------------------------------------------------------------------------
+
+    def passed(self, key: ServiceKey, seen: Seen) -> None:
+        """A pass has been carried out."""
+        gathered, decision = seen.gathered, seen.decision
+        service = self._services.setdefault(key, _Service())
+        statuses = {r.name: r.status for r in gathered.rollouts} | dict(decision.rollout_statuses)
+        self._follow_rollouts(service, statuses, known={r.name: r.status.phase for r in gathered.rollouts})
+        self._follow_epoch(service, seen)
+        service.gauges = tuple(service_samples(seen))
+
+    def failed(self, key: ServiceKey, error: Exception, at: float) -> None:
+        """Counted by :meth:`reconciled`; what was last told of the service stays."""
+
+    def gone(self, key: ServiceKey) -> None:
+        """All series of a service go with it."""
+        self._services.pop(key, None)
+
+    def _follow_rollouts(
+        self, service: _Service, now: Mapping[str, RolloutStatus], *, known: Mapping[str, str]
+    ) -> None:
+        """Count the phases entered since the last pass; what an earlier process saw was counted there."""
+        for name, status in now.items():
+            before = service.phases.get(name, known.get(name, ""))
+            if status.phase != before:
+                service.transitions[status.phase] += 1
+                if status.finished:
+                    service.verdicts[status.verdict or status.phase] += 1
+        service.phases = {name: status.phase for name, status in now.items()}
+
+    def _follow_epoch(self, service: _Service, seen: Seen) -> None:
+        document = seen.decision.publish or seen.gathered.published
+        if document is None:
+            return
+        if seen.decision.publish is not None and document.epoch > service.epoch:
+            service.published_at = self._monotonic()
+        elif service.published_at is not None and _acknowledged(seen.workers, document.epoch):
+            canary = "true" if document.canary is not None else "false"
+            self._acknowledged.labels(canary).observe(self._monotonic() - service.published_at)
+            service.published_at = None
+        service.epoch = document.epoch
+
+
+class _Services(Collector):
+    """Shows what is remembered of each service."""
+
+    def __init__(self, services: Mapping[ServiceKey, _Service]) -> None:
+        self._services = services
+
+    def describe(self) -> Iterator[Metric]:
+        for name, family in SERVICE_GAUGES.items():
+            yield GaugeMetricFamily(name, family.help, labels=("namespace", "service", *family.labels))
+        for name, family in SERVICE_COUNTERS.items():
+            yield CounterMetricFamily(name, family.help, labels=("namespace", "service", *family.labels))
+
+    def collect(self) -> Iterator[Metric]:
+        families = {family.name: family for family in self.describe()}
+        for key, service in self._services.items():
+            own = (key.namespace, key.name)
+            counts = (
+                ("earlyexit_rollouts", service.verdicts),
+                ("earlyexit_rollout_phase_transitions", service.transitions),
+            )
+            counted = ((name, (label,), float(n)) for name, tally in counts for label, n in tally.items())
+            for name, labels, value in (*service.gauges, *counted):
+                family = families[name]
+                assert isinstance(family, GaugeMetricFamily | CounterMetricFamily)
+                family.add_metric((*own, *labels), value)
+        yield from families.values()
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+
+def service_samples(seen: Seen) -> Iterator[Sample]:
+    """The gauges of one service after a pass."""
+    gathered, decision = seen.gathered, seen.decision
+    status, spec = decision.status, gathered.service.spec
+    stable = gathered.configs.get(status.stable_config)
+    document = decision.publish or gathered.published
+    yield "earlyexit_service_phase", (status.phase,), 1.0
+    for condition in status.conditions:
+        yield "earlyexit_service_condition", (condition.type, condition.status), 1.0
+    yield "earlyexit_service_info", (spec.mode, status.stable_config), 1.0
+    yield "earlyexit_service_accuracy_budget_ratio", (), spec.max_disagreement
+    yield "earlyexit_service_latency_objective_seconds", (), spec.latency_seconds
+    yield "earlyexit_service_latency_objective_ratio", (), spec.latency_percentile / 100
+    if document is not None:
+        yield "earlyexit_service_epoch", (), document.epoch
+    yield from _worker_samples(seen.workers, status)
+    yield from _capacity_samples(spec, status)
+    yield from _plan_samples(stable)
+    yield from _measured_samples(status.measured)
+    yield from _tuning_samples(status)
+    yield from _rollout_samples(gathered.rollouts, decision)
+
+
+def _worker_samples(workers: Sequence[Worker], status: ServiceStatus) -> Iterator[Sample]:
+    told = status.workers
+    states = {
+        "desired": told.desired,
+        "ready": told.ready,
+        "acknowledged": told.acked,
+        "quarantined": len(told.quarantined),
+        "answering": sum(w.state is not None for w in workers),
+        "failed": sum(bool(w.failure) for w in workers),
+        "breaker_open": sum(w.state is not None and w.state.breaker_open for w in workers),
+    }
+    for state, count in states.items():
+        yield "earlyexit_service_workers", (state,), count
+
+
+def _capacity_samples(spec: ServiceSpec, status: ServiceStatus) -> Iterator[Sample]:
+    told = status.capacity
+    floor = "Fixed" if spec.autoscaling is None else spec.autoscaling.no_exit_floor
+    if (ratio := headroom(status)) is not None:
+        yield "earlyexit_service_no_exit_headroom_ratio", (floor,), ratio
+    yield "earlyexit_service_no_exit_workers", ("needed",), told.needed
+    yield "earlyexit_service_no_exit_workers", ("floor",), told.floor
+
+
+def _plan_samples(stable: Config | None) -> Iterator[Sample]:
+    if stable is None:
+        return
+    yield "earlyexit_service_exits_active", (), float(not stable.plan.exits_off)
+    prediction = stable.status.prediction
+    saving = prediction.saving if prediction is not None and not stable.plan.exits_off else 0.0
+    yield "earlyexit_service_predicted_saving_ratio", (), saving
+    through = [float(c["recordsThrough"]) for c in stable.status.certificates if c.get("recordsThrough")]
+    if through:
+        yield "earlyexit_service_certificate_timestamp_seconds", (), max(through)
+
+
+def _measured_samples(measured: Measured) -> Iterator[Sample]:
+    for of, saving in (("answer_time", measured.answer_time), ("engine_time", measured.engine_time)):
+        if saving is not None:
+            for bound, share in (("low", saving.low), ("estimate", saving.share), ("high", saving.high)):
+                yield "earlyexit_service_measured_saving_ratio", (of, bound), share
+    for ramp in measured.ramps:
+        yield "earlyexit_service_ramp_utility_seconds", (ramp.id,), ramp.utility_seconds
+    for use in measured.slices:
+        yield "earlyexit_service_slice_stopped", (use.name,), float(use.stopped)
+
+
+def _tuning_samples(status: ServiceStatus) -> Iterator[Sample]:
+    if status.tuning.state:
+        yield "earlyexit_service_tuning", (status.tuning.state,), 1.0
+    yield "earlyexit_service_tuning_labels", (), status.tuning.labels
+    yield "earlyexit_service_tuning_labels_needed", (), status.tuning.labels_needed
+
+
+def _rollout_samples(rollouts: tuple[Rollout, ...], decision: Decision) -> Iterator[Sample]:
+    statuses = [(decision.rollout_statuses.get(r.name, r.status), r) for r in rollouts]
+    newest = max(statuses, key=lambda pair: (not pair[0].finished, pair[1].created_at, pair[1].number), default=None)
+    if newest is None:
+        yield "earlyexit_rollout_weight_ratio", (), 0.0
+        return
+    status = newest[0]
+    yield "earlyexit_rollout_phase", (status.phase,), 1.0
+    yield "earlyexit_rollout_weight_ratio", (), 0.0 if status.finished else status.weight / 100
+    if status.phase_started_at is not None and not status.finished:
+        yield "earlyexit_rollout_phase_start_timestamp_seconds", (), status.phase_started_at
+    for gate in status.gates:
+        if gate.log_limit > 0:
+            yield "earlyexit_rollout_gate_evidence_ratio", (gate.name,), gate.log_e_value / gate.log_limit
+        if gate.needed > 0:
+            yield "earlyexit_rollout_gate_exposure_ratio", (gate.name,), gate.n / gate.needed
+
+
+def _acknowledged(workers: Sequence[Worker], epoch: int) -> bool:
+    ready = [worker for worker in workers if worker.ready]
+    return bool(ready) and all(w.state is not None and w.state.epoch >= epoch for w in ready)

@@ -22,8 +22,9 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+DIGEST = f"sha256:{'1' * 64}"  # of the model: without one the first worker of a service starts alone
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = ("etcd", "helm", "kube-apiserver", "kubectl")
+PROGRAMS = ("etcd", "helm", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 GROUP = "earlyexit.dev/v1alpha1"
 START_DEADLINE_SECONDS = 90
 PLURALS = {
@@ -34,11 +35,14 @@ PLURALS = {
     "Deployment": "deployments",
     "EarlyExitService": "earlyexitservices",
     "Event": "events",
+    "HorizontalPodAutoscaler": "horizontalpodautoscalers",
     "Lease": "leases",
     "Namespace": "namespaces",
+    "NetworkPolicy": "networkpolicies",
     "Pod": "pods",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "RampConfig": "rampconfigs",
+    "ResourceQuota": "resourcequotas",
     "RampRollout": "ramprollouts",
     "Role": "roles",
     "RoleBinding": "rolebindings",
@@ -56,6 +60,18 @@ def binaries() -> Path:
     if answer.returncode == 0:
         return Path(answer.stdout.strip())
     message = f"cluster/build failed: {answer.stderr[-2000:]}"
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@functools.cache
+def tools(group: str) -> Path:
+    """The folder with the tools of a group under ``cluster/go``."""
+    answer = subprocess.run([ROOT / "cluster" / "tools", group], check=False, capture_output=True, text=True)
+    if answer.returncode == 0:
+        return Path(answer.stdout.strip())
+    message = f"cluster/tools failed: {answer.stderr[-2000:]}"
     if os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(message)
     pytest.skip(message)
@@ -165,7 +181,7 @@ def _start(folder: Path, stack: ExitStack) -> ApiServer:
     process = _spawn(
         stack, folder, "kube-apiserver", f"--etcd-servers={etcd_url}", "--bind-address=127.0.0.1", f"--secure-port={port}",
         f"--cert-dir={folder}/certificates", f"--token-auth-file={folder}/tokens.csv", "--authorization-mode=RBAC",
-        "--service-cluster-ip-range=10.0.0.0/24", "--service-account-issuer=https://kubernetes.default.svc",
+        "--service-cluster-ip-range=10.0.0.0/16", "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={folder}/key.pem", f"--service-account-signing-key-file={folder}/key.pem",
         "--disable-admission-plugins=ServiceAccount",
     )  # fmt: skip
@@ -259,7 +275,7 @@ def service(name: str = "digits", **spec: Any) -> dict[str, Any]:
         "kind": "EarlyExitService",
         "metadata": {"name": name, "namespace": "default"},
         "spec": {
-            "model": {"uri": "oci://offramp/digits:1"},
+            "model": {"uri": "oci://offramp/digits:1", "digest": DIGEST},
             "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}},
             **spec,
         },
@@ -334,6 +350,16 @@ def manifests() -> type[Manifests]:
 def program() -> Callable[[str], str]:
     """The path of a program that ``cluster/build`` makes, by its name."""
     return binary
+
+
+@pytest.fixture(scope="session")
+def tool() -> Callable[[str, str], str]:
+    """The path of a program that ``cluster/tools`` makes, by its group and its name."""
+
+    def path(group: str, name: str) -> str:
+        return str(tools(group) / name)
+
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -76,9 +76,9 @@ def test_uninstalling_leaves_the_crds_and_the_services_and_nothing_else(clean: A
     assert clean.create(service, keep=True).status_code == 201
     helm("uninstall", "offramp")
     assert left_over(clean) == []
-    assert clean.get(service)["spec"]["replicas"] == 1
+    assert clean.get(service)["spec"]["execution"] == "Auto"
     install(helm)
-    assert clean.get(service)["spec"]["replicas"] == 1
+    assert clean.get(service)["spec"]["execution"] == "Auto"
 
 
 def test_an_upgrade_brings_new_rules(api: Any, helm: Helm) -> None:

@@ -28,29 +28,51 @@ ALLOWED: list[tuple[str, str, str]] = [
     ("create delete get list patch watch", "", "services"),
     ("create delete get list patch watch", "", "configmaps"),
     ("create delete get list patch watch", "policy", "poddisruptionbudgets"),
+    ("create delete get list patch watch", "networking.k8s.io", "networkpolicies"),
+    ("create delete get list patch watch", "autoscaling", "horizontalpodautoscalers"),
+    ("create delete get list watch", "batch", "jobs"),
     ("get list watch", "", "pods"),
-    ("create patch", "", "events"),
-    ("get list watch", "", "namespaces"),
-    ("get list watch", "apiextensions.k8s.io", "customresourcedefinitions"),
+    ("create", "events.k8s.io", "events"),
 ]
 DENIED: list[tuple[str, str, str]] = [
     ("create delete deletecollection patch update", EARLYEXIT, "earlyexitservices"),
     ("patch update", EARLYEXIT, "earlyexitservices/finalizers"),
     ("get list watch create patch delete", "", "secrets"),
     ("create delete patch", "", "pods"),
+    ("patch update deletecollection", "batch", "jobs"),
+    ("get list create", "batch", "cronjobs"),
+    ("get list watch create patch delete", "", "persistentvolumeclaims"),
     ("create get", "", "pods/exec"),
     ("create get", "", "pods/proxy"),
     ("get", "", "pods/log"),
     ("create", "", "serviceaccounts/token"),
     ("create patch delete", "", "serviceaccounts"),
-    ("create patch delete", "", "namespaces"),
+    ("get list watch create patch delete", "", "namespaces"),
     ("get list", "", "nodes"),
     ("create patch update escalate bind", "rbac.authorization.k8s.io", "clusterroles"),
     ("create patch update", "rbac.authorization.k8s.io", "rolebindings"),
-    ("create patch delete update", "apiextensions.k8s.io", "customresourcedefinitions"),
+    ("get list watch create patch delete update", "apiextensions.k8s.io", "customresourcedefinitions"),
     ("create patch", "admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
     ("impersonate", "", "users"),
 ]
+
+AGGREGATED = ("view", "edit", "admin")
+READ, WRITE = "get list watch", "create delete deletecollection patch update"
+# What each role may do with each resource of ours; everything that is not listed is denied.
+PEOPLE: dict[str, dict[str, str]] = {
+    "view": {"earlyexitservices": READ, "rampconfigs": READ, "ramprollouts": READ},
+    "edit": {
+        "earlyexitservices": f"{READ} {WRITE}",
+        "rampconfigs": READ,
+        "ramprollouts": f"{READ} patch update",
+    },
+    "admin": {
+        "earlyexitservices": f"{READ} {WRITE}",
+        "rampconfigs": f"{READ} delete deletecollection",
+        "ramprollouts": f"{READ} patch update delete deletecollection",
+    },
+    "release-manager": {"earlyexitservices": READ, "rampconfigs": READ, "ramprollouts": f"{READ} patch update"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +86,29 @@ def installed(api: Any, chart: Any) -> Any:
     for manifest in [*chart(), *(item for item in tenant if item["metadata"].get("namespace") == TENANT_NAMESPACE)]:
         answer = api.apply(manifest, manager="helm")
         assert answer.status_code in (200, 201), f"{manifest['kind']}: {answer.text}"
+
+    for level in AGGREGATED:
+        for role in chart():
+            labels = role["metadata"]["labels"]
+            if (
+                role["kind"] == "ClusterRole"
+                and labels.get(f"rbac.authorization.k8s.io/aggregate-to-{level}") == "true"
+            ):
+                bind(api, level, role["metadata"]["name"])
+    bind(api, "release-manager", "offramp-release-manager")
     return api
+
+
+def bind(api: Any, user: str, role: str) -> None:
+    """What the controller for aggregated roles does is done by binding: there is only an API server here."""
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": f"{user}-{role}"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+    }
+    assert api.create(binding, keep=True).status_code in (201, 409)
 
 
 def can(api: Any, user: str, verb: str, *, group: str, resource: str, namespace: str = "", name: str = "") -> bool:
@@ -137,7 +181,68 @@ def test_the_operator_writes_a_services_status_and_is_refused_its_spec(installed
         assert answer.status_code == 403, patch
     # Writing the spec through the status subresource is allowed by RBAC and ignored by the API server.
     answer = installed.merge(service, {"spec": {"replicas": 5}}, subresource="status", user=OPERATOR)
-    assert answer.json()["spec"]["replicas"] == 1
+    assert "replicas" not in answer.json()["spec"]
+
+
+@pytest.mark.parametrize("user", PEOPLE)
+def test_what_people_may_and_may_not_do(installed: Any, user: str) -> None:
+    for resource in ("earlyexitservices", "rampconfigs", "ramprollouts"):
+        allowed = set(PEOPLE[user][resource].split())
+        for verb in (READ + " " + WRITE).split():
+            answer = can(installed, user, verb, group=EARLYEXIT, resource=resource, namespace="default")
+            assert answer is (verb in allowed), f"{verb} {resource}"
+        for verb in ("create", "patch", "update", "delete"):
+            assert not can(installed, user, verb, group=EARLYEXIT, resource=f"{resource}/status", namespace="default")
+    for verb, group, resource in (
+        ("get", "", "secrets"), ("create", "", "pods"), ("patch", "apps", "deployments"), ("patch", "", "configmaps"),
+        ("bind", "rbac.authorization.k8s.io", "clusterroles"), ("escalate", "rbac.authorization.k8s.io", "clusterroles"),
+    ):  # fmt: skip
+        assert not can(installed, user, verb, group=group, resource=resource, namespace="default"), f"{verb} {resource}"
+
+
+def test_a_release_manager_decides_and_writes_nothing_else(installed: Any, manifests: Any) -> None:
+    service, rollout, config = manifests.service("guarded"), manifests.rollout(), manifests.config()
+    for manifest in (service, rollout, config):
+        assert installed.create(manifest, keep=True).status_code in (201, 409)
+    user = "release-manager"
+    assert installed.merge(rollout, {"spec": {"paused": True}}, user=user).status_code == 200
+    assert installed.merge(rollout, {"spec": {"decision": "Abort"}}, user=user).status_code == 200
+    # The rest of a rollout's spec is closed by the kind's own rules, whoever asks.
+    refused = installed.merge(rollout, {"spec": {"to": "guarded-0000000000"}}, user=user)
+    assert refused.status_code == 422
+    assert "only spec.paused and spec.decision of a RampRollout may change" in refused.json()["message"]
+    for manifest, patch, subresource in (
+        (service, {"spec": {"replicas": 5}}, ""),
+        (service, {"metadata": {"annotations": {"earlyexit.dev/request": "tune/x"}}}, ""),
+        (config, {"metadata": {"labels": {"a": "b"}}}, ""),
+        (rollout, {"status": {"phase": "Succeeded"}}, "status"),
+        (service, {"status": {"phase": "Ready"}}, "status"),
+    ):
+        assert installed.merge(manifest, patch, subresource=subresource, user=user).status_code == 403, patch
+    for manifest in (rollout, config):
+        installed.request("DELETE", path(manifest))
+
+
+def path(manifest: dict[str, Any]) -> str:
+    plural = {"RampRollout": "ramprollouts", "RampConfig": "rampconfigs"}[manifest["kind"]]
+    return f"/apis/{EARLYEXIT}/v1alpha1/namespaces/default/{plural}/{manifest['metadata']['name']}"
+
+
+def test_the_operator_cannot_give_itself_more(installed: Any) -> None:
+    """Escalation: through a role, a binding, a pod with another account, or a token of one."""
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "more"},
+            "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]}  # fmt: skip
+    binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "more"},
+               "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+               "subjects": [{"kind": "ServiceAccount", "name": "offramp", "namespace": NAMESPACE}]}  # fmt: skip
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "more", "namespace": "default"},
+           "spec": {"serviceAccountName": "offramp", "containers": [{"name": "x", "image": "x"}]}}  # fmt: skip
+    for manifest in (role, binding, pod):
+        assert installed.create(manifest, user=OPERATOR).status_code == 403, manifest["kind"]
+    account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/offramp/token"
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    assert installed.request("POST", account, request, user=OPERATOR).status_code == 403
+    assert installed.request("GET", "/api/v1/secrets", user=OPERATOR).status_code == 403
 
 
 def test_the_operator_is_refused_the_key_it_signs_with(installed: Any) -> None:
@@ -171,6 +276,8 @@ def test_the_operators_pod_is_admitted_where_only_restricted_pods_are(installed:
             "priorityClassName": "high",
             "tolerations": [{"operator": "Exists"}],
             "resources": {"limits": {"cpu": 1}},
+            "monitoring": {"dashboards": {"enabled": True}},
+            "networkPolicies": {"operator": {"from": [{"podSelector": {}}]}},
         },
     ],
     ids=["defaults", "one namespace", "more values"],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
+
+from offramp_cli.daytwo.lint import lint_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
 
@@ -22,6 +25,8 @@ class Rule(NamedTuple):
 
 SAMPLES = sorted((Path(__file__).resolve().parents[2] / "manifests" / "samples").glob("*.yaml"))
 ABSENT = ...
+# What the API server says of a schema; `offramp lint` has its own words for that, and the rules' own sentences for the rest.
+SCHEMA_WORDS = ("Required value", "unknown field", "Unsupported value", "should ", "must be of type", "Too long", "must have at most", "Duplicate value")  # fmt: skip
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 PIN = {"ramps": [{"id": "r04-grid", "threshold": "0.25"}]}
 INT8_PIN = {**PIN, "precision": "int8"}
@@ -32,8 +37,23 @@ RULES: list[Rule] = [
     Rule("metadata.name", "resnet-56", "56-resnet", "metadata.name must start with a letter"),
     Rule("spec.model", {"uri": "file:///bundles/digits"}, ABSENT, "spec.model: Required value"),
     Rule("spec.model.uri", "oci://offramp/digits@" + DIGEST, ABSENT, "spec.model.uri: Required value"),
-    Rule("spec.model.uri", "oci://offramp/digits:1", "s3://bucket/digits", "uri must be oci://IMAGE or file://PATH"),
-    Rule("spec.model.uri", "file:///b", "oci://", "uri must be oci://IMAGE or file://PATH"),
+    Rule("spec.model.uri", "oci://offramp/digits:1", "gs://bucket/digits", "uri must be oci://IMAGE, pvc://CLAIM/PATH, https://HOST/PATH"),
+    Rule("spec.model.uri", "file:///b", "oci://", "uri must be oci://IMAGE, pvc://CLAIM/PATH, https://HOST/PATH"),
+    Rule("spec.model.uri", "https://models.example/digits.tar?v=2", "http://models.example/digits.tar", "uri must be oci://IMAGE, pvc://CLAIM/PATH"),
+    Rule("spec.model.uri", "https://models.example:8443/digits.tar", "https://me:pw@models.example/digits.tar", "without user, password and fragment"),
+    Rule("spec.model.uri", "https://models.example/d", "https://models.example", "uri must be https://HOST/PATH"),
+    Rule("spec.model.uri", "pvc://models", "pvc://Models/digits", "uri of a claim must be pvc://CLAIM or pvc://CLAIM/PATH"),
+    Rule("spec.model.uri", "pvc://models/digits/v1..2", "pvc://models/../secrets", "no '..'"),
+    Rule("spec.model.uri", "s3://models/digits/v1.tar", "s3://models/", "uri of an object must be s3://BUCKET/KEY"),
+    Rule("spec.model", {"uri": "s3://models/d.tar", "secretRef": {"name": "models"}}, {"uri": "oci://models/d:1", "secretRef": {"name": "models"}}, "secretRef is for https:// and s3://"),
+    Rule("spec.model", {"uri": "https://a.example/d.tar", "secretRef": {"name": "models"}}, {"uri": "https://a.example/d.tar", "secretRef": {}}, "spec.model.secretRef.name: Required value"),
+    Rule("spec.model", {"uri": "https://a.example/d.tar", "secretRef": {"name": "my.models"}}, {"uri": "https://a.example/d.tar", "secretRef": {"name": "../x"}}, "name must be the name of a Secret"),
+    Rule("spec.model", {"uri": "https://a.example/d.tar", "archiveDigest": DIGEST}, {"uri": "pvc://models/d", "archiveDigest": DIGEST}, "archiveDigest is for https:// and s3://"),
+    Rule("spec.model", {"uri": "s3://models/d.tar", "archiveDigest": DIGEST}, {"uri": "s3://models/d.tar", "archiveDigest": "sha256:x"}, "archiveDigest must be sha256: followed by"),
+    Rule("spec.model", {"uri": "s3://models/d.tar", "region": "eu-west-1"}, {"uri": "https://a.example/d.tar", "region": "eu-west-1"}, "endpoint and region are for s3://"),
+    Rule("spec.model", {"uri": "s3://models/d.tar", "region": "us-gov-west-1"}, {"uri": "s3://models/d.tar", "region": "EU"}, "region must have lower-case letters"),
+    Rule("spec.model", {"uri": "s3://models/d.tar", "endpoint": "https://minio.example:9000"}, {"uri": "s3://models/d.tar", "endpoint": "minio.example"}, "endpoint must be https://HOST"),
+    Rule("spec.model", {"uri": "s3://models/d.tar", "endpoint": "http://minio:9000", "archiveDigest": DIGEST}, {"uri": "s3://models/d.tar", "endpoint": "http://minio:9000"}, "an endpoint without TLS needs archiveDigest"),
     Rule("spec.model.uri", "file:///b", "oci://two words", "without spaces"),
     Rule("spec.model.uri", "oci://" + "a" * 1018, "oci://" + "a" * 1019, "Too long: may not be more than 1024"),
     Rule("spec.model.digest", DIGEST, "sha256:short", "digest must be sha256: followed by 64 lower-case hexadecimal digits"),
@@ -56,6 +76,20 @@ RULES: list[Rule] = [
     Rule("spec.objective.accuracy.maxDisagreement", "0.01", "1%", "maxDisagreement must be a quoted decimal above 0 and at most 0.5"),
     Rule("spec.objective.accuracy.maxDisagreement", "0.01", "0.0000001", "with at most 6 decimals"),
     Rule("spec.objective.accuracy.maxDisagreement", "0.01", 0.01, "must be of type string"),
+    Rule("spec.objective.accuracy.slices", [{"name": "night", "maxDisagreement": "0.02"}], [{"name": "night"}], "maxDisagreement: Required value"),
+    Rule("spec.objective.accuracy.slices", [{"name": "a", "maxDisagreement": "0.02"}], [{"name": "a", "maxDisagreement": "0.1"}] * 2, "Duplicate value"),
+    Rule("spec.objective.accuracy.slices", [{"name": "a" * 32, "maxDisagreement": "0.5"}], [{"name": "Night", "maxDisagreement": "0.5"}], "a slice's name must have lower-case letters"),
+    Rule("spec.objective.accuracy.slices", [{"name": "0", "maxDisagreement": "0.5"}], [{"name": "0", "maxDisagreement": "0.6"}], "maxDisagreement of a slice must be a quoted decimal"),
+    Rule("spec.objective.accuracy.slices", [{"name": f"s{i}", "maxDisagreement": "0.1"} for i in range(8)], [{"name": f"s{i}", "maxDisagreement": "0.1"} for i in range(9)], "must have at most 8 items"),
+    Rule("spec.objective.accuracy.classes", [{"class": 0, "maxDisagreement": "0.02"}], [{"class": 0}], "maxDisagreement: Required value"),
+    Rule("spec.objective.accuracy.classes", [{"class": 99_999, "maxDisagreement": "0.5"}], [{"class": -1, "maxDisagreement": "0.5"}], "should be greater than or equal to 0"),
+    Rule("spec.objective.accuracy.classes", [{"class": 1, "maxDisagreement": "0.02"}], [{"class": 1, "maxDisagreement": "0.1"}] * 2, "Duplicate value"),
+    Rule("spec.objective.accuracy.classes", [{"class": 1, "maxDisagreement": "0.5"}], [{"class": 1, "maxDisagreement": "0.6"}], "maxDisagreement of a class must be a quoted decimal"),
+    Rule("spec.objective.accuracy.classes", [{"class": i, "maxDisagreement": "0.1"} for i in range(8)], [{"class": i, "maxDisagreement": "0.1"} for i in range(9)], "must have at most 8 items"),
+    Rule("spec.objective.accuracy.everyClass", {"count": 32, "maxDisagreement": "0.1"}, {"count": 33, "maxDisagreement": "0.1"}, "should be less than or equal to 32"),
+    Rule("spec.objective.accuracy.everyClass", {"count": 2, "maxDisagreement": "0.1"}, {"count": 1, "maxDisagreement": "0.1"}, "should be greater than or equal to 2"),
+    Rule("spec.objective.accuracy.everyClass", {"count": 2, "maxDisagreement": "0.1"}, {"count": 2}, "maxDisagreement: Required value"),
+    Rule("spec.objective.accuracy.everyClass", {"count": 2, "maxDisagreement": "0.1"}, {"count": 2, "maxDisagreement": "0"}, "maxDisagreement of every class must be a quoted decimal"),
     Rule("spec.objective.accuracy.confidence", "0.999", "0.5", "confidence must be a quoted decimal above 0.5 and below 1"),
     Rule("spec.objective.accuracy.confidence", "0.500001", "1.0", "confidence must be a quoted decimal above 0.5 and below 1"),
     Rule("spec.objective.accuracy.output", "Top1", "Top5", 'Unsupported value: "Top5"'),
@@ -66,8 +100,17 @@ RULES: list[Rule] = [
     Rule("spec.ramps.maxOverhead", "0.000001", "0", "maxOverhead must be a quoted decimal above 0 and at most 1"),
     Rule("spec.ramps.maxOverhead", "1", "1.1", "maxOverhead must be a quoted decimal above 0 and at most 1"),
     Rule("spec.ramps.precision", "Exact", "int8", 'Unsupported value: "int8"'),
+    Rule("spec.ramps.training", "Prepared", "Sometimes", 'Unsupported value: "Sometimes"'),
+    Rule("spec.ramps", {"training": "LiveTraffic", "store": {"claimName": "ramps.v1"}}, {"training": "LiveTraffic"}, "ramps.training LiveTraffic needs a ramp-set store"),
+    Rule("spec.ramps.store", {"claimName": "ramps"}, {}, "spec.ramps.store.claimName: Required value"),
+    Rule("spec.ramps.store.claimName", "a" * 253, "Ramps", "claimName must name a PersistentVolumeClaim"),
+    Rule("spec.ramps.store", {"claimName": "ramps"}, {"claimName": "ramps", "path": "x"}, 'unknown field "spec.ramps.store.path"'),
     Rule("spec.ramps", {"mode": "Pinned", "pin": INT8_PIN}, {"mode": "Pinned", "precision": "Exact", "pin": INT8_PIN}, "ramps.precision Exact allows fp32 alone"),
     Rule("spec.ramps", {"mode": "Pinned", "pin": {"ramps": [], "precision": "int8"}}, {"mode": "Pinned", "pin": {"ramps": []}}, "ramps.pin.ramps must name a ramp"),
+    Rule("spec.ramps.holdback", "0", "-0.1", "holdback must be a quoted decimal from 0 to 0.5"),
+    Rule("spec.ramps.holdback", "0.5", "0.51", "holdback must be a quoted decimal from 0 to 0.5"),
+    Rule("spec.ramps.holdback", "0.000001", "0.0000001", "with at most 6 decimals"),
+    Rule("spec.ramps.holdback", "0.02", 0.02, "must be of type string"),
     Rule("spec.ramps.maxActive", 1, 0, "should be greater than or equal to 1"),
     Rule("spec.ramps.maxActive", 6, 7, "should be less than or equal to 6"),
     Rule("spec.execution", "ComputeSaving", "Fast", 'Unsupported value: "Fast"'),
@@ -103,7 +146,14 @@ RULES: list[Rule] = [
     Rule("spec.replicas", 0, -1, "should be greater than or equal to 0"),
     Rule("spec.replicas", 1000, 1001, "should be less than or equal to 1000"),
     Rule("spec.suspend", True, "yes", "must be of type boolean"),
-    Rule("spec.autoscaling", ABSENT, {"maxReplicas": 3}, 'unknown field "spec.autoscaling"'),
+    Rule("spec.updatePolicy.type", "Availability", "Recreate", 'Unsupported value: "Recreate"'),
+    Rule("spec.updatePolicy.surgeDeadline", "0s", "soon", "surgeDeadline must be a number with the unit us, ms, s, m or h"),
+    Rule("spec.updatePolicy.sideBySide", {}, {"share": 20}, 'unknown field "spec.updatePolicy.sideBySide.share"'),
+    Rule("spec.updatePolicy.sideBySide", {"weight": 50}, {"weight": 51}, "should be less than or equal to 50"),
+    Rule("spec.updatePolicy.sideBySide", {"weight": 1}, {"weight": 0}, "should be greater than or equal to 1"),
+    Rule("spec.updatePolicy.sideBySide", {"pause": "0s"}, {"pause": "soon"}, "pause must be a number with the unit us, ms, s, m or h"),
+    Rule("spec.updatePolicy.sideBySide", {"promotion": "Manual"}, {"promotion": "Later"}, 'Unsupported value: "Later"'),
+    Rule("spec.updatePolicy.sideBySide", {"deadline": "90s"}, {"deadline": "0s"}, "deadline must be a number above 0 with the unit us, ms, s, m or h"),
     Rule("spec.worker.image", "offramp/worker:1", "", "should be at least 1 chars long"),
     Rule("spec.worker.imagePullPolicy", "Never", "Maybe", 'Unsupported value: "Maybe"'),
     Rule("spec.worker.imagePullSecrets", [{"name": "registry"}], [{"name": "Registry!"}], "name must be the name of a Secret"),
@@ -137,7 +187,19 @@ RULES: list[Rule] = [
 ]  # fmt: skip
 
 CACHE = {"sizeLimit": "1Gi"}
+SCALED = {"maxReplicas": 3, "targetInFlight": 8}
+SCALED_RULES: list[Rule] = [
+    Rule("spec.autoscaling.maxReplicas", 1000, 1001, "should be less than or equal to 1000"),
+    Rule("spec.autoscaling.maxReplicas", 1, ABSENT, "spec.autoscaling.maxReplicas: Required value"),
+    Rule("spec.autoscaling.minReplicas", 1, 0, "should be greater than or equal to 1"),
+    Rule("spec.autoscaling.minReplicas", 3, 4, "autoscaling.minReplicas must not exceed autoscaling.maxReplicas"),
+    Rule("spec.autoscaling.targetInFlight", 100_000, 0, "should be greater than or equal to 1"),
+    Rule("spec.autoscaling.targetInFlight", 1, ABSENT, "spec.autoscaling.targetInFlight: Required value"),
+    Rule("spec.autoscaling.noExitFloor", "PreScale", "Always", 'Unsupported value: "Always"'),
+    Rule("spec.autoscaling.metric", ABSENT, "cpu", 'unknown field "spec.autoscaling.metric"'),
+]
 TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"autoscaling": SCALED}, {"autoscaling": SCALED, "replicas": 2}, "autoscaling decides on the number of workers; remove replicas"),
     ({"predictionCache": CACHE, "execution": "Auto"}, {"predictionCache": CACHE, "execution": "ResultsOnly"}, "predictionCache is of no use with execution ResultsOnly"),
     ({"deadlineAnswers": "Always", "execution": "ComputeSaving"}, {"deadlineAnswers": "Always", "execution": "ResultsOnly"}, "deadlineAnswers Always is of no use with execution ResultsOnly"),
     (
@@ -177,6 +239,11 @@ def test_a_rule_of_pins_takes_the_right_and_refuses_the_wrong(api: Any, manifest
     _check(api, manifests, manifests.service(ramps={"mode": "Pinned", "pin": PIN}), rule)
 
 
+@pytest.mark.parametrize("rule", SCALED_RULES, ids=_ids(SCALED_RULES))
+def test_a_rule_of_autoscaling_takes_the_right_and_refuses_the_wrong(api: Any, manifests: Any, rule: Rule) -> None:
+    _check(api, manifests, manifests.service(autoscaling=SCALED), rule)
+
+
 @pytest.mark.parametrize(("good", "bad", "sentence"), TOGETHER)
 def test_fields_that_do_not_go_together_are_refused(
     api: Any, manifests: Any, good: dict[str, Any], bad: dict[str, Any], sentence: str
@@ -185,6 +252,7 @@ def test_fields_that_do_not_go_together_are_refused(
     assert answer.status_code == 201, answer.json()["message"]
     answer = api.create(manifests.service(**bad))
     assert answer.status_code == 422 and sentence in answer.json()["message"]
+    assert linted(manifests.service(**good)) == [] and sentence in "\n".join(linted(manifests.service(**bad)))
 
 
 def _check(api: Any, manifests: Any, base: dict[str, Any], rule: Rule) -> None:
@@ -193,17 +261,35 @@ def _check(api: Any, manifests: Any, base: dict[str, Any], rule: Rule) -> None:
     answer = api.create(manifests.changed(base, rule.path, rule.bad))
     assert answer.status_code in (400, 422), answer.text
     assert rule.sentence in answer.json()["message"]
+    assert linted(base if rule.good is ... else manifests.changed(base, rule.path, rule.good)) == []
+    said = "\n".join(linted(manifests.changed(base, rule.path, rule.bad)))
+    assert said and (rule.sentence in said or any(word in rule.sentence for word in SCHEMA_WORDS)), said
+
+
+def linted(manifest: dict[str, Any]) -> list[str]:
+    """What ``offramp lint`` says of it."""
+    mistakes, checked, _ = lint_text(json.dumps(manifest), "f.json")
+    assert checked == 1
+    return [f"{mistake.field}: {mistake.message}" for mistake in mistakes]
 
 
 def test_every_default_comes_from_the_schema(api: Any, manifests: Any) -> None:
-    spec = api.create(manifests.service()).json()["spec"]
+    given = manifests.service()
+    spec = api.create(given).json()["spec"]
     assert spec == {
-        "model": {"uri": "oci://offramp/digits:1"},
+        "model": given["spec"]["model"],
         "objective": {
             "latency": {"percentile": 95, "threshold": "40ms"},
             "accuracy": {"maxDisagreement": "0.02", "confidence": "0.95", "output": "Top1"},
         },
-        "ramps": {"mode": "Auto", "maxOverhead": "0.05", "maxActive": 3, "precision": "Auto"},
+        "ramps": {
+            "mode": "Auto",
+            "maxOverhead": "0.05",
+            "maxActive": 3,
+            "holdback": "0.02",
+            "precision": "Auto",
+            "training": "Prepared",
+        },
         "execution": "Auto",
         "batching": {"policy": "Offramp"},
         "deadlineAnswers": "OnRequest",
@@ -218,7 +304,7 @@ def test_every_default_comes_from_the_schema(api: Any, manifests: Any) -> None:
             "historyLimit": 10,
             "steps": [{"weight": 5}, {"weight": 25}, {"weight": 50}],
         },
-        "replicas": 1,
+        "updatePolicy": {"type": "Auto", "surgeDeadline": "5m"},
         "suspend": False,
     }
 
@@ -238,3 +324,4 @@ def test_a_service_may_set_everything_at_once(api: Any, manifests: Any) -> None:
 def test_every_sample_is_taken_as_it_is(api: Any, sample: Path) -> None:
     answer = api.create(yaml.safe_load(sample.read_text()))
     assert answer.status_code == 201, answer.json()["message"]
+    assert linted(yaml.safe_load(sample.read_text())) == []

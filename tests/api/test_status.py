@@ -46,7 +46,7 @@ def test_a_user_cannot_write_status_and_the_operator_cannot_write_spec_through_i
     applied = _status(service, STATUS) | {"spec": {**service["spec"], "replicas": 7}}
     assert clean.apply(applied, manager=OPERATOR, subresource="status").status_code == 200
     stored = clean.get(service)
-    assert stored["spec"]["replicas"] == 1
+    assert "replicas" not in stored["spec"]
     assert stored["status"]["conditions"] == [CONDITION]
     assert stored["metadata"]["generation"] == 1, "status must not count as a new generation"
 
@@ -127,6 +127,14 @@ def test_every_field_that_the_control_plane_writes_is_kept(clean: Any, manifests
     answer = clean.apply(_status(manifest, written), manager=OPERATOR, subresource="status")
     assert answer.status_code == 200, answer.json()["message"]
     assert clean.get(manifest)["status"] == written
+
+
+def test_a_rollout_that_waits_and_a_config_that_is_new_show_it_in_their_columns(clean: Any, manifests: Any) -> None:
+    for manifest, status in ((manifests.rollout(), RolloutStatus()), (manifests.config(), ConfigStatus())):
+        clean.create(manifest, keep=True)
+        clean.apply(_status(manifest, status_json(status)), manager=OPERATOR, subresource="status")
+    assert "Pending" in clean.kubectl("get", "rro", "digits-1").stdout
+    assert "Proposed" in clean.kubectl("get", "rcfg", "digits-0123456789").stdout
 
 
 @pytest.mark.parametrize(("builder", "kind"), [("config", ConfigStatus), ("rollout", RolloutStatus)])

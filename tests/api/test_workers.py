@@ -9,9 +9,11 @@ import pytest
 from offramp_core.control.objects import Service
 from offramp_core.control.spec import parse_spec
 from offramp_operator.kube.manifests import (
+    OperatorPods,
     WorkerSettings,
     deployment,
     disruption_budget,
+    network_policy,
     network_service,
     plan_config_map,
 )
@@ -62,25 +64,44 @@ def test_a_worker_template_that_a_service_takes_makes_a_deployment(
     service = Service("default", "digits", "0d0d0d0d-0000-0000-0000-000000000000", 1, spec)
     identity, settings = WorkerIdentity("key", "token"), WorkerSettings("offramp/worker:1")
     for child in (
-        deployment(service, identity, settings),
+        deployment(service, identity, settings, replicas=1),
         network_service(service),
         disruption_budget(service),
+        network_policy(service, OperatorPods("offramp-system", {"a": "b"}), allow_egress=False),
         plan_config_map(service, document="{}", epoch=1),
     ):
         taken = api.create(child)
         assert taken.status_code == 201, taken.json()["message"]
 
 
-def test_a_workers_pod_is_admitted_where_only_restricted_pods_are(api: Any, manifests: Any) -> None:
-    name = "restricted-workers"
+MODELS = {
+    "image": {"uri": "oci://offramp/digits:1"},
+    "claim": {"uri": "pvc://models/digits/v1"},
+    "https": {"uri": "https://models.example/digits.tar", "secretRef": {"name": "models"}},
+    "s3": {
+        "uri": "s3://models/digits.tar",
+        "endpoint": "https://minio.example",
+        "region": "eu-1",
+        "secretRef": {"name": "models"},
+    },
+}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+def test_a_workers_pod_is_admitted_where_only_restricted_pods_are(
+    api: Any, manifests: Any, model: dict[str, Any]
+) -> None:
+    name = f"restricted-{model['uri'].partition(':')[0]}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}, keep=True)
     service = Service(
-        name, "digits", "0d0d0d0d-0000-0000-0000-000000000000", 1, parse_spec(manifests.service()["spec"])
+        name, "digits", "0d0d0d0d-0000-0000-0000-000000000000", 1, parse_spec(manifests.service(model=model)["spec"])
     )
-    template = deployment(service, WorkerIdentity("key", "token"), WorkerSettings("offramp/worker:1"))["spec"][
-        "template"
-    ]
+    policy = network_policy(service, OperatorPods("offramp-system", {"a": "b"}), allow_egress=False)
+    assert api.create(policy).status_code == 201
+    template = deployment(service, WorkerIdentity("key", "token"), WorkerSettings("offramp/worker:1"), replicas=1)[
+        "spec"
+    ]["template"]
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",

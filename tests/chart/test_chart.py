@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+pytestmark = pytest.mark.slow  # real helm
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "offramp"
 KINDS = ["earlyexitservices.earlyexit.dev", "rampconfigs.earlyexit.dev", "ramprollouts.earlyexit.dev"]
@@ -24,9 +26,29 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no CRDs": {"crds": {"enabled": False}},
     "own key": {"signingKey": {"existingSecret": "my-key"}},
     "single replica": {"replicas": 1},
+    "page for everybody": {"web": {"expose": True, "port": 9000, "hosts": ["offramp.example.com"]}},
+    "no page": {"web": {"enabled": False}},
     "no budget": {"podDisruptionBudget": {"enabled": False}},
     "everything set": {
         "image": {"repository": "registry.example/operator", "tag": "1.2.3", "pullPolicy": "Always"},
+        "commonLabels": {"cost-center": "42"},
+        "commonAnnotations": {"example.com/owner": "ml"},
+        "networkPolicies": {
+            "operator": {
+                "apiServerPorts": [6443],
+                "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+                "extraEgress": [
+                    {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"port": 4317, "protocol": "TCP"}]}
+                ],
+            },
+            "workers": {"allowEgress": True},
+        },
+        "monitoring": {
+            "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+            "podMonitor": {"enabled": True},
+            "rules": {"enabled": True},
+            "dashboards": {"enabled": True, "annotations": {"grafana_folder": "Offramp"}},
+        },
         "workerImage": {"repository": "registry.example/worker", "tag": "4.5.6"},
         "imagePullSecrets": [{"name": "registry"}],
         "serviceAccount": {"name": "brain", "annotations": {"example.com/role": "x"}},
@@ -35,7 +57,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "priorityClassName": "high",
         "nodeSelector": {"kubernetes.io/arch": "amd64"},
         "tolerations": [{"key": "infra", "operator": "Exists"}],
-        "affinity": {"nodeAffinity": {}},
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["system"]}]}
+                    ]
+                }
+            },
+            "podAntiAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "weight": 1,
+                        "podAffinityTerm": {"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}},
+                    }
+                ]
+            },
+        },
         "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
         "resources": {"limits": {"cpu": 1}},
     },
@@ -115,7 +153,7 @@ def test_the_install_manifest_carries_no_key_and_no_word_of_helm() -> None:
     objects = list(yaml.safe_load_all(text))
     assert not of_kind(objects, "Secret")
     assert "helm.sh" not in text
-    assert "managed-by" not in text
+    assert "managed-by: Helm" not in text
 
 
 def test_the_first_sample_has_ten_lines_and_every_sample_is_one_service() -> None:
@@ -158,10 +196,15 @@ def test_crds_can_be_left_to_uninstall_or_out(helm: Any) -> None:
     assert not of_kind(helm.template(crds={"enabled": False}), "CustomResourceDefinition")
 
 
-def test_a_namespaced_operator_has_no_cluster_role(helm: Any) -> None:
-    objects = helm.template(scope={"kind": "namespaces", "namespaces": ["team-a", "team-b"]})
-    assert not of_kind(objects, "ClusterRole")
-    assert not of_kind(objects, "ClusterRoleBinding")
+def test_a_namespaced_operator_needs_nothing_that_is_the_clusters(helm: Any) -> None:
+    scope = {"kind": "namespaces", "namespaces": ["team-a", "team-b"]}
+    everything = helm.template(scope=scope)
+    assert not of_kind(everything, "ClusterRoleBinding")
+    assert {
+        role["metadata"]["labels"]["app.kubernetes.io/component"] for role in of_kind(everything, "ClusterRole")
+    } == {"users"}
+    objects = helm.template(scope=scope, crds={"enabled": False}, userRoles={"enabled": False})
+    assert all("namespace" in item["metadata"] for item in objects)
     assert {role["metadata"]["namespace"] for role in of_kind(objects, "Role")} == {
         "team-a",
         "team-b",
@@ -174,7 +217,9 @@ def test_a_namespaced_operator_has_no_cluster_role(helm: Any) -> None:
 @pytest.mark.parametrize("values", [VARIANTS["defaults"], VARIANTS["two namespaces"]], ids=["cluster", "namespaces"])
 def test_no_rule_has_a_wildcard_reads_secrets_or_writes_a_service(helm: Any, values: dict[str, Any]) -> None:
     objects = helm.template(**values)
-    rules = [rule for role in of_kind(objects, "ClusterRole") + of_kind(objects, "Role") for rule in role["rules"]]
+    roles = of_kind(objects, "ClusterRole") + of_kind(objects, "Role")
+    own = [role for role in roles if role["metadata"]["labels"]["app.kubernetes.io/component"] == "operator"]
+    rules = [rule for role in own for rule in role["rules"]]
     assert rules
     for rule in rules:
         for words in rule.values():
@@ -215,6 +260,16 @@ def test_the_operator_is_told_everything_it_needs(helm: Any) -> None:
         "OFFRAMP_LEASE_NAME": "offramp-leader",
         "OFFRAMP_SIGNING_KEY_FILE": "/var/run/offramp/signing-key",
         "OFFRAMP_WORKER_IMAGE": "registry.example/worker:4.5.6",
+        "OFFRAMP_WORKER_NETWORK_POLICY": "IngressAndEgress",
+        "OFFRAMP_OPERATOR_INSTANCE": "offramp",
+        "OFFRAMP_DELIVERY_ALLOW_PRIVATE_NETWORKS": "false",
+        "OFFRAMP_DELIVERY_SIZE_LIMIT": "16Gi",
+        "OFFRAMP_DELIVERY_TIMEOUT": "1h",
+        "OFFRAMP_WEB_PORT": "8082",
+        "OFFRAMP_WEB_HOSTS": ",".join(
+            f"offramp-web{tail}"
+            for tail in ("", ".offramp-system", ".offramp-system.svc", ".offramp-system.svc.cluster.local")
+        ),
         "POD_NAME": "",
     }
     assert container(objects)["command"] == ["offramp-operator"]
@@ -259,7 +314,7 @@ def test_the_operator_runs_restricted_with_a_read_only_root(helm: Any, values: d
 
 def test_probes_and_metrics_share_the_one_port(helm: Any) -> None:
     operator = container(helm.template())
-    assert [port["containerPort"] for port in operator["ports"]] == [8080]
+    assert [port["containerPort"] for port in operator["ports"]] == [8080, 8082]
     paths = {probe: operator[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
     for probe in paths:
@@ -279,67 +334,56 @@ def test_a_long_release_name_makes_valid_names(helm: Any) -> None:
 
 # --- values ----------------------------------------------------------------------------------------
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"replica": 3}, "replica"),
-    ({"replicas": "two"}, "replicas"),
-    ({"replicas": -1}, "replicas"),
-    ({"crds": {"enable": True}}, "enable"),
-    ({"crds": {"keep": "yes"}}, "keep"),
-    ({"scope": {"kind": "galaxy"}}, "kind"),
-    ({"scope": {"kind": "namespaces", "namespaces": []}}, "namespaces"),
-    ({"scope": {"kind": "cluster", "namespaces": ["team-a"]}}, "namespaces"),
-    ({"scope": {"kind": "namespaces", "namespaces": ["Team_A"]}}, "namespaces"),
-    ({"image": {"tag": "not a tag"}}, "tag"),
-    ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
-    ({"workerImage": {"digest": "x"}}, "digest"),
-    ({"imagePullSecrets": ["registry"]}, "imagePullSecrets"),
-    ({"signingKey": {"existingSecret": "Not Valid"}}, "existingSecret"),
-    ({"signingKey": {"value": "secret"}}, "value"),
-    ({"serviceAccount": {"annotations": {"a": 1}}}, "annotations"),
-    ({"podDisruptionBudget": {"enabled": 1}}, "enabled"),
-    ({"resources": {"claims": []}}, "claims"),
-    ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "podLabels"),
-    ({"tolerations": [{"operator": "Maybe"}]}, "operator"),
-    ({"affinity": {"nodes": {}}}, "nodes"),
-    ({"topologySpreadConstraints": [{"maxSkew": 1}]}, "topologySpreadConstraints"),
-]
+
+def test_the_page_stays_on_the_pods_loopback_unless_it_is_exposed(helm: Any) -> None:
+    hidden = helm.template()
+    assert environment(hidden)["OFFRAMP_WEB_PORT"] == "8082"
+    assert "OFFRAMP_WEB_ADDRESS" not in environment(hidden) and not of_kind(hidden, "Service")
+    shown = helm.template(**VARIANTS["page for everybody"])
+    service = only(shown, "Service")
+    address = next(e for e in container(shown)["env"] if e["name"] == "OFFRAMP_WEB_ADDRESS")
+    assert address["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+    assert service["spec"]["ports"][0] == {"name": "http", "port": 9000, "targetPort": "web", "protocol": "TCP"}
+    name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
+    assert environment(shown)["OFFRAMP_WEB_HOSTS"].split(",") == [
+        name,
+        f"{name}.{namespace}",
+        f"{name}.{namespace}.svc",
+        f"{name}.{namespace}.svc.cluster.local",
+        "offramp.example.com",
+    ]
+    gone = helm.template(**VARIANTS["no page"])
+    assert not [name for name in environment(gone) if "WEB" in name]
+    assert [port["name"] for port in container(gone)["ports"]] == ["http"]
 
 
-@pytest.mark.parametrize(
-    ("values", "field"), WRONG, ids=lambda item: item if isinstance(item, str) else json.dumps(item)
-)
-def test_a_wrong_value_is_refused_by_name(helm: Any, values: dict[str, Any], field: str) -> None:
-    answer = helm.try_template(values)
-    assert answer.returncode != 0
-    assert field in answer.stderr
-    assert "values don't meet the specifications of the schema" in answer.stderr
+def test_the_operators_network_policy_knows_the_page_only_where_it_is_exposed(helm: Any) -> None:
+    def ports(objects: list[dict[str, Any]], way: str) -> list[Any]:
+        rules = only(objects, "NetworkPolicy")["spec"][way]
+        return [port["port"] for rule in rules for port in rule["ports"]]
+
+    assert ports(helm.template(), "ingress") == ["http"]
+    assert ports(helm.template(), "egress") == [53, 53, 443, 6443, 8443, 16443, 8081]
+    shown = helm.template(**VARIANTS["page for everybody"])
+    assert ports(shown, "ingress") == ["http", "web"]
+    assert 9000 in ports(shown, "egress"), "a standby asks the leader"
+    assert not of_kind(helm.template(networkPolicies={"operator": {"enabled": False}}), "NetworkPolicy")
 
 
-def test_every_value_is_in_the_schema_and_every_schema_entry_is_a_value() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-
-    def compare(value: dict[str, Any], described: dict[str, Any], where: str) -> None:
-        if "properties" not in described or where in (".resources", ".affinity"):
-            return
-        assert described["additionalProperties"] is False, where
-        assert set(value) == set(described["properties"]) - {"global"}, where
-        for name, item in value.items():
-            if isinstance(item, dict):
-                compare(item, described["properties"][name], f"{where}.{name}")
-
-    compare(values, schema, "")
-
-
-def test_every_value_is_used_by_a_template() -> None:
-    templates = "".join(path.read_text() for path in (CHART / "templates").iterdir())
-
-    def used(values: dict[str, Any], path: str) -> None:
-        for name, value in values.items():
-            whole = f"{path}.{name}"
-            if f"Values{whole}" in templates and not (isinstance(value, dict) and value and whole != ".resources"):
-                continue
-            assert isinstance(value, dict) and value, f"no template uses Values{whole}"
-            used(value, whole)
-
-    used(yaml.safe_load((CHART / "values.yaml").read_text()), "")
+def test_rules_and_dashboards_are_those_of_the_files(helm: Any) -> None:
+    on = {"enabled": True}
+    objects = helm.template(monitoring={"rules": on, "dashboards": on, "serviceMonitor": on, "podMonitor": on})
+    rules = {item["metadata"]["name"]: item["spec"]["groups"] for item in of_kind(objects, "PrometheusRule")}
+    files = {
+        f"offramp-{path.stem}": yaml.safe_load(path.read_text())["groups"]
+        for path in (CHART / "files" / "rules").iterdir()
+    }
+    assert rules == files and files
+    shown = {name: text for item in of_kind(objects, "ConfigMap") for name, text in item["data"].items()}
+    assert {name: json.loads(text) for name, text in shown.items()} == {
+        path.name: json.loads(path.read_text()) for path in (CHART / "files" / "dashboards").iterdir()
+    }
+    assert all(item["metadata"]["labels"]["grafana_dashboard"] == "1" for item in of_kind(objects, "ConfigMap"))
+    (endpoint,) = only(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["relabelings"][0]["targetLabel"] == "service"
+    assert not of_kind(helm.template(), "PrometheusRule") and not of_kind(helm.template(), "PodMonitor")

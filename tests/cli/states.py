@@ -63,6 +63,12 @@ def promoted_once() -> Fleet:
     return fleet
 
 
+def measured() -> Fleet:
+    fleet = Fleet(CLEAN, {**MANIFEST, "ramps": {"holdback": "0.2"}})
+    fleet.run(lambda f: f.status.measured.batches > 2000)
+    return fleet
+
+
 def rolled_back() -> Fleet:
     fleet = promoted_once()
     fleet.edit(objective=BUDGET)
@@ -106,7 +112,7 @@ def pin_rejected() -> Fleet:
 
 STATES: Mapping[str, Callable[[], Fleet]] = {
     f.__name__: f
-    for f in (starting, collecting, progressing, promoted_once, rolled_back, awaiting, recommended, disabled, pin_in_canary, pin_rejected)
+    for f in (starting, collecting, progressing, promoted_once, measured, rolled_back, awaiting, recommended, disabled, pin_in_canary, pin_rejected)
 }  # fmt: skip
 
 

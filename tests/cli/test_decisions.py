@@ -11,9 +11,14 @@ import pytest
 from offramp_cli.daytwo import decisions
 from offramp_cli.daytwo.pins import pin_patch
 from offramp_cli.source.source import RefusedError
-from offramp_core.control.spec import parse_spec
+from offramp_core.control.codec import parse_time
+from offramp_core.control.objects import GateStatus, ModelSource, VersionStatus
+from offramp_core.control.spec import SideBySide, parse_spec
+from offramp_operator.explain.family import Family
+from offramp_operator.explain.version import version_data, version_facts
 
 InState = Callable[[str], Any]
+NOON = parse_time("2026-11-21T12:00:00Z")
 
 
 def refused(decide: Callable[..., Any], *arguments: Any) -> str:
@@ -128,3 +133,52 @@ def test_an_exported_plan_is_a_pin_that_the_parser_reads_as_the_same_plan(in_sta
     plan = family.stable.plan
     assert read is not None
     assert (read.ramps, read.ramp_set_digest, read.precision) == (plan.ramps, plan.ramp_set_digest, plan.precision)
+
+
+# --- a version on trial ----------------------------------------------------------------------------
+
+
+def trying(family: Family, phase: Any) -> Family:
+    """The same service while it tries a model beside the one that serves."""
+    service = family.service
+    policy = replace(service.spec.update_policy, side_by_side=SideBySide(promotion="Manual"))
+    gate = GateStatus(
+        "objective", "Clear" if phase == "AwaitingPromotion" else "Undecided", 3, 0, message="0 of 3 late"
+    )
+    version = VersionStatus(ModelSource("oci://m:1"), ModelSource("oci://m:2"), phase, "Surge", gates=(gate,))
+    spec = replace(service.spec, model_uri="oci://m:2", update_policy=policy)
+    return replace(family, service=replace(service, spec=spec, status=replace(service.status, version=version)))
+
+
+def test_a_version_that_has_passed_is_promoted_by_a_request(in_state: InState) -> None:
+    family = trying(in_state("awaiting")[0], "AwaitingPromotion")
+    assert decisions.tries_a_version(family)
+    request, told = decisions.promote_version(family, NOON)
+    assert request == "promote/2026-11-21T12:00:00.000000Z" and "oci://m:2 is promoted" in told
+
+
+def test_a_version_that_has_not_passed_is_not_promoted(in_state: InState) -> None:
+    family = trying(in_state("awaiting")[0], "Comparing")
+    with pytest.raises(RefusedError, match=r"0 of 3 late.*never overrules a gate"):
+        decisions.promote_version(family, NOON)
+    with pytest.raises(RefusedError, match="being promoted already"):
+        decisions.promote_version(trying(family, "Promoting"), NOON)
+
+
+@pytest.mark.parametrize("phase", ["Starting", "Comparing", "AwaitingPromotion", "Promoting"])
+def test_a_version_may_be_aborted_until_all_have_followed(in_state: InState, phase: str) -> None:
+    request, told = decisions.abort_version(trying(in_state("awaiting")[0], phase), NOON)
+    assert request.startswith("abort/") and "oci://m:1 goes on serving" in told
+
+
+def test_a_rejected_version_leaves_decisions_to_rollouts(in_state: InState) -> None:
+    assert not decisions.tries_a_version(trying(in_state("awaiting")[0], "Rejected"))
+    assert not decisions.tries_a_version(in_state("awaiting")[0])
+
+
+def test_why_says_what_is_held_against_a_version(in_state: InState) -> None:
+    family = trying(in_state("awaiting")[0], "Comparing")
+    assert version_facts(family, NOON)[0] == "oci://m:2 beside oci://m:1: Comparing"
+    assert "0 of 3 late" in version_facts(family, NOON)[-1]
+    assert (version_data(family) or {})["gates"][0]["name"] == "objective"
+    assert version_facts(in_state("awaiting")[0], NOON) == [] and version_data(in_state("awaiting")[0]) is None

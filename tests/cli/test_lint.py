@@ -46,16 +46,16 @@ def test_a_good_manifest_has_no_mistake() -> None:
     ("before", "after", "line", "field", "message"),
     [
         ('"0.01"', "0.01", 10, "spec.objective.accuracy.maxDisagreement", 'must be a string; got 0.01; quote it: "0.01"'),
-        ('"0.01"', '"0.9"', 10, "spec.objective.accuracy.maxDisagreement", "decimal string in (0, 0.5]"),
-        ("40ms", "soon", 8, "spec.objective.latency.threshold", "write for example 40ms"),
+        ('"0.01"', '"0.9"', 10, "spec.objective.accuracy.maxDisagreement", "maxDisagreement must be a quoted decimal above 0"),
+        ("40ms", "soon", 8, "spec.objective.latency.threshold", 'number above 0 with the unit us, ms or s'),
         ("weight: 50", "weight: 500", 14, "spec.rollout.steps[1].weight", "must be at most 100; got 500"),
-        ("weight: 50", "weight: 5", 12, "spec.rollout.steps", "weights must rise"),
+        ("weight: 50", "weight: 5", 12, "spec.rollout.steps", "weights of rollout.steps must rise from step to step"),
         ("replicas: 2", "replica: 2", 15, "spec.replica", "unknown field; known are "),
         ("replicas: 2", "replicas: two", 15, "spec.replicas", 'must be an integer; got "two"'),
         ("replicas: 2", "execution: Fast", 15, "spec.execution", "must be one of Auto, ResultsOnly, ComputeSaving"),
-        ("replicas: 2", "ramps: {mode: Pinned}", 15, "spec.ramps.pin", "need each other"),
+        ("replicas: 2", "ramps: {mode: Pinned}", 15, "spec.ramps", "ramps.mode Pinned needs ramps.pin"),
         ("replicas: 2", "worker: {hostPath: /}", 15, "spec.worker.hostPath", "unknown field"),
-        ("name: digits", "name: Digits", 4, "metadata.name", "lower-case letters"),
+        ("name: digits", "name: Digits", 4, "metadata.name", "metadata.name must start with a letter"),
         ("EarlyExitService", "EarlyExitServices", 2, "kind", "must be one of EarlyExitService"),
         ("v1alpha1", "v1", 1, "apiVersion", "must be earlyexit.dev/v1alpha1"),
         ('  model: {uri: "oci://offramp/digits:1"}\n', "", 5, "spec.model", "is missing and required"),
@@ -89,7 +89,9 @@ def test_documents_of_other_kinds_are_counted_and_lists_are_opened() -> None:
 
 def test_a_ramp_config_and_a_rollout_are_checked_as_well() -> None:
     config = "apiVersion: earlyexit.dev/v1alpha1\nkind: RampConfig\nmetadata: {name: a}\nspec: {backboneDigest: x, rampSetDigest: y, precision: fp32, execution: Auto, ramps: [{id: r, threshold: '2'}]}\n"  # fmt: skip
-    assert "threshold" in one(config)[2]
+    told = {m.field: m.message for m in lint_text(config, "f.yaml")[0]}
+    assert list(told) == ["metadata.name", "spec.backboneDigest", "spec.rampSetDigest", "spec.ramps[0].threshold"]
+    assert told["spec.ramps[0].threshold"].startswith("threshold must be the shortest decimal from 0 to 1")
     rollout = "apiVersion: earlyexit.dev/v1alpha1\nkind: RampRollout\nmetadata: {name: a}\nspec: {serviceName: s, from: a, to: b, generation: 1, cause: Tuned, decision: Maybe}\n"  # fmt: skip
     assert one(rollout) == (4, "spec.decision", 'must be one of Promote, Abort; got "Maybe"')
 

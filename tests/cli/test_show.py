@@ -11,12 +11,16 @@ import pytest
 from rich.text import Text
 from states import STATES  # type: ignore[import-not-found]
 
-from offramp_cli.show import lines, plans
-from offramp_cli.show.health import health, health_data, health_lines
+from offramp_cli.show import lines
+from offramp_cli.show.health import health_lines
+from offramp_cli.show.plans import side_by_side
 from offramp_cli.show.tables import history_data, history_lines, top_data, top_lines
 from offramp_cli.show.tree import get_data, get_lines
-from offramp_cli.show.why import e_value, why_data, why_lines
+from offramp_cli.show.why import why_lines
 from offramp_core.control.objects import ConfigStatus, GateStatus
+from offramp_operator.explain import plans, words
+from offramp_operator.explain.health import health, health_data
+from offramp_operator.explain.why import e_value, why_data
 
 InState = Callable[[str], Any]
 
@@ -181,7 +185,7 @@ class TestHealth:
 class TestDiff:
     def test_thresholds_stand_side_by_side_and_a_ramp_that_one_lacks_is_a_dash(self, in_state: InState) -> None:
         family, _ = in_state("progressing")
-        shown = plain(plans.side_by_side(family.stable, family.candidate)).splitlines()
+        shown = plain(side_by_side(family.stable, family.candidate)).splitlines()
         first = family.candidate.plan.ramps[0]
         assert shown[1].split() == ["≠", "ramp", first.id, "-", str(first.threshold)]
 
@@ -210,7 +214,7 @@ def test_history_is_newest_first_and_empty_history_says_where_to_look(in_state: 
 
 
 def test_rollouts_of_one_second_are_ordered_by_their_number(in_state: InState) -> None:
-    from offramp_cli.source.family import family as parse
+    from offramp_operator.explain.family import family as parse
 
     family, _ = in_state("rolled_back")
     twelve = json.loads(json.dumps(family.manifests["rollouts"][0]))
@@ -223,7 +227,7 @@ def test_rollouts_of_one_second_are_ordered_by_their_number(in_state: InState) -
 
 
 def test_objects_of_an_earlier_service_of_that_name_do_not_count(in_state: InState) -> None:
-    from offramp_cli.source.family import family as parse
+    from offramp_operator.explain.family import family as parse
 
     family, _ = in_state("rolled_back")
     stranger = json.loads(json.dumps(family.manifests["configs"][0]))
@@ -254,16 +258,33 @@ def test_e_values_read_well_and_never_overflow(log_value: float, text: str) -> N
     ],
 )
 def test_durations_read_like_kubectls(seconds: float, text: str) -> None:
-    assert lines.duration(seconds) == text
+    assert words.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("fraction", "text"), [(0.0, "0%"), (0.01, "1%"), (0.0037, "0.37%"), (1.0, "100%"), (0.00001, "0%")]
 )
 def test_shares_have_two_decimals_at_most(fraction: float, text: str) -> None:
-    assert lines.share(fraction) == text
+    assert words.share(fraction) == text
 
 
 def test_columns_are_as_wide_as_their_widest_cell_and_wide_characters_of_colours_do_not_count() -> None:
     shown = lines.columns([["a", lines.state("Ready"), "x"], ["longer", "No", ""]])
     assert [line.plain for line in shown] == ["a        Ready   x", "longer   No"]
+
+
+def test_a_service_at_zero_is_as_asked_and_a_forecast_degrades_nothing(in_state: InState) -> None:
+    family, _ = in_state("promoted_once")
+    conditions = {c.type: c for c in family.service.status.conditions}
+
+    def told(kind: str, holds: Any, reason: str) -> str:
+        changed = conditions | {kind: replace(conditions[kind], status=holds, reason=reason)}
+        status = replace(family.service.status, conditions=tuple(changed.values()))
+        return health(replace(family, service=replace(family.service, status=status))).verdict
+
+    assert told("NoExitCapacity", "True", "Sufficient") == "Healthy"
+    assert told("NoExitCapacity", "False", "ExitsOffWouldOverload") == "Healthy"
+    assert told("LatencyObjectiveMet", "False", "ObjectiveMissed") == "Degraded"
+    assert told("Ready", "False", "ScaledToZero") == "Healthy"
+    assert told("Ready", "False", "Starting") == "Progressing"
+    assert told("Ready", "False", "ErrImagePull") == "Degraded"

@@ -42,6 +42,7 @@ def release(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "replicas": 1,
         "image": {"repository": load("operator", name="operator").rsplit(":", 1)[0], "tag": TAG, "pullPolicy": "Never"},
         "workerImage": {"repository": load("worker", name="worker").rsplit(":", 1)[0], "tag": TAG},
+        "delivery": {"allowPrivateNetworks": True},  # a store in the cluster
     }
     install = ("helm", "upgrade", "--install", RELEASE, "helm/offramp", "--namespace", SYSTEM, "--create-namespace")
     run(*install, "--wait", "--timeout", "180s", "-f", "-", stdin=yaml.safe_dump(values))

@@ -18,6 +18,7 @@ from offramp_core.control.decide import decide
 from offramp_core.control.objects import Service, ServiceStatus
 from offramp_core.control.snapshot import Decision, Load, RecordStore, Snapshot, Worker
 from offramp_core.control.spec import parse_spec
+from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.plan import Plan, Precision
 from offramp_core.protocol import ArmCounts, Observations, PlanDocument, RampInfo, RecordBlock, Refusal, WorkerState
 from offramp_core.records import ExitCosts, Records
@@ -62,20 +63,47 @@ class SimWorker:
     counts: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
     rows: list[int] = field(default_factory=list)
     others: Mapping[Precision, Records] = field(default_factory=dict)  # other precisions that its bundle has
+    backbone: str = BACKBONE
+    current: bool = True
+    trial: bool = False
+    night_wrong: float = (
+        0.0  # of three requests in ten, which belong to the first slice: how often an exit disagrees besides
+    )
+    exits_take: float = 0.8  # time of a batch with exits on, in times of one with exits off
+    meters: dict[tuple[str, float], HoldbackMeter] = field(default_factory=dict)
+    sets: dict[str, Records] = field(default_factory=dict)  # what the same inputs score with other ramp sets of a store
+    has_store: bool = True
+    captures: int = 0
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
+        self.coin = np.random.default_rng([self.seed, 1])
         self.boot = f"{self.name}-boot0"
 
     def restart(self) -> None:
         self.restarts += 1
         self.boot = f"{self.name}-boot{self.restarts}"
         self.counts, self.document, self.refused, self.breaker_open = {}, None, None, False
+        self.meters = {}
 
     def configure(self, document: PlanDocument) -> None:
         if self.document is not None and document.epoch <= self.document.epoch:
             return
+        wanted = {arm.plan["rampSetDigest"] for arm in (document.stable, document.canary) if arm} | set(
+            document.ramp_sets
+        )
+        if missing := wanted - {RAMP_SET, *self.sets}:
+            self.refused = Refusal(document.epoch, "RampSetNotHeld", f"the store has no {min(missing)}")
+            return
+        if not self.has_store and wanted - {RAMP_SET}:
+            self.refused = Refusal(document.epoch, "DigestMismatch", "there is no ramp-set store")
+            return
+        if self.document is None or document.capture_since != self.document.capture_since:
+            self.captures = 0
         for arm in filter(None, (document.stable, document.canary)):
+            if arm.plan["backboneDigest"] != self.backbone:
+                self.refused = Refusal(document.epoch, "DigestMismatch", "it is for another model")
+                return
             other = self.others.get(arm.plan["precision"])
             unknown = [r["id"] for r in arm.plan["ramps"] if r["id"] not in (other.ramp_ids if other else RAMPS)]
             if unknown:
@@ -101,7 +129,12 @@ class SimWorker:
             else (None, "stable")
         )
         plan = Plan.from_mapping(arm.plan) if arm is not None else Plan(BACKBONE, RAMP_SET)
+        meter = self._meter(doc, plan) if not canary and not plan.exits_off else None
+        off = meter is not None and self.coin.random() < meter.share
+        if off:
+            name, plan = "holdback", Plan(BACKBONE, RAMP_SET)
         rows = self.rng.integers(len(records), size=size)
+        records = self.sets.get(plan.ramp_set_digest, records)
         view = records.at(plan.precision)
         names = view.ramp_ids or RAMPS
         exit_at = exits(view, plan, rows, names)
@@ -112,6 +145,17 @@ class SimWorker:
         agrees = np.column_stack([view.agrees, view.final_agrees])  # the last column is also index -1
         wrong = np.array([not agrees[r, e] for r, e in zip(rows, exit_at, strict=True)])
         seconds = float(self.rng.lognormal(-5.0, 0.2)) * (0.8 + 0.2 * size) * (self.slowdown if canary else 1.0)
+        if meter is not None:
+            taken = seconds if off else seconds * self.exits_take
+            meter.count_batch(
+                held_back=off, expected_seconds=0.008 * (0.8 + 0.2 * size), answer_seconds=taken, engine_seconds=taken
+            )
+            if not off:
+                meter.count_replies("final", int((exit_at < 0).sum()))
+                for e in exit_at[exit_at >= 0]:
+                    meter.count_replies(names[e], 1)
+                if doc is not None and doc.slices:
+                    self._audit_night(meter, doc, drawn & (self.coin.random(size) < 0.3), wrong)
         add(
             c,
             requests=size,
@@ -120,6 +164,8 @@ class SimWorker:
             disagreements=int((drawn & wrong).sum()),
             batches=1,
         )
+        if doc is not None and doc.capture_since is not None and now > doc.capture_since:
+            self.captures += int(drawn.sum())
         limit = doc.slow_seconds.get(str(size)) if doc is not None else None
         if limit is not None and canary and doc is not None:
             limit *= 1 + doc.max_overhead
@@ -137,15 +183,30 @@ class SimWorker:
             c["exits"][names[e]] = c["exits"].get(names[e], 0) + 1
         return [(int(r), now) for r, d in zip(rows, drawn, strict=True) if d]
 
+    def _audit_night(self, meter: HoldbackMeter, doc: PlanDocument, night: np.ndarray, wrong: np.ndarray) -> None:
+        """Requests of a stopped slice, and answers that name a stopped class, are the model's own."""
+        name = doc.slices[0]
+        differs = (wrong | (self.coin.random(len(night)) < self.night_wrong)) & (name not in doc.stopped_slices)
+        if night.any():
+            meter.count_audits(name, audited=int(night.sum()), disagreements=int((night & differs).sum()))
+
+    def _meter(self, doc: PlanDocument | None, plan: Plan) -> HoldbackMeter | None:
+        if doc is None:
+            return None
+        key = (plan.content_hash, doc.holdback_share)
+        return self.meters.setdefault(key, HoldbackMeter(plan_hash=key[0], share=key[1]))
+
     def view(self, *, silent: bool = False) -> Worker:
         state = WorkerState(
-            uid=self.name, boot_id=self.boot, service_uid="uid", model="sim", ready=True, backbone_digest=BACKBONE, ramp_set_digest=RAMP_SET,
+            uid=self.name, boot_id=self.boot, service_uid="uid", model="sim", ready=True, backbone_digest=self.backbone, ramp_set_digest=RAMP_SET,
             ramps=columns(self.others), costs=costs(self.others),
             epoch=self.document.epoch if self.document else 0, refused=self.refused, breaker_open=self.breaker_open,
             stable_hash=Plan.from_mapping(self.document.stable.plan).content_hash if self.document else "",
             canary_hash=Plan.from_mapping(self.document.canary.plan).content_hash if self.document and self.document.canary else "",
+            ramp_sets=(self.document.ramp_sets if self.document else ()) or (RAMP_SET,), captures=self.captures,
+            capture_since=self.document.capture_since if self.document else None,
         )  # fmt: skip
-        counts = tuple(
+        every = tuple(
             ArmCounts(
                 epoch,
                 arm,
@@ -165,12 +226,17 @@ class SimWorker:
             )
             for (epoch, arm), c in self.counts.items()
         )
-        seen = Observations(self.name, self.boot, 0.0, counts, RecordBlock(0, 0, RAMP_SET))
+        seen = Observations(
+            self.name, self.boot, 0.0, tuple(c for c in every if c.arm != "holdback"), RecordBlock(0, 0, RAMP_SET),
+            held_back=tuple(c for c in every if c.arm == "holdback"), plans=tuple(m.counts() for m in self.meters.values()),
+        )  # fmt: skip
         return Worker(
             self.name,
             self.name,
             self.ready,
+            current=self.current,
             restarts=self.restarts,
+            trial=self.trial,
             state=None if silent else state,
             observations=None if silent else seen,
         )
@@ -259,13 +325,18 @@ class Fleet(MemoryShell):
         outcome, self.outcome = self.outcome, None
         return Snapshot(
             self.service, dict(self.configs), tuple(self.rollouts.values()), tuple(w.view() for w in self.workers), self.published, self._store(),
-            Load(self.requests_per_second, 0.2), outcome,
+            Load(self.requests_per_second, 0.2, self.requests_per_second), outcome,
         )  # fmt: skip
 
     def reconcile(self) -> Decision:
-        decision = decide(self.snapshot(), self.now)
+        snapshot = self.snapshot()
+        decision = decide(snapshot, self.now)
+        self.looked_on(snapshot, decision)
         self.act(decision)
         return decision
+
+    def looked_on(self, snapshot: Snapshot, decision: Decision) -> None:
+        """For those who want to see every pass."""
 
     def act(self, decision: Decision) -> None:
         self.store(decision)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from fleet import MANIFEST, RAMPS, Fleet, SimWorker, pool  # type: ignore[import-not-found]
+from fleet import BACKBONE, MANIFEST, RAMPS, Fleet, SimWorker, pool  # type: ignore[import-not-found]
 
 from offramp_core.control.decide import decide
 from offramp_core.control.gates import GateInput, read_gates
@@ -286,6 +286,8 @@ class TestRecommend:
         assert fleet.configs[fleet.status.candidate_config].status.state == "Certified"
         assert "spec.decision: Promote" in fleet.status.tuning.message
         say(fleet, decision="Promote")
+        fleet.run(lambda f: phase(f) == "Promoting")
+        assert fleet.status.candidate_config != fleet.status.stable_config
         fleet.run(lambda f: phase(f) == "Succeeded")
         assert not fleet.stable.exits_off and fleet.status.candidate_config == ""
 
@@ -497,6 +499,22 @@ class TestClocks:
         decision = decide(replace(fleet.snapshot(), watched_since=now), late)
         assert decision.rollout_statuses["sim-1"].reason == "AckTimeout"
 
+    def test_the_deadline_of_a_step_does_not_end_by_two_clocks_that_differ(self) -> None:
+        fleet = Fleet(CLEAN, {**MANIFEST, "rollout": {**MANIFEST["rollout"], "stepDeadline": "2m"}})
+        fleet.run(lambda f: phase(f) == "Progressing")
+        fleet.requests_per_second = 0
+        fleet.run(lambda f: last(f).status.step_started_at is not None)
+        ahead = fleet.now + 600.0
+        decision = decide(replace(fleet.snapshot(), watched_since=ahead), ahead + 60.0)
+        assert not decision.rollout_statuses or decision.rollout_statuses["sim-1"].phase == "Progressing"
+        decision = decide(replace(fleet.snapshot(), watched_since=ahead), ahead + 121.0)
+        assert decision.rollout_statuses["sim-1"].reason == "Inconclusive", "a process that saw all of it"
+        much_later = fleet.now + 121.0 + 600.0
+        decision = decide(replace(fleet.snapshot(), watched_since=much_later), much_later)
+        assert decision.rollout_statuses["sim-1"].reason == "Inconclusive", (
+            "leaders that change put it off for ten minutes"
+        )
+
     def test_an_older_document_that_somebody_put_back_is_replaced_by_a_newer_epoch(self) -> None:
         fleet = at("Progressing")
         old = fleet.published
@@ -542,6 +560,45 @@ class TestQuarantine:
         fleet.step()
         ledger = last(fleet).status.ledger
         assert ledger.quarantined == (liar.boot,) and liar.boot not in ledger.live
+
+    def test_a_worker_of_another_model_is_named_and_left_out_while_the_others_decide_on(self) -> None:
+        fleet = Fleet(CLEAN, {**MANIFEST, "replicas": 3})
+        fleet.run(lambda f: phase(f) == "Progressing")
+        fleet.step()
+        stranger = fleet.workers[0]
+        stranger.restart()
+        stranger.restarts, stranger.backbone = 0, "sha256:" + "c" * 64
+        fleet.step()
+        told = {c.type: c for c in fleet.status.conditions}["WorkersQuarantined"]
+        assert told.reason == "ForeignModel" and "w0: it serves sha256:" in told.message
+        fleet.run(lambda f: phase(f) == "Succeeded")
+        assert stranger.boot not in last(fleet).status.ledger.live
+        assert fleet.status.stable_config == last(fleet).to_config
+        stranger.restart()
+        stranger.restarts, stranger.backbone = 0, BACKBONE
+        fleet.step()
+        fleet.step()
+        assert "WorkersQuarantined" not in {c.type for c in fleet.status.conditions}
+        assert fleet.status.workers.acked == 3
+
+    def test_while_workers_of_a_new_model_replace_the_old_ones_nobody_is_quarantined_and_the_majority_decides(
+        self,
+    ) -> None:
+        fleet = Fleet(CLEAN, {**MANIFEST, "replicas": 3})
+        fleet.run(lambda f: phase(f) == "Succeeded")
+        other = "sha256:" + "c" * 64
+        for number, worker in enumerate(fleet.workers):
+            worker.current = False
+            if number == 0:
+                new = SimWorker("n0", 7, backbone=other)
+                fleet.workers = [new, *fleet.workers]
+                fleet.step()
+                assert not fleet.stable.exits_off, "the old model's plan serves until most workers have the new model"
+        fleet.workers = [SimWorker("n0", 7, backbone=other), SimWorker("n1", 8, backbone=other), fleet.workers[-1]]
+        fleet.workers[-1].current = False
+        fleet.step()
+        assert fleet.stable.exits_off and fleet.stable.backbone_digest == other
+        assert "WorkersQuarantined" not in {t for seen in fleet.conditions_seen for t in seen}
 
     def test_an_absurd_epoch_does_not_drag_the_published_one_along(self) -> None:
         fleet = at("Succeeded")

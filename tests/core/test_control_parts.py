@@ -13,7 +13,7 @@ from offramp_core.control.codec import format_time, from_json, parse_time, to_js
 from offramp_core.control.gates import GateInput, read_gates
 from offramp_core.control.ledger import BootReport, fold
 from offramp_core.control.objects import ArmTally, BothArms, Ledger, RolloutStatus, StepRecord
-from offramp_core.control.spec import parse_spec
+from offramp_core.control.spec import Autoscaling, SideBySide, UpdatePolicy, parse_spec
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.protocol import ArmCounts
 
@@ -53,7 +53,15 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "field"),
     [
-        ("model.uri", "s3://bucket/x", "spec.model.uri"),
+        ("model.uri", "gs://bucket/x", "spec.model.uri"),
+        ("model.uri", "http://models.example/x.tar", "spec.model.uri"),
+        ("model.uri", "https://me@models.example/x.tar", "spec.model.uri"),
+        ("model.uri", "s3://bucket", "spec.model.uri"),
+        ("model.uri", "pvc://models/a/../..", "spec.model.uri"),
+        ("model.secretRef", {"name": "models"}, "spec.model.secretRef"),
+        ("model.archiveDigest", "sha256:" + "0" * 64, "spec.model.archiveDigest"),
+        ("model.region", "eu-west-1", "spec.model.region"),
+        ("model", {"uri": "s3://b-b/x", "endpoint": "http://minio:9000"}, "spec.model.endpoint"),
         ("model.digest", "sha256:12", "spec.model.digest"),
         ("objective.latency.threshold", "40", "spec.objective.latency.threshold"),
         ("objective.latency.threshold", "0ms", "spec.objective.latency.threshold"),
@@ -94,7 +102,19 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
         ("protocols", ["GRPC"], "spec.protocols"),
         ("protocols", ["HTTP", "HTTP"], "spec.protocols"),
         ("protocols", [["HTTP"]], "spec.protocols"),
-        ("autoscaling", {"maxReplicas": 2}, "spec.autoscaling"),
+        ("autoscaling", {"maxReplicas": 2}, "spec.autoscaling.targetInFlight"),
+        ("autoscaling", {"targetInFlight": 8}, "spec.autoscaling.maxReplicas"),
+        ("autoscaling", {"maxReplicas": 2, "targetInFlight": 8, "minReplicas": 0}, "spec.autoscaling.minReplicas"),
+        ("autoscaling", {"maxReplicas": 2, "targetInFlight": 8, "minReplicas": 3}, "spec.autoscaling.maxReplicas"),
+        ("autoscaling", {"maxReplicas": 2, "targetInFlight": 8, "metric": "cpu"}, "spec.autoscaling.metric"),
+        ("updatePolicy", {"type": "Recreate"}, "spec.updatePolicy.type"),
+        ("updatePolicy", {"surgeDeadline": "soon"}, "spec.updatePolicy.surgeDeadline"),
+        ("updatePolicy", {"sideBySide": {"weight": 51}}, "spec.updatePolicy.sideBySide.weight"),
+        ("updatePolicy", {"sideBySide": {"weight": 0}}, "spec.updatePolicy.sideBySide.weight"),
+        ("updatePolicy", {"sideBySide": {"pause": "soon"}}, "spec.updatePolicy.sideBySide.pause"),
+        ("updatePolicy", {"sideBySide": {"promotion": "Later"}}, "spec.updatePolicy.sideBySide.promotion"),
+        ("updatePolicy", {"sideBySide": {"deadline": "0s"}}, "spec.updatePolicy.sideBySide.deadline"),
+        ("updatePolicy", {"sideBySide": {"share": 1}}, "spec.updatePolicy.sideBySide.share"),
     ],
 )  # fmt: skip
 def test_each_mistake_is_refused_by_the_name_of_its_field(path: str, value: Any, field: str) -> None:
@@ -112,6 +132,25 @@ def test_the_size_of_the_cache_is_a_quantity(text: str, size: int) -> None:
 def test_what_is_of_no_use_in_results_only_is_refused(option: tuple[str, Any]) -> None:
     with pytest.raises(InvalidSpecError, match=f"^spec.{option[0]}: .*ResultsOnly"):
         parse_spec({**changed(*option), "execution": "ResultsOnly"})
+
+
+def test_autoscaling_and_replicas_exclude_each_other() -> None:
+    scaled = {**GOOD, "autoscaling": {"maxReplicas": 4, "targetInFlight": 8, "minReplicas": 2}}
+    assert parse_spec(scaled).autoscaling == Autoscaling(4, 8, 2)
+    with pytest.raises(InvalidSpecError, match=r"remove spec\.replicas"):
+        parse_spec({**scaled, "replicas": 2})
+
+
+def test_an_update_may_say_how_long_it_waits_for_room() -> None:
+    assert parse_spec(GOOD).update_policy == UpdatePolicy("Auto", 300.0)
+    policy = {"type": "ResourceAware", "surgeDeadline": "90s"}
+    assert parse_spec({**GOOD, "updatePolicy": policy}).update_policy == UpdatePolicy("ResourceAware", 90.0)
+
+
+def test_versions_serve_side_by_side_only_where_it_is_asked_for() -> None:
+    policy = {"sideBySide": {}}
+    assert parse_spec({**GOOD, "updatePolicy": policy}).update_policy == UpdatePolicy(side_by_side=SideBySide())
+    assert SideBySide() == SideBySide(20, 600.0, "Automatic", 3600.0)
 
 
 def test_a_missing_objective_is_named() -> None:

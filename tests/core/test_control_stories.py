@@ -210,10 +210,12 @@ def test_a_canary_whose_batches_fail_is_rolled_back(fleet: Fleet) -> None:
     assert next(iter(fleet.rollouts.values())).status.reason == "FailuresRejected"
 
 
-def test_a_worker_that_restarts_in_the_canary_rolls_it_back(fleet: Fleet) -> None:
+@pytest.mark.parametrize("ready_again", [True, False])
+def test_a_worker_that_restarts_in_the_canary_rolls_it_back(fleet: Fleet, ready_again: bool) -> None:
     fleet.run(canary_serves)
     fleet.step()
     fleet.workers[1].restart()
+    fleet.workers[1].ready = ready_again
     fleet.run(lambda f: "RolledBack" in f.verdicts(), limit=10)
     assert next(iter(fleet.rollouts.values())).status.reason == "WorkerRestarted"
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 pytestmark = pytest.mark.slow  # real workers for every test; tests/operator has the shell with stand-ins
@@ -30,6 +32,17 @@ def test_up_serves_the_model_at_one_address_and_ends_cleanly(up: MakeUp, tools: 
     assert service.condition("WorkersAvailable")["status"] == "True"
     pids = service.worker_pids()
     assert len(pids) == 2 and all(tools.alive(pid) for pid in pids)
+
+    page = service.events("web")[-1]["url"]
+
+    def healthy() -> Any:  # both workers serve before the next pass says so on the page
+        seen = httpx.get(f"{page}/api/v1/services/default/tiny", trust_env=False, timeout=20).json()
+        return seen["row"]["verdict"] == "Healthy" and seen
+
+    seen = tools.eventually(healthy, what="a healthy service on the page", state=service.tail)
+    assert {w["kind"] for w in seen["workers"]} == {"process"}
+    assert [n["role"] for n in seen["networks"]] == ["stable"] and len(seen["networks"][0]["ramps"]) > 0
+    assert httpx.get(page, headers={"Host": "evil.example"}, trust_env=False, timeout=20).status_code == 421
 
     second = subprocess.run(
         [sys.executable, "-m", "offramp_cli", "up", str(service.file), "--state", str(service.state), "--port", "0"],
@@ -137,3 +150,15 @@ def test_a_fresh_state_folder_is_a_new_service(up: MakeUp, tools: Any) -> None:
     service.start()
     assert service.service()["metadata"]["uid"] != first
     assert (service.state / "signing-key").stat().st_mode & 0o077 == 0
+
+
+def test_a_page_port_that_is_taken_is_told_with_what_to_do(up: MakeUp, tools: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        service = up(replicas=1)
+        refused = subprocess.run(
+            [sys.executable, "-m", "offramp_cli", "up", str(service.file), "--state", str(service.state), "--port", "0", "--web-port", str(port)],
+            check=False, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert refused.returncode == 2
+        assert f"port {port}" in refused.stderr and "--web-port" in refused.stderr

@@ -138,3 +138,9 @@ def free_port() -> Callable[[], int]:
 @pytest.fixture
 def tools() -> type[Tools]:
     return Tools
+
+
+@pytest.fixture(scope="session", name="server")
+def _server() -> Any:
+    """What starts API servers, for tests that need one of their own."""
+    return server

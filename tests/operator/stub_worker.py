@@ -13,6 +13,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 import numpy as np
@@ -74,18 +75,24 @@ class _QuietServer(ThreadingHTTPServer):
 class StubWorker:
     """Answers on ``url`` from its fields, which a test may change at any time."""
 
-    def __init__(self, uid: str, *, token: str | None = None, port: int = 0, admin_port: int | None = None) -> None:
+    def __init__(
+        self, uid: str, *, token: str | None = None, port: int = 0, admin_port: int | None = None, broken: str = ""
+    ) -> None:
         self.token = token
-        self.state = state(uid)
+        self.state = state(uid, ready=not broken, message=broken)  # before the first answer
         self.live = True
         self.counts: tuple[ArmCounts, ...] = ()
+        self.refused = 0
         self.now = 100.0
         self.rows = 0
+        self.more_rows: dict[str, int] = {}  # of other ramp sets
+        self.also = ""
         self.ring_from = 0
         self.page = 5_000
         self.broken_block: RecordBlock | None = None
         self.garbage: bytes | None = None
         self.delay_seconds = 0.0
+        self.tells_state = True
         self.taken: list[PlanDocument] = []
         self.refuse: Refusal | None = None
         self.asked: list[str] = []
@@ -115,7 +122,14 @@ class StubWorker:
         n = max(0, min(self.rows - first, self.page))
         seed = int.from_bytes(hashlib.sha256(self.state.uid.encode()).digest()[:4], "big")
         records = self.broken_block or block(first, n, seed=seed, ramp_set=self.state.ramp_set_digest)
-        return Observations(self.state.uid, self.state.boot_id, self.now, self.counts, records)
+        known = {digest: int(n) for digest, _, n in (part.partition("=") for part in self.also.split(",")) if n}
+        more = tuple(
+            block(known.get(digest, 0), max(0, rows - known.get(digest, 0)), seed=seed, ramp_set=digest)
+            for digest, rows in self.more_rows.items()
+        )
+        return Observations(
+            self.state.uid, self.state.boot_id, self.now, self.counts, records, refused=self.refused, more_records=more
+        )
 
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, bytes]:
         self.closed.wait(self.delay_seconds)
@@ -129,7 +143,10 @@ class StubWorker:
         if path == "/v1/state":
             return 200, msgspec.json.encode(self.state)
         if path == "/v1/observations":
-            return 200, msgspec.json.encode(self.observations(int(query["after"]), query.get("boot", "")))
+            self.also = unquote(query.get("also", ""))
+            told = self.observations(int(query["after"]), query.get("boot", ""))
+            asked = query.get("state") == "1" and self.tells_state
+            return 200, msgspec.json.encode(replace(told, state=self.state) if asked else told)
         return self._configure(body) if method == "POST" else (404, b"{}")
 
     def _configure(self, body: bytes) -> tuple[int, bytes]:
@@ -186,9 +203,9 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
     else:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    worker = StubWorker(env["OFFRAMP_UID"], port=int(env["OFFRAMP_PORT"]), admin_port=int(env["OFFRAMP_ADMIN_PORT"]))
-    broken = (bundle / "broken").exists()
-    worker.state = replace(worker.state, ready=not broken, message="manifest.json: file is missing" if broken else "")
+    ports = {"port": int(env["OFFRAMP_PORT"]), "admin_port": int(env["OFFRAMP_ADMIN_PORT"])}
+    broken = "manifest.json: file is missing" if (bundle / "broken").exists() else ""
+    worker = StubWorker(env["OFFRAMP_UID"], **ports, broken=broken)
     (Path(env["OFFRAMP_STATE_DIR"]) / "environment.json").write_text(json.dumps(dict(env)))
     while not stop.wait(0.05):
         if (bundle / "die").exists():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.kinds import POD, REPLICA_SET, SERVICE
-from offramp_operator.kube.watch import Feed, Freshness, in_cluster_url, service_key
+from offramp_operator.kube.kinds import AUTOSCALER, POD, REPLICA_SET, SERVICE
+from offramp_operator.kube.watch import Feed, Freshness, service_key
 from offramp_operator.shell.platform import ServiceKey
 
 
@@ -104,6 +103,35 @@ def test_a_pod_wakes_the_service_its_label_names_and_a_child_that_of_its_owner()
     assert service_key(_obj("c", 1)) is None
 
 
+def _autoscaler(version: int, *, target: str, owner: str = "ScaledObject") -> dict[str, Any]:
+    made = _obj("hpa", version, owner="x", kind="HorizontalPodAutoscaler")
+    made["metadata"]["ownerReferences"][0]["kind"] = owner
+    return {**made, "spec": {"scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": target}}}
+
+
+def test_what_scales_a_deployment_is_found_until_it_scales_another_or_goes() -> None:
+    cache = ObjectCache()
+    cache.put(AUTOSCALER, _autoscaler(1, target="digits"))
+    assert [o["metadata"]["uid"] for o in cache.autoscalers("default", "digits")] == ["hpa"]
+    cache.put(AUTOSCALER, _autoscaler(2, target="other"))
+    assert cache.autoscalers("default", "digits") == []
+    assert len(cache.autoscalers("default", "other")) == 1 and cache.autoscalers("elsewhere", "other") == []
+    cache.remove(AUTOSCALER, "hpa")
+    assert cache.autoscalers("default", "other") == []
+
+
+def test_an_autoscaler_wakes_the_service_whose_workers_it_scales_and_nobody_where_there_is_none() -> None:
+    """Every autoscaler of the cluster is watched, and each changes every few seconds."""
+    cache, woken = ObjectCache(), list[ServiceKey]()
+    feed = Feed(cache, woken.append)
+    feed.event(AUTOSCALER, "MODIFIED", _autoscaler(1, target="digits"))
+    assert woken == []
+    cache.put(SERVICE, _obj("service", 2, name="digits", kind="EarlyExitService"))
+    feed.event(AUTOSCALER, "MODIFIED", _autoscaler(3, target="digits"))
+    feed.event(AUTOSCALER, "MODIFIED", _autoscaler(4, target="other"))
+    assert woken == [ServiceKey("default", "digits")]
+
+
 def test_a_watch_is_late_until_it_delivers_what_a_list_saw() -> None:
     freshness = Freshness()
     freshness.watched(POD, "default", 5)
@@ -115,10 +143,3 @@ def test_a_watch_is_late_until_it_delivers_what_a_list_saw() -> None:
     assert freshness.late_seconds(200.0) == 100.0
     freshness.watched(POD, "default", 11)
     assert freshness.late_seconds(200.0) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("host", "url"), [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")]
-)
-def test_the_api_server_is_reached_by_address(host: str, url: str) -> None:
-    assert in_cluster_url(host, "443") == url

@@ -93,6 +93,23 @@ def test_a_busy_server_is_left_alone_for_as_long_as_it_asks(server: Answering, t
     assert caught.value.retry_after_seconds == 7.0
 
 
+def test_a_call_that_is_turned_away_for_a_moment_is_made_again_a_few_times(server: Answering, tools: Any) -> None:
+    server.status, server.headers = 429, {"Retry-After": "0"}
+    with _client(server.server_address[1]) as client, pytest.raises(ApiUnavailableError):
+        tools.run(client.create(POD, POD_BODY))
+    assert len(server.seen) == client_module.BUSY_ATTEMPTS
+
+    class Recovering(list[Any]):
+        def append(self, request: Any) -> None:
+            super().append(request)
+            server.status = 429 if len(self) < 3 else 200
+
+    server.seen = Recovering()
+    with _client(server.server_address[1]) as client:
+        assert tools.run(client.create(POD, POD_BODY)) == {}
+    assert len(server.seen) == 3
+
+
 def test_an_answer_that_is_no_json_is_an_outage(server: Answering, tools: Any) -> None:
     server.body = b'{"metadata": '
     with _client(server.server_address[1]) as client, pytest.raises(UnavailableError, match="cut short"):

@@ -136,7 +136,7 @@ def test_keeping_ends_when_somebody_else_holds_the_lease(play: Any, namespace: s
                 break
             except Exception:
                 continue
-        await asyncio.wait_for(keeping, 10)
+        await asyncio.wait_for(keeping, 30)
         assert not elector.holds()
 
     play(story)
@@ -155,7 +155,7 @@ def test_keeping_ends_at_the_deadline_when_the_api_server_hangs(
             return None
 
         monkeypatch.setattr(client, "get", hang)
-        await asyncio.wait_for(elector.keep(), 10)
+        await asyncio.wait_for(elector.keep(), 30)
         assert not elector.holds()
 
     play(story)
@@ -170,7 +170,25 @@ def test_a_standby_waits_until_it_may(play: Any, namespace: str) -> None:
         done, _ = await asyncio.wait({waiting}, timeout=0.3)
         assert not done
         await first.release()
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 30)
         assert second.holds()
+
+    play(story)
+
+
+def test_the_lease_tells_the_page_of_who_leads_now(play: Any, namespace: str) -> None:
+    async def story(client: KubeClient) -> None:
+        time = FakeTime()
+        first = _elector(client, namespace, "first", time, web_url="http://10.0.0.1:8082")
+        second = _elector(client, namespace, "second", time, web_url="http://10.0.0.2:8082")
+        hidden = _elector(client, namespace, "hidden", time)
+        assert await first._try() and not await second._try()
+        assert second.leader == ("first", "http://10.0.0.1:8082")
+        await first.release()
+        assert await second._try() and not await hidden._try()
+        assert hidden.leader == ("second", "http://10.0.0.2:8082")
+        await second.release()
+        assert await hidden._try() and not await first._try()
+        assert first.leader == ("hidden", "")
 
     play(story)

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_operator.main import parse_settings, read_signing_key
+from offramp_operator.main import WebSettings, parse_settings, read_signing_key
 
 ENVIRONMENT = {
     "OFFRAMP_LEASE_NAMESPACE": "offramp-system",
@@ -45,10 +45,39 @@ def test_a_missing_variable_is_named(name: str) -> None:
         parse_settings({key: value for key, value in ENVIRONMENT.items() if key != name})
 
 
+def test_the_network_policy_of_workers_is_read() -> None:
+    assert parse_settings(ENVIRONMENT).workers.admin_from is None
+    chosen = ENVIRONMENT | {"OFFRAMP_OPERATOR_INSTANCE": "offramp", "OFFRAMP_WORKER_NETWORK_POLICY": "IngressAndEgress"}
+    workers = parse_settings(chosen).workers
+    assert workers.admin_from is not None and not workers.allow_egress
+    assert workers.admin_from.namespace == "offramp-system"
+    assert workers.admin_from.labels["app.kubernetes.io/instance"] == "offramp"
+    assert parse_settings(chosen | {"OFFRAMP_WORKER_NETWORK_POLICY": "Ingress"}).workers.allow_egress
+    with pytest.raises(InvalidArgumentError, match="OFFRAMP_OPERATOR_INSTANCE"):
+        parse_settings(ENVIRONMENT | {"OFFRAMP_WORKER_NETWORK_POLICY": "Ingress"})
+    with pytest.raises(
+        InvalidArgumentError, match="OFFRAMP_WORKER_NETWORK_POLICY is 'Some'; choose from None, Ingress"
+    ):
+        parse_settings(chosen | {"OFFRAMP_WORKER_NETWORK_POLICY": "Some"})
+
+
 @pytest.mark.parametrize("port", ["http", "0", "65536", "-1"])
 def test_a_bad_port_is_refused(port: str) -> None:
     with pytest.raises(InvalidArgumentError, match="OFFRAMP_PORT"):
         parse_settings(ENVIRONMENT | {"OFFRAMP_PORT": port})
+
+
+def test_the_page_is_off_without_a_port_and_on_the_loopback_without_an_address() -> None:
+    assert parse_settings(ENVIRONMENT).web is None
+    assert parse_settings(ENVIRONMENT | {"OFFRAMP_WEB_PORT": "8082"}).web == WebSettings(8082)
+    told = {"OFFRAMP_WEB_PORT": "9", "OFFRAMP_WEB_ADDRESS": "10.0.0.7", "OFFRAMP_WEB_HOSTS": "a.svc, b"}
+    assert parse_settings(ENVIRONMENT | told).web == WebSettings(9, "10.0.0.7", ("a.svc", "b"))
+
+
+@pytest.mark.parametrize(("name", "value"), [("OFFRAMP_WEB_PORT", "no"), ("OFFRAMP_WEB_ADDRESS", "pod.example")])
+def test_a_bad_setting_of_the_page_is_named(name: str, value: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=name):
+        parse_settings(ENVIRONMENT | {"OFFRAMP_WEB_PORT": "8082"} | {name: value})
 
 
 def test_the_key_is_read_raw_or_as_base64(tmp_path: Path) -> None:
@@ -74,7 +103,7 @@ class Process:
 
     def get(self, path: str) -> httpx.Response | None:
         try:
-            return httpx.get(self.url + path, timeout=2)
+            return httpx.get(self.url + path, timeout=10)
         except httpx.TransportError:
             return None
 
@@ -171,7 +200,7 @@ def test_a_service_gets_its_workers_and_a_standby_takes_over_at_once(
     _wait(lambda: _holder(api) == "first", what="leadership", state=first.log.read_text)
     second = start("second", lease=LEASE)
     _wait(lambda: first.answers("/readyz") and second.answers("/readyz"), what="readiness", state=second.log.read_text)
-    assert first.metric("earlyexit_leader 1.0") and second.metric("earlyexit_leader 0.0")
+    assert first.metric("earlyexit_operator_leader 1.0") and second.metric("earlyexit_operator_leader 0.0")
 
     manifest = manifests.service()
     manifest["metadata"]["namespace"] = namespace
@@ -196,10 +225,13 @@ def test_a_service_gets_its_workers_and_a_standby_takes_over_at_once(
     assert api.get(manifest)["metadata"]["resourceVersion"] == settled
 
     first.process.send_signal(signal.SIGTERM)
-    assert first.ended(30) == 0
+    assert first.ended(60) == 0
     assert "leadership-released" in first.events()
-    _wait(lambda: _holder(api) == "second", what="the standby's turn", seconds=10, state=second.log.read_text)
-    _wait(lambda: second.metric("earlyexit_leader 1.0") and second.answers("/readyz"), what="the standby's readiness")
+    _wait(lambda: _holder(api) == "second", what="the standby's turn", state=second.log.read_text)
+    _wait(
+        lambda: second.metric("earlyexit_operator_leader 1.0") and second.answers("/readyz"),
+        what="the standby's readiness",
+    )
     api.request("DELETE", paths[1])
     _wait(
         lambda: api.request("GET", paths[1]).status_code == 200,
@@ -207,7 +239,7 @@ def test_a_service_gets_its_workers_and_a_standby_takes_over_at_once(
         state=second.log.read_text,
     )
     second.process.send_signal(signal.SIGTERM)
-    assert second.ended(30) == 0
+    assert second.ended(60) == 0
 
 
 @pytest.mark.slow
@@ -220,7 +252,7 @@ def test_a_process_that_loses_its_lease_ends_at_once(api: Any, start: Any) -> No
     path = f"/apis/coordination.k8s.io/v1/namespaces/offramp-system/leases/{LEASE}"
     theft = {"spec": {"holderIdentity": "thief"}}
     assert api.request("PATCH", path, theft, content_type="application/merge-patch+json").status_code == 200
-    assert operator.ended(20) == 1
+    assert operator.ended(60) == 1
     assert "leadership-lost" in operator.events()
     assert _holder(api) == "thief"
 

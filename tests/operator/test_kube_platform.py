@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,22 +16,25 @@ import yaml
 from offramp_core.control.objects import (
     ArmTally,
     BothArms,
+    CapacityStatus,
     Condition,
     ConfigStatus,
     GateStatus,
     Ledger,
+    ModelStatus,
     Observed,
     PinStatus,
     Prediction,
-    Rollout,
+    RampSetStatus,
     RolloutStatus,
     RolloutSummary,
     ServiceStatus,
     StepRecord,
     TuningStatus,
+    UpdateStatus,
     WorkersStatus,
 )  # fmt: skip
-from offramp_core.control.snapshot import Event, NewConfig, NewRollout
+from offramp_core.control.snapshot import Event, NewConfig, NewRollout, TrainingOrder, TrainingReport
 from offramp_core.errors import InvalidSpecError
 from offramp_core.evidence.detector import DetectorState
 from offramp_core.plan import exits_off_plan
@@ -39,10 +42,13 @@ from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import ApiUnavailableError, InvalidObjectError, KubeClient
 from offramp_operator.kube.kinds import (
+    AUTOSCALER,
     CONFIG,
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
+    JOB,
+    NETWORK_POLICY,
     NETWORK_SERVICE,
     POD,
     REPLICA_SET,
@@ -51,8 +57,8 @@ from offramp_operator.kube.kinds import (
     WATCHED,
     Object,
 )  # fmt: skip
-from offramp_operator.kube.manifests import WorkerSettings
-from offramp_operator.kube.platform import KubePlatform, NameTakenError
+from offramp_operator.kube.manifests import OperatorPods, WorkerSettings
+from offramp_operator.kube.platform import SCALER_GONE_SECONDS, KubePlatform, NameTakenError
 from offramp_operator.kube.watch import Feed
 from offramp_operator.shell.platform import ConflictError, Gathered, ServiceKey
 from offramp_operator.shell.signing import SigningKey
@@ -68,7 +74,7 @@ CHILDREN = (DEPLOYMENT, NETWORK_SERVICE, DISRUPTION_BUDGET)
 SERVICE_STATUS = ServiceStatus(
     observed_generation=1, settled_generation=1, phase="Ready", message="serving", stable_config=CONFIG_NAME,
     candidate_config="digits-abcdef0123", url="http://digits.default.svc", rollout=RolloutSummary("digits-1", "Step 1/3 5%"),
-    workers=WorkersStatus(2, 2, 1, "2/2", ("w0",)), observed=Observed("12ms", "31ms", "99.4%", "38%", "31%", 1000, 1_700_000_000.25),
+    workers=WorkersStatus(2, 2, 1, "2/2", "HorizontalPodAutoscaler mine", ("w0",)), update=UpdateStatus("Replace", 1_700_000_050.5), observed=Observed("12ms", "31ms", "99.4%", "38%", "31%", 1000, 1_700_000_000.25),
     tuning=TuningStatus(state="CollectingLabels", message="400 of 900", tests_run=3, consumed_through_at=1_700_000_000.5,
                         records_since_at=1_700_000_100.0, tuned_for="0.02/0.95", next_attempt_at=1_700_000_200.0, labels=400,
                         labels_needed=900, failures=1),
@@ -99,28 +105,6 @@ def _filled(status: Any) -> Any:
 
 
 @dataclass
-class Told:
-    """What the platform told about rollouts."""
-
-    seen: list[tuple[Rollout, ...]] = field(default_factory=list)
-    finished: list[str] = field(default_factory=list)
-    gone: list[ServiceKey] = field(default_factory=list)
-    quarantined: list[int] = field(default_factory=list)
-
-    def rollouts_seen(self, key: ServiceKey, rollouts: tuple[Rollout, ...]) -> None:
-        self.seen.append(rollouts)
-
-    def quarantined_seen(self, key: ServiceKey, workers: int) -> None:
-        self.quarantined.append(workers)
-
-    def rollout_finished(self, key: ServiceKey, verdict: str) -> None:
-        self.finished.append(verdict)
-
-    def service_gone(self, key: ServiceKey) -> None:
-        self.gone.append(key)
-
-
-@dataclass
 class World:
     """A service on the API server, and an operator that sees it through lists alone."""
 
@@ -130,7 +114,6 @@ class World:
     client: KubeClient
     cache: ObjectCache
     platform: KubePlatform
-    told: Told
     time: float = 1_700_000_000.0
 
     @property
@@ -176,10 +159,10 @@ def world(api: Any, namespace: str, manifests: Any, tools: Any) -> Callable[...,
         answer = api.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(manifest))
         assert answer.returncode == 0, answer.stderr
         async with tools.client_of(api.kubeconfig) as client:
-            cache, told = ObjectCache(), Told()
-            result = World(api, namespace, manifest, client, cache, None, told)  # type: ignore[arg-type]
+            cache = ObjectCache()
+            result = World(api, namespace, manifest, client, cache, None)  # type: ignore[arg-type]
             result.platform = KubePlatform(
-                client, cache, workers=WorkerSettings("offramp/worker:1"), instance="test", observer=told,
+                client, cache, workers=WorkerSettings("offramp/worker:1"), instance="test",
                 clock=lambda: result.time, monotonic=lambda: result.time,
             )  # fmt: skip
             await result.look()
@@ -210,7 +193,7 @@ def test_every_field_of_every_status_survives_the_api_server(world: Any, tools: 
             await w.platform.write_service_status(service, service_status)
             fresh = ObjectCache()
             await Feed(fresh, lambda _: None).relist(w.client, (w.namespace,))
-            reader = KubePlatform(w.client, fresh, workers=WorkerSettings("x"), instance="t", observer=Told())
+            reader = KubePlatform(w.client, fresh, workers=WorkerSettings("x"), instance="t")
             found = await reader.gather(w.key)
             assert found is not None
             assert found.service.status == service_status
@@ -283,22 +266,6 @@ def test_a_status_decided_on_old_reads_is_refused(world: Any, tools: Any) -> Non
     tools.run(story())
 
 
-def test_a_finished_rollout_is_counted_once(world: Any, tools: Any) -> None:
-    async def story() -> None:
-        async with world() as w:
-            service = (await w.gathered()).service
-            await w.platform.create_rollout(
-                service, NewRollout("digits-1", CONFIG_NAME, "digits-abcdef0123", "Tuned", 1)
-            )
-            done = dataclasses.replace(ROLLOUT_STATUS, phase="RolledBack", verdict="RolledBack")
-            await w.platform.write_rollout_status(service, "digits-1", ROLLOUT_STATUS)
-            await w.platform.write_rollout_status(service, "digits-1", done)
-            await w.platform.write_rollout_status(service, "digits-1", dataclasses.replace(done, message="again"))
-            assert w.told.finished == ["RolledBack"]
-
-    tools.run(story())
-
-
 # --- a steady state writes nothing -----------------------------------------------------------------
 
 
@@ -330,15 +297,49 @@ def test_a_steady_state_writes_nothing(world: Any, tools: Any, monkeypatch: pyte
             await w.look()
             await everything()
             assert calls == [], "the second and third time nothing was even sent"
-            # A new process remembers nothing: it applies once, and the API server finds nothing to change.
-            restarted = KubePlatform(
-                w.client, w.cache, workers=WorkerSettings("offramp/worker:1"), instance="t", observer=Told()
-            )
+            # A new process remembers nothing, but sees that everything stands as it was asked for.
+            restarted = KubePlatform(w.client, w.cache, workers=WorkerSettings("offramp/worker:1"), instance="t")
             found = await restarted.gather(w.key)
             assert found is not None
             await restarted.ensure_workers(found.service, KEY.identity(found.service.uid))
-            assert len(calls) == len(CHILDREN)
+            assert calls == []
             assert await w.versions() == before
+
+    tools.run(story())
+
+
+@pytest.mark.parametrize(
+    ("kind", "patch"),
+    [
+        (DEPLOYMENT, {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 99}}}}),
+        (DEPLOYMENT, {"metadata": {"annotations": {"earlyexit.dev/applied": None}}}),
+        (NETWORK_SERVICE, {"spec": {"selector": {"app.kubernetes.io/instance": "other"}}}),
+        (DISRUPTION_BUDGET, {"spec": {"maxUnavailable": 2}}),
+        (DISRUPTION_BUDGET, {"metadata": {"annotations": {"earlyexit.dev/applied": "of an older spec"}}}),
+    ],
+    ids=["a pod template", "a child of an earlier release", "a selector", "a budget", "a field asked for no more"],
+)
+def test_what_was_changed_while_no_operator_ran_is_changed_back(
+    world: Any, tools: Any, kind: Any, patch: dict[str, Any]
+) -> None:
+    async def story() -> None:
+        async with world() as w:
+            service = (await w.gathered()).service
+            await w.ensure()
+            await w.look()
+            asked = w.cache.get(kind, w.namespace, "digits")
+            await w.client.merge(kind, w.namespace, "digits", patch, manager="somebody")
+            await w.look()
+            restarted = KubePlatform(w.client, w.cache, workers=WorkerSettings("offramp/worker:1"), instance="t")
+            await restarted.ensure_workers(service, KEY.identity(service.uid))
+            await w.look()
+            restored = w.cache.get(kind, w.namespace, "digits")
+            assert asked is not None and restored is not None
+            assert restored["content"] == asked["content"]
+            assert (
+                restored["metadata"]["annotations"]["earlyexit.dev/applied"]
+                == asked["metadata"]["annotations"]["earlyexit.dev/applied"]
+            )
 
     tools.run(story())
 
@@ -366,6 +367,20 @@ def test_what_somebody_changes_or_deletes_of_the_workers_is_restored(world: Any,
             await w.look()
             await w.ensure()
             assert (await w.live(NETWORK_SERVICE))["metadata"]["uid"] != before[NETWORK_SERVICE]["metadata"]["uid"]
+
+    tools.run(story())
+
+
+def test_network_policies_come_and_go_with_the_administrators_wish(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world() as w:
+            for operator in (OperatorPods("offramp-system", {"app.kubernetes.io/component": "operator"}), None):
+                settings = WorkerSettings("offramp/worker:1", admin_from=operator)
+                w.platform = KubePlatform(w.client, w.cache, workers=settings, instance="test")
+                await w.ensure()
+                await w.look()
+                found = await w.client.get(NETWORK_POLICY, w.namespace, "digits-workers")
+                assert (found is not None) is (operator is not None)
 
     tools.run(story())
 
@@ -526,7 +541,7 @@ def test_a_plan_is_published_only_on_the_epoch_it_was_decided_on(world: Any, too
             assert (await w.gathered()).published == first, "our own write is seen before the watch tells"
             old_cache = ObjectCache()
             await Feed(old_cache, lambda _: None).relist(w.client, (w.namespace,))
-            old_leader = KubePlatform(w.client, old_cache, workers=WorkerSettings("x"), instance="old", observer=Told())
+            old_leader = KubePlatform(w.client, old_cache, workers=WorkerSettings("x"), instance="old")
             await w.platform.publish(service, second, KEY.sign(second), previous_epoch=1)
             with pytest.raises(ConflictError):
                 await w.platform.publish(service, third, KEY.sign(third), previous_epoch=1)
@@ -543,9 +558,7 @@ def test_two_first_plans_cannot_both_be_published(world: Any, tools: Any) -> Non
     async def story() -> None:
         async with world() as w:
             service = (await w.gathered()).service
-            other = KubePlatform(
-                w.client, ObjectCache(), workers=WorkerSettings("x"), instance="other", observer=Told()
-            )
+            other = KubePlatform(w.client, ObjectCache(), workers=WorkerSettings("x"), instance="other")
             document = _document(service.uid, 1)
             await w.platform.publish(service, document, KEY.sign(document), previous_epoch=0)
             with pytest.raises(ConflictError):
@@ -591,6 +604,31 @@ def test_a_rollout_of_an_earlier_service_of_the_same_name_is_never_taken_over(wo
             await w.platform.create_rollout((await w.gathered()).service, new)
             (made,) = (await w.gathered()).rollouts
             assert made.status == RolloutStatus()
+
+    tools.run(story())
+
+
+def test_what_was_decided_for_a_deleted_service_is_not_written_on_the_next_one_of_its_name(
+    world: Any, tools: Any
+) -> None:
+    """A pass takes as long as its workers take to answer; a user may have deleted and applied the service again meanwhile."""
+
+    async def story() -> None:
+        async with world() as w:
+            new = NewRollout("digits-1", CONFIG_NAME, "digits-abcdef0123", "Tuned", 1)
+            before = (await w.gathered()).service
+            w.api.request("DELETE", w.path)
+            assert w.api.create(w.manifest, keep=True).status_code == 201
+            await w.look()
+            with pytest.raises(ConflictError, match="gone"):
+                await w.platform.write_service_status(before, ServiceStatus(phase="Ready"))
+            after = (await w.gathered()).service
+            assert (after.uid != before.uid, after.status) == (True, ServiceStatus())
+            await w.platform.create_rollout(after, new)
+            with pytest.raises(ConflictError, match="gone"):
+                await w.platform.write_rollout_status(before, "digits-1", ROLLOUT_STATUS)
+            (rollout,) = (await w.gathered()).rollouts
+            assert rollout.status == RolloutStatus()
 
     tools.run(story())
 
@@ -658,7 +696,6 @@ def test_a_service_that_is_gone_or_going_is_left_alone(world: Any, tools: Any) -
             w.api.merge(await w.live(SERVICE), {"metadata": {"finalizers": None}})
             await w.look()
             assert await w.platform.gather(w.key) is None
-            assert w.told.gone == [w.key, w.key]
 
     tools.run(story())
 
@@ -724,19 +761,46 @@ def _owner(obj: Object) -> Object:
     }
 
 
-def test_transitions_are_told_as_events_of_the_service(world: Any, tools: Any) -> None:
+def _events(w: World) -> list[Object]:
+    answer = w.api.request("GET", f"/apis/events.k8s.io/v1/namespaces/{w.namespace}/events")
+    return list(answer.raise_for_status().json()["items"])
+
+
+def test_transitions_are_told_as_events_of_the_service_and_of_its_rollout(world: Any, tools: Any) -> None:
     async def story() -> None:
         async with world() as w:
             service = (await w.gathered()).service
-            await w.platform.emit(service, Event("CanaryStarted", "digits-1 begins"))
-            await w.platform.emit(service, Event("GateRejected", "x" * 5000, warning=True))
-            items = w.api.request("GET", f"/api/v1/namespaces/{w.namespace}/events").json()["items"]
-            told = {e["reason"]: (e["type"], e["involvedObject"]["uid"], len(e["message"])) for e in items}
-            assert told == {
-                "CanaryStarted": ("Normal", service.uid, len("digits-1 begins")),
-                "GateRejected": ("Warning", service.uid, 1024),
-            }
-            assert "CanaryStarted" in w.api.kubectl("describe", "ees", "digits", "-n", w.namespace).stdout
+            await w.platform.create_rollout(
+                service, NewRollout("digits-1", CONFIG_NAME, "digits-abcdef0123", "Tuned", 1)
+            )
+            await w.platform.emit(service, Event("CanaryStarted", "digits-1 begins", rollout="digits-1"))
+            await w.platform.emit(service, Event("DriftDetected", "x" * 5000, warning=True))
+            told = sorted((e["regarding"]["kind"], e["reason"], e["type"], len(e["note"])) for e in _events(w))
+            assert told == [
+                ("EarlyExitService", "CanaryStarted", "Normal", len("digits-1 begins")),
+                ("EarlyExitService", "DriftDetected", "Warning", 1024),
+                ("RampRollout", "CanaryStarted", "Normal", len("digits-1 begins")),
+            ]
+            for kind, name in (("ees", "digits"), ("rro", "digits-1")):
+                assert "CanaryStarted" in w.api.kubectl("describe", kind, name, "-n", w.namespace).stdout
+
+    tools.run(story())
+
+
+def test_a_transition_told_again_by_a_restarted_operator_is_one_event(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world() as w:
+            service = (await w.gathered()).service
+            event = Event("Promoted", "digits-abcdef0123 serves all traffic")
+            other = KubePlatform(
+                w.client, w.cache, workers=WorkerSettings("x"), instance="restarted", clock=lambda: w.time + 1.0
+            )
+            for platform in (w.platform, other, w.platform):
+                await platform.emit(service, event)
+            assert [e["reason"] for e in _events(w)] == ["Promoted"]
+            w.time += 3600.0
+            await w.platform.emit(service, event)
+            assert len(_events(w)) == 2, "an hour later it is news"
 
     tools.run(story())
 
@@ -761,7 +825,7 @@ def test_a_status_field_the_schema_does_not_know_is_refused_and_not_dropped(worl
 def test_a_process_that_lost_the_leadership_writes_nothing(world: Any, api: Any, tools: Any) -> None:
     async def story() -> None:
         async with world() as w, tools.client_of(api.kubeconfig, may_write=lambda: False) as deposed:
-            platform = KubePlatform(deposed, w.cache, workers=WorkerSettings("x"), instance="t", observer=Told())
+            platform = KubePlatform(deposed, w.cache, workers=WorkerSettings("x"), instance="t")
             service = (await w.gathered()).service
             with pytest.raises(ApiUnavailableError, match="leadership"):
                 await platform.ensure_workers(service, KEY.identity(service.uid))
@@ -785,5 +849,548 @@ def test_lists_longer_than_a_page_are_complete(world: Any, tools: Any, monkeypat
             items, version = await w.client.list(ROLLOUT, w.namespace)
             assert [o["metadata"]["name"] for o in items] == [f"digits-{n}" for n in range(5)]
             assert version >= max(int(o["metadata"]["resourceVersion"]) for o in items)
+
+    tools.run(story())
+
+
+# --- who decides how many workers there are ------------------------------------------------------------
+
+SCALED = {"minReplicas": 2, "maxReplicas": 9, "targetInFlight": 8}
+
+
+def _hpa(namespace: str, name: str = "mine", target: str = "digits") -> Object:
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": target},
+            "minReplicas": 1,
+            "maxReplicas": 10,
+        },
+    }
+
+
+async def _scale(w: World, replicas: int) -> None:
+    """What an autoscaler writes, and nothing else."""
+    answer = w.api.merge(await w.live(DEPLOYMENT), {"spec": {"replicas": replicas}}, subresource="scale")
+    assert answer.status_code == 200, answer.text
+    await w.look()
+
+
+async def _replicas(w: World) -> int:
+    return int((await w.live(DEPLOYMENT))["spec"]["replicas"])
+
+
+def test_what_a_users_autoscaler_decides_is_never_fought_over(
+    world: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with world(replicas=3) as w:
+            await w.ensure()
+            assert w.api.create(_hpa(w.namespace), keep=True).status_code == 201
+            await w.look()
+            await w.ensure()
+            assert await _replicas(w) == 3, "an autoscaler that has decided nothing yet finds what there was"
+            found = (await w.gathered()).scaling
+            assert found is not None and (found.by, found.desired) == ("HorizontalPodAutoscaler mine", 3)
+            writes: list[str] = []
+            original = w.client._write
+
+            async def counting(verb: str, *arguments: Any, **more: Any) -> Any:
+                writes.append(verb)
+                return await original(verb, *arguments, **more)
+
+            monkeypatch.setattr(w.client, "_write", counting)
+            for wanted in (7, 6, 2, 9, 1, 8, 3, 5, 0, 4):
+                await _scale(w, wanted)
+                await w.ensure()
+                await w.ensure()
+                assert await _replicas(w) == wanted
+                scaling = (await w.gathered()).scaling
+                assert scaling is not None and scaling.desired == wanted
+            assert writes == []
+            # Everything else of the Deployment is still the operator's.
+            live = await w.live(DEPLOYMENT)
+            w.api.merge(live, {"spec": {"minReadySeconds": 0, "replicas": 6}})
+            await w.look()
+            await w.ensure()
+            restored = await w.live(DEPLOYMENT)
+            assert (restored["spec"]["minReadySeconds"], restored["spec"]["replicas"]) == (5, 6)
+
+    tools.run(story())
+
+
+def test_a_new_process_does_not_take_from_an_autoscaler_what_it_decided(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(replicas=3) as w:
+            await w.ensure()
+            w.api.create(_hpa(w.namespace), keep=True)
+            await _scale(w, 6)
+            for _ in range(2):
+                restarted = KubePlatform(w.client, w.cache, workers=WorkerSettings("offramp/worker:1"), instance="t")
+                found = await restarted.gather(w.key)
+                assert found is not None
+                await restarted.ensure_workers(found.service, KEY.identity(found.service.uid))
+                assert await _replicas(w) == 6
+
+    tools.run(story())
+
+
+def test_replicas_come_back_when_a_users_autoscaler_has_been_gone_for_a_while(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(replicas=3) as w:
+            await w.ensure()
+            w.api.create(_hpa(w.namespace), keep=True)
+            await _scale(w, 7)
+            await w.ensure()
+            path = f"/apis/autoscaling/v2/namespaces/{w.namespace}/horizontalpodautoscalers/mine"
+            assert w.api.request("DELETE", path).status_code == 200
+            await w.look()
+            await w.ensure()
+            assert await _replicas(w) == 7, "it may be on its way back"
+            w.time += SCALER_GONE_SECONDS
+            await w.ensure()
+            assert await _replicas(w) == 3
+            assert (await w.gathered()).scaling is None
+            w.api.merge(await w.live(DEPLOYMENT), {"spec": {"replicas": 9}})
+            await w.look()
+            await w.ensure()
+            assert await _replicas(w) == 3, "and are defended as before"
+
+    tools.run(story())
+
+
+def test_an_autoscaler_of_something_else_changes_nothing(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(replicas=3) as w:
+            w.api.create(_hpa(w.namespace, target="other"), keep=True)
+            of_a_set = _hpa(w.namespace, name="set")
+            of_a_set["spec"]["scaleTargetRef"]["kind"] = "StatefulSet"
+            w.api.create(of_a_set, keep=True)
+            await w.look()
+            await w.ensure()
+            assert (await w.gathered()).scaling is None
+            assert await _replicas(w) == 3
+
+    tools.run(story())
+
+
+def test_autoscaling_of_the_spec_makes_an_autoscaler_and_removing_it_gives_replicas_back(
+    world: Any, tools: Any
+) -> None:
+    async def story() -> None:
+        async with world(autoscaling=SCALED) as w:
+            await w.ensure()
+            own = await w.live(AUTOSCALER)
+            assert own["spec"]["metrics"][0]["pods"]["metric"]["name"] == "earlyexit_inflight"
+            assert own["metadata"]["ownerReferences"][0]["uid"] == (await w.gathered()).service.uid
+            assert await _replicas(w) == 2, "it begins with the fewest"
+            for wanted in (5, 3, 8, 2, 9, 4, 6, 7, 3, 5):
+                await _scale(w, wanted)
+                await w.ensure()
+                assert await _replicas(w) == wanted
+            scaling = (await w.gathered()).scaling
+            assert scaling is not None and (scaling.by, scaling.failure) == ("HorizontalPodAutoscaler digits", "")
+            before = await w.versions()
+            await w.ensure()
+            assert await w.versions() == before
+            assert w.api.merge(w.manifest, {"spec": {"autoscaling": None, "replicas": 2}}).status_code == 200
+            await w.look()
+            await w.ensure()
+            assert await _replicas(w) == 2
+            assert await w.client.get(AUTOSCALER, w.namespace, "digits") is None
+            assert (await w.gathered()).scaling is None
+
+    tools.run(story())
+
+
+def test_while_workers_are_replaced_the_autoscaler_takes_none_away(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(autoscaling=SCALED) as w:
+            await w.ensure()
+            default = (await w.live(AUTOSCALER))["spec"]["behavior"]
+            assert default["scaleDown"]["selectPolicy"] == "Max"
+            service = (await w.gathered()).service
+            status = dataclasses.replace(SERVICE_STATUS, update=UpdateStatus("Surge"))
+            await w.platform.write_service_status(service, status)
+            await w.ensure()
+            assert (await w.live(AUTOSCALER))["spec"]["behavior"]["scaleDown"]["selectPolicy"] == "Disabled"
+            await w.gathered()
+            await w.platform.write_service_status(service, dataclasses.replace(SERVICE_STATUS, update=UpdateStatus()))
+            await w.ensure()
+            assert (await w.live(AUTOSCALER))["spec"]["behavior"] == default
+
+    tools.run(story())
+
+
+async def _told(w: World, **capacity: Any) -> None:
+    """What a pass found out about the capacity."""
+    service = (await w.gathered()).service
+    status = dataclasses.replace(service.status, capacity=CapacityStatus(**capacity))
+    await w.platform.write_service_status(service, status)
+
+
+async def _fewest(w: World) -> int:
+    return int((await w.live(AUTOSCALER))["spec"]["minReplicas"])
+
+
+def test_the_autoscaler_keeps_the_workers_that_the_demand_needs_without_exits(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(autoscaling=SCALED) as w:
+            assert (await w.gathered()).service.spec.autoscaling.no_exit_floor == "Reserve", "the schema's default"
+            await w.ensure()
+            await w.ensure()  # the autoscaler has taken over
+            assert await _fewest(w) == 2
+            for floor, expected in ((5, 5), (7, 7), (40, 9), (3, 3), (1, 2), (0, 2)):
+                await _told(w, worker_rate=100.0, peak_rate=500.0, needed=floor, floor=floor)
+                await w.ensure()
+                assert await _fewest(w) == expected
+                assert await _replicas(w) == 2, "the number of workers stays the autoscaler's"
+                before = await w.versions()
+                await w.ensure()
+                assert await w.versions() == before
+
+    tools.run(story())
+
+
+def test_no_floor_is_kept_where_the_user_wants_none(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(autoscaling=SCALED | {"noExitFloor": "None"}) as w:
+            await w.ensure()
+            await _told(w, worker_rate=100.0, peak_rate=500.0, needed=5, floor=5)
+            await w.ensure()
+            assert await _fewest(w) == 2
+
+    tools.run(story())
+
+
+def test_an_autoscaler_takes_over_with_the_workers_that_the_floor_asks_for(world: Any, tools: Any) -> None:
+    """Between the last pass with replicas and the first with an autoscaler nobody may be taken away."""
+
+    async def story() -> None:
+        async with world(replicas=3) as w:
+            await w.ensure()
+            await _told(w, worker_rate=100.0, peak_rate=500.0, needed=5, floor=5)
+            assert w.api.merge(w.manifest, {"spec": {"autoscaling": SCALED, "replicas": None}}).status_code == 200
+            await w.look()
+            await w.ensure()
+            assert (await _replicas(w), await _fewest(w)) == (5, 5)
+
+    tools.run(story())
+
+
+def test_scale_down_is_frozen_before_the_first_worker_is_replaced(
+    world: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with world(autoscaling=SCALED) as w:
+            await w.ensure()
+            await w.ensure()  # the autoscaler has taken over
+            frozen_at: list[str] = []
+            original = w.client.apply
+
+            async def watching(kind: Any, body: Any, **more: Any) -> Any:
+                if kind is DEPLOYMENT:
+                    live = await w.live(AUTOSCALER)
+                    frozen_at.append(live["spec"]["behavior"]["scaleDown"]["selectPolicy"])
+                return await original(kind, body, **more)
+
+            monkeypatch.setattr(w.client, "apply", watching)
+            image = {"spec": {"worker": {"image": "offramp/worker:2"}}}
+            assert w.api.merge(w.manifest, image).status_code == 200
+            await w.look()
+            await w.ensure()
+            assert frozen_at == ["Disabled"]
+            await w.ensure()
+            restored = (await w.live(AUTOSCALER))["spec"]["behavior"]["scaleDown"]["selectPolicy"]
+            assert restored == "Max", "what says that workers are being replaced is the status from then on"
+
+    tools.run(story())
+
+
+def test_a_users_autoscaler_goes_before_the_one_of_the_spec_and_the_service_says_so(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(autoscaling=SCALED) as w:
+            await w.ensure()
+            w.api.create(_hpa(w.namespace), keep=True)
+            await _scale(w, 6)
+            await w.ensure()
+            assert await w.client.get(AUTOSCALER, w.namespace, "digits") is None
+            assert await _replicas(w) == 6
+            scaling = (await w.gathered()).scaling
+            assert scaling is not None and scaling.failure_reason == "AnotherAutoscaler"
+            assert "delete one of the two" in scaling.failure
+
+    tools.run(story())
+
+
+def test_a_service_at_zero_wakes_up_with_autoscaling(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(replicas=0) as w:
+            await w.ensure()
+            assert await _replicas(w) == 0
+            assert w.api.merge(w.manifest, {"spec": {"autoscaling": SCALED, "replicas": None}}).status_code == 200
+            await w.look()
+            await w.ensure()
+            assert await _replicas(w) == 2, "an autoscaler leaves alone what is at zero"
+
+    tools.run(story())
+
+
+def test_an_autoscaler_that_has_no_metric_is_told_with_the_next_step(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(autoscaling=SCALED) as w:
+            await w.ensure()
+            condition = {"type": "ScalingActive", "status": "False", "reason": "FailedGetPodsMetric", "message": "no metrics",
+                         "lastTransitionTime": "2026-11-21T12:00:00Z"}  # fmt: skip
+            status = {"status": {"currentReplicas": 2, "desiredReplicas": 2, "conditions": [condition]}}
+            answer = w.api.merge(await w.live(AUTOSCALER), status, subresource="status")
+            assert answer.status_code == 200, answer.text
+            await w.look()
+            scaling = (await w.gathered()).scaling
+            assert scaling is not None and scaling.failure_reason == "FailedGetPodsMetric"
+            assert "no metrics" in scaling.failure and "earlyexit_inflight" in scaling.failure
+
+    tools.run(story())
+
+
+def test_the_strategy_that_was_decided_is_applied(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(replicas=2) as w:
+            await w.ensure()
+            service = (await w.gathered()).service
+            for strategy, surge in (("Replace", 0), ("Surge", 1), ("", 1)):
+                status = dataclasses.replace(SERVICE_STATUS, update=UpdateStatus(strategy))  # type: ignore[arg-type]
+                await w.platform.write_service_status(service, status)
+                await w.ensure()
+                rolling = (await w.live(DEPLOYMENT))["spec"]["strategy"]["rollingUpdate"]
+                assert (rolling["maxSurge"], rolling["maxUnavailable"]) == (surge, 1 - surge)
+
+    tools.run(story())
+
+
+# --- bundles without a digest ----------------------------------------------------------------------
+
+MOVABLE = {"uri": "https://models.example/digits.tar"}
+PROVEN = "sha256:" + "7" * 64
+
+
+async def prove(w: World) -> None:
+    """What the pass does that sees the first ready worker."""
+    service = (await w.gathered()).service
+    models = (ModelStatus(MOVABLE["uri"], PROVEN),)
+    await w.platform.write_service_status(service, dataclasses.replace(service.status, models=models))
+    await w.look()
+
+
+def test_the_first_worker_goes_ahead_alone_until_its_bundle_is_proven(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(replicas=3, model=MOVABLE) as w:
+            await w.ensure()
+            alone = await w.live(DEPLOYMENT)
+            assert alone["spec"]["replicas"] == 1
+            assert await w.client.get(CONFIG_MAP, w.namespace, "digits-model") is None
+            await prove(w)
+            await w.ensure()
+            known, together = await w.live(CONFIG_MAP, "digits-model"), await w.live(DEPLOYMENT)
+            assert list(known["data"].values()) == [PROVEN]
+            assert together["spec"]["replicas"] == 3
+            assert together["spec"]["template"] == alone["spec"]["template"], "who serves is not replaced for it"
+            await w.look()
+            before = await w.versions()
+            await w.ensure()
+            assert await w.versions() == before
+
+    tools.run(story())
+
+
+def test_workers_that_serve_are_never_taken_away_for_want_of_a_proof(world: Any, tools: Any) -> None:
+    """A service of an earlier release has all its workers and no digest in its status."""
+
+    async def story() -> None:
+        async with world(replicas=3) as w:
+            await w.ensure()
+            assert (
+                w.api.merge(await w.live(SERVICE), {"spec": {"model": {**MOVABLE, "digest": None}}}).status_code == 200
+            )
+            await w.look()
+            await w.ensure()
+            assert (await w.live(DEPLOYMENT))["spec"]["replicas"] == 3
+
+    tools.run(story())
+
+
+def test_an_autoscaler_waits_for_the_proof(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        scaled = {"minReplicas": 2, "maxReplicas": 4, "targetInFlight": 8}
+        async with world(autoscaling=scaled, model=MOVABLE) as w:
+            await w.ensure()
+            assert (await w.live(DEPLOYMENT))["spec"]["replicas"] == 1
+            assert await w.client.get(AUTOSCALER, w.namespace, "digits") is None
+            await w.look()
+            await prove(w)
+            await w.ensure()
+            assert (await w.live(AUTOSCALER))["spec"]["minReplicas"] == 2
+
+    tools.run(story())
+
+
+def test_a_digest_that_somebody_changes_is_put_back(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(model=MOVABLE) as w:
+            await prove(w)
+            await w.ensure()
+            known = await w.live(CONFIG_MAP, "digits-model")
+            w.api.merge(known, {"data": dict.fromkeys(known["data"], "sha256:other") | {"theirs": "kept"}})
+            await w.look()
+            await w.ensure()
+            assert (await w.live(CONFIG_MAP, "digits-model"))["data"] == known["data"] | {"theirs": "kept"}
+            await w.look()
+            before = await w.versions()
+            await w.ensure()
+            assert await w.versions() == before, "what others add is no reason to write again and again"
+
+    tools.run(story())
+
+
+def test_a_config_map_of_that_name_that_is_somebody_elses_is_left_alone(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(model=MOVABLE) as w:
+            foreign = {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "digits-model", "namespace": w.namespace},
+            }
+            assert w.api.create(foreign | {"data": {"mine": "yes"}}, keep=True).status_code == 201
+            await prove(w)
+            await w.ensure()
+            assert (await w.live(CONFIG_MAP, "digits-model"))["data"] == {"mine": "yes"}
+            (told,) = (worker for worker in (await w.gathered()).workers if worker.failure)
+            assert told.failure_reason == "NameTaken"
+
+    tools.run(story())
+
+
+# --- training --------------------------------------------------------------------------------------
+
+LIVE = {"training": "LiveTraffic", "store": {"claimName": "ramps"}}
+SINCE = 1_700_000_500.0
+ORDER = TrainingOrder(1, DIGEST_B, 0.02, keep=(DIGEST_B,), since=SINCE)
+TRAINING = RampSetStatus(bundle="b/b", state="Training", attempt=1, capture_since_at=SINCE)
+JOB_NAME = f"digits-train-{SINCE:.0f}"
+
+
+async def _trains(w: World) -> Gathered:
+    """The pass that decides to train: status first, then the order."""
+    service = (await w.gathered()).service
+    await w.platform.write_service_status(service, dataclasses.replace(service.status, ramp_sets=TRAINING))
+    service = (await w.gathered()).service
+    await w.platform.train(service, ORDER)
+    return await w.gathered()
+
+
+def _report(api: Any, job: Object, result: Object) -> None:
+    """What kubelet and Job controller would do: a pod that ended with these last words."""
+    owner = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"],
+        "controller": True,
+    }
+    template = job["spec"]["template"]
+    meta = {
+        "name": "trainer-0",
+        "namespace": job["metadata"]["namespace"],
+        "labels": template["metadata"]["labels"],
+        "ownerReferences": [owner],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]}
+    assert api.create(pod, keep=True).status_code == 201
+    ended = {"exitCode": 0, "reason": "Completed", "message": json.dumps(result)}
+    status = {
+        "phase": "Succeeded",
+        "containerStatuses": [
+            {
+                "name": "train",
+                "state": {"terminated": ended},
+                "image": "x",
+                "imageID": "x",
+                "ready": False,
+                "restartCount": 0,
+                "lastState": {},
+            }
+        ],
+    }
+    answer = api.merge(pod, {"status": status}, subresource="status")
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_training_is_one_job_whose_pod_tells_the_result(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(ramps=LIVE) as w:
+            assert (await w.gathered()).can_train
+            assert (await _trains(w)).training == TrainingReport(1, "Running", since=SINCE)
+            await w.platform.train((await w.gathered()).service, ORDER)
+            w.platform = KubePlatform(w.client, ObjectCache(), workers=WorkerSettings("x"), instance="t")  # a restart
+            w.platform._cache.put(SERVICE, await w.live(SERVICE))
+            await w.platform.train((await w.gathered()).service, ORDER)
+            jobs = (await w.client.list(JOB, w.namespace))[0]
+            assert [job["metadata"]["name"] for job in jobs] == [JOB_NAME]
+            _report(
+                w.api, jobs[0], {"ramp_set_digest": DIGEST_A, "rows": 2000, "saving_before": 0.1, "saving_after": 0.3}
+            )
+            await Feed(w.platform._cache, lambda _: None).relist(w.client, (w.namespace,))
+            told = (await w.gathered()).training
+            assert told == TrainingReport(1, "Succeeded", DIGEST_A, 2000, 0.1, 0.3, since=SINCE)
+            assert (await w.gathered()).workers == (), "a trainer is no worker"
+            service = (await w.gathered()).service
+            rested = dataclasses.replace(service.status, ramp_sets=dataclasses.replace(TRAINING, state="Judging"))
+            await w.platform.write_service_status(service, rested)
+            await w.ensure()
+            assert await w.client.get(JOB, w.namespace, JOB_NAME) is not None, (
+                "it can be looked at until its time is up"
+            )
+
+    tools.run(story())
+
+
+def test_a_training_that_nobody_waits_for_any_more_is_ended(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(ramps=LIVE) as w:
+            await _trains(w)
+            await w.ensure()
+            assert await w.client.get(JOB, w.namespace, JOB_NAME) is not None
+            answer = w.api.merge(await w.live(SERVICE), {"spec": {"ramps": {"training": "Prepared"}}})
+            assert answer.status_code == 200, answer.text
+            await w.look()
+            await w.ensure()
+            left = await w.client.get(JOB, w.namespace, JOB_NAME)
+            assert left is None or left["metadata"].get("deletionTimestamp")
+
+    tools.run(story())
+
+
+def test_a_job_that_the_api_server_refuses_is_a_training_that_failed(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world(ramps=LIVE) as w:
+            quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": w.namespace},
+                     "spec": {"hard": {"count/jobs.batch": "0"}}}  # fmt: skip
+            assert w.api.create(quota, keep=True).status_code == 201
+            used = {"status": {"hard": quota["spec"]["hard"], "used": {"count/jobs.batch": "0"}}}
+            assert w.api.merge(quota, used, subresource="status").status_code == 200
+            told = (await _trains(w)).training
+            assert told is not None and told.state == "Failed"
+            assert "exceeded quota" in told.message and (told.attempt, told.since) == (1, SINCE)
+
+    tools.run(story())
+
+
+def test_without_a_store_nothing_is_trained(world: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with world() as w:
+            assert not (await w.gathered()).can_train
+            assert (await w.gathered()).training is None
 
     tools.run(story())

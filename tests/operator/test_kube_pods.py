@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from offramp_operator.kube.kinds import TEMPLATE_ANNOTATION
-from offramp_operator.kube.pods import admin_url, endpoints, failure
+from offramp_operator.kube.pods import admin_url, endpoints
 
 OLD, NEW = "1111", "2222"
 
@@ -57,52 +57,81 @@ def test_pods_that_have_ended_are_no_workers_and_ending_ones_are_not_ready() -> 
     ending["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
     pods = {"uid-new": [_pod("evicted", phase="Failed"), ending, _pod("well")]}
     found = endpoints(DEPLOYMENT, [_replica_set("new", 1)], pods, template=NEW)
-    assert [(w.name, w.ready) for w in found] == [("ending", False), ("well", True)]
+    assert [(w.name, w.ready, w.ending) for w in found] == [("ending", False, True), ("well", True, False)]
 
 
 def test_a_deployment_that_cannot_make_pods_says_why() -> None:
-    condition = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: cpu"}
+    condition = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "no more"}
     deployment = {"metadata": _meta("digits"), "status": {"conditions": [condition]}}
     (worker,) = endpoints(deployment, [], {}, template=NEW)
-    assert (worker.ready, worker.failure_reason, worker.failure) == (False, "FailedCreate", "exceeded quota: cpu")
+    assert (worker.ready, worker.failure_reason) == (False, "FailedCreate")
+    assert worker.failure == "pods cannot be created (no more); see the events of the workers' ReplicaSet"
     assert worker.admin_url is None
 
 
+QUOTA = 'pods "digits-1" is forbidden: exceeded quota: two, requested: pods=1, used: pods=2, limited: pods=2'
+
+
 @pytest.mark.parametrize(
-    ("status", "expected"),
+    ("message", "no_room"), [(QUOTA, True), ('violates PodSecurity "restricted:latest": x', False)]
+)
+def test_of_what_refuses_new_pods_only_a_quota_is_cured_by_an_old_pods_leaving(message: str, no_room: bool) -> None:
+    condition = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
+    deployment = {"metadata": _meta("digits"), "status": {"conditions": [condition]}}
+    (worker,) = endpoints(deployment, [], {}, template=NEW)
+    assert worker.no_room == no_room
+
+
+@pytest.mark.parametrize(
+    ("message", "cured"),
     [
-        pytest.param({}, ("", ""), id="well"),
-        pytest.param({"containerStatuses": _container(state={"waiting": {"reason": "ContainerCreating"}})}, ("", ""), id="starting"),
-        pytest.param(
-            {"containerStatuses": _container(state={"waiting": {"reason": "ErrImagePull", "message": "not found"}})},
-            ("ErrImagePull", "not found"), id="image missing",
-        ),
-        pytest.param(
-            {"containerStatuses": _container(
-                state={"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}},
-                lastState={"terminated": {"reason": "Error", "exitCode": 3, "message": "manifest.json: digest differs\n"}},
-            )},
-            ("CrashLoopBackOff", "Error with exit code 3: manifest.json: digest differs"), id="crash loop",
-        ),
-        pytest.param(
-            {"containerStatuses": _container(state={"terminated": {"reason": "OOMKilled", "exitCode": 137}})},
-            ("OOMKilled", "OOMKilled with exit code 137"), id="out of memory",
-        ),
-        pytest.param(
-            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: cpu"}]},
-            ("Unschedulable", "0/1 nodes: cpu"), id="no room",
-        ),
+        ("0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available: 2 No preemption victims", True),
+        ("0/3 nodes are available: 1 node(s) had untolerated taint {a: b}, 2 Insufficient cpu.", True),
+        ("0/1 nodes are available: 1 Too many pods.", True),
+        ("0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules.", True),
+        ("0/2 nodes are available: 2 node(s) didn't match pod topology spread constraints.", True),
+        ("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", False),
+        ("0/2 nodes are available: 2 node(s) had untolerated taint {gpu: yes}.", False),
+        ('0/2 nodes are available: persistentvolumeclaim "x" not found.', False),
     ],
 )  # fmt: skip
-def test_the_first_thing_that_keeps_a_pod_from_running_is_told(status: Any, expected: tuple[str, str]) -> None:
-    assert failure(_pod("a", ready=False, **status)) == expected
+def test_only_a_lack_of_room_is_cured_by_another_pods_leaving(message: str, cured: bool) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    pods = {"uid-new": [_pod("a", ready=False, phase="Pending", conditions=[condition])]}
+    (worker,) = endpoints(DEPLOYMENT, [_replica_set("new", 1)], pods, template=NEW)
+    assert worker.no_room == cured and worker.failure
 
 
-def test_of_a_long_message_the_end_is_kept() -> None:
-    last = {"terminated": {"reason": "Error", "exitCode": 1, "message": "x" * 5000 + " the cause"}}
-    status = _container(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=last)
-    _, message = failure(_pod("a", containerStatuses=status))
-    assert message.endswith("the cause") and len(message) < 1100
+def test_a_pod_that_a_queue_holds_back_is_short_of_room_and_says_so() -> None:
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "SchedulingGated",
+        "message": "Scheduling is blocked",
+    }
+    pod = _pod("a", ready=False, phase="Pending", conditions=[condition])
+    pod["spec"] = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+    (worker,) = endpoints(DEPLOYMENT, [_replica_set("new", 1)], {"uid-new": [pod]}, template=NEW)
+    assert (worker.no_room, worker.failure_reason) == (True, "SchedulingGated")
+
+
+@pytest.mark.parametrize(
+    ("created", "told"), [("2026-11-21T12:00:01Z", True), ("2026-11-21T15:00:00Z", False)], ids=["its", "a later one"]
+)
+def test_a_starting_pod_tells_why_the_one_that_it_replaces_was_evicted(created: str, told: bool) -> None:
+    """Evicted pods linger for days; only the pod that came in its place may speak of one."""
+    ended = [{"type": "DisruptionTarget", "status": "True", "lastTransitionTime": "2026-11-21T12:00:00Z"}]
+    message = "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 9Gi. "
+    evicted = _pod("old", phase="Failed", ready=False, reason="Evicted", message=message, conditions=ended)
+    evicted["spec"] = {"nodeName": "n1"}
+    starting, serving = _pod("new", ready=False), _pod("other")
+    starting["metadata"]["creationTimestamp"] = created
+    found = endpoints(DEPLOYMENT, [_replica_set("new", 1)], {"uid-new": [evicted, starting, serving]}, template=NEW)
+    assert [(w.name, w.ready, w.failure_reason) for w in found] == [
+        ("new", False, "DiskFull" if told else ""),
+        ("other", True, ""),
+    ]
+    assert ("node n1 evicted old because its disk is full" in found[0].failure) is told
 
 
 def test_restarts_of_the_pod_are_counted() -> None:

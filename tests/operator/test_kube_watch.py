@@ -1,15 +1,18 @@
-"""kopf feeds the cache from a real API server, also over its outages, and writes nothing."""
+"""Lists and watches feed the cache from a real API server, also over its outages, and write nothing."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from kubernetes import client as kubernetes_client
 
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
@@ -34,23 +37,17 @@ class Watching:
 @asynccontextmanager
 async def _watching(tools: Any, api: Any, *, namespaces: tuple[str, ...]) -> AsyncIterator[Watching]:
     """The operator's watch, as its process runs it."""
-    previous = os.environ.get("KUBECONFIG")
-    os.environ["KUBECONFIG"] = str(api.kubeconfig)
     woken: list[ServiceKey] = []
     cache = ObjectCache()
     feed = Feed(cache, woken.append)
     stop = asyncio.Event()
-    task = asyncio.create_task(watch(feed, namespaces=namespaces, stop=stop))
-    try:
-        async with tools.client_of(api.kubeconfig) as client:
+    async with tools.client_of(api.kubeconfig) as client:
+        task = asyncio.create_task(watch(feed, client, namespaces=namespaces, stop=stop))
+        try:
             yield Watching(cache, feed, woken, client)
-    finally:
-        stop.set()
-        await asyncio.wait({task}, timeout=30)
-        if previous is None:
-            del os.environ["KUBECONFIG"]
-        else:
-            os.environ["KUBECONFIG"] = previous
+        finally:
+            stop.set()
+            await asyncio.wait({task}, timeout=30)
 
 
 def _manifest(manifests: Any, kind: str, name: str, namespace: str) -> dict[str, Any]:
@@ -147,3 +144,48 @@ def test_a_list_shows_that_no_watch_delivers(api: Any, manifests: Any, namespace
             assert feed.late_seconds() == 70.0
 
     tools.run(story())
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """Answers every fourth request for a kind, and turns the others away for a moment."""
+
+    asked: Counter[str]
+
+    def do_GET(self) -> None:
+        kind = self.path.partition("?")[0]
+        self.asked[kind] += 1
+        refused = self.asked[kind] % 4 != 0
+        body = b'{"kind": "Status"}' if refused else b'{"metadata": {"resourceVersion": "7"}, "items": []}'
+        self.send_response(429 if refused else 200)
+        self.send_header("Retry-After", "0")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+def test_a_first_list_that_is_turned_away_is_tried_again_and_no_other_with_it(tools: Any) -> None:
+    handler = type("_Handler", (_Refusing,), {"asked": Counter()})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+
+    async def story() -> None:
+        configuration = kubernetes_client.Configuration(host=f"http://127.0.0.1:{server.server_address[1]}")
+        configuration.retries = False
+        client = KubeClient(kubernetes_client.ApiClient(configuration))
+        try:
+            await asyncio.wait_for(Feed(ObjectCache(), lambda _: None).begin(client, ("default",)), 60)
+        finally:
+            client.close()
+
+    try:
+        tools.run(story())
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert len(handler.asked) == len(WATCHED)
+    assert set(handler.asked.values()) == {4}, "a kind that was listed is not listed again"

@@ -64,9 +64,10 @@ class Bench:
             self.state, self.front, self._client, service="digits", command=STUB, grace_seconds=grace_seconds  # type: ignore[arg-type]
         )  # fmt: skip
 
-    async def want(self, bundle: Path, replicas: int = 1, **changes: Any) -> None:
+    async def want(self, bundle: Path, replicas: int = 1, *, surge: bool = True, **changes: Any) -> None:
         template = replace(WorkerTemplate("digits", "service-1", str(bundle), 1, 0.04), **changes)
-        await self.fleet.want(template, replicas, KEY.identity("service-1"), token=KEY.admin_token("service-1"))
+        identity, token = KEY.identity("service-1"), KEY.admin_token("service-1")
+        await self.fleet.want(template, replicas, identity, token=token, surge=surge)
 
     @property
     def live(self) -> list[WorkerEndpoint]:
@@ -222,6 +223,34 @@ def test_a_changed_template_replaces_workers_one_by_one_without_losing_capacity(
             assert sorted(made.front.drained) == sorted(w.name for w in before)
             assert all(not (made.state.workers / w.name).exists() for w in before)
             assert all(len(names) >= 2 for names in made.front.history[told:])
+
+    run(story())
+
+
+@pytest.mark.slow
+def test_without_surge_an_old_worker_has_ended_before_its_successor_starts(tmp_path: Path) -> None:
+    async def story() -> None:
+        old, new = folder(tmp_path, "old"), folder(tmp_path, "new")
+        async with bench(tmp_path) as made:
+            await made.want(old, 2)
+            before = await made.ready(2)
+            processes: list[int] = []
+            made.front.before_drain = lambda name: processes.append(sum(e.ready for e in made.live))
+            most = 0
+
+            async def count() -> None:
+                nonlocal most
+                while True:
+                    most = max(most, len(made.live))
+                    await asyncio.sleep(0.005)
+
+            counting = asyncio.create_task(count())
+            await made.want(new, 2, surge=False)
+            after = await made.ready(2)
+            counting.cancel()
+            assert {w.uid for w in after}.isdisjoint({w.uid for w in before})
+            assert processes == [1, 1], "the second goes only when the first successor serves"
+            assert most == 2
 
     run(story())
 

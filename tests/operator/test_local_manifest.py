@@ -81,12 +81,14 @@ def test_what_only_a_cluster_can_do_is_noted(tmp_path: Path) -> None:
         ("spec", None, "spec"),
         ("spec.model.uri", "oci://models/digits:v1", "spec.model.uri"),
         ("spec.model.uri", "http://x", "spec.model.uri"),
+        ("spec.model.uri", "pvc://models/digits", "spec.model.uri"),
         ("spec.objective.accuracy.maxDisagreement", 0.02, "spec.objective.accuracy.maxDisagreement"),
         ("spec.objective.latency.threshold", "fast", "spec.objective.latency.threshold"),
         ("spec.replica", 2, "spec.replica"),
         ("spec.worker", {"env": [{"name": "OFFRAMP_UID", "value": "x"}]}, r"spec.worker.env\[0\].name"),
         ("spec.worker", {"hostPath": "/"}, "spec.worker.hostPath"),
         ("spec.protocols", ["HTTP", "GRPC"], "spec.protocols"),
+        ("spec.autoscaling", {"maxReplicas": 3, "targetInFlight": 8}, "spec.autoscaling"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, path: str, value: Any, field: str) -> None:

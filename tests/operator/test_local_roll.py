@@ -78,3 +78,50 @@ def test_scaling_down_takes_those_that_do_not_serve_first_then_the_youngest() ->
     assert next_move(workers, 2).stop == ("b",)
     assert next_move(workers, 1).stop == ("b", "c")
     assert next_move(workers, 0).stop == ("b", "c", "a")
+
+
+# --- in place: an old worker goes before the new one starts ------------------------------------------
+
+
+@given(workers=FLEETS, replicas=st.integers(1, 5), leaving=st.integers(0, 2))
+def test_in_place_at_most_one_serving_worker_is_missing_and_no_process_is_too_many(
+    workers: list[WorkerView], replicas: int, leaving: int
+) -> None:
+    move = next_move(workers, replicas, surge=False, leaving=leaving)
+    ready_before = sum(w.ready for w in workers)
+    ready_after = sum(w.ready for w in workers if w.name not in move.stop)
+    assert ready_after >= min(ready_before, replicas - 1)
+    if any(not w.current for w in workers) and move.start:
+        assert len(workers) + leaving + move.start <= replicas
+
+
+@given(workers=FLEETS, replicas=st.integers(0, 5))
+def test_in_place_the_fleet_arrives_and_then_rests_when_every_new_worker_becomes_ready(
+    workers: list[WorkerView], replicas: int
+) -> None:
+    for step in range(60):
+        move = next_move(workers, replicas, surge=False)
+        if move == Move() and all(w.ready for w in workers if w.current):
+            break
+        workers = [w for w in workers if w.name not in move.stop]
+        workers = [WorkerView(w.name, w.current, w.ready or w.current) for w in workers]
+        workers += [WorkerView(f"new{step}.{i}", current=True, ready=False) for i in range(move.start)]
+    assert [(w.current, w.ready) for w in workers] == [(True, True)] * replicas
+
+
+def test_in_place_a_new_worker_that_never_serves_costs_one_and_no_more() -> None:
+    old = [WorkerView(f"old{i}", current=False, ready=True) for i in range(3)]
+    assert next_move(old, 3, surge=False) == Move(stop=("old0",))
+    assert next_move(old[1:], 3, surge=False, leaving=1) == Move(), "memory is free only when the old process has ended"
+    assert next_move(old[1:], 3, surge=False) == Move(start=1)
+    for health in ({"ready": False}, {"ready": False, "failed": True}):
+        assert next_move([*old[1:], WorkerView("new", current=True, **health)], 3, surge=False) == Move()
+
+
+def test_in_place_going_back_ends_the_failed_one_and_starts_the_old_template_again() -> None:
+    workers = [
+        WorkerView("kept", current=True, ready=True),
+        WorkerView("failed", current=False, ready=False, failed=True),
+    ]
+    assert next_move(workers, 2, surge=False) == Move(stop=("failed",))
+    assert next_move(workers[:1], 2, surge=False) == Move(start=1)

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
@@ -64,11 +63,11 @@ def endpoint(worker: StubWorker, **changes: object) -> WorkerEndpoint:
 
 @asynccontextmanager
 async def bench(*, deadline_seconds: float = 3.0, now: float = 1e9) -> AsyncIterator[Bench]:
-    async with httpx.AsyncClient(trust_env=False) as client:
-        made = Bench(
-            Observer(client, deadline_seconds=deadline_seconds, clock=lambda: now, monotonic=lambda: made.monotonic)
-        )
+    made = Bench(Observer(deadline_seconds=deadline_seconds, clock=lambda: now, monotonic=lambda: made.monotonic))
+    try:
         yield made
+    finally:
+        await made.observer.close()
 
 
 def times(observed: Observed) -> list[float]:
@@ -229,11 +228,44 @@ def test_unusable_records_are_dropped_and_told_once_while_counts_go_on(
     assert len([r for r in caplog.records if getattr(r, "event", "") == "records-dropped"]) == 1
 
 
+@pytest.mark.parametrize(
+    "lie",
+    [
+        (ArmCounts(1, "stable", "h", requests=60, drawn=5, audited=5, disagreements=6),),
+        (ArmCounts(1, "stable", "h", requests=40, drawn=5, audited=5),),
+    ],
+    ids=["more disagreements than audits", "backwards"],
+)
+def test_a_process_that_reports_what_cannot_be_is_not_believed_until_it_restarts(
+    spawn: Callable[[str], StubWorker], lie: tuple[ArmCounts, ...]
+) -> None:
+    honest = (ArmCounts(1, "stable", "h", requests=50, drawn=5, audited=5),)
+
+    async def story() -> None:
+        a, b = spawn("a"), spawn("b")
+        a.counts, b.counts, a.rows, b.rows = honest, honest, 2, 1
+        async with bench() as made:
+            before = await made.pull(a, b)
+            assert [w.distrusted for w in before.workers] == ["", ""] and len(times(before)) == 3
+            a.counts, a.rows = lie, 9
+            lying = await made.pull(a, b)
+            assert lying.workers[0].distrusted and not lying.workers[1].distrusted
+            a.counts = (ArmCounts(1, "stable", "h", requests=90, drawn=5, audited=5),)
+            assert (await made.pull(a, b)).workers[0].distrusted, "one true word does not make the others true"
+            assert len(times(lying)) == 3, "records of a liar are not pooled"
+            a.restart("again")
+            a.counts, a.rows = honest, 4
+            after = await made.pull(a, b)
+            assert after.workers[0].distrusted == "" and len(times(after)) == 7
+
+    asyncio.run(story())
+
+
 def test_a_dead_worker_never_raises_and_counts_as_silent_only_after_a_while(spawn: Callable[[str], StubWorker]) -> None:
     async def story() -> None:
         a, b = spawn("a"), spawn("b")
         a.counts = (ArmCounts(1, "stable", "h", requests=7),)
-        async with bench(deadline_seconds=0.5) as made:
+        async with bench(deadline_seconds=20.0) as made:
             await made.pull(a, b)
             gone = endpoint(a)
             a.close()
@@ -292,11 +324,65 @@ def test_a_slow_worker_does_not_hold_up_the_others(spawn: Callable[[str], StubWo
     async def story() -> None:
         a, b = spawn("a"), spawn("b")
         a.delay_seconds = 30.0
-        async with bench(deadline_seconds=0.5) as made:
+        async with bench(deadline_seconds=3.0) as made:
             observed = await asyncio.wait_for(
-                made.pull(a, b, extra=(NOWHERE, replace(NOWHERE, uid="w8", admin_url=None))), 10
+                made.pull(a, b, extra=(NOWHERE, replace(NOWHERE, uid="w8", admin_url=None))), 25
             )
         assert [worker.state is not None for worker in observed.workers] == [False, True, False, False]
+
+    asyncio.run(story())
+
+
+def test_a_worker_that_hangs_costs_its_deadline_once(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a, b = spawn("a"), spawn("b")
+        a.delay_seconds = 30.0
+        async with bench(deadline_seconds=5.0) as made:
+            first = await made.pull(a, b)
+            assert first.workers[0].state is None
+            hung = made.observer._services[KEY].seen["a"]
+            for _ in range(3):
+                b.counts = (ArmCounts(1, "stable", "h", requests=len(b.counts) + 7),)
+                again = await made.pull(a, b)
+                assert hung.failures == 1 and hung.pull is not None and not hung.pull.done(), (
+                    "nobody waits for its deadline"
+                )
+                assert again.workers[1].observations is not None and again.workers[1].observations.counts == b.counts
+            await made.pull(b)
+            assert "a" not in made.observer._services[KEY].seen
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("tells_state", [True, False], ids=["this release", "an earlier one"])
+def test_an_answer_that_repeats_itself_is_no_news_and_the_rest_is_part_of_the_load(
+    spawn: Callable[[str], StubWorker], tells_state: bool
+) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        a.tells_state = tells_state
+        a.now, a.counts = 100.0, (ArmCounts(1, "stable", "h", requests=10),)
+        async with bench() as made:
+
+            async def news() -> bool:
+                before = made.observer.revision(KEY)
+                return await made.observer.look(KEY, [endpoint(a)], token=TOKEN) != before
+
+            await made.pull(a)
+            a.now, a.counts = 110.0, (ArmCounts(1, "stable", "h", requests=60),)
+            assert await news()
+            assert (await made.pull(a)).load.request_rate == 5.0
+            for now in (120.0, 130.0, 140.0):
+                a.now = now
+                assert not await news()
+            assert (await made.pull(a)).load.request_rate == 0.0
+            a.state = replace(a.state, breaker_open=True)
+            assert await news()
+            a.rows += 3
+            assert await news()
+            assert made.observer.at_rest(KEY)
+            a.close()
+            assert await news() and not made.observer.at_rest(KEY), "that it fails is news as well"
 
     asyncio.run(story())
 
@@ -315,6 +401,44 @@ def test_records_are_those_of_the_ramp_set_that_current_workers_serve(spawn: Cal
             observed = await made.observer.observe(KEY, (workers[0],), token=TOKEN)
             assert observed.records is not None and observed.records.ramp_set_digest == DIGEST_B
             assert len(made.observer.pools(KEY)) == 1, "records that nobody serves any more are let go"
+
+    asyncio.run(story())
+
+
+def test_the_peak_of_the_demand_counts_refused_requests_and_is_forgotten_after_an_hour(
+    spawn: Callable[[str], StubWorker],
+) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        async with bench() as made:
+            made.monotonic = 1000.0
+            a.counts, a.refused = (ArmCounts(1, "stable", "h", requests=1000),), 500
+            assert (await made.pull(a)).load.peak_rate == 0.0, "what was before the first pull has no time"
+            a.counts, a.refused, a.now = (ArmCounts(1, "stable", "h", requests=1100),), 600, a.now + 10.0
+            seen = (await made.pull(a)).load
+            assert (seen.request_rate, seen.peak_rate) == (10.0, 20.0)
+            for _ in range(12):
+                made.monotonic += 300.0
+                a.now += 300.0
+                seen = (await made.pull(a)).load
+                assert (seen.request_rate, seen.peak_rate) == (0.0, 20.0)
+            made.monotonic += 300.0
+            a.now += 300.0
+            assert (await made.pull(a)).load.peak_rate == 0.0
+
+    asyncio.run(story())
+
+
+def test_a_restarted_workers_refusals_begin_anew(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        async with bench() as made:
+            a.refused = 500
+            await made.pull(a)
+            a.state, a.refused, a.now = replace(a.state, boot_id="another"), 3, a.now + 10.0
+            await made.pull(a)
+            a.refused, a.now = 53, a.now + 10.0
+            assert (await made.pull(a)).load.peak_rate == 5.0
 
     asyncio.run(story())
 
@@ -349,7 +473,7 @@ def test_a_poke_reaches_every_worker_and_refusals_are_told(
         a, b = spawn("a"), spawn("b")
         b.refuse = Refusal(0, "UnknownRamp", "ramp r77 is unknown")
         signed = SigningKey.from_seed(bytes(32)).sign(DOCUMENT)
-        async with bench(deadline_seconds=0.5) as made:
+        async with bench(deadline_seconds=20.0) as made:
             await made.observer.poke(KEY, (endpoint(a), endpoint(b), NOWHERE), token=TOKEN, signed=signed)
         assert a.taken == [DOCUMENT]
         assert b.taken == []
@@ -394,5 +518,43 @@ def test_costs_that_do_not_fit_the_ramps_cost_the_records_and_nothing_else(spawn
             observed = await made.pull(a)
         assert observed.records is None
         assert observed.workers[0].state is not None
+
+    asyncio.run(story())
+
+
+def test_records_of_a_set_held_beside_the_bundle_s_own_are_pooled_apart_and_asked_for_from_where_they_end(
+    spawn: Callable[[str], StubWorker],
+) -> None:
+    other = "sha256:" + "c" * 64
+
+    async def story() -> None:
+        a = spawn("a")
+        a.rows = 3
+        a.state = replace(a.state, ramp_sets=(DIGEST_B, other))
+        a.more_rows = {other: 4}
+        async with bench() as made:
+            first = await made.pull(a)
+            assert len(times(first)) == 3
+            assert [len(store.records) for store in first.more_records.values()] == [4]
+            assert first.more_records[other].ramp_set_digest == other
+            a.more_rows = {other: 6}
+            again = await made.pull(a)
+            assert len(again.more_records[other].records) == 6
+            assert a.also == f"{other}=4", "what is known is not sent again"
+            a.state = replace(a.state, ramp_sets=(DIGEST_B,))
+            a.more_rows = {}
+            a.rows = 4
+            assert (await made.pull(a)).more_records == {}
+            assert list(made.observer.pools(KEY)) == [RampSetKey(DIGEST_A, DIGEST_B)]
+
+    asyncio.run(story())
+
+
+def test_records_of_a_set_that_a_worker_does_not_hold_are_dropped(spawn: Callable[[str], StubWorker]) -> None:
+    async def story() -> None:
+        a = spawn("a")
+        a.more_rows = {"sha256:" + "d" * 64: 4}
+        async with bench() as made:
+            assert (await made.pull(a)).more_records == {}
 
     asyncio.run(story())

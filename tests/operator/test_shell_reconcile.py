@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from offramp_core.control.objects import (
@@ -27,7 +26,7 @@ from offramp_core.control.objects import (
 from offramp_core.control.snapshot import Decision, Event, NewConfig, NewRollout, Snapshot
 from offramp_core.control.spec import parse_spec
 from offramp_core.plan import Plan
-from offramp_core.protocol import ArmPlan, PlanDocument, Refusal, SignedDocument
+from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument, Refusal, SignedDocument
 from offramp_core.records import Records
 from offramp_core.tuning import NoGain, TuningOutcome, TuningRequest
 
@@ -71,9 +70,17 @@ class MemoryPlatform:
         self.conflict_at = ""
         self.broken_at = ""
         self.identity: WorkerIdentity | None = None
+        self.changed = 0
+        self.tells_changes = False
+        self.gathers = 0
+
+    def changes(self, key: ServiceKey) -> int:
+        self.changed += not self.tells_changes
+        return self.changed
 
     def _call(self, what: str) -> None:
         self.calls.append(what)
+        self.changed += what != "workers" and not what.startswith("event")
         if self.conflict_at and what.startswith(self.conflict_at):
             self.conflict_at = ""
             raise ConflictError("somebody was faster")
@@ -81,6 +88,7 @@ class MemoryPlatform:
             raise RuntimeError("the platform is broken")
 
     async def gather(self, key: ServiceKey) -> Gathered | None:
+        self.gathers += 1
         if self.service is None:
             return None
         endpoints = tuple(WorkerEndpoint(w.state.uid, w.state.uid, ready=True, admin_url=w.url) for w in self.workers)
@@ -157,9 +165,11 @@ def no_tuning(records: Records, request: TuningRequest) -> TuningOutcome:
 
 @asynccontextmanager
 async def reconciler(platform: MemoryPlatform, decide: Script, **arguments: Any) -> AsyncIterator[Reconciler]:
-    async with httpx.AsyncClient(trust_env=False) as client:
-        observer = Observer(client, deadline_seconds=1.0)
+    observer = Observer(deadline_seconds=1.0)
+    try:
         yield Reconciler(platform, observer, SIGNER, **{"tune": no_tuning, **arguments}, decide=decide)
+    finally:
+        await observer.close()
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:
@@ -315,6 +325,25 @@ def test_a_service_that_is_gone_is_forgotten(worker: StubWorker) -> None:
     run(story())
 
 
+def test_a_service_that_was_made_again_inherits_no_labels_of_the_one_before_it(worker: StubWorker) -> None:
+    """Even where no pass fell between the two, so that none saw it gone."""
+
+    async def story() -> None:
+        platform, script = MemoryPlatform(worker), Script(nothing)
+        async with reconciler(platform, script) as made:
+            worker.rows = 5
+            await made.reconcile(KEY)
+            assert platform.service is not None
+            platform.service = replace(platform.service, uid="service-2")
+            worker.token = SIGNER.admin_token("service-2")
+            worker.restart("boot-of-the-next")
+            worker.rows = 2
+            await made.reconcile(KEY)
+        assert [len(seen.records.records) for seen in script.seen if seen.records is not None] == [5, 2]
+
+    run(story())
+
+
 def test_passes_follow_each_other_within_a_second_while_a_rollout_is_active(worker: StubWorker) -> None:
     async def story() -> None:
         platform = MemoryPlatform(worker)
@@ -366,14 +395,14 @@ def tuning_script() -> Script:
 
 
 async def until(condition: Callable[[], bool], *, what: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen"
         await asyncio.sleep(0.01)
 
 
 async def passes_until(made: Reconciler, condition: Callable[[], bool], *, what: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen"
         await made.reconcile(KEY)
@@ -475,5 +504,64 @@ def test_a_restarted_reconciler_decides_on_the_same_facts(worker: StubWorker) ->
         assert first.workers[0].state == second.workers[0].state
         assert first.records is not None and second.records is not None
         assert len(first.records.records) == len(second.records.records) == 5
+
+    run(story())
+
+
+# --- idle services ---------------------------------------------------------------------------------
+
+
+def test_a_service_where_nothing_happens_is_looked_at_more_seldom_and_decided_on_when_something_does(
+    worker: Any,
+) -> None:
+    async def story() -> None:
+        platform, script = MemoryPlatform(worker), Script(nothing)
+        platform.tells_changes = True
+        async with reconciler(platform, script) as made:
+            first = await made.reconcile(KEY)
+            waits = [await made.reconcile(KEY) for _ in range(3)]
+            assert len(script.seen) == 1 and platform.gathers == 1, "nothing has changed since"
+            assert first is not None and waits == sorted(waits) and waits[-1] == 30.0
+            worker.counts = (ArmCounts(0, "stable", "", requests=5),)
+            await made.reconcile(KEY)
+            assert len(script.seen) == 2 and script.seen[-1].workers[0].observations.counts[0].requests == 5  # type: ignore[union-attr]
+            await made.reconcile(KEY)
+            platform.changed += 1
+            await made.reconcile(KEY)
+            assert len(script.seen) == 3 and platform.gathers == 3
+
+    run(story())
+
+
+def test_time_alone_brings_a_decision_too(worker: Any) -> None:
+    async def story() -> None:
+        now = [1_000.0]
+        platform, script = MemoryPlatform(worker), Script(nothing)
+        platform.tells_changes = True
+        async with reconciler(platform, script, clock=lambda: now[0]) as made:
+            await made.reconcile(KEY)
+            now[0] += 119.0
+            await made.reconcile(KEY)
+            assert len(script.seen) == 1
+            now[0] += 2.0
+            await made.reconcile(KEY)
+            assert len(script.seen) == 2
+
+    run(story())
+
+
+@pytest.mark.parametrize("what", ["a rollout", "an event"])
+def test_a_service_with_something_to_do_is_never_idle(worker: Any, what: str) -> None:
+    async def story() -> None:
+        platform = MemoryPlatform(worker)
+        platform.tells_changes = True
+        event = (Event("Told", "again"),) if what == "an event" else ()
+        script = Script(lambda snapshot: replace(nothing(snapshot), events=event))
+        if what == "a rollout":
+            platform.rollouts["r"] = Rollout("r", "a", "b", "Tuned", 1, status=RolloutStatus(phase="Paused"))
+        async with reconciler(platform, script) as made:
+            for _ in range(3):
+                await made.reconcile(KEY)
+            assert len(script.seen) == 3
 
     run(story())

@@ -36,11 +36,13 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 def eventually(condition: Callable[[], Any], *, what: str, deadline: float = DEADLINE_SECONDS) -> Any:
     """Poll until the condition is true; fail with the last value seen."""
     end = time.monotonic() + deadline
+    pause = 0.0005  # what an engine in this process does comes in a millisecond; what a process does takes longer
     value = condition()
     while not value:
         if time.monotonic() > end:
             raise AssertionError(f"{what} did not happen within {deadline} s; last seen: {value!r}")
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
         value = condition()
     return value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import signal
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,17 @@ def test_without_the_token_every_admin_path_is_401(worker: WorkerProcess) -> Non
             reply = stranger.request(method, path, headers=headers)
             assert reply.status_code == 401, (header, method, path)
             assert "a-token" not in reply.text
+
+
+@pytest.mark.slow
+def test_a_stranger_is_refused_before_anything_of_a_request_is_read(worker: WorkerProcess) -> None:
+    """A body of two megabytes, twice what a document may have: with the token too large, without it not looked at."""
+    stranger, body = httpx.Client(base_url=worker.admin.base_url), b"x" * 2**21
+    assert stranger.post("/v1/config", content=body).status_code == 401
+    assert worker.admin.post("/v1/config", content=body).status_code == 413
+    assert stranger.post("/v1/config", content=body, headers={"X-Forwarded-For": "127.0.0.1"}).status_code == 401
+    metrics = httpx.get(f"{worker.admin.base_url}/metrics")
+    assert metrics.status_code == 401, "nothing on this port is public"
 
 
 @pytest.mark.slow
@@ -294,3 +306,17 @@ def test_the_breaker_shows_in_the_state_and_the_canary_stops_too(worker: WorkerP
     assert worker.state().breaker_open  # a new epoch of the same plan is no reason to forget
     worker.deliver(document(plan_for(bundle_dir, {"r02-linear": "0.5"}), epoch=3)).raise_for_status()
     assert not worker.state().breaker_open
+
+
+@pytest.mark.slow
+def test_a_canary_whose_lease_has_ended_is_told_by_its_absence_until_a_new_document_comes(
+    worker: WorkerProcess, bundle_dir: Path
+) -> None:
+    canary = plan_for(bundle_dir, {"r00-grid": "0.5"})
+    on_lease = document(plan_for(bundle_dir), epoch=4, canary=canary, weight=100, canary_lease_seconds=2.0)
+    assert worker.deliver(on_lease).raise_for_status().json()["canary_hash"] == canary.content_hash
+    time.sleep(2.5)  # nobody pulls: to look would be a pull
+    lapsed = worker.state()
+    assert (lapsed.epoch, lapsed.canary_hash) == (4, ""), "the pull that comes too late sees what it missed"
+    again = worker.deliver(replace(on_lease, epoch=5)).raise_for_status().json()
+    assert again["canary_hash"] == canary.content_hash

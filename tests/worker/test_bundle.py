@@ -55,6 +55,13 @@ def test_a_damaged_file_with_a_fitting_manifest_is_still_refused_by_name(copy: P
         load_bundle(copy)
 
 
+def test_a_manifest_that_could_fill_the_memory_is_not_read(copy: Path) -> None:
+    with (copy / "manifest.json").open("ab") as file:
+        file.truncate(2**34)  # sparse: it takes no disk
+    with pytest.raises(InvalidBundleError, match=r"^manifest.json: has 17179869184 bytes; at most 16777216 are read"):
+        load_bundle(copy)
+
+
 def test_pickled_arrays_are_refused(copy: Path) -> None:
     np.savez(copy / "probe.npz", x=np.array([{"a": 1}], dtype=object), logits=np.zeros((1, 5)))
     bundles.write_manifest(copy)

@@ -16,10 +16,12 @@ from processes import WorkerProcess, eventually
 
 from offramp_worker.engine.sessions import Sessions
 
+pytestmark = pytest.mark.slow  # real workers
+
 
 @pytest.fixture(scope="module")
 def process(bundle_dir: Path) -> Iterator[WorkerProcess]:
-    with WorkerProcess(bundle_dir, control_plane=False, env={"OFFRAMP_RECEIVE_SECONDS": "1"}) as process:
+    with WorkerProcess(bundle_dir, control_plane=False, env={"OFFRAMP_RECEIVE_SECONDS": "3"}) as process:
         yield process
 
 
@@ -69,7 +71,7 @@ def test_a_request_that_does_not_arrive_gets_408(connection: socket.socket, pool
     whole = fuzz.valid(pool, 0, name="slow")
     connection.sendall(whole[: int(share * len(whole))])
     status, body = fuzz.read_response(connection)
-    assert (status, json.loads(body)["error"]) == (408, "the request did not arrive within 1 s")
+    assert (status, json.loads(body)["error"]) == (408, "the request did not arrive within 3 s")
     assert connection.recv(1) == b""
 
 
@@ -91,10 +93,10 @@ def test_the_connection_closes_when_the_client_asks_for_it(
 ) -> None:
     connection.sendall(fuzz.valid(pool, 0, name="x").replace(b"HTTP/1.1", head, 1))
     assert fuzz.read_response(connection)[0] == 200
-    connection.settimeout(0.5)
     if closes:
         assert connection.recv(1) == b""
     else:
+        connection.settimeout(0.5)
         with pytest.raises(TimeoutError):
             connection.recv(1)
 

@@ -70,8 +70,8 @@ class Bench:
         )
 
     def activate(self, folder: Path, stable: dict[str, str], *, canary: dict[str, str] | None = None, execution: str = "ComputeSaving",
-                 audit_rate: float = 0.0, breaker: Breaker | None = None, wrap: Callable[[Stage], Stage] = lambda s: s, **fields: Any) -> PlanDocument:  # fmt: skip
-        """Put plans in force without the signature's detour."""
+                 audit_rate: float = 0.0, breaker: Breaker | None = None, wrap: Callable[[Stage], Stage] = lambda s: s, watched: bool = True, **fields: Any) -> PlanDocument:  # fmt: skip
+        """Put plans in force without the signature's detour; ``watched`` says that the control plane has spoken to this process."""
         base = PlanDocument("tiny", "service-1", 1, ArmPlan({}, audit_rate), None, 0, "salt", 0.02)
         document = replace(base, **fields)
         runtimes = {}
@@ -91,6 +91,8 @@ class Bench:
             runtimes[arm] = Runtime(plan, audit_rate, counter, stages, tests, regrouping, seconds, breaker)
         off = replace(self.engine.active.off, audit_rate=audit_rate)
         slow_seconds = {int(k): v for k, v in document.slow_seconds.items()}
+        if watched:
+            self.engine.renew_lease()
         self.engine.activate(Active(off, document, runtimes["stable"], runtimes.get("canary"), slow_seconds))
         return document
 
@@ -460,7 +462,7 @@ def test_audits_survive_more_draws_than_the_backlog_holds(bench: Bench, bundle_d
 
 def test_an_audit_that_fails_counts_against_the_plan(bench: Bench, bundle_dir: Path) -> None:
     bench.activate(bundle_dir, {"r02-linear": EVERYONE}, audit_rate=1.0)
-    bench.engine._desk._tapped = lambda x: (_ for _ in ()).throw(RuntimeError("no memory"))  # type: ignore[assignment]
+    bench.engine._desk._scored = lambda x: (_ for _ in ()).throw(RuntimeError("no memory"))  # type: ignore[assignment]
     bench.serve(bundles.inputs(5))
     assert (bench.counts(1).drawn, bench.counts(1).audited, bench.counts(1).disagreements) == (5, 5, 5)
 
@@ -484,6 +486,23 @@ def test_a_batch_that_fails_answers_with_an_error_and_the_worker_goes_on(
     assert counts.requests == counts.drawn == counts.audited == 20 - len(failed)
     bench.activate(bundle_dir, {}, epoch=2)
     assert bench.serve(bundles.inputs(1))[0].error is None
+
+
+def test_rows_answered_later_than_the_objective_are_counted(
+    bundle: Bundle, bundle_dir: Path, sessions: Sessions
+) -> None:
+    bench = Bench(bundle, sessions, latency_seconds=2.0)
+    bench.engine.start()
+    try:
+        bench.activate(bundle_dir, {"r02-linear": NOBODY}, wrap=lambda stage: bench.slowed(stage, 0.5))
+        bench.serve(bundles.inputs(3), one_by_one=False)
+        assert bench.sample("late_requests_total", arm="stable") == 0
+        bench.activate(bundle_dir, {"r02-linear": NOBODY}, epoch=2, wrap=lambda stage: bench.slowed(stage, 1.5))
+        bench.serve(bundles.inputs(3), one_by_one=False)
+        assert bench.sample("late_requests_total", arm="stable") == 3
+        assert bench.sample("batch_rows_sum", arm="stable") == 6 + 2, "and those of the two fences"
+    finally:
+        bench.engine.close()
 
 
 def test_batches_of_a_listed_size_are_judged_by_their_execution_time(bench: Bench, bundle_dir: Path) -> None:
@@ -525,6 +544,41 @@ def test_a_canary_ends_with_its_lease_and_only_a_new_document_brings_it_back(ben
     bench.now += 2
     assert arms() == {"stable"}
     assert bench.engine.canary_lease_ended
+    bench.engine.renew_lease()
+    assert arms() == {"stable"}
+    bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100, epoch=2)
+    assert arms() == {"canary"}
+
+
+def test_a_canary_that_lay_in_a_file_waits_until_the_control_plane_has_spoken_to_this_process(
+    bench: Bench, bundle_dir: Path
+) -> None:
+    """After a restart, or from zero: nobody watches yet, so only the proven plan serves."""
+    arms = lambda: {t.arms[0] for t in bench.serve(bundles.inputs(4))}  # noqa: E731
+    bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100, watched=False)
+    assert arms() == {"stable"}
+    bench.engine.renew_lease()
+    assert arms() == {"canary"}
+
+
+def test_how_suspicious_the_detector_is_is_told_in_tenths(bench: Bench, bundle_dir: Path) -> None:
+    breaker = Breaker(accuracy_budget=0.02, run_length=1_000_000.0)
+    bench.activate(bundle_dir, {"r00-grid": "0.5"}, breaker=breaker)
+    seen = [bench.engine.suspicion]
+    for _ in range(6):
+        breaker.update(audited=4, disagreements=2)
+        seen.append(bench.engine.suspicion)
+    assert seen == sorted(seen) and seen[0] < 0.3 and seen[-1] == 1.0
+    assert all(round(s, 1) == s for s in seen)
+
+
+def test_a_canary_that_is_taken_back_ends_before_the_document_that_takes_it_back_is_prepared(
+    bench: Bench, bundle_dir: Path
+) -> None:
+    arms = lambda: {t.arms[0] for t in bench.serve(bundles.inputs(4))}  # noqa: E731
+    bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100)
+    assert arms() == {"canary"}
+    bench.engine.end_canary()
     bench.engine.renew_lease()
     assert arms() == {"stable"}
     bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100, epoch=2)
@@ -603,7 +657,7 @@ def test_a_request_whose_time_runs_out_is_told_so_and_its_rows_do_not_run(bench:
     assert [t.expired for t in (first, hurried, patient)] == [False, True, False]
     eventually(lambda: bench.settled and bench.counts(1).requests == 2, what="counts")
     assert bench.counts(1).drawn == 2  # who is not served is no label
-    assert bench.sample("requests_total", config="", arm="", outcome="expired") == 1
+    assert bench.sample("requests_total", arm="", outcome="expired") == 1
     eventually(lambda: bench.sample("inflight") == 0, what="nothing in flight")
 
 
@@ -618,7 +672,7 @@ def test_a_cancelled_request_does_not_run_and_is_never_heard_of_again(bench: Ben
             bench.engine.cancel(ticket)
     eventually(lambda: bench.settled and bench.counts(1).requests == 1, what="counts")
     assert bench.done == [running]
-    assert bench.sample("requests_total", config="", arm="", outcome="cancelled") == 2
+    assert bench.sample("requests_total", arm="", outcome="cancelled") == 2
     eventually(lambda: bench.sample("inflight") == 0, what="nothing in flight")
 
 

@@ -26,6 +26,8 @@ from offramp_worker.grpc import messages
 from offramp_worker.grpc.service import read_request
 from offramp_worker.http.tensors import parse_request
 
+pytestmark = pytest.mark.slow  # real workers
+
 
 @pytest.fixture(scope="module")
 def worker_process(bundle_dir: Path) -> Iterator[WorkerProcess]:

@@ -107,23 +107,54 @@ def test_which_exit_a_ramp_is_belongs_to_the_digest_and_costs_other_ramps_nothin
     assert ramp_set_digest((first,), files) != ramp_set_digest((second,), files)
 
 
-def test_exits_of_two_scales_that_no_single_tensor_feeds_are_left_out(tmp_path: Path) -> None:
-    nodes = [
-        *conv("x", "k0", "a"),
-        *conv("x", "k1", "b"),
-        helper.make_node("Concat", ["a", "b"], ["ab"], axis=1),
-        *classifier("ab", "w0", "early"),
-        *conv("a", "k2", "c"),
-        *conv("b", "k3", "d"),
-        helper.make_node("Concat", ["c", "d"], ["cd"], axis=1),
-        *conv("cd", "k4", "e"),
-        *classifier("e", "w1", "final"),
-    ]
-    shapes = {"k0": (4, 3, 3, 3), "k1": (4, 3, 3, 3), "k2": (4, 4, 3, 3), "k3": (4, 4, 3, 3), "k4": (6, 8, 3, 3)}
-    path = save(tmp_path / "m.onnx", nodes, shapes | {"w0": (8, 3), "w1": (6, 3)}, ("early", "final"))
-    _, places, exits = find_places(load_backbone(str(path), ROWS), ROWS)
-    assert exits == {}
-    assert [place.tensor for place in places] == ["cd", "e"]
+def multi_scale(path: Path, *, classifiers_last: bool) -> Path:
+    """Two scales through three blocks; an exit after the first and the second block reads both, and so does the answer."""
+    nodes = [*conv("x", "k0", "a0"), *conv("x", "k1", "b0")]
+    exits = []
+    for block in (1, 2, 3):
+        nodes += [*conv(f"a{block - 1}", f"ka{block}", f"a{block}"), *conv(f"b{block - 1}", f"kb{block}", f"b{block}")]
+        pair = f"ab{block}"
+        exit_nodes = [helper.make_node("Concat", [f"a{block}", f"b{block}"], [pair], axis=1)]
+        exit_nodes += classifier(pair, f"w{block}", f"exit{block}")
+        (exits if classifiers_last else nodes).extend(exit_nodes)
+    shapes = {"k0": (4, 3, 3, 3), "k1": (2, 3, 3, 3)}
+    shapes |= {f"ka{block}": (4, 4, 3, 3) for block in (1, 2, 3)} | {f"kb{block}": (2, 2, 3, 3) for block in (1, 2, 3)}
+    shapes |= {f"w{block}": (6, 3) for block in (1, 2, 3)}
+    return save(path, [*nodes, *exits], shapes, ("exit1", "exit2", "exit3"))
+
+
+@pytest.mark.parametrize("classifiers_last", [False, True])
+def test_exits_between_blocks_that_hand_on_several_scales_are_taken_where_these_are_packed(
+    tmp_path: Path, classifiers_last: bool
+) -> None:
+    path = multi_scale(tmp_path / "m.onnx", classifiers_last=classifiers_last)
+    backbone = load_backbone(str(path), ROWS)
+    _, places, exits = find_places(backbone, ROWS)
+    assert exits == {"exit1": "packed1", "exit2": "packed2"}
+    own = candidate_rungs(places, entry=None, exits=exits).own
+    heads = heads_of(own, places, tensors={ramp.id: {} for ramp in own})
+    logits, said = tapped_logits(backbone, heads, ROWS, threads=1, advance=lambda _: None)
+    expected = ort.InferenceSession(str(path)).run(None, {"x": ROWS})
+    for got, wanted in zip([*said, logits], expected, strict=True):
+        np.testing.assert_allclose(got, wanted, atol=1e-6)
+
+
+def test_what_is_behind_packed_scales_needs_nothing_from_before_them(tmp_path: Path) -> None:
+    path = multi_scale(tmp_path / "m.onnx", classifiers_last=True)
+    backbone = load_backbone(str(path), ROWS)
+    _, places, exits = find_places(backbone, ROWS)
+    shapes = {place.tensor: place.shape for place in places}
+    (first, _) = heads_of(
+        own := candidate_rungs(places, entry=None, exits=exits).own, places, tensors={ramp.id: {} for ramp in own}
+    )
+    front = stage_model(backbone.model, source=None, target="packed1", heads=[first], shapes=shapes)
+    rest = stage_model(backbone.model, source="packed1", target=None, heads=(), shapes=shapes)
+    features, said = open_session(front, threads=1).run(None, {"x": ROWS})
+    (logits,) = open_session(rest, threads=1).run(None, {"packed1": features})
+    wanted, _, final = ort.InferenceSession(str(path)).run(None, {"x": ROWS})
+    assert features.shape == (len(ROWS), (4 + 2) * 8 * 8)
+    np.testing.assert_allclose(said, wanted, atol=1e-6)
+    np.testing.assert_allclose(logits, final, atol=1e-6)
 
 
 def test_a_dense_block_has_a_place_after_every_layer_and_the_same_answers(tmp_path: Path) -> None:
@@ -145,12 +176,15 @@ def test_a_dense_block_has_a_place_after_every_layer_and_the_same_answers(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_network_with_its_own_exits_is_prepared_with_them_among_the_candidates(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scales", [1, 2])
+def test_a_network_with_its_own_exits_is_prepared_with_them_among_the_candidates(tmp_path: Path, scales: int) -> None:
+    model = tmp_path / "m.onnx"
+    model = branching(model) if scales == 1 else multi_scale(model, classifiers_last=False)
     x = np.random.default_rng(2).normal(size=(400, 3, 8, 8)).astype(np.float32)
     x += np.random.default_rng(3).normal(0, 1.5, size=(400, 3, 1, 1)).astype(np.float32)
     np.savez(tmp_path / "d.npz", x=x)
     request = PrepareRequest(
-        model=str(branching(tmp_path / "m.onnx")),
+        model=str(model),
         data=str(tmp_path / "d.npz"),
         out=tmp_path / "b",
         profile_seconds=0.1,

@@ -14,8 +14,11 @@ from onnx import helper
 from offramp_core.bundle import HeadKind, RampSpec
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.bundle.heads import KINDS, head_inputs, head_nodes, parameter_shapes
+from offramp_worker.prepare import plain
 from offramp_worker.prepare.sources import open_session
 from offramp_worker.prepare.training import Lesson, Parameters, probabilities, train_head
+
+pytestmark = pytest.mark.slow  # trains heads
 
 CLASSES = 3
 Array = npt.NDArray[Any]
@@ -78,6 +81,32 @@ def test_a_pooled_head_learns_a_linear_rule_whatever_the_scale_of_its_inputs() -
     head = train_head(ramp, Lesson(x[:450], targets[:450]), Lesson(x[450:500], targets[450:500]), seed=0)
     said = served(ramp, head, x[500:, :, None, None])
     assert (said.argmax(axis=1) == logits[500:].argmax(axis=1)).mean() > 0.9
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].trained and not KINDS[kind].convolutions])
+def test_without_pytorch_a_head_learns_as_much_and_a_seed_decides_the_bytes(kind: HeadKind) -> None:
+    """The same rule from the same rows; the scales of inputs differ by thousands."""
+    rng = np.random.default_rng(0)
+    ramp = spec(kind, channels=4)
+    width = head_inputs(ramp)
+    x = rng.normal(loc=5, scale=np.geomspace(0.01, 100, width), size=(700, width)).astype(np.float32)
+    z = (x - 5) / np.geomspace(0.01, 100, width)
+    logits = np.stack([3 * z[:, 0] + z[:, 1], 3 * z[:, 2] - z[:, 3], np.full(len(x), 0.5)], axis=1).astype(np.float32)
+    targets = probabilities(logits)
+    np.testing.assert_allclose(plain.probabilities(logits), targets, rtol=1e-5)
+    rows, held_out = (x[:400], targets[:400]), (x[400:500], targets[400:500])
+    head = plain.train_head(ramp, rows, held_out, seed=0)
+    other = train_head(ramp, Lesson(*rows), Lesson(*held_out), seed=0)
+    assert {name: (value.shape, value.dtype) for name, value in head.items()} == {name: (value.shape, value.dtype) for name, value in other.items()}  # fmt: skip
+
+    def agreement(parameters: Parameters) -> float:
+        said = plain.head_logits(parameters, x[500:])
+        return float((said.argmax(axis=1) == logits[500:].argmax(axis=1)).mean())
+
+    assert agreement(head) > agreement(other) - 0.05
+    again, differs = (plain.train_head(ramp, rows, held_out, seed=seed) for seed in (0, 1))
+    assert all(np.array_equal(head[name], again[name]) for name in head)
+    assert not np.array_equal(head["w1"], differs["w1"])
 
 
 def test_convolutions_are_trained_on_half_precision_maps_and_folded_without_loss() -> None:

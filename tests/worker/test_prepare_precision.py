@@ -40,6 +40,8 @@ from offramp_worker.prepare.report import PrepareReport
 from offramp_worker.prepare.side import Side, load_side
 from offramp_worker.prepare.sources import Backbone, load_backbone, open_session
 
+pytestmark = pytest.mark.slow  # quantises and trains
+
 ANY_SPEED = 1e9  # whether int8 is faster than fp32 here is not what these tests are about
 
 

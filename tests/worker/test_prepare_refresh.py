@@ -23,6 +23,8 @@ from offramp_worker.prepare.refresh import cost_in_profile, refresh_bundle
 from offramp_worker.prepare.report import PrepareReport
 from offramp_worker.prepare.sources import open_session
 
+pytestmark = pytest.mark.slow  # trains heads
+
 ROWS = 700
 
 

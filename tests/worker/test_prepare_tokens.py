@@ -23,6 +23,8 @@ from offramp_worker.prepare.pipeline import PrepareRequest, find_places, prepare
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.sources import load_backbone, open_session
 
+pytestmark = pytest.mark.slow  # exports with torch
+
 SPEC = TensorSpec("input_ids", "INT64", (-1,), pad=0, longest=100, values=50)
 INPUTS = {
     "ids alone": ("input_ids",),

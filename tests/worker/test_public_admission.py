@@ -27,6 +27,8 @@ from offramp_core.errors import InvalidArgumentError
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.settings import settings_from_env
 
+pytestmark = pytest.mark.slow  # real workers
+
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Path:

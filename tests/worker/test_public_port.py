@@ -108,6 +108,19 @@ def test_a_request_with_a_deadline_is_told_whether_it_came(plain: WorkerProcess)
     assert "deadline" not in reply.json()["parameters"]
 
 
+def test_where_everyone_is_to_be_answered_in_time_a_late_row_gets_the_ramps_answer_and_is_told(
+    bundle_dir: Path,
+) -> None:
+    in_time = {"OFFRAMP_DEADLINE_ANSWERS": "always", "OFFRAMP_LATENCY_SECONDS": "0.00001"}
+    with WorkerProcess(bundle_dir, env=in_time) as process:
+        nobody = plan_for(bundle_dir, {"r00-grid": "0.000001"})
+        process.deliver(document(nobody, audit_rate=0.0)).raise_for_status()
+        late = process.infer(bundles.inputs(3))["parameters"]
+        assert (late["exit"], late["deadline"]) == ("r00-grid,r00-grid,r00-grid", True)
+        exact = process.infer(bundles.inputs(3), parameters={"exit": "never"})["parameters"]
+        assert exact["exit"] == "final,final,final" and "deadline" not in exact
+
+
 @pytest.mark.parametrize("wish", [0, -1, True, "10", [], 1e12])
 def test_a_deadline_that_is_no_time_gets_a_400(plain: WorkerProcess, wish: Any) -> None:
     reply = plain.public.post(
@@ -342,12 +355,12 @@ def test_metrics_agree_with_the_replies(worker: WorkerProcess, bundle_dir: Path)
     replies = [worker.infer(x[None]) for x in bundles.inputs(40)]
     left = sum(r["parameters"]["exit"] == "r02-linear" for r in replies)
     eventually(lambda: _metric(worker, "earlyexit_audited_total", arm="stable") == 40, what="audits")
-    config = replies[0]["parameters"]["config"]
-    assert _metric(worker, "earlyexit_requests_total", config=config, arm="stable", outcome="ok") == 40
+    assert _metric(worker, "earlyexit_requests_total", arm="stable", outcome="ok") == 40
+    assert _metric(worker, "earlyexit_responses_total", protocol="rest", code="200") == 40
     assert _metric(worker, "earlyexit_exits_total", ramp="r02-linear", arm="stable") == left > 0
     assert _metric(worker, "earlyexit_exits_total", ramp="final", arm="stable") == 40 - left
-    assert _metric(worker, "earlyexit_request_seconds_count", arm="stable") == 40
-    assert _metric(worker, "earlyexit_batch_seconds_count", arm="stable") == 40
+    assert _metric(worker, "earlyexit_request_duration_seconds_count", arm="stable") == 40
+    assert _metric(worker, "earlyexit_batch_duration_seconds_count", arm="stable") == 40
     assert _metric(worker, "earlyexit_epoch") == 1
     assert (
         _metric(worker, "earlyexit_inflight")

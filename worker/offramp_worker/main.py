@@ -1,6 +1,6 @@
 """Entry point of the worker process: two ports, one event loop, one engine thread.
 
-Exit codes: 0 after a clean drain, 2 for settings (or, from ``offramp serve``, a bundle) that cannot work.
+Exit codes: 0 after a clean drain (or a fetch), 1 for a bundle that could not be fetched, 2 for settings (or, from ``offramp serve``, a bundle) that cannot work.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+import offramp_worker
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_worker.feedback import Feedback
 from offramp_worker.front import Front
@@ -29,6 +30,7 @@ from offramp_worker.http.inference import Inference
 from offramp_worker.http.public import public_app
 from offramp_worker.logs import log_event, route_library_logs
 from offramp_worker.settings import Settings, settings_from_env
+from offramp_worker.tracing import Tracing
 from offramp_worker.worker import Worker
 
 # The event loop and the engine share one interpreter; at the default of 5 ms a reply could wait that long for the other's turn.
@@ -54,7 +56,14 @@ class Server(uvicorn.Server):
 
 
 def main() -> None:
-    """``offramp-worker``: serve what the environment says. A broken bundle leaves it up, unready, with the reason to be read."""
+    """``offramp-worker``: serve what the environment says. A broken bundle leaves it up, unready, with the reason to be read.
+
+    ``offramp-worker fetch URI --to DIR`` fetches a bundle instead.
+    """
+    if sys.argv[1:2] == ["fetch"]:
+        from offramp_worker.fetch import command  # which needs this module
+
+        sys.exit(command.main(sys.argv[2:]))
     route_library_logs()
     try:
         settings = settings_from_env(os.environ)
@@ -83,6 +92,9 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
     loop = asyncio.get_running_loop()
     front = Front(loop)
     worker = Worker(settings, deliver=front.deliver)
+    if settings.tracing == "otlp":
+        name = settings.service or "offramp-worker"
+        worker.tracing = Tracing(service=name, instance=settings.uid, version=offramp_worker.__version__)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         if threading.current_thread() is threading.main_thread():
@@ -95,14 +107,14 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         idle_seconds=KEEP_ALIVE_SECONDS,
         receive_seconds=settings.receive_seconds,
     )
-    public, public_task = await _listen(
+    public, public_task = await listen(
         "public", public_app(worker, front), settings.host, settings.port, protocol=protocol
     )
     sweeper = loop.create_task(_sweep(public))
     rpc = await _listen_grpc(worker, front)
     admin, admin_task = None, None
     if settings.has_control_plane:
-        admin, admin_task = await _listen("admin", admin_app(worker), settings.host, settings.admin_port)
+        admin, admin_task = await listen("admin", admin_app(worker), settings.host, settings.admin_port)
     try:
         await _load_and_wait(worker, stop, stay_up_broken=stay_up_broken)
     finally:
@@ -119,6 +131,8 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         if admin is not None and admin_task is not None:
             admin.should_exit = True
             await admin_task
+        if worker.tracing is not None:
+            await asyncio.to_thread(worker.tracing.close)
         log_event("stopped", rows=worker.metrics.outcomes())
 
 
@@ -141,7 +155,7 @@ async def _sweep(server: Server) -> None:
                 connection.expire(loop.time())
 
 
-async def _listen(
+async def listen(
     name: str, app: App | FastAPI, host: str, port: int, *, protocol: Any = "httptools"
 ) -> tuple[Server, asyncio.Task[None]]:
     """Open a port and serve ``app`` there. ``protocol`` makes what handles a connection."""

@@ -11,6 +11,8 @@
 | OFFRAMP_TOKEN_SHA256 | hex SHA-256 of the admin port's bearer token; without it the admin port stays closed |
 | OFFRAMP_PLAN_FILE | file with the signed plan document, polled by content |
 | OFFRAMP_STATE_DIR | small writable folder that survives a restart of the process |
+| OFFRAMP_RAMP_SETS | folder of the ramp-set store: heads that plans may name besides the bundle's own |
+| OFFRAMP_CAPTURE_DIR, OFFRAMP_CAPTURE_BYTES | folder for inputs that may train ramps, kept only while a plan document asks for it; at most so many bytes (64 MiB) |
 | OFFRAMP_MODEL_DIGEST | the backbone digest this worker must serve |
 | OFFRAMP_THREADS | threads per session; default: CPUs this process may use |
 | OFFRAMP_FEEDBACK_ROWS | answers kept for true labels that clients may send later; 0 (default) is off |
@@ -18,6 +20,7 @@
 | OFFRAMP_LATENCY_SECONDS | latency objective: batches adapt to it, and what cannot meet it is refused |
 | OFFRAMP_BATCHING | how batches form: offramp (default), tf-serving, clockwork, none |
 | OFFRAMP_CACHE_BYTES | memory for answers to inputs seen before; 0 (default) is off |
+| OTEL_TRACES_EXPORTER | none (default), or otlp: spans of requests, to where the other OTEL_* variables say |
 | OFFRAMP_DEADLINE_ANSWERS | who gets the best answer so far instead of a late one: on-request (default), always |
 """
 
@@ -42,6 +45,7 @@ ED25519_KEY_BYTES = 32
 MAX_FEEDBACK_ROWS = 10_000_000
 MAX_CACHE_BYTES = 2**40
 DEADLINE_ANSWERS = ("on-request", "always")
+TRACING = ("none", "otlp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,9 @@ class Settings:
     token_sha256: str | None = field(default=None, repr=False)
     plan_file: Path | None = None
     state_dir: Path | None = None
+    ramp_set_store: Path | None = None
+    capture_dir: Path | None = None
+    capture_bytes: int = 64 * 1024 * 1024
     model_digest: str | None = None
     threads: int = 1
     latency_seconds: float | None = None
@@ -68,6 +75,7 @@ class Settings:
     batching: str = "offramp"
     cache_bytes: int = 0
     always_in_time: bool = False
+    tracing: str = "none"
     max_queue_rows: int = 1024
     max_body_bytes: int = 64 * 1024 * 1024
     poll_seconds: float = 2.0
@@ -103,6 +111,9 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
         token_sha256=_matching(env, "OFFRAMP_TOKEN_SHA256", SHA256_HEX, "64 lower-case hex digits"),
         plan_file=_path(env, "OFFRAMP_PLAN_FILE"),
         state_dir=_path(env, "OFFRAMP_STATE_DIR"),
+        ramp_set_store=_path(env, "OFFRAMP_RAMP_SETS"),
+        capture_dir=_path(env, "OFFRAMP_CAPTURE_DIR"),
+        capture_bytes=_integer(env, "OFFRAMP_CAPTURE_BYTES", 64 * 1024 * 1024, low=1, high=MAX_CACHE_BYTES),
         model_digest=_matching(env, "OFFRAMP_MODEL_DIGEST", DIGEST, "sha256: and 64 lower-case hex digits"),
         threads=_integer(env, "OFFRAMP_THREADS", available_cpus(), low=1, high=1024),
         latency_seconds=_seconds(env, "OFFRAMP_LATENCY_SECONDS"),
@@ -111,6 +122,7 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
         batching=env.get("OFFRAMP_BATCHING", "") or "offramp",
         cache_bytes=_integer(env, "OFFRAMP_CACHE_BYTES", 0, high=MAX_CACHE_BYTES),
         always_in_time=_always_in_time(env),
+        tracing=_choice(env, "OTEL_TRACES_EXPORTER", TRACING),
     )
     _check_batching(settings)
     _check_control_plane(settings)
@@ -139,10 +151,15 @@ def _check_batching(settings: Settings) -> None:
 
 
 def _always_in_time(env: Mapping[str, str]) -> bool:
-    text = env.get("OFFRAMP_DEADLINE_ANSWERS", "") or "on-request"
-    if text not in DEADLINE_ANSWERS:
-        raise InvalidArgumentError(f"OFFRAMP_DEADLINE_ANSWERS is {text!r}; choose from {', '.join(DEADLINE_ANSWERS)}")
-    return text == "always"
+    return _choice(env, "OFFRAMP_DEADLINE_ANSWERS", DEADLINE_ANSWERS) == "always"
+
+
+def _choice(env: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """One of some words; the first is the default."""
+    text = env.get(name, "") or choices[0]
+    if text not in choices:
+        raise InvalidArgumentError(f"{name} is {text!r}; choose from {', '.join(choices)}")
+    return text
 
 
 def _check_control_plane(settings: Settings) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from offramp_core.bundle import profile_arrays
 from offramp_core.errors import InvalidBundleError
-from offramp_core.protocol import Observations, RecordBlock, WorkerState
-from offramp_worker.bundle.load import load_bundle
+from offramp_core.protocol import FetchProgress, Observations, RecordBlock, WorkerState
+from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.engine.captures import Captures
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.sessions import Sessions
@@ -19,6 +20,7 @@ from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk
 from offramp_worker.plans.poll import PlanFile
 from offramp_worker.settings import Settings
+from offramp_worker.tracing import Tracing
 
 Phase = Literal["loading", "serving", "broken", "draining"]
 
@@ -33,9 +35,12 @@ class Worker:
         self.marker = CrashMarker(settings.state_dir)
         self.phase: Phase = "loading"
         self.reason = "the bundle is being loaded"
+        self.fetching: FetchProgress | None = None  # of a process that fetches the bundle and never serves
         self.engine: Engine | None = None
         self.desk: PlanDesk | None = None
+        self.tracing: Tracing | None = None
         self._plan_file: PlanFile | None = None
+        self.metrics.ready.set_function(lambda: float(self.ready))
 
     def load(self) -> None:
         """Load and verify the bundle, build sessions, take the plan file's document, warm up; then be ready. Blocks for seconds.
@@ -54,9 +59,9 @@ class Worker:
             log_event("bundle-refused", level="error", reason=str(error))
             raise
         engine = Engine(
-            bundle, sessions, uid=settings.uid, latency_seconds=settings.latency_seconds, max_queue_rows=settings.max_queue_rows,
+            bundle, sessions, uid=settings.uid, boot_id=self.boot_id, latency_seconds=settings.latency_seconds, max_queue_rows=settings.max_queue_rows,
             marker=self.marker, metrics=self.metrics, deliver=self._deliver, batching_name=settings.batching, cache_bytes=settings.cache_bytes,
-            always_in_time=settings.always_in_time,
+            always_in_time=settings.always_in_time, ramp_set_store=settings.ramp_set_store, captures=self._captures(bundle),
         )  # fmt: skip
         if self.marker.crashed_epoch is not None:
             log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
@@ -66,6 +71,7 @@ class Worker:
                 self._plan_file = PlanFile(settings.plan_file, self.desk, poll_seconds=settings.poll_seconds)
                 self._plan_file.look()
                 self._plan_file.start()
+        engine.traced = self.tracing is not None
         engine.start()
         self.engine = engine
         if self.phase == "loading":
@@ -78,6 +84,13 @@ class Worker:
                 batch_rows=engine.batch_rows,
                 threads=settings.threads,
             )
+
+    def _captures(self, bundle: Bundle) -> Captures | None:
+        """Where inputs may be kept for training, if this worker was given a folder; none are kept before a document asks for it."""
+        if self.settings.capture_dir is None:
+            return None
+        folder = self.settings.capture_dir / self.settings.uid
+        return Captures(folder, bundle.manifest.inputs[0], max_bytes=self.settings.capture_bytes)
 
     @property
     def ready(self) -> bool:
@@ -100,6 +113,8 @@ class Worker:
             self.engine.close()
             if not self.engine.join(seconds):
                 log_event("audits-abandoned", level="warning")
+            if self.engine.captures is not None:
+                self.engine.captures.close()
         self.marker.close()
 
     def state(self) -> WorkerState:
@@ -108,9 +123,9 @@ class Worker:
             return WorkerState(
                 uid=self.settings.uid, boot_id=self.boot_id, service_uid=self.settings.service_uid, model="", ready=False,
                 backbone_digest="", ramp_set_digest="", ramps=(), costs={}, crashed_epoch=self.marker.crashed_epoch,
-                message=self.reason if self.phase == "broken" else "",
+                message=self.reason if self.phase == "broken" else "", fetching=self.fetching,
             )  # fmt: skip
-        engine = self.engine
+        engine, captures = self.engine, self.engine.captures
         manifest, active = engine.bundle.manifest, engine.active
         costs: dict[str, list[Any]] = {name: a.tolist() for name, a in profile_arrays(engine.bundle.profile).items()}
         return WorkerState(
@@ -118,15 +133,31 @@ class Worker:
             backbone_digest=manifest.backbone_digest, ramp_set_digest=manifest.ramp_set_digest,
             ramps=engine.bundle.columns, costs=costs, epoch=active.epoch,
             stable_hash=active.stable.plan.content_hash if active.stable else "",
-            canary_hash=active.canary.plan.content_hash if active.canary else "",
+            canary_hash=active.canary.plan.content_hash if active.canary and not engine.canary_lease_ended else "",
             refused=self.desk.refused if self.desk else None, breaker_open=engine.breaker_open,
             crashed_epoch=self.marker.crashed_epoch, message=engine.describe() if self.ready else "",
+            suspicion=engine.suspicion,
+            ramp_sets=engine.sets.digests, captures=captures.count if captures else 0,
+            capture_since=captures.since if captures else None,
         )  # fmt: skip
 
-    def observations(self, *, after: int, now: float) -> Observations:
-        """For ``GET /v1/observations``: all counters, and records from sequence number ``after`` on."""
+    def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations:
+        """For ``GET /v1/observations``: all counters, and records from sequence number ``after`` on.
+
+        ``also`` has the numbers to go on from in the rings of other ramp sets, by digest.
+        """
         if self.engine is None:
             return Observations(self.settings.uid, self.boot_id, now, (), RecordBlock(0, 0, ""))
+        engine = self.engine
+        own = engine.sets.own_digest
+        others, records = [], RecordBlock(after, after, own)
+        for held in engine.sets.held:
+            if held.digest == own:
+                records = held.ring.read(after)
+            else:
+                others.append(held.ring.read((also or {}).get(held.digest, 0)))
         return Observations(
-            self.settings.uid, self.boot_id, now, self.engine.counters.snapshot(), self.engine.ring.read(after)
-        )
+            self.settings.uid, self.boot_id, now, engine.counters.snapshot(), records,
+            held_back=engine.counters.held_back(), plans=engine.counters.plans(), refused=engine.counters.refused,
+            more_records=tuple(others),
+        )  # fmt: skip

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from offramp_cli.source.family import Family
 from offramp_cli.source.source import RefusedError
 from offramp_core.control.codec import format_time
 from offramp_core.control.objects import Rollout
 from offramp_core.control.rollout import awaits_approval
 from offramp_core.control.tuner import TUNE
+from offramp_core.control.versions import ABORT, PROMOTE, on_trial
+from offramp_operator.explain.family import Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,37 @@ def tune(family: Family, now: float) -> tuple[str, str]:
     elif status.state == "CollectingLabels":
         told = f"{family.name} looks for a plan as soon as there are labels enough: {status.message}"
     return f"{TUNE}/{format_time(now)}", told
+
+
+def tries_a_version(family: Family) -> bool:
+    """Whether a decision is about a version of the model rather than about a rollout."""
+    return on_trial(family.service)
+
+
+def promote_version(family: Family, now: float) -> tuple[str, str]:
+    """The request that promotes the version on trial, and what to tell.
+
+    Raises
+    ------
+    RefusedError
+        It has not passed, or is being promoted already.
+    """
+    status = family.service.status.version
+    if status.phase == "Promoting":
+        raise RefusedError(f"{status.candidate.uri} is being promoted already")
+    if status.phase != "AwaitingPromotion":
+        told = "; ".join(gate.message for gate in status.gates if gate.state != "Clear")
+        raise RefusedError(
+            f"{status.candidate.uri} has not passed its trial ({status.phase}{': ' if told else ''}{told}); a decision never overrules a gate. "
+            f"`offramp why {family.name}` says what it waits for"
+        )
+    return f"{PROMOTE}/{format_time(now)}", f"{status.candidate.uri} is promoted: the other workers follow one by one"
+
+
+def abort_version(family: Family, now: float) -> tuple[str, str]:
+    """The request that rejects the version on trial, and what to tell."""
+    status = family.service.status.version
+    return f"{ABORT}/{format_time(now)}", f"{status.candidate.uri} is rejected; {status.serving.uri} goes on serving"
 
 
 def _check_open(rollout: Rollout, verb: str) -> None:

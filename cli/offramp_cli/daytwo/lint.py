@@ -1,4 +1,4 @@
-"""``lint``: manifests checked without a cluster, by the CRDs' own schemas and the parser that the operator uses."""
+"""``lint``: manifests checked without a cluster, by the CRDs' own schemas and rules, and the parser that the operator uses."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from offramp_cli.daytwo.rules import broken_rules, defaulted
 from offramp_cli.daytwo.session import CANNOT, NO
 from offramp_core.control.spec import check_name, parse_spec
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
@@ -115,10 +116,11 @@ def _mistakes(document: Document, file: str) -> list[Mistake]:
         return [Mistake(file, _line(document.node, ()), "", "manifest", f"must be an object; got {_shown(value)}")]
     metadata = value.get("metadata")
     name = str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
-    found = list(_head(value)) or [*_schema_mistakes(value), *_parser_mistakes(value)]
+    # The parser knows nothing that the CRDs do not say; it is asked last, in case they ever differ.
+    found = list(_head(value)) or _schema_and_rule_mistakes(value) or list(_parser_mistakes(value))
     seen: dict[str, Mistake] = {}
     for field, message in found:
-        # The parser and the schema may complain of one field in two ways; the first says enough.
+        # A field may break several rules; the first says enough.
         seen.setdefault(field, Mistake(file, _line(document.node, _steps(field)), name, field, message))
     return list(seen.values())
 
@@ -135,7 +137,7 @@ def _head(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _parser_mistakes(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The rules that a schema cannot say; the parser stops at its first."""
+    """What the operator itself would refuse; the parser stops at its first."""
     try:
         if value["kind"] == SERVICE_KIND:
             parse_spec(value.get("spec"))
@@ -148,11 +150,31 @@ def _parser_mistakes(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "spec", str(error)
 
 
-def _schema_mistakes(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _schema_and_rule_mistakes(value: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the API server would say: of malformed fields by the schema, of the others by the rules over them."""
     from jsonschema import Draft202012Validator
 
-    for error in Draft202012Validator(_schema(str(value["kind"]))).iter_errors(value):
-        yield _told(error)
+    schema = _crd_schema(str(value["kind"]))
+    errors = list(Draft202012Validator(_schema(str(value["kind"]))).iter_errors(value))
+    complete = {**defaulted(schema, value), "metadata": _named(value["metadata"])}
+    broken = broken_rules(schema, complete, spare=[tuple(error.absolute_path) for error in errors])
+    return [*map(_told, errors), *((_rule_field(path), f"{said}{_given(complete, path)}") for path, said in broken)]
+
+
+def _named(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of metadata that rules may look at. A generated name ends in five characters of the API server's."""
+    return {"name": metadata.get("name") or f"{metadata.get('generateName', '')}00000"}
+
+
+def _rule_field(path: Sequence[str | int]) -> str:
+    """Rules about the name can only stand at the object itself."""
+    return _field(path) if path else "metadata.name"
+
+
+def _given(value: Any, path: Sequence[str | int]) -> str:
+    for step in path:
+        value = value[step]
+    return "" if isinstance(value, Mapping | list) else f"; got {_shown(value)}"
 
 
 def _told(error: Any) -> tuple[str, str]:
@@ -202,11 +224,17 @@ def _shown(value: Any) -> str:
 @functools.cache
 def _schema(kind: str) -> dict[str, Any]:
     """The CRD's schema of a kind, closed as the API server closes it."""
+    schema = _crd_schema(kind)
+    return dict(_closed({**schema, "properties": {**schema["properties"], "metadata": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}}))  # fmt: skip
+
+
+@functools.cache
+def _crd_schema(kind: str) -> dict[str, Any]:
+    """The CRD's schema of a kind as it stands there."""
     for text in _crds():
         crd = yaml.safe_load(text)
         if crd["spec"]["names"]["kind"] == kind:
-            schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-            return dict(_closed({**schema, "properties": {**schema["properties"], "metadata": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}}))  # fmt: skip
+            return dict(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
     raise AssertionError(f"no CRD for {kind}")
 
 
@@ -218,10 +246,7 @@ def _crds() -> Iterable[str]:
 
 
 def _closed(schema: Any) -> Any:
-    """Unknown fields are refused wherever the schema lists the known ones, as with strict field validation.
-
-    Rules in CEL are not evaluated here: the parser has those of the spec, the API server those of ``spec.worker``.
-    """
+    """Unknown fields are refused wherever the schema lists the known ones, as with strict field validation."""
     if not isinstance(schema, Mapping):
         return schema
     closed = {

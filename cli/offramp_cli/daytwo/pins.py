@@ -11,9 +11,6 @@ import typer
 from rich.text import Text
 
 from offramp_cli.daytwo.session import NO, OneService, Session, day_two, formatted
-from offramp_cli.show.lines import duration, share
-from offramp_cli.show.plans import certificate, ramps
-from offramp_cli.source.family import Family
 from offramp_cli.source.folder import FolderSource
 from offramp_cli.source.source import RefusedError, SourceError
 from offramp_cli.verify import load_held_out
@@ -25,6 +22,9 @@ from offramp_core.evaluate import chain_of
 from offramp_core.plan import Plan, format_threshold
 from offramp_core.records import Records
 from offramp_core.tuning import PinCheck, check_pin
+from offramp_operator.explain.family import Family
+from offramp_operator.explain.plans import certificate, ramps
+from offramp_operator.explain.words import duration, share
 from offramp_operator.local.records import pool_file
 from offramp_operator.shell.record_pool import RampSetKey
 

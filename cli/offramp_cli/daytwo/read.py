@@ -22,15 +22,18 @@ from offramp_cli.daytwo.session import (
     formatted,
     print_lines,
 )
-from offramp_cli.show.health import health, health_data, health_lines
-from offramp_cli.show.plans import comparison, side_by_side
+from offramp_cli.show.health import health_lines
+from offramp_cli.show.plans import side_by_side
 from offramp_cli.show.tables import history_data, history_lines, top_data, top_lines
 from offramp_cli.show.tree import get_data, get_lines
-from offramp_cli.show.why import why_data, why_lines
-from offramp_cli.source.family import Family
+from offramp_cli.show.why import why_lines
 from offramp_cli.source.source import SourceError
 from offramp_core.control.objects import Config, Rollout
 from offramp_core.control.spec import parse_duration
+from offramp_operator.explain.family import Family
+from offramp_operator.explain.health import health, health_data
+from offramp_operator.explain.plans import comparison
+from offramp_operator.explain.why import why_data
 
 POLL_SECONDS = 2.0
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Go on showing it as it changes, until Ctrl-C.")]

@@ -20,9 +20,9 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from offramp_cli.source.family import Family
 from offramp_cli.source.source import PLUGIN, Choice, RefusedError, Source, SourceError, choose
 from offramp_core.errors import OfframpError
+from offramp_operator.explain.family import Family
 
 NO, TIMED_OUT, CANNOT = 1, 2, 3
 Output = Literal["json", "yaml", "wide"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -10,8 +11,8 @@ from rich.text import Text
 from offramp_cli.daytwo import decisions
 from offramp_cli.daytwo.read import find_rollout
 from offramp_cli.daytwo.session import OneService, Session, day_two
-from offramp_cli.source.family import Family
 from offramp_cli.source.source import RefusedError
+from offramp_operator.explain.family import Family
 
 RolloutOption = Annotated[
     str | None, typer.Option("--rollout", metavar="NAME", help="A RampRollout; without, the one under way.")
@@ -20,24 +21,26 @@ RolloutOption = Annotated[
 
 @day_two
 def promote(session: Session, name: OneService, *, rollout: RolloutOption = None) -> None:
-    """Promote the canary that has passed every step and waits for you (spec.rollout.promotion: Manual).
+    """Promote what has passed and waits for you: the version on trial (spec.updatePolicy.sideBySide), else the canary (spec.rollout.promotion: Manual).
 
     Example:
 
       kubectl offramp promote digits
     """
-    _decide(session, name, rollout, decisions.promote)
+    if not _decided_on_version(session, name, rollout, decisions.promote_version):
+        _decide(session, name, rollout, decisions.promote)
 
 
 @day_two
 def abort(session: Session, name: OneService, *, rollout: RolloutOption = None) -> None:
-    """Roll the canary back: its weight is 0 with the next epoch, and the stable plan serves everything. Final.
+    """Reject the version on trial, if there is one: its workers go. Else roll the canary back: its weight is 0 with the next epoch, and the stable plan serves everything. Final.
 
     Example:
 
       offramp abort digits
     """
-    _decide(session, name, rollout, decisions.abort)
+    if not _decided_on_version(session, name, rollout, decisions.abort_version):
+        _decide(session, name, rollout, decisions.abort)
 
 
 @day_two
@@ -92,6 +95,17 @@ def tune(
         raise RefusedError(f"add --now to ask for a tuning; `offramp why {name}` says when the next one is due")
     family = session.family(name)
     _request(session, family, *decisions.tune(family, session.now))
+
+
+def _decided_on_version(
+    session: Session, name: str, rollout: str | None, decide: Callable[[Family, float], tuple[str, str]]
+) -> bool:
+    """Whether there was a version on trial to decide on. Who names a rollout means that."""
+    family = session.family(name)
+    if rollout is not None or not decisions.tries_a_version(family):
+        return False
+    _request(session, family, *decide(family, session.now))
+    return True
 
 
 def _decide(session: Session, name: str, rollout_name: str | None, decide: decisions.Decide) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,7 +20,7 @@ from offramp_cli.replay.measure import Queueing, Work, replay_file, run_draws, s
 from offramp_cli.replay.report import FileResult, show, to_mapping
 from offramp_core.batching import BATCHING, check_name
 from offramp_core.certify import SliceBudget
-from offramp_core.certify.slices import slice_rows
+from offramp_core.certify.slices import check_slices
 from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, OfframpError
 from offramp_core.plan import PRECISIONS, Execution
@@ -249,8 +250,9 @@ def _objective(
 
 
 def _check_slices(path: Path, pool: Records, slices: Sequence[SliceBudget]) -> None:
-    for wanted, rows in zip(slices, slice_rows(pool, slices), strict=True):
-        if not rows.any():
+    check_slices(pool, slices)
+    for wanted in slices:
+        if not np.any(pool.slice_id == wanted.slice_id):
             raise InvalidArgumentError(
                 f"--slice-budget names slice {wanted.slice_id}; no record of {path} belongs to it"
             )

@@ -219,7 +219,7 @@ def _certificate_text(outcome: Outcome) -> str:
     if outcome.certificate is None:
         return "-"
     text = f"{outcome.certificate.k} of {outcome.certificate.n:,} differ, p = {outcome.certificate.p_value:.3f}"
-    return text + "".join(f"; slice {s.slice_id}: {s.k} of {s.n:,}" for s in outcome.certificate.slices)
+    return text + "".join(f"; {s.title}: {s.k} of {s.n:,}" for s in outcome.certificate.slices)
 
 
 def _draws_table(result: FileResult, objective: Objective) -> Table:

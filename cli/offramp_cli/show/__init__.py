@@ -1,7 +1,7 @@
-"""Objects to lines for people and to plain values for machines; pure, and so without a clock or a terminal.
+"""What a terminal shows of a service: the facts of `offramp_operator.explain` as lines; pure, and so without a clock or a terminal.
 
-lines.py     columns, trees, ages, shares, styles
-plans.py     a plan and its certificate in words; two plans side by side
+lines.py     columns, trees, styles
+plans.py     two plans side by side
 tree.py      `get`
 health.py    `status`
 why.py       `why`

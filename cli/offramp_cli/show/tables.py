@@ -7,10 +7,13 @@ from typing import Any
 
 from rich.text import Text
 
-from offramp_cli.show.health import health
-from offramp_cli.show.lines import Cell, ago, columns, duration, heading, share, state
-from offramp_cli.source.family import Family
-from offramp_core.control.objects import Rollout
+from offramp_cli.show.lines import Cell, columns, heading, state
+from offramp_operator.explain.capacity import capacity_data, headroom_text
+from offramp_operator.explain.family import Family
+from offramp_operator.explain.health import health
+from offramp_operator.explain.progress import Attempt, attempts
+from offramp_operator.explain.savings import measured, savings_data
+from offramp_operator.explain.words import ago, milliseconds, share
 
 
 def history_lines(family: Family, now: float, *, wide: bool = False) -> list[Text]:
@@ -30,19 +33,16 @@ def history_lines(family: Family, now: float, *, wide: bool = False) -> list[Tex
         *(["MESSAGE"] if wide else []),
     ]
     rows: list[list[Cell]] = [[heading(title) for title in titles]]
-    rows += [_attempt(rollout, now, wide=wide) for rollout in reversed(family.rollouts)]
+    rows += [_row(attempt, now, wide=wide) for attempt in attempts(family, now)]
     return columns(rows)
 
 
-def _attempt(rollout: Rollout, now: float, *, wide: bool) -> list[Cell]:
-    status = rollout.status
-    n, k = status.audited
-    took = duration((status.finished_at or now) - status.started_at) if status.started_at is not None else ""
+def _row(attempt: Attempt, now: float, *, wide: bool) -> list[Cell]:
     row: list[Cell] = [
-        rollout.name, rollout.from_config, rollout.to_config, rollout.cause, state(status.verdict or status.phase), status.reason,
-        f"{k}/{n}", took, ago(rollout.created_at, now),
+        attempt.name, attempt.from_config, attempt.to_config, attempt.cause, state(attempt.verdict), attempt.reason, attempt.audits,
+        attempt.took, ago(attempt.created_at, now),
     ]  # fmt: skip
-    return [*row, status.message] if wide else row
+    return [*row, attempt.message] if wide else row
 
 
 def history_data(family: Family) -> dict[str, Any]:
@@ -52,7 +52,20 @@ def history_data(family: Family) -> dict[str, Any]:
 
 def top_lines(families: Sequence[Family], *, wide: bool = False, namespaces: bool = False) -> list[Text]:
     """The figures that the operator last rounded for people."""
-    titles = ["NAME", "HEALTH", "P50", "P95", "SLO", "AGREE", "BUDGET", "EXIT%", "SAVED", "LABELS"]
+    titles = [
+        "NAME",
+        "HEALTH",
+        "P50",
+        "P95",
+        "SLO",
+        "AGREE",
+        "BUDGET",
+        "EXIT%",
+        "SAVED",
+        "MEASURED",
+        "NO-EXIT",
+        "LABELS",
+    ]
     if namespaces:
         titles.insert(0, "NAMESPACE")
     if wide:
@@ -67,11 +80,11 @@ def top_lines(families: Sequence[Family], *, wide: bool = False, namespaces: boo
 def _figures(family: Family, *, wide: bool) -> list[Cell]:
     spec, status = family.service.spec, family.service.status
     seen, tuning = status.observed, status.tuning
-    slo = f"{spec.latency_seconds * 1e3:g}ms"
+    slo = milliseconds(spec.latency_seconds)
     labels = f"{tuning.labels}/{tuning.labels_needed}" if tuning.labels_needed else str(tuning.labels)
     row: list[Cell] = [
         family.name, state(health(family).verdict), seen.p50 or "-", seen.p95 or "-", slo, seen.agreement or "-", share(spec.max_disagreement),
-        seen.exit_rate or "-", seen.savings or "-", labels,
+        seen.exit_rate or "-", seen.savings or "-", measured(family) or "-", headroom_text(family) or "-", labels,
     ]  # fmt: skip
     return [*row, spec.mode, status.stable_config, str(seen.samples), status.workers.summary] if wide else row
 
@@ -85,6 +98,8 @@ def top_data(families: Sequence[Family]) -> dict[str, Any]:
                 "name": f.name,
                 "health": health(f).verdict,
                 "observed": _stored_status(f).get("observed", {}),
+                "savings": savings_data(f),
+                "capacity": capacity_data(f),
                 "labels": f.service.status.tuning.labels,
                 "labelsNeeded": f.service.status.tuning.labels_needed,
             }

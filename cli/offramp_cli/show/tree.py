@@ -7,10 +7,13 @@ from typing import Any
 
 from rich.text import Text
 
-from offramp_cli.show.lines import Node, ago, duration, share, state, tree
-from offramp_cli.show.plans import about
-from offramp_cli.source.family import Family, WorkerSeen
+from offramp_cli.show.lines import Node, state, tree
 from offramp_core.control.objects import Config, Rollout
+from offramp_operator.explain.family import Family, WorkerSeen
+from offramp_operator.explain.plans import about
+from offramp_operator.explain.progress import figures, progress, workers_ready
+from offramp_operator.explain.savings import sentences
+from offramp_operator.explain.words import ago, duration
 
 HEADER = ("NAME", "KIND", "STATUS", "AGE", "INFO")
 
@@ -37,7 +40,8 @@ def _service(family: Family, now: float, *, wide: bool, namespaces: bool) -> Nod
     rollouts = [family.active] if family.active is not None else []
     if wide:
         rollouts = list(reversed(family.rollouts))
-    children = [_config(c, now, serves=True) for c in (family.stable,) if c is not None]
+    savings = [Node(("savings", "", "", "", sentence)) for sentence in sentences(family)] if wide else []
+    children = [_config(c, now, serves=True) for c in (family.stable,) if c is not None] + savings
     children += [_rollout(r, family, now) for r in rollouts]
     if wide:
         children += [_config(c, now) for name, c in sorted(family.configs.items()) if name not in shown]
@@ -53,29 +57,6 @@ def _service(family: Family, now: float, *, wide: bool, namespaces: bool) -> Nod
     )
 
 
-def figures(family: Family) -> str:
-    """What the service is asked for and does, in one line."""
-    spec, seen = family.service.spec, family.service.status.observed
-    latency = (
-        f"p95 {seen.p95}, objective p{spec.latency_percentile} "
-        if seen.p95
-        else f"objective p{spec.latency_percentile} "
-    )
-    facts = [
-        spec.mode + (", suspended" if spec.suspend else ""),
-        f"{latency}{_milliseconds(spec.latency_seconds)}",
-        f"budget {share(spec.max_disagreement)}",
-        f"{seen.agreement} agree" if seen.agreement else "",
-        f"{seen.exit_rate} leave early" if seen.exit_rate else "",
-        f"saves {seen.savings}" if seen.savings else "",
-    ]
-    return ", ".join(filter(None, facts))
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds:g}s" if seconds >= 1 else f"{seconds * 1e3:g}ms"
-
-
 def _config(config: Config, now: float, *, serves: bool = False) -> Node:
     shown = state("Stable" if serves else config.status.state)
     return Node((config.name, "RampConfig", shown, ago(config.created_at, now), about(config)))
@@ -88,24 +69,12 @@ def _rollout(rollout: Rollout, family: Family, now: float) -> Node:
     return Node(cells, [_config(to, now)] if to is not None and not rollout.status.finished else ())
 
 
-def progress(rollout: Rollout, family: Family) -> str:
-    """Where a rollout stands: the step, its weight, and the audits of the canary."""
-    status, steps = rollout.status, family.service.spec.rollout.steps
-    if status.phase not in ("Progressing", "Paused", "AwaitingPromotion"):
-        return status.message
-    n, k = status.audited
-    step = f"step {status.step + 1}/{len(steps)} at {status.weight}%"
-    return f"{step}; {k} of {n:,} audits disagreed; {status.message}"
-
-
 def _workers(family: Family, now: float) -> Node:
-    told, desired = family.service.status.workers, family.service.spec.replicas
+    told, spec = family.service.status.workers, family.service.spec
+    desired = told.desired if told.scaled_by else spec.replicas
     ready = "Ready" if told.ready >= desired else "Progressing"
-    summary = f"{told.ready} of {desired} ready, {told.acked} run the newest plan"
-    if family.workers is None:
-        summary += "; you may not list pods"
     children = [_worker(w, now) for w in family.workers or ()]
-    return Node(("workers", "", state(ready), "", summary), children)
+    return Node(("workers", "", state(ready), "", workers_ready(family)), children)
 
 
 def _worker(worker: WorkerSeen, now: float) -> Node:

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from kubernetes import client as kubernetes_client
 from kubernetes import config as kubernetes_config
 
-from offramp_cli.source.family import Family, Manifest, WorkerSeen, created_at, family
 from offramp_cli.source.source import PLUGIN, Choice, RefusedError, SourceError
 from offramp_core.control.objects import Rollout
+from offramp_operator.explain.family import Family, Manifest, WorkerSeen, created_at, family
 from offramp_operator.kube import pods
 from offramp_operator.kube.client import (
     ApiError,

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from offramp_cli.source.family import Family, Manifest, WorkerSeen, family
 from offramp_cli.source.source import RefusedError, SourceError
 from offramp_core.control.objects import Rollout
+from offramp_operator.explain.family import Family, Manifest, WorkerSeen, family
 from offramp_operator.local.state import StateFolderError
 from offramp_operator.local.store import ObjectStore
 from offramp_operator.shell.manifests import (

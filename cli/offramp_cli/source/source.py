@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from offramp_cli.source.family import Family
 from offramp_core.control.objects import Rollout
 from offramp_core.errors import OfframpError
+from offramp_operator.explain.family import Family
 
 LOCAL_STATE = Path(".offramp")
 PLUGIN = "kubectl-offramp"

@@ -16,12 +16,12 @@ import numpy as np
 
 from offramp_core import binomial
 from offramp_core.certify.betting import betting_p_value
-from offramp_core.certify.slices import SliceResult
+from offramp_core.certify.slices import SliceBudget, SliceResult, in_slice
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.evaluate import answers_agree, evaluate_plan, leave_position, plan_columns
+from offramp_core.evaluate import answered_labels, answers_agree, evaluate_plan, leave_position, plan_columns
 from offramp_core.evidence.one_arm import check_counts, check_rate
 from offramp_core.plan import Plan
-from offramp_core.records import BoolArray, IndexArray, Records, SecondsArray
+from offramp_core.records import BoolArray, IndexArray, LabelArray, Records, SecondsArray
 
 METHOD = "rank-path"
 WEIGHTED_METHOD = "rank-path-betting"
@@ -56,7 +56,7 @@ class Certificate:
     least_inclusion : float, optional
         Smallest inclusion probability of the design; weighted records only.
     slices : tuple of SliceResult
-        Groups with a promise of their own; those not certified must be stopped.
+        Groups with a promise of their own, some perhaps of answers; those not certified must be stopped.
     """
 
     method: str
@@ -213,9 +213,7 @@ def _p_value_reason(certificate: Certificate) -> str | None:
         return f"method {certificate.method!r} is unknown; only {METHOD} and {WEIGHTED_METHOD} can be verified"
     weighted = certificate.method == WEIGHTED_METHOD
     claims = [("", certificate.k, certificate.n, certificate.budget, certificate.level, certificate.p_value, True)]
-    claims += [
-        (f"slice {s.slice_id}: ", s.k, s.n, s.budget, s.level, s.p_value, s.certified) for s in certificate.slices
-    ]
+    claims += [(f"{s.title}: ", s.k, s.n, s.budget, s.level, s.p_value, s.certified) for s in certificate.slices]
     for of, k, n, budget, level, claimed, certified in claims:
         counted = p_value(k, n, budget=budget)
         value = claimed if weighted else counted  # counts prove nothing about weighted records
@@ -238,29 +236,25 @@ def _against_records(
     seen = evaluate_plan(records, plan, ramp_ids)
     if (seen.n, seen.disagreements) != (certificate.n, certificate.k):
         return f"the records give k={seen.disagreements} of n={seen.n}; it says {certificate.k} of {certificate.n}"
-    wrong = answers(records, plan, ramp_ids)[0]
+    replayed = answers(records, plan, ramp_ids, labels=_has_classes(certificate.slices))
     for s in certificate.slices:
-        rows = np.asarray(records.slice_id == s.slice_id)
-        if (int(rows.sum()), int(wrong[rows].sum())) != (s.n, s.k):
-            return (
-                f"slice {s.slice_id}: the records give k={wrong[rows].sum()} of n={rows.sum()}; it says {s.k} of {s.n}"
-            )
+        rows = in_slice(s, records, replayed.labels)
+        n, k = int(rows.sum()), int(replayed.wrong[rows].sum())
+        if (n, k) != (s.n, s.k):
+            return f"{s.title}: the records give k={k} of n={n}; it says {s.k} of {s.n}"
     if certificate.method == WEIGHTED_METHOD and inclusion is not None:
-        return _against_weights(certificate, records, wrong, inclusion[found])
+        return _against_weights(certificate, records, replayed, inclusion[found])
     return None
 
 
 def _against_weights(
-    certificate: Certificate, records: Records, wrong: BoolArray, inclusion: SecondsArray
+    certificate: Certificate, records: Records, replayed: Answers, inclusion: SecondsArray
 ) -> str | None:
     if certificate.least_inclusion is None:
         return "it is about weighted records and does not say their least inclusion probability"
-    everything = np.ones(len(wrong), dtype=bool)
+    wrong, everything = replayed.wrong, np.ones(len(records), dtype=bool)
     claims = [("", everything, certificate.budget, certificate.p_value)]
-    claims += [
-        (f"slice {s.slice_id}: ", np.asarray(records.slice_id == s.slice_id), s.budget, s.p_value)
-        for s in certificate.slices
-    ]
+    claims += [(f"{s.title}: ", in_slice(s, records, replayed.labels), s.budget, s.p_value) for s in certificate.slices]
     for of, rows, budget, claimed in claims:
         value = betting_p_value(
             wrong[rows], inclusion[rows], least_inclusion=certificate.least_inclusion, budget=budget
@@ -286,13 +280,23 @@ def held_out_rows(
         candidates.append(order[max(0, upto - certificate.n) : upto])
     for rows in candidates:
         weights = None if inclusion is None else inclusion[rows]
-        if records_digest(records.take(rows), inclusion=weights) == certificate.records_digest:
+        if (
+            records_digest(records.take(rows), inclusion=weights, slices=certificate.slices)
+            == certificate.records_digest
+        ):
             return rows
     return None
 
 
-def records_digest(records: Records, *, inclusion: SecondsArray | None = None) -> str:
-    """SHA-256 (hex) over scores, agreements, times, slices and weights, independent of the machine."""
+def _has_classes(slices: Sequence[SliceBudget | SliceResult]) -> bool:
+    return any(s.of == "Answer" for s in slices)
+
+
+def records_digest(
+    records: Records, *, inclusion: SecondsArray | None = None, slices: Sequence[SliceBudget | SliceResult] = ()
+) -> str:
+    """SHA-256 (hex) over scores, agreements, times, slices and weights, and for ``slices`` of answers what was answered; independent of the machine."""
+    said = _has_classes(slices)
     digest = hashlib.sha256(repr(records.uncertainty.shape).encode())
     digest.update(np.ascontiguousarray(records.uncertainty, dtype="<f4").tobytes())
     digest.update(np.packbits(records.agrees).tobytes())
@@ -301,6 +305,8 @@ def records_digest(records: Records, *, inclusion: SecondsArray | None = None) -
         ("time", records.time, "<f8"),
         ("slice", records.slice_id, "<i8"),
         ("inclusion", inclusion, "<f8"),
+        ("prediction", records.prediction if said else None, "<i8"),
+        ("final", records.final if said else None, "<i8"),
     ):
         if values is not None:
             digest.update(b"" if name == "time" else name.encode())  # times were there first and had no name
@@ -308,8 +314,19 @@ def records_digest(records: Records, *, inclusion: SecondsArray | None = None) -
     return digest.hexdigest()
 
 
-def answers(records: Records, plan: Plan, ramp_ids: Sequence[str]) -> tuple[BoolArray, SecondsArray]:
-    """Per record: is the plan's answer wrong (n,), and the seconds it takes (n,)."""
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a plan does to each record, (n,) each: is its answer ``wrong``, the ``seconds`` it takes, and what it says (``labels``; -1 where
+    nobody asked)."""
+
+    wrong: BoolArray
+    seconds: SecondsArray
+    labels: LabelArray
+
+
+def answers(records: Records, plan: Plan, ramp_ids: Sequence[str], *, labels: bool = False) -> Answers:
+    """Replay a plan on records of its own chain; ``labels`` asks for what it says, which records need not hold."""
     active, thresholds = plan_columns(plan, ramp_ids)
     left = leave_position(records, active, thresholds)
-    return ~answers_agree(records, active, left), records.costs.leave_seconds(active)[left]
+    said = answered_labels(records, active, left) if labels else np.full(len(records), -1, dtype=np.int64)
+    return Answers(~answers_agree(records, active, left), records.costs.leave_seconds(active)[left], said)

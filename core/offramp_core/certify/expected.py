@@ -176,9 +176,10 @@ class _Descent:
         self._reached = np.cumsum(costs.segment_seconds)[:-1] / unit
         self._ramp = costs.ramp_seconds / unit
         self._whole = costs.total_seconds / unit
-        self._wrong = error_curves(records)
+        # Everything below reads a ramp's column: in Fortran order it lies in one piece.
+        self._wrong = np.asfortranarray(error_curves(records))
         self._final_wrong = final_errors(records)
-        self._keys = leave_keys(records.uncertainty)
+        self._keys = np.asfortranarray(leave_keys(records.uncertainty))
         self._order = np.argsort(self._keys, axis=0, kind="stable")
         sorted_keys = np.take_along_axis(self._keys, self._order, axis=0)
         last_of_ties = np.vstack([sorted_keys[1:] > sorted_keys[:-1], np.ones((1, records.n_ramps), dtype=bool)])
@@ -197,7 +198,10 @@ class _Descent:
 
     def expected_disagreement(self, keys: Keys) -> float:
         """Mean chance of a wrong answer."""
-        return float(self._leave(keys)[1].mean())
+        wrong = self._final_wrong.copy()
+        for ramp in sorted(keys, reverse=True):
+            np.copyto(wrong, self._wrong[:, ramp], where=self._leaves(ramp, keys))
+        return float(wrong.mean())
 
     def mean_seconds(self, keys: Keys) -> float:
         """Mean time, in runs of the fp32 backbone."""
@@ -290,8 +294,12 @@ class _Descent:
         left = np.full(self._n, len(self._ramp), dtype=np.intp)
         for position in range(len(ramps) - 1, -1, -1):
             ramp = ramps[position]
-            leaves = self._keys[:, ramp] <= active[ramp]
-            seconds[leaves] = self._reached[ramp] + paid[position]
-            wrong[leaves] = self._wrong[leaves, ramp]
-            left[leaves] = ramp
+            leaves = self._leaves(ramp, active)
+            np.copyto(seconds, self._reached[ramp] + paid[position], where=leaves)
+            np.copyto(wrong, self._wrong[:, ramp], where=leaves)
+            np.copyto(left, ramp, where=leaves)
         return seconds, wrong, left
+
+    def _leaves(self, ramp: int, active: Keys) -> BoolArray:
+        """Inputs that are certain enough for this ramp, (n,)."""
+        return np.asarray(self._keys[:, ramp] <= active[ramp])

@@ -24,6 +24,7 @@ from offramp_core.certify.betting import betting_p_value, check_inclusion
 from offramp_core.certify.certificate import (
     METHOD,
     WEIGHTED_METHOD,
+    Answers,
     Certificate,
     allowance,
     answers,
@@ -31,7 +32,7 @@ from offramp_core.certify.certificate import (
     records_digest,
 )
 from offramp_core.certify.planner import fewest_labels, more_labels
-from offramp_core.certify.slices import SliceBudget, SliceResult, slice_rows
+from offramp_core.certify.slices import SliceBudget, SliceResult, check_slices, in_slice
 from offramp_core.columns import EXACT
 from offramp_core.evaluate import Evaluation, evaluate_plan
 from offramp_core.plan import Execution, Plan, Precision, RampThreshold
@@ -46,10 +47,14 @@ NotCertifiedReason = Literal["TooFewLabels", "NothingSaves", "OverBudget"]
 
 @dataclass(frozen=True, slots=True)
 class NotCertified:
-    """No plan passed. ``needed_more`` labels would probably change that; None when more of the same would not."""
+    """No plan passed. ``needed_more`` labels would probably change that; None when more of the same would not.
+
+    ``slices`` are those with whose budgets not even the most cautious plan passed.
+    """
 
     reason: NotCertifiedReason
     needed_more: int | None = None
+    slices: tuple[SliceBudget, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +150,8 @@ def rank_path_certificate(
     slices : sequence of SliceBudget
         Groups with a promise of their own. The level is divided evenly among all requests and the G slices, each of which walks the
         path by itself with its share, so that all 1 + G promises hold together with probability 1 - level (Bonferroni).
-        A slice that fails is reported as stopped and does not take the plan from the others.
+        A slice that fails is reported as stopped and does not take the plan from the others. A class has other rows under each plan of
+        the path; each plan's test is a binomial one all the same, given how many of its answers name the class.
     weights : Weights, optional
         Unequal inclusion probabilities of B; the test is then betting instead of the exact binomial.
 
@@ -186,25 +192,25 @@ def test_path(
         return NotCertified("NothingSaves")
     if len(records_b) < fewest_labels(budget, level):
         return NotCertified("TooFewLabels", fewest_labels(budget, level) - len(records_b))
-    steps = _Steps(path, records_b, ramp_ids, weights)
-    rows = slice_rows(records_b, slices)
-    reach = steps.walk(np.ones(len(records_b), dtype=bool), budget=budget, level=level)
-    reaches = [steps.walk(r, budget=s.budget, level=level) for r, s in zip(rows, slices, strict=True)]
+    check_slices(records_b, slices)
+    steps = _Steps(path, records_b, ramp_ids, weights, slices)
+    reach = steps.walk(None, budget=budget, level=level)
+    reaches = [steps.walk(s, budget=s.budget, level=level) for s in slices]
     everybody = reach if stops else min([reach, *reaches])
     if everybody == 0:
         needed = [] if reach else [more_labels(int(steps.wrong(0).sum()), len(records_b), budget=budget, level=level)]
         if not stops:
-            needed += [steps.more_for(r, s, level) for r, s, to in zip(rows, slices, reaches, strict=True) if to == 0]
-        return NotCertified("OverBudget", None if None in needed else max(n for n in needed if n is not None))
+            needed += [steps.more_for(s, level) for s, to in zip(slices, reaches, strict=True) if to == 0]
+        failed = tuple(s for s, to in zip(slices, reaches, strict=True) if to == 0)
+        return NotCertified("OverBudget", None if None in needed else max(n for n in needed if n is not None), failed)
     chosen, saving = max(
-        ((m, steps.saving(m, [r for r, to in zip(rows, reaches, strict=True) if to <= m])) for m in range(everybody)),
+        ((m, steps.saving(m, [s for s, to in zip(slices, reaches, strict=True) if to <= m])) for m in range(everybody)),
         key=lambda pair: pair[1],
     )
     if saving <= 0:
         return NotCertified("NothingSaves")
     results = tuple(
-        steps.slice_result(chosen, r, s, level=level, certified=chosen < to)
-        for r, s, to in zip(rows, slices, reaches, strict=True)
+        steps.slice_result(chosen, s, level=level, certified=chosen < to) for s, to in zip(slices, reaches, strict=True)
     )
     plan, seen = path[chosen], evaluate_plan(records_b, path[chosen], ramp_ids)
     certificate = Certificate(
@@ -216,10 +222,12 @@ def test_path(
         level=level,
         n=seen.n,
         k=seen.disagreements,
-        p_value=steps.p_value(chosen, np.ones(seen.n, dtype=bool), budget=budget),
+        p_value=steps.p_value(chosen, None, budget=budget),
         backbone_digest=plan.backbone_digest,
         ramp_set_digest=plan.ramp_set_digest,
-        records_digest=records_digest(records_b, inclusion=None if weights is None else weights.inclusion),
+        records_digest=records_digest(
+            records_b, inclusion=None if weights is None else weights.inclusion, slices=slices
+        ),
         ramp_ids=ramp_ids,
         records_through=None if records_b.time is None else float(records_b.time.max()),
         least_inclusion=None if weights is None else weights.least,
@@ -232,52 +240,65 @@ class _Steps:
     """The plans of a path on the held-out records, each replayed once and only when it is asked for."""
 
     def __init__(
-        self, path: Sequence[Plan], records: Records, ramp_ids: tuple[str, ...], weights: Weights | None
+        self,
+        path: Sequence[Plan],
+        records: Records,
+        ramp_ids: tuple[str, ...],
+        weights: Weights | None,
+        slices: Sequence[SliceBudget],
     ) -> None:
         self._path, self._records, self._ramp_ids, self._weights = path, records, ramp_ids, weights
-        self._replayed: dict[int, tuple[BoolArray, SecondsArray]] = {}
+        self._labels = any(s.of == "Answer" for s in slices)
+        self._replayed: dict[int, Answers] = {}
 
     def wrong(self, step: int) -> BoolArray:
         """Which answers differ from the reference, (n,)."""
-        return self._replay(step)[0]
+        return self._replay(step).wrong
 
-    def p_value(self, step: int, rows: BoolArray, *, budget: float) -> float:
-        """Of H0: among the requests that ``rows`` (n,) selects, the step disagrees more often than ``budget``."""
+    def rows(self, step: int, of: SliceBudget | None) -> BoolArray:
+        """Requests of a slice under a step, (n,); without one all."""
+        if of is None:
+            return np.ones(len(self._records), dtype=np.bool_)
+        return in_slice(of, self._records, self._replay(step).labels)
+
+    def p_value(self, step: int, of: SliceBudget | None, *, budget: float) -> float:
+        """Of H0: among the requests of a slice, or all, the step disagrees more often than ``budget``."""
+        rows = self.rows(step, of)
         wrong = self.wrong(step)[rows]
         if self._weights is None:
             return p_value(int(wrong.sum()), len(wrong), budget=budget)
         return betting_p_value(wrong, self._weights.inclusion[rows], least_inclusion=self._weights.least, budget=budget)
 
-    def walk(self, rows: BoolArray, *, budget: float, level: float) -> int:
+    def walk(self, of: SliceBudget | None, *, budget: float, level: float) -> int:
         """How many steps pass before the first that does not."""
         for step in range(len(self._path)):
-            if self.p_value(step, rows, budget=budget) > level:
+            if self.p_value(step, of, budget=budget) > level:
                 return step
         return len(self._path)
 
-    def saving(self, step: int, stopped: Sequence[BoolArray]) -> float:
+    def saving(self, step: int, stopped: Sequence[SliceBudget]) -> float:
         """Share of the fp32 backbone's time saved when the requests of stopped slices run to its end."""
-        seconds, total = self._replay(step)[1], self._records.costs.baseline_seconds
+        seconds, total = self._replay(step).seconds, self._records.costs.baseline_seconds
         if stopped:
-            seconds = np.where(np.logical_or.reduce(stopped), total, seconds)
+            seconds = np.where(np.logical_or.reduce([self.rows(step, s) for s in stopped]), total, seconds)
         each = None if self._weights is None else 1 / self._weights.inclusion
         return 1.0 - float(np.average(seconds, weights=each)) / total
 
-    def slice_result(
-        self, step: int, rows: BoolArray, wanted: SliceBudget, *, level: float, certified: bool
-    ) -> SliceResult:
+    def slice_result(self, step: int, wanted: SliceBudget, *, level: float, certified: bool) -> SliceResult:
+        rows = self.rows(step, wanted)
         n, k = int(rows.sum()), int(self.wrong(step)[rows].sum())
-        p = self.p_value(step, rows, budget=wanted.budget)
+        p = self.p_value(step, wanted, budget=wanted.budget)
         more = None if certified else more_labels(k, n, budget=wanted.budget, level=level)
-        return SliceResult(wanted.slice_id, wanted.budget, level, n, k, p, certified, more)
+        return SliceResult(wanted.slice_id, wanted.budget, level, n, k, p, certified, more, wanted.of)
 
-    def more_for(self, rows: BoolArray, wanted: SliceBudget, level: float) -> int | None:
+    def more_for(self, wanted: SliceBudget, level: float) -> int | None:
         """About how many labels of all requests it takes until the most cautious plan passes in a slice; None when more do not help."""
+        rows = self.rows(0, wanted)
         n = int(rows.sum())
         more = more_labels(int(self.wrong(0)[rows].sum()), n, budget=wanted.budget, level=level)
         return None if more is None or n == 0 else math.ceil(more * len(rows) / n)
 
-    def _replay(self, step: int) -> tuple[BoolArray, SecondsArray]:
+    def _replay(self, step: int) -> Answers:
         if step not in self._replayed:
-            self._replayed[step] = answers(self._records, self._path[step], self._ramp_ids)
+            self._replayed[step] = answers(self._records, self._path[step], self._ramp_ids, labels=self._labels)
         return self._replayed[step]

@@ -99,15 +99,14 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
 
 
 def _parse_dataclass(kind: type, value: Any, where: str) -> Any:
-    given, hints = _check(value, dict, where), _hints(kind)
+    given = _check(value, dict, where)
     arguments = {}
-    for f in fields(kind):
-        name = camel(f.name)
+    for field_name, name, hint in _known(kind):
         if name in given:
             item = given[name]
-            if f.name.endswith("_at") and isinstance(item, str):
+            if field_name.endswith("_at") and isinstance(item, str):
                 item = parse_time(item)
-            arguments[f.name] = _parse(hints[f.name], item, f"{where}.{name}")
+            arguments[field_name] = _parse(hint, item, f"{where}.{name}")
     try:
         return kind(**arguments)
     except TypeError as error:
@@ -121,8 +120,10 @@ def _check(value: Any, kind: Any, where: str) -> Any:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _known(kind: type) -> tuple[tuple[str, str, Any], ...]:
+    """Fields of a dataclass: name, name in JSON, type. Looked up once: every pass over every service parses statuses."""
+    hints = get_type_hints(kind)
+    return tuple((f.name, camel(f.name), hints[f.name]) for f in fields(kind))
 
 
 def _default(f: Field[Any]) -> Any:

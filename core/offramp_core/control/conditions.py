@@ -11,17 +11,25 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from offramp_core.control.capacity import Capacity
+from offramp_core.control.codec import format_time
+from offramp_core.control.delivery import STALLING, fetching
 from offramp_core.control.objects import (
     Condition,
     ConditionStatus,
     Config,
     Observed,
     PinStatus,
+    RampSetStatus,
     Rollout,
     Service,
+    VersionStatus,
     WorkersStatus,
 )
-from offramp_core.control.snapshot import Worker
+from offramp_core.control.snapshot import Scaling, Worker
+from offramp_core.control.spec import Autoscaling
+from offramp_core.control.update import Update
+from offramp_core.control.versions import Version
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.protocol import ArmCounts
 from offramp_core.records import ExitCosts
@@ -29,14 +37,12 @@ from offramp_core.sketch import SecondsSketch, merge_sketches
 
 OBSERVED_EVERY_SECONDS = 30.0
 MIN_SAMPLES = 100
-STALLING = frozenset(
-    {"InvalidBundle", "InvalidModel", "DigestMismatch", "InvalidSpec", "NameTaken"}
-)  # waiting will not help
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the conditions are derived from. ``quarantined`` says why workers are not pooled, by name."""
+    """What the conditions are derived from. ``quarantined`` says why workers are not pooled, by name; ``foreign`` are those of another model.
+    ``costs_time`` says how the stable plan costs more time than it saves, where it serves all the same."""
 
     service: Service
     workers: tuple[Worker, ...]
@@ -47,6 +53,17 @@ class Facts:
     rollout: Rollout | None
     now: float
     quarantined: Mapping[str, str] = field(default_factory=dict)
+    foreign: frozenset[str] = frozenset()
+    costs_time: str = ""
+    update: Update = field(default_factory=Update)
+    scaling: Scaling | None = None
+    capacity: Capacity = field(default_factory=Capacity)
+    ramp_sets: RampSetStatus = field(default_factory=RampSetStatus)
+    version: Version = field(default_factory=Version)
+
+    @property
+    def desired(self) -> int:
+        return self.service.spec.replicas if self.scaling is None else self.scaling.desired
 
     @property
     def ready(self) -> tuple[Worker, ...]:
@@ -56,18 +73,21 @@ class Facts:
     def failure(self) -> tuple[str, str]:
         """(reason, message) of the first worker that cannot run, or empty."""
         for worker in self.workers:
-            if not worker.ready and worker.failure:
-                return worker.failure_reason or "WorkerFailed", f"{worker.name}: {worker.failure}"
-            if not worker.ready and worker.state is not None and not worker.state.ready and worker.state.message:
-                return "InvalidBundle", f"{worker.name}: {worker.state.message}"
+            reason, message = worker.trouble
+            if reason:
+                return reason, f"{worker.name}: {message}"
         return "", ""
+
+    @property
+    def fetching(self) -> str:
+        """How far a worker is that fetches its bundle, or empty."""
+        return fetching(self.workers)
 
     @property
     def settled(self) -> bool:
         """Whether the current user generation is served as asked: all workers current, ready and acknowledged, the pin judged."""
-        spec = self.service.spec
-        serving = len(self.ready) == len(self.workers) == spec.replicas and all(w.current for w in self.workers)
-        return serving and self.acked == len(self.ready) and self.pin_judged
+        serving = len(self.ready) == len(self.workers) == self.desired and all(w.current for w in self.workers)
+        return serving and self.acked == len(self.ready) and self.pin_judged and not self.version.on_trial
 
     @property
     def pin_judged(self) -> bool:
@@ -81,8 +101,9 @@ class Facts:
 
 
 def workers_status(facts: Facts) -> WorkersStatus:
-    desired, ready = facts.service.spec.replicas, len(facts.ready)
-    return WorkersStatus(desired, ready, facts.acked, f"{ready}/{desired}", tuple(sorted(facts.quarantined)))
+    desired, ready = facts.desired, len(facts.ready)
+    scaled_by = "" if facts.scaling is None else facts.scaling.by
+    return WorkersStatus(desired, ready, facts.acked, f"{ready}/{desired}", scaled_by, tuple(sorted(facts.quarantined)))
 
 
 def conditions(
@@ -94,7 +115,13 @@ def conditions(
         _workers_available(facts),
         _latency(facts, observed[0]),
         _accuracy(facts, n=observed[1], k=observed[2]),
+        _no_exit_capacity(facts),
         *_quarantined(facts),
+        *_costs_time(facts),
+        *_training(facts),
+        *_updating(facts),
+        *_on_trial(facts),
+        *_autoscaling(facts),
         *_user_generation(facts, settled_generation),
     ]
     before = {c.type: c for c in facts.service.status.conditions}
@@ -111,23 +138,29 @@ def _condition(kind: str, status: ConditionStatus, reason: str, message: str) ->
 
 
 def _ready(facts: Facts) -> Condition:
-    if facts.service.spec.replicas == 0:
-        return _condition("Ready", "False", "ScaledToZero", "replicas is 0")
+    if facts.desired == 0:
+        by = "replicas is 0" if facts.scaling is None else f"{facts.scaling.by} asks for none"
+        kept = f"; workers will start under {facts.stable.name}" if facts.stable is not None else ""
+        return _condition("Ready", "False", "ScaledToZero", by + kept)
     if facts.ready and facts.stable is not None:
         return _condition("Ready", "True", "Serving", f"serving under {facts.stable.name}")
     reason, message = facts.failure
-    return _condition("Ready", "False", reason or "Starting", message or "no worker is ready yet")
+    if not reason and facts.fetching:
+        return _condition("Ready", "False", "FetchingBundle", facts.fetching)
+    under = f"; workers start under {facts.stable.name}" if facts.stable is not None else ""
+    return _condition("Ready", "False", reason or "Starting", message or f"no worker is ready yet{under}")
 
 
 def _workers_available(facts: Facts) -> Condition:
-    desired, ready = facts.service.spec.replicas, len(facts.ready)
+    desired, ready = facts.desired, len(facts.ready)
     if ready >= desired:
         return _condition("WorkersAvailable", "True", "AllReady", f"{ready} of {desired} workers ready")
     reason, message = facts.failure
+    message = message or facts.fetching
     return _condition(
         "WorkersAvailable",
         "False",
-        reason or "Starting",
+        reason or ("FetchingBundle" if facts.fetching else "Starting"),
         f"{ready} of {desired} workers ready" + (f"; {message}" if message else ""),
     )
 
@@ -167,36 +200,133 @@ def _accuracy(facts: Facts, *, n: int, k: int) -> Condition:
     )
 
 
+def _no_exit_capacity(facts: Facts) -> Condition:
+    """Whether the ready workers carry the peak of the last hour when exits go off."""
+    kind, told = "NoExitCapacity", facts.capacity.status
+    if facts.desired == 0:
+        return _condition(kind, "Unknown", "ScaledToZero", "no worker is wanted")
+    if facts.capacity.enough is None:
+        return _condition(kind, "Unknown", "CapacityUnknown", "no worker has told yet how long its model takes")
+    carried = f"{len(facts.ready)} ready workers answer about {format_rate(len(facts.ready) * told.worker_rate)} requests/s without exits"
+    if told.peak_rate <= 0:
+        return _condition(kind, "True", "Sufficient", f"{carried}; none came in the last hour")
+    peak = f"the peak of the last hour was about {format_rate(told.peak_rate)}"
+    if facts.capacity.enough:
+        return _condition(kind, "True", "Sufficient", f"{carried}; {peak}")
+    if facts.stable is not None and facts.stable.plan.exits_off:
+        return _condition(kind, "False", "Overloaded", f"exits are off: {carried}, and {peak}; {_more_workers(facts)}")
+    return _condition(
+        kind, "False", "ExitsOffWouldOverload",
+        f"{carried}, but {peak}: if exits go off, requests wait or are refused; {_more_workers(facts)}",
+    )  # fmt: skip
+
+
+def _more_workers(facts: Facts) -> str:
+    """The next step towards as many workers as the peak needs."""
+    needed, desired, wanted = facts.capacity.status.needed, facts.desired, facts.service.spec.autoscaling
+    needed = max(needed, len(facts.ready) + 1)
+    if desired >= needed:
+        return f"{desired} are wanted, see WorkersAvailable for those that are missing"
+    if facts.scaling is None:
+        return f"raise spec.replicas to {needed}"
+    if wanted is None or facts.scaling.failure_reason == "AnotherAutoscaler":
+        return f"raise minReplicas of {facts.scaling.by} to {needed}"
+    return _more_by_own_autoscaler(wanted, needed, facts.capacity.status.floor)
+
+
+def _more_by_own_autoscaler(wanted: Autoscaling, needed: int, floor: int) -> str:
+    if needed > wanted.max_replicas:
+        return f"raise autoscaling.maxReplicas to {needed}"
+    if wanted.no_exit_floor == "None":
+        return "set autoscaling.noExitFloor to Reserve or PreScale, or raise autoscaling.minReplicas"
+    if wanted.no_exit_floor == "PreScale" and floor < needed:
+        return "PreScale adds workers when a rollout begins or evidence comes near its bound; Reserve keeps them at all times"
+    return f"the autoscaler is told to have {floor} at least"
+
+
 def _quarantined(facts: Facts) -> list[Condition]:
     """Said only while there is one, like other conditions that are bad news."""
     if not facts.quarantined:
         return []
     said = "; ".join(f"{name}: {why}" for name, why in sorted(facts.quarantined.items()))
-    return [_condition("WorkersQuarantined", "True", "ImpossibleCounts", f"{said}; what they report is not pooled")]
+    reason = "ForeignModel" if set(facts.quarantined) <= facts.foreign else "ImpossibleCounts"
+    return [_condition("WorkersQuarantined", "True", reason, f"{said}; what they report is not pooled")]
+
+
+def _costs_time(facts: Facts) -> list[Condition]:
+    """A pinned plan that the holdback shows to be a loss."""
+    if not facts.costs_time:
+        return []
+    told = f"{facts.costs_time}; it is pinned, so it stays"
+    return [_condition("ExitsCostTime", "True", "MeasuredByHoldback", told)]
+
+
+def _training(facts: Facts) -> list[Condition]:
+    """Said only while ramps cannot be trained on live traffic although the spec asks for it."""
+    sets = facts.ramp_sets
+    if not sets.failure:
+        return []
+    if sets.state == "NoRampStore":
+        return [_condition("RampTraining", "False", "NoRampStore", sets.failure)]
+    if sets.state == "Training":
+        return [_condition("RampTraining", "False", "TrainingWaits", sets.failure)]
+    due = sets.next_attempt_at
+    again = f"; the next attempt is due at {format_time(due)}" if due is not None else ""
+    return [_condition("RampTraining", "False", "TrainingFailed", sets.failure + again)]
+
+
+def _updating(facts: Facts) -> list[Condition]:
+    """Said only while workers are being replaced, also where the operator's administrator changed what they run."""
+    update = facts.update
+    return [_condition("WorkersUpdating", "True", update.reason, update.message)] if update.reason else []
+
+
+def _on_trial(facts: Facts) -> list[Condition]:
+    """Said only while two versions of the model serve side by side."""
+    version = facts.version
+    return [_condition("VersionOnTrial", "True", version.reason, version.message)] if version.on_trial else []
+
+
+def _autoscaling(facts: Facts) -> list[Condition]:
+    """Said only while an autoscaler cannot do its work."""
+    scaling = facts.scaling
+    if scaling is None or not scaling.failure:
+        return []
+    return [_condition("AutoscalingActive", "False", scaling.failure_reason, scaling.failure)]
 
 
 def _user_generation(facts: Facts, settled_generation: int) -> list[Condition]:
     if facts.pin_rejected:
         return [_condition("Stalled", "True", "PinRejected", facts.pin.message)]
+    if facts.version.rejected:
+        return [_condition("Stalled", "True", "VersionRejected", _rejection(facts.version.status))]
     reason, message = facts.failure
     if settled_generation != facts.service.generation:
         pending = [] if facts.pin_judged else ["the pin is being judged"]
-        if not (len(facts.ready) == facts.service.spec.replicas and all(w.current for w in facts.workers)):
+        blocked: Update | Version = facts.version if facts.version.on_trial else facts.update
+        held = blocked.held
+        if held or facts.version.on_trial:
+            pending.append(blocked.message)
+        elif not (len(facts.ready) == facts.desired and all(w.current for w in facts.workers)):
             pending.append(
-                message or f"{len(facts.ready)} of {facts.service.spec.replicas} workers are ready with this generation"
+                message
+                or facts.fetching
+                or f"{len(facts.ready)} of {facts.desired} workers are ready with this generation"
             )
-        stalled = (
-            [_condition("Stalled", "True", reason, message)]
-            if reason in ("InvalidBundle", "InvalidModel", "DigestMismatch")
-            else []
-        )
-        return [
-            _condition(
-                "Reconciling", "True", "Progressing", "; ".join(pending) or "waiting for every worker to acknowledge"
-            ),
-            *stalled,
-        ]
+        why = "; ".join(pending) or "waiting for every worker to acknowledge"
+        reconciling = _condition("Reconciling", "True", "NoRoomToSurge" if held else "Progressing", why)
+        if reason in STALLING:
+            return [reconciling, _condition("Stalled", "True", reason, message)]
+        return [reconciling, *([_condition("Stalled", "True", "NoRoomToSurge", why)] if held else [])]
     return []
+
+
+def _rejection(status: VersionStatus) -> str:
+    """Why the version that the spec asks for does not serve, and what to do."""
+    return (
+        f"{status.candidate.uri}: {status.message}; {status.serving.uri} goes on serving. Ask for another model or for that one again; "
+        "without updatePolicy.sideBySide this one serves all the same"
+    )
 
 
 def observe(facts: Facts, ramp_ids: tuple[str, ...], costs: ExitCosts) -> tuple[Observed, SecondsSketch, int, int]:
@@ -236,6 +366,12 @@ def _saved(stable: Config, exits: dict[str, int], requests: int, costs: ExitCost
     left = np.array([exits[r] for r in active], dtype=np.float64)
     mean = (left @ leave[:-1] + (requests - left.sum()) * leave[-1]) / requests
     return f"{1 - mean / costs.baseline_seconds:.0%}"
+
+
+def format_rate(rate: float) -> str:
+    """Requests per second with two significant digits, of which more are not known."""
+    digits = float(f"{rate:.2g}")
+    return f"{digits:,.0f}" if digits >= 10 else f"{digits:g}"
 
 
 def format_seconds(seconds: float | None) -> str:

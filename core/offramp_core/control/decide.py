@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from math import log
+from typing import Literal
 
-import numpy as np
-
-from offramp_core.columns import EXACT, chain
 from offramp_core.control.audit import eager_rate, quiet_rate
+from offramp_core.control.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
+from offramp_core.control.delivery import proven_models
+from offramp_core.control.document import differs, plan_document
+from offramp_core.control.holdback import look, loss
 from offramp_core.control.ledger import BootReport, fold, impossible
 from offramp_core.control.objects import (
     Config,
     ConfigStatus,
     Ledger,
+    Measured,
     PinStatus,
+    RampSetStatus,
     Rollout,
     RolloutStatus,
     RolloutSummary,
+    Service,
     ServiceStatus,
     TuningStatus,
 )
+from offramp_core.control.rest import Rest, at_rest
 from offramp_core.control.rollout import (
     CANARY_SERVES,
     RolloutView,
     advance,
     awaits_approval,
+    forbidden,
     intent_key,
     is_certified,
     withdrawn,
 )
-from offramp_core.control.snapshot import Decision, Event, NewConfig, NewRollout, Snapshot, Worker
+from offramp_core.control.served import Served, digests_of, served_by, votes
+from offramp_core.control.snapshot import (
+    Decision,
+    Event,
+    NewConfig,
+    NewRollout,
+    RecordStore,
+    Snapshot,
+    TrainingOrder,
+    Worker,
+)
 from offramp_core.control.spec import Step
+from offramp_core.control.training import TrainingView, after_rollout, bundle_identity, train_or_wait, working_set
 from offramp_core.control.tuner import (
     CERTIFICATES_KEPT,
     PinJudged,
@@ -46,9 +64,12 @@ from offramp_core.control.tuner import (
     pinned_plan,
     tune_or_wait,
 )  # fmt: skip
-from offramp_core.plan import Plan, Precision, exits_off_plan
-from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument, RampInfo
-from offramp_core.records import ExitCosts
+from offramp_core.control.update import Update, UpdateView, next_update
+from offramp_core.control.versions import Version, VersionView, next_version, serving_source
+from offramp_core.evaluate import evaluate_plan
+from offramp_core.evidence.one_arm import log_e_value
+from offramp_core.plan import Plan, exits_off_plan
+from offramp_core.protocol import ArmCounts, Observations, PlanDocument
 from offramp_core.sketch import SecondsSketch, merge_sketches
 from offramp_core.tuning import OVERHEAD_SLACK, TuningRequest
 
@@ -57,6 +78,7 @@ QUIET_REQUEUE_SECONDS = 10.0
 IDLE_CONFIGS_KEPT = 10
 CANARY_LEASE_SECONDS = 60.0
 COOLDOWN_DOUBLINGS = 6
+MAX_HELD_SETS = 2  # that a worker holds
 MAX_EPOCH_LEAP = 1_000_000  # a worker that claims to be further ahead of what is published is not believed
 
 
@@ -65,85 +87,182 @@ def decide(snapshot: Snapshot, now: float) -> Decision:
 
     Steady state is a fixed point: deciding again on the same facts changes nothing.
     """
-    served = _served(snapshot)
-    if served is None:
-        return _without_workers(snapshot, now)
-    return _Pass(snapshot, served, now).decision()
+    # Whatever workers of a model on trial do is about that model: plans are decided for the others.
+    trial = _Trial(_version(snapshot, now), tuple(w for w in snapshot.workers if w.trial))
+    snapshot = replace(snapshot, workers=tuple(w for w in snapshot.workers if not w.trial))
+    under_way = any(not r.status.finished and r.status.phase != "Pending" for r in snapshot.rollouts)
+    served = served_by(snapshot.workers, snapshot.published, rollout_under_way=under_way)
+    if served is None or snapshot.desired == 0:
+        return _without_workers(snapshot, trial, now)
+    return _Pass(snapshot, served, trial, now).decision()
 
 
 @dataclass(frozen=True, slots=True)
-class _Served:
-    """What the workers serve: the digests they agree on, the columns of their records, and their costs."""
+class _Trial:
+    """What was decided about a version on trial, and its workers."""
 
-    backbone_digest: str
-    ramp_set_digest: str
-    columns: tuple[RampInfo, ...]
-    costs: Mapping[str, list[Any]]
+    version: Version
+    workers: tuple[Worker, ...]
 
-    @property
-    def ramp_ids(self) -> tuple[str, ...]:
-        return tuple(column.id for column in self.columns)
 
-    def chain(self, precision: Precision) -> tuple[tuple[str, ...], ExitCosts]:
-        """Names and costs (at the smallest batch) of the ramps that a plan of this precision may use."""
-        prefix = f"{precision}_"
-        if f"{prefix}segment_seconds" not in self.costs:
-            precision, prefix = EXACT, ""
-        segment, ramp, whole = (
-            np.asarray(self.costs[name][0], float)
-            for name in (f"{prefix}segment_seconds", f"{prefix}ramp_seconds", "segment_seconds")
+def _version(snapshot: Snapshot, now: float) -> Version:
+    main, trial = ([w for w in snapshot.workers if w.trial == asked] for asked in (False, True))
+    return next_version(
+        VersionView(
+            service=snapshot.service,
+            main=tuple(main),
+            trial=tuple(trial),
+            desired=snapshot.desired,
+            scaled=snapshot.scaling is not None,
+            utilisation=snapshot.load.utilisation,
+            now=now,
+            watched_since=snapshot.watched_since,
         )
-        ids = tuple(self.columns[j].id for j in chain([c.precision for c in self.columns], precision))
-        return ids, ExitCosts(segment, ramp, None if precision == EXACT else float(whole.sum()))
+    )
 
 
-def _served(snapshot: Snapshot) -> _Served | None:
-    """None until a ready worker has told, or while workers of two models serve side by side."""
-    states = [w.state for w in snapshot.workers if w.ready and w.state is not None and w.state.ready]
-    if len({(s.backbone_digest, s.ramp_set_digest) for s in states}) != 1:
-        return None
-    first = states[0]
-    return _Served(first.backbone_digest, first.ramp_set_digest, first.ramps, first.costs)
-
-
-def _without_workers(snapshot: Snapshot, now: float) -> Decision:
-    """Nothing can be decided about plans; say what is known and keep everything as it is."""
+def _update(snapshot: Snapshot, now: float) -> Update:
     service = snapshot.service
-    stable = snapshot.configs.get(service.status.stable_config)
+    before, version = service.status.update, service.status.version
+    if version.phase == "Promoting" and version.strategy == "Replace":  # there was no room for one more before
+        before = replace(before, strategy="Replace")
+    return next_update(
+        UpdateView(
+            before=before,
+            policy=service.spec.update_policy,
+            workers=snapshot.workers,
+            desired=snapshot.desired,
+            utilisation=snapshot.load.utilisation,
+            now=now,
+            watched_since=snapshot.watched_since,
+        )
+    )
+
+
+def _update_events(service: Service, update: Update) -> tuple[Event, ...]:
+    """One when an update is held, and one when it goes on in place."""
+    told = next((c.reason for c in service.status.conditions if c.type == "WorkersUpdating"), "")
+    if update.held and told != update.reason:
+        return (Event("NoRoomToSurge", update.message, warning=True),)
+    if update.reason == "Replacing" and told not in ("", update.reason):
+        return (Event("ReplacingInPlace", f"no room for one worker more; {update.message}"),)
+    return ()
+
+
+def _without_workers(snapshot: Snapshot, trial: _Trial, now: float) -> Decision:
+    """Nothing can be decided about plans; say what is known and keep everything as it is. At zero, see to what the next workers will start under."""
+    service = snapshot.service
+    rest = Rest(service.status, snapshot.configs.get(service.status.stable_config))
+    if snapshot.desired == 0:
+        rest = at_rest(snapshot, now, canary_lease_seconds=CANARY_LEASE_SECONDS)
     acked = sum(
         w.ready and w.state is not None and snapshot.published is not None and w.state.epoch == snapshot.published.epoch
         for w in snapshot.workers
     )
-    facts = Facts(service, snapshot.workers, acked, stable, (), service.status.pin, None, now)
-    status = replace(
-        service.status,
-        observed_generation=service.generation,
-        workers=workers_status(facts),
-        conditions=conditions(
-            facts, settled_generation=service.status.settled_generation, observed=(SecondsSketch(), 0, 0)
-        ),
+    update = _update(snapshot, now)
+    facts = Facts(
+        service,
+        (*snapshot.workers, *trial.workers),
+        acked,
+        rest.stable,
+        (),
+        service.status.pin,
+        None,
+        now,
+        update=update,
+        scaling=snapshot.scaling,
+        capacity=_capacity(snapshot, now),
+        version=trial.version,
     )
-    return Decision(status=_summarise(status), requeue_after_seconds=BUSY_REQUEUE_SECONDS)
+    # Scaled to zero there is nobody to wait for: without this the generation would be reconciling for ever.
+    settled = service.generation if not facts.desired and facts.settled else service.status.settled_generation
+    status = replace(
+        rest.status,
+        observed_generation=service.generation,
+        settled_generation=settled,
+        workers=workers_status(facts),
+        update=update.status,
+        version=trial.version.status,
+        capacity=facts.capacity.status,
+        conditions=conditions(facts, settled_generation=settled, observed=(SecondsSketch(), 0, 0)),
+    )
+    return Decision(
+        status=_summarise(status),
+        new_configs=rest.new_configs,
+        config_statuses=_news(rest.config_statuses, snapshot.configs),
+        rollout_statuses=rest.rollout_statuses,
+        publish=rest.publish,
+        events=(*_update_events(service, update), *trial.version.events, *rest.events, *_wakes_up(facts)),
+        requeue_after_seconds=BUSY_REQUEUE_SECONDS if facts.desired else QUIET_REQUEUE_SECONDS,
+    )
+
+
+def _news(statuses: Mapping[str, ConfigStatus], known: Mapping[str, Config]) -> dict[str, ConfigStatus]:
+    """Those that are not stored yet."""
+    return {name: status for name, status in statuses.items() if known[name].status != status}
+
+
+def _wakes_up(facts: Facts) -> tuple[Event, ...]:
+    """Told once when workers are wanted again after there were none."""
+    ready = next((c for c in facts.service.status.conditions if c.type == "Ready"), None)
+    if not facts.desired or ready is None or ready.reason != "ScaledToZero":
+        return ()
+    under = f" under {facts.stable.name}" if facts.stable is not None else ""
+    return (Event("WakingUp", f"{facts.desired} workers start{under}"),)
+
+
+def _capacity(
+    snapshot: Snapshot, now: float, *, worker_rate: float = 0.0, exits_on: bool = False, at_risk: bool = False
+) -> Capacity:
+    """What is known of the capacity with exits off; nothing new without workers that have told of themselves."""
+    service = snapshot.service
+    was = next((c.status for c in service.status.conditions if c.type == "NoExitCapacity"), "")
+    return next_capacity(
+        CapacityView(
+            before=service.status.capacity,
+            worker_rate=worker_rate,
+            peak_rate=snapshot.load.peak_rate,
+            ready=sum(w.ready for w in snapshot.workers),
+            exits_on=exits_on,
+            at_risk=at_risk,
+            now=now,
+            watched_since=snapshot.watched_since,
+            autoscaling=service.spec.autoscaling,
+            scaling=snapshot.scaling,
+            was_short=was == "False",
+        )
+    )
 
 
 class _Pass:
     """The steps of one pass over a service whose workers are known. Holds no state beyond the pass."""
 
-    def __init__(self, snapshot: Snapshot, served: _Served, now: float) -> None:
-        self.snapshot, self.served, self.now = snapshot, served, now
+    def __init__(self, snapshot: Snapshot, served: Served, trial: _Trial, now: float) -> None:
+        leading = (served.backbone_digest, served.ramp_set_digest)
+        foreign = {w.name for w in snapshot.workers if (digests := digests_of(w)) is not None and digests != leading}
+        self.trial, self.version = trial.workers, trial.version
+        self.everybody = (*snapshot.workers, *trial.workers)
+        # Whatever a worker of another model says is about other answers: nothing of it is looked at.
+        members = tuple(w for w in snapshot.workers if w.name not in foreign)
+        self.ramp_sets = self._sets_of(snapshot.service, leading)
+        self.ramp_set = working_set(self.ramp_sets, served.ramp_set_digest)
+        self.stores = _stores(snapshot, served.backbone_digest)
+        self.snapshot = replace(snapshot, workers=members, records=self.stores.get(self.ramp_set))
+        self.served, self.now = served, now
+        ready = votes(snapshot.workers)
+        self.outvoted = max(ready.values()) > ready[leading]
+        self.foreign = {} if any(not w.current for w in snapshot.workers if w.ready) else _foreign(snapshot, foreign)
         self.service, self.spec = snapshot.service, snapshot.service.spec
         self.events: list[Event] = []
         self.config_statuses: dict[str, ConfigStatus] = {}
         self.rollout_statuses: dict[str, RolloutStatus] = {}
         self.new_configs: list[NewConfig] = []
-        self.quarantined = _quarantined(snapshot)
-        self.counts = tuple(
-            c
-            for w in snapshot.workers
-            if w.observations is not None and w.name not in self.quarantined
-            for c in w.observations.counts
-        )
+        self.quarantined = _quarantined(self.snapshot)
+        self.counts = tuple(c for o in self._trusted() for c in o.counts)
+        self.update = _update(snapshot, now)
+        self.events += [*_update_events(self.service, self.update), *self.version.events]
         self.fell = ("", "")  # why the stable plan was switched off in this pass
+        self.measured = Measured()
         self.configs: dict[str, Config] = dict(snapshot.configs)
         self.tuning = self.service.status.tuning
 
@@ -151,6 +270,9 @@ class _Pass:
         baseline = self._ensure_baseline()
         stable = self._stable(baseline)
         rollout, stable = self._advance_rollout(stable)
+        self._tell_of_stopped_slices(stable)
+        self._notice_ramps_that_do_not_pay(stable, rollout)
+        order = self._train(rollout)
         tuned, pin = self._look_for_a_plan(stable, rollout)
         if tuned.withdraw:
             rollout = None
@@ -159,12 +281,7 @@ class _Pass:
             stable = baseline
         self.tuning = self._audit(tuned.status, rollout, stable)
         document = self._document(stable, rollout)
-        published = self.snapshot.published
-        changed = (
-            published is None
-            or replace(document, epoch=published.epoch) != published
-            or document.epoch > published.epoch + 1  # an older document was put back; workers refuse it
-        )
+        changed = differs(document, self.snapshot.published)
         status = self._status(stable, rollout, tuned, pin, document_changed=changed)
         delete_configs, delete_rollouts = self._history(status, rollout)
         new_rollout = tuned.new_rollout or pin.new_rollout
@@ -176,7 +293,9 @@ class _Pass:
             (rollout is not None and not awaits_approval(rollout, self.service))
             or changed
             or tuned.status.state in ("Tuning", "CollectingLabels")
+            or self.ramp_sets.state == "Training"
             or status.phase != "Ready"
+            or status.update.strategy != ""
         )
         return Decision(
             status=status,
@@ -188,9 +307,83 @@ class _Pass:
             delete_rollouts=delete_rollouts,
             publish=document if changed else None,
             tune=tuned.request,
+            train=order,
             events=tuple(self.events),
             requeue_after_seconds=BUSY_REQUEUE_SECONDS if busy or new_rollout is not None else QUIET_REQUEUE_SECONDS,
         )
+
+    # --- ramp sets -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def _sets_of(service: Service, bundle: tuple[str, str]) -> RampSetStatus:
+        """What is known of sets besides the bundle's own; those of another bundle are none of this one's."""
+        known = service.status.ramp_sets
+        return known if known.bundle in ("", bundle_identity(*bundle)) else RampSetStatus()
+
+    def _train(self, rollout: Rollout | None) -> TrainingOrder | None:
+        published = self.snapshot.published
+        trained = train_or_wait(
+            TrainingView(
+                service=self.service,
+                status=self.ramp_sets,
+                bundle=(self.served.backbone_digest, self.served.ramp_set_digest),
+                workers=self.snapshot.workers,
+                rollout=rollout,
+                configs=self.configs.values(),
+                concluded=self._concluded(),
+                inputs_since=self.tuning.records_since_at,
+                published_epoch=published.epoch if published is not None else 0,
+                report=self.snapshot.training,
+                able=self.snapshot.can_train,
+                now=self.now,
+            )
+        )
+        self._use_sets(trained.status)
+        self.events += trained.events
+        return trained.order
+
+    def _use_sets(self, sets: RampSetStatus) -> None:
+        """From now on plans are looked for in what these sets say; how many labels a tuning waits for is known of each set apart."""
+        tried, self.ramp_sets = self.ramp_sets.candidate, sets
+        if sets.candidate and not tried:
+            self.ramp_sets = replace(sets, labels_needed=self.tuning.labels_needed)
+            self.tuning = replace(self.tuning, labels_needed=0)
+        elif tried and not sets.candidate:
+            kept = sets.current == tried  # else it was discarded, and the set before is tuned again
+            self.ramp_sets = replace(sets, labels_needed=0)
+            self.tuning = replace(self.tuning, labels_needed=0 if kept else sets.labels_needed)
+        self.ramp_set = working_set(self.ramp_sets, self.served.ramp_set_digest)
+        self.snapshot = replace(self.snapshot, records=self.stores.get(self.ramp_set))
+
+    def _concluded(self) -> str:
+        """How the tuning on records of the set on trial ended, if it ended without a plan."""
+        tuning, key = self.tuning, self.ramp_sets.candidate[-12:]
+        mine = bool(key) and tuning.tuned_for.endswith(f"/{key}") and self.snapshot.tuning_outcome is None
+        return (tuning.message or "no plan was found") if mine and tuning.state == "Idle" else ""
+
+    def _named_sets(self, stable: Config, rollout: Rollout | None) -> tuple[str, ...]:
+        """What workers hold besides the sets of their arms: at most two in all, the one on trial first."""
+        sets, own = self.ramp_sets, self.served.ramp_set_digest
+        if not sets.current and not sets.candidate:
+            return ()
+        canary = self.configs[rollout.to_config] if rollout is not None else None
+        arms = [c.plan.ramp_set_digest for c in (stable, canary) if c is not None and not c.plan.exits_off]
+        tuned = (sets.candidate, sets.current or own) if self.spec.mode in ("Auto", "Recommend") else ()
+        wanted = dict.fromkeys([*arms, *filter(None, tuned)])
+        return tuple(sorted(list(wanted)[:MAX_HELD_SETS]))
+
+    def _saving_to_beat(self, stable: Config) -> float:
+        """What the stable plan saves on the requests that the set on trial was scored on as well."""
+        store, tried = self.stores.get(stable.plan.ramp_set_digest), self.snapshot.records
+        if store is None or tried is None or stable.plan.ramp_set_digest == tried.ramp_set_digest:
+            return 0.0
+        if store.records.time is None or tried.records.time is None or not len(tried.records):
+            return 0.0
+        rows = store.records.time >= tried.records.time[0]
+        if not rows.any():
+            return 0.0
+        seen = evaluate_plan(store.records.take(rows.nonzero()[0]), stable.plan, store.ramp_ids)
+        return seen.saving if seen.disagreement <= self.spec.max_disagreement else 0.0
 
     # --- which plan is stable ----------------------------------------------------------------------
 
@@ -204,45 +397,121 @@ class _Pass:
         return self.configs[name]
 
     def _stable(self, baseline: Config) -> Config:
-        """The stable plan, or exits off where it does not apply: another model, Disabled, or an alarm."""
+        """The stable plan, or exits off where it does not apply any more: the first rule that has something to say decides."""
         stable = self.configs.get(self.service.status.stable_config, baseline)
-        if not self._fits(stable):
-            self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None)
-            self.fell = ("ModelChanged", "the workers serve another model or ramp set now")
-            return baseline
-        if stable.plan.exits_off:
-            return stable
-        forbidden = self._forbidden(stable)
-        if forbidden:
-            self.events.append(Event("ExitsOff", forbidden))
-            self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None)
-            self.fell = ("NewerIntent", forbidden)
-            return baseline
-        alarmed = self._alarmed(stable.plan)
-        if alarmed:
-            message = f"{stable.name}: the detector of {', '.join(alarmed)} says that the budget of {self.spec.max_disagreement:.2%} is broken; exits are off"
-            self._drifted(stable, message)
-            self.tuning = after_alarm(self.tuning, now=self.now)
-            self.fell = ("DriftDetected", message)
-            return baseline
-        return stable
+        self.measured = self._measure(stable)
+        if self.outvoted:
+            self.fell = ("ModelChanged", "most workers serve another model or ramp set now")
+        return baseline if any(falls(self, stable) for falls in _REASONS_TO_FALL) else stable
 
-    def _fits(self, config: Config) -> bool:
-        plan = config.plan
-        return (plan.backbone_digest, plan.ramp_set_digest) == (
-            self.served.backbone_digest,
-            self.served.ramp_set_digest,
+    # --- rules: why the stable plan falls; each says whether it does, and in ``fell`` why ---
+
+    def _another_model_is_served(self, stable: Config) -> bool:
+        if self._fits(stable):
+            return False
+        self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None)
+        self.fell = ("ModelChanged", "the workers serve another model or ramp set now")
+        return True
+
+    def _its_ramp_set_is_gone(self, stable: Config) -> bool:
+        """No worker can load the set that the plan needs: all of them serve without exits already.
+
+        Workers without a store call every set but the bundle's own a mismatch.
+        """
+        published = self.snapshot.published
+        foreign = stable.plan.ramp_set_digest != self.served.ramp_set_digest
+        reasons = ("RampSetNotHeld", "DigestMismatch") if foreign else ("RampSetNotHeld",)
+        refused = [
+            w.state is not None
+            and w.state.refused is not None
+            and (w.state.refused.epoch, w.state.refused.reason)
+            in [(published.epoch if published else 0, reason) for reason in reasons]
+            for w in self.snapshot.workers
+            if w.ready
+        ]
+        if stable.plan.exits_off or self.ramp_sets.candidate or not refused or not all(refused):
+            return False
+        message = (
+            f"{stable.name} needs {stable.plan.ramp_set_digest[:19]}, which no worker can load from the ramp-set store"
+        )
+        self.events.append(Event("RampSetGone", f"{message}; exits are off", warning=True))
+        self._use_sets(replace(self.ramp_sets, current=""))
+        self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None, labels_needed=0)
+        self.fell = ("ModelChanged", message)
+        return True
+
+    def _no_longer_allowed(self, stable: Config) -> bool:
+        why = "" if stable.plan.exits_off else forbidden(stable, self.service)
+        if not why:
+            return False
+        self.events.append(Event("ExitsOff", why))
+        self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None)
+        self.fell = ("NewerIntent", why)
+        return True
+
+    def _a_detector_alarms(self, stable: Config) -> bool:
+        alarmed = [] if stable.plan.exits_off else self._alarmed(stable.plan)
+        if not alarmed:
+            return False
+        message = f"{stable.name}: the detector of {', '.join(alarmed)} says that the budget of {self.spec.max_disagreement:.2%} is broken; exits are off"
+        self._drifted(stable, message)
+        self.tuning = after_alarm(self.tuning, now=self.now)
+        self.fell = ("DriftDetected", message)
+        return True
+
+    def _it_costs_time(self, stable: Config) -> bool:
+        """The holdback shows that exits cost more than they save. A pin stays all the same, as it is the user's; a condition says so."""
+        why = "" if stable.plan.exits_off else loss(self.measured, max_overhead=self.spec.max_overhead)
+        if not why or self.spec.mode not in ("Auto", "Recommend"):
+            return False
+        message = f"{stable.name}: compared with the batches held back from it, {why}"
+        self.events.append(Event("ExitsCostTime", f"{message}; exits are off", warning=True))
+        self._reject(stable, message)
+        self.tuning = after_rollback(
+            self.tuning, reason="ExitsCostTime", cooldown=self.spec.rollout.cooldown_seconds, now=self.now
+        )
+        self.fell = ("ExitsCostTime", message)
+        return True
+
+    def _measure(self, stable: Config) -> Measured:
+        """What the stable plan saves, by comparison with the batches that are held back from it."""
+        if stable.plan.exits_off or not self._fits(stable):
+            return Measured()
+        before, trusted = self.service.status.measured, self._trusted()
+        ids, costs = self.served.chain(stable.plan.precision)
+        return look(
+            before,
+            ((o.boot_id, counts) for o in trusted for counts in o.plans),
+            plan=stable.plan,
+            share=self.spec.holdback,
+            live_boots=_live_boots(self.snapshot.workers, before.live),
+            ramp_ids=ids,
+            costs=costs,
+            alpha=1 - self.spec.rollout.confidence,
+            now=self.now,
+            slices=self.spec.slices,
+            slice_alpha=1 - self.spec.confidence,
         )
 
-    def _forbidden(self, config: Config) -> str:
-        """Why the spec, as it is now, does not let a plan serve; empty where it does."""
-        if self.spec.mode == "Disabled":
-            return "ramps.mode is Disabled"
-        if config.plan.precision not in self.spec.precisions:
-            return f"{config.name} runs at {config.plan.precision}; ramps.precision is {self.spec.precision}"
-        if not is_certified(config, self.service):
-            return f"{config.name} is not certified for a budget of {self.spec.max_disagreement:.2%} with confidence {self.spec.confidence:g}"
-        return ""
+    def _tell_of_stopped_slices(self, stable: Config) -> None:
+        before = {s.name for s in self.service.status.measured.slices if s.stopped}
+        for use in self._measured_of(stable).slices:
+            if use.stopped and use.name not in before:
+                told = f"{stable.name}: {use.disagreements} of {use.audited} audits of slice {use.name} disagreed; its budget is {use.budget:.2%}, so {use.consequence} under this plan"
+                self.events.append(Event("SliceStopped", told, warning=True))
+
+    def _trusted(self) -> tuple[Observations, ...]:
+        return tuple(
+            w.observations
+            for w in self.snapshot.workers
+            if w.observations is not None and w.name not in self.quarantined
+        )
+
+    def _fits(self, config: Config) -> bool:
+        plan, sets, pin = config.plan, self.ramp_sets, self.spec.pin
+        pinned = pin.ramp_set_digest if pin is not None else None
+        known = (self.served.ramp_set_digest, sets.current, sets.candidate, pinned)
+        return plan.backbone_digest == self.served.backbone_digest and plan.ramp_set_digest in known
 
     def _drifted(self, stable: Config, message: str) -> None:
         """The inputs changed under the stable plan: it is rejected, and what was rejected on the old inputs may be tried again."""
@@ -314,7 +583,7 @@ class _Pass:
             return None, stable
         change = advance(self._rollout_view(rollout, stable))
         if change.event is not None:
-            self.events.append(change.event)
+            self.events.append(replace(change.event, rollout=rollout.name))
         if change.status != rollout.status:
             self.rollout_statuses[rollout.name] = change.status
         rollout = replace(rollout, status=change.status)
@@ -344,7 +613,7 @@ class _Pass:
     def _rollback_target(self, name: str) -> Config:
         """What serves after a promotion was taken back: what served before, where that may serve, else exits off."""
         before = self.configs.get(name)
-        if before is not None and self._fits(before) and (before.plan.exits_off or not self._forbidden(before)):
+        if before is not None and self._fits(before) and (before.plan.exits_off or not forbidden(before, self.service)):
             return before
         return self._ensure_baseline()
 
@@ -373,6 +642,7 @@ class _Pass:
             returns_to=self._promoted_lately(self.configs[rollout.to_config]),
             inputs_since=self.tuning.records_since_at,
             watched_since=self.snapshot.watched_since,
+            fallen=tuple(w for w in self.snapshot.workers if not w.ready),
         )
 
     def _promoted_lately(self, config: Config) -> str:
@@ -390,7 +660,12 @@ class _Pass:
     def _may_return(self, config: Config) -> bool:
         """Whether the spec would let a plan be found anew: that includes the limits that a stable plan does not fall for."""
         plan, (ids, costs) = config.plan, self.served.chain(config.plan.precision)
-        if not self._fits(config) or self._forbidden(config) or not {r.id for r in plan.ramps} <= set(ids):
+        if (
+            not self._fits(config)
+            or plan.ramp_set_digest != self.ramp_set
+            or forbidden(config, self.service)
+            or not {r.id for r in plan.ramps} <= set(ids)
+        ):
             return False
         overhead = costs.overhead([ids.index(ramp.id) for ramp in plan.ramps])
         within = overhead <= self.spec.max_overhead * (1 + OVERHEAD_SLACK) and len(plan.ramps) <= self.spec.max_active
@@ -403,7 +678,7 @@ class _Pass:
             if w.observations is not None
         ]
         hashes = {"stable": stable.plan.content_hash, "canary": self.configs[rollout.to_config].plan.content_hash}
-        gone_only_when_known = _live_boots(self.snapshot.workers, rollout.status.ledger)
+        gone_only_when_known = _live_boots(self.snapshot.workers, rollout.status.ledger.live)
         distrusted = frozenset(
             w.observations.boot_id
             for w in self.snapshot.workers
@@ -416,6 +691,11 @@ class _Pass:
     def _learn_from(self, rollout: Rollout) -> None:
         """A verdict changes what is proposed next and when."""
         status, config = rollout.status, self.configs[rollout.to_config]
+        sets = after_rollout(
+            self.ramp_sets, ramp_set=config.plan.ramp_set_digest, verdict=status.verdict,
+            cooldown=self.spec.rollout.cooldown_seconds, now=self.now,
+        )  # fmt: skip
+        self._use_sets(sets)
         if status.verdict == "Succeeded":
             self._write(config, replace(config.status, state="Stable", rejections=0, rejected_until_at=None))
             self.tuning = replace(self.tuning, failures=0)
@@ -432,6 +712,25 @@ class _Pass:
 
     # --- looking for a plan ------------------------------------------------------------------------
 
+    def _notice_ramps_that_do_not_pay(self, stable: Config, rollout: Rollout | None) -> None:
+        """Have ramps placed anew, once for a plan: what audits recorded tells of all ramps, also of those that it does not use."""
+        idle = [use.id for use in self.measured.ramps if not use.pays]
+        tunes = self.spec.mode in ("Auto", "Recommend") and not self.spec.suspend and rollout is None
+        if (
+            not idle
+            or not tunes
+            or stable.plan.content_hash != self.measured.plan_hash
+            or self.tuning.unpaying == stable.name
+        ):
+            return
+        self.events.append(
+            Event(
+                "RampDoesNotPay",
+                f"{stable.name}: {', '.join(idle)} costs more than it saves; looking for a better plan",
+            )
+        )
+        self.tuning = replace(self.tuning, unpaying=stable.name, tuned_for="", next_attempt_at=None)
+
     def _look_for_a_plan(self, stable: Config, rollout: Rollout | None) -> tuple[Tuned, PinJudged]:
         held = rollout if rollout is not None and awaits_approval(rollout, self.service) else None
         view = TunerView(
@@ -442,6 +741,8 @@ class _Pass:
             self.now,
             recommended=held,
             known=self._known_good(stable),
+            ramp_set=self.ramp_set,
+            saving_to_beat=self._saving_to_beat(stable),
         )
         tuned = tune_or_wait(view)
         if tuned.withdraw and held is not None:
@@ -485,39 +786,39 @@ class _Pass:
         wanted: Literal["Off", "Quiet", "Eager"] = "Quiet"
         if self.spec.mode == "Disabled" or (stable.plan.exits_off and self.spec.suspend):
             wanted = "Off"
-        elif rollout is None and tuning.state in ("CollectingLabels", "Tuning"):
+        elif rollout is None and (tuning.state in ("CollectingLabels", "Tuning") or self._waits_for_captures(stable)):
             wanted = "Eager"
         if wanted == tuning.audit:
             return tuning
         rate = {"Off": 0.0, "Quiet": quiet_rate(self.snapshot.load), "Eager": eager_rate(self.snapshot.load)}[wanted]
         return replace(tuning, audit=wanted, audit_rate=rate)
 
+    def _waits_for_captures(self, stable: Config) -> bool:
+        """Whether nothing leaves early and nothing will before ramps are trained: what audits draw is what there is to train on."""
+        sets = self.ramp_sets
+        due = sets.next_attempt_at is None or self.now >= sets.next_attempt_at
+        return stable.plan.exits_off and sets.state == "Capturing" and due
+
     # --- what workers should run -------------------------------------------------------------------
 
     def _document(self, stable: Config, rollout: Rollout | None) -> PlanDocument:
-        canary, weight, salt, slow = None, 0, "", {}
-        if rollout is not None and rollout.status.phase in CANARY_SERVES:
-            status = rollout.status
-            canary = ArmPlan(self.configs[rollout.to_config].plan.to_mapping(), status.audit_rate)
-            weight, slow, salt = status.weight, status.slow_seconds, f"{rollout.name}/{status.step}/{status.renewals}"
-        return PlanDocument(
-            service=self.service.name,
-            service_uid=self.service.uid,
+        return plan_document(
+            self.service,
+            stable,
             epoch=self._last_epoch() + 1,
-            stable=ArmPlan(stable.plan.to_mapping(), self.tuning.audit_rate),
-            canary=canary,
-            weight_percent=weight,
-            salt=salt,
-            accuracy_budget=self.spec.max_disagreement,
-            slow_seconds=slow,
-            max_overhead=self.spec.max_overhead if canary is not None else 0.0,
             canary_lease_seconds=CANARY_LEASE_SECONDS,
+            tuning=self.tuning,
+            measured=self._measured_of(stable),
+            rollout=rollout,
+            canary=self.configs[rollout.to_config] if rollout is not None else None,
+            ramp_sets=self._named_sets(stable, rollout),
+            capture_since=self.ramp_sets.capture_since_at,
         )
 
     def _last_epoch(self) -> int:
         """The newest epoch anybody knows: workers refuse older ones, also when the published document was lost."""
         published = self.snapshot.published
-        seen = [w.state.epoch for w in self.snapshot.workers if w.state is not None and w.name not in self.quarantined]
+        seen = [w.state.epoch for w in self.everybody if w.state is not None and w.name not in self.quarantined]
         canaried = [r.status.ledger.epoch for r in self.snapshot.rollouts]
         newest = max([published.epoch if published is not None else 0, *canaried])
         return max([newest, *(e for e in seen if e <= newest + MAX_EPOCH_LEAP)])
@@ -528,17 +829,34 @@ class _Pass:
         self, stable: Config, rollout: Rollout | None, tuned: Tuned, pin: PinJudged, *, document_changed: bool
     ) -> ServiceStatus:
         before, published = self.service.status, self.snapshot.published
-        ready = [w for w in self.snapshot.workers if w.ready]
+        ready = [w for w in self.everybody if w.ready]
         acked = sum(published is not None and w.state is not None and w.state.epoch == published.epoch for w in ready)
         quarantined = self._all_quarantined(rollout)
         facts = Facts(
-            self.service, self.snapshot.workers, acked, stable, self.counts, pin.status, rollout, self.now, quarantined
+            self.service,
+            self.everybody,
+            acked,
+            stable,
+            self.counts,
+            pin.status,
+            rollout,
+            self.now,
+            quarantined,
+            frozenset(self.foreign),
+            self._said_of_a_pin(stable),
+            self.update,
+            self.snapshot.scaling,
+            ramp_sets=self.ramp_sets,
+            version=self.version,
         )
         observed, latency, n, k = observe(facts, *self.served.chain(stable.plan.precision))
+        facts = replace(facts, capacity=self._capacity(stable, rollout, n=n, k=k))
         settled = before.settled_generation
         if facts.settled and not document_changed:
             settled = self.service.generation
         candidate = self._candidate(rollout, tuned)
+        if candidate == stable.name:  # it is being promoted: what serves is no candidate any more
+            candidate = ""
         status = replace(
             before,
             observed_generation=self.service.generation,
@@ -547,12 +865,50 @@ class _Pass:
             candidate_config=candidate,
             rollout=_rollout_summary(rollout, self.spec.rollout.steps),
             workers=workers_status(facts),
+            update=self.update.status,
+            version=self.version.status,
+            capacity=facts.capacity.status,
             observed=observed if stable.name == before.stable_config else replace(observed, taken_at=None),
+            measured=self._measured_of(stable),
             tuning=self.tuning,
+            ramp_sets=self.ramp_sets,
             pin=pin.status,
+            models=proven_models(before.models, self.spec, self._workers_of_the_spec()),
             conditions=conditions(facts, settled_generation=settled, observed=(latency, n, k)),
         )
         return _summarise(status)
+
+    def _workers_of_the_spec(self) -> tuple[Worker, ...]:
+        """Those that were made with the model that the spec asks for."""
+        main = () if serving_source(self.service) is not None else (*self.snapshot.workers, *self.everybody)
+        return (*main, *self.trial)
+
+    def _capacity(self, stable: Config, rollout: Rollout | None, *, n: int, k: int) -> Capacity:
+        """``k`` of ``n`` audits of the stable plan disagreed."""
+        off = exits_off_plan(backbone_digest=self.served.backbone_digest, ramp_set_digest=self.served.ramp_set_digest)
+        counts = (c for o in self._trusted() for c in (*o.counts, *o.held_back))
+        rate = worker_rate(
+            self.served.costs, counts, exits_off_hash=off.content_hash, latency_seconds=self.spec.latency_seconds
+        )
+        evidence = log_e_value(k, n, p0=self.spec.max_disagreement) / log(1 / (1 - self.spec.confidence))
+        suspicion = max((w.state.suspicion for w in self.everybody if w.ready and w.state is not None), default=0.0)
+        under_way = rollout is not None and rollout.status.phase != "Pending" and not rollout.status.finished
+        return _capacity(
+            replace(self.snapshot, workers=self.everybody),
+            self.now,
+            worker_rate=rate,
+            exits_on=not stable.plan.exits_off,
+            at_risk=under_way or max(evidence, suspicion) >= SUSPICIOUS,
+        )
+
+    def _measured_of(self, stable: Config) -> Measured:
+        """The figures of the plan that is stable now; it may have become so in this pass."""
+        return self.measured.of(stable.plan)
+
+    def _said_of_a_pin(self, stable: Config) -> str:
+        """How a plan that the user insists on costs time, or empty."""
+        why = loss(self._measured_of(stable), max_overhead=self.spec.max_overhead)
+        return f"{stable.name}: compared with the batches held back from it, {why}" if why else ""
 
     def _candidate(self, rollout: Rollout | None, tuned: Tuned) -> str:
         """What may become stable: the canary, or a recommendation that waits for the user."""
@@ -562,7 +918,7 @@ class _Pass:
 
     def _all_quarantined(self, rollout: Rollout | None) -> dict[str, str]:
         """Why workers are not pooled, by name: what they say now, or said earlier in this step."""
-        found = dict(self.quarantined)
+        found = {**self.foreign, **self.quarantined}
         boots = rollout.status.ledger.quarantined if rollout is not None else ()
         for worker in self.snapshot.workers:
             if worker.observations is not None and worker.observations.boot_id in boots:
@@ -620,19 +976,35 @@ class _Pass:
         )
 
 
+# Why exits go off under a plan that was stable; asked in this order, and the first that applies decides.
+_REASONS_TO_FALL: tuple[Callable[[_Pass, Config], bool], ...] = (
+    _Pass._another_model_is_served,
+    _Pass._its_ramp_set_is_gone,
+    _Pass._no_longer_allowed,
+    _Pass._a_detector_alarms,
+    _Pass._it_costs_time,
+)
+
+
+def _stores(snapshot: Snapshot, backbone_digest: str) -> dict[str, RecordStore]:
+    """Records of the model that is served, by ramp set."""
+    found = [store for store in (snapshot.records, *snapshot.more_records.values()) if store is not None]
+    return {store.ramp_set_digest: store for store in found if store.backbone_digest == backbone_digest}
+
+
 def _same_plans(a: PlanDocument, b: PlanDocument) -> bool:
-    """Whether two documents make workers run the same thing; epoch and stable audit rate aside."""
-    return replace(a, epoch=0, stable=replace(a.stable, audit_rate=0.0)) == replace(
-        b, epoch=0, stable=replace(b.stable, audit_rate=0.0)
+    """Whether two documents make workers run the same thing; epoch, captures and stable audit rate aside."""
+    return replace(a, epoch=0, capture_since=None, stable=replace(a.stable, audit_rate=0.0)) == replace(
+        b, epoch=0, capture_since=None, stable=replace(b.stable, audit_rate=0.0)
     )
 
 
-def _live_boots(workers: tuple[Worker, ...], ledger: Ledger) -> frozenset[str]:
+def _live_boots(workers: tuple[Worker, ...], counted: Iterable[str]) -> frozenset[str]:
     """Boots that may still report: each worker's last known one. While a worker was never heard, any might be its own."""
     known = [w.state or w.observations for w in workers]
     boots = {seen.boot_id for seen in known if seen is not None}
     if None in known:
-        boots |= set(ledger.live)
+        boots |= set(counted)
     return frozenset(boots)
 
 
@@ -656,6 +1028,19 @@ def _rollout_summary(rollout: Rollout | None, steps: tuple[Step, ...]) -> Rollou
     return RolloutSummary(rollout.name, f"Step {status.step + 1}/{status.step + 1 + still} {status.weight}%")
 
 
+def _foreign(snapshot: Snapshot, names: set[str]) -> dict[str, str]:
+    """Workers of the present template that serve another model than the others, and which: their image has changed under its name."""
+    found = {}
+    for worker in snapshot.workers:
+        if worker.name in names and worker.state is not None:
+            theirs = worker.state
+            found[worker.name] = (
+                f"it serves {theirs.backbone_digest[:19]} with ramps {theirs.ramp_set_digest[:19]}, unlike the other workers; "
+                "delete the pod if its image is the wrong one"
+            )
+    return found
+
+
 def _quarantined(snapshot: Snapshot) -> dict[str, str]:
     """Why a worker's counts cannot be true, by its name."""
     published = snapshot.published
@@ -669,7 +1054,11 @@ def _quarantined(snapshot: Snapshot) -> dict[str, str]:
     for worker in snapshot.workers:
         if worker.observations is None:
             continue
-        why = impossible(worker.observations.counts, newest_epoch=_newest(snapshot, worker), plans=plans)
+        seen = worker.observations
+        counts = (*seen.counts, *seen.held_back)
+        why = worker.distrusted or impossible(
+            counts, newest_epoch=_newest(snapshot, worker), plans=plans, measured=seen.plans
+        )
         if why:
             found[worker.name] = why
     return found

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from offramp_core.control.holdback import impossible_counts
 from offramp_core.control.objects import ArmTally, BothArms, Ledger
-from offramp_core.protocol import ArmCounts
+from offramp_core.protocol import ArmCounts, PlanCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ def _tally(counts: Iterable[ArmCounts], *, epoch: int, plan_hashes: Mapping[str,
     for c in counts:
         if c.epoch != epoch:
             continue
+        if c.arm not in arms:
+            return None
         tally = _arm_tally(c)
         if not tally.possible or (tally.batches and plan_hashes.get(c.arm) != c.plan_hash):
             return None
@@ -80,13 +83,21 @@ def _tally(counts: Iterable[ArmCounts], *, epoch: int, plan_hashes: Mapping[str,
     return BothArms(**arms)
 
 
-def impossible(counts: Iterable[ArmCounts], *, newest_epoch: int | None, plans: Mapping[tuple[int, str], str]) -> str:
+def impossible(
+    counts: Iterable[ArmCounts],
+    *,
+    newest_epoch: int | None,
+    plans: Mapping[tuple[int, str], str],
+    measured: Iterable[PlanCounts] = (),
+) -> str:
     """Why a worker's counts cannot be true; empty where they can.
 
     Parameters
     ----------
     counts : iterable of ArmCounts
-        All that one worker process reports.
+        All that one worker process reports of the two arms and of the holdback.
+    measured : iterable of PlanCounts
+        What it compares with the holdback.
     newest_epoch : int, optional
         The newest epoch that was ever published; None where the document is lost.
     plans : mapping
@@ -99,7 +110,15 @@ def impossible(counts: Iterable[ArmCounts], *, newest_epoch: int | None, plans: 
             return "it reports more events than there can have been"
         if c.batches and plans.get((c.epoch, c.arm), c.plan_hash) != c.plan_hash:
             return "it counts for a plan that its epoch does not have"
+    if any(map(impossible_counts, measured)):
+        return "it compares more batches with the holdback than there can have been"
     return ""
+
+
+def went_backwards(before: Iterable[ArmCounts], now: Iterable[ArmCounts]) -> bool:
+    """Whether a counter of one process is lower than it was. Epochs that are no longer told were dropped, which is no lie."""
+    known = {(c.epoch, c.arm, c.plan_hash): _arm_tally(c) for c in before}
+    return any(not _arm_tally(c).at_least(known[key]) for c in now if (key := (c.epoch, c.arm, c.plan_hash)) in known)
 
 
 def _arm_tally(c: ArmCounts) -> ArmTally:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from offramp_core.control.spec import ServiceSpec
 from offramp_core.evidence.detector import DetectorState
 from offramp_core.plan import Plan
+from offramp_core.protocol import PlanCounts, class_of
 
 Phase = Literal[
     "Pending", "Progressing", "Paused", "AwaitingPromotion", "Promoting", "RollingBack",
@@ -22,6 +23,8 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 Cause = Literal["Tuned", "Pinned"]
 ConfigState = Literal["Proposed", "Certified", "Canary", "Stable", "Superseded", "Rejected"]
 Source = Literal["Tuned", "Pinned", "Baseline"]
+UpdateStrategy = Literal["Surge", "Replace"]
+VersionPhase = Literal["", "Starting", "Comparing", "AwaitingPromotion", "Promoting", "Rejected"]
 
 
 # --- evidence --------------------------------------------------------------------------------------
@@ -259,7 +262,7 @@ class TuningStatus:
     """What the tuner must remember: tests are counted for good, and a record serves in one test only.
 
     ``consumed_through_at`` is the time of the newest record a test has used; ``records_since_at`` discards what is older (an alarm said
-    that the inputs changed). ``tuned_for`` is the objective of the last conclusive attempt,
+    that the inputs changed). ``unpaying`` is the plan for which a look was taken because one of its ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt,
     ``requested_for`` that of the one under way. ``handled_request`` is the last of the user's requests that was answered.
     """
 
@@ -275,6 +278,7 @@ class TuningStatus:
     labels_needed: int = 0
     failures: int = 0
     handled_request: str = ""
+    unpaying: str = ""
     audit: Literal["", "Off", "Quiet", "Eager"] = ""
     audit_rate: float = 0.0
 
@@ -291,11 +295,115 @@ class PinStatus:
 
 @dataclass(frozen=True, slots=True)
 class WorkersStatus:
+    """``scaled_by`` names what decides on ``desired`` where ``spec.replicas`` does not."""
+
     desired: int = 0
     ready: int = 0
     acked: int = 0
     summary: str = ""
+    scaled_by: str = ""
     quarantined: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStatus:
+    """How workers are being replaced; empty while all run what the spec asks for. ``no_room_at`` is since when one more finds no room."""
+
+    strategy: Literal["", "Surge", "Replace"] = ""
+    no_room_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a bundle is and how it is fetched: ``spec.model``, empty where it says nothing."""
+
+    uri: str = ""
+    digest: str = ""
+    archive_digest: str = ""
+    endpoint: str = ""
+    region: str = ""
+    secret: str = ""
+
+    @classmethod
+    def of(cls, spec: ServiceSpec) -> ModelSource:
+        """What a spec asks for."""
+        return cls(
+            spec.model_uri, spec.model_digest or "", spec.archive_digest or "", spec.model_endpoint or "",
+            spec.model_region or "", spec.model_secret or "",
+        )  # fmt: skip
+
+    def put(self, spec: ServiceSpec) -> ServiceSpec:
+        """The spec with this model."""
+        return replace(
+            spec, model_uri=self.uri, model_digest=self.digest or None, archive_digest=self.archive_digest or None,
+            model_endpoint=self.endpoint or None, model_region=self.region or None, model_secret=self.secret or None,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class VersionTally:
+    """What workers did under one version of the model: requests that ``came``, those of them that were refused or late (``missed``), batches and
+    those that failed. ``rows`` in batches of known size, and the sum of the squares of these sizes."""
+
+    came: int = 0
+    missed: int = 0
+    batches: int = 0
+    failed: int = 0
+    rows: int = 0
+    squares: int = 0
+
+    def __add__(self, other: VersionTally) -> VersionTally:
+        return VersionTally(*(getattr(self, f) + getattr(other, f) for f in VersionTally.__dataclass_fields__))
+
+    def __sub__(self, other: VersionTally) -> VersionTally:
+        return VersionTally(*(getattr(self, f) - getattr(other, f) for f in VersionTally.__dataclass_fields__))
+
+    def at_most(self, other: VersionTally) -> VersionTally:
+        """No field above the other's: workers forget what they counted long ago."""
+        return VersionTally(*(min(getattr(self, f), getattr(other, f)) for f in VersionTally.__dataclass_fields__))
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStatus:
+    """Two versions of the model side by side. All empty where ``spec.updatePolicy.sideBySide`` is not given.
+
+    ``serving`` is the model of the main workers, known since all of them served it; ``candidate`` the one that ``phase`` speaks of.
+    ``strategy`` says whether workers of the candidate come besides the others or in place of some, ``no_room_at`` since when there is no room
+    for them. ``restarts`` are those of its workers when they first were ready, by uid; ``base`` is what worker processes of both versions had
+    done at ``compared_since_at``, by boot id. ``gates`` are as they were at ``told_at``. ``reason`` and ``message`` say how it ended, or what it waits for.
+    """
+
+    serving: ModelSource = ModelSource()
+    candidate: ModelSource = ModelSource()
+    phase: VersionPhase = ""
+    strategy: Literal["", "Surge", "Replace"] = ""
+    started_at: float | None = None
+    phase_started_at: float | None = None
+    no_room_at: float | None = None
+    compared_since_at: float | None = None
+    told_at: float | None = None
+    restarts: dict[str, int] = field(default_factory=dict)
+    base: dict[str, VersionTally] = field(default_factory=dict)
+    gates: tuple[GateStatus, ...] = ()
+    reason: str = ""
+    message: str = ""
+    handled_request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityStatus:
+    """What workers answer with exits off, rounded so that it seldom changes: down what they can, up what is asked of them.
+
+    ``worker_rate`` is requests per second of one worker, ``peak_rate`` the most of the last hour, ``needed`` the workers that this takes.
+    ``floor`` is the fewest that the autoscaler of the spec may leave (0: it has no say); ``quiet_since_at`` since when a proven plan serves and
+    nothing points to its end. 0 where it is not known.
+    """
+
+    worker_rate: float = 0.0
+    peak_rate: float = 0.0
+    needed: int = 0
+    floor: int = 0
+    quiet_since_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,8 +426,110 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
+class Saving:
+    """A share of what requests would take without exits, rounded: the estimate, and where it lies at all times (``low`` to ``high``)."""
+
+    share: float = 0.0
+    low: float = -1.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RampUse:
+    """An active ramp as traffic uses it.
+
+    ``utility_seconds`` per request is what the inputs that leave there save less what it costs those that pass it, at the profile's
+    seconds. ``pays`` is False once its exits are, beyond doubt, too few for its cost.
+    """
+
+    id: str
+    exit_share: float = 0.0
+    utility_seconds: float = 0.0
+    pays: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SliceUse:
+    """A slice under the stable plan: ``disagreements`` of ``audited`` against its ``budget``; ``stopped`` once it was surely over it."""
+
+    name: str
+    budget: float = 0.0
+    audited: int = 0
+    disagreements: int = 0
+    stopped: bool = False
+
+    @property
+    def consequence(self) -> str:
+        """What a stop means, in words."""
+        return "its requests take no exits" if class_of(self.name) is None else "no exit gives such an answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the stable plan saves, by comparison with the batches that are held back from it (both absent before enough of them), and by ramp.
+
+    The figures speak of what was counted since ``previous_since_at``; that window and the one since ``since_at`` are summed apart so that
+    the far past can be forgotten. ``live`` has the counters of worker processes by boot id, ``base`` what they were when the window began,
+    ``retired`` the sum of those that are gone.
+    """
+
+    plan_hash: str = ""
+    holdback_share: float = 0.0
+    requests: int = 0
+    batches: int = 0
+    held_back: int = 0
+    answer_time: Saving | None = None
+    engine_time: Saving | None = None
+    ramps: tuple[RampUse, ...] = ()
+    slices: tuple[SliceUse, ...] = ()
+    previous_since_at: float | None = None
+    since_at: float | None = None
+    live: dict[str, PlanCounts] = field(default_factory=dict)
+    base: dict[str, PlanCounts] = field(default_factory=dict)
+    retired: PlanCounts = field(default_factory=PlanCounts)
+    previous: PlanCounts = field(default_factory=PlanCounts)
+
+    def of(self, plan: Plan) -> Measured:
+        """These figures, if they are of ``plan``; none else."""
+        return self if self.plan_hash == plan.content_hash else Measured()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """The backbone digest that a bundle from ``uri`` was proven with: by a worker that became ready."""
+
+    uri: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RampSetStatus:
+    """Ramp sets besides the bundle's own, and the training of the next one.
+
+    ``bundle`` is what they are for. Plans are looked for in ``current`` (empty: the bundle's own) and, while a new set is on trial, in
+    ``candidate``; meanwhile ``labels_needed`` remembers what a tuning of the current set waits for. Inputs admitted after ``capture_since_at`` are kept for training ``attempt``, the number of the last one.
+    ``failure`` is what keeps ramps from being trained, in one sentence.
+    """
+
+    bundle: str = ""
+    current: str = ""
+    candidate: str = ""
+    candidate_since_at: float | None = None
+    state: Literal["", "NoRampStore", "Capturing", "Training", "Judging"] = ""
+    message: str = ""
+    captures: int = 0
+    capture_since_at: float | None = None
+    attempt: int = 0
+    trained_at: float | None = None
+    next_attempt_at: float | None = None
+    failures: int = 0
+    labels_needed: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """``EarlyExitService.status``."""
+    """``EarlyExitService.status``. ``models`` are the newest first."""
 
     observed_generation: int = 0
     settled_generation: int = 0
@@ -330,9 +540,15 @@ class ServiceStatus:
     url: str = ""
     rollout: RolloutSummary = RolloutSummary()
     workers: WorkersStatus = WorkersStatus()
+    update: UpdateStatus = UpdateStatus()
+    version: VersionStatus = field(default_factory=VersionStatus)
+    capacity: CapacityStatus = CapacityStatus()
     observed: Observed = Observed()
+    measured: Measured = Measured()
     tuning: TuningStatus = TuningStatus()
+    ramp_sets: RampSetStatus = RampSetStatus()
     pin: PinStatus = PinStatus()
+    models: tuple[ModelStatus, ...] = ()
     conditions: tuple[Condition, ...] = ()
 
 
@@ -350,3 +566,8 @@ class Service:
     spec: ServiceSpec
     status: ServiceStatus = field(default_factory=ServiceStatus)
     request: str = ""
+
+    @property
+    def proven_digest(self) -> str | None:
+        """The digest that the bundle at the spec's URI was proven with."""
+        return next((m.digest for m in self.status.models if m.uri == self.spec.model_uri), None)

@@ -33,6 +33,7 @@ from offramp_core.evidence.exposure import judged_batches_needed
 from offramp_core.sketch import SecondsSketch
 
 ACK_TIMEOUT_SECONDS = 120.0  # kubelet takes up to a minute and a half to show a changed ConfigMap when a poke is lost
+CLOCKS_APART_SECONDS = 600.0  # two operators' clocks may differ by so much without a deadline ending early
 SLOW_QUANTILE = 0.90
 HARMFUL_SLOWDOWN = 1.2  # beyond the allowed overhead
 MIN_BATCHES_PER_SIZE = 20
@@ -50,7 +51,7 @@ class RolloutView:
     them is most of a pass. ``fell`` says why the plan that served was switched
     off in this very pass, as (reason, message), empty where it was not. ``returns_to`` is the promoted rollout of the same plan that the
     rollback window still covers. ``inputs_since`` is when the inputs last changed, and ``watched_since`` when this process began to look,
-    both by its own clock.
+    both by its own clock. ``fallen`` are workers that are not ready: they serve nobody, but may have died of the canary.
     """
 
     rollout: Rollout
@@ -67,6 +68,7 @@ class RolloutView:
     returns_to: str = ""
     inputs_since: float | None = None
     watched_since: float = 0.0
+    fallen: tuple[Worker, ...] = ()
 
     @property
     def status(self) -> RolloutStatus:
@@ -116,6 +118,11 @@ class RolloutView:
         if moment is None:
             return 0.0
         return self.now - moment if moment <= self.now else max(0.0, self.now - self.watched_since)
+
+    def seconds_surely_since(self, moment: float | None) -> float:
+        """What has passed since a moment also by a clock that was behind the one that told it: seen by this process, or beyond the difference."""
+        told = self.seconds_since(moment)
+        return max(min(told, self.now - self.watched_since), told - CLOCKS_APART_SECONDS)
 
     @property
     def seconds_in_phase(self) -> float:
@@ -230,10 +237,13 @@ def refused_by_a_worker(view: RolloutView) -> Change | None:
 
 
 def worker_died_in_the_canary(view: RolloutView) -> Change | None:
-    """A marker left by a worker that died executing a canary batch, or more restarts than when the step began."""
+    """A marker left by a worker that died executing a canary batch, or more restarts than when the step began.
+
+    It is not waited for until it is ready again: the others might have promoted the plan by then.
+    """
     if view.status.phase not in CANARY_SERVES or view.epoch is None:
         return None
-    for worker in view.workers:
+    for worker in (*view.workers, *view.fallen):
         if worker.state is not None and worker.state.crashed_epoch == view.epoch:
             return _stop(
                 view, "RolledBack", "WorkerCrashed", f"worker {worker.name} died while executing a canary batch"
@@ -421,7 +431,8 @@ def next_step(view: RolloutView) -> Change | None:
 def inconclusive(view: RolloutView) -> Change | None:
     """Too little traffic to tell: never a pass. Abort, or hold with the gates armed, as the user chose."""
     status, policy = view.status, view.service.spec.rollout
-    if status.phase != "Progressing" or view.seconds_since(status.step_started_at) < policy.step_deadline_seconds:
+    waited = view.seconds_surely_since(status.step_started_at)
+    if status.phase != "Progressing" or waited < policy.step_deadline_seconds:
         return None
     open_gates = "; ".join(f"{g.name}: {g.message}" for g in status.gates if g.state == "Undecided")
     if policy.on_inconclusive == "Hold":
@@ -478,6 +489,18 @@ def intent_key(service: Service) -> str:
 def is_certified(config: Config, service: Service, *, since: float | None = None) -> bool:
     """Whether a plan is proven for what the user asks now; ``since`` leaves out proofs on inputs that have changed."""
     return config.certified_for(service.spec.max_disagreement, confidence=service.spec.confidence, since=since)
+
+
+def forbidden(config: Config, service: Service) -> str:
+    """Why the spec, as it is now, does not let a plan serve; empty where it does."""
+    spec = service.spec
+    if spec.mode == "Disabled":
+        return "ramps.mode is Disabled"
+    if config.plan.precision not in spec.precisions:
+        return f"{config.name} runs at {config.plan.precision}; ramps.precision is {spec.precision}"
+    if not is_certified(config, service):
+        return f"{config.name} is not certified for a budget of {spec.max_disagreement:.2%} with confidence {spec.confidence:g}"
+    return ""
 
 
 def awaits_approval(rollout: Rollout, service: Service) -> bool:
@@ -563,6 +586,24 @@ def _begin_step(view: RolloutView, step: Step) -> RolloutStatus:
         history=history,
         reason="",
         message=f"waiting for every worker to run the canary at {weight} %",
+    )
+
+
+def begun_anew(rollout: Rollout, message: str) -> RolloutStatus:
+    """Back to before the first step, with fresh evidence: nobody is left who could run the canary, and nothing speaks against its plan."""
+    return replace(
+        rollout.status,
+        phase="Pending",
+        step=0,
+        weight=0,
+        reason="",
+        message=message,
+        step_started_at=None,
+        phase_started_at=None,
+        gates=(),
+        ledger=Ledger(),
+        watch=detector.init(),
+        history=(),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from offramp_core.control.objects import Cause, Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
 from offramp_core.plan import Plan
@@ -17,7 +18,9 @@ class Worker:
     """One worker as the platform and the worker itself report it.
 
     ``ready`` is the platform's readiness (pod condition, process health). ``current`` says that it runs the template the spec asks for
-    now. ``failure`` is why the platform cannot run it, in one sentence. ``state`` and ``observations`` are the last successful pull, or None.
+    now; ``trial`` that it serves the version on trial, beside those of the other one. ``ending`` says that it is on its way out. ``failure`` is why the platform cannot run it, in one sentence; ``no_room`` that another
+    worker's leaving may cure it. ``state`` and ``observations`` are the last successful pull, or None.
+    ``distrusted`` says why nothing this process reports is believed until it restarts; empty where it is.
     """
 
     name: str
@@ -27,8 +30,23 @@ class Worker:
     restarts: int = 0
     failure: str = ""
     failure_reason: str = ""
+    no_room: bool = False
+    ending: bool = False
+    trial: bool = False
     state: WorkerState | None = None
     observations: Observations | None = None
+    distrusted: str = ""
+
+    @property
+    def trouble(self) -> tuple[str, str]:
+        """(reason, message) of what keeps it from serving, or empty."""
+        if self.ready:
+            return "", ""
+        if self.failure:
+            return self.failure_reason or "WorkerFailed", self.failure
+        if self.state is not None and not self.state.ready and self.state.message:
+            return "InvalidBundle", self.state.message
+        return "", ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +61,66 @@ class RecordStore:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the fleet was between the last pulls: requests per second, and busy share of all workers in [0, 1]."""
+    """How busy the fleet was between the last pulls: requests per second, and busy share of all workers in [0, 1].
+
+    ``peak_rate`` is the most requests per second that came, refused ones included, in the part of the last hour that this process saw.
+    """
 
     request_rate: float = 0.0
     utilisation: float = 0.0
+    peak_rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Who decides how many workers there are, and how many that is now (``by`` is for people). ``failure`` is why it cannot decide, in one sentence."""
+
+    by: str
+    desired: int
+    failure: str = ""
+    failure_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOrder:
+    """Train ramps on what workers have captured, once for each ``attempt`` on the sample that began at ``since``.
+
+    ``ramp_set_digest`` is the set whose heads are trained further, ``max_disagreement`` the budget for which savings are told. Sets that are
+    not in ``keep`` may be removed from the store; the new one stays.
+    """
+
+    attempt: int
+    ramp_set_digest: str
+    max_disagreement: float
+    keep: tuple[str, ...] = ()
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingReport:
+    """What the platform tells of the last training: the set it made and, on ``rows`` inputs of which some trained nothing, what plans could save.
+
+    ``attempt`` and ``since`` are the order's. Of one that is Running, ``message`` says what keeps it from doing so.
+    """
+
+    attempt: int
+    state: Literal["Running", "Succeeded", "Failed"]
+    ramp_set_digest: str = ""
+    rows: int = 0
+    saving_before: float = 0.0
+    saving_after: float = 0.0
+    message: str = ""
+    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything one decision may look at. ``watched_since`` is when this process began to look at the service, by its own clock."""
+    """Everything one decision may look at. ``watched_since`` is when this process began to look at the service, by its own clock.
+
+    ``records`` are scored by the bundle's own ramp set, ``more_records`` by others, by digest. ``can_train`` says whether the platform has a
+    ramp-set store and trains; ``training`` is what it tells of the last training.
+    ``scaling`` is None where ``spec.replicas`` says how many workers there are.
+    """
 
     service: Service
     configs: Mapping[str, Config] = field(default_factory=dict)
@@ -63,6 +132,15 @@ class Snapshot:
     tuning_outcome: TuningOutcome | None = None
     tuning_running: bool = False
     watched_since: float = 0.0
+    scaling: Scaling | None = None
+    more_records: Mapping[str, RecordStore] = field(default_factory=dict)
+    can_train: bool = False
+    training: TrainingReport | None = None
+
+    @property
+    def desired(self) -> int:
+        """How many workers there should be."""
+        return self.service.spec.replicas if self.scaling is None else self.scaling.desired
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +165,12 @@ class NewRollout:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One Kubernetes Event on the service: a transition worth telling."""
+    """One Kubernetes Event on the service: a transition worth telling. ``rollout`` is the one that it happened to, if it did."""
 
     reason: str
     message: str
     warning: bool = False
+    rollout: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +179,7 @@ class Decision:
 
     1. create configs, then write config statuses; 2. create the rollout; 3. write rollout statuses: evidence is persisted before it is
     acted on; 4. write the service status; 5. delete what history no longer needs; 6. publish the document with a compare-and-swap on its
-    epoch, then poke workers; 7. start the tuning; 8. emit events.
+    epoch, then poke workers; 7. start the tuning and the training; 8. emit events.
     """
 
     status: ServiceStatus
@@ -112,5 +191,6 @@ class Decision:
     delete_rollouts: tuple[str, ...] = ()
     publish: PlanDocument | None = None
     tune: TuningRequest | None = None
+    train: TrainingOrder | None = None
     events: tuple[Event, ...] = ()
     requeue_after_seconds: float = 30.0

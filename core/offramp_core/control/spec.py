@@ -16,24 +16,45 @@ from typing import Any, Literal, cast, get_args
 from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.plan import MAX_ACTIVE_RAMPS, PRECISIONS, Execution, Precision, RampThreshold
+from offramp_core.protocol import class_of, class_slice, slice_number
 
 Mode = Literal["Auto", "Recommend", "Pinned", "Disabled"]
 Promotion = Literal["Automatic", "Manual"]
 OnInconclusive = Literal["Abort", "Hold"]
 AllowedPrecision = Literal["Auto", "Exact"]
+Training = Literal["Prepared", "LiveTraffic"]
 BatchingPolicy = Literal["Offramp", "TFServing", "Clockwork"]
 DeadlineAnswers = Literal["OnRequest", "Always"]
 Protocol = Literal["HTTP", "GRPC"]
+UpdateType = Literal["Auto", "Availability", "ResourceAware"]
+NoExitFloor = Literal["Reserve", "PreScale", "None"]
 
 _DURATION = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h)$")
 _UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+FETCHED = ("https://", "s3://")
+MODEL_FIELDS = {"uri", "digest", "archiveDigest", "endpoint", "region", "secretRef"}
+_OBJECT_NAME = re.compile(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
+_URI = re.compile(
+    r"^(oci://\S+|file://.+|pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/\S*)?|https://[^\s/?#@]+/[^\s#]+|s3://[a-z0-9][-a-z0-9.]{1,61}[a-z0-9]/\S+)$"
+)
+_LEADS_OUT = re.compile(r"/\.\.(/|$)")
+_ENDPOINT = re.compile(r"^https?://[^\s/?#@]+/?$")
+_REGION = re.compile(r"^[a-z0-9][-a-z0-9]{0,62}$")
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
+_SLICE = re.compile(r"^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$")
 _SIZE = re.compile(r"^([1-9][0-9]{0,11})(Ki|Mi|Gi)?$")
 _UNIT_BYTES = {None: 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 MAX_NAME_LENGTH = 40
 MAX_CACHE_BYTES = 2**40
 MAX_STEPS = 12
+MAX_SLICES = 8
+MAX_CLASSES = 8  # with a budget of their own
+MAX_EVERY_CLASS = 32
+MAX_CLASS = 99_999
+MAX_REPLICAS = 1000
+MAX_IN_FLIGHT = 100_000
+MAX_TRIAL_WEIGHT = 50  # percent of the workers; the version that serves keeps half of them at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +84,46 @@ class RolloutPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class SideBySide:
+    """A changed model is tried beside the one that serves, by ``weight`` percent of the workers, for ``pause_seconds`` at least.
+
+    Its workers must be ready within ``deadline_seconds``, and be proven as long after the pause, or it is rejected.
+    """
+
+    weight: int = 20
+    pause_seconds: float = 600.0
+    promotion: Promotion = "Automatic"
+    deadline_seconds: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePolicy:
+    """How workers of a changed bundle or image replace the old ones.
+
+    ``Auto`` starts one more than wanted and, where there has been no room for it for ``surge_deadline_seconds``, replaces in place with two
+    workers or more. ``Availability`` never takes a serving worker away first; ``ResourceAware`` never asks for one more where there are two.
+    ``side_by_side`` None replaces workers without a trial of the new model.
+    """
+
+    type: UpdateType = "Auto"
+    surge_deadline_seconds: float = 300.0
+    side_by_side: SideBySide | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaling:
+    """As many workers as keep about ``target_in_flight`` requests admitted and unanswered in each, within the limits.
+
+    ``no_exit_floor`` says when there are never fewer than the demand needs with exits off: always, while exits may soon go off, or never.
+    """
+
+    max_replicas: int
+    target_in_flight: int
+    min_replicas: int = 1
+    no_exit_floor: NoExitFloor = "Reserve"
+
+
+@dataclass(frozen=True, slots=True)
 class Pin:
     """The user's own thresholds, in the order given, and the precision they are for; optionally tied to one ramp set."""
 
@@ -72,22 +133,44 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceObjective:
+    """Requests with the parameter ``slice: name``, or the answers that name a class (``class/3``), and their own accuracy budget."""
+
+    name: str
+    max_disagreement: float
+
+    @property
+    def predicted(self) -> int | None:
+        """The class that the answers name; None for a slice of requests."""
+        return class_of(self.name)
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceSpec:
     """A parsed ``EarlyExitService.spec``. ``worker`` is the allow-listed template, for the shell that renders it.
 
-    ``cache_bytes`` of 0 is no prediction cache.
+    ``store_claim`` is the PersistentVolumeClaim of the ramp-set store in a cluster; ``offramp up`` has a store of its own.
+    ``cache_bytes`` of 0 is no prediction cache. ``holdback`` is the share of batches that run with exits off under any plan, to be compared with.
     """
 
     model_uri: str
     latency_seconds: float
     max_disagreement: float
     model_digest: str | None = None
+    archive_digest: str | None = None
+    model_endpoint: str | None = None
+    model_region: str | None = None
+    model_secret: str | None = None
     latency_percentile: int = 95
     confidence: float = 0.95
+    slices: tuple[SliceObjective, ...] = ()
     mode: Mode = "Auto"
     max_overhead: float = 0.05
     max_active: int = 3
+    holdback: float = 0.02
     precision: AllowedPrecision = "Auto"
+    training: Training = "Prepared"
+    store_claim: str | None = None
     pin: Pin | None = None
     execution: Execution = "Auto"
     batching: BatchingPolicy = "Offramp"
@@ -95,15 +178,30 @@ class ServiceSpec:
     cache_bytes: int = 0
     protocols: tuple[Protocol, ...] = ("HTTP",)
     rollout: RolloutPolicy = RolloutPolicy()
+    update_policy: UpdatePolicy = UpdatePolicy()
     replicas: int = 1
+    autoscaling: Autoscaling | None = None
     suspend: bool = False
     worker: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether the bundle is fetched by each worker's own start, rather than mounted or lying there."""
+        return self.model_uri.startswith(FETCHED)
+
+    @property
+    def may_move(self) -> bool:
+        """Whether another bundle may lie at the URI tomorrow and nothing in the spec would notice."""
+        return (
+            self.model_digest is None and "@sha256:" not in self.model_uri and not self.model_uri.startswith("file://")
+        )
 
     @property
     def objective_key(self) -> str:
         """What a certified plan was tuned for; a plan proposed under another key is not comparable."""
         key = f"{self.max_disagreement:g}/{self.confidence:g}/{self.max_overhead:g}/{self.max_active}/{self.execution}"
-        return key if self.precision == "Auto" else f"{key}/{self.precision}"
+        key = key if self.precision == "Auto" else f"{key}/{self.precision}"
+        return key + "".join(f"/{s.name}={s.max_disagreement:g}" for s in self.slices)
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
@@ -117,6 +215,18 @@ def parse_duration(text: Any, field_name: str) -> float:
     if match is None:
         raise InvalidSpecError(field_name, f"{text!r} is not a duration; write for example 40ms, 1.5s or 2h")
     return float(match[1]) * _UNIT_SECONDS[match[2]]
+
+
+def parse_size(text: Any, field_name: str) -> int:
+    """``256Mi`` → bytes."""
+    match = _SIZE.match(text) if isinstance(text, str) else None
+    size = int(match[1]) * _UNIT_BYTES[match[2]] if match else 0
+    if not 0 < size <= MAX_CACHE_BYTES:
+        raise InvalidSpecError(
+            field_name,
+            f"must be a whole number from 1 on with no unit or Ki, Mi or Gi, at most 1Ti, such as 256Mi; got {text!r}",
+        )
+    return size
 
 
 def check_name(name: Any) -> str:
@@ -139,30 +249,37 @@ def parse_spec(value: Any) -> ServiceSpec:
     """
     spec = _Reader(
         value, "spec",
-        {"model", "objective", "ramps", "execution", "batching", "deadlineAnswers", "predictionCache", "protocols", "rollout", "replicas", "suspend", "worker"},
+        {"model", "objective", "ramps", "execution", "batching", "deadlineAnswers", "predictionCache", "protocols", "rollout", "updatePolicy", "replicas", "autoscaling", "suspend", "worker"},
     )  # fmt: skip
-    model = spec.section("model", {"uri", "digest"}, required=True)
+    model = _model(spec.section("model", MODEL_FIELDS, required=True))
     objective = spec.section("objective", {"latency", "accuracy"}, required=True)
     latency = objective.section("latency", {"percentile", "threshold"}, required=True)
-    accuracy = objective.section("accuracy", {"maxDisagreement", "confidence", "output"}, required=True)
+    accuracy = objective.section(
+        "accuracy", {"maxDisagreement", "confidence", "output", "slices", "classes", "everyClass"}, required=True
+    )
     accuracy.choice("output", ("Top1",), "Top1")
-    ramps = spec.section("ramps", {"mode", "maxOverhead", "maxActive", "precision", "pin"})
+    ramps = spec.section(
+        "ramps", {"mode", "maxOverhead", "maxActive", "holdback", "precision", "training", "store", "pin"}
+    )
     mode = cast(Mode, ramps.choice("mode", get_args(Mode), "Auto"))
     precision = cast(AllowedPrecision, ramps.choice("precision", get_args(AllowedPrecision), "Auto"))
     execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
     return ServiceSpec(
-        model_uri=model.text("uri", r"^(oci|file)://.+", "start it with oci:// or file://"),
-        model_digest=model.optional_text("digest", _DIGEST.pattern, "write sha256: and 64 hex digits"),
+        **model,
         latency_percentile=latency.integer("percentile", 95, low=50, high=99),
         latency_seconds=_positive(
             parse_duration(latency.get("threshold"), latency.path("threshold")), latency.path("threshold")
         ),
         max_disagreement=accuracy.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True),
         confidence=accuracy.decimal("confidence", "0.95", low="0.5", high="1", exclude_low=True, exclude_high=True),
+        slices=(*_slices(accuracy), *_classes(accuracy)),
         mode=mode,
         max_overhead=ramps.decimal("maxOverhead", "0.05", low="0", high="1", exclude_low=True),
         max_active=ramps.integer("maxActive", 3, low=1, high=MAX_ACTIVE_RAMPS),
+        holdback=ramps.decimal("holdback", "0.02", low="0", high="0.5"),
         precision=precision,
+        training=cast(Training, ramps.choice("training", get_args(Training), "Prepared")),
+        store_claim=_store_claim(ramps),
         pin=_pin(ramps, mode, precision),
         execution=execution,
         batching=cast(
@@ -186,10 +303,99 @@ def parse_spec(value: Any) -> ServiceSpec:
                 },
             )
         ),
-        replicas=spec.integer("replicas", 1, low=0, high=1000),
+        update_policy=_update_policy(spec.section("updatePolicy", {"type", "surgeDeadline", "sideBySide"})),
+        replicas=spec.integer("replicas", 1, low=0, high=MAX_REPLICAS),
+        autoscaling=_autoscaling(spec),
         suspend=spec.boolean("suspend", default=False),
         worker=spec.mapping("worker"),
     )
+
+
+def _model(model: _Reader) -> dict[str, Any]:
+    """Where the bundle is, and what belongs to it."""
+    uri = model.text(
+        "uri", _URI.pattern, "write oci://IMAGE, pvc://CLAIM/PATH, https://HOST/PATH, s3://BUCKET/KEY or file://PATH"
+    )
+    scheme = uri.partition("://")[0]
+    if _LEADS_OUT.search(uri) and scheme == "pvc":
+        raise InvalidSpecError(model.path("uri"), f"must name a folder of the claim, without '..'; got {uri!r}")
+    for name in ("secretRef", "archiveDigest"):
+        if name in model.value and not uri.startswith(FETCHED):
+            raise InvalidSpecError(model.path(name), f"is for https:// and s3://; a {scheme}:// bundle is not fetched")
+    for name in ("endpoint", "region"):
+        if name in model.value and scheme != "s3":
+            raise InvalidSpecError(model.path(name), "is for s3://; remove it")
+    endpoint = model.optional_text("endpoint", _ENDPOINT.pattern, "write https://HOST or https://HOST:PORT")
+    archive = model.optional_text("archiveDigest", _DIGEST.pattern, "write sha256: and 64 hex digits")
+    if endpoint is not None and endpoint.startswith("http:") and archive is None:
+        raise InvalidSpecError(model.path("endpoint"), "is not encrypted, which needs spec.model.archiveDigest")
+    secret = model.section("secretRef", {"name"}) if "secretRef" in model.value else None
+    return {
+        "model_uri": uri,
+        "model_digest": model.optional_text("digest", _DIGEST.pattern, "write sha256: and 64 hex digits"),
+        "archive_digest": archive,
+        "model_endpoint": endpoint,
+        "model_region": model.optional_text("region", _REGION.pattern, "write a region such as eu-central-1"),
+        "model_secret": secret.text("name", _OBJECT_NAME.pattern, "name a Secret") if secret is not None else None,
+    }
+
+
+def _slices(accuracy: _Reader) -> tuple[SliceObjective, ...]:
+    entries = accuracy.get("slices", [])
+    if not isinstance(entries, list) or len(entries) > MAX_SLICES:
+        raise InvalidSpecError(
+            accuracy.path("slices"), f"list at most {MAX_SLICES} slices with name and maxDisagreement"
+        )
+    readers = [
+        _Reader(e, f"{accuracy.path('slices')}[{i}]", {"name", "maxDisagreement"}) for i, e in enumerate(entries)
+    ]
+    slices = tuple(
+        SliceObjective(
+            r.text("name", _SLICE.pattern, "write lower-case letters, digits and '-', at most 32"),
+            r.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True),
+        )
+        for r in readers
+    )
+    if len({slice_number(s.name) for s in slices}) != len(slices):
+        raise InvalidSpecError(accuracy.path("slices"), "a slice is named twice")
+    return slices
+
+
+def _store_claim(ramps: _Reader) -> str | None:
+    if "store" not in ramps.value:
+        return None
+    store = ramps.section("store", {"claimName"})
+    return store.text("claimName", _OBJECT_NAME.pattern, "name a PersistentVolumeClaim of the service's namespace")
+
+
+def _classes(accuracy: _Reader) -> tuple[SliceObjective, ...]:
+    """Slices of the answers that name a class, lowest class first; a class that has a budget of its own keeps it beside ``everyClass``."""
+    entries = accuracy.get("classes", [])
+    if not isinstance(entries, list) or len(entries) > MAX_CLASSES:
+        raise InvalidSpecError(
+            accuracy.path("classes"), f"list at most {MAX_CLASSES} classes with class and maxDisagreement"
+        )
+    budgets: dict[int, float] = {}
+    if "everyClass" in accuracy.value:
+        every = accuracy.section("everyClass", {"count", "maxDisagreement"})
+        count = every.integer("count", None, low=2, high=MAX_EVERY_CLASS)
+        budgets = dict.fromkeys(
+            range(count), every.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True)
+        )
+    readers = [
+        _Reader(e, f"{accuracy.path('classes')}[{i}]", {"class", "maxDisagreement"}) for i, e in enumerate(entries)
+    ]
+    own = [
+        (
+            r.integer("class", None, low=0, high=MAX_CLASS),
+            r.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True),
+        )
+        for r in readers
+    ]
+    if len(dict(own)) != len(own):
+        raise InvalidSpecError(accuracy.path("classes"), "a class is named twice")
+    budgets.update(own)
+    return tuple(SliceObjective(class_slice(number), budgets[number]) for number in sorted(budgets))
 
 
 def _pin(ramps: _Reader, mode: Mode, allowed: AllowedPrecision) -> Pin | None:
@@ -243,15 +449,7 @@ def _cache_bytes(spec: _Reader, execution: Execution) -> int:
             "is of no use with execution ResultsOnly, which runs and compares every request; change one of them",
         )
     cache = spec.section("predictionCache", {"sizeLimit"})
-    text = cache.get("sizeLimit")
-    match = _SIZE.match(text) if isinstance(text, str) else None
-    size = int(match[1]) * _UNIT_BYTES[match[2]] if match else 0
-    if not 0 < size <= MAX_CACHE_BYTES:
-        raise InvalidSpecError(
-            cache.path("sizeLimit"),
-            f"must be a whole number from 1 on with no unit or Ki, Mi or Gi, at most 1Ti, such as 256Mi; got {text!r}",
-        )
-    return size
+    return parse_size(cache.get("sizeLimit"), cache.path("sizeLimit"))
 
 
 def _protocols(spec: _Reader) -> tuple[Protocol, ...]:
@@ -294,6 +492,41 @@ def _rollout(reader: _Reader) -> RolloutPolicy:
         rollback_window=reader.integer("rollbackWindow", default.rollback_window, low=0, high=20),
         history_limit=reader.integer("historyLimit", default.history_limit, low=1, high=100),
         steps=steps,
+    )
+
+
+def _update_policy(reader: _Reader) -> UpdatePolicy:
+    return UpdatePolicy(
+        type=cast(UpdateType, reader.choice("type", get_args(UpdateType), "Auto")),
+        surge_deadline_seconds=parse_duration(reader.get("surgeDeadline", "5m"), reader.path("surgeDeadline")),
+        side_by_side=_side_by_side(reader) if "sideBySide" in reader.value else None,
+    )
+
+
+def _side_by_side(policy: _Reader) -> SideBySide:
+    reader, default = policy.section("sideBySide", {"weight", "pause", "promotion", "deadline"}), SideBySide()
+    return SideBySide(
+        weight=reader.integer("weight", default.weight, low=1, high=MAX_TRIAL_WEIGHT),
+        pause_seconds=parse_duration(reader.get("pause", "10m"), reader.path("pause")),
+        promotion=cast(Promotion, reader.choice("promotion", get_args(Promotion), default.promotion)),
+        deadline_seconds=_positive(
+            parse_duration(reader.get("deadline", "1h"), reader.path("deadline")), reader.path("deadline")
+        ),
+    )
+
+
+def _autoscaling(spec: _Reader) -> Autoscaling | None:
+    if "autoscaling" not in spec.value:
+        return None
+    if "replicas" in spec.value:
+        raise InvalidSpecError(spec.path("autoscaling"), "decides on the number of workers; remove spec.replicas")
+    reader = spec.section("autoscaling", {"minReplicas", "maxReplicas", "targetInFlight", "noExitFloor"})
+    fewest = reader.integer("minReplicas", 1, low=1, high=MAX_REPLICAS)
+    return Autoscaling(
+        max_replicas=reader.integer("maxReplicas", None, low=fewest, high=MAX_REPLICAS),
+        target_in_flight=reader.integer("targetInFlight", None, low=1, high=MAX_IN_FLIGHT),
+        min_replicas=fewest,
+        no_exit_floor=cast(NoExitFloor, reader.choice("noExitFloor", get_args(NoExitFloor), "Reserve")),
     )
 
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from offramp_core.certify import SliceBudget
 from offramp_core.columns import EXACT
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
+from offramp_core.control.spec import SliceObjective
+from offramp_core.control.versions import concerns_versions
 from offramp_core.evaluate import chain_of
 from offramp_core.plan import Plan
-from offramp_core.tuning import NeedsLabels, NoGain, PinCheck, Proposed, TuningRequest, check_pin
+from offramp_core.protocol import slice_number
+from offramp_core.tuning import NeedsLabels, NoGain, PinCheck, Proposed, TuningRequest, check_pin, testable_slices
 
 RETUNE_SECONDS = 3600.0
 MIN_GAIN = 0.01
@@ -32,7 +36,8 @@ class TunerView:
     """``stable`` is the plan that serves all traffic now; ``rollout`` an unfinished attempt, if any.
 
     ``recommended`` is an attempt that waits for a person's approval instead: a better one may be looked for meanwhile. ``known`` names a
-    plan that was stable lately and may come back, where exits are off.
+    plan that was stable lately and may come back, where exits are off. ``ramp_set`` is the set in which plans are looked for (empty: that
+    of the stable plan), ``saving_to_beat`` what the stable plan saves where it is of another.
     """
 
     snapshot: Snapshot
@@ -42,11 +47,20 @@ class TunerView:
     now: float
     recommended: Rollout | None = None
     known: str = ""
+    ramp_set: str = ""
+    saving_to_beat: float = 0.0
 
     @property
     def objective(self) -> str:
         plan = self.stable.plan
-        return f"{self.snapshot.service.spec.objective_key}/{plan.backbone_digest[-12:]}/{plan.ramp_set_digest[-12:]}"
+        ramp_set = self.ramp_set or plan.ramp_set_digest
+        return f"{self.snapshot.service.spec.objective_key}/{plan.backbone_digest[-12:]}/{ramp_set[-12:]}"
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether plans are looked for in another ramp set than the one that serves."""
+        plan = self.stable.plan
+        return not plan.exits_off and self.ramp_set not in ("", plan.ramp_set_digest)
 
     @property
     def wanted(self) -> bool:
@@ -60,8 +74,10 @@ class TunerView:
     @property
     def request(self) -> str:
         """What the user asks for, until it is answered."""
-        asked = self.snapshot.service.request
-        return "" if asked == self.status.handled_request else asked
+        asked, service = self.snapshot.service.request, self.snapshot.service
+        if asked == self.status.handled_request or concerns_versions(service):
+            return ""
+        return asked
 
     @property
     def asks_to_tune(self) -> bool:
@@ -194,12 +210,37 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
         backbone_digest=store.backbone_digest,
         ramp_set_digest=store.ramp_set_digest,
         execution=spec.execution,
-        current=view.stable.plan,
-        min_gain=MIN_GAIN,
+        current=None if view.on_trial else view.stable.plan,
+        saving_to_beat=view.saving_to_beat if view.on_trial else 0.0,
+        min_gain=_min_gain(view),
         consumed_through=view.status.consumed_through_at,
         discard_before=view.status.records_since_at,
         precisions=spec.precisions,
+        slices=_slices_to_certify(view, store),
     )
+
+
+def _slices_to_certify(view: TunerView, store: RecordStore) -> tuple[SliceBudget, ...]:
+    """Slices with enough labels. Those that are too rare for a certificate do not keep the others from theirs; their audits watch over them."""
+    spec, status, records = view.snapshot.service.spec, view.status, store.records
+    wanted = [
+        _budget(s) for s in spec.slices if (records.slice_id if s.predicted is None else records.final) is not None
+    ]
+    return testable_slices(
+        store.records, wanted, delta=1 - spec.confidence, test_index=status.tests_run + 1, consumed_through=status.consumed_through_at,
+    )  # fmt: skip
+
+
+def _budget(asked: SliceObjective) -> SliceBudget:
+    """A slice as records know it."""
+    if asked.predicted is None:
+        return SliceBudget(slice_number(asked.name), asked.max_disagreement)
+    return SliceBudget(asked.predicted, asked.max_disagreement, "Answer")
+
+
+def _min_gain(view: TunerView) -> float:
+    """Nothing is asked of the plan that replaces one with a ramp that does not pay, at the attempt that this brings about."""
+    return 0.0 if view.status.unpaying == view.stable.name and not view.status.tuned_for else MIN_GAIN
 
 
 def _digest(view: TunerView) -> Tuned:
@@ -226,7 +267,9 @@ def _digest(view: TunerView) -> Tuned:
     if view.asks_to_tune:
         status = replace(status, handled_request=view.request)
     if isinstance(outcome, NoGain):
-        message = _NO_GAIN[outcome.reason].format(saving=outcome.best_saving)
+        names = [s.name for s in view.snapshot.service.spec.slices if _budget(s) in outcome.slices]
+        of = f" of {', '.join(names)}" if names else ""
+        message = _NO_GAIN[outcome.reason].format(saving=outcome.best_saving, of=of)
         none_fits = (
             "" if outcome.current_allowed else f"{view.stable.name} is not what the spec allows now, and {message}"
         )
@@ -241,7 +284,7 @@ def _digest(view: TunerView) -> Tuned:
 _NO_GAIN = {
     "NothingSaves": "no plan saves time within the budget",
     "NotBetter": "the best plan found saves {saving:.0%}, not enough more than the one that serves",
-    "OverBudget": "no plan could be certified within the budget",
+    "OverBudget": "no plan could be certified within the budget{of}",
 }
 
 

@@ -18,6 +18,7 @@ they are counted once and left out of the histograms of all boxes inside it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.records import BoolArray, IndexArray
+from offramp_core.search.pace import PACE
 from offramp_core.search.space import Ints, SearchSpace
 
 Floats = npt.NDArray[np.float64]
@@ -170,8 +172,12 @@ def divide(
 
     The gains are those of :func:`gain_of`.
     """
-    box, ranks = settle(space, box)
     edges = tuple(_edges(low, high, parts) for low, high in zip(box.low, box.high, strict=True))
+    n_cells = math.prod(len(e) - 1 for e in edges)
+    n_rows = space.n if box.inside.rows is None else len(box.inside.rows)
+    if space.plain and tails is None and PACE.compiled(n_rows + n_cells):
+        return _divide_plain(space, box, edges, values)
+    box, ranks = settle(space, box)
     counter = _Counter(space, box, edges, ranks)
     gain = gain_of(counter.still_in(), values, tails, need)
     spare: Floats | Ints = (space.limits.most - box.inside.charged).reshape((-1,) + (1,) * len(edges))
@@ -183,6 +189,25 @@ def divide(
     within: BoolArray = np.all(errors <= spare, axis=1)
     bound = np.minimum(gain, gain + counter.relaxed(gain, errors[1, 0] - spare[0], values))
     return Cells(np.where(within[0], bound, -np.inf), np.where(within[1], gain, -np.inf), edges), box.inside
+
+
+def _divide_plain(space: SearchSpace, box: Box, edges: tuple[IndexArray, ...], values: Floats) -> tuple[Cells, Open]:
+    """The same by compiled loops."""
+    from offramp_core.search import compiled
+
+    rows, columns = box.inside.rows, [space.column(ramp) for ramp in box.active]
+    ranks = np.stack([c.rank if rows is None else c.rank.take(rows) for c in columns])
+    bad = np.stack([c.bad if rows is None else c.bad.take(rows) for c in columns])
+    still_in, charged = box.inside.still_in.copy(), box.inside.charged.copy()
+    kept = compiled.settle(ranks, bad, np.array(box.low), np.array(box.high), still_in, charged)
+    inside = Open(kept if rows is None else rows.take(kept), still_in, charged)
+    parts = np.array([len(e) - 1 for e in edges])
+    padded = np.zeros((len(edges), int(parts.max()) + 1), dtype=np.int64)
+    for row, e in zip(padded, edges, strict=True):
+        row[: len(e)] = e
+    spare = float(space.limits.most[0] - charged[0])
+    bound, corner = compiled.bound_cells(ranks, bad, kept, padded, parts, still_in, values, spare)
+    return Cells(bound.reshape(parts), corner.reshape(parts), edges), inside
 
 
 def _edges(low: int, high: int, parts: int) -> IndexArray:

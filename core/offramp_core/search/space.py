@@ -66,6 +66,11 @@ class SearchSpace:
         self._columns: dict[int, Column] = {}
         self._reach: dict[int, int] = {}
 
+    @property
+    def plain(self) -> bool:
+        """Whether there is one limit, every error counts 1, and only exits make any."""
+        return self.final_bad is None and self.limits.weight is None and self.limits.group is None
+
     def column(self, ramp: int) -> Column:
         if ramp not in self._columns:
             self._columns[ramp] = self._make_column(ramp)

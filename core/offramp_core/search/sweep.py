@@ -14,6 +14,7 @@ import numpy as np
 
 from offramp_core.records import BoolArray, IndexArray
 from offramp_core.search.boxes import Floats, code_table, gain_of, running_sums
+from offramp_core.search.pace import PACE
 from offramp_core.search.space import SearchSpace
 
 PARTS = {1: 512, 2: 40, 3: 11, 4: 6, 5: 4, 6: 3}  # by number of ramps: a few thousand cells a set
@@ -85,12 +86,32 @@ class Sweep:
 
         ``values`` and ``tails`` have a row for each of the ramps; see :func:`gain_of`.
         """
+        if self.space.plain and tails is None and PACE.compiled(self.space.n * len(ramps)):
+            return self._compiled_bounds(prefix, ramps, values)
         return np.concatenate(
             [
                 self._bounds(prefix, ramps[some], values[some], None if tails is None else tails[some], need)
                 for some in self._blocks(len(ramps))
             ]
         )
+
+    def _compiled_bounds(self, prefix: Prefix, ramps: Sequence[int], values: Floats) -> Floats:
+        from offramp_core.search import compiled
+
+        edges = self._edges(prefix, ramps)
+        depth = len(prefix.ramps)
+        shape = (self.parts,) * depth
+        still_in = np.stack([np.broadcast_to(s, shape).ravel() for s in prefix.still_in])
+        kept = np.arange((self.parts + 1) ** depth).reshape((self.parts + 1,) * depth)[(slice(self.parts),) * depth]
+        errors, most = prefix.errors[0].ravel(), float(self.space.limits.most[0])
+        out = np.empty(len(ramps))
+        for i, (ramp, e, worth) in enumerate(zip(ramps, edges, values, strict=True)):
+            c, cautious = self.space.column(ramp), _most_cautious(e)
+            out[i] = compiled.bound_set(
+                prefix.code, kept.ravel(), (self.parts + 1) ** depth, self.parts, depth, c.order, c.end[e + 1], c.bad_rows,
+                c.bad_end[cautious + 1], still_in, errors, worth, most,
+            )  # fmt: skip
+        return out
 
     def _blocks(self, n_sets: int) -> Iterator[slice]:
         step = max(1, _ROWS_AT_ONCE // self.space.n)
@@ -129,9 +150,7 @@ class Sweep:
     def _errors(self, prefix: Prefix, ramps: Sequence[int], edges: IndexArray) -> Floats:
         """Least errors at the last ramp, (C, 1 + S, P1, ..., Pd), axes as above: those of each part's most cautious cut."""
         columns = [self.space.column(ramp) for ramp in ramps]
-        cautious = edges.copy()
-        cautious[:, 1:] = np.minimum(edges[:, :-1] + 1, edges[:, -1:])
-        ends = np.stack([c.bad_end[e + 1] for c, e in zip(columns, cautious, strict=True)])
+        ends = np.stack([c.bad_end[_most_cautious(e) + 1] for c, e in zip(columns, edges, strict=True)])
         rows = np.concatenate([c.bad_rows[:e] for c, e in zip(columns, ends[:, -1].tolist(), strict=True)])
         code = self._code(prefix, rows, ends)
         table = self.space.limits.tabulate(rows, code, len(columns) * self._width(prefix))
@@ -154,3 +173,10 @@ class Sweep:
         table = table.reshape(len(table), -1, *(self.parts + 1,) * depth, self.parts).swapaxes(0, 1)
         table = running_sums(table, first=2)
         return table[(slice(None), slice(None), *(slice(self.parts),) * depth)]
+
+
+def _most_cautious(edges: IndexArray) -> IndexArray:
+    """The cuts at which each part of a last ramp makes least errors, (P + 1,), as ``edges`` are its ends."""
+    out = edges.copy()
+    out[1:] = np.minimum(edges[:-1] + 1, edges[-1])
+    return out

@@ -13,6 +13,28 @@
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels and annotations of an object: `include "offramp.metadata" (dict "root" . "labels" MORE "annotations" MORE)`; the more special one wins. */}}
+{{- define "offramp.metadata" -}}
+labels:
+  {{- toYaml (merge (dict) (.labels | default dict) (include "offramp.labels" .root | fromYaml)) | nindent 2 }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Reference of an image: `include "offramp.image" (dict "root" . "image" .Values.image)`. A digest wins over a tag. */}}
+{{- define "offramp.image" -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" .image.repository .image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .image.repository (.image.tag | default .root.Chart.AppVersion) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "offramp.selectorLabels" -}}
@@ -31,6 +53,18 @@ app.kubernetes.io/component: operator
 
 {{- define "offramp.leaseName" -}}
 {{- printf "%s-leader" (include "offramp.fullname" .) -}}
+{{- end -}}
+
+{{/* The Leases of all shards; a single one keeps the plain name, as the operator names them. */}}
+{{- define "offramp.leaseNames" -}}
+{{- $names := list (include "offramp.leaseName" .) -}}
+{{- if gt (int .Values.shards) 1 -}}
+{{- $names = list -}}
+{{- range $shard := until (int .Values.shards) -}}
+{{- $names = append $names (printf "%s-%d" (include "offramp.leaseName" $) $shard) -}}
+{{- end -}}
+{{- end -}}
+{{- join ", " $names -}}
 {{- end -}}
 
 {{/*
@@ -63,10 +97,27 @@ no rule has a wildcard. Verbs in alphabetical order, so that a missing or a doub
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [create, delete, get, list, patch, watch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create, delete, get, list, patch, watch]
+# To see a user's autoscaler of a Deployment, which is then left to scale it; and to make the one that spec.autoscaling asks for.
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [create, delete, get, list, patch, watch]
+# The training of ramps on live traffic (spec.ramps.training), one at a time and never changed.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [create, delete, get, list, watch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
-- apiGroups: [""]
+- apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end -}}
+
+{{/* Names under which the Service of the web page is reached in the cluster. */}}
+{{- define "offramp.webNames" -}}
+{{- $name := printf "%s-web" (include "offramp.fullname" .) -}}
+{{- $name }},{{ $name }}.{{ .Release.Namespace }},{{ $name }}.{{ .Release.Namespace }}.svc,{{ $name }}.{{ .Release.Namespace }}.svc.cluster.local
+{{- end }}

@@ -1,1 +1,1 @@
-"""The Kubernetes shell: kopf watches, a cache and a work queue feed reconcile; server-side apply acts."""
+"""The Kubernetes shell: watches, a cache and a work queue feed reconcile; server-side apply acts."""

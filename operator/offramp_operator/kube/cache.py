@@ -9,33 +9,65 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
-from offramp_operator.kube.kinds import WATCHED, Kind, Object, name_of, namespace_of, owner_of, uid_of, version_of
+from offramp_operator.kube.kinds import (
+    AUTOSCALER,
+    WATCHED,
+    Kind,
+    Object,
+    name_of,
+    namespace_of,
+    owner_of,
+    scale_target,
+    uid_of,
+    version_of,
+)
+from offramp_operator.kube.slim import slim
 
+K = TypeVar("K")
 REMEMBERED_DELETIONS = 10_000  # far more than can be under way between a write and its echo on the watch
 
 
 class ObjectCache:
-    """Objects of the watched kinds. Callers must not change what they are given."""
+    """Objects of the watched kinds, slimmed (see :mod:`slim`). Callers must not change what they are given.
 
-    def __init__(self, kinds: Iterable[Kind] = WATCHED) -> None:
+    Parameters
+    ----------
+    admits : callable
+        Which objects are kept at all; what belongs to another process's services need not be.
+    """
+
+    def __init__(self, kinds: Iterable[Kind] = WATCHED, *, admits: Callable[[Object], bool] = lambda _: True) -> None:
+        self._admits = admits
+        self._changed: Callable[[Object], None] = lambda _: None
         self._objects: dict[Kind, dict[str, Object]] = {kind: {} for kind in kinds}
         self._named: dict[Kind, dict[tuple[str, str], str]] = {kind: {} for kind in kinds}
         self._owned: dict[Kind, dict[str, set[str]]] = {kind: {} for kind in kinds}
+        self._scaling: dict[tuple[str, str], set[str]] = {}
         self._deleted: OrderedDict[str, float] = OrderedDict()
+
+    def tell(self, changed: Callable[[Object], None]) -> None:
+        """Call ``changed`` with every object that is added, changed or dropped, whoever brings the news."""
+        self._changed = changed
 
     def put(self, kind: Kind, obj: Object) -> bool:
         """Take an object unless a newer one is known or it was deleted; whether anything changed."""
         uid, version = uid_of(obj), version_of(obj)
         known = self._objects[kind].get(uid)
+        if known is None and not self._admits(obj):
+            return False
         if version <= self._deleted.get(uid, 0) or (known is not None and version_of(known) >= version):
             return False
         self._forget(kind, uid)
-        self._objects[kind][uid] = obj
+        obj = self._objects[kind][uid] = slim(kind, obj)
         self._named[kind][namespace_of(obj), name_of(obj)] = uid
         if (owner := owner_of(obj)) is not None:
             self._owned[kind].setdefault(owner["uid"], set()).add(uid)
+        if kind is AUTOSCALER:
+            self._scaling.setdefault((namespace_of(obj), scale_target(obj)), set()).add(uid)
+        self._changed(obj)
         return True
 
     def remove(self, kind: Kind, uid: str, *, version: float = math.inf) -> bool:
@@ -46,6 +78,8 @@ class ObjectCache:
         self._deleted[uid] = version
         if len(self._deleted) > REMEMBERED_DELETIONS:
             self._deleted.popitem(last=False)
+        if known is not None:
+            self._changed(known)
         return self._forget(kind, uid)
 
     def replace(
@@ -84,6 +118,11 @@ class ObjectCache:
         uids = self._owned[kind].get(owner_uid, ())
         return sorted((self._objects[kind][uid] for uid in uids), key=name_of)
 
+    def autoscalers(self, namespace: str, deployment: str) -> list[Object]:
+        """What scales a Deployment, by name."""
+        uids = self._scaling.get((namespace, deployment), ())
+        return sorted((self._objects[AUTOSCALER][uid] for uid in uids), key=name_of)
+
     def all(self, kind: Kind) -> Iterator[Object]:
         return iter(list(self._objects[kind].values()))
 
@@ -96,8 +135,13 @@ class ObjectCache:
             del self._named[kind][name]
         owner = owner_of(obj)
         if owner is not None:
-            siblings = self._owned[kind][owner["uid"]]
-            siblings.discard(uid)
-            if not siblings:
-                del self._owned[kind][owner["uid"]]
+            _drop(self._owned[kind], owner["uid"], uid)
+        if kind is AUTOSCALER:
+            _drop(self._scaling, (namespace_of(obj), scale_target(obj)), uid)
         return True
+
+
+def _drop(index: dict[K, set[str]], key: K, uid: str) -> None:
+    index[key].discard(uid)
+    if not index[key]:
+        del index[key]

@@ -8,11 +8,14 @@ thread pool; each has a deadline.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
+import msgspec
 import urllib3
 from kubernetes import client as kubernetes_client
 from kubernetes import config as kubernetes_config
@@ -22,15 +25,27 @@ from kubernetes.dynamic.resource import Resource
 
 from offramp_core.errors import OfframpError, UnavailableError
 from offramp_operator.kube.kinds import FIELD_MANAGER, Kind, Object, name_of, namespace_of
+from offramp_operator.kube.slim import read_event, read_page
 from offramp_operator.shell.platform import ConflictError
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 15.0
+BUSY_ATTEMPTS = 4  # of a call that a busy server turns away
+BUSY_SECONDS = 2.0  # where it asks for no longer wait than this
 LIST_PAGE = 500
+WATCH_SECONDS = 300  # the server ends a watch after this long; it goes on from where it was
+WATCH_SILENCE_SECONDS = (
+    150.0  # the server sends a bookmark about every minute, so a watch that is silent for longer is dead
+)
+WATCH_CHUNK_BYTES = 1 << 16
 # Without it the API server silently drops what its schema does not know: evidence would be lost, not refused.
 _STRICT = ("fieldValidation", "Strict")
 
 T = TypeVar("T")
+
+Events = list[tuple[str, Object]]
+"""What a watch tells: type and object."""
+Objects = list[Object]
 
 
 class ApiError(OfframpError):
@@ -51,6 +66,10 @@ class InvalidObjectError(ApiError):
     """The API server calls the object invalid (422, or a malformed 400)."""
 
 
+class ExpiredError(ApiError):
+    """A resource version is too old to watch from (410): list again."""
+
+
 class ApiUnavailableError(UnavailableError):
     """The API server did not answer or asked to come back later, after ``retry_after_seconds`` where it said so."""
 
@@ -59,8 +78,15 @@ class ApiUnavailableError(UnavailableError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class BusyError(ApiUnavailableError):
+    """The API server turned the request away unread (429)."""
+
+
 class KubeClient:
     """Calls of the API server, each with a deadline.
+
+    One that is turned away by a busy server (429 with ``Retry-After``, as its priority and fairness do) is made again a few times, as
+    client-go does: otherwise a pass of many writes would hardly ever get through, and a leader would lose its Lease.
 
     Parameters
     ----------
@@ -113,13 +139,67 @@ class KubeClient:
             if not token:
                 return items, int(page["metadata"]["resourceVersion"])
 
-    async def apply(self, kind: Kind, body: Object, *, subresource: str | None = None, force: bool = True) -> Object:
-        """Server-side apply of everything this operator owns in the object.
+    async def snapshot(self, kind: Kind, namespace: str | None = None) -> tuple[Objects, int]:
+        """Like :meth:`list`, but only what the cache keeps of the objects: the rest is not even parsed."""
+        items: Objects = []
+        token: str | None = None
+        while True:
+            found, version, token = await self._call("get", kind, namespace=namespace, label_selector=kind.selector or None,
+                                                     limit=LIST_PAGE, _continue=token, read=lambda body: read_page(kind, body))  # fmt: skip
+            items += found
+            if not token:
+                return items, version
+
+    async def watch(
+        self, kind: Kind, namespace: str | None, *, version: int, deliver: Callable[[Events], object]
+    ) -> None:
+        """Give ``deliver`` what happens after ``version``, as (type, slimmed object), until the server ends the watch.
+
+        A bookmark is an object that has a resource version only. The stream is read by a thread of its own; a cancelled watch ends it.
+
+        Raises
+        ------
+        ExpiredError
+            What happened since ``version`` is not known any more.
+        ApiUnavailableError
+            The connection broke, or nothing was heard for longer than bookmarks take.
+        """
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        stream = _Stream(self._resource(kind), kind, namespace, version)
+
+        def settle(error: Exception | None) -> None:
+            if ended.done():
+                return
+            if error is None:
+                ended.set_result(None)
+            else:
+                ended.set_exception(error)
+
+        def run() -> None:
+            error: Exception | None = None
+            try:
+                what = f"watch {kind.plural}"
+                _translated(lambda: stream.read(lambda events: loop.call_soon_threadsafe(deliver, events)), what)
+            except Exception as caught:
+                error = caught
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, error)
+
+        threading.Thread(target=run, name=f"watch-{kind}", daemon=True).start()
+        try:
+            await ended
+        finally:
+            stream.close()
+
+    async def apply(self, kind: Kind, body: Object, *, subresource: str | None = None, force: bool = True,
+                    manager: str = FIELD_MANAGER) -> Object:  # fmt: skip
+        """Server-side apply of everything this operator (or another ``manager``) owns in the object.
 
         A ``metadata.resourceVersion`` in the body makes it a compare-and-swap. An apply that changes nothing writes nothing.
         """
         return await self._write("server_side_apply", kind, body=body, name=name_of(body), namespace=namespace_of(body),
-                                 subresource=subresource, field_manager=FIELD_MANAGER, force_conflicts=force,
+                                 subresource=subresource, field_manager=manager, force_conflicts=force,
                                  query_params=[_STRICT])  # fmt: skip
 
     async def create(self, kind: Kind, body: Object) -> Object:
@@ -154,7 +234,14 @@ class KubeClient:
         return cast(Object, await self._call(verb, kind, subresource=subresource, write=True, **arguments))
 
     async def _call(
-        self, verb: str, kind: Kind, *, subresource: str | None = None, write: bool = False, **arguments: Any
+        self,
+        verb: str,
+        kind: Kind,
+        *,
+        subresource: str | None = None,
+        write: bool = False,
+        read: Callable[[bytes], Any] = msgspec.json.decode,
+        **arguments: Any,
     ) -> Any:
         resource = self._resource(kind)
         target = resource.subresources[subresource] if subresource else resource
@@ -165,11 +252,20 @@ class KubeClient:
             response = getattr(target, verb)(
                 serialize=False, _request_timeout=(CONNECT_SECONDS, READ_SECONDS), **arguments
             )
-            return json.loads(response.data)
+            return read(response.data)
 
         what = f"{verb} {kind.plural}{'/' + subresource if subresource else ''} {arguments.get('name') or ''}".rstrip()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: _translated(call, what))
+        attempts = 1
+        while True:
+            try:
+                return await loop.run_in_executor(self._pool, lambda: _translated(call, what))
+            except BusyError as error:
+                wait = error.retry_after_seconds
+                if attempts == BUSY_ATTEMPTS or wait is None or wait > BUSY_SECONDS:
+                    raise
+            attempts += 1
+            await asyncio.sleep(wait)
 
     def _resource(self, kind: Kind) -> Resource:
         if kind not in self._resources:
@@ -179,6 +275,48 @@ class KubeClient:
                 name=kind.plural, namespaced=True, client=self._dynamic, subresources=status,
             )  # fmt: skip
         return self._resources[kind]
+
+
+class _Stream:
+    """One watch, read to its end by one thread and closed by another one."""
+
+    def __init__(self, resource: Resource, kind: Kind, namespace: str | None, version: int) -> None:
+        self._resource, self._kind, self._namespace, self._version = resource, kind, namespace, version
+        self._response: Any = None
+        self._closed = False
+
+    def read(self, deliver: Callable[[Events], object]) -> None:
+        """Blocks until the server ends the watch, or :meth:`close`."""
+        self._response = self._resource.get(
+            namespace=self._namespace, label_selector=self._kind.selector or None, resource_version=str(self._version),
+            watch=True, allow_watch_bookmarks=True, timeout_seconds=WATCH_SECONDS, serialize=False,
+            _request_timeout=(CONNECT_SECONDS, WATCH_SILENCE_SECONDS),
+        )  # fmt: skip
+        rest = b""
+        for chunk in self._response.stream(WATCH_CHUNK_BYTES):
+            if self._closed:
+                return
+            *lines, rest = (rest + chunk).split(b"\n")
+            events = [read_event(self._kind, line) for line in lines if line]
+            for happened, obj in events:
+                if happened == "ERROR":
+                    raise _told_in_stream(self._kind, obj)
+            if events:
+                deliver(events)
+
+    def close(self) -> None:
+        """Make :meth:`read` return soon."""
+        self._closed = True
+        if self._response is not None:
+            with contextlib.suppress(Exception):  # it may have ended by itself at this moment
+                self._response.shutdown()
+
+
+def _told_in_stream(kind: Kind, status: Object) -> ApiError | ApiUnavailableError:
+    code, message = int(status.get("code") or 0), str(status.get("message") or "no reason given")
+    if code == 410:
+        return ExpiredError(code, "Expired", f"watch {kind.plural}: {message}")
+    return ApiUnavailableError(f"watch {kind.plural}: {message} ({code} {status.get('reason')})")
 
 
 class _NoDiscovery:
@@ -207,7 +345,7 @@ def _translated(call: Callable[[], T], what: str) -> T:
         raise _error(error, what) from error
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise ApiUnavailableError(f"{what}: the API server did not answer: {error!r}") from error
-    except json.JSONDecodeError as error:
+    except msgspec.DecodeError as error:
         raise ApiUnavailableError(f"{what}: the API server's answer was cut short") from error
 
 
@@ -217,12 +355,15 @@ def _error(error: ApiException, what: str) -> Exception:
     message = f"{what}: {message}"
     if status == 409:
         return ConflictError(message)
+    if status == 410:
+        return ExpiredError(status, reason, message)
     if status == 404:
         return GoneError(status, reason, message)
     if status == 422 or (status == 400 and reason == "Invalid"):
         return InvalidObjectError(status, reason, message)
     if status in (0, 408, 429) or status >= 500:
-        return ApiUnavailableError(f"{message} ({status} {reason})", _retry_after(error.headers or {}))
+        kind = BusyError if status == 429 else ApiUnavailableError
+        return kind(f"{message} ({status} {reason})", _retry_after(error.headers or {}))
     return ApiError(status, reason, message)
 
 

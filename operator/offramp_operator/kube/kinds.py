@@ -9,12 +9,16 @@ GROUP = "earlyexit.dev"
 VERSION = "v1alpha1"
 GROUP_VERSION = f"{GROUP}/{VERSION}"
 FIELD_MANAGER = "offramp-operator"
+HANDOVER_MANAGER = "offramp-handover"  # holds what the operator gives away until another takes it
 
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 MANAGED_BY = "offramp"
 SERVICE_LABEL = f"{GROUP}/service"
 MANAGED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
+VERSION_LABEL = f"{GROUP}/version"
+ON_TRIAL = "next"  # value of the label of workers whose model is on trial
 TEMPLATE_ANNOTATION = f"{GROUP}/template"
+APPLIED_ANNOTATION = f"{GROUP}/applied"
 
 Object = dict[str, Any]
 """A Kubernetes object as plain JSON values."""
@@ -47,11 +51,15 @@ POD = Kind("", "v1", "Pod", "pods", MANAGED_SELECTOR)
 CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps", MANAGED_SELECTOR)
 NETWORK_SERVICE = Kind("", "v1", "Service", "services", MANAGED_SELECTOR)
 DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", MANAGED_SELECTOR)
-EVENT = Kind("", "v1", "Event", "events")
+NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", MANAGED_SELECTOR)
+# Without selector: a user's own carries no label of ours.
+AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+JOB = Kind("batch", "v1", "Job", "jobs", MANAGED_SELECTOR)
+EVENT = Kind("events.k8s.io", "v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
 WATCHED = (
-    SERVICE, CONFIG, ROLLOUT, DEPLOYMENT, REPLICA_SET, POD, CONFIG_MAP, NETWORK_SERVICE, DISRUPTION_BUDGET,
+    SERVICE, CONFIG, ROLLOUT, DEPLOYMENT, REPLICA_SET, POD, CONFIG_MAP, NETWORK_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY, AUTOSCALER, JOB,
 )  # fmt: skip
 
 
@@ -70,6 +78,13 @@ def namespace_of(obj: Object) -> str:
 def version_of(obj: Object) -> int:
     """The resource version. Within one kind they are ordered (Kubernetes 1.35 made official what etcd always did)."""
     return int(obj["metadata"]["resourceVersion"])
+
+
+def scale_target(autoscaler: Object) -> str:
+    """Name of the Deployment that an autoscaler scales; empty where it scales something else."""
+    target = (autoscaler.get("spec") or {}).get("scaleTargetRef") or {}
+    of_deployments = (target.get("kind"), target.get("apiVersion", "apps/").partition("/")[0]) == ("Deployment", "apps")
+    return str(target.get("name", "")) if of_deployments else ""
 
 
 def owner_of(obj: Object) -> Object | None:

@@ -21,10 +21,15 @@ from offramp_operator.kube.kinds import LEASE, Object
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import ConflictError
 
+WEB_ANNOTATION = "earlyexit.dev/web"
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseSettings:
-    """Which Lease, who we are, and how long things last. ``duration`` > ``renew_deadline`` > ``retry``."""
+    """Which Lease, who we are, and how long things last. ``duration`` > ``renew_deadline`` > ``retry``.
+
+    ``web_url`` is where this process shows its page to the others, empty where it does not; the Lease tells it while we lead.
+    """
 
     namespace: str
     name: str
@@ -32,6 +37,7 @@ class LeaseSettings:
     duration_seconds: int = 15
     renew_deadline_seconds: float = 10.0
     retry_seconds: float = 2.0
+    web_url: str = ""
 
 
 class LeaderElector:
@@ -62,8 +68,10 @@ class LeaderElector:
         self._monotonic = monotonic
         self._jitter = jitter
         self._seen: Object = {}
+        self._leaders_page = ""
         self._seen_at = 0.0
         self._renewed_at: float | None = None
+        self._free_since: float | None = None
 
     def holds(self) -> bool:
         """Whether this process may act now. False as soon as a renewal is overdue, noticed or not."""
@@ -72,13 +80,24 @@ class LeaderElector:
             and self._monotonic() - self._renewed_at < self._settings.renew_deadline_seconds
         )
 
+    @property
+    def leader(self) -> tuple[str, str]:
+        """Who led when the Lease was last read, and the address of its page; each may be empty."""
+        return str(self._seen.get("holderIdentity") or ""), self._leaders_page
+
     async def acquire(self) -> None:
         """Wait until this process leads."""
-        while not await self._try():
+        while not await self.attempt():
             await asyncio.sleep(self._settings.retry_seconds * (1.0 + 0.2 * self._jitter()))
+
+    async def attempt(self, *, free_seconds: float = 0.0) -> bool:
+        """Take the Lease if nobody holds it and nobody has for ``free_seconds``; whether this process leads now."""
+        if not await self._try(free_seconds=free_seconds):
+            return False
         log_event(
             "leading", f"{self._settings.identity} leads", lease=f"{self._settings.namespace}/{self._settings.name}"
         )
+        return True
 
     async def keep(self) -> None:
         """Renew for as long as that works; returns when the leadership is lost."""
@@ -117,11 +136,11 @@ class LeaderElector:
         except TimeoutError:
             return False
 
-    async def _try(self) -> bool:
+    async def _try(self, *, free_seconds: float = 0.0) -> bool:
         """Take or renew the Lease; False when that did not work this time."""
         started_at = self._monotonic()  # counted from before the request: the answer may have taken long
         try:
-            taken = await self._take()
+            taken = await self._take(free_seconds)
         except ConflictError:
             return False
         except OfframpError as error:
@@ -131,16 +150,21 @@ class LeaderElector:
             self._renewed_at = started_at
         return taken
 
-    async def _take(self) -> bool:
+    async def _take(self, free_seconds: float) -> bool:
         settings = self._settings
         lease = await self._client.get(LEASE, settings.namespace, settings.name)
         if lease is None:
+            if not self._free_for(free_seconds):
+                return False
             self._observe(await self._client.create(LEASE, self._new_lease()))
             return True
         self._observe(lease)
         spec: dict[str, Any] = lease.get("spec") or {}
         mine = spec.get("holderIdentity") == settings.identity
         if not mine and not self._expired(spec):
+            self._free_since = None
+            return False
+        if not mine and not self._free_for(free_seconds):
             return False
         if not mine:
             spec = spec | {
@@ -152,12 +176,20 @@ class LeaderElector:
             "leaseDurationSeconds": settings.duration_seconds,
             "renewTime": self._now(),
         }
-        self._observe(await self._client.replace(LEASE, lease | {"spec": spec}))
+        metadata = lease["metadata"] if mine else self._with_page(lease["metadata"])
+        self._observe(await self._client.replace(LEASE, lease | {"metadata": metadata, "spec": spec}))
         return True
+
+    def _with_page(self, metadata: Object) -> Object:
+        """Metadata that tells our page and not that of the leader before."""
+        others = {name: text for name, text in (metadata.get("annotations") or {}).items() if name != WEB_ANNOTATION}
+        own = {WEB_ANNOTATION: self._settings.web_url} if self._settings.web_url else {}
+        return metadata | {"annotations": others | own}
 
     def _observe(self, lease: Object) -> None:
         """Note when the Lease was last seen to change."""
         spec = lease.get("spec") or {}
+        self._leaders_page = str((lease["metadata"].get("annotations") or {}).get(WEB_ANNOTATION) or "")
         if spec != self._seen:
             self._seen, self._seen_at = spec, self._monotonic()
 
@@ -167,12 +199,18 @@ class LeaderElector:
         duration = float(spec.get("leaseDurationSeconds") or self._settings.duration_seconds)
         return self._monotonic() - self._seen_at >= duration
 
+    def _free_for(self, seconds: float) -> bool:
+        """Whether the Lease, free now, has been so for a while, as far as this process has looked."""
+        if self._free_since is None:
+            self._free_since = self._monotonic()
+        return self._monotonic() - self._free_since >= seconds
+
     def _new_lease(self) -> Object:
         settings = self._settings
         return {
             "apiVersion": LEASE.api_version,
             "kind": LEASE.name,
-            "metadata": {"name": settings.name, "namespace": settings.namespace},
+            "metadata": self._with_page({"name": settings.name, "namespace": settings.namespace}),
             "spec": {
                 "holderIdentity": settings.identity,
                 "leaseDurationSeconds": settings.duration_seconds,

@@ -1,4 +1,4 @@
-"""What a service's workers look like in a cluster: pure builders of Deployment, Service and PodDisruptionBudget.
+"""What a service's workers look like in a cluster: pure builders of Deployment, Service, PodDisruptionBudget and NetworkPolicy.
 
 Of the user's object only ``spec`` is read: no label or annotation of it is copied to a child (GitOps tools prune
 what carries their marks), and of ``spec.worker`` only the fields listed here get through.
@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from offramp_core.control.objects import Service
+from offramp_core.control.objects import Service, UpdateStrategy
+from offramp_core.control.snapshot import TrainingOrder
+from offramp_core.control.spec import Autoscaling
 from offramp_core.errors import InvalidSpecError
 from offramp_operator.kube.kinds import (
+    AUTOSCALER,
     GROUP_VERSION,
     MANAGED_BY,
     MANAGED_BY_LABEL,
+    ON_TRIAL,
     SERVICE,
     SERVICE_LABEL,
     TEMPLATE_ANNOTATION,
+    VERSION_LABEL,
     Object,
 )
 from offramp_operator.shell.platform import WorkerIdentity
@@ -36,23 +42,116 @@ PLAN_KEY = "plan.json"
 STATE_PATH = "/var/lib/offramp"
 NOBODY = 65532
 DRAIN_SECONDS = 5  # until every node has stopped sending to an ending pod
+CONTENT = "content"  # of a volume that a bundle was fetched to: it appears when it is complete
+CREDENTIALS_PATH = "/etc/offramp/credentials"
+CREDENTIAL_KEYS = (
+    "host", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "username", "password", "bearerToken", "ca.crt",
+)  # fmt: skip
+FETCH_CONTAINER = "fetch-bundle"
+TRAINER_NAME = "offramp-trainer"
+TRAIN_CONTAINER = "train"
+TRAIN_COMMAND = ("python3", "-m", "offramp_worker.prepare.captured")
+TRAIN_SECONDS = 3600  # a training that takes longer is ended
+TRAINED_SECONDS = 3600  # for so long a Job that has ended can be looked at
+TRAIN_RESOURCES: Object = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "4Gi"}}
+RAMP_SETS_PATH = "/ramp-sets"
+CAPTURES_PATH = "/captures"
+STORE_FOLDER = "offramp"  # in the claim; below it each service has a folder of its name
+FETCHED_RESOURCES = ("cpu", "memory", "ephemeral-storage")  # a device is of no use to a download
+LAST_WORDS = "/dev/termination-log"
+PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "127.0.0.0/8")
+PRIVATE_6 = ("fc00::/7",)
+LINK_LOCAL = ("169.254.0.0/16",)
+LINK_LOCAL_6 = ("fe80::/10",)
+PROVEN_SECONDS = (
+    5  # ready for so long under traffic before the next worker is replaced: a bundle may fail at its first batches
+)
 START_SECONDS = 600  # a large bundle is compiled and warmed before the worker is ready
+IN_FLIGHT_METRIC = "earlyexit_inflight"  # of the workers' /metrics; an adapter serves it as a metric of pods
 POD_FIELDS = (
     "imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName", "schedulerName",
 )  # fmt: skip
 CONTAINER_FIELDS = ("imagePullPolicy", "resources")
 
 
+CONFINED: Object = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+POD_DEFAULTS: Object = {
+    "automountServiceAccountToken": False,
+    "enableServiceLinks": False,
+    "securityContext": {
+        "runAsNonRoot": True,
+        "runAsUser": NOBODY,
+        "runAsGroup": NOBODY,
+        "fsGroup": NOBODY,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    },
+}
+STRATEGIES: dict[UpdateStrategy, Object] = {
+    "Surge": {"maxSurge": 1, "maxUnavailable": 0},
+    "Replace": {"maxSurge": 0, "maxUnavailable": 1},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPods:
+    """How a NetworkPolicy knows the operator's pods: their namespace and their labels."""
+
+    namespace: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverySettings:
+    """What may be fetched. ``size_bytes`` bounds an archive, and once more what it unpacks to."""
+
+    allow_private_networks: bool = False
+    size_bytes: int = 16 * 2**30
+    seconds: float = 3600.0
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What the operator's administrator decides about workers."""
+    """What the operator's administrator decides about workers.
+
+    ``admin_from`` are the pods that alone may reach admin ports; None makes no NetworkPolicy. With ``allow_egress`` the policy
+    leaves alone what workers connect to. ``image`` fetches bundles even where a service runs another one: only the administrator's
+    own program sees credentials and decides on addresses.
+    """
 
     image: str
+    admin_from: OperatorPods | None = None
+    allow_egress: bool = False
+    delivery: DeliverySettings = DeliverySettings()
+
+
+def model_name(service: str) -> str:
+    """Name of the ConfigMap that carries the digests of proven bundles."""
+    return f"{service}-model"
 
 
 def plan_name(service: str) -> str:
     """Name of the ConfigMap that carries the signed plan."""
     return f"{service}-plan"
+
+
+def training_name(service: str, since: float) -> str:
+    """Name of the Job that trains on the sample which began at ``since``; no two samples of a service begin in the same second."""
+    return f"{service}-train-{since:.0f}"
+
+
+def trial_name(service: str) -> str:
+    """Name of the Deployment of workers whose model is on trial."""
+    return f"{service}-{ON_TRIAL}"
+
+
+def network_policy_name(service: str) -> str:
+    """Name of the NetworkPolicy; not the service's own, which a policy of the user's may well have."""
+    return f"{service}-workers"
 
 
 def service_url(service: Service) -> str:
@@ -86,44 +185,53 @@ def metadata(service: Service, name: str) -> Object:
     return {"name": name, "namespace": service.namespace, "labels": labels(service), "ownerReferences": [owner]}
 
 
-def bundle_image(service: Service) -> str:
-    """Reference of the image that holds the bundle.
-
-    Raises
-    ------
-    InvalidSpecError
-        The model is not an OCI image. A path means nothing on a node that the scheduler picks.
-    """
+def check_bundle(service: Service) -> None:
+    """Raises :class:`InvalidSpecError` for a bundle that no pod can be given: a path means nothing on a node that the scheduler picks."""
     uri = service.spec.model_uri
-    if not uri.startswith("oci://"):
+    if uri.startswith("file://"):
         raise InvalidSpecError(
             "spec.model.uri",
-            f"{uri!r} cannot be mounted in a cluster; push the bundle as an image and write oci://IMAGE",
+            f"{uri!r} cannot be mounted in a cluster; push the bundle as an image and write oci://IMAGE, or name a claim with pvc://CLAIM/PATH",
         )
-    return uri.removeprefix("oci://")
 
 
-def template_digest(service: Service, settings: WorkerSettings) -> str:
+def template_digest(service: Service, settings: WorkerSettings, *, trial: bool = False) -> str:
     """What the spec makes of the pods, in 16 hex digits: a pod that carries another digest runs an older spec."""
     blank = WorkerIdentity(public_key="", token_sha256="")
-    content = json.dumps(_pod_spec(service, blank, settings) | {"metadata": _pod_metadata(service)}, sort_keys=True)
+    pod_metadata = _pod_metadata(service, trial=trial)
+    content = json.dumps(_pod_spec(service, blank, settings) | {"metadata": pod_metadata}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def deployment(service: Service, identity: WorkerIdentity, settings: WorkerSettings) -> Object:
-    """The workers. One new pod is ready before any old one goes, so an update never sheds capacity."""
-    pod_metadata = _pod_metadata(service)
-    annotations = {**pod_metadata.get("annotations", {}), TEMPLATE_ANNOTATION: template_digest(service, settings)}
+def deployment(
+    service: Service,
+    identity: WorkerIdentity,
+    settings: WorkerSettings,
+    *,
+    replicas: int | None,
+    strategy: UpdateStrategy = "Surge",
+    trial: bool = False,
+) -> Object:
+    """The workers. Whatever the strategy, no second old pod goes before a new one serves.
+
+    ``replicas`` None leaves their number to an autoscaler. Workers on ``trial`` have a Deployment of their own and a label more: the Service and
+    everything else that selects workers finds them as well, and shares requests among all.
+    """
+    pod_metadata = _pod_metadata(service, trial=trial)
+    template = template_digest(service, settings, trial=trial)
+    annotations = {**pod_metadata.get("annotations", {}), TEMPLATE_ANNOTATION: template}
+    mark = {VERSION_LABEL: ON_TRIAL} if trial else {}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(service, service.name),
+        "metadata": metadata(service, trial_name(service.name) if trial else service.name),
         "spec": {
-            "replicas": service.spec.replicas,
+            **({} if replicas is None else {"replicas": replicas}),
             "revisionHistoryLimit": 2,
-            "progressDeadlineSeconds": START_SECONDS + 60,
-            "selector": {"matchLabels": selector(service)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "progressDeadlineSeconds": START_SECONDS + 60 + _fetch_seconds(service, settings),
+            "minReadySeconds": PROVEN_SECONDS,
+            "selector": {"matchLabels": {**selector(service), **mark}},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": STRATEGIES[strategy]},
             "template": {
                 "metadata": pod_metadata | {"annotations": annotations},
                 "spec": _pod_spec(service, identity, settings),
@@ -170,6 +278,102 @@ def disruption_budget(service: Service) -> Object:
     }
 
 
+def network_policy(
+    service: Service, operator: OperatorPods, *, allow_egress: bool, delivery: DeliverySettings = DeliverySettings()
+) -> Object:
+    """Everybody may ask the workers; only the operator reaches their admin ports, and they connect to nothing but where a bundle is fetched.
+
+    The admin port's token is the lock: this is the fence around it, and not every network enforces it.
+    """
+    fetched = service.spec.is_fetched and not allow_egress
+    public = [{"port": "http", "protocol": "TCP"}]
+    if "GRPC" in service.spec.protocols:
+        public.append({"port": "grpc", "protocol": "TCP"})
+    peer = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator.namespace}},
+        "podSelector": {"matchLabels": dict(operator.labels)},
+    }
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(service, network_policy_name(service.name)),
+        "spec": {
+            "podSelector": _guarded(service),
+            "policyTypes": ["Ingress"] if allow_egress else ["Ingress", "Egress"],
+            "ingress": [
+                {"ports": public},
+                {"from": [peer], "ports": [{"port": ADMIN_PORT, "protocol": "TCP"}]},
+            ],
+            **({"egress": _fetch_egress(delivery)} if fetched else {}),
+        },
+    }
+
+
+def _guarded(service: Service) -> Object:
+    """The workers; with live training also the pod that trains, on whose ports nobody listens."""
+    chosen = selector(service)
+    if service.spec.training != "LiveTraffic":
+        return {"matchLabels": chosen}
+    names = {"key": "app.kubernetes.io/name", "operator": "In", "values": [WORKER_NAME, TRAINER_NAME]}
+    others = {key: value for key, value in chosen.items() if key != names["key"]}
+    return {"matchLabels": others, "matchExpressions": [names]}
+
+
+def _fetch_egress(delivery: DeliverySettings) -> list[Object]:
+    """To names, and to addresses that a bundle may come from. Ports are left open: a redirect may name another one."""
+    dns = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    never = {4: LINK_LOCAL, 6: LINK_LOCAL_6}
+    private = {4: PRIVATE, 6: PRIVATE_6}
+    everywhere = {4: "0.0.0.0/0", 6: "::/0"}
+    blocks = [
+        {"cidr": everywhere[v], "except": [*never[v], *([] if delivery.allow_private_networks else private[v])]}
+        for v in (4, 6)
+    ]
+    return [{"ports": dns}, {"to": [{"ipBlock": block} for block in blocks]}]
+
+
+def model_config_map(service: Service) -> Object | None:
+    """The digests that bundles of this service were proven with, for workers to come. None before the first.
+
+    Not part of the pod template, which would have all workers replaced once the first one has proven the bundle.
+    """
+    if not service.status.models:
+        return None
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(service, model_name(service.name)),
+        "data": {_uri_key(model.uri): model.digest for model in service.status.models},
+    }
+
+
+def _uri_key(uri: str) -> str:
+    return f"digest-{hashlib.sha256(uri.encode()).hexdigest()[:16]}"
+
+
+def autoscaler(service: Service, wanted: Autoscaling, *, fewest: int, frozen: bool) -> Object:
+    """Keeps the in-flight work of each worker near its target, and at least ``fewest`` of them. ``frozen`` forbids it to take workers away."""
+    metric = {
+        "type": "Pods",
+        "pods": {
+            "metric": {"name": IN_FLIGHT_METRIC},
+            "target": {"type": "AverageValue", "averageValue": str(wanted.target_in_flight)},
+        },
+    }
+    return {
+        "apiVersion": AUTOSCALER.api_version,
+        "kind": AUTOSCALER.name,
+        "metadata": metadata(service, service.name),
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": service.name},
+            "minReplicas": fewest,
+            "maxReplicas": wanted.max_replicas,
+            "metrics": [metric],
+            "behavior": {"scaleDown": {"selectPolicy": "Disabled" if frozen else "Max"}},
+        },
+    }
+
+
 def plan_config_map(service: Service, *, document: str, epoch: int) -> Object:
     """The signed plan as workers read it, and its epoch for people."""
     return {
@@ -180,12 +384,107 @@ def plan_config_map(service: Service, *, document: str, epoch: int) -> Object:
     }
 
 
+def training_job(service: Service, order: TrainingOrder, settings: WorkerSettings) -> Object:
+    """Trains ramps on what the workers captured, once, in a pod like theirs that nobody can reach.
+
+    Raises
+    ------
+    InvalidSpecError
+        There is no store, or no pod can be given the bundle.
+    """
+    own = {**labels(service), "app.kubernetes.io/name": TRAINER_NAME}  # not the selector's: no request may get here
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata(service, training_name(service.name, order.since)) | {"labels": own},
+        "spec": {
+            "backoffLimit": 0,  # the next attempt is a decision, on inputs captured anew
+            "activeDeadlineSeconds": TRAIN_SECONDS,
+            "ttlSecondsAfterFinished": TRAINED_SECONDS,
+            # A drained node is no failure; the captures are still there.
+            "podFailurePolicy": {
+                "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+            },
+            "template": {"metadata": {"labels": own}, "spec": _training_pod(service, order, settings)},
+        },
+    }
+
+
+def _training_pod(service: Service, order: TrainingOrder, settings: WorkerSettings) -> Object:
+    spec, nobody = service.spec, WorkerIdentity(public_key="", token_sha256="")  # it takes no plan and answers nobody
+    bundle = f"{BUNDLE_PATH}/{CONTENT}" if spec.is_fetched else BUNDLE_PATH
+    options = {
+        "--bundle": bundle,
+        "--captures": CAPTURES_PATH,
+        "--store": RAMP_SETS_PATH,
+        "--result": LAST_WORDS,
+        "--from": order.ramp_set_digest,
+        "--budget": repr(order.max_disagreement),
+        "--keep": ",".join(order.keep),
+        "--seed": str(order.attempt),
+    }
+    threads = [{"name": name, "value": "1"} for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")]
+    policy = spec.worker.get("imagePullPolicy")
+    container = {
+        **({"imagePullPolicy": policy} if policy else {}),
+        "name": TRAIN_CONTAINER,
+        "image": settings.image,
+        "command": [*TRAIN_COMMAND, *(part for option in options.items() for part in option)],
+        "env": threads,
+        "resources": _fetch_resources(spec.worker.get("resources") or {}) or TRAIN_RESOURCES,
+        "terminationMessagePath": LAST_WORDS,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": CONFINED,
+        "volumeMounts": [
+            _bundle_mount(service),
+            {"name": "store", "mountPath": RAMP_SETS_PATH, "subPath": _store_path(service, "ramp-sets")},
+            {"name": "store", "mountPath": CAPTURES_PATH, "subPath": _store_path(service, "captures")},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - of a container, and its own
+        ],
+    }
+    given = {name: spec.worker[name] for name in POD_FIELDS if spec.worker.get(name)}
+    return {
+        **given,
+        **POD_DEFAULTS,
+        "restartPolicy": "Never",
+        **({"initContainers": [_fetch_container(service, nobody, settings)]} if spec.is_fetched else {}),
+        "containers": [container],
+        "volumes": [
+            *_bundle_volumes(service, settings),
+            _store_volume(service),
+            # The inputs, and a bundle that is put together anew.
+            {"name": "tmp", "emptyDir": {"sizeLimit": f"{2 * settings.delivery.size_bytes // 2**20 + 1024}Mi"}},
+        ],
+    }
+
+
+def _store_volume(service: Service) -> Object:
+    """The ramp-set store. Read-only in workers by each mount: a volume that is read-only as a whole could not be given its folders."""
+    if service.spec.store_claim is None:
+        raise InvalidSpecError("spec.ramps.store", "is not set; name a PersistentVolumeClaim in its claimName")
+    return {"name": "store", "persistentVolumeClaim": {"claimName": service.spec.store_claim}}
+
+
+def _store_path(service: Service, part: str) -> str:
+    return f"{STORE_FOLDER}/{service.name}/{part}"
+
+
+def _store_mounts(service: Service) -> list[Object]:
+    """Ramp sets to be read, and with live training a folder for captures, where workers write and never read."""
+    if service.spec.store_claim is None:
+        return []
+    sets = {"name": "store", "mountPath": RAMP_SETS_PATH, "subPath": _store_path(service, "ramp-sets")}
+    captures = {"name": "store", "mountPath": CAPTURES_PATH, "subPath": _store_path(service, "captures")}
+    return [sets | {"readOnly": True}, *([captures] if service.spec.training == "LiveTraffic" else [])]
+
+
 # --- the pod ---------------------------------------------------------------------------------------
 
 
-def _pod_metadata(service: Service) -> Object:
+def _pod_metadata(service: Service, *, trial: bool) -> Object:
     worker = service.spec.worker
-    result: Object = {"labels": {**_texts(worker.get("labels")), **labels(service)}}
+    mark = {VERSION_LABEL: ON_TRIAL} if trial else {}
+    result: Object = {"labels": {**_texts(worker.get("labels")), **labels(service), **mark}}
     if annotations := _texts(worker.get("annotations")):
         result["annotations"] = annotations
     return result
@@ -201,24 +500,95 @@ def _pod_spec(service: Service, identity: WorkerIdentity, settings: WorkerSettin
         ]
     return {
         **given,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
+        **POD_DEFAULTS,
         "terminationGracePeriodSeconds": 30 + DRAIN_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": NOBODY,
-            "runAsGroup": NOBODY,
-            "fsGroup": NOBODY,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        **({"initContainers": [_fetch_container(service, identity, settings)]} if service.spec.is_fetched else {}),
         "containers": [_container(service, identity, settings)],
         "volumes": [
-            {"name": "bundle", "image": {"reference": bundle_image(service), "pullPolicy": "IfNotPresent"}},
+            *_bundle_volumes(service, settings),
             # Optional: a worker starts before the first plan, exits off.
             {"name": "plan", "configMap": {"name": plan_name(service.name), "optional": True}},
             {"name": "state", "emptyDir": {"sizeLimit": "64Mi"}},
+            *([_store_volume(service)] if service.spec.store_claim is not None else []),
         ],
     }
+
+
+def _bundle_volumes(service: Service, settings: WorkerSettings) -> list[Object]:
+    """The volume ``bundle``, and the credentials to fill it with."""
+    check_bundle(service)
+    spec = service.spec
+    scheme, _, rest = spec.model_uri.partition("://")
+    if scheme == "oci":
+        return [{"name": "bundle", "image": {"reference": rest, "pullPolicy": "IfNotPresent"}}]
+    if scheme == "pvc":
+        claim = {"claimName": rest.partition("/")[0], "readOnly": True}
+        return [{"name": "bundle", "persistentVolumeClaim": claim}]
+    # The archive and what it unpacks to lie beside each other for a while. The program's own limits lie below this one.
+    mebibytes = 2 * settings.delivery.size_bytes // 2**20 + 64
+    volumes: list[Object] = [{"name": "bundle", "emptyDir": {"sizeLimit": f"{mebibytes}Mi"}}]
+    if spec.model_secret is not None:
+        items = [{"key": key, "path": key} for key in CREDENTIAL_KEYS]
+        # Optional, so that what is missing is told in a sentence rather than by a pod that never starts.
+        secret = {"secretName": spec.model_secret, "items": items, "optional": True, "defaultMode": 0o440}
+        volumes.append({"name": "credentials", "secret": secret})
+    return volumes
+
+
+def _bundle_mount(service: Service) -> Object:
+    mount: Object = {"name": "bundle", "mountPath": BUNDLE_PATH, "readOnly": True}
+    path = service.spec.model_uri.removeprefix("pvc://").partition("/")[2].strip("/")
+    return mount | {"subPath": path} if service.spec.model_uri.startswith("pvc://") and path else mount
+
+
+def _fetch_container(service: Service, identity: WorkerIdentity, settings: WorkerSettings) -> Object:
+    """Fetches the bundle before the worker starts, and tells the operator how far it is on the worker's own admin port."""
+    spec, delivery = service.spec, settings.delivery
+    options = {
+        "--archive-digest": spec.archive_digest,
+        "--endpoint": spec.model_endpoint,
+        "--region": spec.model_region,
+        "--credentials": CREDENTIALS_PATH if spec.model_secret else None,
+        "--max-bytes": str(delivery.size_bytes),
+        "--seconds": f"{delivery.seconds:g}",
+        "--last-words": LAST_WORDS,
+    }
+    given = [part for name, value in options.items() if value for part in (name, value)]
+    private = ["--allow-private-networks"] if delivery.allow_private_networks else []
+    secret = [{"name": "credentials", "mountPath": CREDENTIALS_PATH, "readOnly": True}] if spec.model_secret else []
+    known = {
+        "OFFRAMP_ADMIN_PORT",
+        "OFFRAMP_SERVICE",
+        "OFFRAMP_SERVICE_UID",
+        "OFFRAMP_PUBLIC_KEY",
+        "OFFRAMP_TOKEN_SHA256",
+    }
+    known |= {"OFFRAMP_MODEL_DIGEST", "OFFRAMP_UID"}
+    policy = spec.worker.get("imagePullPolicy")
+    return {
+        **({"imagePullPolicy": policy} if policy else {}),
+        **({"resources": resources} if (resources := _fetch_resources(spec.worker.get("resources") or {})) else {}),
+        "name": FETCH_CONTAINER,
+        "image": settings.image,
+        "command": [WORKER_NAME, "fetch", "--to", f"{BUNDLE_PATH}/{CONTENT}", *given, *private, "--", spec.model_uri],
+        "env": [entry for entry in _environment(service, identity) if entry["name"] in known],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": CONFINED,
+        "volumeMounts": [{"name": "bundle", "mountPath": BUNDLE_PATH}, *secret],
+    }
+
+
+def _fetch_resources(resources: Mapping[str, Any]) -> Object:
+    """The worker's own, without devices: a namespace with a quota wants every container to say them."""
+    kept = {
+        kind: {n: q for n, q in (resources.get(kind) or {}).items() if n in FETCHED_RESOURCES}
+        for kind in ("requests", "limits")
+    }
+    return {kind: quantities for kind, quantities in kept.items() if quantities}
+
+
+def _fetch_seconds(service: Service, settings: WorkerSettings) -> int:
+    return int(settings.delivery.seconds) if service.spec.is_fetched else 0
 
 
 def _container(service: Service, identity: WorkerIdentity, settings: WorkerSettings) -> Object:
@@ -241,17 +611,13 @@ def _container(service: Service, identity: WorkerIdentity, settings: WorkerSetti
         "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
         # The last lines of a worker that dies become the message of the service's condition.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": CONFINED,
         "volumeMounts": [
-            {"name": "bundle", "mountPath": BUNDLE_PATH, "readOnly": True},
+            _bundle_mount(service),
             # A folder, not a subPath: files below a subPath are never updated.
             {"name": "plan", "mountPath": PLAN_FOLDER, "readOnly": True},
             {"name": "state", "mountPath": STATE_PATH},
+            *_store_mounts(service),
         ],
     }
 
@@ -261,7 +627,7 @@ def _environment(service: Service, identity: WorkerIdentity) -> list[Object]:
     spec = service.spec
     given = [{"name": str(entry["name"]), "value": str(entry["value"])} for entry in spec.worker.get("env") or ()]
     own: dict[str, str] = {
-        "OFFRAMP_BUNDLE": BUNDLE_PATH,
+        "OFFRAMP_BUNDLE": f"{BUNDLE_PATH}/{CONTENT}" if spec.is_fetched else BUNDLE_PATH,
         "OFFRAMP_PORT": str(PORT),
         "OFFRAMP_ADMIN_PORT": str(ADMIN_PORT),
         "OFFRAMP_SERVICE": service.name,
@@ -273,11 +639,14 @@ def _environment(service: Service, identity: WorkerIdentity) -> list[Object]:
         "OFFRAMP_LATENCY_SECONDS": f"{spec.latency_seconds:g}",
         **({"OFFRAMP_MODEL_DIGEST": spec.model_digest} if spec.model_digest else {}),
         **({"OFFRAMP_GRPC_PORT": str(GRPC_PORT)} if "GRPC" in spec.protocols else {}),
+        **({"OFFRAMP_RAMP_SETS": RAMP_SETS_PATH} if spec.store_claim else {}),
+        **({"OFFRAMP_CAPTURE_DIR": CAPTURES_PATH} if spec.store_claim and spec.training == "LiveTraffic" else {}),
         **option_variables(spec),
     }
     return [
         *(entry for entry in given if not entry["name"].startswith("OFFRAMP_")),
         *({"name": name, "value": value} for name, value in own.items()),
+        *([_proven_digest(service)] if spec.may_move else []),
         {"name": "OFFRAMP_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         # A container sees all processors of its node; without this a CPU limit would be spent on waiting threads.
         {
@@ -285,6 +654,12 @@ def _environment(service: Service, identity: WorkerIdentity) -> list[Object]:
             "valueFrom": {"resourceFieldRef": {"containerName": CONTAINER, "resource": "limits.cpu"}},
         },
     ]
+
+
+def _proven_digest(service: Service) -> Object:
+    """The digest that the bundle at this URI was proven with; nothing before the first worker has."""
+    key = {"name": model_name(service.name), "key": _uri_key(service.spec.model_uri), "optional": True}
+    return {"name": "OFFRAMP_MODEL_DIGEST", "valueFrom": {"configMapKeyRef": key}}
 
 
 def _probe(path: str, *, period: int, failures: int) -> Object:

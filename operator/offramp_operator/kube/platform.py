@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 import msgspec
 
-from offramp_core.control.objects import Condition, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
-from offramp_core.control.snapshot import Event, NewConfig, NewRollout
+from offramp_core.control.capacity import floor_in_force
+from offramp_core.control.objects import Condition, ConfigStatus, ModelSource, RolloutStatus, Service, ServiceStatus
+from offramp_core.control.snapshot import Event, NewConfig, NewRollout, Scaling, TrainingOrder, TrainingReport
+from offramp_core.control.update import strategy_in_force
+from offramp_core.control.versions import Split, split_in_force
 from offramp_core.errors import InvalidSpecError, OfframpError
 from offramp_core.protocol import PlanDocument, SignedDocument
-from offramp_operator.kube import manifests, pods
+from offramp_operator.kube import manifests, pods, training
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import ApiError, GoneError, InvalidObjectError, KubeClient
 from offramp_operator.kube.kinds import (
+    APPLIED_ANNOTATION,
+    AUTOSCALER,
     CONFIG,
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     EVENT,
-    FIELD_MANAGER,
     GROUP_VERSION,
+    HANDOVER_MANAGER,
+    JOB,
     MANAGED_BY,
     MANAGED_BY_LABEL,
+    NETWORK_POLICY,
     NETWORK_SERVICE,
     POD,
     REPLICA_SET,
     ROLLOUT,
     SERVICE,
     SERVICE_LABEL,
+    TEMPLATE_ANNOTATION,
     Kind,
     Object,
     name_of,
@@ -43,6 +49,9 @@ from offramp_operator.kube.kinds import (
     owner_of,
     uid_of,
 )
+from offramp_operator.kube.scaling import Scalers, handed_over, holds_replicas_alone, scalers, scaling
+from offramp_operator.kube.slim import content, slim
+from offramp_operator.kube.watch import service_key
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.manifests import (
     config_from_manifest,
@@ -56,28 +65,19 @@ from offramp_operator.shell.manifests import (
 from offramp_operator.shell.platform import ConflictError, Gathered, ServiceKey, WorkerEndpoint, WorkerIdentity
 
 REFUSED_RETRY_SECONDS = 30.0
+SCALER_GONE_SECONDS = 60.0  # a user's autoscaler that is replaced must not cost workers in between
 EVENT_MESSAGE_LIMIT = 1024
+SAME_EVENT_SECONDS = 60.0
+REPORTER = "earlyexit.dev/offramp"
 
 
 class NameTakenError(OfframpError):
     """An object of the name that a child needs exists and belongs to somebody else."""
 
 
-class RolloutObserver(Protocol):
-    """Told what people want to see of rollouts and workers; :class:`offramp_operator.metrics.Metrics` is one."""
-
-    def rollouts_seen(self, key: ServiceKey, rollouts: tuple[Rollout, ...]) -> None: ...
-
-    def quarantined_seen(self, key: ServiceKey, workers: int) -> None: ...
-
-    def rollout_finished(self, key: ServiceKey, verdict: str) -> None: ...
-
-    def service_gone(self, key: ServiceKey) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """What was last applied to a child, and what the API server made of it."""
+    """What was last applied to a child, and what the API server made of it: its fingerprint."""
 
     desired: str
     live: str
@@ -97,12 +97,17 @@ class _Problem:
 class _Memory:
     """What is remembered of one service between passes. All of it can be lost: then everything is applied once more.
 
+    ``scaler`` is the user's autoscaler that was last seen. ``refused`` is the last training whose Job could not be made.
     ``versions`` are the resource versions that the present pass decided on; its writes go through only on those.
     """
 
     uid: str
+    templates: dict[bool, tuple[tuple[int, ModelSource], str | None]] = field(default_factory=dict)
     applied: dict[str, _Applied] = field(default_factory=dict)
     problem: _Problem | None = None
+    scaler: Scaling | None = None
+    scaler_seen_at: float = 0.0
+    refused: TrainingReport | None = None
     versions: dict[tuple[Kind, str], str] = field(default_factory=dict)
 
 
@@ -117,8 +122,6 @@ class KubePlatform:
         What the administrator decided about workers.
     instance : str
         Name of this process in Events.
-    observer : RolloutObserver
-        Told about rollouts.
     clock, monotonic : callable
         Seconds since the epoch; seconds that never jump.
     """
@@ -130,7 +133,6 @@ class KubePlatform:
         *,
         workers: manifests.WorkerSettings,
         instance: str,
-        observer: RolloutObserver,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -138,12 +140,21 @@ class KubePlatform:
         self._cache = cache
         self._workers = workers
         self._instance = instance
-        self._observer = observer
         self._clock = clock
         self._monotonic = monotonic
         self._memories: dict[ServiceKey, _Memory] = {}
+        self._changes: dict[ServiceKey, int] = {}
+        cache.tell(self._note)
+
+    def _note(self, obj: Object) -> None:
+        if (key := service_key(obj)) is not None:
+            self._changes[key] = self._changes.get(key, 0) + 1
 
     # --- reading -----------------------------------------------------------------------------------
+
+    def changes(self, key: ServiceKey) -> int:
+        """How many changes of objects that belong to a service have been seen."""
+        return self._changes.get(key, 0)
 
     async def gather(self, key: ServiceKey) -> Gathered | None:
         """Read from the cache. A service that is being deleted counts as gone: nothing may be made for it any more."""
@@ -160,8 +171,6 @@ class KubePlatform:
             raise
         configs = self._children(memory, CONFIG)
         rollouts = tuple(rollout_from_manifest(child) for child in self._children(memory, ROLLOUT))
-        self._observer.rollouts_seen(key, rollouts)
-        self._observer.quarantined_seen(key, len(service.status.workers.quarantined))
         return Gathered(
             service=service,
             configs={name_of(child): config_from_manifest(child) for child in configs},
@@ -169,7 +178,23 @@ class KubePlatform:
             workers=self._endpoints(service, memory),
             published=_document(self._plan(service)),
             url=manifests.service_url(service),
+            scaling=self._scaling(service, memory),
+            can_train=service.spec.store_claim is not None,
+            training=self._training(service, memory),
         )
+
+    def _training(self, service: Service, memory: _Memory) -> TrainingReport | None:
+        """What became of the training that the status speaks of."""
+        sets, refused = service.status.ramp_sets, memory.refused
+        if sets.state != "Training" or sets.capture_since_at is None:
+            return None
+        if refused is not None and (refused.attempt, refused.since) == (sets.attempt, sets.capture_since_at):
+            return refused
+        job = self._cache.get(JOB, service.namespace, manifests.training_name(service.name, sets.capture_since_at))
+        if job is None or not pods.controls(service.uid, job):
+            return None
+        own = self._cache.owned(POD, uid_of(job))
+        return training.report(job, own, attempt=sets.attempt, since=sets.capture_since_at, now=self._clock())
 
     def _children(self, memory: _Memory, kind: Kind) -> list[Object]:
         found = [obj for obj in self._cache.owned(kind, memory.uid) if not obj["metadata"].get("deletionTimestamp")]
@@ -183,22 +208,55 @@ class KubePlatform:
     def _endpoints(self, service: Service, memory: _Memory) -> tuple[WorkerEndpoint, ...]:
         found: tuple[WorkerEndpoint, ...] = ()
         for deployment in self._cache.owned(DEPLOYMENT, service.uid):
+            trial = name_of(deployment) == manifests.trial_name(service.name)
             replica_sets = self._cache.owned(REPLICA_SET, uid_of(deployment))
             by_owner = {uid_of(rs): self._cache.owned(POD, uid_of(rs)) for rs in replica_sets}
-            found += pods.endpoints(deployment, replica_sets, by_owner, template=self._template(service))
+            template = self._template(service, memory, trial=trial)
+            seen = pods.endpoints(deployment, replica_sets, by_owner, template=template)
+            found += tuple(replace(endpoint, trial=True) for endpoint in seen) if trial else seen
         problem = self._problem(service, memory)
         return found if problem is None else (*found, problem)
 
-    def _template(self, service: Service) -> str | None:
-        try:
-            return manifests.template_digest(service, self._workers)
-        except InvalidSpecError:
-            return None
+    def _scalers(self, service: Service) -> Scalers:
+        return scalers(service, self._cache.autoscalers(service.namespace, service.name))
+
+    def _scaling(self, service: Service, memory: _Memory) -> Scaling | None:
+        """What decides on the number of workers. A user's autoscaler that has just gone may be on its way back."""
+        found = self._scalers(service)
+        owned = self._cache.owned(DEPLOYMENT, service.uid)
+        decides = scaling(service, found, next((obj for obj in owned if name_of(obj) == service.name), None))
+        if found.others:
+            memory.scaler, memory.scaler_seen_at = decides, self._monotonic()
+        elif decides is None and memory.scaler is not None:
+            if self._monotonic() - memory.scaler_seen_at < SCALER_GONE_SECONDS:
+                return memory.scaler
+            memory.scaler = None
+        return decides
+
+    def _split(self, service: Service, memory: _Memory) -> tuple[Scaling | None, int, Split]:
+        """What decides on the number of workers, how many it wants, and how they are shared between two versions."""
+        decides = self._scaling(service, memory)
+        desired = service.spec.replicas if decides is None else decides.desired
+        return decides, desired, split_in_force(service, desired, scaled=decides is not None)
+
+    def _template(self, service: Service, memory: _Memory, *, trial: bool) -> str | None:
+        """Digest of the pods that the main Deployment, or that of the trial, should have now."""
+        if not trial:
+            service = split_in_force(service, 0, scaled=False).main
+        made_of = service.generation, ModelSource.of(service.spec)
+        known = memory.templates.get(trial)
+        if known is None or known[0] != made_of:
+            try:
+                known = made_of, manifests.template_digest(service, self._workers, trial=trial)
+            except InvalidSpecError:
+                known = made_of, None
+            memory.templates[trial] = known
+        return known[1]
 
     def _problem(self, service: Service, memory: _Memory) -> WorkerEndpoint | None:
         """What keeps workers from being made at all, as a worker that does not come."""
         try:
-            manifests.bundle_image(service)
+            manifests.check_bundle(service)
         except InvalidSpecError as error:
             return _failed_endpoint(service, "InvalidModel", str(error))
         problem = memory.problem
@@ -210,25 +268,30 @@ class KubePlatform:
         """Say in the status what the API server let pass; what serves keeps serving."""
         before = status_from_manifest(ServiceStatus, obj)
         status = invalid_spec_status(before, error, generation=int(obj["metadata"]["generation"]), now=self._clock())
-        await self._write_status(ServiceKey(namespace_of(obj), name_of(obj)), SERVICE, name_of(obj), status)
+        key = ServiceKey(namespace_of(obj), name_of(obj))
+        await self._write_status(key, uid_of(obj), SERVICE, key.name, status)
 
     # --- workers -----------------------------------------------------------------------------------
 
     async def ensure_workers(self, service: Service, identity: WorkerIdentity) -> None:
-        """Apply Deployment, Service and PodDisruptionBudget where they differ from the spec.
+        """Apply Deployment, Service, PodDisruptionBudget, NetworkPolicy and autoscaler where they differ from the spec.
 
         A spec that cannot be carried out is no error here: :meth:`gather` reports it as a worker that cannot run,
         and the workers of the last good spec stay.
         """
-        key = ServiceKey(service.namespace, service.name)
+        key = _key(service)
         memory = self._memory(key, service.uid)
         problem = memory.problem
         if problem is not None and problem.generation == service.generation and self._monotonic() < problem.retry_at:
             return
         try:
+            await self._end_trainings(service)
             await self._ensure(memory, NETWORK_SERVICE, manifests.network_service(service))
             await self._ensure(memory, DISRUPTION_BUDGET, manifests.disruption_budget(service))
-            await self._ensure(memory, DEPLOYMENT, manifests.deployment(service, identity, self._workers))
+            await self._ensure_network_policy(memory, service)
+            await self._ensure_digests(memory, service)
+            await self._ensure_trial(memory, service, identity)
+            await self._ensure_scaled(memory, service, identity)
         except InvalidSpecError as error:
             self._remember(key, service, "InvalidModel", str(error))
         except NameTakenError as error:
@@ -240,23 +303,134 @@ class KubePlatform:
         else:
             memory.problem = None
 
-    async def _ensure(self, memory: _Memory, kind: Kind, desired: Object) -> None:
-        namespace, name = namespace_of(desired), name_of(desired)
-        live = self._cache.get(kind, namespace, name)
-        if live is None:
-            # The cache has only what carries our label; a foreign object of that name must not be taken over.
-            live = await self._client.get(kind, namespace, name)
-        if live is None:
-            written = await self._client.apply(kind, desired, force=False)
-        else:
-            _check_owner(live, memory.uid, kind)
-            known = memory.applied.get(uid_of(live))
-            if known == _Applied(_digest(desired), fingerprint(live)):
+    async def _end_trainings(self, service: Service) -> None:
+        """A training that nobody waits for any more is ended; one that is over is left to be looked at."""
+        sets = service.status.ramp_sets
+        wanted = service.spec.training == "LiveTraffic" and sets.state == "Training"
+        name = manifests.training_name(service.name, sets.capture_since_at or 0.0) if wanted else ""
+        for job in self._cache.owned(JOB, service.uid):
+            if name_of(job) != name and training.runs(job, self._cache.owned(POD, uid_of(job))):
+                await self._client.delete(JOB, job)
+                self._cache.remove(JOB, uid_of(job))
+
+    async def _ensure_network_policy(self, memory: _Memory, service: Service) -> None:
+        operator = self._workers.admin_from
+        if operator is None:
+            # One that was made while they were wanted.
+            await self._delete(service, NETWORK_POLICY, manifests.network_policy_name(service.name))
+            return
+        policy = manifests.network_policy(
+            service, operator, allow_egress=self._workers.allow_egress, delivery=self._workers.delivery
+        )
+        await self._ensure(memory, NETWORK_POLICY, policy)
+
+    async def _ensure_digests(self, memory: _Memory, service: Service) -> None:
+        """Hand the digest that the bundle was proven with to workers to come. Before the Deployment, which may then have more of them."""
+        desired = manifests.model_config_map(service)
+        if desired is None or not service.spec.may_move:
+            return
+        live = await self._live(CONFIG_MAP, service.namespace, name_of(desired))
+        if live is not None:
+            _check_owner(live, memory.uid, CONFIG_MAP)
+            if desired["data"].items() <= (live.get("data") or {}).items():
                 return
-            pinned = desired | {"metadata": desired["metadata"] | {"uid": uid_of(live)}}
+            desired["metadata"]["uid"] = uid_of(live)
+        self._cache.put(CONFIG_MAP, await self._client.apply(CONFIG_MAP, desired, force=live is not None))
+
+    async def _ensure_trial(self, memory: _Memory, service: Service, identity: WorkerIdentity) -> None:
+        """Workers whose model is on trial. Before the others, so that those of a rejected model are gone when their room is asked for."""
+        n = self._split(service, memory)[2].n_trial
+        name = manifests.trial_name(service.name)
+        if n == 0:
+            await self._delete(service, DEPLOYMENT, name)
+            return
+        live = await self._live(DEPLOYMENT, service.namespace, name)
+        if service.spec.may_move and service.proven_digest is None:
+            n = min(n, max(1, _replicas(live)))
+        body = manifests.deployment(service, identity, self._workers, replicas=n, trial=True)
+        await self._ensure(memory, DEPLOYMENT, body)
+
+    async def _ensure_scaled(self, memory: _Memory, service: Service, identity: WorkerIdentity) -> None:
+        """The Deployment, and who scales it: the number of workers is applied only where no autoscaler decides on it."""
+        found, wanted = self._scalers(service), service.spec.autoscaling
+        if wanted is None or found.others:
+            for obj in self._cache.owned(AUTOSCALER, service.uid):
+                await self._client.delete(AUTOSCALER, obj)
+                self._cache.remove(AUTOSCALER, uid_of(obj))
+        decides, desired, split = self._split(service, memory)
+        live = await self._live(DEPLOYMENT, service.namespace, service.name)
+        # Workers that started together could find different bundles at a URI without a digest: the first one goes ahead alone.
+        unproven = split.main.spec.may_move and split.main.proven_digest is None
+        at_most = max(1, _replicas(live)) if unproven else desired
+        body = manifests.deployment(
+            split.main,
+            identity,
+            self._workers,
+            replicas=min(split.n_main, at_most) if decides is None or live is None else None,
+            strategy=strategy_in_force(service, desired),
+        )
+        changes = live is not None and _template_mark(msgspec.json.decode(content(live))) != _template_mark(
+            body["spec"]
+        )
+        if live is not None and changes and _on_probation(live):
+            return
+        given = None if decides is None else handed_over(service, desired, found.others)
+        own = None
+        if wanted is not None and not found.others and not unproven:
+            frozen = changes or service.status.update.strategy != "" or split.n_trial > 0
+            own = manifests.autoscaler(
+                service, wanted, fewest=floor_in_force(wanted, service.status.capacity), frozen=frozen
+            )
+        if own is not None and changes and found.own is not None:  # before the first worker is replaced
+            await self._ensure(memory, AUTOSCALER, own)
+        await self._ensure(memory, DEPLOYMENT, body, hands_over=given)
+        if own is not None:
+            await self._ensure(memory, AUTOSCALER, own)
+
+    async def _ensure(self, memory: _Memory, kind: Kind, desired: Object, *, hands_over: int | None = None) -> None:
+        """Apply an object where it differs. ``hands_over`` is the number of workers with which an autoscaler begins."""
+        digest = _digest(desired)
+        notes = (desired["metadata"].get("annotations") or {}) | {APPLIED_ANNOTATION: digest}
+        marked = desired | {"metadata": desired["metadata"] | {"annotations": notes}}
+        live = await self._live(kind, namespace_of(desired), name_of(desired))
+        if live is None:
+            written = await self._client.apply(kind, marked, force=False)
+        else:
+            live = slim(kind, live)
+            _check_owner(live, memory.uid, kind)
+            known, seen = memory.applied.get(uid_of(live)), _Applied(digest, fingerprint(live, desired))
+            if known == seen or (known is None and _stands(live, desired, digest)):
+                memory.applied[uid_of(live)] = seen
+                return
+            if hands_over is not None:
+                await self._hand_over(live, hands_over)
+            pinned = marked | {"metadata": marked["metadata"] | {"uid": uid_of(live)}}
             written = await self._client.apply(kind, pinned)
         self._cache.put(kind, written)
-        memory.applied[uid_of(written)] = _Applied(_digest(desired), fingerprint(written))
+        memory.applied[uid_of(written)] = _Applied(digest, fingerprint(slim(kind, written), desired))
+
+    async def _live(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The cache has only what carries our label; a foreign object of that name must not be taken over."""
+        live = self._cache.get(kind, namespace, name)
+        return live if live is not None else await self._client.get(kind, namespace, name)
+
+    async def _hand_over(self, deployment: Object, replicas: int) -> None:
+        """Let another manager hold the number of workers until an autoscaler takes it.
+
+        What nobody but the operator holds would vanish with its next apply, and the default is one worker. Source: "Transferring
+        ownership" in the Kubernetes documentation of server-side apply.
+        """
+        live = await self._client.get(DEPLOYMENT, namespace_of(deployment), name_of(deployment))
+        if live is None or not holds_replicas_alone(live):
+            return
+        identity = {"name": name_of(live), "namespace": namespace_of(live), "uid": uid_of(live)}
+        body = {
+            "apiVersion": DEPLOYMENT.api_version,
+            "kind": DEPLOYMENT.name,
+            "metadata": identity | {"resourceVersion": _version(live)},
+            "spec": {"replicas": replicas},
+        }
+        self._cache.put(DEPLOYMENT, await self._client.apply(DEPLOYMENT, body, manager=HANDOVER_MANAGER))
 
     def _remember(self, key: ServiceKey, service: Service, reason: str, message: str) -> None:
         memory = self._memory(key, service.uid)
@@ -296,36 +470,36 @@ class KubePlatform:
                 self._cache.put(kind, live)  # made by a pass that this one has not seen: decide again on it
             raise
         self._cache.put(kind, written)
-        key = ServiceKey(service.namespace, service.name)
-        self._memory(key, service.uid).versions[kind, name] = _version(written)
+        self._memory(_key(service), service.uid).versions[kind, name] = _version(written)
 
     async def write_config_status(self, service: Service, name: str, status: ConfigStatus) -> None:
-        await self._write_status(ServiceKey(service.namespace, service.name), CONFIG, name, status)
+        await self._write_status(_key(service), service.uid, CONFIG, name, status)
 
     async def write_rollout_status(self, service: Service, name: str, status: RolloutStatus) -> None:
-        key = ServiceKey(service.namespace, service.name)
-        before = self._cache.get(ROLLOUT, service.namespace, name)
-        was_finished = before is not None and status_from_manifest(RolloutStatus, before).finished
-        await self._write_status(key, ROLLOUT, name, status)
-        if status.finished and not was_finished:
-            self._observer.rollout_finished(key, status.verdict or status.phase)
+        await self._write_status(_key(service), service.uid, ROLLOUT, name, status)
 
     async def write_service_status(self, service: Service, status: ServiceStatus) -> None:
         url = status.url or manifests.service_url(service)
-        await self._write_status(
-            ServiceKey(service.namespace, service.name), SERVICE, service.name, replace(status, url=url)
-        )
+        await self._write_status(_key(service), service.uid, SERVICE, service.name, replace(status, url=url))
 
     async def _write_status(
-        self, key: ServiceKey, kind: Kind, name: str, status: ServiceStatus | ConfigStatus | RolloutStatus
+        self,
+        key: ServiceKey,
+        uid: str,
+        kind: Kind,
+        name: str,
+        status: ServiceStatus | ConfigStatus | RolloutStatus,
     ) -> None:
-        """Apply a status on exactly the version that was decided on: an old leader, or a pass on stale reads, gets a conflict."""
+        """Apply a status on exactly the version that was decided on: an old leader, or a pass on stale reads, gets a conflict.
+
+        So does a pass over a service that was deleted meanwhile: another one of its name must not inherit what was decided for it.
+        """
         live = self._cache.get(kind, key.namespace, name)
-        if live is None:
+        if live is None or not (uid_of(live) == uid if kind is SERVICE else pods.controls(uid, live)):
             raise ConflictError(f"{kind.name} {key.namespace}/{name} is gone")
         if same_status(live, status):
             return
-        memory = self._memory(key, uid_of(live) if kind is SERVICE else None)
+        memory = self._memory(key, uid)
         version = memory.versions.get((kind, name), _version(live))
         body = {
             "apiVersion": kind.api_version,
@@ -403,32 +577,68 @@ class KubePlatform:
         self._cache.put(CONFIG_MAP, await self._client.apply(CONFIG_MAP, body))
         raise ConflictError(f"ConfigMap {service.namespace}/{name_of(live)} had lost its labels")
 
+    async def train(self, service: Service, order: TrainingOrder) -> None:
+        """Make the Job. What the API server refuses for good (a quota, an admission rule) is a training that failed."""
+        try:
+            main = split_in_force(service, 0, scaled=False).main  # ramps are trained for the model that serves
+            await self._make_job(service, manifests.training_job(main, order, self._workers))
+        except (InvalidSpecError, NameTakenError, ApiError) as error:
+            said = error.message if isinstance(error, ApiError) else str(error)
+            message = f"no Job could be made: {said}"
+            memory = self._memory(_key(service), service.uid)
+            memory.refused = TrainingReport(order.attempt, "Failed", message=message, since=order.since)
+
+    async def _make_job(self, service: Service, job: Object) -> None:
+        """Create it, or find the one that an earlier pass has made."""
+        try:
+            live: Object | None = await self._client.create(JOB, job)
+        except ConflictError:
+            live = await self._client.get(JOB, service.namespace, name_of(job))
+        if live is not None:
+            _check_owner(live, service.uid, JOB)
+            self._cache.put(JOB, live)
+
     async def emit(self, service: Service, event: Event) -> None:
-        """Post an Event. Events are for people; one that is lost is told in the log and changes nothing."""
+        """Post an Event about the service, and one about the rollout that it happened to. One that is lost is told in the log and changes nothing."""
+        about = [_reference(SERVICE, service.namespace, service.name, service.uid)]
+        rollout = self._cache.get(ROLLOUT, service.namespace, event.rollout) if event.rollout else None
+        if rollout is not None:
+            about.insert(0, _reference(ROLLOUT, service.namespace, event.rollout, uid_of(rollout)))
+        for regarding in about:
+            related = next((other for other in about if other is not regarding), None)
+            await self._post(self._event(event, regarding, related))
+
+    def _event(self, event: Event, regarding: Object, related: Object | None) -> Object:
         now = self._clock()
-        stamp = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        body = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": f"{service.name}.{int(now * 1e6):x}.{event.reason.lower()}", "namespace": service.namespace},
-            "involvedObject": {
-                "apiVersion": GROUP_VERSION, "kind": SERVICE.name, "name": service.name, "namespace": service.namespace, "uid": service.uid,
+        # The same transition told by two processes, or again after a restart, has the same name and is there already.
+        told = f"{regarding['uid']}/{event.reason}/{event.message}/{int(now // SAME_EVENT_SECONDS)}"
+        return {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.name,
+            "metadata": {
+                "name": f"{regarding['name']}.{hashlib.sha256(told.encode()).hexdigest()[:16]}",
+                "namespace": regarding["namespace"],
             },
+            "eventTime": datetime.fromtimestamp(now, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "reportingController": REPORTER,
+            "reportingInstance": self._instance[:128],
+            "action": event.reason,
             "reason": event.reason,
-            "message": event.message[:EVENT_MESSAGE_LIMIT],
+            "note": event.message[:EVENT_MESSAGE_LIMIT],
             "type": "Warning" if event.warning else "Normal",
-            "source": {"component": FIELD_MANAGER},
-            "reportingComponent": FIELD_MANAGER,
-            "reportingInstance": self._instance,
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
-            "count": 1,
-        }  # fmt: skip
+            "regarding": regarding,
+            **({"related": related} if related is not None else {}),
+        }
+
+    async def _post(self, body: Object) -> None:
         try:
             await self._client.create(EVENT, body)
-        except (OfframpError, ConflictError) as error:
-            message = f"{service.namespace}/{service.name}: Event {event.reason} was not posted: {error}"
-            log_event("event-lost", message, level=logging.WARNING)
+        except ConflictError:
+            return  # it has been told
+        except OfframpError as error:
+            about = f"{body['regarding']['namespace']}/{body['regarding']['name']}"
+            message = f"{about}: Event {body['reason']} was not posted: {error}"
+            log_event("event-lost", message, level=logging.WARNING, service=about)
 
     # --- memory ------------------------------------------------------------------------------------
 
@@ -441,14 +651,66 @@ class KubePlatform:
 
     def _forget(self, key: ServiceKey) -> None:
         self._memories.pop(key, None)
-        self._observer.service_gone(key)
+        self._changes.pop(key, None)
 
 
-def fingerprint(obj: Object) -> str:
-    """What somebody could change of a child that must be changed back: everything but bookkeeping and status."""
-    meta = obj["metadata"]
-    kept = {name: value for name, value in obj.items() if name not in ("apiVersion", "kind", "metadata", "status")}
-    return _digest(kept | {"labels": meta.get("labels"), "ownerReferences": meta.get("ownerReferences")})
+def _key(service: Service) -> ServiceKey:
+    return ServiceKey(service.namespace, service.name)
+
+
+def _reference(kind: Kind, namespace: str, name: str, uid: str) -> Object:
+    return {"apiVersion": GROUP_VERSION, "kind": kind.name, "name": name, "namespace": namespace, "uid": uid}
+
+
+def fingerprint(obj: Object, desired: Object) -> str:
+    """What somebody could change of a child that must be changed back: everything but bookkeeping, status and what an autoscaler decides."""
+    meta, kept = obj["metadata"], content(obj)
+    if "replicas" not in desired["spec"]:
+        spec = msgspec.json.decode(kept)
+        kept = msgspec.json.encode({name: value for name, value in spec.items() if name != "replicas"})
+    told = msgspec.json.encode((meta.get("labels"), meta.get("ownerReferences")), order="sorted")
+    return hashlib.sha256(kept + told).hexdigest()
+
+
+def _on_probation(live: Object) -> bool:
+    """Whether a pod has become ready just now, for which seconds no other pods must be asked for.
+
+    To Kubernetes such a pod is as unavailable as one that never starts: where an update that hangs gives way to the next one, it is
+    taken away with the rest, although it may be all that serves. Source: ``cleanupUnhealthyReplicas`` of the Deployment controller.
+    """
+    status = live.get("status") or {}
+    return int(status.get("readyReplicas") or 0) > int(status.get("availableReplicas") or 0)
+
+
+def _template_mark(spec: Object) -> str | None:
+    notes = ((spec.get("template") or {}).get("metadata") or {}).get("annotations") or {}
+    return notes.get(TEMPLATE_ANNOTATION)
+
+
+def _stands(live: Object, desired: Object, digest: str) -> bool:
+    """Whether a child that an earlier process applied is still as it was, so that a restarted operator need not apply everything again.
+
+    The annotation says what was asked for, fields that are asked for no more included; the comparison, that nobody has changed it since.
+    """
+    meta = live["metadata"]
+    if (meta.get("annotations") or {}).get(APPLIED_ANNOTATION) != digest:
+        return False
+    return _contains(meta.get("labels"), desired["metadata"]["labels"]) and _contains(
+        msgspec.json.decode(content(live)), desired["spec"]
+    )
+
+
+def _contains(live: object, wanted: object) -> bool:
+    """Whether an object has all that was asked for; the API server's defaults come on top. A doubt is a no: applying again is harmless."""
+    if isinstance(wanted, Mapping):
+        return (not wanted and live is None) or (
+            isinstance(live, Mapping) and all(_contains(live.get(name), value) for name, value in wanted.items())
+        )
+    if isinstance(wanted, list):
+        if not wanted and live is None:
+            return True
+        return isinstance(live, list) and len(live) == len(wanted) and all(map(_contains, live, wanted))
+    return live == wanted or (live is None and wanted in (False, 0, "")) or str(live) == str(wanted)
 
 
 def invalid_spec_status(
@@ -482,6 +744,10 @@ def _check_owner(live: Object, uid: str, kind: Kind) -> None:
     )
 
 
+def _replicas(deployment: Object | None) -> int:
+    return 0 if deployment is None else int((deployment.get("spec") or {}).get("replicas", 1))
+
+
 def _document(config_map: Object | None) -> PlanDocument | None:
     """The document a ConfigMap carries; None where it carries none that can be read, so that it is published anew."""
     if config_map is None:
@@ -504,4 +770,4 @@ def _version(obj: Object) -> str:
 
 
 def _digest(value: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 
+from offramp_operator.kube.failures import condition, containers, creation_failure, failure
 from offramp_operator.kube.kinds import TEMPLATE_ANNOTATION, Object, name_of, owner_of, uid_of
-from offramp_operator.kube.manifests import ADMIN_PORT, CONTAINER
+from offramp_operator.kube.manifests import ADMIN_PORT
 from offramp_operator.shell.platform import WorkerEndpoint
 
+REPLACED_SECONDS = 60.0  # how far apart the end of a pod and the start of its replacement may be
 REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
-STARTING = {"ContainerCreating", "PodInitializing"}
-MESSAGE_LIMIT = 1000
-LAST_LINES = 5  # the kubelet hands over up to 80 lines of log; the cause stands at their end
+# What the scheduler says where another pod's leaving would make room; it also names selectors, taints and volumes, which it would not cure.
+CROWDED = (
+    "Insufficient ",
+    "Too many pods",
+    "anti-affinity",
+    "topology spread",
+    "free ports",
+    "cannot allocate all claims",
+)
+QUOTA_GATES = ("kueue.x-k8s.io/admission",)
 
 
 def endpoints(
@@ -40,28 +50,40 @@ def endpoints(
     """
     replica_sets = list(replica_sets)
     newest = max(replica_sets, key=revision, default=None)
-    found = [
-        endpoint(pod, current=replica_set is newest and template is not None and _template(pod) == template)
-        for replica_set in replica_sets
-        for pod in pods.get(uid_of(replica_set), ())
-        if _phase(pod) not in ("Succeeded", "Failed")
-    ]
+    found = []
+    for replica_set in replica_sets:
+        own = list(pods.get(uid_of(replica_set), ()))
+        ended = [pod for pod in own if _phase(pod) == "Failed"]
+        found += [
+            endpoint(
+                pod,
+                current=replica_set is newest and template is not None and _template(pod) == template,
+                ended=ended,
+            )
+            for pod in own
+            if _phase(pod) not in ("Succeeded", "Failed")
+        ]
     refused = _replica_failure(deployment)
     return tuple(sorted(found, key=lambda worker: worker.name)) + ((refused,) if refused else ())
 
 
-def endpoint(pod: Object, *, current: bool) -> WorkerEndpoint:
-    """One pod as a worker."""
+def endpoint(pod: Object, *, current: bool, ended: Iterable[Object] = ()) -> WorkerEndpoint:
+    """One pod as a worker; ``ended`` are failed pods of its ReplicaSet, which linger: one that it replaces says why it had to come."""
     ending = bool(pod["metadata"].get("deletionTimestamp"))
+    ready = not ending and condition(pod, "Ready").get("status") == "True"
     reason, message = ("", "") if ending else failure(pod)
+    if not (ready or ending or message):
+        reason, message = next((failure(old) for old in ended if _replaces(pod, old)), ("", ""))
     return WorkerEndpoint(
         name=name_of(pod),
         uid=uid_of(pod),
-        ready=not ending and _condition(pod, "Ready").get("status") == "True",
+        ready=ready,
         current=current,
-        restarts=sum(int(status.get("restartCount", 0)) for status in _containers(pod)),
+        restarts=sum(int(status.get("restartCount", 0)) for status in containers(pod)),
         failure=message,
         failure_reason=reason,
+        no_room=not ending and crowded_out(pod),
+        ending=ending,
         admin_url=admin_url(pod),
     )
 
@@ -76,16 +98,13 @@ def admin_url(pod: Object) -> str | None:
     return f"http://{host}:{ADMIN_PORT}"
 
 
-def failure(pod: Object) -> tuple[str, str]:
-    """(reason, message) of what keeps the pod from running: the first failing container's, else the scheduler's; or empty."""
-    for status in _containers(pod):
-        found = _container_failure(status)
-        if found is not None:
-            return found
-    scheduled = _condition(pod, "PodScheduled")
-    if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
-        return "Unschedulable", _short(scheduled.get("message") or "no node has room for the pod")
-    return "", ""
+def crowded_out(pod: Object) -> bool:
+    """Whether the pod waits for room that another pod of the service may have."""
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("status") != "False":
+        return False
+    gates = {gate.get("name") for gate in (pod.get("spec") or {}).get("schedulingGates") or ()}
+    return any(text in scheduled.get("message", "") for text in CROWDED) or not gates.isdisjoint(QUOTA_GATES)
 
 
 def revision(replica_set: Object) -> int:
@@ -94,55 +113,35 @@ def revision(replica_set: Object) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _container_failure(status: Object) -> tuple[str, str] | None:
-    state = status.get("state") or {}
-    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
-    if waiting.get("reason") and waiting["reason"] not in STARTING:
-        # In a crash loop the wait only says how long it is; the last run says why.
-        last = (status.get("lastState") or {}).get("terminated") or {}
-        return str(waiting["reason"]), _short(
-            _last_words(last) if last else waiting.get("message") or waiting["reason"]
-        )
-    if ended and ended.get("exitCode"):
-        return str(ended.get("reason") or "Error"), _short(_last_words(ended))
-    return None
-
-
-def _last_words(ended: Object) -> str:
-    text = "\n".join((ended.get("message") or "").strip().splitlines()[-LAST_LINES:])
-    code = f"exit code {ended.get('exitCode')}"
-    head = f"{ended.get('reason') or 'ended'} with {code}"
-    return f"{head}: {text}" if text else head
-
-
 def _replica_failure(deployment: Object) -> WorkerEndpoint | None:
     """A quota or an admission rule keeps pods from being created, so there is none that could tell."""
-    condition = _condition(deployment, "ReplicaFailure")
-    if condition.get("status") != "True":
+    refused = condition(deployment, "ReplicaFailure")
+    if refused.get("status") != "True":
         return None
-    reason, message = (
-        str(condition.get("reason") or "FailedCreate"),
-        _short(condition.get("message") or "pods cannot be created"),
+    reason, message = creation_failure(
+        str(refused.get("message") or ""), reason=str(refused.get("reason") or "FailedCreate")
     )
     return WorkerEndpoint(
         f"deployment {name_of(deployment)}",
         uid_of(deployment),
         ready=False,
-        current=False,
         failure=message,
         failure_reason=reason,
+        no_room="exceeded quota" in str(refused.get("message")),
     )
 
 
-def _containers(pod: Object) -> list[Object]:
-    """The worker's own container first: it is the one whose failure tells most."""
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    return sorted(statuses, key=lambda status: status.get("name") != CONTAINER)
+def _replaces(pod: Object, ended: Object) -> bool:
+    """Whether a pod was created when the other one ended."""
+    created = _time(pod["metadata"].get("creationTimestamp"))
+    conditions = (ended.get("status") or {}).get("conditions") or []
+    moments = [_time(c.get("lastTransitionTime")) for c in conditions]
+    known = [moment for moment in moments if moment is not None]
+    return created is not None and bool(known) and abs((created - max(known)).total_seconds()) <= REPLACED_SECONDS
 
 
-def _condition(obj: Object, kind: str) -> Object:
-    conditions = (obj.get("status") or {}).get("conditions") or []
-    return next((dict(c) for c in conditions if c.get("type") == kind), {})
+def _time(text: object) -> datetime | None:
+    return datetime.fromisoformat(str(text)) if text else None
 
 
 def _phase(pod: Object) -> str:
@@ -151,12 +150,6 @@ def _phase(pod: Object) -> str:
 
 def _template(pod: Object) -> str | None:
     return (pod["metadata"].get("annotations") or {}).get(TEMPLATE_ANNOTATION)
-
-
-def _short(message: str) -> str:
-    """The end of a long message: the cause of an error stands in its last lines."""
-    text = str(message).strip()
-    return text if len(text) <= MESSAGE_LIMIT else "…" + text[-MESSAGE_LIMIT:]
 
 
 def controls(owner_uid: str, obj: Object) -> bool:

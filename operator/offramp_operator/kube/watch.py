@@ -1,27 +1,25 @@
-"""kopf as the watcher, and nothing else: its events feed the cache and wake the service they belong to.
+"""Lists and watches of every kind: what they tell feeds the cache and wakes the service it belongs to.
 
-Only ``on.event`` handlers are used: kopf then writes nothing to any object, neither a finalizer nor an annotation.
-What watches cannot tell (deletions while a connection was down) a regular list finds out.
+Each kind is listed once and then watched from that list's version on, so nothing is missed and nothing is listed twice; a watch that breaks
+goes on from the last version it saw, and lists again only when the server has forgotten it. A regular list is the net below: it finds
+what a watch that is silently dead does not tell. Nothing is ever written to an object.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
-import math
-import os
+import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
-import kopf
-
-from offramp_core.errors import OfframpError
+from offramp_core.errors import OfframpError, UnavailableError
 from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.client import KubeClient
+from offramp_operator.kube.client import ExpiredError, KubeClient
 from offramp_operator.kube.kinds import (
+    AUTOSCALER,
     SERVICE,
     SERVICE_LABEL,
     WATCHED,
@@ -30,6 +28,7 @@ from offramp_operator.kube.kinds import (
     name_of,
     namespace_of,
     owner_of,
+    scale_target,
     uid_of,
     version_of,
 )
@@ -38,15 +37,22 @@ from offramp_operator.shell.platform import ServiceKey
 
 RELIST_SECONDS = 120.0
 RELIST_RETRY_SECONDS = 10.0
-SETTLE_SECONDS = 3.0  # after the last object that a watch listed; the watches of all kinds list together
+RELIST_SHARE = 0.002  # of the time may go into regular lists: they become rarer where they take long
 LATE_SECONDS = 60.0
-SERVER_TIMEOUT_SECONDS = 600
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 30.0  # between attempts of a watch that breaks at once
+FIRST_LIST_RETRY_SECONDS = 2.0  # at most, between attempts of a first list
+LASTED_SECONDS = 10.0  # a watch that lived this long was not broken from the start
+
+Scope = tuple[Kind, str | None]
+"""A kind, and the namespace it is watched in; None for all."""
 
 
 def service_key(obj: Object) -> ServiceKey | None:
     """The service to wake for an object. Only a hint: what counts as a service's own is decided by owner references."""
     owner = owner_of(obj)
-    if obj.get("kind") == SERVICE.name:
+    if obj.get("kind") == AUTOSCALER.name and (owner is None or owner["kind"] != SERVICE.name):
+        name = scale_target(obj)  # a user's; the Deployment is named like its service
+    elif obj.get("kind") == SERVICE.name:
         name = name_of(obj)
     elif owner is not None and owner["kind"] == SERVICE.name:
         name = owner["name"]
@@ -102,127 +108,120 @@ class Feed:
         self._wake = wake
         self._clock = clock
         self._freshness = Freshness()
-        self._relist_at = math.inf
+        self._position: dict[Scope, int] = {}
 
-    def event(self, kind: Kind, kind_of_event: str | None, obj: Object) -> None:
-        """One watch event; None as its kind means that the watch listed the object."""
-        obj = {"apiVersion": kind.api_version, "kind": kind.name, **obj}
-        version = version_of(obj)
-        if kind_of_event is None:
-            self._relist_at = self._clock() + SETTLE_SECONDS
-        if kind_of_event == "DELETED":
-            changed = self._cache.remove(kind, uid_of(obj), version=version)
-        else:
-            changed = self._cache.put(kind, obj)
-        self._freshness.watched(kind, namespace_of(obj), version)
-        if changed:
-            self._wake_for(obj)
+    async def begin(self, client: KubeClient, namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> None:
+        """List everything, so that the cache is complete; watches go on from there.
+
+        Each list is tried until it is answered, and no other is thrown away for it: a server that turns every third request
+        away would hardly ever answer all of them at once.
+        """
+        await asyncio.gather(*(self._begin_for_good(client, scope) for scope in scopes(namespaces, kinds)))
 
     async def relist(self, client: KubeClient, namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> None:
-        """List everything once, so that the cache is complete and free of ghosts."""
-        for kind in kinds:
-            for namespace in namespaces or (None,):
-                items, version = await client.list(kind, namespace)
-                for obj in self._cache.replace(kind, items, version=version, namespace=namespace):
-                    self._wake_for(obj)
-                self._freshness.listed(kind, items, self._clock())
+        """List everything once more, beside the watches: what they have not told must come soon, or they are late."""
+        for kind, namespace in scopes(namespaces, kinds):
+            items = (await self._list(client, kind, namespace))[0]
+            covered = self._position.get((kind, namespace), 0)
+            self._freshness.listed(kind, (obj for obj in items if version_of(obj) > covered), self._clock())
 
     async def relist_forever(
         self, client: KubeClient, namespaces: tuple[str, ...], *, every: float = RELIST_SECONDS, tick: float = 1.0
     ) -> None:
-        """List regularly, and soon after a watch had to list: what was deleted before that list is reported by nobody."""
-        last = self._clock()
+        """List regularly, every ``every`` seconds or more seldom where a list takes long."""
+        at = self._clock() + every
         while True:
             await asyncio.sleep(tick)
-            if self._clock() < min(last + every, self._relist_at):
+            started = self._clock()
+            if started < at:
                 continue
-            last, self._relist_at = self._clock(), math.inf
             try:
                 await self.relist(client, namespaces)
+                at = started + max(every, (self._clock() - started) / RELIST_SHARE)
             except OfframpError as error:
-                self._relist_at = self._clock() + RELIST_RETRY_SECONDS
+                at = started + min(every, RELIST_RETRY_SECONDS)
                 log_event("relist-failed", str(error), level=logging.WARNING)
+
+    async def follow(self, client: KubeClient, kind: Kind, namespace: str | None) -> None:
+        """Watch a kind for ever, over everything that may happen to a connection."""
+        scope, pause = (kind, namespace), FIRST_PAUSE_SECONDS
+        while True:
+            started = self._clock()
+            try:
+                if scope not in self._position:
+                    await self._begin_at(client, scope)
+                await client.watch(kind, namespace, version=self._position[scope], deliver=partial(self._take, scope))
+                pause = FIRST_PAUSE_SECONDS
+            except ExpiredError:
+                del self._position[scope]
+            except OfframpError as error:
+                log_event("watch-broken", f"{error}; watching again", level=logging.WARNING, kind=str(kind))
+                if self._clock() - started > LASTED_SECONDS:
+                    pause = FIRST_PAUSE_SECONDS
+                await asyncio.sleep(pause * (0.5 + 0.5 * random.random()))  # noqa: S311 - spreads retries, hides nothing
+                pause = min(LAST_PAUSE_SECONDS, 2 * pause)
+
+    def event(self, kind: Kind, kind_of_event: str, obj: Object) -> None:
+        """One event of a watch."""
+        obj = {"apiVersion": kind.api_version, "kind": kind.name, **obj}
+        if kind_of_event == "DELETED":
+            changed = self._cache.remove(kind, uid_of(obj), version=version_of(obj))
+        else:
+            changed = self._cache.put(kind, obj)
+        self._freshness.watched(kind, namespace_of(obj), version_of(obj))
+        if changed:
+            self._wake_for(obj)
 
     def late_seconds(self) -> float:
         return self._freshness.late_seconds(self._clock())
 
+    def _take(self, scope: Scope, events: list[tuple[str, Object]]) -> None:
+        for happened, obj in events:
+            if happened != "BOOKMARK":
+                self.event(scope[0], happened, obj)
+            self._position[scope] = max(version_of(obj), self._position.get(scope, 0))
+
+    async def _begin_for_good(self, client: KubeClient, scope: Scope) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await self._begin_at(client, scope)
+            except (UnavailableError, ExpiredError) as error:
+                log_event("first-list-failed", str(error), level=logging.WARNING, kind=str(scope[0]))
+                asked = getattr(error, "retry_after_seconds", None) or 0.0
+            await asyncio.sleep(max(asked, pause))
+            pause = min(FIRST_LIST_RETRY_SECONDS, 2 * pause)
+
+    async def _begin_at(self, client: KubeClient, scope: Scope) -> None:
+        items, self._position[scope] = await self._list(client, *scope)
+        for obj in items:
+            self._freshness.watched(scope[0], namespace_of(obj), version_of(obj))
+
+    async def _list(self, client: KubeClient, kind: Kind, namespace: str | None) -> tuple[list[Object], int]:
+        items, version = await client.snapshot(kind, namespace)
+        for obj in self._cache.replace(kind, items, version=version, namespace=namespace):
+            self._wake_for(obj)
+        return items, version
+
     def _wake_for(self, obj: Object) -> None:
-        if (key := service_key(obj)) is not None:
-            self._wake(key)
+        key = service_key(obj)
+        if key is None or (obj.get("kind") == AUTOSCALER.name and not self._is_known(key)):
+            return  # most autoscalers of a cluster are about something else, and each changes every few seconds
+        self._wake(key)
+
+    def _is_known(self, key: ServiceKey) -> bool:
+        return self._cache.get(SERVICE, key.namespace, key.name) is not None
 
 
-def registry(feed: Feed, kinds: Iterable[Kind] = WATCHED) -> kopf.OperatorRegistry:
-    """kopf's handlers: one per kind, all alike."""
-    handlers = kopf.OperatorRegistry()
-    kopf.on.login(registry=handlers, id="login")(_login)
-    for kind in kinds:
-        decorator = kopf.on.event(
-            group=kind.group, version=kind.version, plural=kind.plural, registry=handlers, id=f"cache-{kind}"
-        )
-        decorator(_handler(feed, kind))
-    return handlers
+def scopes(namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> list[Scope]:
+    """What is listed and watched: every kind in every namespace, or once in all of them."""
+    return [(kind, namespace) for kind in kinds for namespace in namespaces or (None,)]
 
 
-def settings(*, namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> kopf.OperatorSettings:
-    """kopf's settings: no Events of its own, no peers, no deadline for our shutdown, and label selectors at the server."""
-    result = kopf.OperatorSettings()
-    result.posting.enabled = False
-    result.peering.standalone = True
-    result.process.ultimate_exiting_timeout = None
-    result.scanning.disabled = bool(namespaces)
-    result.networking.request_timeout = 30
-    result.networking.connect_timeout = 10
-    result.watching.server_timeout = SERVER_TIMEOUT_SECONDS
-    result.watching.connect_timeout = 10
-    for kind in kinds:
-        if kind.selector:
-            result.watching.label_selectors[_is(kind)] = kind.selector
-    return result
-
-
-async def watch(
-    feed: Feed, *, namespaces: tuple[str, ...], stop: asyncio.Event, after_start: Callable[[], None] = lambda: None
-) -> None:
-    """Watch until ``stop``; raises what made kopf give up.
-
-    ``after_start`` runs once kopf has taken over the process's signals, so that they can be taken back.
-    """
-    existing = asyncio.all_tasks()
-    tasks = await kopf.spawn_tasks(
-        registry=registry(feed),
-        settings=settings(namespaces=namespaces),
-        namespaces=namespaces,
-        clusterwide=not namespaces,
-        standalone=True,
-        stop_flag=stop,
-    )
-    after_start()
-    await kopf.run_tasks(tasks, ignored=existing)
-
-
-def _is(kind: Kind) -> Callable[[Any], bool]:
-    return lambda resource: (
-        (resource.group, resource.version, resource.plural) == (kind.group, kind.version, kind.plural)
-    )
-
-
-def _handler(feed: Feed, kind: Kind) -> Callable[..., Any]:
-    async def cache_event(event: Any, **_: Any) -> None:
-        feed.event(kind, event["type"], event["object"])
-
-    return cache_event
-
-
-def _login(**arguments: Any) -> Any:
-    """The pod's credentials, else the kubeconfig's; asked again whenever the API server says 401."""
-    account = kopf.login_with_service_account(**arguments)
-    if account is None:
-        return kopf.login_with_kubeconfig(**arguments)
-    # By address, as the other client does: the operator must work while the cluster's DNS does not.
-    address = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT_HTTPS", "443")
-    return dataclasses.replace(account, server=in_cluster_url(*address)) if address[0] else account
-
-
-def in_cluster_url(host: str, port: str) -> str:
-    """The API server as a pod's environment names it."""
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+async def watch(feed: Feed, client: KubeClient, *, namespaces: tuple[str, ...], stop: asyncio.Event) -> None:
+    """Watch everything until ``stop``; raises what no watch can go on after."""
+    async with asyncio.TaskGroup() as group:
+        following = [group.create_task(feed.follow(client, kind, namespace)) for kind, namespace in scopes(namespaces)]
+        await stop.wait()
+        for task in following:
+            task.cancel()

@@ -7,23 +7,32 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import httpx
+from aiohttp import web
 
-from offramp_core.errors import OfframpError
+from offramp_core.errors import InvalidArgumentError, OfframpError
+from offramp_operator.health import serve_health
 from offramp_operator.local.fleet import Fleet
 from offramp_operator.local.front import FrontProcess
 from offramp_operator.local.platform import Intent, LocalPlatform
-from offramp_operator.local.process import TERMINATION_SECONDS, WORKER_COMMAND
+from offramp_operator.local.process import HOST, TERMINATION_SECONDS, WORKER_COMMAND
 from offramp_operator.local.records import keep_only, load_pools, save_pool
 from offramp_operator.local.state import StateFolder, StateFolderError, remove_leftovers
+from offramp_operator.local.training import Trainer
+from offramp_operator.metrics import Metrics
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.observe import Observer
+from offramp_operator.shell.onlook import Onlookers
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.reconcile import Reconciler
 from offramp_operator.shell.record_pool import RampSetKey
 from offramp_operator.shell.signing import SigningKey
+from offramp_operator.web.board import Board
+from offramp_operator.web.server import WebPage, serve_web
 
+USUAL_WEB_PORT = 8082
 WATCH_SECONDS = 1.0
 RECORDS_SECONDS = 30.0
 SETTLE_SECONDS = 5.0
@@ -39,6 +48,10 @@ class EmbeddedShell:
         Reads the user's file; raises :class:`OfframpError` or ``OSError`` where it cannot be used.
     port : int
         Of the front on loopback; 0 for any free one.
+    web_port : int, optional
+        Of the web page on loopback; 0 for any free one, and without one the usual port if it is free.
+    metrics_port : int, optional
+        Where the control loop's metrics are shown on loopback, and ``/targets`` tells Prometheus of the workers; None opens nothing.
     """
 
     def __init__(
@@ -47,6 +60,8 @@ class EmbeddedShell:
         state: StateFolder,
         *,
         port: int,
+        web_port: int | None = None,
+        metrics_port: int | None = None,
         worker_command: Sequence[str] = WORKER_COMMAND,
         grace_seconds: float = TERMINATION_SECONDS,
     ) -> None:
@@ -62,9 +77,15 @@ class EmbeddedShell:
             state, self._front, self._client, service=self._intent.name, command=worker_command,
             on_change=self._woken.set, grace_seconds=grace_seconds,
         )  # fmt: skip
-        self._observer = Observer(self._client)
-        self._platform = LocalPlatform(state, self._fleet, self._key, url=self._front.url)
-        self._reconciler = Reconciler(self._platform, self._observer, self._key)
+        self._observer = Observer()
+        self._trainer = Trainer(state, changed=self._woken.set)
+        self._platform = LocalPlatform(state, self._fleet, self._key, url=self._front.url, trainer=self._trainer)
+        self._board = Board(worker_kind="process", since=time.time())
+        self._metrics, self._metrics_port = Metrics(), metrics_port
+        self._reconciler = Reconciler(
+            self._platform, self._observer, self._key, onlooker=Onlookers(self._board, self._metrics)
+        )
+        self._web_port = web_port
         self._grace = grace_seconds
         self._complaint = ""
         self._saved: dict[RampSetKey, int] = {}
@@ -79,7 +100,9 @@ class EmbeddedShell:
         key = self._intent.key
         self._platform.apply(self._intent)
         self._restore_records(key)
+        page = await self._start_web(key)
         self._front.start()
+        metrics = await self._show_metrics()
         log_event("listening", f"{key.name} at {self.url}", service=str(key), url=self.url, state=str(self._state.root))
         tasks = [
             asyncio.create_task(self._control(key), name="control"),
@@ -93,10 +116,46 @@ class EmbeddedShell:
             for task in (told, *tasks):
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
+            await page.cleanup()
             await self._shut_down(key)
+            if metrics is not None:
+                await metrics.cleanup()
         for result in results:
             if isinstance(result, Exception):
                 raise result
+
+    async def _start_web(self, key: ServiceKey) -> web.AppRunner:
+        """The web page on loopback. The usual port may be another service's; one that was asked for must be free."""
+        page = WebPage(self._board)
+        wanted = (USUAL_WEB_PORT, 0) if self._web_port is None else (self._web_port,)
+        for port in wanted:
+            try:
+                runner = await serve_web(page, host=HOST, port=port)
+            except OSError as error:
+                if port != wanted[-1]:
+                    continue
+                reason = error.strerror or str(error)
+                raise InvalidArgumentError(f"port {port} cannot be used for the web page ({reason}); choose another with --web-port, 0 for any") from error  # fmt: skip
+            url = f"http://{HOST}:{runner.addresses[0][1]}"
+            log_event("web", f"watch it at {url}/services/{key.namespace}/{key.name}", service=str(key), url=url)
+            return runner
+        raise AssertionError("the last port either serves or raises")
+
+    async def _show_metrics(self) -> Any:
+        """Open the metrics port, if there is to be one."""
+        if self._metrics_port is None:
+            return None
+        self._metrics.leading(True)
+        return await serve_health(
+            port=self._metrics_port, host=HOST, alive=str, ready=str, metrics=self._metrics, targets=self._targets
+        )
+
+    def _targets(self) -> list[dict[str, Any]]:
+        key = self._intent.key
+        return [
+            {"targets": [address], "labels": {"namespace": key.namespace, "service": key.name, "pod": name}}
+            for name, address in self._fleet.scrape_targets()
+        ]
 
     # --- loops -------------------------------------------------------------------------------------
 
@@ -105,8 +164,10 @@ class EmbeddedShell:
         retry = FIRST_RETRY_SECONDS
         while True:
             self._woken.clear()
+            began, failed = time.monotonic(), True
             try:
                 wait = await self._reconciler.reconcile(key)
+                failed = False
                 retry = FIRST_RETRY_SECONDS
             except Exception as error:
                 log_event(
@@ -116,6 +177,7 @@ class EmbeddedShell:
                     error=error,
                 )
                 wait, retry = retry, min(LONGEST_RETRY_SECONDS, 2 * retry)
+            self._metrics.reconciled(time.monotonic() - began, failed=failed)
             if wait is None:
                 raise StateFolderError(f"{key} has vanished from {self._state.objects}; start again to create it anew")
             with contextlib.suppress(TimeoutError):
@@ -160,8 +222,10 @@ class EmbeddedShell:
                 if self._observer.settled(key) or time.monotonic() > deadline:
                     break
                 await asyncio.sleep(0.2)
+        await self._trainer.close()
         await self._fleet.close()
         await self._save_records(key)
+        await self._observer.close()
         await self._client.aclose()
         log_event("stopped", "all workers have ended", service=str(key))
 

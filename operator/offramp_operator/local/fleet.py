@@ -51,16 +51,22 @@ class Fleet:
         self._workers: list[WorkerProcess] = []
         self._wanted: WorkerTemplate | None = None
         self._replicas = 0
+        self._surge = True
         self._around: WorkerSurroundings | None = None
         self._woken = asyncio.Event()
         self._manager: asyncio.Task[None] | None = None
         self._stopping: set[asyncio.Task[None]] = set()
 
-    async def want(self, template: WorkerTemplate, replicas: int, identity: WorkerIdentity, *, token: str) -> None:
-        """Ask for ``replicas`` workers of a template; asking for what is already asked for does nothing."""
-        if (template, replicas) == (self._wanted, self._replicas):
+    async def want(
+        self, template: WorkerTemplate, replicas: int, identity: WorkerIdentity, *, token: str, surge: bool = True
+    ) -> None:
+        """Ask for ``replicas`` workers of a template; asking for what is already asked for does nothing.
+
+        Without ``surge`` there are never more processes than replicas: an old worker ends before its successor starts.
+        """
+        if (template, replicas, surge) == (self._wanted, self._replicas, self._surge):
             return
-        self._wanted, self._replicas = template, replicas
+        self._wanted, self._replicas, self._surge = template, replicas, surge
         if self._around is None:
             self._around = self._surroundings(identity, token)
             await self._take_over()
@@ -82,10 +88,15 @@ class Fleet:
                 restarts=worker.record.restarts,
                 failure=worker.failure,
                 failure_reason=worker.failure_reason,
+                ending=worker.stopping,
                 admin_url=worker.admin_url,
             )
             for worker in self._workers
         )
+
+    def scrape_targets(self) -> list[tuple[str, str]]:
+        """(name, host and port of ``/metrics``) of every worker that lives."""
+        return [(w.record.name, w.url.removeprefix("http://")) for w in self._workers if w.alive]
 
     async def close(self) -> None:
         """End all workers; their records stay, so that the next start finds the same ones."""
@@ -124,7 +135,8 @@ class Fleet:
         assert self._wanted is not None
         active = [worker for worker in self._workers if not worker.stopping]
         views = [WorkerView(w.record.name, w.record.template == self._wanted, w.ready, bool(w.failure)) for w in active]
-        move = next_move(views, self._replicas)
+        leaving = len(self._workers) - len(active)
+        move = next_move(views, self._replicas, surge=self._surge, leaving=leaving)
         for _ in range(move.start):
             self._begin(self._new_record(self._wanted))
         for worker in active:
@@ -163,6 +175,7 @@ class Fleet:
             token=token,
             plan_file=self._state.plans / f"{self._service}.json",
             state_dir=self._state.workers,
+            ramp_sets=self._state.ramp_sets,
             log_dir=self._state.logs,
             command=self._command,
             client=self._client,

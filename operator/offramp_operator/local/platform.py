@@ -16,13 +16,15 @@ import msgspec
 
 from offramp_core.control.codec import format_time
 from offramp_core.control.objects import ConfigStatus, RolloutStatus, Service, ServiceStatus
-from offramp_core.control.snapshot import Event, NewConfig, NewRollout
+from offramp_core.control.snapshot import Event, NewConfig, NewRollout, TrainingOrder
+from offramp_core.control.update import strategy_in_force
 from offramp_core.errors import UnavailableError
 from offramp_core.protocol import PlanDocument, SignedDocument
 from offramp_operator.local.fleet import Fleet
 from offramp_operator.local.state import StateFolder, StateFolderError, replace_file
 from offramp_operator.local.store import Manifest, ObjectStore
-from offramp_operator.local.template import render
+from offramp_operator.local.template import bundle_path, render
+from offramp_operator.local.training import Trainer
 from offramp_operator.shell import wire
 from offramp_operator.shell.manifests import (
     CONFIG_KIND,
@@ -65,10 +67,14 @@ class LocalPlatform:
         *,
         url: str,
         clock: Callable[[], float] = time.time,
+        trainer: Trainer | None = None,
     ) -> None:
+        """Without a ``trainer`` ramps are not trained on live traffic."""
         self._state, self._fleet, self._key, self._url, self._clock = state, fleet, key, url, clock
+        self._trainer = trainer
         self._store = ObjectStore(state.objects, clock=clock)
         self._versions: dict[tuple[str, str], str] = {}
+        self._looks = 0
 
     def apply(self, intent: Intent) -> bool:
         """What `kubectl apply` does: create the service, or raise its generation when the spec differs. Returns whether it did either."""
@@ -95,10 +101,17 @@ class LocalPlatform:
     async def gather(self, key: ServiceKey) -> Gathered | None:
         return await asyncio.to_thread(self._gather, key)
 
+    def changes(self, key: ServiceKey) -> int:
+        """Nobody tells of a changed file, so it is looked at every time: there is one service, and its files are small."""
+        self._looks += 1
+        return self._looks
+
     async def ensure_workers(self, service: Service, identity: WorkerIdentity) -> None:
         template = render(service.name, service.uid, service.spec)
         token = self._key.admin_token(service.uid)
-        await self._fleet.want(template, service.spec.replicas, identity, token=token)
+        replicas = service.spec.replicas
+        surge = strategy_in_force(service, replicas) == "Surge"
+        await self._fleet.want(template, replicas, identity, token=token, surge=surge)
 
     async def create_config(self, service: Service, config: NewConfig) -> None:
         await self._create(
@@ -127,6 +140,10 @@ class LocalPlatform:
         self, service: Service, document: PlanDocument, signed: SignedDocument, *, previous_epoch: int
     ) -> None:
         await asyncio.to_thread(self._publish, service.name, signed, previous_epoch)
+
+    async def train(self, service: Service, order: TrainingOrder) -> None:
+        assert self._trainer is not None
+        self._trainer.begin(order, bundle=bundle_path(service.spec.model_uri))
 
     async def emit(self, service: Service, event: Event) -> None:
         line = {
@@ -158,6 +175,8 @@ class LocalPlatform:
             workers=self._fleet.endpoints(render(service.name, service.uid, service.spec)),
             published=self._published(key.name, service.uid),
             url=self._url,
+            can_train=self._trainer is not None,
+            training=self._trainer.report if self._trainer is not None else None,
         )
 
     async def _create(

@@ -69,6 +69,7 @@ class WorkerSurroundings:
     token: str = field(repr=False)
     plan_file: Path
     state_dir: Path
+    ramp_sets: Path
     log_dir: Path
     command: Sequence[str]
     client: httpx.AsyncClient
@@ -216,6 +217,8 @@ class WorkerProcess:
             "OFFRAMP_PUBLIC_KEY": around.identity.public_key,
             "OFFRAMP_TOKEN_SHA256": around.identity.token_sha256,
             "OFFRAMP_STATE_DIR": str(state_dir.resolve()),
+            "OFFRAMP_RAMP_SETS": str(around.ramp_sets.resolve()),
+            "OFFRAMP_CAPTURE_DIR": str((state_dir / "captures").resolve()),
             "OFFRAMP_THREADS": str(template.threads),
             "OFFRAMP_LATENCY_SECONDS": f"{template.latency_seconds:.6g}",
             **({"OFFRAMP_MODEL_DIGEST": template.model_digest} if template.model_digest else {}),

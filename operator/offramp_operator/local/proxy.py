@@ -74,7 +74,6 @@ class Proxy:
         self._answer = answer
         self._backends: dict[str, Address] = {}
         self._sessions: set[Session] = set()
-        self._draining: set[str] = set()
         self._turn = itertools.count()
         self._changed = asyncio.Event()
         self._pumps: set[asyncio.Task[None]] = set()
@@ -201,8 +200,26 @@ class Proxy:
         except OSError:
             pass
         async with session.linking:
-            if session.link is link:
+            if session.link is not link:
+                return
+            unsure = session.replayable and not session.unanswered and not session.between_requests
+            if unsure:
+                self._release(session)
+            else:
                 await self._lost(session)
+        if unsure:
+            await self._close_unless_spoken_to(session)
+
+    async def _close_unless_spoken_to(self, session: Session) -> None:
+        """The worker closed after it spoke: its answer is whole, or it broke off and the client would wait for ever.
+
+        A client that sends its next request has the answer; a worker that is replaced under steady traffic ends like that, and to close
+        the client's connection just then would fail the request that is on its way.
+        """
+        await asyncio.sleep(QUIET_SECONDS)
+        async with session.linking:
+            if session.link is None and not session.unanswered:
+                session.writer.close()
 
     async def _lost(self, session: Session) -> None:
         """The worker closed the connection. The client need not know if it waits for nothing, or if its request can be sent again."""

@@ -5,7 +5,9 @@ signing-key     the key that signs plans (0600)
 objects/        what `kubectl get -o json` would show
 plans/          the signed document that workers poll
 workers.json    worker processes: identity, ports, template
-workers/        a small folder per worker, kept over its restarts
+workers/        a small folder per worker, kept over its restarts; inputs captured for training lie there
+ramp-sets/      ramp sets trained on captured inputs
+training.json   how the last training ended
 records/        recorded scores, so that a restart need not collect them again
 logs/           output of the workers
 events.jsonl    the service's events
@@ -33,12 +35,17 @@ class StateFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for folder in (root, self.objects, self.plans, self.workers, self.records, self.logs):
+        for folder in (root, self.objects, self.plans, self.workers, self.records, self.ramp_sets, self.logs):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @property
     def objects(self) -> Path:
         return self.root / "objects"
+
+    @property
+    def bundles(self) -> Path:
+        """Where bundles are fetched to; made on first use."""
+        return self.root / "bundles"
 
     @property
     def plans(self) -> Path:
@@ -55,6 +62,14 @@ class StateFolder:
     @property
     def records(self) -> Path:
         return self.root / "records"
+
+    @property
+    def ramp_sets(self) -> Path:
+        return self.root / "ramp-sets"
+
+    @property
+    def training_file(self) -> Path:
+        return self.root / "training.json"
 
     @property
     def logs(self) -> Path:

@@ -59,7 +59,7 @@ def render(service: str, service_uid: str, spec: ServiceSpec, *, cpus: int | Non
     InvalidSpecError
         Names the field that this machine cannot serve.
     """
-    check_protocols(spec)
+    check_local(spec)
     available = cpus if cpus is not None else len(os.sched_getaffinity(0))
     return WorkerTemplate(
         service=service,
@@ -79,19 +79,29 @@ def bundle_path(uri: str, *, base: Path | None = None) -> Path:
     Raises
     ------
     InvalidSpecError
-        The URI names an image, which only a container runtime can mount.
+        The URI names an image or a claim, which only a cluster can mount.
     """
     if not uri.startswith(_FILE):
+        what = "a PersistentVolumeClaim" if uri.startswith("pvc://") else "an image"
         raise InvalidSpecError(
             "spec.model.uri",
-            f"{uri} is an image, and mounting one needs Kubernetes; here, write file://FOLDER with the bundle that `offramp prepare` made",
+            f"{uri} is {what}, and mounting one needs Kubernetes; here, write file://FOLDER with the bundle that `offramp prepare` made",
         )
     path = Path(uri.removeprefix(_FILE)).expanduser()
     return path if path.is_absolute() or base is None else (base / path).resolve()
 
 
-def check_protocols(spec: ServiceSpec) -> None:
-    """Refuse what the one address before all workers does not speak: its proxy moves connections between requests, as HTTP/1 allows."""
+def check_local(spec: ServiceSpec) -> None:
+    """Refuse what one machine does not do: scale, or speak what its one address before all workers does not.
+
+    That proxy moves connections between requests, as HTTP/1 allows.
+    """
+    if spec.autoscaling is not None:
+        raise InvalidSpecError("spec.autoscaling", "needs Kubernetes; here, write spec.replicas")
+    if spec.update_policy.side_by_side is not None:
+        raise InvalidSpecError(
+            "spec.updatePolicy.sideBySide", "needs Kubernetes; here, remove it: workers are replaced one by one"
+        )
     if "GRPC" in spec.protocols:
         raise InvalidSpecError(
             "spec.protocols", "GRPC needs Kubernetes here; `offramp serve --grpc-port` opens it on one worker"

@@ -23,6 +23,7 @@ def record_facts(record: logging.LogRecord) -> dict[str, Any]:
     line: dict[str, Any] = {
         "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
         "level": record.levelname.lower(),
+        "component": "operator",
         "event": getattr(record, "event", record.name),
         "message": record.getMessage(),
         **getattr(record, "facts", {}),

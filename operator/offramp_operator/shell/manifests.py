@@ -94,8 +94,13 @@ def same_status(manifest: Mapping[str, Any], status: ServiceStatus | ConfigStatu
 
 
 def status_json(status: ServiceStatus | ConfigStatus | RolloutStatus) -> dict[str, Any]:
-    """A status as the API stores it."""
-    return _renamed(cast(dict[str, Any], to_json(status)), _OURS, _THEIRS)
+    """A status as the API stores it. Fields at their defaults are left out, but for what people read in a column of its own."""
+    told = _renamed(cast(dict[str, Any], to_json(status)), _OURS, _THEIRS)
+    if isinstance(status, RolloutStatus):
+        return {"phase": status.phase, **told}
+    if isinstance(status, ConfigStatus):
+        return {"source": status.source, "state": status.state, **told}
+    return told
 
 
 def _renamed(status: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Pull every worker's admin port and pool what they saw.
 
 A worker that does not answer is never an error here: its last report stands for a while, then it counts as
-silent. Nothing in this module decides anything; what it remembers can be lost at any time, because workers
+silent. It costs its own deadline and nobody else's: once a pull has failed, passes do not wait for that worker any more. Nothing in this module decides anything; what it remembers can be lost at any time, because workers
 keep cumulative counters and a ring of records that a fresh observer reads from the start.
 """
 
@@ -12,92 +12,155 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from typing import Any, NamedTuple
 
-import httpx
+import aiohttp
 import numpy as np
 
 from offramp_core.bundle import column_arrays
+from offramp_core.control.ledger import impossible, went_backwards
 from offramp_core.control.snapshot import Load, RecordStore, Worker
 from offramp_core.errors import InvalidRecordsError, UnavailableError
-from offramp_core.protocol import Observations, SignedDocument, WorkerState
+from offramp_core.protocol import ArmCounts, Observations, SignedDocument, WorkerState
 from offramp_core.records import records_from_arrays
 from offramp_operator.shell import wire
+from offramp_operator.shell.bounded import refuse_unbounded
 from offramp_operator.shell.log import log_event
+from offramp_operator.shell.peaks import Peaks
 from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
 from offramp_operator.shell.record_pool import RampSetKey, RecordPool
 
 MAX_PAGES = 8  # 40,000 rows: twice what is kept, so that one pass catches up whatever was missed
 FAILURES_UNTIL_SILENT = 3
 SECONDS_UNTIL_SILENT = 10.0
+SUSPECT_SECONDS = 0.25  # a pass waits so long for workers whose last pull failed
 LOAD_WINDOW_SECONDS = 10.0
+PULLS_AT_ONCE = 128  # over all services; a deadline counts from when a pull begins
+MAX_MORE_SETS = 4  # twice what a worker holds
+KEEP_ALIVE_SECONDS = (
+    4.0  # workers close idle connections after 5 s; one that closes while a request is on its way fails it
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What one round of pulls gives to the snapshot."""
+    """What one round of pulls gives to the snapshot. ``records`` are scored by the ramp set that came with the bundle, ``more_records`` by others."""
 
     workers: tuple[Worker, ...] = ()
     records: RecordStore | None = None
+    more_records: Mapping[str, RecordStore] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
+
+
+class _Work(NamedTuple):
+    """By the worker's clock: requests answered, busy seconds, and requests that came, refused ones included; since it was first heard."""
+
+    at: float
+    requests: float = 0.0
+    busy: float = 0.0
+    came: float = 0.0
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What is remembered of one worker. ``work`` holds (worker's clock, requests so far, busy seconds so far)."""
+    """What is remembered of one worker. ``work`` is what it had done at the last pulls, ``pull`` is the one under way.
+
+    ``distrusted`` says why this process (its boot id ``liar``) is not believed any more; a restart is a new beginning.
+    """
 
     state: WorkerState | None = None
     observations: Observations | None = None
     after: int = 0
     failures: int = 0
     answered_at: float = -math.inf
-    work: deque[tuple[float, float, float]] = field(default_factory=deque)
+    work: deque[_Work] = field(default_factory=deque)
     complaints: set[str] = field(default_factory=set)
+    liar: str = ""
+    distrusted: str = ""
+    pull: asyncio.Task[None] | None = None
+    told_silent: bool = False
+    told: int = 0  # hash of the last answer but for its time
 
 
 @dataclass(slots=True)
 class _ServiceMemory:
     seen: dict[str, _Seen] = field(default_factory=dict)
     pools: dict[RampSetKey, RecordPool] = field(default_factory=dict)
-    store: RecordStore | None = None
-    store_of: tuple[RampSetKey, int, int] | None = None
+    stores: dict[RampSetKey, tuple[tuple[int, int], RecordStore | None]] = field(default_factory=dict)
+    revision: int = 0
+    peaks: Peaks = field(default_factory=Peaks)
 
 
 class Observer:
-    """Pulls workers concurrently, each within ``deadline_seconds``.
+    """Pulls workers concurrently, each within ``deadline_seconds``. :meth:`close` it on the loop that used it.
 
     Parameters
     ----------
-    client : httpx.AsyncClient
-        Shared by all services; closed by whoever made it.
     clock, monotonic : callable
         Seconds since the epoch (bounds the times that records claim), and seconds that never jump.
     """
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
         *,
         deadline_seconds: float = 3.0,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client = client
+        self._session: aiohttp.ClientSession | None = None
+        self._at_once = asyncio.Semaphore(PULLS_AT_ONCE)
+        self._bundles: dict[RampSetKey, WorkerState] = {}
         self._deadline = deadline_seconds
         self._clock = clock
         self._monotonic = monotonic
         self._services: dict[ServiceKey, _ServiceMemory] = {}
 
+    async def close(self) -> None:
+        """End all pulls and close the connections."""
+        for key in list(self._services):
+            self.forget(key)
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
     async def observe(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str) -> Observed:
         """Pull all workers of a service once and pool the answers; never raises for a worker that is dead or talks nonsense."""
+        memory = await self._pull_all(key, endpoints, token)
+        workers = tuple(self._worker(endpoint, memory.seen[endpoint.uid]) for endpoint in endpoints)
+        own, others = _records(memory, workers)
+        return Observed(workers, own, others, _load(memory, self._monotonic()))
+
+    async def look(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str) -> int:
+        """Pull all workers of a service once; the revision after that. Cheap where nothing is new: an answer that repeats itself is not parsed."""
+        return (await self._pull_all(key, endpoints, token)).revision
+
+    def at_rest(self, key: ServiceKey) -> bool:
+        """Whether every worker answers, or has been told to be silent: none of them is about to be heard for the first time."""
+        return all(seen.failures == 0 or seen.told_silent for seen in self._services[key].seen.values())
+
+    def revision(self, key: ServiceKey) -> int:
+        """A number that grows whenever a worker reports, or fails to report, something new."""
+        return self._services.get(key, _ServiceMemory()).revision
+
+    async def _pull_all(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], token: str) -> _ServiceMemory:
         memory = self._services.setdefault(key, _ServiceMemory())
         for gone in set(memory.seen) - {endpoint.uid for endpoint in endpoints}:
-            del memory.seen[gone]
-        await asyncio.gather(*(self._pull(key, memory, endpoint, token) for endpoint in endpoints))
-        workers = tuple(self._worker(endpoint, memory.seen[endpoint.uid]) for endpoint in endpoints)
-        return Observed(workers, _records(memory, workers), _load(memory))
+            _cancel(memory.seen.pop(gone))
+        prompt: list[asyncio.Task[None]] = []
+        suspect: list[asyncio.Task[None]] = []
+        for endpoint in endpoints:
+            seen = memory.seen.setdefault(endpoint.uid, _Seen())
+            if seen.pull is None or seen.pull.done():
+                seen.pull = asyncio.create_task(self._pull(key, memory, endpoint, token))
+            (suspect if seen.failures else prompt).append(seen.pull)
+        if prompt:
+            await asyncio.gather(*prompt)
+        if suspect:
+            await asyncio.wait(suspect, timeout=SUSPECT_SECONDS)
+        return memory
 
     async def poke(
         self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str, signed: SignedDocument
@@ -108,13 +171,14 @@ class Observer:
 
     def forget(self, key: ServiceKey) -> None:
         """Drop what is remembered of a service that is gone."""
-        self._services.pop(key, None)
+        for seen in self._services.pop(key, _ServiceMemory()).seen.values():
+            _cancel(seen)
 
     def settled(self, key: ServiceKey) -> bool:
         """Whether every audit that was drawn has been answered, as far as the last pulls say."""
         memory = self._services.get(key, _ServiceMemory())
         reports = [seen.observations for seen in memory.seen.values() if seen.observations is not None]
-        return all(count.drawn == count.audited for report in reports for count in report.counts)
+        return all(count.drawn == count.audited for report in reports for count in _all_counts(report))
 
     def pools(self, key: ServiceKey) -> Mapping[RampSetKey, RecordPool]:
         """The record pools of a service, for a shell that keeps them over its own restart."""
@@ -127,50 +191,93 @@ class Observer:
     # --- one worker --------------------------------------------------------------------------------
 
     async def _pull(self, key: ServiceKey, memory: _ServiceMemory, endpoint: WorkerEndpoint, token: str) -> None:
-        seen = memory.seen.setdefault(endpoint.uid, _Seen())
+        seen = memory.seen[endpoint.uid]
         if endpoint.admin_url is None:
             return
         try:
-            async with asyncio.timeout(self._deadline):
-                state = wire.decode_state(await self._get(endpoint, "/v1/state", token, {}))
-                _check_same(state.uid, endpoint.uid)
-                await self._pull_pages(memory, seen, endpoint, state, token)
-        except (httpx.HTTPError, httpx.InvalidURL, UnavailableError, TimeoutError) as error:
-            seen.failures += 1
-            if seen.failures == FAILURES_UNTIL_SILENT and seen.state is not None:
-                reason = str(error) or type(error).__name__
-                log_event("worker-silent", f"{endpoint.name} does not answer: {reason}",
-                          level=logging.WARNING, service=str(key), worker=endpoint.name)  # fmt: skip
+            async with self._at_once, asyncio.timeout(self._deadline):
+                await self._pull_pages(memory, seen, endpoint, token)
+        except (aiohttp.ClientError, ValueError, OSError, UnavailableError, TimeoutError) as error:
+            self._failed(key, memory, seen, endpoint, str(error) or type(error).__name__)
             return
+        memory.revision += seen.failures > 0
         if seen.failures >= FAILURES_UNTIL_SILENT and math.isfinite(seen.answered_at):
             log_event("worker-answers", f"{endpoint.name} answers again", service=str(key), worker=endpoint.name)
-        seen.failures, seen.answered_at = 0, self._monotonic()
+        seen.failures, seen.answered_at, seen.told_silent = 0, self._monotonic(), False
 
-    async def _pull_pages(
-        self, memory: _ServiceMemory, seen: _Seen, endpoint: WorkerEndpoint, state: WorkerState, token: str
+    def _failed(
+        self, key: ServiceKey, memory: _ServiceMemory, seen: _Seen, endpoint: WorkerEndpoint, reason: str
     ) -> None:
-        if seen.observations is None or seen.observations.boot_id != state.boot_id:
-            seen.after = 0
-            seen.work.clear()
+        seen.failures += 1
+        silent = self._silent(seen)
+        if seen.failures < FAILURES_UNTIL_SILENT or silent != seen.told_silent:
+            memory.revision += 1
+        seen.told_silent = silent
+        if seen.failures == FAILURES_UNTIL_SILENT and seen.state is not None:
+            log_event("worker-silent", f"{endpoint.name} does not answer: {reason}",
+                      level=logging.WARNING, service=str(key), worker=endpoint.name)  # fmt: skip
+
+    def _silent(self, seen: _Seen) -> bool:
+        return seen.failures >= FAILURES_UNTIL_SILENT and self._monotonic() - seen.answered_at > SECONDS_UNTIL_SILENT
+
+    async def _pull_pages(self, memory: _ServiceMemory, seen: _Seen, endpoint: WorkerEndpoint, token: str) -> None:
         for _ in range(MAX_PAGES):
-            known = memory.pools.get(_set_of(state))
-            after = max(seen.after, known.next_of(state.boot_id) if known else 0)
-            query = {"after": str(after), "boot": state.boot_id}
-            pulled = wire.decode_observations(await self._get(endpoint, "/v1/observations", token, query))
+            body = await self._get(endpoint, "/v1/observations", token, self._query(memory, seen))
+            told = hash(wire.without_time(body))
+            if seen.observations is not None and told == seen.told:
+                _rested(seen, wire.decode_time(body))
+                return
+            pulled = wire.decode_observations(body)
             _check_same(pulled.uid, endpoint.uid)
+            state = pulled.state
+            if state is None:  # a worker of an earlier release
+                state, told = wire.decode_state(await self._get(endpoint, "/v1/state", token, {})), 0
+                _check_same(state.uid, endpoint.uid)
             if pulled.boot_id != state.boot_id:
                 raise UnavailableError("the worker restarted between two answers")
-            _account(seen, pulled)
-            seen.state, seen.observations = state, pulled
+            if seen.observations is None or seen.observations.boot_id != state.boot_id:
+                seen.after = 0
+                seen.work.clear()
+            changed = seen.observations is None or (seen.state, _figures(seen.observations)) != (
+                state,
+                _figures(pulled),
+            )
+            _judge(seen, endpoint, pulled)
+            if not seen.distrusted:
+                _account(seen, pulled)
+            seen.state, seen.observations, seen.told = self._shared(state), replace(pulled, state=None), told
             n_rows = self._keep_rows(memory, seen, endpoint, state)
+            memory.revision += changed or n_rows > 0
             if n_rows < wire.MAX_BLOCK_ROWS:
                 return
+
+    def _query(self, memory: _ServiceMemory, seen: _Seen) -> dict[str, str]:
+        """Records from the first one that is not known, of the process that was last heard; any other process tells all it has."""
+        if seen.state is None:
+            return {"after": "0", "state": "1"}
+        state, own = seen.state, _set_of(seen.state)
+        known = memory.pools.get(own)
+        after = max(seen.after, known.next_of(state.boot_id) if known else 0)
+        query = {"after": str(after), "boot": state.boot_id, "state": "1"}
+        pools = {key: memory.pools[key] for key in _held(state) if key != own and key in memory.pools}
+        also = ",".join(f"{key.ramp_set_digest}={pool.next_of(state.boot_id)}" for key, pool in pools.items())
+        return {**query, "also": also} if also else query
+
+    def _shared(self, state: WorkerState) -> WorkerState:
+        """The same state, with columns and costs that all workers of a bundle share: they are most of it."""
+        known = self._bundles.setdefault(_set_of(state), state)
+        if (known.ramps, known.costs) != (state.ramps, state.costs):
+            self._bundles[_set_of(state)] = state
+            return state
+        return replace(state, ramps=known.ramps, costs=known.costs)
 
     def _keep_rows(self, memory: _ServiceMemory, seen: _Seen, endpoint: WorkerEndpoint, state: WorkerState) -> int:
         """Add the rows of the last pull to their pool; returns how many rows the block had (0 when it is unusable)."""
         assert seen.observations is not None
         block = seen.observations.records
         seen.after = max(seen.after, block.next)
+        if seen.distrusted:
+            return 0
         if block.ramp_set_digest != state.ramp_set_digest:
             if block.time:
                 _complain(seen, endpoint, f"records of a ramp set it does not serve dropped: {block.ramp_set_digest!r}")
@@ -180,14 +287,34 @@ class Observer:
         except InvalidRecordsError as error:
             _complain(seen, endpoint, f"malformed records dropped: {error}")
             return 0
+        self._add_rows(memory, state, block.ramp_set_digest, rows)
+        return max([len(rows), *(self._keep_more(memory, seen, endpoint, state))])
+
+    def _keep_more(
+        self, memory: _ServiceMemory, seen: _Seen, endpoint: WorkerEndpoint, state: WorkerState
+    ) -> Iterator[int]:
+        """Add the rows of other ramp sets that the worker holds, whose columns are those of its own."""
+        assert seen.observations is not None
+        for block in seen.observations.more_records[:MAX_MORE_SETS]:
+            if block.ramp_set_digest not in state.ramp_sets:
+                _complain(seen, endpoint, f"records of a ramp set it does not hold dropped: {block.ramp_set_digest!r}")
+                continue
+            try:
+                rows = wire.decode_rows(block, n_ramps=len(state.ramps))
+            except InvalidRecordsError as error:
+                _complain(seen, endpoint, f"malformed records dropped: {error}")
+                continue
+            self._add_rows(memory, state, block.ramp_set_digest, rows)
+            yield len(rows)
+
+    def _add_rows(self, memory: _ServiceMemory, state: WorkerState, ramp_set: str, rows: wire.RecordRows) -> None:
         if len(rows):
             fresh = RecordPool(n_ramps=len(state.ramps), names=column_arrays(state.ramps))
-            pool = memory.pools.setdefault(_set_of(state), fresh)
+            pool = memory.pools.setdefault(RampSetKey(state.backbone_digest, ramp_set), fresh)
             pool.add(state.boot_id, rows, latest_time=self._clock())
-        return len(rows)
 
     def _worker(self, endpoint: WorkerEndpoint, seen: _Seen) -> Worker:
-        silent = seen.failures >= FAILURES_UNTIL_SILENT and self._monotonic() - seen.answered_at > SECONDS_UNTIL_SILENT
+        silent = self._silent(seen)
         return Worker(
             name=endpoint.name,
             uid=endpoint.uid,
@@ -196,32 +323,58 @@ class Observer:
             restarts=endpoint.restarts,
             failure=endpoint.failure,
             failure_reason=endpoint.failure_reason,
+            no_room=endpoint.no_room,
+            ending=endpoint.ending,
+            trial=endpoint.trial,
             state=None if silent else seen.state,
             # The last counts stay: a process that is slow to answer has not lost the audits it reported.
             observations=seen.observations,
+            distrusted=seen.distrusted,
         )
 
     # --- HTTP --------------------------------------------------------------------------------------
 
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=2 * PULLS_AT_ONCE, keepalive_timeout=KEEP_ALIVE_SECONDS)
+            timeout = aiohttp.ClientTimeout(total=None)  # the deadline is a pull's, not a request's
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=timeout, auto_decompress=False, headers={"Accept-Encoding": "identity"}
+            )
+        return self._session
+
     async def _get(self, endpoint: WorkerEndpoint, path: str, token: str, query: Mapping[str, str]) -> bytes:
-        reply = await self._client.get(f"{endpoint.admin_url}{path}", params=query, headers=_bearer(token))
-        if reply.status_code != httpx.codes.OK:
-            raise UnavailableError(f"GET {path} answered {reply.status_code}")
-        return reply.content
+        url = f"{endpoint.admin_url}{path}"
+        async with self._http().get(url, params=query, headers=_bearer(token), allow_redirects=False) as reply:
+            if reply.status != HTTPStatus.OK:
+                raise UnavailableError(f"GET {path} answered {reply.status}")
+            refuse_unbounded(url, reply.headers)
+            return await reply.read()
 
     async def _post(self, key: ServiceKey, endpoint: WorkerEndpoint, token: str, body: bytes) -> None:
         headers = {**_bearer(token), "Content-Type": "application/json"}
+        url = f"{endpoint.admin_url}/v1/config"
         try:
-            async with asyncio.timeout(self._deadline):
-                reply = await self._client.post(f"{endpoint.admin_url}/v1/config", content=body, headers=headers)
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+            async with (
+                asyncio.timeout(self._deadline),
+                self._http().post(url, data=body, headers=headers, allow_redirects=False) as reply,
+            ):
+                refuse_unbounded(url, reply.headers)
+                status, text = reply.status, (await reply.read())[:500].decode(errors="replace")
+        except (aiohttp.ClientError, ValueError, OSError, UnavailableError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
             log_event("poke-failed", f"{endpoint.name} was not reached: {reason}", level=logging.DEBUG,
                       service=str(key), worker=endpoint.name)  # fmt: skip
             return
-        if reply.status_code != httpx.codes.OK:
-            log_event("plan-refused", f"{endpoint.name} refused the plan ({reply.status_code}): {reply.text[:500]}",
+        if status != HTTPStatus.OK:
+            log_event("plan-refused", f"{endpoint.name} refused the plan ({status}): {text}",
                       level=logging.WARNING, service=str(key), worker=endpoint.name)  # fmt: skip
+
+
+def _cancel(seen: _Seen) -> None:
+    """Of a worker that is gone nothing more is wanted."""
+    if seen.pull is not None:
+        seen.pull.cancel()
 
 
 def _check_same(answered: str, wanted: str) -> None:
@@ -238,6 +391,14 @@ def _set_of(state: WorkerState) -> RampSetKey:
     return RampSetKey(state.backbone_digest, state.ramp_set_digest)
 
 
+def _held(state: WorkerState) -> tuple[RampSetKey, ...]:
+    """The bundle's own set, whether or not it is held now, and the others that are."""
+    return tuple(
+        RampSetKey(state.backbone_digest, ramp_set)
+        for ramp_set in dict.fromkeys((state.ramp_set_digest, *state.ramp_sets[:MAX_MORE_SETS]))
+    )
+
+
 def _complain(seen: _Seen, endpoint: WorkerEndpoint, message: str) -> None:
     """Log a complaint once per worker, as it would repeat with every pull."""
     if message not in seen.complaints and len(seen.complaints) < 100:
@@ -245,55 +406,115 @@ def _complain(seen: _Seen, endpoint: WorkerEndpoint, message: str) -> None:
         log_event("records-dropped", f"{endpoint.name}: {message}", level=logging.WARNING, worker=endpoint.name)
 
 
+def _judge(seen: _Seen, endpoint: WorkerEndpoint, now: Observations) -> None:
+    """Believe a process until it reports what cannot be, and nothing of it from then on: neither counts nor records."""
+    if seen.liar not in ("", now.boot_id):
+        seen.liar = seen.distrusted = ""
+    if seen.distrusted:
+        return
+    same = seen.observations is not None and seen.observations.boot_id == now.boot_id
+    before = seen.observations.counts if same and seen.observations is not None else ()
+    why = impossible(_all_counts(now), newest_epoch=None, plans={}, measured=now.plans)
+    if not why and went_backwards(before, now.counts):
+        why = "its counts went backwards"
+    if why:
+        seen.liar, seen.distrusted = now.boot_id, why
+        seen.work.clear()
+        message = f"{endpoint.name} is not believed until it restarts: {why}"
+        log_event("worker-distrusted", message, level=logging.WARNING, worker=endpoint.name)
+
+
 # --- pooled figures --------------------------------------------------------------------------------
+
+
+def _all_counts(seen: Observations) -> tuple[ArmCounts, ...]:
+    """Of everything that ran, the held back batches included."""
+    return (*seen.counts, *seen.held_back)
 
 
 def _account(seen: _Seen, now: Observations) -> None:
     """Add what happened since the last pull. Counters of old epochs may have been dropped, so only growth counts."""
     before = {} if seen.observations is None or seen.observations.boot_id != now.boot_id else {
-        (c.epoch, c.arm): c for c in seen.observations.counts
+        (c.epoch, c.arm): c for c in _all_counts(seen.observations)
     }  # fmt: skip
-    requests, busy = (seen.work[-1][1], seen.work[-1][2]) if seen.work else (0.0, 0.0)
+    _, requests, busy, came = seen.work[-1] if seen.work else _Work(now.now)
     if seen.work:
-        for count in now.counts:
+        answered = requests
+        for count in _all_counts(now):
             last = before.get((count.epoch, count.arm))
             requests += max(0, count.requests - (last.requests if last else 0))
             busy += max(0.0, count.busy_seconds - (last.busy_seconds if last else 0.0))
-    if seen.work and now.now <= seen.work[-1][0]:
-        seen.work[-1] = (seen.work[-1][0], requests, busy)
+        told = seen.observations
+        refused = now.refused - told.refused if told is not None and told.boot_id == now.boot_id else 0
+        came += requests - answered + max(0, refused)
+    if seen.work and now.now <= seen.work[-1].at:
+        seen.work[-1] = _Work(seen.work[-1].at, requests, busy, came)
     else:
-        seen.work.append((now.now, requests, busy))
-    while len(seen.work) > 2 and seen.work[1][0] <= now.now - LOAD_WINDOW_SECONDS:
+        _note_work(seen, _Work(now.now, requests, busy, came))
+
+
+def _note_work(seen: _Seen, work: _Work) -> None:
+    seen.work.append(work)
+    while len(seen.work) > 2 and seen.work[1].at <= work.at - LOAD_WINDOW_SECONDS:
         seen.work.popleft()
 
 
-def _load(memory: _ServiceMemory) -> Load:
-    """Rates over the last pulls (about ten seconds of them, so that two pulls in a row do not make noise)."""
-    rates, shares = [], []
+def _figures(told: Observations) -> tuple[object, ...]:
+    """What a decision may look at, records aside."""
+    return told.counts, told.held_back, told.plans, told.refused
+
+
+def _rested(seen: _Seen, now: float) -> None:
+    """Nothing was done since the last pull: that, too, is part of the load."""
+    if seen.work and now > seen.work[-1].at:
+        _note_work(seen, seen.work[-1]._replace(at=now))
+
+
+def _load(memory: _ServiceMemory, now: float) -> Load:
+    """Rates over the last pulls (about ten seconds of them, so that two pulls in a row do not make noise), and their peak."""
+    rates, shares, coming = [], [], []
     for seen in memory.seen.values():
         if len(seen.work) >= 2:
-            (t0, requests0, busy0), (t1, requests1, busy1) = seen.work[0], seen.work[-1]
-            rates.append((requests1 - requests0) / (t1 - t0))
-            shares.append(min(1.0, (busy1 - busy0) / (t1 - t0)))
-    return Load(request_rate=sum(rates), utilisation=sum(shares) / len(shares)) if rates else Load()
+            first, last = seen.work[0], seen.work[-1]
+            seconds = last.at - first.at
+            rates.append((last.requests - first.requests) / seconds)
+            shares.append(min(1.0, (last.busy - first.busy) / seconds))
+            if seconds >= LOAD_WINDOW_SECONDS / 2:
+                coming.append((last.came - first.came) / seconds)
+    if coming:
+        memory.peaks.note(sum(coming), now)
+    peak = memory.peaks.highest(now)
+    if not rates:
+        return Load(peak_rate=peak)
+    return Load(request_rate=sum(rates), utilisation=sum(shares) / len(shares), peak_rate=peak)
 
 
-def _records(memory: _ServiceMemory, workers: Sequence[Worker]) -> RecordStore | None:
-    """The records of the ramp set that most current workers serve."""
-    state = _leading_state(workers)
+def _records(memory: _ServiceMemory, workers: Sequence[Worker]) -> tuple[RecordStore | None, Mapping[str, RecordStore]]:
+    """The records of the bundle that most current workers serve: by its own ramp set, and by others that are held. Not of one on trial."""
+    state = _leading_state([w for w in workers if not w.trial])
     if state is None:
-        return None
-    wanted = _set_of(state)
-    served = {_set_of(worker.state) for worker in workers if worker.state is not None}
+        return None, {}
+    served = {key for worker in workers if worker.state is not None for key in _held(worker.state)}
     for stale in [key for key in memory.pools if key not in served]:
         del memory.pools[stale]
-    pool = memory.pools.get(wanted)
+        memory.stores.pop(stale, None)
+    stores = {
+        key.ramp_set_digest: store for key in _held(state) if (store := _store_of(memory, key, state)) is not None
+    }
+    own = stores.pop(state.ramp_set_digest, None)
+    return own, stores
+
+
+def _store_of(memory: _ServiceMemory, key: RampSetKey, state: WorkerState) -> RecordStore | None:
+    """The pool of a ramp set as records, made anew only where something is new."""
+    pool = memory.pools.get(key)
     if pool is None or len(pool) == 0:
         return None
-    made_of = (wanted, pool.version, hash(str(state.costs)))
-    if memory.store_of != made_of:
-        memory.store, memory.store_of = _store(pool, state), made_of
-    return memory.store
+    made_of = (pool.version, hash(str(state.costs)))
+    known = memory.stores.get(key)
+    if known is None or known[0] != made_of:
+        known = memory.stores[key] = (made_of, _store(pool, state, key.ramp_set_digest))
+    return known[1]
 
 
 def _leading_state(workers: Sequence[Worker]) -> WorkerState | None:
@@ -305,7 +526,7 @@ def _leading_state(workers: Sequence[Worker]) -> WorkerState | None:
     return next(state for state in states if _set_of(state) == leader)
 
 
-def _store(pool: RecordPool, state: WorkerState) -> RecordStore | None:
+def _store(pool: RecordPool, state: WorkerState, ramp_set: str) -> RecordStore | None:
     arrays: dict[str, Any] = {**pool.columns(), **column_arrays(state.ramps)}
     try:
         costs = {name: np.asarray(values, dtype=np.float64) for name, values in state.costs.items()}
@@ -318,5 +539,5 @@ def _store(pool: RecordPool, state: WorkerState) -> RecordStore | None:
         records=records,
         ramp_ids=records.ramp_ids,
         backbone_digest=state.backbone_digest,
-        ramp_set_digest=state.ramp_set_digest,
+        ramp_set_digest=ramp_set,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from offramp_core.control.objects import Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
-from offramp_core.control.snapshot import Event, NewConfig, NewRollout
+from offramp_core.control.snapshot import Event, NewConfig, NewRollout, Scaling, TrainingOrder, TrainingReport
 from offramp_core.protocol import PlanDocument, SignedDocument
 
 
@@ -28,7 +28,7 @@ class ServiceKey:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEndpoint:
-    """One worker as the platform knows it. ``admin_url`` is None while it has no address."""
+    """One worker as the platform knows it (see :class:`offramp_core.control.snapshot.Worker`). ``admin_url`` is None while it has no address."""
 
     name: str
     uid: str
@@ -37,6 +37,9 @@ class WorkerEndpoint:
     restarts: int = 0
     failure: str = ""
     failure_reason: str = ""
+    no_room: bool = False
+    ending: bool = False
+    trial: bool = False
     admin_url: str | None = None
 
 
@@ -44,7 +47,9 @@ class WorkerEndpoint:
 class Gathered:
     """A service and everything that belongs to it, read once per pass.
 
+    ``scaling`` is None where ``spec.replicas`` says how many workers there are.
     ``published`` is the document in force at the platform (ConfigMap, file), with its epoch; None before the first.
+    ``can_train`` says that there is a ramp-set store and a way to train; ``training`` tells of the last training.
     """
 
     service: Service
@@ -53,6 +58,9 @@ class Gathered:
     workers: tuple[WorkerEndpoint, ...] = ()
     published: PlanDocument | None = None
     url: str = ""
+    scaling: Scaling | None = None
+    can_train: bool = False
+    training: TrainingReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,9 @@ class Platform(Protocol):
 
     async def gather(self, key: ServiceKey) -> Gathered | None:
         """Read a service and what it owns; None when it is gone (children go by owner reference)."""
+
+    def changes(self, key: ServiceKey) -> int:
+        """A number that differs whenever what :meth:`gather` would read may differ; a platform that cannot tell counts upwards."""
 
     async def ensure_workers(self, service: Service, identity: WorkerIdentity) -> None:
         """Bring the workers to what ``service.spec`` asks for. Writes nothing when nothing differs."""
@@ -95,5 +106,11 @@ class Platform(Protocol):
         self, service: Service, document: PlanDocument, signed: SignedDocument, *, previous_epoch: int
     ) -> None:
         """Store the document where workers read it, only if the stored epoch is still ``previous_epoch`` (0: none)."""
+
+    async def train(self, service: Service, order: TrainingOrder) -> None:
+        """Begin training number ``order.attempt``, unless it has begun; :attr:`Gathered.training` tells what becomes of it.
+
+        Asked only of platforms that can (:attr:`Gathered.can_train`).
+        """
 
     async def emit(self, service: Service, event: Event) -> None: ...

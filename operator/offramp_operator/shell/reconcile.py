@@ -7,21 +7,28 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from offramp_core.control.decide import decide
-from offramp_core.control.objects import ServiceStatus
-from offramp_core.control.snapshot import Decision, Snapshot
+from offramp_core.control.objects import Service, ServiceStatus
+from offramp_core.control.snapshot import Decision, RecordStore, Snapshot
 from offramp_core.protocol import PlanDocument
 from offramp_core.records import Records
 from offramp_core.tuning import TuningOutcome, TuningRequest, tune
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.observe import Observed, Observer
+from offramp_operator.shell.onlook import Nobody, Onlooker, Seen
 from offramp_operator.shell.platform import ConflictError, Gathered, Platform, ServiceKey, WorkerEndpoint
 from offramp_operator.shell.signing import SigningKey
 
 ACTIVE_REQUEUE_SECONDS = 1.0
 CONFLICT_RETRY_SECONDS = 0.2
+WORKERS_RETRY_SECONDS = (
+    30.0  # at most, between attempts to bring workers to the spec that fail for a reason of the platform's
+)
+IDLE_GROWTH = 1.5  # of the wait, from one look at an idle service to the next
+IDLE_REQUEUE_SECONDS = 30.0  # at most; a canary's lease is longer than that, and an idle service has none
+DECIDE_SECONDS = 120.0  # a decision is made at least so often, for what time alone changes
 TUNING_CRASH_BACKOFF_SECONDS = 60.0
 MAX_TUNING_CRASH_DOUBLINGS = 6
 
@@ -39,6 +46,22 @@ class _Tuning:
     not_before: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """A pass that had nothing to do: until something changes, the next ones only look whether anything has.
+
+    A decision is a pure function of what was gathered, observed and of the time, so with the first two unchanged it would decide the same;
+    what only time changes (cool-downs, deadlines of minutes) can wait ``until``.
+    """
+
+    changes: int
+    revision: int
+    workers: tuple[WorkerEndpoint, ...]
+    token: str
+    wait: float
+    until: float
+
+
 class Reconciler:
     """Runs passes. One key must not be reconciled twice at the same time; different keys may be.
 
@@ -50,6 +73,8 @@ class Reconciler:
         Seconds since the epoch.
     decide, tune : callable
         The core's; arguments so that a test can watch the order of what is done with a decision.
+    onlooker : Onlooker
+        Told about every pass; nothing it does comes back.
     """
 
     def __init__(
@@ -61,6 +86,7 @@ class Reconciler:
         *,
         decide: Decide = decide,
         tune: Tune = tune,
+        onlooker: Onlooker | None = None,
     ) -> None:
         self._platform = platform
         self._observer = observer
@@ -68,48 +94,102 @@ class Reconciler:
         self._clock = clock
         self._decide = decide
         self._tune = tune
+        self._onlooker = onlooker or Nobody()
         self._tunings: dict[ServiceKey, _Tuning] = {}
+        self._uids: dict[ServiceKey, str] = {}
         self._watched_since: dict[ServiceKey, float] = {}
+        self._idle: dict[ServiceKey, _Idle] = {}
+        self._refusals: dict[ServiceKey, int] = {}  # attempts in a row to change workers that failed
 
     async def reconcile(self, key: ServiceKey) -> float | None:
         """One pass; seconds until the next one, or None when the service is gone.
 
         Raises whatever the platform raises, conflicts aside; the caller retries with backoff.
         """
+        wait, rested = await self._look(key)
+        if wait is not None:
+            return wait
+        changes = self._platform.changes(key)
         try:
             gathered = await self._platform.gather(key)
             if gathered is None:
                 self.forget(key)
                 return None
-            return await self._pass(key, gathered)
+            self._meet(key, gathered.service)
+            return await self._pass(key, gathered, changes, rested)
         except ConflictError as conflict:
             log_event("conflict", f"{key}: {conflict}; trying again", level=logging.DEBUG, service=str(key))
             return CONFLICT_RETRY_SECONDS
+        except Exception as error:
+            self._onlooker.failed(key, error, self._clock())
+            raise
 
     def forget(self, key: ServiceKey) -> None:
         """Drop what is remembered of a service that is gone (or is now another leader's)."""
+        self._uids.pop(key, None)
         self._watched_since.pop(key, None)
+        self._idle.pop(key, None)
+        self._refusals.pop(key, None)
         tuning = self._tunings.pop(key, None)
         if tuning is not None and tuning.running is not None:
             tuning.running.cancel()  # the thread ends by itself; nobody looks at its outcome any more
         self._observer.forget(key)
+        self._onlooker.gone(key)
 
     # --- the pass ----------------------------------------------------------------------------------
 
-    async def _pass(self, key: ServiceKey, gathered: Gathered) -> float:
+    def _meet(self, key: ServiceKey, service: Service) -> None:
+        """A service may be deleted and made again between two passes: the new one inherits neither labels nor a tuning."""
+        if self._uids.get(key, service.uid) != service.uid:
+            self.forget(key)
+        self._uids[key] = service.uid
+
+    async def _look(self, key: ServiceKey) -> tuple[float | None, float]:
+        """Pull the workers of an idle service.
+
+        Returns
+        -------
+        tuple
+            Seconds until the next look, ever more while nothing is new, or None when a pass is due; and the wait to go on with where the pass
+            is due for the time alone, else 0.
+        """
+        idle = self._idle.pop(key, None)
+        if idle is None or idle.changes != self._platform.changes(key):
+            return None, 0.0
+        revision = await self._observer.look(key, idle.workers, token=idle.token)
+        if (revision, self._platform.changes(key)) != (idle.revision, idle.changes):
+            return None, 0.0
+        if self._clock() >= idle.until:
+            return None, idle.wait
+        wait = min(IDLE_REQUEUE_SECONDS, IDLE_GROWTH * idle.wait)
+        self._idle[key] = replace(idle, wait=wait)
+        return wait, wait
+
+    async def _pass(self, key: ServiceKey, gathered: Gathered, changes: int, rested: float) -> float:
         service = gathered.service
         workers_error = await self._ensure_workers(gathered)
         token = self._key.admin_token(service.uid)
         observed = await self._observer.observe(key, gathered.workers, token=token)
+        revision = self._observer.revision(key)
         tuning = self._tunings.setdefault(key, _Tuning())
         self._collect(key, tuning)
         now = self._clock()
         since = self._watched_since.setdefault(key, now)
         decision = self._decide(_snapshot(gathered, observed, tuning, watched_since=since), now)
-        await self._act(key, gathered, observed, decision)
+        poked = await self._act(key, gathered, observed, decision)
+        self._onlooker.passed(key, Seen(gathered, observed.workers, decision, now))
         wait = decision.requeue_after_seconds
-        if tuning.running is not None or workers_error or _lives(gathered):
-            wait = min(wait, ACTIVE_REQUEUE_SECONDS)
+        if tuning.running is not None or _lives(gathered):
+            return min(wait, ACTIVE_REQUEUE_SECONDS)
+        if workers_error:
+            self._refusals[key] = self._refusals.get(key, 0) + 1
+            return min(WORKERS_RETRY_SECONDS, ACTIVE_REQUEUE_SECONDS * 2.0 ** min(self._refusals[key] - 1, 10))
+        self._refusals.pop(key, None)
+        nothing_to_do = tuning.outcome is None and not poked and not _acts(decision, gathered)
+        at_rest = nothing_to_do and not _in_motion(decision) and self._observer.at_rest(key)
+        if at_rest and changes == self._platform.changes(key):
+            wait = max(wait, rested)
+            self._idle[key] = _Idle(changes, revision, gathered.workers, token, wait, now + DECIDE_SECONDS)
         return wait
 
     async def _ensure_workers(self, gathered: Gathered) -> bool:
@@ -125,20 +205,25 @@ class Reconciler:
             return True
         return False
 
-    async def _act(self, key: ServiceKey, gathered: Gathered, observed: Observed, decision: Decision) -> None:
-        """Carry a decision out in the order its docstring asks for; each write only where something differs."""
+    async def _act(self, key: ServiceKey, gathered: Gathered, observed: Observed, decision: Decision) -> bool:
+        """Carry a decision out in the order its docstring asks for; each write only where something differs. Whether workers were poked."""
         await self._write_configs(gathered, decision)
         await self._write_rollouts(gathered, decision)
         await self._write_status(gathered, decision.status)
         self._digested(key, gathered, decision)
         await self._delete(gathered, decision)
-        await self._publish(key, gathered, observed, decision.publish)
-        if decision.tune is not None and observed.records is not None:
-            self._start_tuning(key, observed.records.records, decision.tune)
+        poked = await self._publish(key, gathered, observed, decision.publish)
+        if decision.tune is not None:
+            store = _store_for(observed, decision.tune)
+            if store is not None:
+                self._start_tuning(key, store.records, decision.tune)
+        if decision.train is not None:
+            await self._platform.train(gathered.service, decision.train)
         for event in decision.events:
             level = logging.WARNING if event.warning else logging.INFO
             log_event(event.reason, event.message, level=level, service=str(key))
             await self._platform.emit(gathered.service, event)
+        return poked
 
     async def _write_configs(self, gathered: Gathered, decision: Decision) -> None:
         known = {name: config.status for name, config in gathered.configs.items()}
@@ -185,13 +270,21 @@ class Reconciler:
 
     async def _publish(
         self, key: ServiceKey, gathered: Gathered, observed: Observed, document: PlanDocument | None
-    ) -> None:
-        """Publish what is new, then poke. Workers that missed an earlier poke are poked again, as kubelet's copy is slow."""
+    ) -> bool:
+        """Publish what is new, then poke; whether anybody was poked.
+
+        Workers that missed an earlier poke are poked again, as kubelet's copy is slow.
+        """
         published = gathered.published
         new = document is not None and document != published
         current = document if new else published
         if current is None:
-            return
+            return False
+        # A version on trial has another model: it would refuse every plan.
+        workers = tuple(w for w in gathered.workers if not w.trial)
+        behind = workers if new else _behind(workers, observed, current.epoch)
+        if not new and not behind:
+            return False
         signed = self._key.sign(current)
         if new:
             previous = published.epoch if published is not None else 0
@@ -199,9 +292,8 @@ class Reconciler:
             share = f", canary on {current.weight_percent} % of batches" if current.canary is not None else ""
             log_event("published", f"epoch {current.epoch}{share}", service=str(key), epoch=current.epoch,
                       weight=current.weight_percent, canary=current.canary is not None)  # fmt: skip
-        behind = gathered.workers if new else _behind(gathered.workers, observed, current.epoch)
-        if behind:
-            await self._observer.poke(key, behind, token=self._key.admin_token(gathered.service.uid), signed=signed)
+        await self._observer.poke(key, behind, token=self._key.admin_token(gathered.service.uid), signed=signed)
+        return True
 
     # --- tuning ------------------------------------------------------------------------------------
 
@@ -246,10 +338,39 @@ def _snapshot(gathered: Gathered, observed: Observed, tuning: _Tuning, *, watche
         published=gathered.published,
         records=observed.records,
         load=observed.load,
+        scaling=gathered.scaling,
         tuning_outcome=tuning.outcome,
         tuning_running=tuning.running is not None,
         watched_since=watched_since,
+        more_records=observed.more_records,
+        can_train=gathered.can_train,
+        training=gathered.training,
     )
+
+
+def _store_for(observed: Observed, request: TuningRequest) -> RecordStore | None:
+    """The records of the ramp set that a tuning was decided for."""
+    stores = (observed.records, *observed.more_records.values())
+    return next((s for s in stores if s is not None and s.ramp_set_digest == request.ramp_set_digest), None)
+
+
+def _acts(decision: Decision, gathered: Gathered) -> bool:
+    """Whether a decision asks for anything at all beyond another look."""
+    return (
+        decision.status != gathered.service.status
+        or bool(decision.config_statuses or decision.rollout_statuses or decision.new_configs or decision.events)
+        or bool(decision.delete_configs or decision.delete_rollouts)
+        or decision.new_rollout is not None
+        or decision.publish is not None
+        or decision.tune is not None
+        or decision.train is not None
+    )
+
+
+def _in_motion(decision: Decision) -> bool:
+    """Whether workers are being replaced or a new spec is on its way: what is decided then hangs on the time that has passed."""
+    moving = ("Reconciling", "WorkersUpdating")
+    return any(c.type in moving and c.status == "True" for c in decision.status.conditions)
 
 
 def _lives(gathered: Gathered) -> bool:

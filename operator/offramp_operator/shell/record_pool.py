@@ -14,7 +14,7 @@ from offramp_operator.shell.wire import RecordRows
 CAPACITY_ROWS = 20_000
 _MAX_BOOTS = 4_096  # processes remembered; far more than can still hold rows of ours
 NAMES = ("ramp_id", "ramp_precision")
-COLUMNS = ("time", "uncertainty", "prediction", "final", "reference")
+COLUMNS = ("time", "uncertainty", "prediction", "final", "reference", "slice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,13 @@ class RecordPool:
         return new
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """All rows as one array per column, sorted by time (ties as they came)."""
+        """All rows as one array per column, sorted by time (ties as they came). Where no row names a slice there is no such column, so that
+        a certificate is the same as before there were slices."""
         self._compact()
         if not self._chunks:
             shapes = {"uncertainty": (0, self.n_ramps), "prediction": (0, self.n_ramps)}
-            return {name: np.zeros(shapes.get(name, (0,))) for name in COLUMNS}
-        return dict(self._chunks[0])
+            return {name: np.zeros(shapes.get(name, (0,))) for name in COLUMNS if name != "slice"}
+        return {name: column for name, column in self._chunks[0].items() if name != "slice" or column.any()}
 
     def dump(self) -> dict[str, npt.NDArray[Any]]:
         """Everything needed to go on after a restart, as arrays for an npz file."""
@@ -92,7 +93,10 @@ class RecordPool:
         pool = cls(n_ramps=arrays["uncertainty"].shape[1], names=names, capacity=capacity)
         pool._next = {str(boot): int(seq) for boot, seq in zip(arrays["boot"], arrays["next"], strict=True)}
         if len(arrays["time"]):
-            pool._append({name: arrays[name] for name in COLUMNS})
+            before_slices = {
+                "slice": np.zeros(len(arrays["time"]), dtype=np.int32)
+            }  # what was kept by a version without
+            pool._append({name: {**before_slices, **arrays}[name] for name in COLUMNS})
         return pool
 
     def _append(self, chunk: dict[str, npt.NDArray[Any]]) -> None:

@@ -23,7 +23,8 @@ MAX_BLOCK_ROWS = 5_000
 class RecordRows:
     """A decoded :class:`RecordBlock`: n rows over R ramps, ``first`` the sequence number of row 0.
 
-    ``time`` float64 [n], ``uncertainty`` float32 [n, R], ``prediction`` int32 [n, R], ``final`` and ``reference`` int32 [n].
+    ``time`` float64 [n], ``uncertainty`` float32 [n, R], ``prediction`` int32 [n, R], ``final``, ``reference`` and ``slice`` int32 [n];
+    without slices, as workers of before report, the last is 0.
     """
 
     first: int
@@ -33,6 +34,7 @@ class RecordRows:
     prediction: npt.NDArray[np.int32]
     final: npt.NDArray[np.int32]
     reference: npt.NDArray[np.int32]
+    slice: npt.NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.time)
@@ -51,6 +53,20 @@ def decode_state(body: bytes) -> WorkerState:
 def decode_observations(body: bytes) -> Observations:
     """Raises :class:`UnavailableError` when the body is not a worker's observations."""
     return _decode(body, Observations)
+
+
+class _Timed(msgspec.Struct):
+    now: float
+
+
+def decode_time(body: bytes) -> float:
+    """The worker's clock in its observations; nothing else is parsed. Raises :class:`UnavailableError`."""
+    return _decode(body, _Timed).now
+
+
+def without_time(body: bytes) -> bytes:
+    """What tells two answers with the same content apart from two with news: observations from their counts on."""
+    return body[max(0, body.find(b'"counts"')) :]
 
 
 def decode_signed(body: bytes) -> SignedDocument:
@@ -88,6 +104,7 @@ def decode_rows(block: RecordBlock, *, n_ramps: int) -> RecordRows:
         prediction=_column(block, "prediction", "<i4", (n, n_ramps)),
         final=_column(block, "final", "<i4", (n,)),
         reference=_column(block, "reference", "<i4", (n,)),
+        slice=_column(block, "slice", "<i4", (n,)) if block.slice else np.zeros(n, dtype=np.int32),
     )
     if n > MAX_BLOCK_ROWS or block.first < 0 or block.next < block.first + n:
         raise InvalidRecordsError(f"records {block.first}..{block.next} cannot be {n} rows")

@@ -6,7 +6,7 @@ import hashlib
 import io
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_
 
 Array = npt.NDArray[Any]
 MEMBERS = (BACKBONE_FILE, RAMPS_FILE, RECORDS_FILE, PROFILE_FILE, PROBE_FILE)
+MAX_MANIFEST_BYTES = 16 * 1024 * 1024  # thousands of times a usual one; it is parsed before anything of it is known
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"), "FP16": np.dtype("<f2"), "BOOL": np.dtype("?"),
     "INT8": np.dtype("<i1"), "INT16": np.dtype("<i2"), "INT32": np.dtype("<i4"), "INT64": np.dtype("<i8"),
@@ -119,21 +120,17 @@ def load_bundle(path: Path, *, expected_digest: str | None = None) -> Bundle:
     _check_digests(manifest)
     backbones = {precision: _parse_model(content[file], manifest, file) for precision, file in files.items()}
     probe_x, probe_logits = _parse_probe(content[PROBE_FILE], manifest)
-    tensors = _parse_ramp_tensors(content[RAMPS_FILE], manifest)
     shapes = _feature_shapes(backbones, manifest, probe_x)
     _check_records(content[RECORDS_FILE], manifest)
-    ramps = {ramp.id: ramp for ramp in manifest.ramps if ramp.head != "model"}
+    heads, quantiles = _parse_heads(content[RAMPS_FILE], manifest, shapes)
     return Bundle(
         path=path,
         manifest=manifest,
         columns=columns,
         backbones=backbones,
         side_models={j: _parse_model(content[file], manifest, file) for j, file in side_files.items()},
-        heads=tuple(
-            _head(ramps[c.id], tensors, shapes, n_classes=manifest.n_classes) if c.id in ramps else None
-            for c in columns
-        ),
-        quantiles=np.array([_quantiles(column.id, tensors) for column in columns]).reshape(-1, TABLE_SIZE),
+        heads=heads,
+        quantiles=quantiles,
         shapes=shapes,
         profile=_parse_profile(content[PROFILE_FILE], manifest),
         probe_x=probe_x,
@@ -141,8 +138,65 @@ def load_bundle(path: Path, *, expected_digest: str | None = None) -> Bundle:
     )
 
 
+def check_files(path: Path) -> Manifest:
+    """The manifest of the bundle in folder ``path``, once every file it lists has the hash it says. Nothing of them is parsed.
+
+    Raises
+    ------
+    InvalidBundleError
+        A file is missing or has another hash; the message names it.
+    """
+    manifest = _read_manifest(path / MANIFEST_FILE)
+    if missing := sorted(set(MEMBERS) - set(manifest.files)):
+        raise InvalidBundleError(f"{MANIFEST_FILE}: files does not list {', '.join(missing)}")
+    for name, digest in manifest.files.items():
+        if "/" in name or name in (".", ".."):
+            raise InvalidBundleError(f"{MANIFEST_FILE}: files names {name!r}; a bundle is one flat folder")
+        try:
+            with (path / name).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise InvalidBundleError(f"{name}: cannot be read ({error.strerror})") from error
+        if found != digest:
+            raise InvalidBundleError(f"{name}: sha256 is {found}; {MANIFEST_FILE} says {digest}")
+    _check_digests(manifest)
+    return manifest
+
+
+def with_heads(bundle: Bundle, raw: bytes) -> Bundle:
+    """The same model with the heads and quantile tables of another ``ramps.safetensors``, checked like the bundle's own.
+
+    Places, kinds of heads and what they cost stay, so columns and profile hold for both; the digest is the new set's.
+
+    Raises
+    ------
+    InvalidBundleError
+        The content is no set of heads for this model.
+    """
+    files = {**bundle.manifest.files, RAMPS_FILE: hashlib.sha256(raw).hexdigest()}
+    digest = ramp_set_digest(bundle.manifest.ramps, files, bundle.manifest.precisions)
+    manifest = replace(bundle.manifest, ramp_set_digest=digest, files=files)
+    heads, quantiles = _parse_heads(raw, manifest, bundle.shapes)
+    return replace(bundle, manifest=manifest, heads=heads, quantiles=quantiles)
+
+
+def _parse_heads(
+    raw: bytes, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[tuple[HeadNodes | None, ...], npt.NDArray[np.float64]]:
+    """Head and quantile table [C, TABLE_SIZE] of every column."""
+    tensors = _parse_ramp_tensors(raw, manifest)
+    ramps = {ramp.id: ramp for ramp in manifest.ramps if ramp.head != "model"}
+    heads = tuple(
+        _head(ramps[c.id], tensors, shapes, n_classes=manifest.n_classes) if c.id in ramps else None
+        for c in manifest.columns
+    )
+    return heads, np.array([_quantiles(c.id, tensors) for c in manifest.columns]).reshape(-1, TABLE_SIZE)
+
+
 def _read_manifest(file: Path) -> Manifest:
     try:
+        if (size := file.stat().st_size) > MAX_MANIFEST_BYTES:
+            raise InvalidBundleError(f"{MANIFEST_FILE}: has {size} bytes; at most {MAX_MANIFEST_BYTES} are read")
         raw = file.read_bytes()
     except OSError as error:
         raise InvalidBundleError(

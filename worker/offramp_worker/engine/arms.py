@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from offramp_core.columns import EXACT
+from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.execution import Regrouping
 from offramp_core.plan import NAME_HASH_LENGTH, Plan
 from offramp_core.protocol import PlanDocument
@@ -24,7 +25,9 @@ class Runtime:
     """One arm, ready to run: stages and who leaves at which column, or neither for the exact executor.
 
     ``regrouping`` says when a batch that lost rows is made smaller; without it execution is results-only: every row goes on to the
-    end. ``stage_seconds`` is what each stage takes, by rows. ``breaker`` watches the arm's audits.
+    end. ``stage_seconds`` is what each stage takes, by rows. ``breaker`` watches the arm's audits, ``meter`` what its exits save.
+    Audits of ``slices`` are counted apart, requests of ``stopped`` ones leave nowhere. So are those of answers that name a class of
+    ``classes``, which have slices of these names; no exit gives an answer that names one of ``stopped_classes``.
     """
 
     plan: Plan
@@ -35,6 +38,16 @@ class Runtime:
     regrouping: Regrouping | None = None
     stage_seconds: Sequence[Sequence[float]] = ()
     breaker: Breaker | None = None
+    meter: HoldbackMeter | None = None
+    slices: frozenset[str] = frozenset()
+    stopped: frozenset[str] = frozenset()
+    classes: Mapping[int, str] = field(default_factory=dict)
+    stopped_classes: tuple[int, ...] = ()
+
+    def slices_of(self, asked: str, answer: int) -> tuple[str, ...]:
+        """Which slices the audit of a request counts for: by what it ``asked`` for, and by the ``answer`` it got."""
+        named = self.classes.get(answer)
+        return (*([asked] if asked in self.slices else []), *([] if named is None else [named]))
 
     @property
     def exits_off(self) -> bool:
@@ -63,6 +76,8 @@ class Active:
     ``off`` is the exact executor without a plan, counted under epoch 0: it serves when there is no document, when the breaker has opened
     and when the stable lease has run out, so that the counts of an epoch are of its plans alone. Its audit rate is the stable arm's, so
     that records for the next tuning go on coming.
+
+    ``holdback`` is the exact executor as well, counted apart, for the batches that are held back from a stable plan that has exits.
     """
 
     off: Runtime
@@ -70,6 +85,7 @@ class Active:
     stable: Runtime | None = None
     canary: Runtime | None = None
     slow_seconds: dict[int, float] = field(default_factory=dict)
+    holdback: Runtime | None = None
 
     @property
     def epoch(self) -> int:
@@ -77,7 +93,8 @@ class Active:
 
     def slow_above(self, runtime: Runtime, size: int) -> float | None:
         """Execution seconds above which a batch of ``runtime`` counts as slow; the canary may take its allowed overhead longer."""
-        limit = self.slow_seconds.get(size) if runtime is not self.off else None
+        exits_off = runtime is self.off or runtime is self.holdback
+        limit = None if exits_off else self.slow_seconds.get(size)
         if limit is None or runtime is not self.canary or self.document is None:
             return limit
         return limit * (1 + self.document.max_overhead)
@@ -86,6 +103,11 @@ class Active:
 def canary_drawn(*, salt: str, uid: str, batch_number: int, weight_percent: float) -> bool:
     """Whether a batch runs under the canary: a uniform hash of (salt, worker, batch number) below the weight."""
     return 100.0 * _uniform(f"{salt}/{uid}/{batch_number}") < weight_percent
+
+
+def held_back(*, uid: str, boot_id: str, epoch: int, batch_number: int, share: float) -> bool:
+    """Whether a batch runs with exits off to be compared with: a draw of its own, so that it says nothing about the canary's."""
+    return _uniform(f"holdback/{uid}/{boot_id}/{epoch}/{batch_number}") < share
 
 
 def staggered(seconds: float, *, uid: str) -> float:

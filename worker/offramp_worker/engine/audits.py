@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offramp_worker.engine.answers import labels
+from offramp_core.protocol import slice_number
+from offramp_worker.bundle.ramp_sets import input_digest
+from offramp_worker.engine.answers import LabelArray, labels
 from offramp_worker.engine.arms import Runtime
-from offramp_worker.engine.counters import RecordRing
+from offramp_worker.engine.captures import Captures
+from offramp_worker.engine.ramp_sets import HeldSet
 from offramp_worker.engine.sessions import Scores
 from offramp_worker.logs import log_event
 
@@ -37,6 +40,12 @@ class Audit:
     compare: bool
     record: bool
     runtime: Runtime
+    slice_name: str = ""
+
+    @property
+    def slices(self) -> tuple[str, ...]:
+        """Which slices it counts for."""
+        return self.runtime.slices_of(self.slice_name, self.served)
 
 
 class AuditDesk:
@@ -49,13 +58,14 @@ class AuditDesk:
     def __init__(
         self,
         *,
-        tapped: Callable[[Array], Scores],
-        ring: RecordRing,
-        judge: Callable[[Runtime, int, int], None],
+        sets: Callable[[], Sequence[HeldSet]],
+        judge: Callable[[Runtime, int, int, Sequence[str]], None],
         join: Callable[[Sequence[Array]], Array] = np.concatenate,
+        captures: Captures | None = None,
     ) -> None:
-        """``join`` makes one batch of several rows."""
-        self._tapped, self._ring, self._judge, self._join = tapped, ring, judge, join
+        """``sets`` tells the ramp sets that records are made for, ``captures`` is told of every row that became one; ``join`` makes one
+        batch of several rows."""
+        self._sets, self._judge, self._join, self._captures = sets, judge, join, captures
         self._backlog: deque[Audit] = deque()
         self._pressing = False
 
@@ -93,22 +103,48 @@ class AuditDesk:
             # What cannot be compared counts against the plan: losing it would bias the count towards agreement.
             log_event("audit-lost", level="error", error=repr(error))
             if audit.compare:
-                self._judge(audit.runtime, 1, 1)
+                self._judge(audit.runtime, 1, 1, audit.slices)
 
     def _finish(self, audits: list[Audit]) -> None:
-        scores = self._tapped(self._join([a.x[None] for a in audits]))
-        reference = labels(scores.logits)
-        kept = [i for i, audit in enumerate(audits) if audit.record]
-        self._ring.append(
-            time=[audits[i].wall_time for i in kept],
-            uncertainty=scores.uncertainty[kept],
-            prediction=scores.prediction[kept],
-            final=[self._final(audits[i], scores, i) for i in kept],
-            reference=reference[kept],
-        )
+        scored = self._scored(self._join([audit.x[None] for audit in audits]))
+        reference = labels(scored[0][1].logits)
+        kept = np.array([i for i, audit in enumerate(audits) if audit.record], dtype=np.intp)
+        if len(kept):
+            self._record(audits, kept, scored, reference)
         for audit, answer in zip(audits, reference, strict=True):
             if audit.compare:
-                self._judge(audit.runtime, 1, int(audit.served != answer))
+                self._judge(audit.runtime, 1, int(audit.served != answer), audit.slices)
+
+    def _scored(self, x: Array) -> list[tuple[HeldSet, Scores]]:
+        """What the model and every column say of rows, by ramp set; the model says the same each time."""
+        return [(held, held.sessions.tapped(x)) for held in self._sets()]
+
+    def _record(
+        self,
+        audits: list[Audit],
+        kept: npt.NDArray[np.intp],
+        scored: Sequence[tuple[HeldSet, Scores]],
+        reference: LabelArray,
+    ) -> None:
+        """A row in the ring of every ramp set, but for sets that an equal input has trained."""
+        spec = scored[0][0].bundle.manifest.inputs[0]
+        seen_by = any(len(held.ramp_set.trained_on) for held, _ in scored)
+        digests = np.zeros(len(kept), dtype=np.uint64)
+        if seen_by or (self._captures is not None and self._captures.wanted):
+            digests = np.array([input_digest(audits[i].x, spec) for i in kept], dtype=np.uint64)
+        for held, scores in scored:
+            rows = kept[~held.ramp_set.has_seen(digests)]
+            held.ring.append(
+                time=[audits[i].wall_time for i in rows],
+                uncertainty=scores.uncertainty[rows],
+                prediction=scores.prediction[rows],
+                final=[self._final(audits[i], scores, i) for i in rows],
+                reference=reference[rows],
+                slices=[slice_number(audits[i].slice_name) for i in rows],
+            )
+        if self._captures is not None:
+            for i, digest in zip(kept, digests, strict=True):
+                self._captures.offer(audits[i].x, at=audits[i].wall_time, answer=int(reference[i]), digest=int(digest))
 
     @staticmethod
     def _final(audit: Audit, scores: Scores, i: int) -> int:

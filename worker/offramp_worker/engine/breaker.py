@@ -17,6 +17,16 @@ class Breaker:
         """Whether both alarm on the same evidence."""
         return (self._p0, self._run_length) == (other._p0, other._run_length)
 
+    @property
+    def statistic(self) -> float:
+        """What is compared with :attr:`limit`: about 1 when quiet, and growing with every disagreement beyond the budget."""
+        return detector.statistic(self._state)
+
+    @property
+    def limit(self) -> float:
+        """The statistic at which it opens: the run length, in audits between two false alarms."""
+        return self._run_length
+
     def update(self, *, audited: int, disagreements: int) -> bool:
         """Add outcomes; True when these ones opened it."""
         if self.is_open or audited == 0:

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.protocol import Arm, ArmCounts, RecordBlock
+from offramp_core.evidence.meter import HoldbackMeter
+from offramp_core.protocol import Arm, ArmCounts, PlanCounts, RecordBlock
 from offramp_core.sketch import bucket_index
 
 KEPT_EPOCHS = 8
+KEPT_PLANS = 4
 RING_ROWS = 20_000
 ROWS_PER_ANSWER = 5_000
 Histogram = dict[int, int]
@@ -81,7 +83,9 @@ class Counters:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.refused = 0  # requests turned away at once; change it only under the lock
         self._counters: OrderedDict[tuple[int, Arm], ArmCounter] = OrderedDict()
+        self._meters: OrderedDict[tuple[str, float], HoldbackMeter] = OrderedDict()
 
     def open(self, *, epoch: int, arm: Arm, plan_hash: str) -> ArmCounter:
         """The counter of an (epoch, arm); an epoch has one plan per arm, so a second call finds the first one's."""
@@ -92,23 +96,55 @@ class Counters:
                 del self._counters[key]
             return counter
 
-    def snapshot(self) -> tuple[ArmCounts, ...]:
-        """All counters at one moment, oldest epoch first."""
+    def meter(self, *, plan_hash: str, share: float) -> HoldbackMeter:
+        """The meter of a stable plan, which outlives its epochs. Use it only under the lock."""
         with self.lock:
-            return tuple(self._counters[key].freeze() for key in sorted(self._counters))
+            key = (plan_hash, share)
+            meter = self._meters.setdefault(key, HoldbackMeter(plan_hash=plan_hash, share=share))
+            self._meters.move_to_end(key)
+            while len(self._meters) > KEPT_PLANS:
+                self._meters.popitem(last=False)
+            return meter
+
+    def snapshot(self) -> tuple[ArmCounts, ...]:
+        """The counters of both arms at one moment, oldest epoch first."""
+        with self.lock:
+            return tuple(self._counters[key].freeze() for key in sorted(self._counters) if key[1] != "holdback")
+
+    def held_back(self) -> tuple[ArmCounts, ...]:
+        """Those of the batches that ran with exits off beside a stable plan."""
+        with self.lock:
+            return tuple(self._counters[key].freeze() for key in sorted(self._counters) if key[1] == "holdback")
+
+    def plans(self) -> tuple[PlanCounts, ...]:
+        """What the meters say, of the plan of longest ago first."""
+        with self.lock:
+            return tuple(meter.counts() for meter in self._meters.values())
+
+    def exits(self) -> dict[tuple[int, Arm, str], tuple[int, dict[str, int]]]:
+        """By epoch, arm and plan: rows answered, and how many of them where. Cheaper than a snapshot."""
+        with self.lock:
+            return {(c.epoch, c.arm, c.plan_hash): (c.requests, dict(c.exits)) for c in self._counters.values()}
 
 
 class RecordRing:
     """The last ``rows`` equal-weight records. Every row has a sequence number that never repeats within the process."""
 
-    def __init__(self, *, n_ramps: int, ramp_set_digest: str, rows: int = RING_ROWS) -> None:
+    def __init__(self, *, n_ramps: int, ramp_set_digest: str, rows: int = RING_ROWS, first: int = 0) -> None:
+        """``first`` is the sequence number to begin with."""
         self._lock = threading.Lock()
-        self._rows, self._next, self._digest = rows, 0, ramp_set_digest
+        self._rows, self._first, self._next, self._digest = rows, first, first, ramp_set_digest
         self._time = np.zeros(rows, dtype="<f8")
         self._uncertainty = np.zeros((rows, n_ramps), dtype="<f4")
         self._prediction = np.zeros((rows, n_ramps), dtype="<i4")
         self._final = np.zeros(rows, dtype="<i4")
         self._reference = np.zeros(rows, dtype="<i4")
+        self._slice = np.zeros(rows, dtype="<i4")
+
+    @property
+    def next(self) -> int:
+        """Sequence number of the record to come."""
+        return self._next
 
     def append(
         self,
@@ -118,18 +154,19 @@ class RecordRing:
         prediction: npt.NDArray[Any],
         final: npt.ArrayLike,
         reference: npt.NDArray[Any],
+        slices: npt.ArrayLike = 0,
     ) -> None:
-        """Add n <= ``rows`` records: time [n], uncertainty and prediction [n, R], final and reference [n]."""
+        """Add n <= ``rows`` records: time [n], uncertainty and prediction [n, R], final, reference and slices [n]."""
         with self._lock:
             at = np.arange(self._next, self._next + len(uncertainty)) % self._rows
             self._time[at], self._uncertainty[at], self._prediction[at] = time, uncertainty, prediction
-            self._final[at], self._reference[at] = final, reference
+            self._final[at], self._reference[at], self._slice[at] = final, reference, slices
             self._next += len(uncertainty)
 
     def read(self, after: int, *, limit: int = ROWS_PER_ANSWER) -> RecordBlock:
         """Up to ``limit`` records from sequence number ``after`` on, or from the oldest one still held."""
         with self._lock:
-            first = min(max(after, self._next - self._rows, 0), self._next)
+            first = min(max(after, self._next - self._rows, self._first), self._next)
             stop = min(self._next, first + limit)
             at = np.arange(first, stop) % self._rows
             columns = {
@@ -137,6 +174,7 @@ class RecordRing:
                 for name, column in (
                     ("time", self._time), ("uncertainty", self._uncertainty), ("prediction", self._prediction),
                     ("final", self._final), ("reference", self._reference),
+                    ("slice", self._slice),
                 )
             }  # fmt: skip
         return RecordBlock(first=first, next=stop, ramp_set_digest=self._digest, **columns)

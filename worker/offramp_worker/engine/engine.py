@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,16 @@ from offramp_core.protocol import Arm
 from offramp_worker.bundle.lengths import pad_rows, rows_bucket
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.answers import all_finite, finite_rows, labels
-from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
+from offramp_worker.engine.arms import Active, Runtime, canary_drawn, held_back, staggered
 from offramp_worker.engine.audits import Audit, AuditDesk
 from offramp_worker.engine.batcher import Batch, Batcher
 from offramp_worker.engine.cache import PredictionCache
+from offramp_worker.engine.captures import Captures
 from offramp_worker.engine.counters import Counters, RecordRing
-from offramp_worker.engine.execute import Leave, run_apart, run_exact, run_stages
+from offramp_worker.engine.execute import Leave, run_again, run_apart, run_exact, run_stages
 from offramp_worker.engine.marker import CrashMarker
+from offramp_worker.engine.ramp_sets import HeldSets
+from offramp_worker.engine.scrape import EngineState, RampUtility
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.tickets import HIGHEST_PRIORITY, OverloadedError, Ticket, new_ticket
 from offramp_worker.logs import log_event
@@ -50,11 +54,13 @@ INLINE_SECONDS = 0.01  # a caller of `serve` may be kept this long: an event loo
 
 @dataclass(slots=True)
 class _Progress:
-    """What one batch has answered so far."""
+    """What one batch has answered so far. ``compared`` batches could have been held back, or were."""
 
     began: float
     number: int
     open_rows: set[int]
+    compared: bool = False
+    answer_seconds: float = 0.0  # summed over the rows answered
 
 
 class Engine:
@@ -66,6 +72,7 @@ class Engine:
         sessions: Sessions,
         *,
         uid: str,
+        boot_id: str = "",
         latency_seconds: float | None,
         max_queue_rows: int,
         marker: CrashMarker,
@@ -77,20 +84,26 @@ class Engine:
         batching_name: str = "offramp",
         cache_bytes: int = 0,
         always_in_time: bool = False,
+        ramp_set_store: Path | None = None,
+        captures: Captures | None = None,
     ) -> None:
-        """With ``always_in_time`` requests that ask for no deadline have the latency objective as one, but for those drawn for audit."""
-        self.bundle, self.sessions, self.metrics, self.marker = bundle, sessions, metrics, marker
+        """With ``always_in_time`` requests that ask for no deadline have the latency objective as one, but for those drawn for audit.
+
+        ``ramp_set_store`` has other heads for the bundle's model, ``captures`` keeps inputs that may train such.
+        """
+        self.bundle, self.metrics, self.marker, self.captures = bundle, metrics, marker, captures
+        self.sets = HeldSets(bundle, sessions, store=ramp_set_store)
+        self.traced = False
         self.counters = Counters()
-        self.ring = RecordRing(n_ramps=len(bundle.columns), ramp_set_digest=bundle.manifest.ramp_set_digest)
-        self._uid, self._deliver = uid, deliver
+        self._uid, self._boot_id, self._deliver = uid, boot_id, deliver
         self._clock, self._wall_clock = clock, wall_clock
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
-        self._exact = sessions.exact_stage()
+        self._exact, self._exact_seconds = sessions.exact_stage(), exact_seconds(bundle.profile)
         spec = bundle.manifest.inputs[0]
         join = partial(pad_rows, spec=spec)
         self._batcher = Batcher(
             policy=batching(batching_name, profile=bundle.profile, slo_seconds=latency_seconds),
-            door=Door(latency_seconds, Pace(exact_seconds(bundle.profile))),
+            door=Door(latency_seconds, Pace(self._exact_seconds)),
             max_rows=max_queue_rows,
             clock=clock,
             join=join,
@@ -98,16 +111,24 @@ class Engine:
         )
         self._everyones_deadline = latency_seconds if always_in_time else None
         self._cache = PredictionCache(max_bytes=cache_bytes) if cache_bytes else None
-        self._desk = AuditDesk(tapped=sessions.tapped, ring=self.ring, judge=self._judge, join=join)
+        self._desk = AuditDesk(sets=lambda: self.sets.held, judge=self._judge, join=join, captures=captures)
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
         self._turn = threading.Lock()  # held while a batch or an audit runs
         self._batches = 0
         self._last_pull = clock()
+        self._met = False  # whether this process has heard of the control plane itself
         self._canary_ended_epoch = 0
         self._abandon_audits = False
         self.active = Active(off=self._off_runtime())
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         metrics.audit_backlog.set_function(lambda: len(self._desk))
+        self._objective = latency_seconds
+        if latency_seconds is not None:
+            metrics.late("stable")
+            metrics.late("canary")
+        self._utility = RampUtility(self.counters, bundle)
+        metrics.registry.register(self._utility)
+        metrics.registry.register(EngineState(self))
         cache = self._cache
         if cache is not None:
             metrics.cache_bytes.set_function(lambda: cache.size_bytes)
@@ -119,6 +140,16 @@ class Engine:
         self.sessions.warm_up({1, 2, 4, 8, 16, self.batch_rows}, [self._exact])
         self.sessions.tapped(self.bundle.probe_x[:1])
         self._thread.start()
+
+    @property
+    def sessions(self) -> Sessions:
+        """Those of the first ramp set that is held; all of them answer exactly alike where no row leaves early."""
+        return self.sets.held[0].sessions
+
+    @property
+    def ring(self) -> RecordRing:
+        """The records of the first ramp set that is held."""
+        return self.sets.held[0].ring
 
     @property
     def batch_rows(self) -> int:
@@ -133,6 +164,7 @@ class Engine:
         deadline_seconds: float = math.inf,
         priority: int = HIGHEST_PRIORITY,
         timeout_seconds: float | None = None,
+        slice_name: str = "",
         wake: bool = True,
     ) -> Ticket:
         """Admit a request of n rows; it comes back through ``deliver`` when all are answered or its time has run out.
@@ -153,6 +185,7 @@ class Engine:
         ticket = new_ticket(
             x, never_exit=never_exit, n_classes=self.bundle.manifest.n_classes, now=self._clock(), wall_time=self._wall_clock(), draw=self._draw,
             deadline_seconds=deadline_seconds, priority=priority, timeout_seconds=timeout_seconds,
+            slice_name=slice_name,
         )  # fmt: skip
         self.metrics.inflight.inc(len(x))
         if self._cache is not None and self._from_cache(self._cache, ticket):
@@ -161,6 +194,8 @@ class Engine:
             self._batcher.put(ticket, wake=wake)
         except OverloadedError:
             self.metrics.inflight.dec(len(x))
+            with self.counters.lock:
+                self.counters.refused += len(x)
             self._abandon(ticket)
             raise
         return ticket
@@ -189,7 +224,7 @@ class Engine:
 
     def activate(self, active: Active) -> None:
         """Put a document in force from the next batch on."""
-        self.renew_lease()
+        self._renew()
         self.active = active
         if self._cache is not None:
             self._cache.clear()
@@ -197,17 +232,38 @@ class Engine:
         self.metrics.breaker_open.set(self.breaker_open)
         for runtime in (active.stable, active.canary):
             if runtime is not None:
-                self.metrics.results_only.labels(runtime.counter.arm).set(runtime.carry_on)
+                self._utility.know(runtime.plan)
         self.marker.forget_before(active.epoch)
+
+    def end_canary(self) -> None:
+        """Let no batch begin under the canary in force any more. A newer document without one says so before it is prepared."""
+        active = self.active
+        if active.canary is not None and self._canary_ended_epoch != active.epoch:
+            self._canary_ended_epoch = active.epoch
+            log_event("canary-ended", epoch=active.epoch)
 
     def renew_lease(self) -> None:
         """An authenticated pull arrived: the control plane is alive."""
+        self._met = True
+        self._renew()
+
+    def _renew(self) -> None:
         self._end_expired_canary(self.active)  # a lease that ran out before this pull stays out
         self._last_pull = self._clock()
+        self.metrics.contact.set(self._wall_clock())
 
     @property
     def breaker_open(self) -> bool:
         return _breaker_open(self.active)
+
+    @property
+    def suspicion(self) -> float:
+        """How far the detector of the stable plan has come towards its alarm, in tenths: the share of logarithms."""
+        stable = self.active.stable
+        breaker = stable.breaker if stable is not None else None
+        if breaker is None or breaker.is_open:
+            return 0.0 if breaker is None else 1.0
+        return round(min(1.0, max(0.0, math.log(max(1.0, breaker.statistic)) / math.log(max(2.0, breaker.limit)))), 1)
 
     @property
     def canary_lease_ended(self) -> bool:
@@ -231,6 +287,16 @@ class Engine:
         if self.canary_lease_ended:
             notes.append("the canary's lease has ended")
         return "; ".join(notes)
+
+    @property
+    def queued_rows(self) -> int:
+        """Rows that wait for a batch."""
+        return self._batcher.rows
+
+    @property
+    def exits_off(self) -> bool:
+        """Whether the next batch, canaries aside, runs the exact executor: by its plan, the breaker, or a lease that ran out."""
+        return self._without_canary(self.active).exits_off
 
     def close(self) -> None:
         """Take no new requests. The thread ends once all queued ones are answered and all audits done."""
@@ -266,8 +332,11 @@ class Engine:
         active = self.active
         number = self._batches
         self._batches += 1
-        runtime = active.off if batch.never_exit else self._runtime(active, number)
-        progress = _Progress(self._clock(), number, set(range(len(batch))))
+        runtime, compared = (active.off, False) if batch.never_exit else self._drawn(batch, active, number)
+        progress = _Progress(self._clock(), number, set(range(len(batch))), compared)
+        if self.traced:
+            for ticket, _ in batch.owners:
+                ticket.began_at, ticket.batch_rows = progress.began, len(batch)
         canary = runtime.counter.arm == "canary"
         if canary:
             self.marker.enter(runtime.counter.epoch)
@@ -291,8 +360,27 @@ class Engine:
             if canary:
                 self.marker.leave()
 
+    def _drawn(self, batch: Batch, active: Active, number: int) -> tuple[Runtime, bool]:
+        """What batch ``number`` runs under, and whether it is one of those that are compared with the holdback.
+
+        Every batch of the stable plan could have been held back but those with a deadline to keep. One that is held back would have run
+        under the canary now and then; that is not compared, since it says nothing about the stable plan.
+        """
+        runtime, document = self._runtime(active, number), active.document
+        held = active.holdback
+        if held is None or document is None or runtime is active.off or not self._may_wait(batch):
+            return runtime, False
+        drawn = held_back(
+            uid=self._uid, boot_id=self._boot_id, epoch=document.epoch, batch_number=number, share=document.holdback_share
+        )  # fmt: skip
+        return (held if drawn else runtime), runtime is active.stable
+
+    def _may_wait(self, batch: Batch) -> bool:
+        """Whether no row of a batch has a deadline, which an exit may have to keep."""
+        return self._everyones_deadline is None and all(ticket.deadline == math.inf for ticket, _ in batch.owners)
+
     def _runtime(self, active: Active, number: int) -> Runtime:
-        """What batch ``number`` runs under: leases and the breaker first, then the draw."""
+        """What batch ``number`` runs under unless it is held back: leases and the breaker first, then the draw."""
         document, canary = active.document, self._canary(active)
         if document is not None and canary is not None:
             drawn = canary_drawn(
@@ -303,8 +391,8 @@ class Engine:
         return self._without_canary(active)
 
     def _canary(self, active: Active) -> Runtime | None:
-        """The canary, while batches may be drawn for it."""
-        if active.document is None or active.stable is None or _breaker_open(active):
+        """The canary, while batches may be drawn for it. What lay in a file when this process started is proven by nobody who watches."""
+        if active.document is None or active.stable is None or _breaker_open(active) or not self._met:
             return None
         if active.epoch == self.marker.crashed_epoch or self._end_expired_canary(active):
             return None
@@ -324,19 +412,27 @@ class Engine:
         if runtime.exits_off:
             return run_exact(self._exact, batch.x)
         deadlines = self._deadlines(batch, runtime)
-        if all_finite(batch.x):
-            return _run(runtime, batch.x, may_leave=None, deadlines=deadlines)
-        finite = finite_rows(batch.x)
-        if runtime.plan.precision != EXACT:
-            return run_apart(
-                batch.x,
-                finite,
-                exact=self.sessions.exact,
-                run=lambda x: _run(
-                    runtime, x, may_leave=None, deadlines=None if deadlines is None else deadlines.of(finite)
-                ),
-            )
-        return _run(runtime, batch.x, may_leave=finite, deadlines=deadlines)
+        may_leave = _may_leave(batch, runtime)
+        if runtime.plan.precision == EXACT:
+            return _run(runtime, batch.x, may_leave=may_leave, deadlines=deadlines)
+        if may_leave is None:
+            return self._withheld(batch.x, runtime, _run(runtime, batch.x, may_leave=None, deadlines=deadlines))
+        return run_apart(
+            batch.x,
+            may_leave,
+            exact=self.sessions.exact,
+            run=lambda x: self._withheld(
+                x,
+                runtime,
+                _run(runtime, x, may_leave=None, deadlines=None if deadlines is None else deadlines.of(may_leave)),
+            ),
+        )
+
+    def _withheld(self, x: Array, runtime: Runtime, leaves: Iterator[Leave]) -> Iterator[Leave]:
+        """Answers at a lower precision, none of which names a stopped class unless the exact executor says so too."""
+        if not runtime.stopped_classes:
+            return leaves
+        return run_again(x, leaves, exact=self.sessions.exact, withheld=runtime.stopped_classes)
 
     def _deadlines(self, batch: Batch, runtime: Runtime) -> _Deadlines | None:
         """When the rows of a batch must be answered, if any must.
@@ -380,6 +476,7 @@ class Engine:
             if ticket.pending == 0:
                 done.append(ticket)
         progress.open_rows.difference_update(rows)
+        progress.answer_seconds += len(rows) * (now - progress.began)
         if done:
             self._deliver(done)
         if self._cache is not None:
@@ -412,7 +509,7 @@ class Engine:
         if ticket.deadline < math.inf or self._canary(active) is not None:
             return False
         runtime = active.off if ticket.never_exit else self._without_canary(active)
-        if runtime.carry_on:
+        if runtime.carry_on or ticket.slice_name in runtime.stopped:
             return False
         key = cache.key(ticket.x, never_exit=ticket.never_exit, epoch=active.epoch, config=runtime.config)
         drawn = not ticket.never_exit and any(u < runtime.audit_rate for u in ticket.draws)
@@ -476,20 +573,32 @@ class Engine:
     def _count_unanswered(self, rows: int, outcome: str) -> None:
         if rows:
             self.metrics.inflight.dec(rows)
-            self.metrics.requests("", "", outcome).inc(rows)
+            self.metrics.requests("", outcome).inc(rows)
 
     # --- counts ---------------------------------------------------------------------------------
 
     def _judge_carried(self, batch: Batch, runtime: Runtime, reference: npt.NDArray[np.float32]) -> None:
         """Results-only: the output of every row is there, so each is compared at once."""
-        counted = [ticket.counted for ticket, _ in batch.owners]
+        counted = np.array([ticket.counted for ticket, _ in batch.owners])
         served = [int(ticket.labels[row]) for ticket, row in batch.owners]
-        self._judge(runtime, sum(counted), int(((labels(reference) != served) & counted).sum()))
+        differs = (labels(reference) != served) & counted
+        if not runtime.slices and not runtime.classes:
+            self._judge(runtime, int(counted.sum()), int(differs.sum()), ())
+            return
+        rows: dict[tuple[str, ...], list[int]] = {}
+        for i, (ticket, _) in enumerate(batch.owners):
+            rows.setdefault(runtime.slices_of(ticket.slice_name, served[i]), []).append(i)
+        for slices, mine in rows.items():
+            self._judge(runtime, int(counted[mine].sum()), int(differs[mine].sum()), slices)
 
-    def _judge(self, runtime: Runtime, audited: int, disagreements: int) -> None:
+    def _judge(self, runtime: Runtime, audited: int, disagreements: int, slices: Sequence[str]) -> None:
+        """Requests of ``slices`` were compared with the reference."""
         counter = runtime.counter
         with self.counters.lock:
             counter.count_audits(audited=audited, disagreements=disagreements)
+            if runtime.meter is not None:
+                for name in slices:
+                    runtime.meter.count_audits(name, audited=audited, disagreements=disagreements)
         self.metrics.audited(counter.arm).inc(audited)
         self.metrics.disagreements(counter.arm).inc(disagreements)
         if runtime.breaker is not None and runtime.breaker.update(audited=audited, disagreements=disagreements):
@@ -505,15 +614,21 @@ class Engine:
     def _count_replies(self, runtime: Runtime, exit_name: str, latencies: Sequence[float], *, drawn: int) -> None:
         with self.counters.lock:
             runtime.counter.count_replies(exit_name=exit_name, latencies=latencies, drawn=drawn)
+            if runtime.meter is not None and not runtime.exits_off:
+                runtime.meter.count_replies(exit_name, len(latencies))
 
     def _measure_replies(self, runtime: Runtime, exit_name: str, latencies: Sequence[float], *, due: bool) -> None:
         n, arm = len(latencies), runtime.counter.arm
-        self.metrics.requests(runtime.config, arm, "ok").inc(n)
+        self.metrics.requests(arm, "ok").inc(n)
         (self.metrics.deadline_answers if due else self.metrics.exits)(exit_name, arm).inc(n)
         self.metrics.inflight.dec(n)
         observe = self.metrics.request_seconds(arm).observe
         for seconds in latencies:
             observe(seconds)
+        if self._objective is not None:
+            late = sum(map(self._objective.__lt__, latencies))
+            if late:
+                self.metrics.late(arm).inc(late)
 
     def _count_batch(
         self, batch: Batch, active: Active, runtime: Runtime, progress: _Progress, *, failed: bool
@@ -523,8 +638,19 @@ class Engine:
             slow_above = active.slow_above(runtime, len(batch))
             with self.counters.lock:
                 runtime.counter.count_batch(size=len(batch), seconds=seconds, slow_above=slow_above, failed=failed)
-        if not failed:
-            self.metrics.batch_seconds(runtime.counter.arm).observe(seconds)
+                if progress.compared and not failed and runtime.meter is not None:
+                    runtime.meter.count_batch(
+                        held_back=runtime is active.holdback,
+                        expected_seconds=self._exact_seconds[min(len(batch), len(self._exact_seconds) - 1)],
+                        answer_seconds=progress.answer_seconds / len(batch),
+                        engine_seconds=seconds,
+                    )
+        arm = runtime.counter.arm
+        self.metrics.batch_rows(arm).observe(len(batch))
+        if failed:
+            self.metrics.failed_batches(arm).inc()
+        else:
+            self.metrics.batch_seconds(arm).observe(seconds)
 
     def _fail(self, batch: Batch, runtime: Runtime, progress: _Progress) -> None:
         """The rows not answered yet get an error; those that left before it keep their answers, and their audits."""
@@ -542,7 +668,7 @@ class Engine:
             self._abandon(ticket)
         failed = len(progress.open_rows)
         self.metrics.inflight.dec(failed)
-        self.metrics.requests(runtime.config, runtime.counter.arm, "failed").inc(failed)
+        self.metrics.requests(runtime.counter.arm, "failed").inc(failed)
         self._deliver(done)
 
     def _end_expired_canary(self, active: Active) -> bool:
@@ -580,12 +706,24 @@ class _Deadlines:
         return found if found.any() else None
 
 
+def _may_leave(batch: Batch, runtime: Runtime) -> npt.NDArray[np.bool_] | None:
+    """Rows that may leave early (n,): those of finite numbers whose slice was not stopped; None where all may."""
+    finite = None if all_finite(batch.x) else finite_rows(batch.x)
+    if not runtime.stopped:
+        return finite
+    going = np.array([ticket.slice_name not in runtime.stopped for ticket, _ in batch.owners])
+    if going.all():
+        return finite
+    return going if finite is None else finite & going
+
+
 def _run(
     runtime: Runtime, x: Array, *, may_leave: npt.NDArray[np.bool_] | None, deadlines: _Deadlines | None
 ) -> Iterator[Leave]:
     return run_stages(
-        runtime.stages, x, tests=runtime.tests, may_leave=may_leave, regroups=runtime.regrouping, deadlines=deadlines
-    )
+        runtime.stages, x, tests=runtime.tests, may_leave=may_leave, regroups=runtime.regrouping, deadlines=deadlines,
+        withheld=runtime.stopped_classes if runtime.plan.precision == EXACT else (),
+    )  # fmt: skip
 
 
 def _breaker_open(active: Active) -> bool:
@@ -594,4 +732,4 @@ def _breaker_open(active: Active) -> bool:
 
 def _audit_of(ticket: Ticket, row: int, x: Array, runtime: Runtime, *, compare: bool, record: bool) -> Audit:
     left = ticket.exits[row] != "final"
-    return Audit(x, ticket.wall_time, int(ticket.labels[row]), left, compare, record, runtime)
+    return Audit(x, ticket.wall_time, int(ticket.labels[row]), left, compare, record, runtime, ticket.slice_name)

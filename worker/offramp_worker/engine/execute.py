@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from offramp_worker.engine.answers import labels
+
 Array = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
@@ -90,6 +92,27 @@ def run_apart(
             yield leave._replace(rows=sound[leave.rows])
 
 
+def run_again(
+    x: Array, leaves: Iterator[Leave], *, exact: Callable[[Array], FloatArray], withheld: Sequence[int]
+) -> Iterator[Leave]:
+    """Pass on the answers of a batch ``x`` (n, ...), but those that name one of the ``withheld`` classes: such rows are answered by the
+    exact executor at last.
+
+    For backbones of a lower precision, which may name a class wrongly at the output as well.
+    """
+    again = []
+    for leave in leaves:
+        held = np.isin(labels(leave.logits), withheld)
+        if held.any():
+            again.append(leave.rows[held])
+            leave = leave._replace(rows=leave.rows[~held], logits=leave.logits[~held])  # noqa: PLW2901
+        if len(leave.rows):
+            yield leave
+    if again:
+        rows = np.concatenate(again)
+        yield Leave(rows, None, exact(x[rows]))
+
+
 def run_stages(
     stages: Sequence[Runnable],
     x: Array,
@@ -98,6 +121,7 @@ def run_stages(
     may_leave: BoolArray | None,
     regroups: Regroups | None,
     deadlines: Deadlines | None = None,
+    withheld: Sequence[int] = (),
 ) -> Iterator[Leave]:
     """Execute a batch.
 
@@ -116,8 +140,10 @@ def run_stages(
         runs to the output, whether or not it was answered.
     deadlines : Deadlines, optional
         Of the rows that have one.
+    withheld : sequence of int
+        Classes that no exit answers: a row that would leave with one goes to the output, whatever later ramps say of it.
     """
-    batch = _Batch(len(x), may_leave)
+    batch = _Batch(len(x), may_leave, withheld)
     features, kept = x, None  # ``kept``: the rows of ``features`` that go on; None for all
     for number, stage in enumerate(stages[:-1]):
         features, heads = stage.run(features, x, kept)
@@ -144,10 +170,10 @@ def run_stages(
 class _Batch:
     """Which rows of a batch are carried, and which of these were answered."""
 
-    __slots__ = ("_may_leave", "answered", "carried", "waiting")
+    __slots__ = ("_may_leave", "_n", "_withheld", "answered", "carried", "waiting")
 
-    def __init__(self, n: int, may_leave: BoolArray | None) -> None:
-        self._may_leave = may_leave
+    def __init__(self, n: int, may_leave: BoolArray | None, withheld: Sequence[int]) -> None:
+        self._n, self._may_leave, self._withheld = n, may_leave, withheld
         self.carried = _rows(n)
         self.answered: BoolArray | None = None  # None: nobody
         self.waiting = n
@@ -158,6 +184,8 @@ class _Batch:
             leaves = leaves & self._may_leave[self.carried]
         if self.answered is not None:
             leaves = leaves & ~self.answered
+        if len(self._withheld):
+            leaves = self._without_withheld(leaves, logits)
         left = int(np.count_nonzero(leaves))
         if not left:
             return None
@@ -166,6 +194,16 @@ class _Batch:
         if left == len(leaves):
             return Leave(self.carried, ramp, logits)
         return Leave(self.carried[leaves], ramp, logits[leaves])
+
+    def _without_withheld(self, leaves: BoolArray, logits: FloatArray) -> BoolArray:
+        """Keep rows in that would leave with a withheld class, here and at every later ramp."""
+        held = leaves & np.isin(labels(logits), self._withheld)
+        if not held.any():
+            return leaves
+        may_leave = np.ones(self._n, dtype=np.bool_) if self._may_leave is None else self._may_leave.copy()
+        may_leave[self.carried[held]] = False
+        self._may_leave = may_leave
+        return leaves & ~held
 
     def drop_answered(self) -> IndexArray:
         """Carry only the rows that still wait; where they are among those carried so far."""

@@ -64,8 +64,9 @@ class _Tap:
 class Sessions:
     """All executors of a bundle. ``exact``, the tapped models and those at the input are built at once, stages when a plan asks for them."""
 
-    def __init__(self, bundle: Bundle, *, threads: int) -> None:
-        """Build and verify.
+    def __init__(self, bundle: Bundle, *, threads: int, like: Sessions | None = None) -> None:
+        """Build and verify. What no ramp set changes (the exact model and those at the input) is shared with ``like``, sessions of the
+        same model with other heads.
 
         Raises
         ------
@@ -73,14 +74,16 @@ class Sessions:
             A graph does not load, or does not reproduce the bundle's probe on this machine.
         """
         self._bundle = bundle
-        self._threads = threads
+        self.threads = threads
         self._lock = threading.Lock()
         self._stages: OrderedDict[tuple[Precision, tuple[int, ...]], tuple[StageSession, ...]] = OrderedDict()
         self.tables = ScoreTables(bundle.quantiles)
         self._input = input_name(bundle.backbone)
-        self._exact = self._session(bundle.backbone, BACKBONE_FILE)
+        self._exact: Any = like._exact if like else self._session(bundle.backbone, BACKBONE_FILE)
         self._taps = {precision: self._tap(precision) for precision in bundle.backbones}
-        self._sides = {j: self._session(m, self._side_file(j)) for j, m in bundle.side_models.items()}
+        self._sides: dict[int, Any] = (
+            like._sides if like else {j: self._session(m, self._side_file(j)) for j, m in bundle.side_models.items()}
+        )
         for file, session in self._approximations():
             self._check_answers(session, file)
         self._check_probe(self.exact(bundle.probe_x), BACKBONE_FILE)
@@ -207,7 +210,7 @@ class Sessions:
         options = ort.SessionOptions()
         if optimised:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.intra_op_num_threads = self._threads
+        options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         # Spinning pools of several sessions would fight for the cores that HTTP needs.

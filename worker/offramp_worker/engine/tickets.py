@@ -67,6 +67,10 @@ class Ticket:
         Order of arrival, given by the queue.
     group : int
         Requests of one group may share a batch.
+    began_at, batch_rows : float, int
+        When its last batch began (infinite: never) and how many rows that had; noted only for traces.
+    slice_name : str
+        What the request says it belongs to, declared or not.
     """
 
     x: Array
@@ -94,6 +98,9 @@ class Ticket:
     begun: int = 0
     number: int = 0
     group: int = 0
+    began_at: float = math.inf
+    batch_rows: int = 0
+    slice_name: str = ""
 
     @property
     def counted(self) -> bool:
@@ -140,6 +147,7 @@ def new_ticket(
     deadline_seconds: float = math.inf,
     priority: int = HIGHEST_PRIORITY,
     timeout_seconds: float | None = None,
+    slice_name: str = "",
 ) -> Ticket:
     """Admit ``x`` (n, ...): the one uniform number of each row is drawn here, before anything is known of its fate."""
     n = len(x)
@@ -161,4 +169,5 @@ def new_ticket(
         due=[False] * n,
         priority=priority,
         expires=math.inf if timeout_seconds is None else now + timeout_seconds,
+        slice_name=slice_name,
     )

@@ -31,6 +31,7 @@ from offramp_worker.http.tensors import (
     reply_parameters,
     server_metadata,
 )
+from offramp_worker.tracing import context_of
 from offramp_worker.worker import Worker
 
 Array = npt.NDArray[Any]
@@ -87,10 +88,28 @@ class InferenceService:
             self._front.cancel(engine, ticket)
             raise
         if ticket.expired:
+            self._count(StatusCode.DEADLINE_EXCEEDED, context, ticket)
             await context.abort(StatusCode.DEADLINE_EXCEEDED, EXPIRED)
         if ticket.error is not None:
+            self._count(StatusCode.INTERNAL, context, ticket)
             await context.abort(StatusCode.INTERNAL, ticket.error)
+        self._count(StatusCode.OK, context, ticket)
         return response(ticket, parsed, model=engine.bundle.manifest.name, raw=bool(request.raw_input_contents))
+
+    def _count(self, code: StatusCode, context: Context, ticket: Ticket | None = None) -> None:
+        """Count a reply, and leave its span."""
+        self._worker.metrics.responses("grpc", code.name).inc()
+        tracing, engine = self._worker.tracing, self._worker.engine
+        if tracing is None:
+            return
+        told = context_of(
+            [(k.encode(), v.encode() if isinstance(v, str) else v) for k, v in context.invocation_metadata() or ()]
+        )
+        if ticket is None or engine is None:
+            tracing.refused(context=told, code=code.name)
+        else:
+            model, error = engine.bundle.manifest.name, code is not StatusCode.OK
+            tracing.answered(ticket, context=told, model=model, code=code.name, error=error)
 
     async def _engine(self, model: str, version: str, context: Context) -> Engine:
         engine = self._worker.engine
@@ -109,7 +128,8 @@ class InferenceService:
         self, context: Context, code: StatusCode, error: str, *, retry_after: int | None = None
     ) -> NoReturn:
         outcome = "rejected" if code in (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED) else "invalid"
-        self._worker.metrics.requests("", "", outcome).inc()
+        self._worker.metrics.requests("", outcome).inc()
+        self._count(code, context)
         metadata = () if retry_after is None else ((PUSHBACK, str(1000 * retry_after)),)
         await context.abort(code, error, metadata)
         raise AssertionError("abort raises")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import re
 import time
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,6 +19,7 @@ from offramp_worker.http.bodies import App, Receive, Scope, Send, TooLargeError,
 from offramp_worker.worker import Worker
 
 MAX_DOCUMENT_BYTES = 1024 * 1024
+ALSO = re.compile(r"sha256:[0-9a-f]{64}=[0-9]{1,18}(,sha256:[0-9a-f]{64}=[0-9]{1,18}){0,3}")
 BAD_REQUESTS = ("Malformed", "BadSignature")  # the others are well-formed and in conflict with what this worker is
 
 
@@ -73,11 +76,17 @@ def _rest(worker: Worker) -> FastAPI:
         return _json(worker.state())
 
     @app.get("/v1/observations")
-    async def observations(after: str = "0", boot: str = "") -> Response:
+    async def observations(after: str = "0", boot: str = "", state: str = "", also: str = "") -> Response:
         if not after.isdecimal() or len(after) > 18:
             return _error(400, "Malformed", f"after is {after[:20]!r}; it must be a whole number >= 0")
-        first = int(after) if boot == worker.boot_id else 0
-        return _json(await asyncio.to_thread(worker.observations, after=first, now=time.time()))
+        if len(also) > 1000 or (also and not ALSO.fullmatch(also)):
+            return _error(400, "Malformed", "also must be digest=number of ramp sets, separated by commas")
+        mine = boot == worker.boot_id
+        others = {digest: int(n) for digest, _, n in (part.partition("=") for part in also.split(",")) if mine and n}
+        told = await asyncio.to_thread(
+            worker.observations, after=int(after) if mine else 0, now=time.time(), also=others
+        )
+        return _json(replace(told, state=worker.state()) if state == "1" else told)
 
     return app
 

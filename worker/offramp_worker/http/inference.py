@@ -15,6 +15,7 @@ from offramp_worker.engine.tickets import EXPIRED, OverloadedError, Ticket, Unab
 from offramp_worker.front import Front
 from offramp_worker.http.bodies import Headers
 from offramp_worker.http.tensors import VERSION, BadRequestError, InferRequest, parse_request, response_body
+from offramp_worker.tracing import context_of
 from offramp_worker.worker import Worker
 
 PREFIX, SUFFIX = b"/v2/models/", b"/infer"
@@ -51,21 +52,27 @@ class Inference:
         """Answer one request: ``reply`` is called when the returned ticket is done, or now, when it is refused (None)."""
         engine = self._worker.engine
         if engine is None:
-            reply(self.refusal(503, self._worker.reason, outcome="rejected", retry_after=1))
+            self._refuse(self.refusal(503, self._worker.reason, outcome="rejected", retry_after=1), headers, reply)
             return None
         try:
             model = unquote(path.partition("?")[0])[len(PREFIX) : -len(SUFFIX)]
             if model != engine.bundle.manifest.name and not self._names(engine, model):
-                reply(self.refusal(404, _unknown(model, engine)))
+                self._refuse(self.refusal(404, _unknown(model, engine)), headers, reply)
                 return None
             request = self._front.named(self._read(engine, headers, body))
-            done = partial(_reply, request=request, model=engine.bundle.manifest.name, reply=reply)
+            done = partial(
+                self._reply, request=request, model=engine.bundle.manifest.name, reply=reply, headers=headers
+            )
             return self._front.submit(engine, request, done=done)
         except BadRequestError as error:
-            reply(self.refusal(400, str(error)))
+            self._refuse(self.refusal(400, str(error)), headers, reply)
         except OverloadedError as error:
             status = 503 if isinstance(error, UnableError) else 429
-            reply(self.refusal(status, str(error), outcome="rejected", retry_after=error.retry_after_seconds))
+            self._refuse(
+                self.refusal(status, str(error), outcome="rejected", retry_after=error.retry_after_seconds),
+                headers,
+                reply,
+            )
         return None
 
     def cancel(self, ticket: Ticket) -> None:
@@ -90,9 +97,28 @@ class Inference:
         self, status: int, error: str, *, outcome: str = "invalid", retry_after: int | None = None, close: bool = False
     ) -> Response:
         """A counted error reply."""
-        self._worker.metrics.requests("", "", outcome).inc()
+        self._worker.metrics.requests("", outcome).inc()
+        self._worker.metrics.responses("rest", str(status)).inc()
         headers = [JSON_TYPE] if retry_after is None else [JSON_TYPE, (b"retry-after", str(retry_after).encode())]
         return Response(status, orjson.dumps({"error": error}), headers, close)
+
+    def _refuse(self, response: Response, headers: Headers, reply: Reply) -> None:
+        reply(response)
+        if self._worker.tracing is not None:
+            self._worker.tracing.refused(context=context_of(headers), code=str(response.status))
+
+    def _reply(self, ticket: Ticket, *, request: InferRequest, model: str, reply: Reply, headers: Headers) -> None:
+        response = _finished(ticket, request, model=model)
+        self._worker.metrics.responses("rest", str(response.status)).inc()
+        reply(response)
+        if self._worker.tracing is not None:
+            self._worker.tracing.answered(
+                ticket,
+                context=context_of(headers),
+                model=model,
+                code=str(response.status),
+                error=response.status >= 400,
+            )
 
     def _names(self, engine: Engine, path: str) -> bool:
         """Whether ``NAME/versions/VERSION`` is the model served."""
@@ -128,15 +154,13 @@ def _unknown(model: str, engine: Engine) -> str:
     return f"model {model!r} is unknown; this worker serves {engine.bundle.manifest.name!r}"
 
 
-def _reply(ticket: Ticket, *, request: InferRequest, model: str, reply: Reply) -> None:
+def _finished(ticket: Ticket, request: InferRequest, *, model: str) -> Response:
     if ticket.expired:
-        reply(Response(504, orjson.dumps({"error": EXPIRED}), [JSON_TYPE]))
-        return
+        return Response(504, orjson.dumps({"error": EXPIRED}), [JSON_TYPE])
     if ticket.error is not None:
-        reply(Response(500, orjson.dumps({"error": ticket.error}), [JSON_TYPE]))
-        return
+        return Response(500, orjson.dumps({"error": ticket.error}), [JSON_TYPE])
     body, header_length = response_body(ticket, request, model=model)
     headers: list[Any] = [JSON_TYPE]
     if header_length is not None:
         headers = [BINARY_TYPE, (b"inference-header-content-length", str(header_length).encode())]
-    reply(Response(200, body, headers))
+    return Response(200, body, headers)

@@ -32,6 +32,7 @@ JSON_TYPES: dict[str, set[type]] = {"f": {int, float}, "i": {int}, "u": {int}, "
 MAX_DEADLINE_MS = 86_400_000
 KNOWN_HEADER_BYTES = 4096
 LOWEST_PRIORITY = 2**32 - 1  # what tritonclient sends is any unsigned number
+MAX_SLICE_LENGTH = 32
 MAX_TIMEOUT_MICROS = 86_400_000_000  # a day
 
 
@@ -50,6 +51,7 @@ class InferRequest:
     outputs: tuple[tuple[str, bool], ...]  # name, binary
     priority: int = HIGHEST_PRIORITY
     timeout_seconds: float | None = None
+    slice_name: str = ""
 
 
 def parse_request(body: bytes, *, header_length: int | None, spec: TensorSpec, max_rows: int) -> InferRequest:
@@ -91,11 +93,19 @@ class RequestHeader:
     outputs: tuple[tuple[str, bool], ...]
     priority: int
     timeout_seconds: float | None
+    slice_name: str
 
     def request(self, x: Array) -> InferRequest:
         """With the values of its input, (n, ...)."""
         return InferRequest(
-            x, self.id, self.never_exit, self.deadline_seconds, self.outputs, self.priority, self.timeout_seconds
+            x,
+            self.id,
+            self.never_exit,
+            self.deadline_seconds,
+            self.outputs,
+            self.priority,
+            self.timeout_seconds,
+            self.slice_name,
         )
 
 
@@ -127,6 +137,7 @@ def read_header(request: Any, *, spec: TensorSpec, max_rows: int) -> RequestHead
         ),
         priority=parse_priority(parameters),
         timeout_seconds=parse_timeout(parameters),
+        slice_name=_slice_name(parameters),
     )
 
 
@@ -340,6 +351,16 @@ def _never_exit(parameters: dict[str, Any]) -> bool:
     if wish not in (None, "never"):
         raise BadRequestError(f'parameters.exit: is {wish!r}; leave it out, or send "never" for the exact model')
     return wish == "never"
+
+
+def _slice_name(parameters: dict[str, Any]) -> str:
+    """``slice``: the group of requests this one belongs to; one that the service does not declare is as good as none."""
+    wish = parameters.get("slice", "")
+    if not isinstance(wish, str) or len(wish) > MAX_SLICE_LENGTH:
+        raise BadRequestError(
+            f"parameters.slice: is {str(wish)[:40]!r}; it must be a text of at most {MAX_SLICE_LENGTH} characters"
+        )
+    return wish
 
 
 def _deadline(parameters: dict[str, Any]) -> float:

@@ -6,7 +6,9 @@ import base64
 import binascii
 import math
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
@@ -15,17 +17,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from offramp_core.batching import MAX_BATCH
 from offramp_core.columns import EXACT, chain
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError, PlanRefusedError
+from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.execution import Regrouping, carries_on
 from offramp_core.plan import Plan
-from offramp_core.protocol import Arm, ArmPlan, PlanDocument, Refusal, SignedDocument
+from offramp_core.protocol import Arm, ArmPlan, PlanDocument, Refusal, SignedDocument, class_of
 from offramp_core.simulate.costs import CostTable
 from offramp_core.uncertainty import exit_test
 from offramp_worker.engine.arms import Active, Runtime
 from offramp_worker.engine.breaker import Breaker
 from offramp_worker.engine.engine import Engine
+from offramp_worker.engine.ramp_sets import HeldSet
 from offramp_worker.engine.stages import Stage
 from offramp_worker.logs import log_event
 
+MAX_SLICES = 64  # a document may name; memory must stay bounded
 WARM_SIZES = (1, 2, 4, 8, 16)
 
 
@@ -58,11 +63,16 @@ class PlanDesk:
                 plan = parse(document.payload)
                 epoch = plan.epoch
                 self._check_addressee(plan)
+                if plan.canary is None:  # a rollback waits for nothing, least of all for the sessions of what follows
+                    self._engine.end_canary()
                 self._engine.activate(self._prepare(plan))
             except PlanRefusedError as error:
+                self._engine.metrics.plan_refusals(error.reason).inc()
                 self.refused = Refusal(epoch, error.reason, str(error))
                 log_event("plan-refused", level="warning", epoch=epoch, reason=error.reason, message=str(error))
                 raise
+            if self._engine.captures is not None:
+                self._engine.captures.ask(plan.capture_since)
             self._in_force, self.refused = document.payload, None
             log_event("plan-in-force", epoch=epoch, weight_percent=plan.weight_percent)
 
@@ -85,21 +95,42 @@ class PlanDesk:
         }
         stable, canary = plans["stable"], plans["canary"]
         assert stable is not None
+        sets = self._sets(document, [plan for plan in (stable, canary) if plan is not None])
         for plan in (stable, canary):
             if plan is not None:
-                self._stages(plan)  # may still be refused; counters of the epoch are opened after that
+                self._stages(plan, sets)  # may still be refused; counters of the epoch are opened after that
         breaker = self._breaker(document, stable)
-        stable_runtime = self._runtime(document, "stable", stable, document.stable.audit_rate, breaker)
+        stable_runtime = self._runtime(
+            document, "stable", stable, document.stable.audit_rate, breaker=breaker, sets=sets
+        )
+        meter = None
+        if not stable_runtime.exits_off:
+            meter = self._engine.counters.meter(plan_hash=stable.content_hash, share=document.holdback_share)
+            stable_runtime = replace(
+                stable_runtime,
+                meter=meter,
+                **_slices(document),
+            )
         canary_runtime = None
         if canary is not None and document.canary is not None:
-            canary_runtime = self._runtime(document, "canary", canary, document.canary.audit_rate, None)
+            canary_runtime = self._runtime(
+                document, "canary", canary, document.canary.audit_rate, breaker=None, sets=sets
+            )
+        self._engine.sets.keep(list(sets.values()))
         return Active(
             off=replace(self._engine.active.off, audit_rate=document.stable.audit_rate),
             document=document,
             stable=stable_runtime,
             canary=canary_runtime,
             slow_seconds={int(size): seconds for size, seconds in document.slow_seconds.items()},
+            holdback=self._holdback(document, meter) if document.holdback_share > 0 and meter is not None else None,
         )
+
+    def _holdback(self, document: PlanDocument, meter: HoldbackMeter) -> Runtime:
+        """The exact executor once more, audited like the stable plan so that records go on being drawn from all requests alike."""
+        off = self._engine.active.off
+        counter = self._engine.counters.open(epoch=document.epoch, arm="holdback", plan_hash=off.plan.content_hash)
+        return Runtime(off.plan, document.stable.audit_rate, counter, meter=meter)
 
     def _breaker(self, document: PlanDocument, stable: Plan) -> Breaker | None:
         """What the detector has seen of a stable plan stays with the plan: epochs change more often than plans do."""
@@ -116,12 +147,11 @@ class PlanDesk:
             plan = Plan.from_mapping(arm.plan)
         except InvalidArgumentError as error:
             raise PlanRefusedError("Malformed", str(error)) from error
-        for name, wanted, loaded in (
-            ("backboneDigest", plan.backbone_digest, manifest.backbone_digest),
-            ("rampSetDigest", plan.ramp_set_digest, manifest.ramp_set_digest),
-        ):
-            if wanted != loaded:
-                raise PlanRefusedError("DigestMismatch", f"{name} is {wanted}; this worker has loaded {loaded}")
+        if plan.backbone_digest != manifest.backbone_digest:
+            raise PlanRefusedError(
+                "DigestMismatch",
+                f"backboneDigest is {plan.backbone_digest}; this worker has loaded {manifest.backbone_digest}",
+            )
         precisions = [EXACT, *(p.name for p in manifest.precisions)]
         if plan.precision not in precisions:
             raise PlanRefusedError(
@@ -136,28 +166,49 @@ class PlanDesk:
             )
         return plan
 
+    def _sets(self, document: PlanDocument, plans: Sequence[Plan]) -> dict[str, HeldSet]:
+        """The ramp sets of a document by digest: those it names, and those of plans with exits. Where there is none, the bundle's own."""
+        sets = self._engine.sets
+        wanted = [*document.ramp_sets, *(plan.ramp_set_digest for plan in plans if _has_ramps(plan))]
+        odd = [plan.ramp_set_digest for plan in plans if plan.ramp_set_digest not in (sets.own_digest, *wanted)]
+        if odd:
+            raise PlanRefusedError(
+                "DigestMismatch", f"rampSetDigest is {odd[0]}; this worker has loaded {sets.own_digest}"
+            )
+        return sets.loaded(wanted or [sets.own_digest])
+
     def _columns(self, plan: Plan) -> dict[str, int]:
         """Columns of the ramps that a plan may use, by id: those at the input and those of its precision."""
         columns = self._engine.bundle.columns
         return {columns[j].id: j for j in chain([c.precision for c in columns], plan.precision)}
 
-    def _stages(self, plan: Plan) -> tuple[Stage, ...]:
+    def _stages(self, plan: Plan, sets: Mapping[str, HeldSet]) -> tuple[Stage, ...]:
         """Stages for the ramps that some row can leave at.
 
         A threshold of 0 lets no row leave, so that ramp's head need not run.
         """
         index = self._columns(plan)
         active = sorted(index[ramp.id] for ramp in plan.ramps if ramp.threshold > 0)
+        sessions = sets[plan.ramp_set_digest].sessions if active else self._engine.sessions
         try:
-            return self._engine.sessions.stages(active, plan.precision)
+            return sessions.stages(active, plan.precision)
         except InvalidBundleError as error:
             raise PlanRefusedError("Unsupported", str(error)) from error
 
     def _runtime(
-        self, document: PlanDocument, arm: Arm, plan: Plan, audit_rate: float, breaker: Breaker | None
+        self,
+        document: PlanDocument,
+        arm: Arm,
+        plan: Plan,
+        audit_rate: float,
+        *,
+        breaker: Breaker | None,
+        sets: Mapping[str, HeldSet],
     ) -> Runtime:
-        engine, bundle = self._engine, self._engine.bundle
-        index, stages = self._columns(plan), self._stages(plan)
+        engine = self._engine
+        held = sets.get(plan.ramp_set_digest)
+        bundle = held.bundle if held is not None else engine.bundle
+        index, stages = self._columns(plan), self._stages(plan, sets)
         engine.sessions.warm_up({*WARM_SIZES, engine.batch_rows}, stages)
         profile = bundle.profile.of(plan.precision)
         table = CostTable(profile, sizes=range(MAX_BATCH + 1))  # batches may grow with what is measured
@@ -178,6 +229,21 @@ class PlanDesk:
             stage_seconds=seconds,
             breaker=breaker,
         )
+
+
+def _slices(document: PlanDocument) -> dict[str, Any]:
+    """Slices of a document as a runtime takes them: of requests by name, of answers by the class they name."""
+    classes = {name: class_of(name) for name in document.slices}
+    return {
+        "slices": frozenset(name for name, number in classes.items() if number is None),
+        "stopped": frozenset(name for name in document.stopped_slices if classes[name] is None),
+        "classes": {number: name for name, number in classes.items() if number is not None},
+        "stopped_classes": tuple(n for n in (classes[name] for name in document.stopped_slices) if n is not None),
+    }
+
+
+def _has_ramps(plan: Plan) -> bool:
+    return any(ramp.threshold > 0 for ramp in plan.ramps)
 
 
 def verify(document: SignedDocument, key: Ed25519PublicKey) -> None:
@@ -217,6 +283,9 @@ def parse(payload: str) -> PlanDocument:
         "stable_lease_seconds": _positive(document.stable_lease_seconds),
         "breaker_run_length": 1 < document.breaker_run_length < math.inf,
         "max_overhead": 0 <= document.max_overhead < math.inf,
+        "holdback_share": 0 <= document.holdback_share <= 0.5,
+        "slices": len(document.slices) <= MAX_SLICES and set(document.stopped_slices) <= set(document.slices),
+        "capture_since": document.capture_since is None or math.isfinite(document.capture_since),
         "slow_seconds": all(size.isdecimal() and _positive(s) for size, s in document.slow_seconds.items()),
     }
     wrong = [name for name, is_right in checks.items() if not is_right]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,15 +39,10 @@ from offramp_worker.prepare.selection import (
     utility,
 )
 from offramp_worker.prepare.sources import Backbone
-from offramp_worker.prepare.training import (
-    Lesson,
-    Lessons,
-    Parameters,
-    head_logits,
-    probabilities,
-    train_each,
-    train_heads,
-)
+from offramp_worker.prepare.trainer import Parameters, head_logits, probabilities, train_heads
+
+if TYPE_CHECKING:
+    from offramp_worker.prepare.training import Lessons
 
 DEFAULT_HEAD_SHARE = 0.1
 ENOUGH_GAIN = 0.01  # doubling the head rows must add this much utility to go on
@@ -278,6 +274,8 @@ def fit_convolutions(shop: Workshop, specs: Sequence[RampSpec], taught: Taught) 
     """Add heads that read whole maps, which are computed again for each: all of them at once would fill the memory."""
     if not specs:
         return taught
+    from offramp_worker.prepare.training import Lesson, train_each  # PyTorch, which only these heads need
+
     split, fitted = taught.split, taught.fitted
     at = {place.position: place for place in shop.places}
     targets, held_out = probabilities(taught.answers), probabilities(fitted.reference)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -67,6 +66,7 @@ from offramp_worker.prepare.sources import Backbone, fitted_rows, load_backbone
 from offramp_worker.prepare.texts import find_tokenizer, load_tokenizer
 from offramp_worker.prepare.tokens import add_constant_weight
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
+from offramp_worker.settings import available_cpus
 
 MIN_DEPTH, MAX_DEPTH = 0.03, 0.95
 MAX_PLACES = 14
@@ -231,7 +231,7 @@ def find_places(backbone: Backbone, x: InputArray) -> tuple[int, tuple[Place, ..
 
 def training_threads() -> int:
     """CPU threads for the backbone pass and for training: those this process may use, at most 4."""
-    return min(MAX_TRAINING_THREADS, len(os.sched_getaffinity(0)))
+    return min(MAX_TRAINING_THREADS, available_cpus())
 
 
 def check_request(request: PrepareRequest) -> None:

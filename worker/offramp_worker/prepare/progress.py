@@ -6,10 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from dataclasses import dataclass
 
 Advance = Callable[[int], None]
 
@@ -22,19 +19,24 @@ class Reporter:
     """
 
     quiet: bool = False
-    console: Console = field(default_factory=lambda: Console(file=sys.stderr))
 
     @contextmanager
     def step(self, name: str, *, total: int) -> Iterator[Advance]:
         """Announce a step of ``total`` units; the value is a function that is told each finished number of them."""
         if self.quiet:
             yield lambda _done: None
-        elif self.console.is_terminal:
+            return
+        # Not at the top: the worker image trains quietly and has no such library.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        console = Console(file=sys.stderr)
+        if console.is_terminal:
             columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            with Progress(*columns, console=self.console) as bar:
+            with Progress(*columns, console=console) as bar:
                 task = bar.add_task(name, total=total)
                 yield lambda done: bar.advance(task, done)
         else:
             start = time.perf_counter()
             yield lambda _done: None
-            self.console.print(f"{name}: {total} in {time.perf_counter() - start:.1f} s", highlight=False)
+            console.print(f"{name}: {total} in {time.perf_counter() - start:.1f} s", highlight=False)

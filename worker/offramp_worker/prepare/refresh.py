@@ -2,7 +2,8 @@
 
 The backbone, the places, the kinds of heads and what they cost stay; labels are the model's own answers, so the inputs are
 all it takes. The result is a new ramp set on the same backbone, with quantile tables and records of the new inputs: a
-canary, not a model rollout. A head that the new rows do not improve is kept as it was.
+canary, not a model rollout. A head that the new rows do not improve is kept as it was, and so are heads with convolutions
+where PyTorch is not installed.
 """
 
 from __future__ import annotations
@@ -42,17 +43,18 @@ from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, write_report
 from offramp_worker.prepare.selection import RampCost, RampMerit, Verdict, merit
 from offramp_worker.prepare.sources import Backbone, open_session
-from offramp_worker.prepare.training import Parameters, probabilities
+from offramp_worker.prepare.trainer import HAS_TORCH, Parameters, probabilities
 from offramp_worker.prepare.writing import write_refreshed
 
 Logits = dict[str, FloatArray]
 
 
-def refresh_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport:
+def refresh_bundle(request: PrepareRequest, reporter: Reporter, *, written_report: bool = True) -> PrepareReport:
     """Train the heads of the bundle in folder ``request.model`` again and write a new bundle.
 
     ``request.data`` are recent inputs, oldest first; a first share of them trains heads and the rest become records, as in
-    :func:`offramp_worker.prepare.pipeline.prepare_bundle`. ``request.out`` may be the bundle itself.
+    :func:`offramp_worker.prepare.pipeline.prepare_bundle`. ``request.out`` may be the bundle itself. Without ``written_report`` the
+    report for people is not put beside it.
 
     Raises
     ------
@@ -70,7 +72,10 @@ def refresh_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport
     _check_fits(inputs.x, bundle.manifest, request.data)
     refreshing = _Refreshing(bundle, request, reporter, inputs.x, inputs.extra)
     split, fitted = refreshing.train()
-    return refreshing.finish(split, fitted, provenance(request, split, inputs), start=start)
+    report = refreshing.finish(split, fitted, provenance(request, split, inputs), start=start)
+    if written_report:
+        write_report(report)
+    return report
 
 
 def cost_in_profile(profile: Profile, column: int) -> RampCost:
@@ -114,7 +119,8 @@ class _Refreshing:
             shop, pooled, self._costs, lambda training, validation: fit_given(shop, pooled, training, validation),
             split=request.split, share=request.head_share,
         )  # fmt: skip
-        taught = fit_convolutions(shop, [ramp for ramp in self._own if ramp not in pooled], taught)
+        convolutions = [ramp for ramp in self._own if ramp not in pooled] if HAS_TORCH else []
+        taught = fit_convolutions(shop, convolutions, taught)
         return taught.split, self._better(taught.split, taught.fitted)
 
     def finish(self, split: HeadSplit, fitted: Fitted, data: dict[str, Any], *, start: float) -> PrepareReport:
@@ -134,7 +140,7 @@ class _Refreshing:
             records=records,
             data={**data, "refreshed_from": self._manifest.ramp_set_digest},
         )  # fmt: skip
-        report = PrepareReport(
+        return PrepareReport(
             out=request.out,
             name=manifest.name,
             backbone_digest=manifest.backbone_digest,
@@ -150,8 +156,6 @@ class _Refreshing:
             threads=bundle.profile.threads,
             seconds=time.perf_counter() - start,
         )
-        write_report(report)
-        return report
 
     def _lines(self, said: Logits, earlier: Logits, reference: FloatArray) -> tuple[RampLine, ...]:
         answers = reference.argmax(axis=1)
@@ -170,13 +174,13 @@ class _Refreshing:
         return outlooks({**scores, **profile_arrays(self._bundle.profile)}, ids)
 
     def _better(self, split: HeadSplit, fitted: Fitted) -> Fitted:
-        """Per ramp the new head, or the earlier one where its loss on the validation rows is lower."""
+        """Per ramp the new head, or the earlier one where there is no other or its loss on the validation rows is lower."""
         rows = self._shop.validation_rows(split)
         reference, earlier = self._heads_at(self._bundle.backbone, self._own, self._earlier, rows, lambda _: None)
         targets = probabilities(reference)
         chosen = {
             spec.id: self._earlier[spec.id]
-            if _loss(earlier[spec.id], targets) < _loss(fitted.said[spec.id], targets)
+            if spec.id not in fitted.said or _loss(earlier[spec.id], targets) < _loss(fitted.said[spec.id], targets)
             else fitted.parameters[spec.id]
             for spec in self._own
         }

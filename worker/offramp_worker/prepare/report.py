@@ -7,10 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console, Group
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from offramp_core.columns import EXACT, final_id
 from offramp_worker.prepare.data import FloatArray
@@ -20,6 +17,10 @@ from offramp_worker.prepare.precisions import INT8, Approximations
 from offramp_worker.prepare.quantizing import Quantized
 from offramp_worker.prepare.selection import BUDGETS, RampMerit, Untrained, Verdict
 from offramp_worker.prepare.writing import ramp_order
+
+if TYPE_CHECKING:  # the worker image trains without showing anything, and has no such library
+    from rich.console import Console
+    from rich.table import Table
 
 REPORT_FILE, PICTURE_FILE = "report.json", "report.png"
 
@@ -180,16 +181,17 @@ def approximation_lines(
 
 def print_report(report: PrepareReport, console: Console) -> None:
     """The report for people."""
+    from rich.console import Group
+
     console.print(
         Group(_ramp_table(report), _outlook_table(report), *_executor_table(report), *_notes(report)), highlight=False
     )
 
 
 def _ramp_table(report: PrepareReport) -> Table:
-    table = Table(
+    table = _table(
         title=f"Ramps of {report.name}, in %: the model's time up to one and its own at batch sizes, who could leave there alone "
         f"at a disagreement budget, of {report.data['records']} records, and what that saves of the model's time",
-        title_justify="left",
     )
     table.add_column("ramp", no_wrap=True)
     table.add_column("after", overflow="ellipsis", no_wrap=True, max_width=16)
@@ -211,6 +213,12 @@ def _ramp_table(report: PrepareReport) -> Table:
     return table
 
 
+def _table(*, title: str) -> Table:
+    from rich.table import Table
+
+    return Table(title=title, title_justify="left")
+
+
 def _shown_sizes(report: PrepareReport) -> list[int]:
     """The smallest, a middle and the largest batch size."""
     sizes = list(report.exact_seconds)
@@ -218,9 +226,8 @@ def _shown_sizes(report: PrepareReport) -> list[int]:
 
 
 def _outlook_table(report: PrepareReport) -> Table:
-    table = Table(
+    table = _table(
         title=f"Best plan of at most 3 ramps that add at most {USUAL_OVERHEAD:.0%}, in hindsight on the records: an outlook, no promise",
-        title_justify="left",
     )
     refreshed = ["with the earlier heads"] if report.outlooks_before else []
     for title in ("budget", "batch", "saves", "ramps", "with any overhead", *refreshed):
@@ -238,9 +245,8 @@ def _outlook_table(report: PrepareReport) -> Table:
 def _executor_table(report: PrepareReport) -> list[Table]:
     if not report.executors.seconds:
         return []
-    table = Table(
+    table = _table(
         title=f"The whole model, ms by batch size ({report.threads} thread{'s' if report.threads > 1 else ''})",
-        title_justify="left",
     )
     sizes = list(next(iter(report.executors.seconds.values())))
     for column in ("executor", *sizes):

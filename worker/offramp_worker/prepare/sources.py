@@ -28,6 +28,7 @@ from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.bundle.lengths import bucket_length, used_length
 from offramp_worker.bundle.load import NUMPY_TYPES
 from offramp_worker.prepare.data import FloatArray, InputArray
+from offramp_worker.prepare.packing import pack_exits
 from offramp_worker.prepare.tokens import (
     DEFAULT_PAD,
     IDS,
@@ -334,6 +335,8 @@ def _checked(model: onnx.ModelProto, *, name: str, sample: InputArray, pad: int,
         spec = TensorSpec(inputs[0].name, "FP32", tuple(int(d) for d in sample.shape[1:]))
     _free_batch_axis(model)
     exits = _own_exits(model, sample)
+    if not tokens:
+        pack_exits(model, exits, sample[:2])
     answers = _run(model, sample)
     _check_answers(model, answers, sample)
     if tokens:

@@ -1,0 +1,369 @@
+"""One operator and thousands of services. ``python -m bench.fleet [--services 2000]``. Writes build/bench/fleet.json.
+
+A real API server on a real etcd holds the objects; one process plays the controllers, the kubelets and the workers' admin ports
+(:mod:`bench.fleet.world`); the operator is the real process. It first makes everything that the services need (*cold start*), is
+stopped, and is started again on objects that are all as they should be: *restart* is from the start of that process, imports and election
+included, to the moment when every service has had its first pass. Then services go to rest, and *steady state* is a stretch of that.
+
+The machine is shared, so every time is also given as processor time of the operator. What pulls cost is measured apart, by the operator's own
+code pulling the same workers and doing nothing else, and taken off where a figure says *beyond the pulls*.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from rich.console import Console
+
+from bench.fleet.api import connect, load_starter
+from offramp_operator.shell.observe import Observer
+from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
+
+SERVICES, REPLICAS, SECONDS = 2000, 2, 120.0
+RESTART_GOAL_SECONDS, SHARE_GOAL, MEMORY_GOAL = 10.0, 0.02, 250 * 2**20
+COLD_SECONDS, RESTART_SECONDS = 3600.0, 600.0
+REST_SECONDS = 60.0  # until the waits of idle services have grown to their longest
+NAMESPACE, LEASE = "default", "offramp-leader"
+WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
+CREATES_AT_ONCE = 16
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Cluster:
+    """The API server, reached by the bench itself."""
+
+    api: Any
+    server: str
+    token: str
+
+    def writes(self) -> float:
+        """Objects written so far, Leases aside: the leader renews its own."""
+        text = self.api.request("GET", "/metrics").text
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in text.splitlines()
+            if line.startswith("apiserver_request_total{")
+            and any(f'verb="{verb}"' in line for verb in WRITES)
+            and 'resource="leases"' not in line
+            and 'resource="tokenreviews"' not in line
+            and 'resource="subjectaccessreviews"' not in line
+        )
+
+
+@contextmanager
+def cluster_in(folder: Path) -> Iterator[Cluster]:
+    """etcd and kube-apiserver, empty but for our kinds."""
+    starter = load_starter()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with ExitStack() as stack:
+        api = starter._start(folder.resolve(), stack)
+        starter._install_crds(api)
+        config = yaml.safe_load(api.kubeconfig.read_text())
+        yield Cluster(api, config["clusters"][0]["cluster"]["server"], config["users"][0]["user"]["token"])
+
+
+class World:
+    """The process around the operator."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        command = [sys.executable, "-m", "bench.fleet.world", "--server", cluster.server, "--token", cluster.token]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()
+
+    def ask(self, what: str = "") -> Json:
+        assert self._process.stdin is not None
+        self._process.stdin.write(what + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Json:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("bench.fleet.world ended; its message stands above")
+        return dict(json.loads(line))
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class OperatorProcess:
+    """The operator as a pod would run it."""
+
+    def __init__(self, cluster: Cluster, folder: Path, *, name: str, port: int) -> None:
+        key = folder / "signing-key"
+        if not key.exists():
+            key.write_bytes(secrets.token_bytes(32))
+        environment = {
+            "KUBECONFIG": str(cluster.api.kubeconfig), "OFFRAMP_LEASE_NAMESPACE": NAMESPACE, "OFFRAMP_LEASE_NAME": LEASE,
+            "OFFRAMP_WORKER_IMAGE": "offramp/worker:1", "OFFRAMP_SIGNING_KEY_FILE": str(key), "OFFRAMP_PORT": str(port), "POD_NAME": name,
+        }  # fmt: skip
+        self._url, self._log = f"http://127.0.0.1:{port}", folder / f"{name}.log"
+        with self._log.open("wb") as log:
+            command = [sys.executable, "-m", "offramp_operator.main"]
+            # As in an image, modules are compiled once and not at every start.
+            inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+            compiled = {"PYTHONPYCACHEPREFIX": str(Path("build/pycache").resolve())}
+            self.process = subprocess.Popen(command, stderr=log, env={**inherited, **compiled, **environment})
+
+    def event(self, name: str) -> Json | None:
+        """The first line of the log that tells an event."""
+        lines = (line for line in self._log.read_text().splitlines() if line.endswith("}"))
+        return next((event for line in lines if (event := json.loads(line))["event"] == name), None)
+
+    def events(self) -> dict[str, int]:
+        """How many of each event the log tells."""
+        counted: dict[str, int] = {}
+        for line in self._log.read_text().splitlines():
+            if line.endswith("}"):
+                name = json.loads(line)["event"]
+                counted[name] = counted.get(name, 0) + 1
+        return counted
+
+    def wait_for(self, name: str, seconds: float) -> Json:
+        """Until an event is told."""
+        end = time.monotonic() + seconds
+        while (event := self.event(name)) is None:
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise SystemExit(f"the operator did not tell {name!r} within {seconds:.0f} s; see {self._log}")
+            time.sleep(0.2)
+        return event
+
+    def cpu(self) -> float:
+        """Processor seconds so far, all threads."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes: now, and at most so far."""
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines())
+        return {"now": int(lines["VmRSS"].split()[0]) * 1024, "peak": int(lines["VmHWM"].split()[0]) * 1024}
+
+    def metric(self, name: str) -> float:
+        text = httpx.get(f"{self._url}/metrics", timeout=30).text
+        return next((float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} ")), 0.0)
+
+    def stop(self) -> None:
+        """Ask for a clean end, which releases the Lease."""
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def manifest(number: int, *, replicas: int) -> Json:
+    """One service of the fleet."""
+    return {
+        "apiVersion": "earlyexit.dev/v1alpha1",
+        "kind": "EarlyExitService",
+        "metadata": {"name": f"service-{number:05}", "namespace": NAMESPACE},
+        "spec": {
+            "model": {"uri": "oci://registry.example/models/digits:1", "digest": f"sha256:{0:064}"},
+            "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}},
+            "replicas": replicas,
+            "worker": {"resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "1Gi"}}},
+        },
+    }  # fmt: skip
+
+
+async def create(cluster: Cluster, n: int, *, replicas: int) -> None:
+    """All services."""
+    path = f"/apis/earlyexit.dev/v1alpha1/namespaces/{NAMESPACE}/earlyexitservices"
+    at_once = asyncio.Semaphore(CREATES_AT_ONCE)
+    async with connect(cluster.server, cluster.token) as session:
+
+        async def one(number: int) -> None:
+            async with at_once, session.post(path, json=manifest(number, replicas=replicas)) as answer:
+                if answer.status != 201:
+                    raise SystemExit(f"a service was refused: {await answer.text()}")
+
+        await asyncio.gather(*(one(number) for number in range(n)))
+
+
+def services(cluster: Cluster) -> list[Json]:
+    """All services as stored."""
+    path = f"/apis/earlyexit.dev/v1alpha1/namespaces/{NAMESPACE}/earlyexitservices"
+    return list(cluster.api.request("GET", path, params={"resourceVersion": "0"}).json()["items"])
+
+
+def settled(cluster: Cluster, replicas: int) -> int:
+    """Services whose status says that everything is as asked."""
+    found = (s.get("status", {}) for s in services(cluster))
+    return sum(
+        s.get("phase") == "Ready" and s.get("workers", {}).get("acked") == replicas and bool(s.get("settledGeneration"))
+        for s in found
+    )
+
+
+def addresses(cluster: Cluster) -> dict[ServiceKey, list[WorkerEndpoint]]:
+    """Where the workers of every service answer."""
+    from offramp_operator.kube.kinds import SERVICE_LABEL
+    from offramp_operator.kube.pods import endpoint
+
+    found: dict[ServiceKey, list[WorkerEndpoint]] = {}
+    pods = cluster.api.request("GET", f"/api/v1/namespaces/{NAMESPACE}/pods", params={"resourceVersion": "0"}).json()[
+        "items"
+    ]
+    for pod in pods:
+        key = ServiceKey(NAMESPACE, pod["metadata"]["labels"][SERVICE_LABEL])
+        found.setdefault(key, []).append(endpoint(pod, current=True))
+    return found
+
+
+async def price_of_a_pull(workers: dict[ServiceKey, list[WorkerEndpoint]], *, pause_seconds: float) -> float:
+    """Processor seconds that this process needs to pull one worker on which nothing is new, connections opened anew as an idle operator does."""
+    observer = Observer()
+    keys = list(workers)[:500]
+    try:
+        for key in keys:
+            await observer.look(key, workers[key], token="any")
+        await asyncio.sleep(pause_seconds)
+        began = time.process_time()
+        for key in keys:
+            await observer.look(key, workers[key], token="any")
+        return (time.process_time() - began) / sum(len(workers[key]) for key in keys)
+    finally:
+        await observer.close()
+
+
+def measure(
+    n: int, *, replicas: int, seconds: float, rest: float, console: Console, folder: Path = Path("build/fleet")
+) -> Json:
+    """Everything; returns what goes into the JSON file."""
+    with cluster_in(folder) as cluster, ExitStack() as stack:
+        free_port = load_starter().free_port
+        world = World(cluster)
+        stack.callback(world.stop)
+        asyncio.run(create(cluster, n, replicas=replicas))
+        console.print(f"{n} services created")
+        cold = _cold_start(cluster, world, folder, n, replicas=replicas, port=free_port(), console=console, stack=stack)
+        console.print(f"cold start: {json.dumps(cold)}")
+        price = asyncio.run(price_of_a_pull(addresses(cluster), pause_seconds=6.0))
+        writes = cluster.writes()
+        operator = OperatorProcess(cluster, folder, name="restarted", port=free_port())
+        stack.callback(operator.stop)
+        listed = operator.wait_for("listed", RESTART_SECONDS)
+        caught_up = operator.wait_for("caught-up", RESTART_SECONDS)
+        restart = {
+            "seconds": caught_up["seconds"], "listed_seconds": listed["seconds"], "cpu_seconds": operator.cpu(), "writes": cluster.writes() - writes,
+            "memory": operator.memory(),
+        }  # fmt: skip
+        console.print(f"restart: {json.dumps(restart)}")
+        time.sleep(rest)
+        steady = _steady(cluster, world, operator, seconds=seconds, price=price)
+        console.print(f"steady: {json.dumps(steady)}")
+        events = operator.events()
+    return {
+        "services": n, "workers": n * replicas, "pull_cpu_seconds": price, "cold": cold, "restart": restart, "steady": steady, "events": events,
+        "load_average": os.getloadavg()[0],
+    }  # fmt: skip
+
+
+def _cold_start(
+    cluster: Cluster,
+    world: World,
+    folder: Path,
+    n: int,
+    *,
+    replicas: int,
+    port: int,
+    console: Console,
+    stack: ExitStack,
+) -> Json:
+    """From nothing but services to all of them settled."""
+    began, writes, cpu, starts = time.monotonic(), cluster.writes(), 0.0, 0
+    operator: OperatorProcess | None = None
+    done = 0
+    while done < n:
+        if (
+            operator is None or operator.process.poll() is not None
+        ):  # it ends when a starved machine lets it lose its Lease
+            operator, starts = OperatorProcess(cluster, folder, name=f"cold-{starts}", port=port), starts + 1
+            stack.callback(operator.stop)
+        if time.monotonic() - began > COLD_SECONDS:
+            raise SystemExit(f"{done} of {n} services are settled; see {folder}/cold-*.log")
+        time.sleep(5.0)
+        done = settled(cluster, replicas)
+        console.print(f"{done} of {n} settled after {time.monotonic() - began:.0f} s")
+    assert operator is not None
+    seconds, cpu = time.monotonic() - began, operator.cpu()
+    world.ask("rest")
+    operator.stop()
+    return {"seconds": seconds, "cpu_seconds": cpu, "writes": cluster.writes() - writes, "starts": starts}
+
+
+def _steady(cluster: Cluster, world: World, operator: OperatorProcess, *, seconds: float, price: float) -> Json:
+    """A stretch in which nothing happens."""
+    pulls, writes, cpu, passes = world.ask()["requests"], cluster.writes(), operator.cpu(), _passes(operator)
+    began = time.monotonic()
+    time.sleep(seconds)
+    passed, spent = time.monotonic() - began, operator.cpu() - cpu
+    pulled = world.ask()["requests"] - pulls
+    return {
+        "seconds": passed, "writes": cluster.writes() - writes, "cpu_share": spent / passed, "passes": _passes(operator) - passes,
+        "pulls": pulled, "pulls_share": pulled * price / passed, "beyond_pulls_share": (spent - pulled * price) / passed,
+        "memory": operator.memory(),
+    }  # fmt: skip
+
+
+def _passes(operator: OperatorProcess) -> float:
+    return operator.metric("earlyexit_operator_reconcile_total")
+
+
+def verdict(result: Json) -> dict[str, bool]:
+    """What was asked, and whether it held."""
+    return {
+        "restart to all services reconciled": result["restart"]["seconds"] < RESTART_GOAL_SECONDS,
+        "no writes by a restart": result["restart"]["writes"] == 0,
+        "no writes in steady state": result["steady"]["writes"] == 0,
+        "processor beyond the pulls": result["steady"]["beyond_pulls_share"] < SHARE_GOAL,
+        "memory": result["steady"]["memory"]["now"] < MEMORY_GOAL,
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; exit code 1 when something asked did not hold."""
+    parser = argparse.ArgumentParser(prog="bench.fleet", description="one operator and thousands of services")
+    parser.add_argument("--services", type=int, default=SERVICES)
+    parser.add_argument("--replicas", type=int, default=REPLICAS)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of steady state")
+    parser.add_argument(
+        "--rest", type=float, default=REST_SECONDS, help="seconds between the restart and the steady state"
+    )
+    parser.add_argument("--out", type=Path, default=Path("build/bench/fleet.json"))
+    options = parser.parse_args(arguments)
+    console = Console(width=200)
+    result = measure(
+        options.services, replicas=options.replicas, seconds=options.seconds, rest=options.rest, console=console
+    )
+    result["passed"] = verdict(result)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    for asked, held in result["passed"].items():
+        console.print(f"{'yes' if held else 'NO '} {asked}")
+    return 0 if all(result["passed"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""What workers should run, as one document."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from offramp_core.control.objects import Config, Measured, Rollout, Service, TuningStatus
+from offramp_core.control.rollout import CANARY_SERVES
+from offramp_core.protocol import ArmPlan, PlanDocument
+
+
+def plan_document(
+    service: Service,
+    stable: Config,
+    *,
+    epoch: int,
+    canary_lease_seconds: float,
+    tuning: TuningStatus,
+    measured: Measured,
+    rollout: Rollout | None = None,
+    canary: Config | None = None,
+    ramp_sets: tuple[str, ...] = (),
+    capture_since: float | None = None,
+) -> PlanDocument:
+    """The document of ``epoch``. ``measured`` are the figures of the stable plan; ``canary`` is the plan of a rollout, in force while its phase says so.
+
+    ``ramp_sets`` are those to hold besides what the plans name.
+    """
+    spec = service.spec
+    arm, weight, salt, slow = None, 0, "", {}
+    if rollout is not None and canary is not None and rollout.status.phase in CANARY_SERVES:
+        status = rollout.status
+        arm = ArmPlan(canary.plan.to_mapping(), status.audit_rate)
+        weight, slow, salt = status.weight, status.slow_seconds, f"{rollout.name}/{status.step}/{status.renewals}"
+    return PlanDocument(
+        service=service.name,
+        service_uid=service.uid,
+        epoch=epoch,
+        stable=ArmPlan(stable.plan.to_mapping(), tuning.audit_rate),
+        canary=arm,
+        weight_percent=weight,
+        salt=salt,
+        accuracy_budget=spec.max_disagreement,
+        slow_seconds=slow,
+        max_overhead=spec.max_overhead if arm is not None else 0.0,
+        canary_lease_seconds=canary_lease_seconds,
+        holdback_share=0.0 if stable.plan.exits_off else spec.holdback,
+        slices=() if stable.plan.exits_off else tuple(s.name for s in spec.slices),
+        stopped_slices=tuple(s.name for s in measured.slices if s.stopped),
+        ramp_sets=ramp_sets,
+        capture_since=capture_since,
+    )
+
+
+def differs(document: PlanDocument, published: PlanDocument | None) -> bool:
+    """Whether a document that is one epoch ahead must be published: what is published says something else, or is older than workers take."""
+    if published is None or document.epoch > published.epoch + 1:
+        return True
+    return replace(document, epoch=published.epoch) != published

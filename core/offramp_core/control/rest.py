@@ -1,0 +1,104 @@
+"""A service that nobody wants workers of: what is kept, and what workers will start under when they are wanted again.
+
+Decisions about plans wait, as there is nothing to see. Only what must not lie in wait for the next workers is put right at once: a canary
+(unproven, and no evidence of its step would be left), and a stable plan that the spec has ceased to allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from offramp_core.control.document import differs, plan_document
+from offramp_core.control.objects import (
+    Config,
+    ConfigStatus,
+    Rollout,
+    RolloutStatus,
+    RolloutSummary,
+    ServiceStatus,
+)
+from offramp_core.control.rollout import CANARY_SERVES, begun_anew, forbidden
+from offramp_core.control.snapshot import Event, NewConfig, Snapshot
+from offramp_core.plan import exits_off_plan
+from offramp_core.protocol import PlanDocument
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What changes. ``status`` has no conditions yet; ``stable`` is what workers will start under, None before the first plan."""
+
+    status: ServiceStatus
+    stable: Config | None = None
+    new_configs: tuple[NewConfig, ...] = ()
+    config_statuses: Mapping[str, ConfigStatus] = field(default_factory=dict)
+    rollout_statuses: Mapping[str, RolloutStatus] = field(default_factory=dict)
+    publish: PlanDocument | None = None
+    events: tuple[Event, ...] = ()
+
+
+def at_rest(snapshot: Snapshot, now: float, *, canary_lease_seconds: float) -> Rest:
+    """The pass over a service at zero. Once carried out it is a fixed point."""
+    service = snapshot.service
+    before = snapshot.configs.get(service.status.stable_config)
+    if before is None:
+        return Rest(service.status, events=_told(snapshot, ""))
+    why = "" if before.plan.exits_off else forbidden(before, service)
+    stable, made = _baseline(snapshot, before, now) if why else (before, ())
+    rollouts = {r.name: _waits(r) for r in snapshot.rollouts if r.status.phase in CANARY_SERVES}
+    status = replace(service.status, stable_config=stable.name)
+    statuses: dict[str, ConfigStatus] = {}
+    if why:
+        status = replace(status, tuning=replace(status.tuning, tuned_for="", next_attempt_at=None))
+        statuses[before.name] = replace(before.status, state="Superseded")
+    for rollout in (r for r in snapshot.rollouts if r.name in rollouts):
+        status = replace(status, rollout=RolloutSummary(rollout.name, "Pending"))
+        if (canary := snapshot.configs.get(rollout.to_config)) is not None:
+            statuses[canary.name] = replace(canary.status, state="Superseded")
+    document = plan_document(
+        service,
+        stable,
+        epoch=_next_epoch(snapshot),
+        canary_lease_seconds=canary_lease_seconds,
+        tuning=status.tuning,
+        measured=status.measured.of(stable.plan),
+        capture_since=status.ramp_sets.capture_since_at,
+    )
+    return Rest(
+        status,
+        stable,
+        made,
+        statuses,
+        rollouts,
+        document if differs(document, snapshot.published) else None,
+        (*([Event("ExitsOff", why)] if why else []), *_told(snapshot, stable.name)),
+    )
+
+
+def _waits(rollout: Rollout) -> RolloutStatus:
+    return begun_anew(rollout, "no worker is left to run the canary; it begins anew when workers serve again")
+
+
+def _baseline(snapshot: Snapshot, stable: Config, now: float) -> tuple[Config, tuple[NewConfig, ...]]:
+    """Exits off for the model that served last."""
+    plan = exits_off_plan(backbone_digest=stable.plan.backbone_digest, ramp_set_digest=stable.plan.ramp_set_digest)
+    name = plan.name(snapshot.service.name)
+    known = snapshot.configs.get(name)
+    if known is not None:
+        return known, ()
+    new = NewConfig(name, plan, ConfigStatus("Baseline", "Certified", message="exits off"))
+    return Config(name, plan, new.status, now), (new,)
+
+
+def _next_epoch(snapshot: Snapshot) -> int:
+    """No worker is there that may know of a newer one."""
+    published = snapshot.published.epoch if snapshot.published is not None else 0
+    return 1 + max([published, *(r.status.ledger.epoch for r in snapshot.rollouts)])
+
+
+def _told(snapshot: Snapshot, stable: str) -> tuple[Event, ...]:
+    ready = next((c for c in snapshot.service.status.conditions if c.type == "Ready"), None)
+    if ready is not None and ready.reason == "ScaledToZero":
+        return ()
+    kept = f"; {stable}, its proof and its records are kept" if stable else ""
+    return (Event("ScaledToZero", f"no worker is wanted any more{kept}"),)

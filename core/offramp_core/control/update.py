@@ -1,0 +1,146 @@
+"""How workers come to another bundle or image: one ahead of those that serve, or in their place.
+
+A platform's rolling update does the replacing; what is decided here is only whether it may start one worker more
+than wanted (``Surge``) or must take an old one away first (``Replace``). Either way it goes on to the next worker when the
+new one serves, so a bundle that never does costs nothing in the first case and one worker in the second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from offramp_core.control.objects import Service, UpdateStatus, UpdateStrategy
+from offramp_core.control.snapshot import Worker
+from offramp_core.control.spec import UpdatePolicy
+
+MAX_BUSY = 0.9  # of the workers that stay; above it one fewer would make requests wait
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateView:
+    """What the decision may look at. ``desired`` workers are wanted; ``utilisation`` is their busy share in [0, 1]."""
+
+    before: UpdateStatus
+    policy: UpdatePolicy
+    workers: tuple[Worker, ...]
+    desired: int
+    utilisation: float
+    now: float
+    watched_since: float = 0.0
+
+    @property
+    def old(self) -> tuple[Worker, ...]:
+        """Workers that are still to be replaced."""
+        return tuple(w for w in self.workers if not w.current and not w.ending)
+
+    @property
+    def ready(self) -> int:
+        return sum(w.ready for w in self.workers)
+
+    @property
+    def refused(self) -> Worker | None:
+        """A new worker that the platform has no room for."""
+        return next((w for w in self.workers if w.current and w.no_room and not w.ready), None)
+
+    @property
+    def spare(self) -> bool:
+        """Whether the others can do the work of one that is taken away."""
+        return self.desired >= 2 and self.utilisation * self.desired / (self.desired - 1) <= MAX_BUSY
+
+    def waited_seconds(self, since: float) -> float:
+        """Since a moment that another operator's clock may have told: one that lies ahead counts from when this process began to look."""
+        return self.now - since if since <= self.now else max(0.0, self.now - self.watched_since)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The next status, and what people are told: (reason, message) of the condition WorkersUpdating, empty where nothing is updated."""
+
+    status: UpdateStatus = field(default_factory=UpdateStatus)
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def held(self) -> bool:
+        return self.reason == "NoRoomToSurge"
+
+
+def resting_strategy(policy: UpdatePolicy, desired: int) -> UpdateStrategy:
+    """How an update begins. The only worker of a service is never taken away for one that is not there yet."""
+    return "Replace" if policy.type == "ResourceAware" and desired >= 2 else "Surge"
+
+
+def strategy_in_force(service: Service, desired: int) -> UpdateStrategy:
+    """What the platform must apply. The status is one pass old, so what it says is checked against what is wanted now."""
+    status, policy = service.status, service.spec.update_policy
+    if status.update.strategy == "Replace" and (desired >= 2 or status.workers.ready == 0):
+        return "Replace"
+    return resting_strategy(policy, desired)
+
+
+def next_update(view: UpdateView) -> Update:
+    """Whether to go on one ahead, to replace in place, or to hold.
+
+    Never takes a serving worker away for a new one unless ``desired`` is at least 2 and the policy allows it. A hold ends by itself
+    when there is room.
+    """
+    if not view.old:
+        return Update()
+    status = replace(view.before, no_room_at=_no_room_since(view))
+    strategy = _strategy(view, status)
+    status = replace(status, strategy=strategy)
+    n_new = sum(w.ready and w.current for w in view.workers)
+    progress = f"{n_new} of {view.desired} workers run what the spec asks for"
+    if strategy == "Replace":
+        return Update(status, "Replacing", f"{progress}; the next takes the place of an old one")
+    if view.refused is None or status.no_room_at is None:
+        return Update(status, "Surging", f"{progress}; the next starts before an old one goes")
+    refused = f"no room for one worker more: {view.refused.name}: {view.refused.failure}"
+    if view.waited_seconds(status.no_room_at) < view.policy.surge_deadline_seconds:
+        return Update(status, "WaitingForRoom", f"{progress}; {refused}; waiting {_minutes(view.policy)} for it")
+    return Update(status, "NoRoomToSurge", f"{progress}; {refused}; {_next_step(view)}")
+
+
+def _no_room_since(view: UpdateView) -> float | None:
+    if view.refused is None:
+        return None
+    return view.now if view.before.no_room_at is None else view.before.no_room_at
+
+
+def _strategy(view: UpdateView, status: UpdateStatus) -> UpdateStrategy:
+    if view.refused is not None and _broken_one_is_in_the_way(view):
+        return "Replace"
+    if view.desired < 2 or view.policy.type == "Availability":
+        return "Surge"
+    # Back to one ahead in mid-update would ask for room once more with every worker.
+    if view.before.strategy == "Replace" or resting_strategy(view.policy, view.desired) == "Replace":
+        return "Replace"
+    since = status.no_room_at
+    late = since is not None and view.waited_seconds(since) >= view.policy.surge_deadline_seconds
+    return "Replace" if late and view.spare else "Surge"
+
+
+def _broken_one_is_in_the_way(view: UpdateView) -> bool:
+    """An old worker that cannot serve holds the room that its successor needs, and one ahead would wait for it for ever.
+
+    With fewer ready than wanted, a rolling update in place takes away what does not serve and nothing else.
+    """
+    return view.ready < view.desired and any(not w.ready and _failed(w) for w in view.old)
+
+
+def _failed(worker: Worker) -> bool:
+    return bool(worker.failure) or (worker.state is not None and not worker.state.ready and bool(worker.state.message))
+
+
+def _next_step(view: UpdateView) -> str:
+    room = "free room (or raise the quota) for one worker more"
+    if view.desired < 2:
+        return f"{room}, or set replicas to 0 and back, which interrupts the service"
+    if view.policy.type == "Availability":
+        return f"{room}, or set updatePolicy.type to Auto, which then replaces workers in place"
+    return f"{room}, or set updatePolicy.type to ResourceAware: the other workers are too busy to do without one"
+
+
+def _minutes(policy: UpdatePolicy) -> str:
+    seconds = policy.surge_deadline_seconds
+    return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min"

@@ -1,0 +1,3 @@
+-- What `kubectl offramp abort` writes.
+obj.spec.decision = "Abort"
+return obj

@@ -1,0 +1,3 @@
+-- What `kubectl offramp approve` writes.
+obj.spec.decision = "Promote"
+return obj

@@ -1,0 +1,3 @@
+-- What `kubectl offramp pause` writes.
+obj.spec.paused = true
+return obj

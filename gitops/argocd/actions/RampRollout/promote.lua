@@ -1,0 +1,3 @@
+-- What `kubectl offramp promote` writes.
+obj.spec.decision = "Promote"
+return obj

@@ -1,0 +1,3 @@
+-- What `kubectl offramp resume` writes.
+obj.spec.paused = false
+return obj

@@ -1,0 +1,11 @@
+"""A service's objects in words: the facts that the commands print and the web page shows, from one place.
+
+Pure: no clock, no terminal, no markup. Times come as arguments, a fact is a sentence or a small value.
+
+family.py    a service and what belongs to it, as one value
+words.py     ages, shares, seconds
+plans.py     a plan and its certificate; two plans compared
+progress.py  what a service does, where a rollout stands, how attempts ended
+health.py    is it healthy?
+why.py       which plan serves and why; what a rollout's gates have seen, and what that means
+"""

@@ -1,0 +1,66 @@
+"""Is a service healthy? The same answer for people, for exit codes and for pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from offramp_core.control.objects import Condition
+from offramp_operator.explain.capacity import capacity_data
+from offramp_operator.explain.family import Family
+from offramp_operator.explain.savings import savings_data
+
+# Conditions that are there when something is not as it should be.
+BAD_NEWS = ("Stalled", "Reconciling", "WorkersUpdating", "VersionOnTrial", "WorkersQuarantined", "ExitsCostTime")
+# Conditions that say what would be, or could be better: they are told, and degrade nothing.
+FORECASTS = ("NoExitCapacity", "RampTraining")
+Verdict = Literal["Healthy", "Progressing", "Degraded"]
+# What a service is called that nobody answers for, where that is no failure.
+_NOT_READY: dict[str, Verdict] = {"Starting": "Progressing", "ScaledToZero": "Healthy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """``Progressing`` may become healthy by waiting; ``final`` says that waiting will not help."""
+
+    verdict: Verdict
+    message: str
+    final: bool = False
+
+
+def health(family: Family) -> Health:
+    """kstatus first (generation, Stalled, Reconciling, Ready), then the promises."""
+    status, service = family.service.status, family.service
+    if family.note:
+        return Health("Degraded", family.note)
+    if status.observed_generation != service.generation:
+        return Health("Progressing", f"generation {service.generation} has not been seen yet; does the operator run?")
+    by_type = {c.type: c for c in status.conditions}
+    for kind, verdict in (("Stalled", "Degraded"), ("Reconciling", "Progressing")):
+        condition = by_type.get(kind)
+        if condition is not None and condition.status == "True":
+            reason = f"{condition.reason}: " if condition.reason != verdict else ""
+            return Health(verdict, reason + condition.message, final=kind == "Stalled")  # type: ignore[arg-type]
+    ready = by_type.get("Ready")
+    if ready is None or ready.status != "True":
+        return _not_ready(ready)
+    broken = [c for c in status.conditions if c.status == "False" and c.type not in FORECASTS]
+    if broken:
+        return Health("Degraded", "; ".join(f"{c.type} is False: {c.message}" for c in broken))
+    return Health("Healthy", ready.message)
+
+
+def _not_ready(ready: Condition | None) -> Health:
+    if ready is None:
+        return Health("Progressing", "no condition Ready yet")
+    return Health(_NOT_READY.get(ready.reason, "Degraded"), f"{ready.reason}: {ready.message}")
+
+
+def health_data(family: Family) -> dict[str, Any]:
+    """The same for machines."""
+    found = health(family)
+    conditions = [
+        {"type": c.type, "status": c.status, "reason": c.reason, "message": c.message}
+        for c in family.service.status.conditions
+    ]
+    return {"name": family.name, "namespace": family.service.namespace, "verdict": found.verdict, "message": found.message, "conditions": conditions, "savings": savings_data(family), "capacity": capacity_data(family)}  # fmt: skip

@@ -1,0 +1,81 @@
+"""What a service does, where a rollout stands, and how earlier ones ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offramp_core.control.objects import Rollout
+from offramp_operator.explain.family import Family
+from offramp_operator.explain.savings import measured
+from offramp_operator.explain.words import duration, milliseconds, share
+
+
+def figures(family: Family) -> str:
+    """What the service is asked for and does, in one line."""
+    spec, seen = family.service.spec, family.service.status.observed
+    latency = (
+        f"p95 {seen.p95}, objective p{spec.latency_percentile} "
+        if seen.p95
+        else f"objective p{spec.latency_percentile} "
+    )
+    facts = [
+        spec.mode + (", suspended" if spec.suspend else ""),
+        f"{latency}{milliseconds(spec.latency_seconds)}",
+        f"budget {share(spec.max_disagreement)}",
+        f"{seen.agreement} agree" if seen.agreement else "",
+        f"{seen.exit_rate} leave early" if seen.exit_rate else "",
+        f"saves {seen.savings}" if seen.savings else "",
+        f"measured {measured(family)}" if measured(family) else "",
+    ]
+    return ", ".join(filter(None, facts))
+
+
+def workers_ready(family: Family) -> str:
+    """How many workers are ready, and how many run what was published last."""
+    told = family.service.status.workers
+    desired = told.desired if told.scaled_by else family.service.spec.replicas
+    summary = f"{told.ready} of {desired} ready, {told.acked} run the newest plan"
+    if told.scaled_by:
+        summary += f"; scaled by {told.scaled_by}"
+    return summary if family.workers is not None else f"{summary}; you may not list pods"
+
+
+def progress(rollout: Rollout, family: Family) -> str:
+    """Where a rollout stands: the step, its weight, and the audits of the canary."""
+    status, steps = rollout.status, family.service.spec.rollout.steps
+    if status.phase not in ("Progressing", "Paused", "AwaitingPromotion"):
+        return status.message
+    n, k = status.audited
+    step = f"step {status.step + 1}/{len(steps)} at {status.weight}%"
+    return f"{step}; {k} of {n:,} audits disagreed; {status.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One rollout as a line of the history. ``audits`` is disagreements/audits, ``took`` how long it took so far."""
+
+    name: str
+    from_config: str
+    to_config: str
+    cause: str
+    verdict: str
+    reason: str
+    audits: str
+    took: str
+    created_at: float
+    message: str
+
+
+def attempts(family: Family, now: float) -> list[Attempt]:
+    """All rollouts that are remembered, newest first."""
+    return [_attempt(rollout, now) for rollout in reversed(family.rollouts)]
+
+
+def _attempt(rollout: Rollout, now: float) -> Attempt:
+    status = rollout.status
+    n, k = status.audited
+    took = duration((status.finished_at or now) - status.started_at) if status.started_at is not None else ""
+    return Attempt(
+        rollout.name, rollout.from_config, rollout.to_config, rollout.cause, status.verdict or status.phase, status.reason,
+        f"{k}/{n}", took, rollout.created_at, status.message,
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""What a plan was predicted to save, what traffic makes of it, and what the batches held back from it show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offramp_core.control.codec import to_json
+from offramp_core.control.objects import Measured, RampUse, Saving, SliceUse
+from offramp_operator.explain.family import Family
+from offramp_operator.explain.words import share
+
+_SHOWN = (
+    "requests",
+    "batches",
+    "heldBack",
+    "holdbackShare",
+    "answerTime",
+    "engineTime",
+    "ramps",
+    "slices",
+    "previousSinceAt",
+)
+
+
+def measured(family: Family) -> str:
+    """``22% (18% to 25%)`` of the time to an answer; empty before enough batches were held back."""
+    saving = family.service.status.measured.answer_time
+    return "" if saving is None else _interval(saving)
+
+
+def sentences(family: Family) -> list[str]:
+    """Predicted, expected and measured savings, then every active ramp; nothing with exits off."""
+    stable, seen = family.stable, family.service.status.measured
+    if stable is None or stable.plan.exits_off:
+        return []
+    prediction, expected = stable.status.prediction, family.service.status.observed.savings
+    return [
+        *([f"predicted {share(prediction.saving)} of the model's time, by its certificate"] if prediction else []),
+        *([f"expected  {expected}, by who leaves where and the profile's seconds"] if expected else []),
+        *_compared(seen, confidence=family.service.spec.rollout.confidence),
+        *(_ramp(use) for use in seen.ramps),
+        *(_slice(use) for use in seen.slices),
+    ]
+
+
+def _compared(seen: Measured, *, confidence: float) -> list[str]:
+    if not seen.holdback_share:
+        return ["measured  nothing: ramps.holdback is 0"] if seen.plan_hash else []
+    if seen.answer_time is None or seen.engine_time is None:
+        return [
+            f"measured  nothing yet: {seen.held_back} batches held back so far, {share(seen.holdback_share)} of all"
+        ]
+    counted = f"{seen.batches:,} batches, {seen.held_back:,} of them held back; the interval holds at all times with {share(confidence)}"
+    return [
+        f"measured  {_interval(seen.answer_time)} of the time to an answer ({counted})",
+        f"measured  {_interval(seen.engine_time)} of the engine's time",
+    ]
+
+
+def _interval(saving: Saving) -> str:
+    return f"{share(saving.share)} ({share(saving.low)} to {share(saving.high)})"
+
+
+def _ramp(use: RampUse) -> str:
+    doubt = "" if use.pays else "; it costs more than it saves"
+    return f"{use.id}: {share(use.exit_share)} leave, {use.utility_seconds * 1e6:+.3g} us per request{doubt}"
+
+
+def _slice(use: SliceUse) -> str:
+    told = f"stopped: {use.consequence} under this plan" if use.stopped else "takes exits"
+    return (
+        f"slice {use.name}: {use.disagreements} of {use.audited:,} audits disagreed, budget {share(use.budget)}; {told}"
+    )
+
+
+def savings_data(family: Family) -> dict[str, Any]:
+    """The same for machines, without the counters that only the operator reads."""
+    stored = to_json(family.service.status.measured)
+    return {key: stored[key] for key in _SHOWN if key in stored}

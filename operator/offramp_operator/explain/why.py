@@ -1,0 +1,236 @@
+"""What a rollout has seen, gate by gate, and why plans are or are not certified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from offramp_core.control.objects import GateStatus, Rollout
+from offramp_operator.explain.capacity import capacity_data
+from offramp_operator.explain.family import Family
+from offramp_operator.explain.health import BAD_NEWS
+from offramp_operator.explain.plans import about, ramps
+from offramp_operator.explain.progress import progress
+from offramp_operator.explain.savings import savings_data
+from offramp_operator.explain.version import version_data
+from offramp_operator.explain.words import duration, e_value, share
+
+_COUNTED = {
+    "accuracy": "{k} of {n} audits disagreed",
+    "acceptance": "{k} of {n} audits disagreed",
+    "slowness": "{k} of {n} slow batches were the canary's",
+    "failures": "{k} of {n} failed batches were the canary's",
+}
+_BOUNDS = {
+    "accuracy": "budget {bound}",
+    "acceptance": "budget {bound}",
+    "slowness": "its weight, {bound}",
+    "failures": "its weight, {bound}",
+}
+_WAITS = {"CollectingLabels", "Tuning", "RollingOut"}
+
+
+# --- plans -----------------------------------------------------------------------------------------
+
+
+def serving(family: Family) -> list[str]:
+    """Which plan serves, what proves it, and where none does, why."""
+    stable, spec, status = family.stable, family.service.spec, family.service.status
+    budget = f"a budget of {share(spec.max_disagreement)} at {share(spec.confidence)} confidence"
+    if stable is None:
+        return [f"{family.name} serves no plan yet: {status.message or 'no worker has told of its model'}"]
+    if not stable.plan.exits_off:
+        return [f"{family.name} serves {stable.name}: {about(stable)} ({budget})"]
+    return [f"{family.name} serves with exits off, {_because(family)} ({budget})"]
+
+
+def _because(family: Family) -> str:
+    spec, status = family.service.spec, family.service.status
+    active, recommended = family.active, family.recommended
+    reasons = (
+        (spec.mode == "Disabled", "because spec.ramps.mode is Disabled"),
+        (
+            recommended is not None,
+            f"because {recommended and recommended.to_config} waits for approval: `offramp approve {family.name}`",
+        ),
+        (active is not None, f"while {active and active.to_config} earns its place in {active and active.name}"),
+        (
+            spec.mode == "Pinned",
+            f"because the pin is {status.pin.verdict or 'still being judged'}: {status.pin.message}",
+        ),
+        (spec.suspend, "because spec.suspend stops tuning"),
+        (status.tuning.state == "CollectingLabels", "because nothing is certified yet"),
+        (True, f"because {status.tuning.message or 'nothing has been certified'}"),
+    )
+    return next(reason for applies, reason in reasons if applies)
+
+
+# --- rollout ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one gate has seen, in words; the middle is empty where the gate does not apply."""
+
+    gate: str
+    state: str
+    seen: str
+    against: str
+    e_value: str
+    limit: str
+    meaning: str
+
+
+def about_rollout(family: Family, rollout: Rollout) -> list[tuple[str, str]]:
+    """Named facts of a rollout, empty ones left out."""
+    status = rollout.status
+    to = family.configs.get(rollout.to_config)
+    facts = (
+        ("plan", ramps(to.plan) if to is not None else ""),
+        ("reason", status.reason),
+        ("told", status.message if status.finished else progress(rollout, family)),
+        ("person", ", ".join(filter(None, ("paused" if rollout.paused else "", f"decision {rollout.decision}" if rollout.decision else "")))),
+        ("passed", "; ".join(f"{s.weight}%: {s.k} of {s.n} audits disagreed" for s in status.history)),
+        ("audits", f"{share(status.audit_rate)} of the canary's requests" if status.audit_rate and not status.finished else ""),
+    )  # fmt: skip
+    return [(name, value) for name, value in facts if value]
+
+
+NO_READING = "no gate has been read yet: a step begins when every ready worker runs it"
+
+
+def readings(rollout: Rollout, now: float) -> list[Reading]:
+    """Every gate in words; empty before the first step has begun."""
+    return [_reading(gate, rollout, now) for gate in rollout.status.gates]
+
+
+def _reading(gate: GateStatus, rollout: Rollout, now: float) -> Reading:
+    if gate.state == "NotApplicable":
+        return Reading(gate.name, gate.state, "-", "-", "-", "-", gate.message)
+    return Reading(
+        gate=gate.name,
+        state=gate.state,
+        seen=_COUNTED.get(gate.name, "{k} of {n}").format(k=gate.k, n=gate.n),
+        against=_BOUNDS.get(gate.name, "{bound}").format(bound=share(gate.bound)),
+        e_value=e_value(gate.log_e_value),
+        limit=e_value(gate.log_limit),
+        meaning=meaning(gate, rollout, now),
+    )
+
+
+def meaning(gate: GateStatus, rollout: Rollout, now: float) -> str:
+    """What a gate's reading says, and how long an undecided one will take at the pace of this step."""
+    if gate.state == "Rejected":
+        return "the evidence of harm passed its limit: the canary goes"
+    if gate.state == "Clear":
+        if gate.name == "acceptance":
+            return "earned: surely below the budget"
+        return "no evidence of harm" + (", and harm would have shown by now" if gate.needed else "")
+    seen, needed = _exposure(gate, rollout)
+    if gate.name == "acceptance":
+        told = "uncertified: its e-value must reach the limit before it may be promoted"
+    else:
+        told = f"{seen:.0f} of {needed:.0f} {'audits' if gate.name == 'accuracy' else 'judged batches'} with which a harmful plan would show itself"
+    left = _seconds_left(seen, needed, rollout, now)
+    return told if left is None else f"{told}; about {duration(left)} more"
+
+
+def _exposure(gate: GateStatus, rollout: Rollout) -> tuple[float, float]:
+    """What an undecided gate has, and what it needs."""
+    if gate.name == "acceptance":
+        return gate.log_e_value, gate.log_limit
+    total = rollout.status.ledger.total
+    return float(gate.n if gate.name == "accuracy" else total.canary.judged + total.stable.judged), float(gate.needed)
+
+
+def _seconds_left(seen: float, needed: float, rollout: Rollout, now: float) -> float | None:
+    began = rollout.status.step_started_at
+    if rollout.status.finished or began is None or seen <= 0 or needed <= seen or now <= began:
+        return None
+    return (needed - seen) * (now - began) / seen
+
+
+# --- everything else -------------------------------------------------------------------------------
+
+
+def tuning(family: Family, now: float) -> list[str]:
+    """What the tuner does, what it waits for and until when."""
+    status = family.service.status.tuning
+    if not status.state:
+        return ["has not begun: no worker has told of its model yet"]
+    lines = [f"{status.state}: {status.message}".rstrip(": ")]
+    if status.state == "CollectingLabels" and status.labels == 0:
+        lines.append("labels come from audited requests: no traffic, no labels")
+    if (
+        status.state not in _WAITS
+        and status.next_attempt_at is not None
+        and family.service.spec.mode in ("Auto", "Recommend")
+    ):
+        when = f"in {duration(status.next_attempt_at - now)}" if status.next_attempt_at > now else "with the next pass"
+        lines.append(f"next attempt {when}; `offramp tune {family.name} --now` does not wait for it")
+    if status.tests_run:
+        lines.append(f"{status.tests_run} held-out tests so far; every one spends a part of the error allowance")
+    if status.audit:
+        lines.append(f"audits {share(status.audit_rate)} of requests ({status.audit.lower()})")
+    if family.service.request and family.service.request != status.handled_request:
+        lines.append(f"asked by annotation and not answered yet: {family.service.request}")
+    return lines
+
+
+def pin(family: Family) -> list[str]:
+    """The verdict on the user's own thresholds."""
+    spec, status = family.service.spec, family.service.status.pin
+    if spec.mode != "Pinned" or spec.pin is None:
+        return []
+    stale = status.generation != family.service.generation or not status.verdict
+    return [f"{'being judged' if stale else status.verdict}: {status.message}".rstrip(": ")]
+
+
+def cooling(family: Family, now: float) -> list[str]:
+    """Plans that were rejected lately."""
+    return [
+        f"{c.name} for {duration((c.status.rejected_until_at or 0) - now)} (rejection {c.status.rejections}): {c.status.message}"
+        for c in family.configs.values()
+        if (c.status.rejected_until_at or 0) > now
+    ]
+
+
+def wrong(family: Family) -> list[str]:
+    """Conditions that a person should look at."""
+    bad = [c for c in family.service.status.conditions if (c.status == "False") != (c.type in BAD_NEWS) and c.status != "Unknown"]  # fmt: skip
+    return [
+        *([family.note] if family.note else []),
+        *(f"{c.type} is {c.status} ({c.reason}): {c.message}" for c in bad),
+    ]
+
+
+def why_data(family: Family, rollout: Rollout | None, now: float) -> dict[str, Any]:
+    """The same for machines."""
+    return {
+        "service": family.name,
+        "serving": " ".join(serving(family)),
+        "rollout": None if rollout is None else _rollout_data(rollout, now),
+        "version": version_data(family),
+        "savings": savings_data(family),
+        "capacity": capacity_data(family),
+        "tuning": tuning(family, now),
+        "pin": pin(family),
+        "coolingDown": cooling(family, now),
+        "wrong": wrong(family),
+    }
+
+
+def _rollout_data(rollout: Rollout, now: float) -> Mapping[str, Any]:
+    status = rollout.status
+    return {
+        "name": rollout.name, "from": rollout.from_config, "to": rollout.to_config, "cause": rollout.cause, "phase": status.phase,
+        "weight": status.weight, "verdict": status.verdict, "reason": status.reason, "message": status.message,
+        "gates": [
+            {
+                "name": g.name, "state": g.state, "n": g.n, "k": g.k, "bound": g.bound, "logEValue": g.log_e_value, "logLimit": g.log_limit,
+                "needed": g.needed, "meaning": g.message if g.state == "NotApplicable" else meaning(g, rollout, now),
+            }
+            for g in status.gates
+        ],
+    }  # fmt: skip

@@ -1,0 +1,409 @@
+"""Why a worker's pod does not run: one sentence that ends with what to do next.
+
+Kubernetes says it in several places and in many words. The patterns here are the texts of Kubernetes 1.36 (kubelet ``images``,
+``eviction``, ``lifecycle``; scheduler ``FitError``; admission ``resourcequota``, ``limitranger``) and of containerd 2;
+what none of them matches is passed on as it was said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from offramp_operator.kube.kinds import Object, name_of
+from offramp_operator.kube.manifests import CONTAINER, FETCH_CONTAINER
+
+MESSAGE_LIMIT = 1000
+LAST_LINES = 5  # the kubelet hands over up to 80 lines of log; the cause stands at their end
+STARTING = {"ContainerCreating", "PodInitializing"}
+IMAGE_REASONS = {
+    "ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "SignatureValidationFailed", "ErrImageNeverPull",
+    "ImageInspectError", "InvalidImageName",
+}  # fmt: skip
+NO_SPACE = "no space left on device"
+DISK_FULL = "DiskFull"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """``pattern`` in what Kubernetes said; ``cause`` and ``remedy`` may use its named groups and the names of the pod."""
+
+    pattern: str
+    cause: str
+    remedy: str
+    reason: str = ""
+
+    def of(self, text: str, **names: str) -> tuple[str, str] | None:
+        """(reason, sentence), or None where the pattern does not match. An empty reason keeps the one Kubernetes gave."""
+        found = re.search(self.pattern, text, re.IGNORECASE | re.DOTALL)
+        if found is None:
+            return None
+        groups = names | {name: value or "" for name, value in found.groupdict().items()}
+        return self.reason, f"{self.cause.format(**groups)}; {self.remedy.format(**groups)}"
+
+
+# {image} is the image's role and reference, {field} where it is asked for, {node} the pod's node.
+IMAGES = (
+    Advice(NO_SPACE, "{node} has no space left for {image}", "free disk space there or add a node", DISK_FULL),
+    Advice(
+        r"unexpected commit digest (?P<got>\S+), expected (?P<wanted>[^\s:]+:\w+)",
+        "{image} does not have the digest it is asked for (got {got}, expected {wanted})",
+        "push it again or correct {field}",
+        "DigestMismatch",
+    ),
+    Advice(
+        r"\b401\b|\b403\b|unauthorized|forbidden|access denied|authorization failed|insufficient_scope|no basic auth",
+        "the registry of {image} refuses this cluster",
+        "name credentials for it in spec.worker.imagePullSecrets, and check that it exists",
+    ),
+    Advice(
+        r"not found|manifest unknown|name unknown|repository does not exist",
+        "{image} is not in its registry",
+        "push it or correct {field}",
+    ),
+    Advice(
+        r"signature validation failed",
+        "the signature of {image} is not accepted on {node}",
+        "sign it with a key that the node's policy trusts",
+    ),
+    Advice(
+        r"no such host|timeout|timed out|connection refused|connection reset|network is unreachable|no route to host|"
+        r"deadline exceeded|TLS handshake|x509|registry is unavailable|server misbehaving|\b50[0234]\b|EOF",
+        "the registry of {image} cannot be reached from {node}",
+        "check the registry's name in {field}, the node's network and the registry itself",
+    ),
+    Advice(
+        r"pull policy of Never",
+        "{image} is not on {node}, and its pull policy Never forbids to fetch it",
+        "load it there or change spec.worker.imagePullPolicy",
+    ),
+    Advice(
+        r"couldn't parse image|InvalidImageName|invalid reference format|Failed to apply default image tag",
+        "{image} is no valid image reference",
+        "correct {field}",
+    ),
+)
+# The last words of `offramp-worker fetch`, which knows the cause and the next step itself.
+FETCHES = (
+    Advice(r"^FetchFailed: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", "FetchFailed"),
+    Advice(r"^FetchRefused: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", "FetchRefused"),
+    Advice(r"^AddressRefused: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", "AddressRefused"),
+    Advice(r"^BundleTooLarge: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", "BundleTooLarge"),
+    Advice(r"^DigestMismatch: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", "DigestMismatch"),
+    Advice(r"^InvalidBundle: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", "InvalidBundle"),
+    Advice(r"^DiskFull: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", DISK_FULL),
+)
+CONTAINERS = (
+    Advice(NO_SPACE, "{node} has no disk space left for the worker", "free disk space there or add a node", DISK_FULL),
+    Advice(
+        r"ImageVolumeMountFailed|image volume|mount_option.*image",
+        "{node} cannot mount the bundle's image as a volume",
+        "its container runtime must support image volumes (containerd 2.1 or CRI-O 1.33, and newer)",
+    ),
+    Advice(
+        r"subPath",
+        "the claim in spec.model.uri has no such folder",
+        "put the bundle there or correct spec.model.uri",
+        "InvalidBundle",
+    ),
+    Advice(
+        r"executable file not found|no such file or directory",
+        "the worker image has no program offramp-worker",
+        "name an image of Offramp's in spec.worker.image",
+    ),
+)
+EVICTIONS = (
+    Advice(
+        r"low on resource: (?P<what>ephemeral-storage|inodes|nodefs\S*|imagefs\S*)",
+        "{node} evicted {pod} because its disk is full ({what})",
+        "free disk space there or add a node; a replacement is started by itself",
+        DISK_FULL,
+    ),
+    Advice(
+        r"low on resource: (?P<what>[\w-]+)",
+        "{node} evicted {pod} because it ran out of {what}",
+        "set spec.worker.resources.requests.{what} to what a worker uses, or add a node",
+    ),
+    Advice(
+        r'EmptyDir volume "(?P<volume>[^"]+)" exceeds the limit "(?P<limit>[^"]+)"',
+        "{pod} was evicted because it wrote more than {limit} to its folder {volume}",
+        "a replacement is started by itself; report it as a fault of the worker image if it comes back",
+        DISK_FULL,
+    ),
+    Advice(
+        r"ephemeral storage|ephemeral local storage",
+        "{pod} was evicted because it wrote more than its limit of ephemeral storage",
+        "raise spec.worker.resources.limits.ephemeral-storage",
+        DISK_FULL,
+    ),
+    Advice(
+        r"devices unavailable for (?P<what>[\w./-]+?)\. Requested: (?P<n>\d+), Available: (?P<m>\d+)",
+        "{node} promised {n} of {what} and has {m}",
+        "check the device plugin and the devices of that node; a replacement is started by itself",
+    ),
+    Advice(
+        r"enough resource: (?P<what>[\w./-]+), requested: (?P<n>\d+), used: (?P<used>\d+), capacity: (?P<m>\d+)",
+        "{node} refused {pod} because {what} was taken meanwhile ({used} of {m} used)",
+        "a replacement is started by itself; add a node if it comes back",
+    ),
+    Advice(
+        r"node shutdown|shutting down",
+        "{node} is shutting down and ended {pod}",
+        "a replacement is started by itself on another node; add one if none has room",
+    ),
+)
+# Each cause that the scheduler counts, in the order in which it is most likely to be the one to mend.
+SCHEDULING = (
+    Advice(
+        r"Insufficient (?P<what>[\w.-]+/[\w.-]*\w)",
+        "no node has a free {what}",
+        "add a node with one and its device plugin, or change spec.worker.resources.limits",
+    ),
+    Advice(
+        r"Insufficient (?P<what>ephemeral-storage|cpu|memory)",
+        "no node has enough {what} left",
+        "add a node, or lower spec.worker.resources.requests or spec.replicas",
+    ),
+    Advice(
+        r'persistentvolumeclaim "(?P<what>[^"]+)" (?:not found|is being deleted)',
+        "there is no PersistentVolumeClaim {what} in this namespace",
+        "create it or correct spec.model.uri",
+    ),
+    Advice(
+        r"unbound immediate PersistentVolumeClaims",
+        "the claim in spec.model.uri is bound to no volume",
+        "see the events of the PersistentVolumeClaim",
+    ),
+    Advice(
+        r"volume node affinity conflict",
+        "no node that has room can reach the volume of the claim in spec.model.uri",
+        "add a node in the volume's zone, or use a volume that every node can mount read-only",
+    ),
+    Advice(r"Too many pods", "every node holds as many pods as it may", "add a node, or lower spec.replicas"),
+    Advice(
+        r"node affinity/selector",
+        "no suitable node has the labels that workers ask for",
+        "label one, or change spec.worker.nodeSelector or spec.worker.affinity",
+    ),
+    Advice(r"taint", "nodes are tainted against these workers", "add the toleration to spec.worker.tolerations"),
+    Advice(
+        r"topology spread",
+        "no node keeps workers as spread as they ask",
+        "add a node in another domain, or change spec.worker.topologySpreadConstraints",
+    ),
+    Advice(
+        r"anti-affinity|pod affinity",
+        "no node agrees with the affinity between pods",
+        "add a node, or change spec.worker.affinity",
+    ),
+    Advice(
+        r"scheduling gates",
+        "the pod is held by a scheduling gate",
+        "whoever set it (a queue such as Kueue) must admit the pod",
+    ),
+    Advice(r"were unschedulable", "nodes are cordoned", "uncordon one or add a node"),
+    Advice(r"no nodes available", "the cluster has no node", "add one"),
+)
+CREATION = (
+    Advice(
+        r"exceeded quota: (?P<quota>[^,\s]+), requested: (?P<asked>.+?), used: (?P<used>.+?), limited: (?P<limited>.+)",
+        "the namespace's quota {quota} is used up (requested {asked}; used {used}; limit {limited})",
+        "raise the quota, free some of it, or lower spec.worker.resources or spec.replicas",
+        "QuotaExceeded",
+    ),
+    Advice(
+        r"failed quota: (?P<quota>[^:\s]+): must specify (?P<what>.+)$",
+        "the namespace's quota {quota} wants workers to say {what}",
+        "set it in spec.worker.resources",
+        "QuotaExceeded",
+    ),
+    Advice(
+        r"(?P<rule>(?:maximum|minimum) \S+ usage per \S+ is [^.\]]+)",
+        "the namespace's LimitRange refuses workers ({rule})",
+        "change spec.worker.resources",
+        "LimitRange",
+    ),
+    Advice(
+        r"no PriorityClass with name (?P<what>\S+) was found",
+        "there is no PriorityClass {what}",
+        "create it or correct spec.worker.priorityClassName",
+    ),
+    Advice(
+        r'RuntimeClass \\?"(?P<what>[^"\\]+)\\?" not found',
+        "there is no RuntimeClass {what}",
+        "create it or correct spec.worker.runtimeClassName",
+    ),
+    Advice(
+        r'violates PodSecurity "(?P<level>[^"]+)": (?P<what>.+)',
+        "the namespace's pod security ({level}) refuses workers ({what})",
+        "workers ask for nothing but what restricted allows: look for a webhook that changes pods",
+    ),
+    Advice(
+        r'admission webhook "(?P<hook>[^"]+)" denied the request: (?P<what>.+)',
+        "the admission webhook {hook} refuses workers ({what})",
+        "ask whoever runs that webhook",
+    ),
+)
+
+
+def failure(pod: Object) -> tuple[str, str]:
+    """(reason, sentence) of what keeps a pod from running: the fetching one's, the worker container's, else the scheduler's; or empty."""
+    if (pod.get("status") or {}).get("phase") == "Failed":
+        return _ended(pod)
+    found = _fetch_failure(pod)
+    for status in containers(pod):
+        found = found or _container_failure(pod, status)
+    if found is not None:
+        return found
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return _unscheduled(str(scheduled.get("reason") or "Unschedulable"), str(scheduled.get("message") or ""))
+    return "", ""
+
+
+def creation_failure(message: str, *, reason: str) -> tuple[str, str]:
+    """(reason, sentence) of what keeps pods from being created at all: a quota, a limit, an admission rule."""
+    return _first(CREATION, message, reason) or (
+        reason,
+        shortened(f"pods cannot be created ({one_line(message)}); see the events of the workers' ReplicaSet"),
+    )
+
+
+def condition(obj: Object, kind: str) -> Object:
+    """One of an object's conditions; empty where it has none of that type."""
+    conditions = (obj.get("status") or {}).get("conditions") or []
+    return next((dict(c) for c in conditions if c.get("type") == kind), {})
+
+
+def containers(pod: Object) -> list[Object]:
+    """Container statuses, the worker's own first: it is the one whose failure tells most."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    return sorted(statuses, key=lambda status: status.get("name") != CONTAINER)
+
+
+def _fetch_failure(pod: Object) -> tuple[str, str] | None:
+    """Why the bundle was not fetched. What the last attempt said stands until one succeeds, also while the next one runs."""
+    statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
+    status = next((status for status in statuses if status.get("name") == FETCH_CONTAINER), None)
+    if status is None:
+        return None
+    state = status.get("state") or {}
+    if (state.get("terminated") or {}).get("exitCode") == 0:
+        return None
+    ended = state.get("terminated") or (status.get("lastState") or {}).get("terminated") or {}
+    said = _first(FETCHES, str(ended.get("message") or ""), "") if ended.get("exitCode") else None
+    return said or _container_failure(pod, status)
+
+
+def shortened(message: str) -> str:
+    """The beginning and the end of a long message: what it is about, and the cause that stands in its last words."""
+    text = message.strip()
+    half = MESSAGE_LIMIT // 2
+    return text if len(text) <= MESSAGE_LIMIT else f"{text[:half]} … {text[-half:]}"
+
+
+def one_line(message: str) -> str:
+    """A message without line breaks and without its final stop, to stand inside a sentence."""
+    return "; ".join(line.strip() for line in message.strip().splitlines() if line.strip()).rstrip(".")
+
+
+def _ended(pod: Object) -> tuple[str, str]:
+    status = pod["status"]
+    reason, message = str(status.get("reason") or "Failed"), str(status.get("message") or "")
+    found = _first(EVICTIONS, message, reason, node=_node(pod), pod=name_of(pod))
+    said = f" ({one_line(message)})" if message else ""
+    return found or (reason, shortened(f"{name_of(pod)} ended as {reason}{said}; a replacement is started by itself"))
+
+
+def _container_failure(pod: Object, status: Object) -> tuple[str, str] | None:
+    state = status.get("state") or {}
+    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
+    if reason in IMAGE_REASONS:
+        return _image_failure(pod, reason, message)
+    if reason == "CrashLoopBackOff":
+        # The wait only says how long it is; the last run says why.
+        ended = (status.get("lastState") or {}).get("terminated") or {}
+        return _last_run(pod, reason, ended) if ended else (reason, f"the worker keeps ending; {_logs(pod)}")
+    if reason and reason not in STARTING:
+        found = _first(CONTAINERS, message, reason, node=_node(pod))
+        said = one_line(message) or reason
+        return found or (reason, shortened(f"the worker's container cannot be started ({said}); see spec.worker"))
+    if ended and ended.get("exitCode"):
+        return _last_run(pod, str(ended.get("reason") or "Error"), ended)
+    return None
+
+
+def _last_run(pod: Object, reason: str, ended: Object) -> tuple[str, str]:
+    if ended.get("reason") == "OOMKilled":
+        limit = _memory_limit(pod)
+        than = f"its limit of {limit} of memory" if limit else "the node's memory"
+        return (
+            "OOMKilled",
+            f"the worker was ended because it used more than {than}; raise spec.worker.resources.limits.memory",
+        )
+    words = one_line("\n".join(str(ended.get("message") or "").strip().splitlines()[-LAST_LINES:]))
+    found = _first(CONTAINERS, words, reason, node=_node(pod))
+    if found is not None:
+        return found
+    said = f": {words}" if words else ""
+    return reason, shortened(f"the worker ended with exit code {ended.get('exitCode')}{said}") + f"; {_logs(pod)}"
+
+
+def _image_failure(pod: Object, reason: str, message: str) -> tuple[str, str]:
+    """Whose image it is shows in the message alone: bundle and worker are pulled on behalf of the same container."""
+    spec = pod.get("spec") or {}
+    volumes = (str((v.get("image") or {}).get("reference") or "") for v in spec.get("volumes") or ())
+    bundle = next((reference for reference in volumes if reference), "")
+    own = str((spec.get("containers") or [{}])[0].get("image") or "")
+    if bundle and _names(message, bundle) and not (_names(message, own) and len(own) > len(bundle)):
+        image, field = f"the bundle {bundle}", "spec.model.uri"
+    else:
+        image, field = f"the worker image {own}".strip(), "spec.worker.image (or the chart's workerImage)"
+    # The name of an image may hold words such as "timeout" itself.
+    cause = message
+    for reference in (bundle, own):
+        cause = cause.replace(reference, "") if reference else cause
+    found = _first(IMAGES, f"{reason} {cause}", reason, image=image, field=field, node=_node(pod))
+    said = one_line(message) or reason
+    return found or (reason, shortened(f"{image} cannot be pulled ({said}); check {field} and its registry"))
+
+
+def _names(message: str, reference: str) -> bool:
+    """Whether a message speaks of an image; the runtime may have put its default registry in front and its default tag behind."""
+    return bool(reference) and re.search(rf"(?<![\w.-]){re.escape(reference)}(?![\w.-])", message) is not None
+
+
+def _unscheduled(reason: str, message: str) -> tuple[str, str]:
+    """The scheduler counts nodes by cause; each cause becomes a clause, and the count stands behind them."""
+    counted = re.split(r"\.\s+(?:no new claims to deallocate|preemption:)", message, maxsplit=1)[0].strip().rstrip(".")
+    matched = [found[1].partition("; ") for advice in SCHEDULING if (found := advice.of(counted)) is not None]
+    if not matched:
+        return reason, shortened(
+            f"no node takes the worker ({one_line(counted) or reason}); add a node or see spec.worker"
+        )
+    causes, remedies = ([part[i] for part in matched] for i in (0, 2))
+    return reason, shortened(f"{' and '.join(causes)} ({counted}); {', or '.join(remedies)}")
+
+
+def _first(table: Iterable[Advice], text: str, reason: str, **names: str) -> tuple[str, str] | None:
+    for advice in table:
+        found = advice.of(one_line(text), **names)
+        if found is not None:
+            return found[0] or reason, shortened(found[1])
+    return None
+
+
+def _node(pod: Object) -> str:
+    name = (pod.get("spec") or {}).get("nodeName")
+    return f"node {name}" if name else "the node"
+
+
+def _memory_limit(pod: Object) -> str:
+    first = ((pod.get("spec") or {}).get("containers") or [{}])[0]
+    return str(((first.get("resources") or {}).get("limits") or {}).get("memory") or "")
+
+
+def _logs(pod: Object) -> str:
+    return f"see kubectl logs {name_of(pod)} --previous"

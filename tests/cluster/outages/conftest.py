@@ -1,0 +1,118 @@
+"""Stages for outages. Sessions of pytest-xdist share one cluster and its images: ``pytest -n 3 tests/cluster/outages``."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "e2e")]
+
+from identity_bundle import write_bundle  # noqa: E402
+from kube import run  # noqa: E402
+from stage import Stage  # noqa: E402
+
+SYSTEM, RELEASE, TAG = "offramp-system", "offramp", "outages"
+
+
+class Images(NamedTuple):
+    bundle: str
+    worker: str
+    upgraded: str
+
+
+@pytest.fixture(scope="session")
+def images(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Images:
+    """The worker (under two names, as an upgrade would bring) and a tiny bundle, in the cluster; its CRDs; and no operator but the stages'."""
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID", uuid.uuid4().hex)
+    shared = Path("build/outages") / session
+    shared.mkdir(parents=True, exist_ok=True)
+    with (shared / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = shared / "images.json"
+        if not made.exists():
+            for crd in sorted(Path("crds").glob("*.yaml")):
+                run("kubectl", "apply", "--server-side", "--force-conflicts", "-f", str(crd))
+            _let_helm_adopt_crds()
+            _stop_release()
+            folder = write_bundle(tmp_path_factory.mktemp("bundle") / "bundle")
+            archives = tmp_path_factory.mktemp("images")
+            names = [
+                _load(archives, "bundle", str(folder), name="tiny-outages"),
+                _load(archives, "worker", name="worker-outages"),
+                _load(archives, "worker", name="worker-upgraded"),
+            ]
+            made.write_text(json.dumps(names))
+        return Images(*json.loads(made.read_text()))
+
+
+def _load(archives: Path, part: str, *arguments: str, name: str) -> str:
+    image = f"localhost/offramp/{name}:{TAG}"
+    archive = run("images/build", part, *arguments, image, "--output", str(archives / f"{name}.tar")).splitlines()[-1]
+    run("cluster/load-image", archive)
+    return image
+
+
+def _let_helm_adopt_crds() -> None:
+    """Other tests install the chart on this cluster, before or after: Helm takes over only what is marked as its release's."""
+    crds = [f"crd/{plural}.earlyexit.dev" for plural in ("earlyexitservices", "rampconfigs", "ramprollouts")]
+    release = (f"meta.helm.sh/release-name={RELEASE}", f"meta.helm.sh/release-namespace={SYSTEM}")
+    run("kubectl", "label", "--overwrite", *crds, "app.kubernetes.io/managed-by=Helm")
+    run("kubectl", "annotate", "--overwrite", *crds, *release)
+
+
+def _stop_release() -> None:
+    """An installed operator that watches every namespace would decide here as well."""
+    if "deployment.apps" in run("kubectl", "get", "deployments", "-n", SYSTEM, "-o", "name"):
+        run("kubectl", "scale", "deployment", "--all", "--replicas=0", "-n", SYSTEM)
+
+
+@pytest.fixture
+def stage(images: Images, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """An empty namespace with one operator."""
+    made = Stage(
+        namespace=f"outage-{uuid.uuid4().hex[:8]}", folder=tmp_path, bundle=images.bundle, worker=images.worker
+    )
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def canary(stage: Stage) -> Callable[..., Stage]:
+    """A stage whose operator has a tuned plan in its canary, under traffic; with another operator that stands by, where asked for."""
+
+    def make(*, standby_image: str = "", **spec: object) -> Stage:
+        stage.operate()
+        stage.serve(**spec)
+        if standby_image:
+            second = stage.operate(1, image=standby_image)
+            stage.until("a standby", lambda: stage.health(second) == "ok")
+        stage.send()
+        stage.until("a canary that is audited", lambda: stage.phase("Progressing") and stage.audited() > 0)
+        return stage
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def faketime() -> Callable[[str], dict[str, str]]:
+    """The environment of a process whose clock is wrong; clocks that only measure stay right."""
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+    if library is None:
+        run("apt-get", "install", "-y", "-q", "--no-install-recommends", "libfaketime")
+        library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    return lambda offset: {
+        "LD_PRELOAD": str(library),
+        "FAKETIME": offset,
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }

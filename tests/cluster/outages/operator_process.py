@@ -1,0 +1,29 @@
+"""The operator as it is, with its longest waits cut, so that an outage longer than every one of them fits into a test.
+
+OFFRAMP_TEST_SLOWNESS (default 1) stretches them again, and production's Lease with them, for a machine that does much else.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+
+from offramp_core.control import decide, rollout
+from offramp_operator import main
+from offramp_operator.kube import client, leader, queue, watch
+
+SLOWNESS = float(os.environ.get("OFFRAMP_TEST_SLOWNESS", "1"))
+
+rollout.ACK_TIMEOUT_SECONDS = 15.0 * SLOWNESS
+decide.CANARY_LEASE_SECONDS = 10.0 * SLOWNESS
+client.CONNECT_SECONDS, client.READ_SECONDS = 2.0 * SLOWNESS, 4.0 * SLOWNESS
+queue.LAST_BACKOFF_SECONDS = 4.0
+watch.RELIST_RETRY_SECONDS, watch.RELIST_SHARE = 2.0, 1.0
+watch.Feed.relist_forever.__kwdefaults__["every"] = 5.0
+main.LATE_SECONDS = 8.0 * SLOWNESS  # type: ignore[attr-defined]
+main.LeaseSettings = functools.partial(  # type: ignore[misc,assignment]
+    leader.LeaseSettings, duration_seconds=int(15 * SLOWNESS), renew_deadline_seconds=10.0 * SLOWNESS
+)
+
+sys.exit(main.main())

@@ -1,0 +1,135 @@
+"""The operator dies, is cut off, or has another idea of the time. Whoever goes on decides the same, once."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from stage import Stage  # type: ignore[import-not-found]
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900, func_only=True)]
+
+
+def kill_in(stage: Stage, phase: str) -> None:
+    """As soon as the phase shows: often between two writes of the pass that began it."""
+    stage.until(phase, lambda: stage.phase(phase))
+    stage.operators[0].kill()
+
+
+def test_operator_killed_in_every_phase(stage: Stage) -> None:
+    operator = stage.operate()
+    stage.serve(
+        ramps={"mode": "Recommend", "maxOverhead": "1"},
+        rollout={"steps": [{"weight": 100, "pause": "2s"}], "promotion": "Manual", "confidence": "0.9"},
+    )
+    stage.send()
+    looking = lambda: stage.status().get("tuning", {}).get("state") in ("CollectingLabels", "Tuning")  # noqa: E731
+    stage.until("labels to be collected", looking)
+    operator.kill()
+    kill_in(stage, "Pending")
+    name = stage.rollout()["name"]
+    stage.tell(name, decision="Promote")
+    kill_in(stage, "Progressing")
+    stage.tell(name, paused=True)
+    kill_in(stage, "Paused")
+    stage.tell(name, paused=False)
+    stage.until("the promotion", lambda: stage.phase("Promoting", "Succeeded"))
+    operator.kill()
+    stage.until("the promotion to be over", lambda: stage.phase("Succeeded"))
+    promoted = stage.rollouts()[0]["spec"]["to"]
+    stage.until("the promoted plan to be stable", lambda: stage.status().get("stableConfig") == promoted)
+    stage.until("the service to be settled", stage.settled)
+    assert [r["metadata"]["name"] for r in stage.rollouts()] == [name]
+    assert operator.starts >= 6
+    stage.check(operators_alive=False)
+
+
+def test_operator_killed_while_a_person_decides_and_while_rolling_back(stage: Stage) -> None:
+    operator = stage.operate()
+    stage.serve(rollout={"steps": [{"weight": 100, "pause": "1s"}], "promotion": "Manual", "confidence": "0.9"})
+    stage.send()
+    kill_in(stage, "AwaitingPromotion")
+    name = stage.rollout()["name"]
+    stage.tell(name, decision="Promote")
+    stage.until("the promotion", lambda: stage.phase("Succeeded"))
+    promoted = stage.rollouts()[0]["spec"]["to"]
+    stage.until("the promoted plan to be stable", lambda: stage.status().get("stableConfig") == promoted)
+    # Off by intent, and back: the plan returns, rests before its promotion, and a person takes it back.
+    stage.apply(ramps={"mode": "Disabled"})
+    stage.until("exits off", lambda: stage.settled() and stage.status()["stableConfig"] != promoted)
+    stage.apply(ramps={"mode": "Auto", "maxOverhead": "1"})
+    stage.until("the plan to come back", lambda: stage.rollout()["name"] != name)
+    second = stage.rollout()["name"]
+    stage.until("the rest before its promotion", lambda: stage.phase("AwaitingPromotion"))
+    stage.tell(second, decision="Abort")
+    stage.until("the roll-back", lambda: stage.phase("RollingBack", "Aborted"))
+    operator.kill()
+    aborted = lambda: (stage.rollouts()[1].get("status") or {}).get("verdict") == "Aborted"  # noqa: E731
+    stage.until("the abort", aborted)
+    stage.apply(ramps={"mode": "Disabled"})
+    stage.until("exits off again", lambda: stage.settled() and stage.status()["stableConfig"] != promoted)
+    assert [r["metadata"]["name"] for r in stage.rollouts()][:2] == [name, second]
+    assert operator.starts >= 3
+    stage.check(operators_alive=False)
+
+
+def test_leader_partitioned_away_while_a_second_takes_over(canary: Callable[..., Stage], images: Any) -> None:
+    stage = canary(
+        rollout={"steps": [{"weight": 100, "pause": "4s"}], "confidence": "0.9"}, standby_image=images.worker
+    )
+    first, second = stage.operators
+    stage.broken("away", channel=0)
+    holder = lambda: (stage.history.now("lease").get("offramp") or {"spec": {}})["spec"].get("holderIdentity")  # noqa: E731
+    stage.until("the second to lead", lambda: holder() == "operator-1", seconds=60)
+    assert stage.phase("Progressing")
+    stage.until("the promotion", lambda: stage.phase("Succeeded"))
+    stage.broken(channel=0)
+    stage.until("the first to be back as a standby", lambda: first.process.poll() is None)
+    stage.until("the service to be settled", stage.settled)
+    assert first.starts > 1, "a leader that cannot renew its Lease ends"
+    assert holder() == "operator-1" and second.starts == 1
+    assert len(stage.rollouts()) == 1
+    stage.check(operators_alive=False)
+
+
+def test_clock_skew_of_ten_minutes(canary: Callable[..., Stage], faketime: Callable[[str], dict[str, str]]) -> None:
+    stage = canary(rollout={"steps": [{"weight": 100, "pause": "4s"}], "confidence": "0.9", "stepDeadline": "2m"})
+    name = stage.rollout()["name"]
+    stage.operators[0].stop(signal.SIGTERM)  # which hands its Lease over at once
+    before = stage.rollout()
+    ahead = stage.operate(1, **faketime("+10m"))
+    gone_on = lambda: _leads(stage, "operator-1") and stage.rollout() != before  # noqa: E731
+    stage.until("an operator ten minutes ahead to go on", gone_on)
+    ahead.stop(signal.SIGTERM)
+    stage.operate(0, **faketime("-10m"))
+    stage.until("the promotion", lambda: stage.phase("Succeeded"))
+    assert stage.rollout()["name"] == name
+    stage.until("the service to be settled", stage.settled)
+    assert len(stage.rollouts()) == 1
+    stage.check()
+
+
+def _leads(stage: Stage, holder: str) -> bool:
+    lease = stage.history.now("lease").get("offramp", {"spec": {}})["spec"]
+    return lease.get("holderIdentity") == holder
+
+
+def test_operator_upgraded_mid_rollout(canary: Callable[..., Stage], images: Any) -> None:
+    upgraded = images.upgraded
+    stage = canary(rollout={"steps": [{"weight": 100, "pause": "10s"}], "confidence": "0.9"}, standby_image=upgraded)
+    name = stage.rollout()["name"]
+    stage.operators[0].stop(signal.SIGTERM)
+    assert re.search("leadership-released", stage.operators[0].log.read_text())
+
+    def renewed() -> bool:
+        pods = stage.pods()
+        return len(pods) == 2 and all(p["spec"]["containers"][0]["image"] == upgraded for p in pods)
+
+    stage.until("workers of the new image", renewed)
+    stage.until("the promotion", lambda: stage.phase("Succeeded"))
+    stage.until("the service to be settled", stage.settled)
+    assert [r["metadata"]["name"] for r in stage.rollouts()] == [name]
+    stage.check()

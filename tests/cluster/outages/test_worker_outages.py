@@ -1,0 +1,216 @@
+"""Workers die, hang, are taken away, never acknowledge, or are the only ones for which a plan is bad."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import identity_bundle  # type: ignore[import-not-found]
+import numpy as np
+import pytest
+from stage import SLOWNESS, Json, Stage, signal_worker, worker_pid  # type: ignore[import-not-found]
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900, func_only=True)]
+
+LONG_STEP = {"steps": [{"weight": 100, "pause": "10s"}], "confidence": "0.9"}
+NOTICED_SECONDS = 12.0  # until the Service sends nothing more to a pod that does not answer its probes
+
+
+def taken(since: float, *, seconds: float = NOTICED_SECONDS) -> Callable[[Json], bool]:
+    """Requests that were sent about when a pod was taken may be lost with it."""
+    return lambda failure: since - 3.0 <= float(failure["at"]) <= since + seconds * SLOWNESS
+
+
+def test_worker_killed(canary: Callable[..., Stage]) -> None:
+    stage = canary(rollout=LONG_STEP)
+    at = time.time()
+    signal_worker(stage.pods()[0], signal.SIGKILL)
+    stage.until("the verdict", lambda: stage.phase("RolledBack"))
+    assert stage.rollout()["reason"] in ("WorkerRestarted", "WorkerCrashed")
+    off_again(stage)
+    stage.check(lost=taken(at))
+
+
+def test_worker_oom_killed(canary: Callable[..., Stage]) -> None:
+    stage = canary(rollout=LONG_STEP)
+    pod = stage.pods()[0]
+    at = time.time()
+    balloon = fill_memory(worker_pid(pod))
+    stage.until("the kernel's kill", lambda: restarted(stage, pod))
+    balloon.kill()
+    last = stage.history.now("pod")[pod["metadata"]["name"]]["status"]["containerStatuses"][0]["lastState"][
+        "terminated"
+    ]
+    assert last["reason"] == "OOMKilled", last
+    stage.until("the verdict", lambda: stage.phase("RolledBack"))
+    assert stage.rollout()["reason"] in ("WorkerRestarted", "WorkerCrashed")
+    off_again(stage)
+    stage.check(lost=taken(at))
+
+
+def test_worker_hung(canary: Callable[..., Stage]) -> None:
+    stage = canary(rollout=LONG_STEP)
+    hung = stage.pods()[0]
+    at = time.time()
+    signal_worker(hung, signal.SIGSTOP)
+    name = hung["metadata"]["name"]
+    stage.until("the hung worker to be out of the Service", lambda: not is_ready(stage, name), seconds=30)
+    time.sleep(2.0)
+    signal_worker(hung, signal.SIGCONT)
+    stage.until("the worker to be back", lambda: is_ready(stage, name))
+    stage.until("the end of the rollout", lambda: stage.phase("Succeeded", "RolledBack", "Aborted"))
+    assert stage.rollout()["verdict"] == "Succeeded", "a worker that hangs says nothing against a plan"
+    stage.until("the service to be settled", stage.settled)
+    stage.check(lost=taken(at, seconds=30.0))
+
+
+def test_worker_drained_mid_step(canary: Callable[..., Stage]) -> None:
+    stage = canary(rollout=LONG_STEP)
+    pod = stage.pods()[0]["metadata"]["name"]
+    name = stage.rollout()["name"]
+    # What `kubectl drain` does for each pod of a node.
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": stage.namespace}}
+    stage.api.post(f"/api/v1/namespaces/{stage.namespace}/pods/{pod}/eviction", eviction)
+    stage.until("another worker", lambda: pod not in names(stage) and len(stage.pods()) == 2)
+    stage.until("the promotion", lambda: stage.phase("Succeeded"))
+    stage.until("the service to be settled", stage.settled)
+    assert [r["metadata"]["name"] for r in stage.rollouts()] == [name]
+    stage.check()
+
+
+def test_worker_that_never_acknowledges(stage: Stage) -> None:
+    stage.operate()
+    stage.serve(
+        ramps={"mode": "Recommend", "maxOverhead": "1"}, rollout={"steps": [{"weight": 100}], "confidence": "0.9"}
+    )
+    stage.send()
+    stage.until("a recommendation", lambda: stage.phase("Pending"))
+    deaf = stage.pods()[0]
+    with admin_port_closed(deaf):
+        stage.tell(stage.rollout()["name"], decision="Promote")
+        stage.until("the attempt to begin", lambda: stage.phase("Progressing"))
+        stage.until("the roll-back to begin", lambda: stage.phase("RollingBack", "Aborted"), seconds=45)
+        assert stage.rollout()["reason"] == "AckTimeout" and deaf["metadata"]["name"] in stage.rollout()["message"]
+        assert stage.condition("Ready")["status"] == "True"
+    stage.until("the abort", lambda: stage.phase("Aborted"))
+    stage.until("the worker to acknowledge what is stable", lambda: stage.status()["workers"].get("acked") == 2)
+    off_again(stage)
+    stage.check()
+
+
+def test_bad_plan_on_one_of_four_workers_only(stage: Stage, tmp_path: Path) -> None:
+    ramp, hard = inputs_on_which_a_ramp_is_wrong(tmp_path)
+    stage.operate()
+    stage.serve(ramps={"mode": "Auto", "maxOverhead": "1"}, replicas=4, suspend=True)
+    stage.send(30.0)
+    pin = {"ramps": [{"id": ramp, "threshold": "1"}]}
+    stage.apply(
+        ramps={"mode": "Pinned", "maxOverhead": "1", "pin": pin},
+        rollout={"steps": [{"weight": 50}], "confidence": "0.9"},
+        suspend=False,
+    )
+    stage.until("the pin's canary", lambda: stage.phase("Progressing") and stage.rollout().get("stepStartedAt"))
+    victim = stage.pods()[0]["status"]["podIP"]
+    stage.send(30.0, url=f"http://{victim}:8080", rows=hard)
+    stage.until("the verdict", lambda: stage.phase("RolledBack"))
+    assert stage.rollout()["reason"] in ("AccuracyRejected", "DriftRejected")
+    stage.until("the pin to be refused", lambda: stage.condition("Stalled").get("reason") == "PinRejected")
+    off_again(stage, settled=False)
+    assert len(stage.rollouts()) == 1
+    stage.check()
+
+
+# --- helpers ----------------------------------------------------------------------------------------
+
+
+def off_again(stage: Stage, *, settled: bool = True) -> None:
+    """What served before the attempt serves: here, the model itself."""
+    first = stage.rollouts()[0]["spec"]["from"]
+    stage.until("the plan before to serve", lambda: stage.status().get("stableConfig") == first)
+    if settled:
+        stage.until("the service to be settled", stage.settled)
+    assert stage.condition("Ready")["status"] == "True"
+
+
+def names(stage: Stage) -> list[str]:
+    return [p["metadata"]["name"] for p in stage.pods()]
+
+
+def is_ready(stage: Stage, pod: str) -> bool:
+    conditions = stage.history.now("pod")[pod]["status"].get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def restarted(stage: Stage, pod: Json) -> bool:
+    return any(
+        s["restartCount"] > 0 for s in stage.history.now("pod")[pod["metadata"]["name"]]["status"]["containerStatuses"]
+    )
+
+
+FILL = """
+import os, sys, time
+open("/proc/self/oom_score_adj", "w").write("-999")  # the kernel is to choose the worker
+for root in sys.argv[1:]:
+    open(root + "/cgroup.procs", "w").write(str(os.getpid()))
+held = []
+while True:
+    held.append(bytearray(os.urandom(1 << 20) * 8))
+    time.sleep(0.01)
+"""
+
+
+def fill_memory(pid: int) -> Any:
+    """A process that takes what the worker's container may have, until the kernel has to kill."""
+    roots = []
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            roots.append(f"/sys/fs/cgroup/memory{path}")
+        elif controllers == "" and Path(f"/sys/fs/cgroup{path}/memory.max").exists():
+            roots.append(f"/sys/fs/cgroup{path}")
+    assert roots, "the worker's container has no memory cgroup"
+    return subprocess.Popen([sys.executable, "-c", FILL, *roots])
+
+
+@contextmanager
+def admin_port_closed(pod: Json) -> Iterator[None]:
+    """Neither pokes nor pulls reach a worker that goes on serving."""
+    enter = ["nsenter", "-t", str(worker_pid(pod)), "-n", "nft"]
+    rules = "table inet deaf { chain input { type filter hook input priority 0; tcp dport 8081 drop\n}\n}\n"
+    subprocess.run([*enter, "-f", "-"], input=rules, text=True, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*enter, "delete", "table", "inet", "deaf"], check=True)
+
+
+def inputs_on_which_a_ramp_is_wrong(folder: Path) -> tuple[str, Path]:
+    """A ramp that nearly always agrees with the model, and rows on which it does not."""
+    from onnx import load
+
+    bundle = identity_bundle.write_bundle(folder / "hard")
+    model = load(bundle / "backbone.onnx")
+    tensors = {
+        f"{r.id}/{n}": v
+        for r in identity_bundle.RAMPS
+        for n, v in (("w1", weight(model, "w")), ("b1", weight(model, "b")))
+    }
+    rows = identity_bundle.inputs(6000, seed=5)
+    logits, heads = identity_bundle._run_tapped(model, tensors, rows)
+    wrong = rows[heads[-1].argmax(axis=1) != logits.argmax(axis=1)]
+    assert 20 <= len(wrong) <= 0.03 * len(rows), len(wrong)  # the plan is good on the inputs that all workers get
+    path = folder / "hard.npy"
+    np.save(path, wrong)
+    return identity_bundle.RAMPS[-1].id, path
+
+
+def weight(model: Any, name: str) -> Any:
+    from onnx import numpy_helper
+
+    return next(numpy_helper.to_array(t) for t in model.graph.initializer if t.name == name)

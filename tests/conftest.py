@@ -1,0 +1,48 @@
+"""For all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
+
+# A machine may be busy: how long an example takes says nothing. How long a test may take is pytest's timeout.
+settings.register_profile("offramp", deadline=None)
+settings.load_profile("offramp")
+
+HERE = Path(__file__).parent
+# Files whose tests share what is dear to start (an API server, a browser, services in many states) run in one process of pytest-xdist;
+# all others file by file, so that a file's fixtures are made once.
+TOGETHER = ("operator/test_kube_", "api/", "web/")
+# What takes longest begins first, and what mostly waits lies beside what computes: nothing long is left for the end.
+LONGEST_FIRST = (
+    "operator/test_kube_", "worker/test_prepare_precision.py", "bench/test_fleet.py", "api/", "e2e/test_embedded_precision.py",
+    "worker/test_prepare_bundle.py", "e2e/test_embedded_story.py", "bench/test_soak.py",
+    "docs/test_tutorial.py", "e2e/test_embedded_training.py", "e2e/test_embedded_up.py", "e2e/test_embedded_dashboards.py", "web/",
+    "e2e/test_embedded_commands.py", "worker/test_fuzz.py", "worker/test_admin_port.py", "operator/test_local_fleet.py",
+    "observe/test_rules.py", "worker/", "operator/", "chart/", "images/", "docs/",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The order of the files; with ``pytest -n 4 --dist loadfile --no-loadscope-reorder`` also that of what each process takes."""
+    items.sort(key=lambda item: _turn(item.path.relative_to(HERE).as_posix()))
+
+
+def _turn(file: str) -> int:
+    return next((i for i, first in enumerate(LONGEST_FIRST) if file.startswith(first)), len(LONGEST_FIRST))
+
+
+class Together(LoadScopeScheduling):  # type: ignore[misc]
+    """By file, and some files together. (Marks would say it as well, but pytest-xdist 3.8 loses them under pytest 9.2.)"""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return next((group for group in TOGETHER if file.startswith(f"tests/{group}")), file)
+
+
+@pytest.hookimpl(optionalhook=True)  # `-p no:xdist` knows no such hook
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Together | None:
+    return Together(config, log) if config.getvalue("dist") == "loadfile" else None

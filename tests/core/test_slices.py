@@ -1,0 +1,190 @@
+"""Slices: groups of requests with a budget of their own, from the spec over evidence and stops to certificates."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from fleet import MANIFEST, Fleet, pool  # type: ignore[import-not-found]
+from metering import PLAN, looked
+from scipy.stats import binom
+
+from offramp_core.control.objects import Measured, SliceUse
+from offramp_core.control.spec import SliceObjective, parse_spec
+from offramp_core.control.tuner import TunerView, tune_or_wait
+from offramp_core.errors import InvalidSpecError
+from offramp_core.evidence.meter import HoldbackMeter
+from offramp_core.protocol import slice_number
+from offramp_core.records import Records
+from offramp_core.tuning import Proposed, TuningRequest, tune
+
+NIGHT = {"name": "night", "maxDisagreement": "0.03"}
+
+
+def manifest(*slices: dict[str, Any]) -> dict[str, Any]:
+    accuracy = {"maxDisagreement": "0.02", "slices": list(slices)}
+    return {**MANIFEST, "objective": {"latency": {"threshold": "100ms"}, "accuracy": accuracy}}
+
+
+# --- intent ----------------------------------------------------------------------------------------
+
+
+def test_slices_are_read_and_belong_to_what_a_plan_is_tuned_for() -> None:
+    spec = parse_spec(manifest(NIGHT, {"name": "vip-1", "maxDisagreement": "0.001"}))
+    assert spec.slices == (SliceObjective("night", 0.03), SliceObjective("vip-1", 0.001))
+    keys = {parse_spec(manifest(*s)).objective_key for s in ((), (NIGHT,), ({**NIGHT, "maxDisagreement": "0.04"},))}
+    assert len(keys) == 3
+
+
+@pytest.mark.parametrize(
+    ("slices", "complaint"),
+    [
+        ([NIGHT, NIGHT], "named twice"),
+        ([{"name": "Night", "maxDisagreement": "0.1"}], "slices[0].name"),
+        ([{"name": "n", "maxDisagreement": "0"}], "slices[0].maxDisagreement"),
+        ([{"name": "n"}], "slices[0].maxDisagreement"),
+        ([{"name": f"s{i}", "maxDisagreement": "0.1"} for i in range(9)], "at most 8"),
+    ],
+)
+def test_a_bad_slice_is_refused_by_its_path(slices: list[Any], complaint: str) -> None:
+    with pytest.raises(InvalidSpecError, match=complaint.replace("[", r"\[")):
+        parse_spec(manifest(*slices))
+
+
+def test_a_name_has_the_same_number_everywhere_and_none_is_zero() -> None:
+    assert slice_number("night") == zlib.crc32(b"night") % 2**31
+    assert slice_number("") == 0
+    assert len({slice_number(f"s{i}") for i in range(1000)}) == 1000
+
+
+# --- evidence --------------------------------------------------------------------------------------
+
+
+def audited(*counts: tuple[str, int, int]) -> HoldbackMeter:
+    meter = HoldbackMeter(plan_hash=PLAN.content_hash, share=0.0)
+    for name, n, k in counts:
+        meter.count_audits(name, audited=n, disagreements=k)
+    return meter
+
+
+def uses(meter: HoldbackMeter, *, before: Measured | None = None, **budgets: float) -> dict[str, SliceUse]:
+    asked = [SliceObjective(name, budget) for name, budget in budgets.items()]
+    seen = looked(meter, slices=asked, **({} if before is None else {"before": before}))
+    return {use.name: use for use in seen.slices}
+
+
+def test_the_slice_that_is_surely_over_its_budget_is_stopped_and_the_others_are_not() -> None:
+    found = uses(audited(("night", 300, 30), ("day", 3000, 30)), night=0.02, day=0.02, unheard=0.02)
+    assert {name: use.stopped for name, use in found.items()} == {"night": True, "day": False, "unheard": False}
+    assert (found["night"].audited, found["night"].disagreements) == (300, 30)
+
+
+def test_a_stop_lasts_while_the_plan_serves_and_ends_with_a_changed_budget() -> None:
+    asked = [SliceObjective("night", 0.02)]
+    first = looked(audited(("night", 300, 30)), slices=asked)
+    later = audited(("night", 30_000, 30))  # since it is stopped, nothing disagrees any more
+    assert looked(later, before=first, slices=asked).slices[0].stopped
+    relaxed = looked(later, before=first, slices=[SliceObjective("night", 0.2)]).slices[0]
+    assert (relaxed.budget, relaxed.stopped) == (0.2, False)
+    assert looked(later, before=first, slices=[]).slices == ()
+
+
+@pytest.mark.slow
+def test_slices_at_their_budget_are_hardly_ever_stopped() -> None:
+    """Three slices, looked at with every new disagreement, at 95 % together."""
+    rng, runs, stopped = np.random.default_rng(1), 400, 0
+    asked = [SliceObjective(name, 0.02) for name in "abc"]
+    for _ in range(runs):
+        meter, seen = HoldbackMeter(plan_hash=PLAN.content_hash, share=0.0), Measured()
+        for _ in range(20):
+            for name in "abc":
+                meter.count_audits(name, audited=50, disagreements=int(rng.binomial(50, 0.02)))
+            seen = looked(meter, before=seen, slices=asked, slice_alpha=0.05)
+        stopped += any(use.stopped for use in seen.slices)
+    assert stopped <= int(binom.isf(1e-3, runs, 0.05))
+
+
+# --- the loop --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served() -> Fleet:
+    fleet = Fleet(pool(4000, seed=1), manifest(NIGHT))
+    fleet.run(lambda f: "Succeeded" in f.verdicts())
+    return fleet
+
+
+@pytest.fixture
+def fleet(served: Fleet) -> Fleet:
+    return copy.deepcopy(served)
+
+
+def test_a_slice_over_its_budget_stops_leaving_early_while_the_rest_goes_on(fleet: Fleet) -> None:
+    name = fleet.status.stable_config
+    assert fleet.published is not None and fleet.published.slices == ("night",)
+    for worker in fleet.workers:
+        worker.night_wrong = 0.2
+    fleet.run(lambda f: f.published is not None and f.published.stopped_slices == ("night",), limit=300)
+    epoch = fleet.published.epoch
+    for _ in range(20):
+        fleet.step()
+    assert fleet.status.stable_config == name and not fleet.stable.exits_off
+    assert fleet.published.epoch == epoch, "one stop is one epoch"
+    events = [e for e in fleet.events if e.reason == "SliceStopped"]
+    assert len(events) == 1 and "slice night disagreed; its budget is 3.00%" in events[0].message
+    assert all(w.document is not None and w.document.stopped_slices == ("night",) for w in fleet.workers)
+
+
+def test_another_plan_begins_without_stops(fleet: Fleet) -> None:
+    for worker in fleet.workers:
+        worker.night_wrong = 0.2
+    fleet.run(lambda f: f.published is not None and f.published.stopped_slices == ("night",), limit=300)
+    fleet.edit(ramps={"mode": "Disabled"})
+    fleet.run(lambda f: f.stable.exits_off, limit=5)
+    fleet.step()
+    assert fleet.published is not None and (fleet.published.slices, fleet.published.stopped_slices) == ((), ())
+
+
+# --- tuning ----------------------------------------------------------------------------------------
+
+
+def request(fleet: Fleet, slice_id: np.ndarray | None) -> tuple[Records, TuningRequest]:
+    """What a first tuning on the fleet's records asks for."""
+    store = fleet._store()
+    assert store is not None
+    store = replace(store, records=replace(store.records, slice_id=slice_id))
+    status = replace(fleet.status.tuning, tuned_for="", labels_needed=0, next_attempt_at=None, consumed_through_at=None, tests_run=0)  # fmt: skip
+    stable = fleet.configs[fleet.status.stable_config]
+    asked = tune_or_wait(TunerView(replace(fleet.snapshot(), records=store), status, stable, None, fleet.now)).request
+    assert asked is not None
+    return store.records, replace(asked, current=None, min_gain=0.0)
+
+
+def labelled(fleet: Fleet) -> int:
+    store = fleet._store()
+    assert store is not None
+    return len(store.records)
+
+
+def test_what_is_tuned_is_certified_for_every_slice_that_has_labels(fleet: Fleet) -> None:
+    number = slice_number("night")
+    records, asked = request(fleet, np.where(np.arange(labelled(fleet)) % 2, number, 0))
+    assert [(s.slice_id, s.budget) for s in asked.slices] == [(number, 0.03)]
+    outcome = tune(records, asked)
+    assert isinstance(outcome, Proposed)
+    assert [(s.slice_id, s.certified) for s in outcome.certificate.slices] == [(number, True)]
+
+
+def test_a_slice_that_is_too_rare_for_a_certificate_keeps_nobody_from_theirs(fleet: Fleet) -> None:
+    rare = np.where(np.arange(labelled(fleet)) < 40, slice_number("night"), 0)
+    records, asked = request(fleet, rare)
+    assert asked.slices == ()
+    assert isinstance(tune(records, asked), Proposed)
+
+
+def test_records_of_workers_that_know_no_slices_are_tuned_without(fleet: Fleet) -> None:
+    assert request(fleet, None)[1].slices == ()

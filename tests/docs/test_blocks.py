@@ -1,0 +1,179 @@
+"""Blocks of code in the documentation: manifests are linted, Python runs, and commands exist with every option they are given."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import typer
+import yaml
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "worker")]
+
+import bundles  # type: ignore[import-not-found]  # noqa: E402
+from blocks import ROOT, Block, blocks, blocks_of, commands  # noqa: E402
+
+from offramp_cli.daytwo.lint import lint_text  # noqa: E402
+from offramp_cli.main import app  # noqa: E402
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+VALUES_SCHEMA = json.loads((ROOT / "helm" / "offramp" / "values.schema.json").read_text())
+VALUES = yaml.safe_load((ROOT / "helm" / "offramp" / "values.yaml").read_text())
+
+
+def named(found: list[Block]) -> Any:
+    return pytest.mark.parametrize("block", found, ids=[b.where for b in found])
+
+
+@functools.cache
+def targets() -> set[str]:
+    """Targets of the Makefile."""
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+# --- YAML --------------------------------------------------------------------------------------------
+
+
+@named(blocks("yaml"))
+def test_manifests_and_values_in_the_documentation_are_accepted(block: Block) -> None:
+    if "values.yaml" in block.options:
+        jsonschema.validate(yaml.safe_load(block.text), _partial(VALUES_SCHEMA))
+        return
+    if "kind:" in block.text:
+        assert lint_text(block.text, block.where)[0] == []
+    assert list(yaml.safe_load_all(block.text)), f"{block.where} is empty"
+
+
+def _partial(schema: Any) -> Any:
+    """The chart's schema for a file that overrides some values: nothing is required."""
+    if isinstance(schema, dict):
+        return {k: _partial(v) for k, v in schema.items() if k != "required" or not isinstance(v, list)}
+    return schema
+
+
+def test_a_manifest_with_a_wrong_field_would_be_noticed() -> None:
+    text = "```yaml\napiVersion: earlyexit.dev/v1alpha1\nkind: EarlyExitService\nmetadata: {name: a}\nspec: {modle: {}}\n```\n"
+    (block,) = blocks_of(text, "x.md")
+    assert lint_text(block.text, "x.md")[0]
+
+
+# --- Python ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as a reader would stand in: the bundle is in ``bundle``."""
+    here = tmp_path_factory.mktemp("reader")
+    bundles.write_bundle(here / "bundle")
+    return here
+
+
+@named([b for b in blocks("python") if not b.note.startswith("not run:")])
+def test_python_in_the_documentation_runs(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(block.text, block.where, "exec"), {"__name__": "__main__"})
+    assert out.getvalue() or "print" not in block.text
+
+
+# --- commands ----------------------------------------------------------------------------------------
+
+
+@named(blocks("sh", "console"))
+def test_commands_in_the_documentation_exist_with_their_options(block: Block) -> None:
+    for command in commands(block.text):
+        wrong = problem(command)
+        assert not wrong, f"{block.where}: {command}: {wrong}"
+
+
+def problem(command: str) -> str:
+    """Why a command of this repository cannot be meant; empty where it can, or belongs to somebody else."""
+    try:
+        words = shlex.split(command.replace("$(", "(").replace("…", "x"))
+    except ValueError:
+        return ""  # a part of a quoted script
+    if not words:
+        return ""
+    head, rest = words[0].removeprefix(".venv/bin/"), words[1:]
+    if words[:2] == ["kubectl", "offramp"]:
+        head, rest = "offramp", words[2:]
+    if head in ("python", "python3") and rest[:1] == ["-m"]:
+        head, rest = "-m", rest[1:]
+    kind = re.sub(r"^(cluster|images|scripts)/.*", "file", head)
+    known = {"offramp": _offramp, "make": _make, "helm": _helm, "-m": _module}
+    if kind == "file":
+        return "" if (ROOT / head).exists() else "no such file"
+    return known[kind](rest) if kind in known else ""
+
+
+def _make(words: list[str]) -> str:
+    unknown = set(words) - targets()
+    return f"no target {', '.join(sorted(unknown))}" if unknown else ""
+
+
+def _offramp(words: list[str]) -> str:
+    if not words:
+        return ""
+    if words[0].startswith("-"):
+        return "" if words[0] in ("--install-completion", "--help", "--version") else f"no option {words[0]}"
+    command = COMMANDS.get(words[0])
+    if command is None:
+        return "" if words[0].isupper() else f"no command {words[0]}"
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+    unknown = [w for w in words[1:] if w.startswith("-") and w != "-" and w.split("=")[0] not in known]
+    return f"no option {', '.join(unknown)}" if unknown else ""
+
+
+def _helm(words: list[str]) -> str:
+    given = [words[i + 1] for i, w in enumerate(words[:-1]) if w == "--set"]
+    wrong = [
+        path for part in given for path in (p.split("=")[0] for p in re.split(r",(?![^{]*})", part)) if not _value(path)
+    ]
+    return f"no value {', '.join(wrong)}" if wrong else ""
+
+
+def _value(path: str) -> bool:
+    at: Any = VALUES
+    for name in path.split("."):
+        if not isinstance(at, dict) or name not in at:
+            return False
+        at = at[name]
+    return True
+
+
+def _module(words: list[str]) -> str:
+    module = words[0]
+    if not module.startswith(("bench", "website")):
+        return ""
+    path = ROOT / module.replace(".", "/")
+    source = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    if not source.exists():
+        return "no such module"
+    # Its own words instead of its --help: some import torch before they say anything.
+    text = source.read_text(encoding="utf-8")
+    missing = [w for w in words[1:] if w.startswith("--") and f'"{w.split("=")[0]}"' not in text]
+    return f"no option {', '.join(missing)}" if missing else ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "offramp stats digits",
+        "kubectl offramp why --wiat",
+        "make evrything",
+        "helm install a b --set image.tga=1",
+        "images/biuld worker x",
+    ],
+)
+def test_a_command_that_does_not_exist_would_be_noticed(command: str) -> None:
+    assert problem(command)

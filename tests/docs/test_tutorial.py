@@ -1,0 +1,114 @@
+"""The tutorial, executed: on this machine under ``offramp up``, and on a real cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "e2e")]
+
+import identity_bundle  # type: ignore[import-not-found]  # noqa: E402
+from blocks import ROOT  # noqa: E402
+from tutorial import Shell, missing, steps  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+NOT_SHARED = {
+    "build",
+    ".git",
+    ".offramp",
+    ".cache",
+    ".venv",
+    "Makefile",
+}  # nothing here may set the environment up again
+
+REPLACED = {
+    "make cluster\n": "cluster/up\n",  # without the set-up that make does first
+    "--rate 50": "--rate 100",  # evidence comes by the request
+}
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that looks like the checkout, with a tiny bundle where the tutorial's own would be."""
+    for entry in ROOT.iterdir():
+        if entry.name not in NOT_SHARED:
+            (tmp_path / entry.name).symlink_to(entry)
+    work = tmp_path / "build" / "tutorial"
+    monkeypatch.setattr(identity_bundle, "MODEL", "digits")
+    bundle = identity_bundle.write_bundle(work / "bundle")
+    x = identity_bundle.inputs(400, seed=77)
+    np.savez(work / "traffic.npz", x=x, reference=identity_bundle.answers(bundle, x))
+    x = drifted(bundle, 60)
+    np.savez(work / "drifted.npz", x=x, reference=identity_bundle.answers(bundle, x))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", ":".join(str(ROOT / p) for p in ("core", "operator", "worker", "cli", ".")))
+    return tmp_path
+
+
+def drifted(bundle: Path, n: int) -> np.ndarray:
+    """Inputs on which the ramps are sure and differ from the model: what leaves early is then wrong."""
+    model = identity_bundle._backbone(np.random.default_rng(0))
+    own = {t.name: identity_bundle.numpy_helper.to_array(t) for t in model.graph.initializer}
+    tensors = {f"{r.id}/{name}": own[t].copy() for r in identity_bundle.RAMPS for name, t in (("w1", "w"), ("b1", "b"))}
+    found, margins = [], []
+    for seed in range(100, 112):
+        x = identity_bundle.inputs(500, seed=seed)
+        logits, heads = identity_bundle._run_tapped(model, tensors, x)
+        differ = heads[0].argmax(axis=1) != logits.argmax(axis=1)
+        best = np.sort(heads[0][differ], axis=1)
+        found.append(x[differ])
+        margins.append(best[:, -1] - best[:, -2])
+    order = np.argsort(-np.concatenate(margins))
+    return np.concatenate(found)[order][:n]
+
+
+@pytest.fixture
+def shell(reader: Path) -> Iterator[Shell]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    made = Shell(reader, REPLACED | {"8080": str(port)})
+    yield made
+    made.close()
+
+
+def play(shell: Shell, who: set[str]) -> None:
+    for step in steps():
+        if step.who in who:
+            try:
+                shell.step(step, seconds=float(os.environ.get("PATIENCE", "240")))
+            except AssertionError as error:
+                told = [p.read_text()[-3000:] for p in (shell.folder / "build" / "tutorial").glob("*.log")]
+                raise AssertionError("\n".join([str(error), *told])) from error
+
+
+def test_the_tutorial_on_this_machine(shell: Shell) -> None:
+    play(shell, {"both", "machine"})
+    before_the_drift = (shell.folder / "build" / "tutorial" / "traffic.log").read_text()
+    assert not re.search(r"\d failed|none answered", before_the_drift), before_the_drift
+
+
+def test_shown_output_is_compared_loosely_but_in_order() -> None:
+    output = "├─ digits-1   RampRollout  Progressing  12s  step 1/2 at 30%; canary at 30 %\n└─ workers\n"
+    assert missing(["├─ digits-1 RampRollout Progressing … canary at", "workers"], output) == ""
+    assert missing(["workers", "digits-1"], output) == "digits-1"
+    assert missing(["digits-1 RampRollout Succeeded"], output) == "digits-1 RampRollout Succeeded"
+
+
+@pytest.mark.cluster
+def test_the_tutorial_on_a_real_cluster(shell: Shell) -> None:
+    for line in subprocess.run(
+        ["cluster/env"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines():
+        name, value = line.removeprefix("export ").split("=", 1)
+        os.environ[name] = os.path.expandvars(" ".join(shlex.split(value)))
+    play(shell, {"both", "cluster-install", "cluster", "cluster-clean"})

@@ -1,0 +1,236 @@
+"""Alert and recording rules against the real promtool: every alert fires on what it is for, and is quiet when all is nearly well."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from offramp_operator.metrics import Metrics as OperatorMetrics
+from offramp_worker.metrics import Metrics as WorkerMetrics
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "helm" / "offramp" / "files" / "rules"
+ALERTS = [rule for group in yaml.safe_load((RULES / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+
+OBJECTIVE = {"earlyexit_service_latency_objective_ratio": "0.95x{n}"}
+LATE_5, LATE_50, LATE_90 = (
+    {"earlyexit_requests_total|arm=stable,outcome=ok,pod=a": "0+100x{n}", "earlyexit_late_requests_total|arm=stable,pod=a": f"0+{late}x{{n}}", **OBJECTIVE}
+    for late in (4, 12, 90)
+)  # fmt: skip
+"""Of 100 rows a minute so many were late; the objective is that 95 % are not."""
+
+
+def counter(name: str, per_minute: float, **labels: str) -> dict[str, str]:
+    return {f"{name}|{','.join(f'{k}={v}' for k, v in labels.items())}": f"0+{per_minute}x{{n}}"}
+
+
+def gauge(name: str, value: float | str, **labels: str) -> dict[str, str]:
+    return {f"{name}|{','.join(f'{k}={v}' for k, v in labels.items())}": f"{value}x{{n}}"}
+
+
+def workers(**states: int) -> dict[str, str]:
+    return {f"earlyexit_service_workers|state={state}": f"{n}x{{n}}" for state, n in states.items()}
+
+
+AUDITS = counter("earlyexit_audited_total", 10, arm="stable", pod="a")
+BUDGET = gauge("earlyexit_service_accuracy_budget_ratio", 0.02)
+TRAFFIC = counter("earlyexit_requests_total", 100, arm="stable", outcome="ok", pod="a")
+PHASE = "earlyexit_rollout_phase"
+START = "earlyexit_rollout_phase_start_timestamp_seconds"
+PASSES = {"earlyexit_operator_reconcile_total|pod=o": "0+60x{n}"}
+LIMIT = gauge("earlyexit_detector_limit", 1_000_000, pod="a")
+AUTO = gauge("earlyexit_service_info", 1, mode="Auto", config="c")
+CONTACT = "earlyexit_control_plane_contact_timestamp_seconds"
+
+
+def passes_within(ten: int, thirty: int) -> dict[str, str]:
+    counts = {"10.0": ten, "30.0": thirty, "+Inf": 100}
+    return {f"earlyexit_operator_reconcile_duration_seconds_bucket|le={le}": f"0+{n}x{{n}}" for le, n in counts.items()}
+
+
+# alert: (minutes, series on which it fires, series on which it must not)
+CASES: dict[str, tuple[int, dict[str, str], dict[str, str]]] = {
+    "EarlyExitErrorBudgetBurnsFast": (90, LATE_90, LATE_50),
+    "EarlyExitErrorBudgetBurnsSlowly": (600, LATE_50, LATE_5),
+    "EarlyExitAccuracyBudgetExceeded": (
+        10,
+        gauge("earlyexit_service_condition", 1, type="AccuracyWithinBudget", status="False"),
+        gauge("earlyexit_service_condition", 1, type="AccuracyWithinBudget", status="Unknown"),
+    ),
+    "EarlyExitAccuracyBudgetAtRisk": (
+        400,
+        AUDITS | BUDGET | counter("earlyexit_disagreements_total", 0.3, arm="stable", pod="a"),
+        AUDITS | BUDGET | counter("earlyexit_disagreements_total", 0.1, arm="stable", pod="a"),
+    ),
+    "EarlyExitDriftSuspected": (
+        10,
+        LIMIT | gauge("earlyexit_detector_statistic", 30_000, pod="a"),
+        LIMIT | gauge("earlyexit_detector_statistic", 100, pod="a"),
+    ),
+    "EarlyExitRolloutStuck": (
+        180,
+        gauge(START, 0) | gauge(PHASE, 1, phase="Progressing"),
+        gauge(START, 0) | gauge(PHASE, 1, phase="Paused"),
+    ),
+    "EarlyExitRolloutAwaitsDecision": (
+        26 * 60,
+        gauge(PHASE, 1, phase="AwaitingPromotion"),
+        gauge(PHASE, 1, phase="Progressing"),
+    ),
+    "EarlyExitRolledBackRepeatedly": (
+        24 * 60,
+        counter("earlyexit_rollouts_total", 0.003, verdict="RolledBack"),
+        counter("earlyexit_rollouts_total", 0.003, verdict="Succeeded"),
+    ),
+    "EarlyExitPlanNotAcknowledged": (10, workers(ready=4, acknowledged=3), workers(ready=3, acknowledged=3, desired=4)),
+    "EarlyExitWorkersMissing": (20, workers(desired=4, ready=3), workers(desired=4, ready=4)),
+    "EarlyExitNoExitCapacityShort": (
+        20,
+        gauge("earlyexit_service_no_exit_headroom_ratio", 0.8, floor="Reserve"),
+        gauge("earlyexit_service_no_exit_headroom_ratio", 0.8, floor="PreScale") | gauge("earlyexit_service_no_exit_headroom_ratio", 1.1, floor="Fixed"),
+    ),
+    "EarlyExitWorkerQuarantined": (10, workers(quarantined=1), workers(quarantined=0)),
+    "EarlyExitBreakerOpen": (5, gauge("earlyexit_breaker_open", 1, pod="a"), gauge("earlyexit_breaker_open", 0, pod="a")),
+    "EarlyExitExitsOffForLong": (
+        26 * 60,
+        TRAFFIC | AUTO | gauge("earlyexit_service_exits_active", 0),
+        TRAFFIC | gauge("earlyexit_service_info", 1, mode="Disabled", config="c") | gauge("earlyexit_service_exits_active", 0),
+    ),
+    "EarlyExitSavingNothing": (
+        240,
+        gauge("earlyexit_service_exits_active", 1) | counter("earlyexit_exact_seconds_total", 10, arm="stable")
+        | counter("earlyexit_ramp_saved_seconds_total", 1, ramp="r0") | counter("earlyexit_ramp_overhead_seconds_total", 2, ramp="r0"),
+        gauge("earlyexit_service_exits_active", 1) | counter("earlyexit_exact_seconds_total", 10, arm="stable")
+        | counter("earlyexit_ramp_saved_seconds_total", 2, ramp="r0") | counter("earlyexit_ramp_overhead_seconds_total", 1, ramp="r0"),
+    ),
+    "EarlyExitSheddingLoad": (
+        15,
+        TRAFFIC | counter("earlyexit_requests_total", 5, outcome="rejected", pod="a"),
+        TRAFFIC | counter("earlyexit_requests_total", 50, outcome="invalid", pod="a") | counter("earlyexit_requests_total", 0.5, outcome="rejected", pod="a"),
+    ),
+    "EarlyExitBatchesFail": (10, counter("earlyexit_failed_batches_total", 1, pod="a"), counter("earlyexit_failed_batches_total", 0, pod="a")),
+    "EarlyExitPlanForged": (
+        20,
+        counter("earlyexit_plan_refusals_total", 1, reason="BadSignature", pod="a"),
+        counter("earlyexit_plan_refusals_total", 1, reason="StaleEpoch", pod="a"),
+    ),
+    "EarlyExitControlPlaneSilent": (30, gauge(CONTACT, 1, pod="a"), gauge(CONTACT, 0, pod="a")),
+    "EarlyExitOperatorDown": (10, {}, gauge("earlyexit_operator_leader", 0, pod="o")),
+    "EarlyExitNoLeader": (
+        10,
+        gauge("earlyexit_operator_leader", 0, pod="o") | gauge("earlyexit_operator_leader", 0, pod="p"),
+        gauge("earlyexit_operator_leader", 0, pod="o") | gauge("earlyexit_operator_leader", 1, pod="p"),
+    ),
+    "EarlyExitWatchStale": (
+        5,
+        gauge("earlyexit_operator_watch_late_seconds", 90, pod="o"),
+        gauge("earlyexit_operator_watch_late_seconds", 30, pod="o"),
+    ),
+    "EarlyExitReconcileErrors": (
+        30,
+        PASSES | {"earlyexit_operator_reconcile_errors_total|pod=o": "0+12x{n}"},
+        PASSES | {"earlyexit_operator_reconcile_errors_total|pod=o": "0+3x{n}"},
+    ),
+    "EarlyExitReconcileSlow": (30, passes_within(50, 100), passes_within(100, 100)),
+}  # fmt: skip
+
+
+def series(given: dict[str, str], minutes: int) -> list[dict[str, str]]:
+    """``name|label=value,…`` and values → what promtool reads; everything belongs to one service, but what operators tell of themselves."""
+    out = []
+    for key, values in given.items():
+        name, _, labels = key.partition("|")
+        pairs = [pair.partition("=") for pair in labels.split(",") if pair]
+        if not name.startswith("earlyexit_operator_"):
+            pairs += [("namespace", "=", "vision"), ("service", "=", "digits")]
+        text = ",".join(f'{k}="{v}"' for k, _, v in pairs)
+        out.append({"series": f"{name}{{{text}}}", "values": values.format(n=minutes)})
+    return out
+
+
+def case(alert: str, minutes: int, given: dict[str, str], *, fires: bool) -> dict[str, Any]:
+    """One test of promtool. The alert itself becomes a series, so that its texts need not be repeated here."""
+    asked = f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})'
+    expected = [{"labels": "{}", "value": 1}] if fires else []
+    return {
+        "name": f"{alert} {'fires' if fires else 'is quiet'}",
+        "interval": "1m",
+        "input_series": series(given, minutes),
+        "promql_expr_test": [{"expr": asked, "eval_time": f"{minutes}m", "exp_samples": expected}],
+    }
+
+
+def promtool(tools: Path, *arguments: str | Path, stdin: bytes | None = None) -> str:
+    done = subprocess.run([tools / "promtool", *arguments], input=stdin, capture_output=True, check=False)
+    said = (done.stdout + done.stderr).decode()
+    assert done.returncode == 0, said
+    return said
+
+
+def test_every_alert_has_a_case_and_says_what_to_do() -> None:
+    assert sorted(CASES) == sorted(rule["alert"] for rule in ALERTS)
+    for rule in ALERTS:
+        told = rule["annotations"]
+        assert set(told) == {"summary", "description", "action", "runbook_url"}, rule["alert"]
+        assert told["runbook_url"].endswith(f"/docs/reference/alerts.html#{rule['alert'].lower()}")
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+
+
+@pytest.mark.slow
+def test_rules_are_sound(prometheus_tools: Path) -> None:
+    said = promtool(prometheus_tools, "check", "rules", "--lint=all", "--lint-fatal", *sorted(RULES.glob("*.yaml")))
+    assert said.count("SUCCESS") == 2, said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_alert_fires_when_it_should_and_not_before(prometheus_tools: Path, tmp_path: Path) -> None:
+    tests = []
+    for alert, (minutes, bad, nearly) in CASES.items():
+        tests += [case(alert, minutes, bad, fires=True), case(alert, minutes, nearly, fires=False)]
+    long = [test for test in tests if int(test["promql_expr_test"][0]["eval_time"][:-1]) > 500]
+    for number, (some, interval) in enumerate((([t for t in tests if t not in long], "2m"), (long, "4m"))):
+        file = tmp_path / f"tests-{number}.yaml"
+        rules = [str(path) for path in sorted(RULES.glob("*.yaml"))]
+        file.write_text(yaml.safe_dump({"rule_files": rules, "evaluation_interval": interval, "tests": some}))
+        assert "SUCCESS" in promtool(prometheus_tools, "test", "rules", file)
+
+
+@pytest.mark.slow
+def test_an_alert_names_the_service_and_the_figure(prometheus_tools: Path, tmp_path: Path) -> None:
+    minutes, bad, _ = CASES["EarlyExitSheddingLoad"]
+    rule = next(rule for rule in ALERTS if rule["alert"] == "EarlyExitSheddingLoad")
+    expected = {
+        "exp_labels": {"severity": "warning", "namespace": "vision", "service": "digits"},
+        "exp_annotations": rule["annotations"] | {
+            "summary": "vision/digits refuses requests",
+            "description": "4.762% of its requests are shed: the queue is full, or they could not be answered in time any more.",
+        },
+    }  # fmt: skip
+    test = {"interval": "1m", "input_series": series(bad, minutes), "alert_rule_test": [
+        {"eval_time": f"{minutes}m", "alertname": "EarlyExitSheddingLoad", "exp_alerts": [expected]}]}  # fmt: skip
+    file = tmp_path / "test.yaml"
+    rules = [str(path) for path in sorted(RULES.glob("*.yaml"))]
+    file.write_text(yaml.safe_dump({"rule_files": rules, "evaluation_interval": "1m", "tests": [test]}))
+    promtool(prometheus_tools, "test", "rules", file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metrics", [WorkerMetrics, OperatorMetrics])
+def test_metrics_follow_the_conventions_that_promtool_checks(prometheus_tools: Path, metrics: Any) -> None:
+    assert promtool(prometheus_tools, "check", "metrics", stdin=metrics().text()) == ""
+
+
+def test_rules_ask_only_for_metrics_that_exist() -> None:
+    reference = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    known = set(re.findall(r"^\| `(\w+)` \|", reference, re.M))
+    known |= {f"{name}_{part}" for name in known for part in ("bucket", "count", "sum")}
+    texts = [path.read_text() for path in [*RULES.glob("*.yaml"), *(RULES.parent / "dashboards").glob("*.json")]]
+    asked = {name for text in texts for name in re.findall(r"\bearlyexit_\w+", text)}
+    assert asked - known == set(), json.dumps(sorted(known))

@@ -1,0 +1,497 @@
+"""A changed bundle or image under Kubernetes' own controllers: what serves meanwhile, and what it says.
+
+API server, controller manager and scheduler are real; the nodes exist on paper, and a few lines stand for their kubelets. A
+bundle whose name contains ``broken`` never becomes ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from paper_observer import PaperObserver
+
+from offramp_operator.kube.cache import ObjectCache
+from offramp_operator.kube.client import KubeClient
+from offramp_operator.kube.kinds import DEPLOYMENT, EVENT, NETWORK_SERVICE, POD, SERVICE, Object
+from offramp_operator.kube.manifests import WorkerSettings
+from offramp_operator.kube.platform import KubePlatform
+from offramp_operator.kube.watch import Feed
+from offramp_operator.shell.observe import Observer
+from offramp_operator.shell.platform import ServiceKey
+from offramp_operator.shell.reconcile import Reconciler
+from offramp_operator.shell.signing import SigningKey
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
+
+CONTROLLERS = "deployment-controller,replicaset-controller,resourcequota-controller,garbage-collector-controller"
+GPU = "nvidia.com/gpu"
+ONE_GPU = {"resources": {"limits": {GPU: 1}}}
+GOOD, BETTER, BROKEN = "oci://offramp/digits:1", "oci://offramp/digits:2", "oci://offramp/digits:broken"
+WELL_AGO = "2026-01-01T00:00:00Z"  # so that a pod has been ready for as long as the Deployment wants to see
+DEADLINE = {"surgeDeadline": "1s"}
+
+
+@pytest.fixture(scope="module")
+def controlled(tmp_path_factory: pytest.TempPathFactory, server: Any) -> Iterator[Any]:
+    """An API server of its own, with the controllers that run Deployments and quotas, and a scheduler."""
+    folder = tmp_path_factory.mktemp("controllers")
+    with ExitStack() as stack:
+        api = server._start(folder, stack)
+        server._install_crds(api)
+        flags = (f"--kubeconfig={api.kubeconfig}", "--leader-elect=false", "--secure-port=0")
+        server._spawn(stack, folder, "kube-controller-manager", *flags, f"--controllers={CONTROLLERS}")
+        server._spawn(stack, folder, "kube-scheduler", *flags)
+        yield api
+
+
+@dataclass
+class Fleet:
+    """A service under an operator, with the kubelets of its nodes. ``seen`` has (ready, all) pods after every look."""
+
+    api: Any
+    namespace: str
+    client: KubeClient
+    reconciler: Reconciler
+    cache: ObjectCache
+    seen: list[tuple[int, int]] = field(default_factory=list)
+    ready_since: Callable[[], str] = lambda: WELL_AGO
+
+    @property
+    def key(self) -> ServiceKey:
+        return ServiceKey(self.namespace, "digits")
+
+    @property
+    def manifest(self) -> Object:
+        metadata = {"name": "digits", "namespace": self.namespace}
+        return {"apiVersion": "earlyexit.dev/v1alpha1", "kind": "EarlyExitService", "metadata": metadata}
+
+    async def edit(self, **spec: Any) -> None:
+        assert self.api.merge(self.manifest, {"spec": spec}).status_code == 200
+
+    async def ask(self, what: str) -> None:
+        annotations = {"earlyexit.dev/request": f"{what}/{time.time_ns()}"}
+        assert self.api.merge(self.manifest, {"metadata": {"annotations": annotations}}).status_code == 200
+
+    async def pods(self) -> list[Object]:
+        return [pod for pod in await self.all_pods() if not _ending(pod)]
+
+    async def all_pods(self) -> list[Object]:
+        """With those that are ending."""
+        return (await self.client.list(POD, self.namespace))[0]
+
+    async def bundles(self) -> list[str]:
+        """What the ready pods serve."""
+        return sorted(_bundle(pod) for pod in await self.pods() if _is_ready(pod))
+
+    async def look(self) -> list[Object]:
+        """Note what there is; returns all pods, with those that are ending."""
+        found = await self.all_pods()
+        pods = [pod for pod in found if not _ending(pod)]
+        self.seen.append((sum(map(_is_ready, pods)), len(pods)))
+        return found
+
+    async def tick(self) -> None:
+        """The kubelets look, the operator looks."""
+        # What the kubelets are about to make ready is noted as it is before: between two looks a pod could be replaced.
+        for pod in await self.look():
+            if _ending(pod):
+                self.api.request("DELETE", f"{_path(pod)}?gracePeriodSeconds=0")
+            elif pod["spec"].get("nodeName") and not pod["status"].get("podIP"):
+                status = {"status": _running(works="broken" not in _bundle(pod), since=self.ready_since())}
+                self.api.request("PATCH", f"{_path(pod)}/status", status, content_type="application/merge-patch+json")
+        await self.look()
+        await Feed(self.cache, lambda _: None).relist(self.client, (self.namespace,))
+        await self.reconciler.reconcile(self.key)
+
+    async def until(self, condition: Callable[[], Any], *, what: str, seconds: float = 40) -> None:
+        deadline = time.monotonic() + seconds
+        while True:
+            await self.tick()
+            held = condition()
+            if asyncio.iscoroutine(held):
+                held = await held
+            if held:
+                return
+            assert time.monotonic() < deadline, f"{what} did not happen; {self.told()}; pods {self.seen[-5:]}"
+            await asyncio.sleep(0.05)
+
+    async def serve(self, *bundles: str) -> None:
+        """Until exactly these serve and no update is under way."""
+        wanted = sorted(uri.removeprefix("oci://") for uri in bundles)
+
+        async def there() -> bool:
+            return (await self.bundles()) == wanted == sorted(_bundle(p) for p in await self.pods())
+
+        await self.until(there, what=f"serving {wanted}")
+        await self.until(lambda: "WorkersUpdating" not in self.told(), what="the end of the update")
+
+    async def rest(self, ticks: int = 20) -> None:
+        for _ in range(ticks):
+            await self.tick()
+            await asyncio.sleep(0.05)
+
+    def told(self) -> dict[str, tuple[str, str]]:
+        """Status and reason of each condition."""
+        service = self.cache.get(SERVICE, self.namespace, "digits") or {}
+        conditions = (service.get("status") or {}).get("conditions") or ()
+        return {c["type"]: (c["status"], c["reason"]) for c in conditions}
+
+    def message(self, kind: str) -> str:
+        service = self.cache.get(SERVICE, self.namespace, "digits") or {}
+        return next((c["message"] for c in service["status"]["conditions"] if c["type"] == kind), "")
+
+    def since(self) -> list[tuple[int, int]]:
+        """What was seen since the last call."""
+        seen, self.seen = self.seen, []
+        return seen
+
+
+@pytest.fixture
+def fleet(controlled: Any, manifests: Any, tools: Any) -> Iterator[Callable[..., Any]]:
+    """``async with fleet(nodes=2) as f``: a service in a namespace of its own, on nodes with one GPU each that nobody else may use.
+
+    With ``answering``, ready pods say which model they serve and how well.
+    """
+    namespace = f"update-{os.urandom(4).hex()}"
+    controlled.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}, keep=True)
+
+    @asynccontextmanager
+    async def make(*, nodes: int, answering: bool = False, **spec: Any) -> AsyncIterator[Fleet]:
+        for number in range(nodes):
+            add_node(controlled, f"{namespace}-{number}", namespace)
+        worker = {**ONE_GPU, "nodeSelector": {"of": namespace}, **spec.pop("worker", {})}
+        manifest = manifests.service(worker=worker, **spec)
+        manifest["metadata"]["namespace"] = namespace
+        assert controlled.create(manifest, keep=True).status_code == 201
+        async with tools.client_of(controlled.kubeconfig) as client:
+            cache = ObjectCache()
+            platform = KubePlatform(client, cache, workers=WorkerSettings("offramp/worker:1"), instance="t")
+            observer = PaperObserver(cache) if answering else Observer(deadline_seconds=0.5)
+            reconciler = Reconciler(platform, observer, SigningKey.from_seed(b"k" * 32))
+            yield Fleet(controlled, namespace, client, reconciler, cache)
+            await observer.close()
+
+    yield make
+    path = f"/apis/earlyexit.dev/v1alpha1/namespaces/{namespace}/earlyexitservices/digits"
+    controlled.request("DELETE", path)
+    controlled.request("DELETE", f"/apis/apps/v1/namespaces/{namespace}/deployments")
+
+
+def add_node(api: Any, name: str, of: str) -> None:
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"of": of}}}
+    api.request("POST", "/api/v1/nodes", node)
+    merge = "application/merge-patch+json"
+    # Admission taints a new node until its kubelet reports.
+    api.request("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, content_type=merge)
+    room = {"cpu": "8", "memory": "32Gi", "pods": "10", GPU: "1"}
+    status = {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]}
+    answer = api.request("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, content_type=merge)
+    assert answer.status_code == 200, answer.text
+
+
+def _running(*, works: bool, since: str) -> Object:
+    state = {"running": {"startedAt": WELL_AGO}} if works else {"waiting": {"reason": "CrashLoopBackOff"}}
+    last = (
+        {} if works else {"terminated": {"reason": "Error", "exitCode": 1, "message": "manifest.json: digest differs"}}
+    )
+    container = {
+        "name": "worker",
+        "image": "x",
+        "imageID": "x",
+        "ready": works,
+        "restartCount": 0,
+        "state": state,
+        "lastState": last,
+    }
+    conditions = [{"type": kind, "status": str(works or kind == "PodScheduled"), "lastTransitionTime": since}
+                  for kind in ("Ready", "ContainersReady", "PodScheduled")]  # fmt: skip
+    address = "127.0.0.9"  # nothing answers there
+    return {
+        "phase": "Running",
+        "podIP": address,
+        "podIPs": [{"ip": address}],
+        "conditions": conditions,
+        "containerStatuses": [container],
+    }
+
+
+def _bundle(pod: Object) -> str:
+    return str(next(v["image"]["reference"] for v in pod["spec"]["volumes"] if v["name"] == "bundle"))
+
+
+def _is_ready(pod: Object) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions") or ())
+
+
+def _ending(pod: Object) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def _path(pod: Object) -> str:
+    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+
+
+# --- stories ---------------------------------------------------------------------------------------
+
+
+def test_with_room_for_one_more_no_worker_goes_before_its_successor_serves(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes=3, replicas=2) as f:
+            await f.serve(GOOD, GOOD)
+            f.since()
+            await f.edit(model={"uri": BETTER})
+            await f.serve(BETTER, BETTER)
+            seen = f.since()
+            assert min(ready for ready, _ in seen) == 2 and max(pods for _, pods in seen) == 3
+
+    tools.run(story())
+
+
+def test_a_broken_bundle_with_room_costs_nothing_and_going_back_recovers_at_once(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes=3, replicas=2) as f:
+            await f.serve(GOOD, GOOD)
+            f.since()
+            await f.edit(model={"uri": BROKEN})
+            await f.until(lambda: "digest differs" in f.message("Reconciling"), what="the reason")
+            await f.rest()
+            await f.edit(model={"uri": GOOD})
+            await f.serve(GOOD, GOOD)
+            assert min(ready for ready, _ in f.since()) == 2
+
+    tools.run(story())
+
+
+def test_a_worker_that_has_just_become_ready_outlives_two_broken_edits(fleet: Any, tools: Any) -> None:
+    """To the Deployment controller it is not available yet, and it takes away what is not when one update gives way to another."""
+
+    async def story() -> None:
+        async with fleet(nodes=3, replicas=1) as f:
+            f.ready_since = lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            await f.until(lambda: f.seen[-1][0] == 1, what="a worker that is ready")
+            f.since()
+            await f.edit(model={"uri": BROKEN})
+            await f.rest(ticks=5)
+            await f.edit(model={"uri": BROKEN + "-again"})
+            await f.until(lambda: "digest differs" in f.message("Reconciling"), what="the reason")
+            await f.rest()
+            assert min(ready for ready, _ in f.since()) == 1
+            assert await f.bundles() == [GOOD.removeprefix("oci://")]
+
+    tools.run(story())
+
+
+def test_without_room_workers_are_replaced_in_place_and_a_broken_bundle_costs_one(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes=2, replicas=2, updatePolicy=DEADLINE) as f:
+            await f.serve(GOOD, GOOD)
+            f.since()
+            await f.edit(model={"uri": BROKEN})
+            await f.until(lambda: f.told().get("WorkersUpdating") == ("True", "WaitingForRoom"), what="the wait")
+            assert f.seen[-1][0] == 2
+            await f.until(lambda: f.told().get("WorkersUpdating") == ("True", "Replacing"), what="the replacement")
+            await f.until(lambda: "digest differs" in f.message("Reconciling"), what="the reason")
+            await f.rest()
+            assert await f.bundles() == [GOOD.removeprefix("oci://")], (
+                "the second is not touched before the first serves"
+            )
+            await f.edit(model={"uri": GOOD})
+            await f.serve(GOOD, GOOD)
+            assert min(ready for ready, _ in f.since()) == 1
+            await f.edit(model={"uri": BETTER})
+            await f.serve(BETTER, BETTER)
+            assert min(ready for ready, _ in f.since()) == 1
+            live = await f.client.get(DEPLOYMENT, f.namespace, "digits")
+            assert live is not None
+            assert live["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0, "for this update only"
+
+    tools.run(story())
+
+
+def test_availability_holds_with_the_reason_and_goes_on_by_itself_when_there_is_room(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes=2, replicas=2, updatePolicy={**DEADLINE, "type": "Availability"}) as f:
+            await f.serve(GOOD, GOOD)
+            f.since()
+            await f.edit(model={"uri": BETTER})
+            await f.until(lambda: f.told().get("WorkersUpdating") == ("True", "NoRoomToSurge"), what="the hold")
+            assert f.told()["Reconciling"] == f.told()["Stalled"] == ("True", "NoRoomToSurge")
+            assert "no node has a free nvidia.com/gpu" in f.message("Stalled") and "updatePolicy.type" in f.message(
+                "Stalled"
+            )
+            await f.rest()
+            add_node(f.api, f"{f.namespace}-more", f.namespace)
+            await f.serve(BETTER, BETTER)
+            assert min(ready for ready, _ in f.since()) == 2
+
+    tools.run(story())
+
+
+def test_resource_aware_never_asks_for_a_pod_more(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes=3, replicas=2, updatePolicy={"type": "ResourceAware"}) as f:
+            await f.serve(GOOD, GOOD)
+            f.since()
+            await f.edit(model={"uri": BETTER})
+            await f.serve(BETTER, BETTER)
+            seen = f.since()
+            assert max(pods for _, pods in seen) == 2 and min(ready for ready, _ in seen) == 1
+
+    tools.run(story())
+
+
+def test_a_broken_first_bundle_on_the_only_gpu_gives_way_to_its_correction(fleet: Any, tools: Any) -> None:
+    """One ahead would wait for ever for the GPU that the broken one holds."""
+
+    async def story() -> None:
+        async with fleet(nodes=1, replicas=1, model={"uri": BROKEN}) as f:
+            await f.until(lambda: "digest differs" in f.message("Ready"), what="the reason")
+            await f.edit(model={"uri": GOOD})
+            await f.serve(GOOD)
+
+    tools.run(story())
+
+
+def test_the_only_worker_is_never_taken_away_for_one_that_finds_no_room(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes=1, replicas=1, updatePolicy={**DEADLINE, "type": "ResourceAware"}) as f:
+            await f.serve(GOOD)
+            f.since()
+            await f.edit(model={"uri": BETTER})
+            await f.until(lambda: f.told().get("WorkersUpdating") == ("True", "NoRoomToSurge"), what="the hold")
+            await f.rest()
+            assert min(ready for ready, _ in f.since()) == 1
+            assert "set replicas to 0 and back" in f.message("WorkersUpdating")
+            await f.edit(replicas=0)
+            await f.until(lambda: f.seen[-1][1] == 0, what="an empty service")
+            await f.edit(replicas=1)
+            await f.serve(BETTER)
+
+    tools.run(story())
+
+
+def test_a_quota_for_exactly_the_running_pods_does_not_stop_an_update(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes=3, replicas=2, updatePolicy=DEADLINE) as f:
+            quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two", "namespace": f.namespace},
+                     "spec": {"hard": {"pods": "2"}}}  # fmt: skip
+            path = f"/api/v1/namespaces/{f.namespace}/resourcequotas"
+            assert f.api.request("POST", path, quota).status_code == 201
+            await f.serve(GOOD, GOOD)
+            f.since()
+            await f.edit(model={"uri": BETTER})
+            await f.until(lambda: "quota two is used up" in f.message("WorkersUpdating"), what="the reason")
+            await f.serve(BETTER, BETTER)
+            assert min(ready for ready, _ in f.since()) == 1
+
+    tools.run(story())
+
+
+# --- two versions side by side ---------------------------------------------------------------------
+
+LATE = "oci://offramp/digits:late"
+SIDE = {"weight": 25, "pause": "1s", "deadline": "10m"}
+
+
+def beside(kind: str = "Availability", **side: Any) -> dict[str, Any]:
+    policy = {**DEADLINE, "type": kind, "sideBySide": {**SIDE, **side}}
+    plain = {"model": {"uri": GOOD}, "ramps": {"mode": "Disabled"}}  # without a digest: it is the workers that prove it
+    return {**plain, "replicas": 2, "updatePolicy": policy, "answering": True}
+
+
+async def settled(f: Fleet) -> None:
+    await f.until(lambda: "Reconciling" not in f.told() and "VersionOnTrial" not in f.told(), what="the end")
+
+
+def test_a_model_is_tried_beside_the_others_in_the_same_service_and_followed_when_a_person_says_so(
+    fleet: Any, tools: Any
+) -> None:
+    async def story() -> None:
+        async with fleet(nodes=4, **beside(promotion="Manual")) as f:
+            await f.serve(GOOD, GOOD)
+            await settled(f)
+            f.since()
+            await f.edit(model={"uri": BETTER})
+            await f.until(lambda: f.told().get("VersionOnTrial") == ("True", "AwaitingPromotion"), what="the question")
+            assert await f.bundles() == sorted(uri.removeprefix("oci://") for uri in (GOOD, GOOD, BETTER))
+            service = await f.client.get(NETWORK_SERVICE, f.namespace, "digits")
+            assert service is not None
+            chosen = [
+                p for p in await f.pods() if service["spec"]["selector"].items() <= p["metadata"]["labels"].items()
+            ]
+            assert len(chosen) == 3, "requests reach both versions by their numbers"
+            await f.ask("promote")
+            await f.serve(BETTER, BETTER)
+            await settled(f)
+            assert await f.client.get(DEPLOYMENT, f.namespace, "digits-next") is None
+            assert min(ready for ready, _ in f.since()) == 2
+
+    tools.run(story())
+
+
+def test_a_model_that_answers_late_goes_and_the_others_were_never_touched(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes=4, **beside()) as f:
+            await f.serve(GOOD, GOOD)
+            await settled(f)
+            before = {p["metadata"]["uid"] for p in await f.pods()}
+            await f.edit(model={"uri": LATE})
+            await f.until(lambda: f.told().get("Stalled") == ("True", "VersionRejected"), what="the verdict")
+            assert "requests were refused or late" in f.message("Stalled")
+
+            async def alone() -> bool:
+                return {p["metadata"]["uid"] for p in await f.pods()} == before
+
+            await f.until(alone, what="the end of the trial")
+            assert f.told()["Ready"] == ("True", "Serving")
+            await f.edit(model={"uri": GOOD})
+            await settled(f)
+            assert "Stalled" not in f.told() and {p["metadata"]["uid"] for p in await f.pods()} == before
+
+    tools.run(story())
+
+
+def test_on_exactly_two_gpus_a_trial_takes_the_place_of_one_worker(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes=2, **beside("ResourceAware")) as f:
+            await f.serve(GOOD, GOOD)
+            await settled(f)
+            f.since()
+            await f.edit(model={"uri": BETTER})
+            await f.serve(BETTER, BETTER)
+            await settled(f)
+            seen = f.since()
+            assert min(ready for ready, _ in seen) == 1
+            assert "VersionPromoted" in [e["reason"] for e in await events_of(f)]
+
+    tools.run(story())
+
+
+def test_a_broken_model_on_trial_is_given_up_and_costs_nothing(fleet: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with fleet(nodes=3, **beside(deadline="1s")) as f:
+            await f.serve(GOOD, GOOD)
+            await settled(f)
+            f.since()
+            await f.edit(model={"uri": BROKEN})
+            await f.until(lambda: f.told().get("Stalled") == ("True", "VersionRejected"), what="the verdict")
+            assert "not ready within 1 s" in f.message("Stalled")
+            assert min(ready for ready, _ in f.since()) == 2
+
+    tools.run(story())
+
+
+async def events_of(f: Fleet) -> list[Object]:
+    return (await f.client.list(EVENT, f.namespace))[0]

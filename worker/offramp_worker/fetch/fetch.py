@@ -1,0 +1,137 @@
+"""From a URI to a verified bundle in a folder: download, check, unpack, check, and one rename at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from offramp_core.bundle import MANIFEST_FILE
+from offramp_core.errors import DeliveryError, InvalidBundleError
+from offramp_core.protocol import FetchPhase, FetchProgress
+from offramp_worker.bundle.load import check_files
+from offramp_worker.fetch.download import Clock, Download, Limits
+from offramp_worker.fetch.source import Source
+from offramp_worker.fetch.unpack import unpack
+
+REFUSED = "refused.json"
+WORK = ".fetch"  # beside the bundle, so that the rename stays on one file system
+
+Report = Callable[[FetchProgress], None]
+
+
+def fetch(
+    source: Source,
+    to: Path,
+    *,
+    client: httpx.Client,
+    digest: str | None = None,
+    archive_digest: str | None = None,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    report: Report = lambda _: None,
+    clock: Clock = Clock(),  # noqa: B008 - frozen
+) -> Path:
+    """Bring the bundle to ``to``, which is there as a whole or not at all. A bundle that is there already is left alone.
+
+    Parameters
+    ----------
+    digest : str, optional
+        The backbone digest (``sha256:`` and 64 hex digits) that the bundle must have.
+    archive_digest : str, optional
+        The digest that the archive must have. It is checked before anything of the archive is parsed.
+
+    Raises
+    ------
+    DeliveryError
+        Why not, in one sentence with the next step.
+    """
+    if (to / MANIFEST_FILE).is_file():
+        return to
+    if source.url.startswith("http:") and archive_digest is None:
+        raise DeliveryError(
+            "FetchRefused",
+            f"{source.name} is not encrypted, so anybody on the way could change it",
+            "set spec.model.archiveDigest",
+        )
+    work = to.parent / WORK
+    work.mkdir(parents=True, exist_ok=True)
+    part, tree = work / "archive", work / "tree"
+    deadline = clock.now() + limits.seconds
+
+    def tell(phase: FetchPhase) -> Callable[[int, int | None], None]:
+        return lambda done, total: report(FetchProgress(phase, done, total))
+
+    tell("connecting")(0, None)
+    wanted = [source.name, digest, archive_digest, limits.bytes]
+    refused = _refused_before(work, wanted)
+    download = Download(
+        client, source, part, limits=limits, deadline=deadline, tell=tell("downloading"), clock=clock, refused=refused
+    )
+    download.run()
+    size = part.stat().st_size
+    tell("verifying")(size, size)
+    try:
+        if archive_digest is not None:
+            _check_archive(part, archive_digest, source)
+        shutil.rmtree(tree, ignore_errors=True)
+        tell("unpacking")(0, None)
+        root = unpack(part, tree, limits=limits, tell=tell("unpacking"))
+        _check_bundle(root, digest, source)
+    except DeliveryError as error:
+        shutil.rmtree(tree, ignore_errors=True)
+        if error.reason != "DiskFull":
+            _refuse(work, wanted, download.etag, error)
+        raise
+    root.rename(to)
+    shutil.rmtree(work, ignore_errors=True)
+    return to
+
+
+def _refuse(work: Path, wanted: list[Any], etag: str, error: DeliveryError) -> None:
+    """Drop an archive that will not come right by itself, and keep what was wrong with it: a container is started again and again."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    told = {"wanted": wanted, "etag": etag, "error": [error.reason, error.cause, error.remedy]}
+    (work / REFUSED).write_text(json.dumps(told))
+
+
+def _refused_before(work: Path, wanted: list[Any]) -> dict[str, DeliveryError]:
+    """What an earlier attempt found wrong, by ETag; nothing where something else was asked for then."""
+    try:
+        told = json.loads((work / REFUSED).read_text())
+        return {told["etag"]: DeliveryError(*told["error"])} if told["etag"] and told["wanted"] == wanted else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _check_archive(part: Path, expected: str, source: Source) -> None:
+    with part.open("rb") as file:
+        found = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise DeliveryError(
+            "DigestMismatch",
+            f"the archive at {source.name} has digest {found}, not {expected}",
+            "correct spec.model.archiveDigest, or put the right archive there",
+        )
+
+
+def _check_bundle(root: Path, expected: str | None, source: Source) -> None:
+    try:
+        found = check_files(root).backbone_digest
+    except InvalidBundleError as error:
+        raise DeliveryError(
+            "InvalidBundle",
+            f"the bundle at {source.name} is broken: {error}",
+            "pack what `offramp prepare` wrote once more",
+        ) from error
+    if expected is not None and found != expected:
+        raise DeliveryError(
+            "DigestMismatch",
+            f"the bundle at {source.name} has backbone digest {found}, and the service must serve {expected}",
+            "put that bundle back there, or set spec.model.digest to the one to serve from now on",
+        )
