@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from bench.report.kept import kept
 from bench.report.page import make_page
 from bench.report.pictures import draw_pictures
 from bench.report.results import Results
@@ -21,7 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     results = Results(options.results)
     pictures = draw_pictures(results, options.out.parent / "images" / "bench")
-    options.out.write_text(make_page(results, pictures, options.out))
+    page = make_page(results, pictures, options.out)
+    options.out.write_text(kept(page, options.out.read_text()) if options.out.is_file() else page)
     print(f"{options.out}: {len(results.sets())} record sets, {len(pictures)} pictures")
     return 0
 

@@ -14,7 +14,7 @@ HEAD = """<!-- Made by `make bench` (python -m bench.report) from the JSON files
 # Benchmarks
 
 All figures come from JSON files that `make bench` leaves under `build/bench`; `python -m bench.report` makes this page again from
-them. The recorded scores of real models (`python -m bench.record`) are the population: calibration sets and streams are drawn from
+them, and keeps what it says of anything that has no file there. The recorded scores of real models (`python -m bench.record`) are the population: calibration sets and streams are drawn from
 them with replacement, and a plan's *true* saving and disagreement are those on all records. Figures are medians over draws with the
 range of the middle 90 %. Exits are priced at batch size 16 unless a row says otherwise. *Disagreement* is the share of all requests
 answered otherwise than the full model answers.

@@ -1,0 +1,78 @@
+"""What an earlier page says stands where nothing was measured this time.
+
+Every bench leaves a file of its own, the whole set takes hours, and machines come and go: measuring one thing again must not
+wipe the rest off the page. A row that nothing makes any more is deleted from the page by hand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from bench.report.results import MISSING
+
+Blocks = list[list[str]]  # of lines that no blank line divides
+
+
+def kept(page: str, earlier: str) -> str:
+    """``page`` with the sections, tables and rows of ``earlier`` where it has none of its own."""
+    before = {blocks[0][0]: blocks for blocks in _sections(earlier)}
+    sections = [_section(blocks, before.get(blocks[0][0], [])) for blocks in _sections(page)]
+    return "\n\n".join("\n".join(block) for blocks in sections for block in blocks) + "\n"
+
+
+def _sections(page: str) -> Iterator[Blocks]:
+    """What stands before the first heading of level two, then each such heading with what follows."""
+    blocks = [block.splitlines() for block in page.split("\n\n") if block.strip()]
+    blocks = [[line for line in block if line] for block in blocks]
+    starts = [0, *(i for i, block in enumerate(blocks) if i and block[0].startswith("## "))]
+    return (blocks[a:b] for a, b in zip(starts, [*starts[1:], len(blocks)], strict=True))
+
+
+def _section(blocks: Blocks, before: Blocks) -> Blocks:
+    if not any(_is_table(block) for block in before):
+        return blocks
+    if not any(_is_table(block) for block in blocks):
+        return before
+    follows = {tuple(a): b for a, b in zip(before, before[1:], strict=False)}
+    merged: Blocks = []
+    for above, block in zip([[], *blocks], blocks, strict=False):
+        earlier = follows.get(tuple(above), [])
+        if _is_missing(block) and _is_table(earlier):
+            merged.append(earlier)
+        elif _is_table(block) and _is_table(earlier) and earlier[0] == block[0]:
+            merged.append(_rows(block, earlier))
+        else:
+            merged.append(block)
+    return merged
+
+
+def _rows(table: list[str], earlier: list[str]) -> list[str]:
+    """Rows are known by their first cell and, where two share it, by their order. In a table that was measured in part only, one that is gone stays."""
+    rows = dict(_named(table))
+    if not any(MISSING in row for row in rows.values()):
+        return table
+    names, before = list(rows), None
+    for name, row in _named(earlier):
+        if name not in rows:
+            names.insert(0 if before is None else names.index(before) + 1, name)
+        if MISSING in rows.setdefault(name, row):
+            rows[name] = row
+        before = name
+    return [rows[name] for name in names]
+
+
+def _named(table: list[str]) -> Iterator[tuple[tuple[str, int], str]]:
+    seen: Counter[str] = Counter()
+    for row in table:
+        first = row.split(" | ")[0]
+        seen[first] += 1
+        yield (first, seen[first]), row
+
+
+def _is_table(block: list[str]) -> bool:
+    return bool(block) and block[0].startswith("|")
+
+
+def _is_missing(block: list[str]) -> bool:
+    return len(block) == 1 and block[0].strip("*.").lower() == MISSING

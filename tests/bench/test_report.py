@@ -1,0 +1,74 @@
+"""The page of benchmarks keeps what is not measured again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.report.kept import kept
+from bench.report.page import make_page
+from bench.report.results import Results
+
+PAGE = Path("docs/benchmarks.md")
+
+EARLIER = """# Benchmarks
+
+## Targets
+
+| target | measured |  |
+| --- | --- | --- |
+| fast | 3 ms | met |
+| fast | 5 ms | **not met** |
+| small | 2 MiB | met |
+| per set | 1 | met |
+
+## Queues
+
+Load 0.5.
+
+### one
+
+| a |
+| --- |
+| 1 |
+"""
+
+
+def test_rows_that_were_not_measured_again_stay_and_those_that_were_are_new() -> None:
+    page = """# Benchmarks
+
+## Targets
+
+| target | measured |  |
+| --- | --- | --- |
+| fast | not measured on this machine | – |
+| fast | 4 ms | met |
+| small | not measured on this machine | – |
+| new | not measured on this machine | – |
+"""
+    assert kept(page, EARLIER).splitlines()[6:] == [
+        "| fast | 3 ms | met |",
+        "| fast | 4 ms | met |",
+        "| small | 2 MiB | met |",
+        "| per set | 1 | met |",
+        "| new | not measured on this machine | – |",
+    ]
+
+
+def test_a_section_without_a_table_of_its_own_stays_as_it_was() -> None:
+    assert kept("# Benchmarks\n\n## Queues\n\nLoad 0.5.\n", EARLIER).endswith(EARLIER[EARLIER.index("## Queues") :])
+
+
+def test_a_table_in_a_section_that_was_measured_in_part_stays() -> None:
+    earlier = "## Scale\n\nVerdicts.\n\n| s |\n| --- |\n| 1 |\n\nFleets.\n\n| n |\n| --- |\n| 2 |\n"
+    page = "## Scale\n\nVerdicts.\n\n*Not measured on this machine.*\n\nFleets.\n\n| n |\n| --- |\n| 3 |\n"
+    assert kept(page, earlier) == earlier.replace("| 2 |", "| 3 |")
+
+
+def test_with_nothing_measured_at_all_everything_stays_on_the_page(tmp_path: Path) -> None:
+    earlier = PAGE.read_text()
+    again = kept(make_page(Results(tmp_path), {}, PAGE), earlier)
+    assert set(_content(earlier)) <= set(_content(again))
+
+
+def _content(page: str) -> list[str]:
+    return [line for line in page[page.index("## ") :].splitlines() if line]
