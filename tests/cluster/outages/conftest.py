@@ -108,7 +108,7 @@ def faketime() -> Callable[[str], dict[str, str]]:
     """The environment of a process whose clock is wrong; clocks that only measure stay right."""
     library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
     if library is None:
-        run("apt-get", "install", "-y", "-q", "--no-install-recommends", "libfaketime")
+        run("bash", "-c", "source cluster/lib/common.sh; source cluster/lib/packages.sh; install_packages libfaketime")
         library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
     return lambda offset: {
         "LD_PRELOAD": str(library),
