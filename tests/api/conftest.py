@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import secrets
-import socket
 import ssl
 import subprocess
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from bench.ports import free_port
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -26,7 +26,7 @@ DIGEST = f"sha256:{'1' * 64}"  # of the model: without one the first worker of a
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("etcd", "helm", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 GROUP = "earlyexit.dev/v1alpha1"
-START_DEADLINE_SECONDS = 90
+START_DEADLINE_SECONDS = 300
 PLURALS = {
     "ClusterRole": "clusterroles",
     "ClusterRoleBinding": "clusterrolebindings",
@@ -79,12 +79,6 @@ def tools(group: str) -> Path:
 
 def binary(name: str) -> str:
     return str(binaries() / name)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def path_of(manifest: dict[str, Any], *, named: bool = True) -> str:
@@ -150,7 +144,7 @@ class ApiServer:
         return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=60)
 
 
-def wait_for(condition: Callable[[], bool], *, what: str, seconds: float = 30, state: Callable[[], str] = str) -> None:
+def wait_for(condition: Callable[[], bool], *, what: str, seconds: float = 90, state: Callable[[], str] = str) -> None:
     """Poll until ``condition`` holds; on the deadline fail with the last state seen."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -115,7 +115,7 @@ class Fleet:
         await Feed(self.cache, lambda _: None).relist(self.client, (self.namespace,))
         await self.reconciler.reconcile(self.key)
 
-    async def until(self, condition: Callable[[], Any], *, what: str, seconds: float = 40) -> None:
+    async def until(self, condition: Callable[[], Any], *, what: str, seconds: float = 180) -> None:
         deadline = time.monotonic() + seconds
         while True:
             await self.tick()

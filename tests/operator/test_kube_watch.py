@@ -114,20 +114,19 @@ def test_the_watch_goes_on_after_the_api_server_was_killed(restartable: Any, man
         for name in ("stays", "goes"):
             api.create(_manifest(manifests, "service", name, "default"), keep=True)
         async with _watching(tools, api, namespaces=()) as w:
-            await tools.eventually(
-                lambda: w.names(SERVICE, "default") == {"stays", "goes"}, what="the first list", seconds=60
-            )
+            await tools.eventually(lambda: w.names(SERVICE, "default") == {"stays", "goes"}, what="the first list")
             restartable.kill()
             await asyncio.to_thread(restartable.start)
-            api.create(_manifest(manifests, "service", "new", "default"), keep=True)
-            api.request("DELETE", "/apis/earlyexit.dev/v1alpha1/namespaces/default/earlyexitservices/goes")
+            new = _manifest(manifests, "service", "new", "default")
+            goes = "/apis/earlyexit.dev/v1alpha1/namespaces/default/earlyexitservices/goes"
+            # An API server that has just started says that it is ready before it serves every kind.
+            await tools.eventually(lambda: api.create(new, keep=True).status_code == 201, what="a new service")
+            await tools.eventually(lambda: api.request("DELETE", goes).status_code == 200, what="a deletion")
             # Whether the watch was up again in time to see the deletion is chance; a list finds what it missed.
-            await tools.eventually(
-                lambda: "new" in w.names(SERVICE, "default"), what="news after the restart", seconds=60
-            )
+            await tools.eventually(lambda: "new" in w.names(SERVICE, "default"), what="news after the restart")
             await w.feed.relist(w.client, ())
             assert w.names(SERVICE, "default") == {"stays", "new"}
-            await tools.eventually(lambda: w.feed.late_seconds() == 0.0, what="a watch that keeps up", seconds=60,
+            await tools.eventually(lambda: w.feed.late_seconds() == 0.0, what="a watch that keeps up",
                                    state=lambda: w.feed._freshness.awaited)  # fmt: skip
 
     tools.run(story())
