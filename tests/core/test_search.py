@@ -24,8 +24,7 @@ from offramp_core.search.objective import price
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import best_thresholds, error_budget
 
-settings.register_profile("core", deadline=None, max_examples=60, derandomize=True)
-settings.load_profile("core")
+SAME_EXAMPLES = settings(max_examples=60, derandomize=True)
 SEEDS = st.integers(0, 10_000)
 
 
@@ -91,11 +90,13 @@ class TestAgainstTryingEverything:
 
 
 class TestBudget:
+    @SAME_EXAMPLES
     @given(seed=SEEDS, errors=st.integers(0, 6))
     def test_a_plan_never_exceeds_its_budget_on_the_records(self, seed: int, errors: int) -> None:
         plan = best_plan(small(seed, max_rows=30), max_errors=errors).plan
         assert plan.errors <= errors
 
+    @SAME_EXAMPLES
     @given(seed=SEEDS, errors=st.integers(0, 5))
     def test_more_budget_never_saves_less(self, seed: int, errors: int) -> None:
         records = small(seed, max_rows=30)
@@ -104,6 +105,7 @@ class TestBudget:
             >= best_plan(records, max_errors=errors).plan.saving - 1e-12
         )
 
+    @SAME_EXAMPLES
     @given(seed=SEEDS)
     def test_exits_off_is_always_feasible_so_nothing_is_ever_lost(self, seed: int) -> None:
         assert best_plan(small(seed), max_errors=0).plan.saving >= 0
@@ -130,6 +132,7 @@ class TestBudget:
 
 
 class TestStoredThresholds:
+    @SAME_EXAMPLES
     @given(seed=SEEDS)
     def test_a_plan_does_the_same_after_it_was_stored_as_text(self, seed: int) -> None:
         records = small(seed, max_rows=20)
@@ -141,6 +144,7 @@ class TestStoredThresholds:
         again = evaluate_plan(records, Plan.from_mapping(plan.to_mapping()), ids)
         assert (again.disagreements, again.mean_seconds) == (found.errors, found.evaluation.mean_seconds)
 
+    @SAME_EXAMPLES
     @given(st.floats(0, 1, width=32))
     def test_a_key_is_the_lowest_threshold_that_lets_an_input_leave(self, score: float) -> None:
         u = np.float32(score)

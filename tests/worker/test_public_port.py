@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from processes import WorkerProcess, document, eventually, infer_json, plan_for
+from processes import START_SECONDS, WorkerProcess, document, eventually, infer_json, plan_for
 from prometheus_client.parser import text_string_to_metric_families
 
 from offramp_core.errors import InvalidArgumentError
@@ -72,7 +72,7 @@ def test_many_clients_at_once_get_their_own_answers(plain: WorkerProcess, sessio
     wrong: list[int] = []
 
     def ask(rows: range) -> None:
-        with httpx.Client(base_url=f"http://{plain.address}") as client:
+        with httpx.Client(base_url=f"http://{plain.address}", timeout=60) as client:
             for row in rows:
                 reply = client.post("/v2/models/tiny/infer", json=infer_json(x[row : row + 1])).json()
                 if not np.allclose(reply["outputs"][0]["data"], expected[row], rtol=1e-4, atol=1e-4):
@@ -224,7 +224,7 @@ def test_an_unknown_model_is_404_and_a_compressed_body_400(plain: WorkerProcess)
 
 def test_a_body_beyond_the_limit_is_413_before_it_is_read(plain: WorkerProcess) -> None:
     host, _, port = plain.address.partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n")
         assert connection.recv(64).startswith(b"HTTP/1.1 413")
 
@@ -317,7 +317,7 @@ def test_settings_that_cannot_work_are_refused_by_name(bundle_dir: Path, env: di
 def test_settings_that_cannot_work_end_the_process_with_code_2() -> None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("OFFRAMP_")}
     command = [sys.executable, "-m", "offramp_worker.main"]
-    result = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=START_SECONDS, check=False)
     assert result.returncode == 2
     assert json.loads(result.stderr)["reason"].startswith("OFFRAMP_BUNDLE is not set")
 
@@ -335,13 +335,15 @@ def test_draining_answers_what_is_in_flight_and_ends_with_code_0(bundle_dir: Pat
         thread.start()
         eventually(
             lambda: (
-                _metric(process, "earlyexit_inflight", public=httpx.Client(base_url=f"http://{process.address}"))
+                _metric(
+                    process, "earlyexit_inflight", public=httpx.Client(base_url=f"http://{process.address}", timeout=60)
+                )
                 or answers
             ),
             what="a request in flight",
         )
         process.process.send_signal(signal.SIGTERM)
-        thread.join(30)
+        thread.join(90)
         assert answers == [200]
     assert process.process.returncode == 0
     assert process.events("stopped") and not process.events("audits-abandoned")
