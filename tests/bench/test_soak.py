@@ -88,6 +88,7 @@ def trial(subject: Subject, *, rows: list[int], labels: list[int], ramps: list[i
     return Trial(1.0, np.zeros(n), np.full(n, 0.01), np.full(n, 200), np.array(rows), codes)
 
 
+@pytest.mark.slow
 def test_a_right_answer_is_the_models_or_that_of_the_ramp_it_names(subject: Subject) -> None:
     expected = soak.expect(subject)
     ramp = subject.active[0]

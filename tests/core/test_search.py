@@ -65,6 +65,7 @@ class TestAgainstTryingEverything:
         for seed in range(block * 40, block * 40 + 40):
             assert_thresholds_are_optimal(small(seed), errors=seed % 4)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("n_ramps", [4, 5])
     def test_more_than_three_ramps_are_optimal_as_well(self, n_ramps: int) -> None:
         for seed in range(30):
@@ -96,6 +97,7 @@ class TestBudget:
         plan = best_plan(small(seed, max_rows=30), max_errors=errors).plan
         assert plan.errors <= errors
 
+    @pytest.mark.slow
     @SAME_EXAMPLES
     @given(seed=SEEDS, errors=st.integers(0, 5))
     def test_more_budget_never_saves_less(self, seed: int, errors: int) -> None:
@@ -105,6 +107,7 @@ class TestBudget:
             >= best_plan(records, max_errors=errors).plan.saving - 1e-12
         )
 
+    @pytest.mark.slow
     @SAME_EXAMPLES
     @given(seed=SEEDS)
     def test_exits_off_is_always_feasible_so_nothing_is_ever_lost(self, seed: int) -> None:
@@ -132,6 +135,7 @@ class TestBudget:
 
 
 class TestStoredThresholds:
+    @pytest.mark.slow
     @SAME_EXAMPLES
     @given(seed=SEEDS)
     def test_a_plan_does_the_same_after_it_was_stored_as_text(self, seed: int) -> None:
@@ -174,6 +178,7 @@ class TestStoredThresholds:
 
 
 class TestSearchItself:
+    @pytest.mark.slow
     def test_it_never_loses_to_the_hill_climb_on_the_same_records(self) -> None:
         for seed in range(20):
             records = recorded(600, 6, seed=seed)

@@ -86,6 +86,7 @@ class TestAgainstTryingEverything:
         for seed in range(block * 40, block * 40 + 40):
             assert_thresholds_are_optimal(seed)
 
+    @pytest.mark.slow
     def test_placement_within_slices_and_weights_is_optimal(self) -> None:
         for seed in range(40):
             assert_placement_is_optimal(seed)
@@ -126,6 +127,7 @@ class TestSlices:
         assert 0 < kept.plan.saving < free.plan.saving
         assert kept.optimal
 
+    @pytest.mark.slow
     @SAME_EXAMPLES
     @given(seed=SEEDS)
     def test_a_budget_of_everything_for_a_slice_changes_nothing(self, seed: int) -> None:
@@ -134,6 +136,7 @@ class TestSlices:
         plain = best_plan(records, max_errors=2)
         assert best_plan(records, max_errors=2, slice_budgets={0: 1.0}).plan.saving == plain.plan.saving
 
+    @pytest.mark.slow
     @SAME_EXAMPLES
     @given(seed=SEEDS)
     def test_all_requests_in_one_slice_are_the_budget_over_all(self, seed: int) -> None:

@@ -121,6 +121,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_workers_get_the_settings_of_the_contract_and_the_users_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +157,7 @@ def test_workers_get_the_settings_of_the_contract_and_the_users_own(
     run(story())
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_comes_back_under_the_same_uid_and_address(tmp_path: Path) -> None:
     async def story() -> None:
         bundle = folder(tmp_path, "bundle")
@@ -175,6 +177,7 @@ def test_a_worker_that_dies_comes_back_under_the_same_uid_and_address(tmp_path: 
     run(story())
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_is_told_with_its_last_words_and_tried_more_and_more_slowly(tmp_path: Path) -> None:
     async def story() -> None:
         async with bench(tmp_path) as made:
@@ -189,6 +192,7 @@ def test_a_worker_that_cannot_start_is_told_with_its_last_words_and_tried_more_a
     run(story())
 
 
+@pytest.mark.slow
 def test_a_worker_that_says_it_cannot_go_on_is_restarted(tmp_path: Path) -> None:
     async def story() -> None:
         bundle = folder(tmp_path, "bundle")
@@ -203,6 +207,7 @@ def test_a_worker_that_says_it_cannot_go_on_is_restarted(tmp_path: Path) -> None
     run(story())
 
 
+@pytest.mark.slow
 def test_a_changed_template_replaces_workers_one_by_one_without_losing_capacity(tmp_path: Path) -> None:
     async def story() -> None:
         old, new = folder(tmp_path, "old"), folder(tmp_path, "new")
@@ -294,6 +299,7 @@ def test_scaling_starts_and_stops_only_the_difference(tmp_path: Path) -> None:
     run(story())
 
 
+@pytest.mark.slow
 def test_a_worker_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
     async def story() -> None:
         async with bench(tmp_path) as made:

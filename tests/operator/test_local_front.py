@@ -141,6 +141,7 @@ def test_a_worker_that_refuses_connections_is_passed_over() -> None:
     run(story())
 
 
+@pytest.mark.slow
 def test_a_client_between_two_requests_does_not_notice_that_its_worker_ended() -> None:
     async def story() -> None:
         async with bench() as made:
@@ -227,6 +228,7 @@ def test_an_answer_that_breaks_off_ends_the_connection_instead_of_hanging() -> N
     run(story())
 
 
+@pytest.mark.slow
 def test_draining_waits_for_a_request_and_then_moves_the_client_without_closing_it() -> None:
     release = asyncio.Event()
 
@@ -329,6 +331,7 @@ async def ask_at(url: str) -> bytes:
         writer.close()
 
 
+@pytest.mark.slow
 def test_the_front_serves_from_a_process_of_its_own_and_keeps_its_address_when_that_dies() -> None:
     async def story() -> None:
         async with front(Backend("a")) as made:
@@ -347,6 +350,7 @@ def test_the_front_serves_from_a_process_of_its_own_and_keeps_its_address_when_t
     run(story())
 
 
+@pytest.mark.slow
 def test_the_front_drains_a_worker_that_nobody_uses_at_once() -> None:
     async def story() -> None:
         async with front(Backend("a")) as made:
@@ -356,6 +360,7 @@ def test_the_front_drains_a_worker_that_nobody_uses_at_once() -> None:
     run(story())
 
 
+@pytest.mark.slow
 def test_closing_the_front_frees_the_port() -> None:
     async def story() -> None:
         async with front(Backend("a")) as made:

@@ -320,6 +320,7 @@ def test_a_wrong_token_opens_nothing(spawn: Callable[[str], StubWorker]) -> None
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_slow_worker_does_not_hold_up_the_others(spawn: Callable[[str], StubWorker]) -> None:
     async def story() -> None:
         a, b = spawn("a"), spawn("b")
@@ -333,6 +334,7 @@ def test_a_slow_worker_does_not_hold_up_the_others(spawn: Callable[[str], StubWo
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_costs_its_deadline_once(spawn: Callable[[str], StubWorker]) -> None:
     async def story() -> None:
         a, b = spawn("a"), spawn("b")
@@ -354,6 +356,7 @@ def test_a_worker_that_hangs_costs_its_deadline_once(spawn: Callable[[str], Stub
     asyncio.run(story())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tells_state", [True, False], ids=["this release", "an earlier one"])
 def test_an_answer_that_repeats_itself_is_no_news_and_the_rest_is_part_of_the_load(
     spawn: Callable[[str], StubWorker], tells_state: bool

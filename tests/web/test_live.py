@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import pytest
 from boards import SINCE, seen  # type: ignore[import-not-found]
 from served import serving  # type: ignore[import-not-found]
 
@@ -127,6 +128,7 @@ def test_a_reader_that_reads_nothing_holds_nobody_up(states: Any) -> None:
         assert site.now[0] >= SINCE
 
 
+@pytest.mark.slow
 def test_many_readers_of_the_overview_share_one_rendering_and_none_misses_the_last_pass(states: Any) -> None:
     async def story() -> None:
         made, now = [0], [0.0]

@@ -26,6 +26,7 @@ from offramp_worker.engine.sessions import Sessions
 # --- who may ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_the_token_every_admin_path_is_401(worker: WorkerProcess) -> None:
     stranger = httpx.Client(base_url=worker.admin.base_url, timeout=60)
     for header in (
@@ -118,6 +119,7 @@ class _Raw:
         return self.mapping
 
 
+@pytest.mark.slow
 def test_every_doubtful_document_is_refused_with_its_reason_and_changes_nothing(
     worker: WorkerProcess, bundle_dir: Path
 ) -> None:
@@ -139,6 +141,7 @@ def test_every_doubtful_document_is_refused_with_its_reason_and_changes_nothing(
 # --- switching -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_plan_switch_under_load_answers_every_request_under_one_plan(
     worker: WorkerProcess, bundle_dir: Path, sessions: Sessions
 ) -> None:

@@ -690,6 +690,7 @@ def test_a_refused_request_leaves_no_trace(bundle: Bundle, sessions: Sessions) -
 # --- pure parts ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(derandomize=True)  # shares of what is drawn: six deviations are rare, not impossible
 @given(st.integers(0, 100), st.text(max_size=8), st.text(max_size=8))
 def test_the_arm_of_a_batch_follows_the_weight_and_is_the_same_everywhere(weight: int, salt: str, uid: str) -> None:

@@ -38,6 +38,7 @@ def plain(bundle_dir: Path) -> Iterator[WorkerProcess]:
 # --- tritonclient ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("binary_input", [True, False], ids=["binary-input", "json-input"])
 @pytest.mark.parametrize("binary_output", [True, False], ids=["binary-output", "json-output"])
 def test_tritonclient_gets_the_exact_answers(
@@ -66,6 +67,7 @@ def test_tritonclient_reads_health_and_metadata(plain: WorkerProcess) -> None:
     assert [o["name"] for o in metadata["outputs"]] == ["logits", "label"]
 
 
+@pytest.mark.slow
 def test_many_clients_at_once_get_their_own_answers(plain: WorkerProcess, sessions: Sessions) -> None:
     x = bundles.inputs(160)
     expected = sessions.exact(x)
@@ -108,6 +110,7 @@ def test_a_request_with_a_deadline_is_told_whether_it_came(plain: WorkerProcess)
     assert "deadline" not in reply.json()["parameters"]
 
 
+@pytest.mark.slow
 def test_where_everyone_is_to_be_answered_in_time_a_late_row_gets_the_ramps_answer_and_is_told(
     bundle_dir: Path,
 ) -> None:
@@ -286,6 +289,7 @@ def test_a_broken_bundle_leaves_the_worker_up_unready_and_telling_why(tmp_path: 
     assert process.process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_model_digest_stays_unready(bundle_dir: Path) -> None:
     with WorkerProcess(bundle_dir, env={"OFFRAMP_MODEL_DIGEST": "sha256:" + "0" * 64}, wait_ready=False) as process:
         state = eventually(lambda: (s := process.state()).message and s, what="the reason")
@@ -314,6 +318,7 @@ def test_settings_that_cannot_work_are_refused_by_name(bundle_dir: Path, env: di
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_settings_that_cannot_work_end_the_process_with_code_2() -> None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("OFFRAMP_")}
     command = [sys.executable, "-m", "offramp_worker.main"]
@@ -352,6 +357,7 @@ def test_draining_answers_what_is_in_flight_and_ends_with_code_0(bundle_dir: Pat
 # --- what replies and metrics say ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_metrics_agree_with_the_replies(worker: WorkerProcess, bundle_dir: Path) -> None:
     worker.deliver(document(plan_for(bundle_dir, {"r02-linear": "0.5"}), audit_rate=1.0)).raise_for_status()
     replies = [worker.infer(x[None]) for x in bundles.inputs(40)]

@@ -35,6 +35,7 @@ def test_a_broken_bundle_is_one_line_that_names_the_file_and_exit_code_2(bundle_
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
     result = subprocess.run(
         [*COMMAND, str(tmp_path)], env=ENV, capture_output=True, text=True, timeout=START_SECONDS, check=False
