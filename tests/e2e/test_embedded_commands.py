@@ -22,7 +22,7 @@ def offramp(service: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_recommendation_is_approved_paused_and_resumed_by_hand(up: MakeUp, tools: Any, bundle: Any) -> None:
-    rollout = {"steps": [{"weight": 50}]}
+    rollout = {"steps": [{"weight": 50}], "confidence": "0.9"}
     ramps = {"mode": "Recommend", "maxOverhead": "0.5"}  # a shared machine makes batches slow for reasons of its own
     service = up(replicas=1, objective=BUDGET, ramps=ramps, rollout=rollout)
     service.start()

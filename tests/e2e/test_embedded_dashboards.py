@@ -95,7 +95,7 @@ def test_every_panel_and_every_rule_has_data_of_a_promotion_and_a_rollback(
         replicas=1,
         ramps={"maxOverhead": "0.5"},  # a shared machine makes batches slow for reasons of its own
         objective={"latency": {"threshold": "500ms"}, "accuracy": {"maxDisagreement": "0.05"}},
-        rollout={"steps": [{"weight": 50}]},
+        rollout={"steps": [{"weight": 50}], "confidence": "0.9"},
     )
     rows, port, began = tools.inputs(400, seed=77), free_port(), time.time()
     traffic = tools.Traffic(lambda: service.url, rows, tools.answers(bundle, rows), rate=100.0)
@@ -118,7 +118,7 @@ def test_every_panel_and_every_rule_has_data_of_a_promotion_and_a_rollback(
         truth = tools.answers(bundle, hard)  # before the canary: it must not be promoted meanwhile
         pin = {"ramps": [{"id": "r00-linear", "threshold": "1"}]}
         service.write({
-            "model": {"uri": f"file://{bundle}"}, "replicas": 1, "rollout": {"steps": [{"weight": 50}]},
+            "model": {"uri": f"file://{bundle}"}, "replicas": 1, "rollout": {"steps": [{"weight": 50}], "confidence": "0.9"},
             "objective": {"latency": {"threshold": "500ms"}, "accuracy": {"maxDisagreement": "0.1"}},
             "ramps": {"maxOverhead": "0.5", "mode": "Pinned", "pin": pin},
         })  # fmt: skip
