@@ -524,7 +524,7 @@ class PaperGateway:
     """
 
     fleet: Fleet
-    every: int = 7
+    every: int
     looks: int = 0
     weights: dict[str, int] = field(default_factory=dict)
     passed: list[int] = field(default_factory=list)
@@ -580,8 +580,8 @@ async def weights_of(f: Fleet) -> list[int]:
     return [] if route is None else [ref["weight"] for ref in route["spec"]["rules"][0]["backendRefs"]]
 
 
-def watched_by_a_gateway(f: Fleet) -> PaperGateway:
-    gateway = PaperGateway(f)
+def watched_by_a_gateway(f: Fleet, *, every: int = 7) -> PaperGateway:
+    gateway = PaperGateway(f, every)
     f.onlooker = gateway.look
     return gateway
 
@@ -615,8 +615,9 @@ def gateway_api(controlled: Any, server: Any) -> GatewayApi:
     return GatewayApi(controlled, server)
 
 
+@pytest.mark.parametrize("every", [1, 7], ids=["prompt", "slow"])
 def test_with_a_gateway_exactly_the_weight_is_sent_to_the_model_on_trial_and_no_request_to_nobody(
-    fleet: Any, gateway_api: GatewayApi, tools: Any
+    every: int, fleet: Any, gateway_api: GatewayApi, tools: Any
 ) -> None:
     gateway_api.install()
 
@@ -624,7 +625,7 @@ def test_with_a_gateway_exactly_the_weight_is_sent_to_the_model_on_trial_and_no_
         async with fleet(nodes=4, **beside(promotion="Manual", weight=10, gateway=PUBLIC)) as f:
             await f.serve(GOOD, GOOD)
             await settled(f)
-            gateway = watched_by_a_gateway(f)
+            gateway = watched_by_a_gateway(f, every=every)
             before = {p["metadata"]["uid"] for p in await f.pods()}
             await f.until(lambda: gateway.weights == {"digits-main": 100, "digits-next": 0}, what="the route at rest")
             await f.until(lambda: "RouteAccepted" not in f.told(), what="the end of the complaint")
@@ -723,7 +724,7 @@ def test_a_route_of_somebody_else_is_left_alone_and_our_own_goes_with_the_option
 
             await f.until(made, what="a route of our own")
             await f.until(lambda: "no Gateway has taken it" in f.message("RouteAccepted"), what="the next step")
-            PaperGateway(f).say("False", generation=1, parents=PUBLIC["parentRefs"])
+            PaperGateway(f, every=0).say("False", generation=1, parents=PUBLIC["parentRefs"])
             told = "Gateway public: NotAllowedByListeners: no listener admits it"
             await f.until(lambda: told in f.message("RouteAccepted"), what="the Gateway's words")
             assert f.told()["RouteAccepted"] == ("False", "RouteNotAccepted")
