@@ -598,7 +598,7 @@ class GatewayApi:
             self.api.request("POST", CRD, self.server.gateway_api())
             return bool(self.api.request("GET", ROUTES).status_code == 200)
 
-        self.server.wait_for(there, what="Gateway API", seconds=60)
+        self.server.wait_for(there, what="Gateway API")
 
     def remove(self) -> None:
         definition = f"{CRD}/httproutes.gateway.networking.k8s.io"
@@ -607,7 +607,7 @@ class GatewayApi:
             self.api.request("DELETE", definition)
             return {self.api.request("GET", path).status_code for path in (ROUTES, definition)} == {404}
 
-        self.server.wait_for(gone, what="the end of Gateway API", seconds=60)
+        self.server.wait_for(gone, what="the end of Gateway API")
 
 
 @pytest.fixture

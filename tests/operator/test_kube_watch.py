@@ -163,9 +163,9 @@ def test_an_optional_kind_is_found_when_it_comes_and_forgotten_when_it_goes(
         async with _watching(tools, api, namespaces=()) as w:
             assert api.request("POST", definitions, crd).status_code == 201
             await tools.eventually(lambda: api.create(route, keep=True).status_code == 201, what="its definition")
-            await tools.eventually(lambda: w.names(HTTP_ROUTE, "default") == {"digits"}, what="a route", seconds=60)
+            await tools.eventually(lambda: w.names(HTTP_ROUTE, "default") == {"digits"}, what="a route")
             assert api.request("DELETE", f"{definitions}/{crd['metadata']['name']}").status_code == 200
-            await tools.eventually(lambda: w.names(HTTP_ROUTE, "default") == set(), what="its end", seconds=60)
+            await tools.eventually(lambda: w.names(HTTP_ROUTE, "default") == set(), what="its end")
             await w.feed.relist(w.client, ())
             assert w.feed.late_seconds() == 0.0
 
