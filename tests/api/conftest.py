@@ -35,6 +35,7 @@ PLURALS = {
     "Deployment": "deployments",
     "EarlyExitService": "earlyexitservices",
     "Event": "events",
+    "HTTPRoute": "httproutes",
     "HorizontalPodAutoscaler": "horizontalpodautoscalers",
     "Lease": "leases",
     "Namespace": "namespaces",
@@ -257,6 +258,16 @@ def _install_crds(api: ApiServer) -> None:
         wait_for(lambda path=path: api.request("GET", path).status_code == 200, what=f"{plural} being served")  # type: ignore[misc]
     default = "/api/v1/namespaces/default"
     wait_for(lambda: api.request("GET", default).status_code == 200, what="the namespace default")
+
+
+def gateway_api() -> dict[str, Any]:
+    """Gateway API's own definition of HTTPRoute, from the Go module that ``cluster/go/gateway`` pins."""
+    command = ["go", "mod", "download", "-json", "sigs.k8s.io/gateway-api"]
+    pins = ROOT / "cluster" / "go" / "gateway"
+    answer = subprocess.run(command, cwd=pins, check=False, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    folder = Path(json.loads(answer.stdout)["Dir"]) / "config" / "crd" / "standard"
+    return dict(yaml.safe_load((folder / "gateway.networking.k8s.io_httproutes.yaml").read_text()))
 
 
 # --- manifests -------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ ALLOWED: list[tuple[str, str, str]] = [
     ("create delete get list patch watch", "networking.k8s.io", "networkpolicies"),
     ("create delete get list patch watch", "autoscaling", "horizontalpodautoscalers"),
     ("create delete get list watch", "batch", "jobs"),
+    ("create delete get list patch watch", "gateway.networking.k8s.io", "httproutes"),
     ("get list watch", "", "pods"),
     ("create", "events.k8s.io", "events"),
 ]
@@ -41,6 +42,9 @@ DENIED: list[tuple[str, str, str]] = [
     ("create delete patch", "", "pods"),
     ("patch update deletecollection", "batch", "jobs"),
     ("get list create", "batch", "cronjobs"),
+    ("patch update", "gateway.networking.k8s.io", "httproutes/status"),
+    ("get list watch create patch delete", "gateway.networking.k8s.io", "gateways"),
+    ("create patch delete", "gateway.networking.k8s.io", "referencegrants"),
     ("get list watch create patch delete", "", "persistentvolumeclaims"),
     ("create get", "", "pods/exec"),
     ("create get", "", "pods/proxy"),

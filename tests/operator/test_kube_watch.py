@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from kubernetes import client as kubernetes_client
 
+from offramp_operator.kube import watch as watch_module
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
-from offramp_operator.kube.kinds import CONFIG_MAP, ROLLOUT, SERVICE, WATCHED
+from offramp_operator.kube.kinds import CONFIG_MAP, HTTP_ROUTE, ROLLOUT, SERVICE, WATCHED
 from offramp_operator.kube.watch import Feed, watch
 from offramp_operator.shell.platform import ServiceKey
 
@@ -141,6 +142,31 @@ def test_a_list_shows_that_no_watch_delivers(api: Any, manifests: Any, namespace
             await feed.relist(client, (namespace,), kinds=WATCHED[:1])
             now[0] = 70.0
             assert feed.late_seconds() == 70.0
+
+    tools.run(story())
+
+
+def test_an_optional_kind_is_found_when_it_comes_and_forgotten_when_it_goes(
+    restartable: Any, server: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "ABSENT_SECONDS", 0.1)
+    api, crd = restartable.api, server.gateway_api()
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    metadata = {"name": "digits", "namespace": "default", "labels": {"app.kubernetes.io/managed-by": "offramp"}}
+    route = {"apiVersion": HTTP_ROUTE.api_version, "kind": "HTTPRoute", "metadata": metadata, "spec": {}}
+
+    async def story() -> None:
+        feed = Feed(ObjectCache(), lambda _: None)
+        async with tools.client_of(api.kubeconfig) as client:
+            await feed.begin(client, ())
+        async with _watching(tools, api, namespaces=()) as w:
+            assert api.request("POST", definitions, crd).status_code == 201
+            await tools.eventually(lambda: api.create(route, keep=True).status_code == 201, what="its definition")
+            await tools.eventually(lambda: w.names(HTTP_ROUTE, "default") == {"digits"}, what="a route")
+            assert api.request("DELETE", f"{definitions}/{crd['metadata']['name']}").status_code == 200
+            await tools.eventually(lambda: w.names(HTTP_ROUTE, "default") == set(), what="its end")
+            await w.feed.relist(w.client, ())
+            assert w.feed.late_seconds() == 0.0
 
     tools.run(story())
 
