@@ -368,6 +368,12 @@ def tool() -> Callable[[str, str], str]:
 
 
 @pytest.fixture(scope="session")
+def eventually() -> Callable[..., None]:
+    """:func:`wait_for`, for test modules."""
+    return wait_for
+
+
+@pytest.fixture(scope="session")
 def chart() -> Callable[..., list[dict[str, Any]]]:
     """The chart, rendered; ``values`` are keyed like ``signingKey={"existingSecret": "x"}``."""
 
