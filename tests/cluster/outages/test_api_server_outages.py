@@ -10,7 +10,7 @@ from stage import SLOWNESS, Stage  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
-LONGER_THAN_EVERY_TIMEOUT = 30.0 * SLOWNESS  # the Lease and the acknowledgement have 15 s in operator_process.py
+LONGER_THAN_EVERY_TIMEOUT = 25.0 * SLOWNESS  # the Lease and the acknowledgement have 15 s in operator_process.py
 
 
 def test_api_server_away_for_longer_than_every_timeout(canary: Callable[..., Stage]) -> None:

@@ -77,7 +77,7 @@ def test_operator_killed_while_a_person_decides_and_while_rolling_back(stage: St
 
 
 def test_leader_partitioned_away_while_a_second_takes_over(canary: Callable[..., Stage], images: Any) -> None:
-    longer_than_a_lease = {"weight": 100, "pause": f"{40 * SLOWNESS:.0f}s"}
+    longer_than_a_lease = {"weight": 100, "pause": f"{26 * SLOWNESS:.0f}s"}
     stage = canary(rollout={"steps": [longer_than_a_lease], "confidence": "0.9"}, standby_image=images.worker)
     first, second = stage.operators
     stage.broken("away", channel=0)
