@@ -58,7 +58,7 @@ def images(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Images
                 upgraded=_load(archives, "worker", name="worker-upgraded"),
                 changed=bundle("changed", seed=3),
                 failing=bundle("failing", seed=4, failing_share=0.3),
-                deep=bundle("deep", layers_behind=24),
+                deep=bundle("deep", layers_behind=12),
             )
             made.write_text(json.dumps(images._asdict()))
         return Images(**json.loads(made.read_text()))
