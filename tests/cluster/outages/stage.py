@@ -264,21 +264,20 @@ class Stage:
         self._proxy.stdin.flush()
 
     def apply(self, **spec: Any) -> None:
-        """What the user applies. One step at full weight needs no comparison of two arms, hence few batches."""
-        before = self.manifest.get("spec", {})
+        """What the user applies; None leaves a field out. One step at full weight needs no comparison of two arms, hence few batches."""
+        before = self.manifest.get("spec") or {
+            "model": {"uri": f"oci://{self.bundle}"},
+            "objective": {"latency": {"threshold": "5s"}, "accuracy": {"maxDisagreement": "0.05"}},
+            "ramps": {"maxOverhead": "1"}, "replicas": 2,
+            "rollout": {"steps": [{"weight": 100, "pause": "4s"}], "confidence": "0.9"},
+            "worker": {
+                "imagePullPolicy": "Never", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+                "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}},
+            },
+        }  # fmt: skip
         self.manifest = {
             "apiVersion": "earlyexit.dev/v1alpha1", "kind": "EarlyExitService", "metadata": {"name": NAME, "namespace": self.namespace},
-            "spec": {
-                "model": {"uri": f"oci://{self.bundle}"},
-                "objective": {"latency": {"threshold": "5s"}, "accuracy": {"maxDisagreement": "0.05"}},
-                "ramps": {"maxOverhead": "1"}, "replicas": 2,
-                "rollout": {"steps": [{"weight": 100, "pause": "4s"}], "confidence": "0.9"},
-                "worker": {
-                    "imagePullPolicy": "Never", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
-                    "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}},
-                },
-                **before, **spec,
-            },
+            "spec": {name: value for name, value in {**before, **spec}.items() if value is not None},
         }  # fmt: skip
         self.generation = int(self.api.apply(self.path, self.manifest)["metadata"]["generation"])
 
