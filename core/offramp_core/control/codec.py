@@ -93,15 +93,11 @@ def _optional(parse: Parser) -> Parser:
 
 
 def _tuple(parse: Parser) -> Parser:
-    return lambda value, where: tuple(
-        parse(item, f"{where}[{i}]") for i, item in enumerate(_check(value, list, where))
-    )
+    return lambda value, where: tuple(parse(item, f"{where}[{i}]") for i, item in enumerate(_check(value, list, where)))
 
 
 def _dict(parse: Parser) -> Parser:
-    return lambda value, where: {
-        key: parse(item, f"{where}.{key}") for key, item in _check(value, dict, where).items()
-    }
+    return lambda value, where: {key: parse(item, f"{where}.{key}") for key, item in _check(value, dict, where).items()}
 
 
 def _choice(options: tuple[Any, ...]) -> Parser:
