@@ -27,7 +27,7 @@ from offramp_core.errors import InvalidArgumentError, InvalidSpecError, Unavaila
 from offramp_operator.health import serve_health
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient, load_api_client
-from offramp_operator.kube.kinds import SERVICE, name_of, namespace_of
+from offramp_operator.kube.kinds import SERVICE
 from offramp_operator.kube.leader import LeaderElector, LeaseSettings
 from offramp_operator.kube.manifests import DeliverySettings, OperatorPods, WorkerSettings
 from offramp_operator.kube.platform import KubePlatform
@@ -276,7 +276,7 @@ class Operator:
         if not await self._until_stopped(feed.begin(client, self._settings.namespaces)):
             return 0
         self._synced = True
-        self._catching_up = {ServiceKey(namespace_of(obj), name_of(obj)) for obj in cache.all(SERVICE)}
+        self._catching_up = {ServiceKey(*name) for name in cache.names(SERVICE)}
         log_event("listed", f"{len(self._catching_up)} services", seconds=_process_seconds())
         stop_watching = asyncio.Event()
         working = asyncio.create_task(queue.run(), name="queue")

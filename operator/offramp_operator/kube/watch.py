@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -45,6 +45,8 @@ LASTED_SECONDS = 10.0  # a watch that lived this long was not broken from the st
 
 Scope = tuple[Kind, str | None]
 """A kind, and the namespace it is watched in; None for all."""
+Wake = Callable[[ServiceKey], object]
+"""Told which service may have to be looked at."""
 
 
 def service_key(obj: Object) -> ServiceKey | None:
@@ -79,10 +81,10 @@ class Freshness:
         if stream in self.awaited and self.seen[stream] >= self.awaited[stream][0]:
             del self.awaited[stream]
 
-    def listed(self, kind: Kind, items: Iterable[Object], now: float) -> None:
-        """A list found these objects."""
-        for obj in items:
-            stream, version = (kind, namespace_of(obj)), version_of(obj)
+    def listed(self, kind: Kind, newest: Mapping[str, int], now: float) -> None:
+        """The newest version that a list found in each namespace."""
+        for namespace, version in newest.items():
+            stream = kind, namespace
             if version > self.seen.get(stream, 0):
                 awaited, since = self.awaited.get(stream, (0, now))
                 self.awaited[stream] = max(version, awaited), since
@@ -116,14 +118,22 @@ class Feed:
         Each list is tried until it is answered, and no other is thrown away for it: a server that turns every third request
         away would hardly ever answer all of them at once.
         """
-        await asyncio.gather(*(self._begin_for_good(client, scope) for scope in scopes(namespaces, kinds)))
+        keys: dict[ServiceKey, None] = {}  # woken when all is there: half of a service is no service
+
+        def wake(key: ServiceKey) -> None:
+            keys[key] = None
+
+        await asyncio.gather(*(self._begin_for_good(client, scope, wake) for scope in scopes(namespaces, kinds)))
+        for key in keys:
+            self._wake(key)
 
     async def relist(self, client: KubeClient, namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> None:
         """List everything once more, beside the watches: what they have not told must come soon, or they are late."""
         for kind, namespace in scopes(namespaces, kinds):
-            items = (await self._list(client, kind, namespace))[0]
+            newest = (await self._list(client, (kind, namespace), self._wake))[0]
             covered = self._position.get((kind, namespace), 0)
-            self._freshness.listed(kind, (obj for obj in items if version_of(obj) > covered), self._clock())
+            news = {where: version for where, version in newest.items() if version > covered}
+            self._freshness.listed(kind, news, self._clock())
 
     async def relist_forever(
         self, client: KubeClient, namespaces: tuple[str, ...], *, every: float = RELIST_SECONDS, tick: float = 1.0
@@ -149,7 +159,7 @@ class Feed:
             started = self._clock()
             try:
                 if scope not in self._position:
-                    await self._begin_at(client, scope)
+                    await self._begin_at(client, scope, self._wake)
                 await client.watch(kind, namespace, version=self._position[scope], deliver=partial(self._take, scope))
                 pause = FIRST_PAUSE_SECONDS
             except ExpiredError:
@@ -170,7 +180,7 @@ class Feed:
             changed = self._cache.put(kind, obj)
         self._freshness.watched(kind, namespace_of(obj), version_of(obj))
         if changed:
-            self._wake_for(obj)
+            self._wake_for(obj, self._wake)
 
     def late_seconds(self) -> float:
         return self._freshness.late_seconds(self._clock())
@@ -181,33 +191,44 @@ class Feed:
                 self.event(scope[0], happened, obj)
             self._position[scope] = max(version_of(obj), self._position.get(scope, 0))
 
-    async def _begin_for_good(self, client: KubeClient, scope: Scope) -> None:
+    async def _begin_for_good(self, client: KubeClient, scope: Scope, wake: Wake) -> None:
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await self._begin_at(client, scope)
+                return await self._begin_at(client, scope, wake)
             except (UnavailableError, ExpiredError) as error:
                 log_event("first-list-failed", str(error), level=logging.WARNING, kind=str(scope[0]))
                 asked = getattr(error, "retry_after_seconds", None) or 0.0
             await asyncio.sleep(max(asked, pause))
             pause = min(FIRST_LIST_RETRY_SECONDS, 2 * pause)
 
-    async def _begin_at(self, client: KubeClient, scope: Scope) -> None:
-        items, self._position[scope] = await self._list(client, *scope)
-        for obj in items:
-            self._freshness.watched(scope[0], namespace_of(obj), version_of(obj))
+    async def _begin_at(self, client: KubeClient, scope: Scope, wake: Wake) -> None:
+        newest, self._position[scope] = await self._list(client, scope, wake)
+        for namespace, version in newest.items():
+            self._freshness.watched(scope[0], namespace, version)
 
-    async def _list(self, client: KubeClient, kind: Kind, namespace: str | None) -> tuple[list[Object], int]:
-        items, version = await client.snapshot(kind, namespace)
-        for obj in self._cache.replace(kind, items, version=version, namespace=namespace):
-            self._wake_for(obj)
-        return items, version
+    async def _list(self, client: KubeClient, scope: Scope, wake: Wake) -> tuple[dict[str, int], int]:
+        """Take a whole list, page by page; returns the newest version in each namespace, and the list's own."""
+        kind, namespace = scope
+        present: set[str] = set()
+        newest: dict[str, int] = {}
+        version = 0
+        async for objects, at in client.pages(kind, namespace):
+            version = at
+            for obj in objects:
+                present.add(uid_of(obj))
+                newest[namespace_of(obj)] = max(version_of(obj), newest.get(namespace_of(obj), 0))
+                if self._cache.put(kind, obj):
+                    self._wake_for(obj, wake)
+        for obj in self._cache.sweep(kind, present, version=version, namespace=namespace):
+            self._wake_for(obj, wake)
+        return newest, version
 
-    def _wake_for(self, obj: Object) -> None:
+    def _wake_for(self, obj: Object, wake: Wake) -> None:
         key = service_key(obj)
         if key is None or (obj.get("kind") == AUTOSCALER.name and not self._is_known(key)):
             return  # most autoscalers of a cluster are about something else, and each changes every few seconds
-        self._wake(key)
+        wake(key)
 
     def _is_known(self, key: ServiceKey) -> bool:
         return self._cache.get(SERVICE, key.namespace, key.name) is not None
