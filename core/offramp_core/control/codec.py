@@ -7,7 +7,7 @@ hold their default are left out, so a status that says nothing is an empty objec
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -64,7 +64,8 @@ def from_json(kind: type[T], value: Any) -> T:
     InvalidArgumentError
         A value has the wrong type; the message names the field.
     """
-    return cast(T, _parser(kind)(value, kind.__name__))
+    parse: Parser = _parser(cast(Hashable, kind))
+    return cast(T, parse(value, kind.__name__))
 
 
 Parser = Callable[[Any, str], Any]
