@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ import onnxruntime as ort
 from rich.console import Console
 
 from bench.openloop import OpenLoopClient, Target, Trial, infer, post
+from bench.ports import free_port
 from bench.subjects import make_subject
 
 OUT = Path("build/bench/front.json")
@@ -141,7 +141,7 @@ class Running:
     def __init__(self, contender: Contender, *, objective: float, data: Data) -> None:
         self.name, self.figures = contender.name, Figures()
         self._data = data
-        port = _free_port()
+        port = free_port()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **contender.environment(port, objective)}
         with on_core(SERVER_CORE):
             self._process = subprocess.Popen(
@@ -289,12 +289,6 @@ def _session(model: Path) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _tree(pid: int) -> list[int]:

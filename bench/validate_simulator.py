@@ -60,7 +60,7 @@ FLOOD = 2.0  # times what single requests could be answered
 TOLERANCE = 0.10
 QUANTILES = {"p50": 0.5, "p95": 0.95}
 SERVICE_UID, TOKEN = "simulator", "a-token-for-a-loopback-worker"
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class LoopbackWorker:
             base_url=f"http://127.0.0.1:{self._port('admin')}", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30
         )
         end = time.monotonic() + START_SECONDS
-        while httpx.get(f"{self.url}/v2/health/ready").status_code != 200:
+        while httpx.get(f"{self.url}/v2/health/ready", timeout=START_SECONDS).status_code != 200:
             self._check(end)
         return self
 

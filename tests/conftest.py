@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 # A machine may be busy: how long an example takes says nothing. How long a test may take is pytest's timeout.
-settings.register_profile("offramp", deadline=None)
+# In CI the examples are the same each time.
+settings.register_profile(
+    "offramp", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
+)
 settings.load_profile("offramp")
 
 HERE = Path(__file__).parent

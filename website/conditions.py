@@ -35,6 +35,7 @@ TYPES = {
     "RampTraining": "There, and False, while something keeps ramps from being trained on live traffic. It degrades no health.",
     "WorkersUpdating": "There while workers with another bundle or image replace those that serve.",
     "VersionOnTrial": "There while two versions of the model serve side by side (`spec.updatePolicy.sideBySide`).",
+    "RouteAccepted": "There, and False, while requests through a Gateway are not shared by weight although `spec.updatePolicy.sideBySide.gateway` asks for it.",
     "AutoscalingActive": "There while an autoscaler cannot do its work. A HorizontalPodAutoscaler's own words are passed on.",
     "Reconciling": "There while the newest generation is not served as asked.",
     "Stalled": "There when the newest generation cannot be served as asked and waiting will not help.",

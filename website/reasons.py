@@ -42,6 +42,7 @@ PASSED_ON = {
     "facts.update.reason": "next_update",
     "version.reason": "next_version",
     "scaling.failure_reason": "AnotherAutoscaler, or the HorizontalPodAutoscaler's own word",
+    "trouble.reason": "RouteTrouble",
     "self.reason": "carried along",
     "self.failure_reason": "carried along",
     "": "nothing to say",
@@ -56,6 +57,8 @@ STANDS_FOR = {
 
 # Decisions whose second argument is the reason of a condition that is True.
 CONDITION_OF = {"Update": "WorkersUpdating", "Version": "VersionOnTrial"}
+# Calls that say what is wrong with a route, and which argument is the reason.
+ROUTE_TROUBLE = {"RouteTrouble": 0, "_remember_route": 2}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -120,6 +123,8 @@ class _Reader(ast.NodeVisitor):
             self._say("condition", args[1], types=(CONDITION_OF[name],), statuses=("True",))
         elif name == "Scaling" and len(args) >= 4:
             self._say("condition", args[3], types=("AutoscalingActive",), statuses=("False",))
+        elif name in ROUTE_TROUBLE and len(args) > ROUTE_TROUBLE[name]:
+            self._say("condition", args[ROUTE_TROUBLE[name]], types=("RouteAccepted",), statuses=("False",))
         elif name == "Event" and args:
             self._say("event", args[0])
         elif name in ("_stop", "_reject") and len(args) >= 3:

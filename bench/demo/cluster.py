@@ -122,7 +122,7 @@ def manifest_of(image: str) -> Json:
         "metadata": {"name": "demo", "namespace": NAMESPACE},
         "spec": {
             "model": {"uri": f"oci://{image}"},
-            "objective": {"latency": {"threshold": "100ms"}, "accuracy": {"maxDisagreement": "0.02"}},
+            "objective": {"latency": {"threshold": "500ms"}, "accuracy": {"maxDisagreement": "0.02"}},
             "ramps": {"mode": "Disabled", "maxOverhead": "0.1"},
             "rollout": {"steps": [{"weight": 30}, {"weight": 70}], "confidence": "0.95"},
             "replicas": 2,

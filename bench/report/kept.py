@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from bench.report.results import MISSING
 
@@ -34,7 +35,7 @@ def _section(blocks: Blocks, before: Blocks) -> Blocks:
         return blocks
     if not any(_is_table(block) for block in blocks):
         return before
-    follows = {tuple(a): b for a, b in zip(before, before[1:], strict=False)}
+    follows = {tuple(a): b for a, b in pairwise(before)}
     merged: Blocks = []
     for above, block in zip([[], *blocks], blocks, strict=False):
         earlier = follows.get(tuple(above), [])

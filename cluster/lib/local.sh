@@ -4,7 +4,7 @@ source "$CLUSTER_DIR/lib/packages.sh"
 source "$CLUSTER_DIR/lib/network.sh"
 source "$CLUSTER_DIR/lib/pki.sh"
 
-kubectl_() { "$(bin_dir)/kubectl" --kubeconfig="$KUBECONFIG_FILE" --request-timeout=5s "$@"; }
+kubectl_() { "$(bin_dir)/kubectl" --kubeconfig="$KUBECONFIG_FILE" --request-timeout=30s "$@"; }
 
 api_is_ready() { [[ $(kubectl_ get --raw /readyz 2>/dev/null) == ok ]]; }
 nodes_are_ready() {
@@ -54,7 +54,7 @@ local_up() {  # local_up NODES
 }
 
 wait_until() {  # wait_until TEXT COMMAND: a step that must come true
-    wait_for 120 "$2" || fail "not so within 120 s: $1" "the parts' logs are in $STATE_DIR/log" "cluster/down cleans up"
+    wait_for 300 "$2" || fail "not so within 300 s: $1" "the parts' logs are in $STATE_DIR/log" "cluster/down cleans up"
     step "$1"
 }
 
@@ -66,8 +66,8 @@ local_stop() {
         kill -KILL "$pid"  # the first process of a pid namespace takes all others with it
     fi
     if pid=$(recorded_pid relay); then kill "$pid"; fi
-    wait_for 20 no_processes_in "$pid_namespace" || true
-    wait_for 10 remove_cgroups || true
+    wait_for 120 no_processes_in "$pid_namespace" || true
+    wait_for 60 remove_cgroups || true
     left=$(leftovers "$pid_namespace")
     remove_namespaces
     rm -rf --one-file-system "$STATE_DIR" "$RUN_DIR"

@@ -146,7 +146,7 @@ EOF
 
 start_parts() {
     keep "$NODE-containerd" containerd --config "$NODE_DIR/containerd.toml"
-    wait_for 60 ctr --address "$SOCKET" version || fail "containerd did not answer within 60 s"
+    wait_for 180 ctr --address "$SOCKET" version || fail "containerd did not answer within 180 s"
     ctr --address "$SOCKET" --namespace k8s.io images import "$BIN/pause.tar"
     keep "$NODE-kubelet" kubelet --v=1 --config="$NODE_DIR/kubelet.yaml" --kubeconfig="$STATE_DIR/pki/$NODE.conf" \
         --root-dir=/var/lib/kubelet --hostname-override="$NODE" --node-ip="$(node_ip "$INDEX")"

@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import secrets
-import socket
 import ssl
 import subprocess
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from bench.ports import free_port
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -26,7 +26,7 @@ DIGEST = f"sha256:{'1' * 64}"  # of the model: without one the first worker of a
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("etcd", "helm", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 GROUP = "earlyexit.dev/v1alpha1"
-START_DEADLINE_SECONDS = 90
+START_DEADLINE_SECONDS = 300
 PLURALS = {
     "ClusterRole": "clusterroles",
     "ClusterRoleBinding": "clusterrolebindings",
@@ -35,6 +35,7 @@ PLURALS = {
     "Deployment": "deployments",
     "EarlyExitService": "earlyexitservices",
     "Event": "events",
+    "HTTPRoute": "httproutes",
     "HorizontalPodAutoscaler": "horizontalpodautoscalers",
     "Lease": "leases",
     "Namespace": "namespaces",
@@ -79,12 +80,6 @@ def tools(group: str) -> Path:
 
 def binary(name: str) -> str:
     return str(binaries() / name)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def path_of(manifest: dict[str, Any], *, named: bool = True) -> str:
@@ -150,7 +145,7 @@ class ApiServer:
         return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=60)
 
 
-def wait_for(condition: Callable[[], bool], *, what: str, seconds: float = 30, state: Callable[[], str] = str) -> None:
+def wait_for(condition: Callable[[], bool], *, what: str, seconds: float = 90, state: Callable[[], str] = str) -> None:
     """Poll until ``condition`` holds; on the deadline fail with the last state seen."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -265,6 +260,16 @@ def _install_crds(api: ApiServer) -> None:
     wait_for(lambda: api.request("GET", default).status_code == 200, what="the namespace default")
 
 
+def gateway_api() -> dict[str, Any]:
+    """Gateway API's own definition of HTTPRoute, from the Go module that ``cluster/go/gateway`` pins."""
+    command = ["go", "mod", "download", "-json", "sigs.k8s.io/gateway-api"]
+    pins = ROOT / "cluster" / "go" / "gateway"
+    answer = subprocess.run(command, cwd=pins, check=False, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    folder = Path(json.loads(answer.stdout)["Dir"]) / "config" / "crd" / "standard"
+    return dict(yaml.safe_load((folder / "gateway.networking.k8s.io_httproutes.yaml").read_text()))
+
+
 # --- manifests -------------------------------------------------------------------------------------
 
 
@@ -360,6 +365,12 @@ def tool() -> Callable[[str, str], str]:
         return str(tools(group) / name)
 
     return path
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[..., None]:
+    """:func:`wait_for`, for test modules."""
+    return wait_for
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds 
 
 VIEWER, MANAGER, STRANGER = "vera", "mona", "stella"
 OURS = ["earlyexitservices", "rampconfigs", "ramprollouts"]
+SERVICES = "/apis/earlyexit.dev/v1alpha1/namespaces/default/earlyexitservices"
 RULES = {
     VIEWER: [{"apiGroups": ["earlyexit.dev"], "resources": OURS, "verbs": ["get", "list"]}],
     MANAGER: [
@@ -38,7 +39,7 @@ Place = Callable[[str], None]
 
 
 @pytest.fixture(scope="module")
-def users(api: Any) -> Any:
+def users(api: Any, eventually: Any) -> Any:
     """The API server with two roles: one that looks, one that decides."""
     rbac = "rbac.authorization.k8s.io/v1"
     for user, rules in RULES.items():
@@ -49,6 +50,10 @@ def users(api: Any) -> Any:
         for manifest in (role, binding):
             answer = api.create(manifest, keep=True)
             assert answer.status_code == 201, answer.text
+    for user in RULES:  # the authorizer learns of roles and bindings by watching them, a moment after they are made
+        eventually(
+            lambda user=user: api.request("GET", SERVICES, user=user).status_code == 200, what="the roles in force"
+        )
     return api
 
 
@@ -233,7 +238,7 @@ def test_kubectl_finds_the_plugin_and_it_reads_the_cluster_even_beside_a_state_f
     path = f"{tmp_path}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": source, "KUBECONFIG": str(users.kubeconfig)}
     done = subprocess.run(
-        [program("kubectl"), "offramp", "get", "sim"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
+        [program("kubectl"), "offramp", "get", "sim"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=180
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "RampRollout" in done.stdout and "step 1/2 at 20%" in done.stdout

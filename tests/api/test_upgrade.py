@@ -86,7 +86,7 @@ def wipe(api: Any, helm: str) -> None:
 def helm_of(api: Any, path: str) -> Helm:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [path, *arguments, f"--kubeconfig={api.kubeconfig}", f"--namespace={NAMESPACE}"]
-        answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+        answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
         assert answer.returncode == 0, answer.stderr
         return answer
 
@@ -163,9 +163,18 @@ def in_flight() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((PREVIOUS / "in-flight.yaml").read_text()))
 
 
+def create(api: Any, manifest: dict[str, Any]) -> None:
+    """As soon as its kind is served as the chart has it: Helm without ``--wait`` does not wait for that."""
+    SERVERS.wait_for(
+        lambda: api.create(manifest, keep=True).status_code == 201,
+        what=f"{manifest['metadata']['name']} created",
+        state=lambda: api.create(manifest).text,
+    )
+
+
 def write_in_flight(api: Any) -> None:
     for manifest in in_flight():
-        assert api.create({k: v for k, v in manifest.items() if k != "status"}, keep=True).status_code == 201
+        create(api, {k: v for k, v in manifest.items() if k != "status"})
         answer = api.apply(manifest, manager=OPERATOR, subresource="status")
         assert answer.status_code == 200, answer.text
 
@@ -181,13 +190,13 @@ def versions(api: Any) -> dict[str, str]:
 def test_a_canary_in_mid_step_survives_upgrade_and_downgrade(blank: Any, helm: Helm, helm4: Helm) -> None:
     """Made by Helm 3 with the earlier chart, upgraded by Helm 4 (both waiting), taken back by Helm 3, upgraded again."""
     with deployments_come_true(blank):
-        helm("install", "offramp", str(PREVIOUS_CHART), "--create-namespace", "--wait", "--timeout", "60s")
+        helm("install", "offramp", str(PREVIOUS_CHART), "--create-namespace", "--wait", "--timeout", "240s")
         write_in_flight(blank)
         before, kept = live(blank), versions(blank)
         key = f"/api/v1/namespaces/{NAMESPACE}/secrets/offramp-signing-key"
         signing_key = blank.request("GET", key).json()["data"]
 
-        helm4("upgrade", "offramp", str(CHART), "--wait", "--timeout", "60s")
+        helm4("upgrade", "offramp", str(CHART), "--wait", "--timeout", "240s")
         assert versions(blank) == kept, "an upgrade writes none of these objects"
         assert blank.request("GET", key).json()["data"] == signing_key, "workers go on trusting the same key"
         found = live(blank)
@@ -208,7 +217,7 @@ def test_a_canary_in_mid_step_survives_upgrade_and_downgrade(blank: Any, helm: H
         assert rollout_from_manifest(written.json()).status == rollout.status
         assert blank.merge(found["digits-1"], {"spec": {"paused": True}}).status_code == 200
 
-        helm("rollback", "offramp", "1", "--wait", "--timeout", "60s")
+        helm("rollback", "offramp", "1", "--wait", "--timeout", "240s")
         after = live(blank)
         assert after["digits"]["spec"] == before["digits"]["spec"]
         assert after["digits-1"]["status"]["ledger"] == before["digits-1"]["status"]["ledger"]
@@ -217,7 +226,7 @@ def test_a_canary_in_mid_step_survives_upgrade_and_downgrade(blank: Any, helm: H
         assert blank.apply(old_status, manager=OPERATOR, subresource="status").status_code == 200
         assert blank.merge(after["digits-1"], {"spec": {"paused": False}}).status_code == 200
 
-        helm4("upgrade", "offramp", str(CHART), "--wait", "--timeout", "60s")
+        helm4("upgrade", "offramp", str(CHART), "--wait", "--timeout", "240s")
         assert rollout_from_manifest(live(blank)["digits-1"]).status.weight == 25
 
 
@@ -227,7 +236,7 @@ def test_a_field_of_the_newer_release_does_not_lock_its_object_after_a_downgrade
     helm("install", "offramp", str(PREVIOUS_CHART), "--create-namespace")
     helm("upgrade", "offramp", str(CHART))
     newer = manifests.service("newer", rollout={"rollbackWindow": 5}, protocols=["HTTP", "GRPC"])
-    assert blank.create(newer, keep=True).status_code == 201
+    create(blank, newer)
     helm("rollback", "offramp", "1")
     SERVERS.wait_for(
         lambda: "protocols" not in blank.merge(newer, {"spec": {"replicas": 3}}).json().get("spec", {"protocols": 1}),
@@ -243,15 +252,15 @@ def test_install_and_upgrade_wait_until_the_operator_runs(
 ) -> None:
     run = request.getfixturevalue(version)
     with deployments_come_true(blank):
-        run("install", "offramp", str(CHART), "--create-namespace", "--wait", "--timeout", "60s")
-        run("upgrade", "offramp", str(CHART), "--set", "replicas=3", "--wait", "--timeout", "60s")
+        run("install", "offramp", str(CHART), "--create-namespace", "--wait", "--timeout", "240s")
+        run("upgrade", "offramp", str(CHART), "--set", "replicas=3", "--wait", "--timeout", "240s")
     deployment = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {"name": "offramp", "namespace": NAMESPACE},
     }
     assert blank.get(deployment)["status"]["readyReplicas"] == 3
-    run("uninstall", "offramp", "--wait", "--timeout", "60s")
+    run("uninstall", "offramp", "--wait", "--timeout", "240s")
     path = "/apis/earlyexit.dev/v1alpha1/earlyexitservices"
     SERVERS.wait_for(lambda: blank.request("GET", path).status_code == 200, what="the kinds, which are kept")
 
@@ -260,9 +269,9 @@ def test_waiting_ends_with_an_error_where_the_operator_does_not_come_up(
     blank: Any, tool: Callable[[str, str], str]
 ) -> None:
     """Without it a wait that waits for nothing would pass the test above."""
-    command = [tool("charts", "helm"), "install", "offramp", str(CHART), "--create-namespace", "--wait", "--timeout", "5s",
+    command = [tool("charts", "helm"), "install", "offramp", str(CHART), "--create-namespace", "--wait", "--timeout", "20s",
                f"--kubeconfig={blank.kubeconfig}", f"--namespace={NAMESPACE}"]  # fmt: skip
-    answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
     assert answer.returncode != 0
     assert "Deployment" in answer.stderr
 
@@ -289,8 +298,8 @@ def test_intent_is_restored_on_a_fresh_cluster(blank: Any, helm: Helm, program: 
     text = "".join(line for line in saved.stdout.splitlines(keepends=True) if not line.startswith(NOT_INTENT))
     wipe(blank, program("helm"))
     helm("install", "offramp", str(CHART), "--create-namespace")
-    restored = blank.kubectl("apply", "-f", "-", stdin=text)
-    assert restored.returncode == 0, restored.stderr
+    apply = lambda: blank.kubectl("apply", "-f", "-", stdin=text)  # noqa: E731
+    SERVERS.wait_for(lambda: apply().returncode == 0, what="the intent restored", state=lambda: apply().stderr)
     service = blank.get(before)
     assert service["spec"] == before["spec"] and "status" in before
     assert "status" not in service

@@ -51,6 +51,7 @@ def test_an_interval_surrounds_the_share() -> None:
     assert row["low"] < row["rate"] == 0.007 < row["high"]
 
 
+@pytest.mark.slow
 def test_the_page_and_its_targets_show_every_row(tmp_path: Path) -> None:
     rollouts = {s.name: summary(s, [BAD if s.name == "harmful" else GOOD] * 20) for s in SCENARIOS}
     years = {y.name: year_summary(y, [LIVED] * 3) for y in YEARS}

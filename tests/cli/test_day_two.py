@@ -26,6 +26,7 @@ def stored_object(folder: Path, kind: str, name: str) -> dict[str, Any]:
     return dict(json.loads((folder / "objects" / kind / f"{name}.json").read_text()))
 
 
+@pytest.mark.slow
 def test_every_command_has_an_example_in_its_help() -> None:
     for command in COMMANDS:
         shown = offramp(command, "--help").stdout
@@ -51,6 +52,7 @@ class TestReading:
         assert found["rollouts"] == [stored_object(folder, "RampRollout", "sim-1")]
         assert [w["name"] for w in found["workers"]] == ["w0", "w1"]
 
+    @pytest.mark.slow
     def test_nothing_is_coloured_or_wrapped_in_a_pipe(self, stored: Stored) -> None:
         shown = offramp("why", "--state", stored("rolled_back")).stdout
         assert "\x1b" not in shown and max(map(len, shown.splitlines())) > 120

@@ -101,6 +101,7 @@ def test_what_is_no_manifest_is_a_mistake_not_a_crash(text: str) -> None:
     assert lint_text(text, "f.yaml")[0]
 
 
+@pytest.mark.slow
 def test_files_and_stdin_are_summed_and_the_exit_code_tells(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text(GOOD)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from rich.text import Text
 
 from offramp_cli.show.health import health_lines
@@ -31,6 +32,7 @@ def with_figures(family: Family, **figures: Any) -> Family:
     return replace(family, service=replace(family.service, status=replace(status, measured=measured)))
 
 
+@pytest.mark.slow
 def test_predicted_expected_and_measured_savings_stand_beside_each_other(in_state: InState) -> None:
     family, now = in_state("measured")
     told = sentences(family)
@@ -47,6 +49,7 @@ def test_predicted_expected_and_measured_savings_stand_beside_each_other(in_stat
         assert all(line in plain(shown) for line in told)
 
 
+@pytest.mark.slow
 def test_one_line_and_one_column_tell_what_was_measured(in_state: InState) -> None:
     family, now = in_state("measured")
     shown = with_figures(family, answer_time=Saving(0.22, 0.181, 0.25))

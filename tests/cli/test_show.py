@@ -34,6 +34,7 @@ def why(in_state: InState, state: str) -> str:
     return plain(why_lines(family, family.newest, now))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
 def test_every_state_can_be_shown_to_people_and_to_machines(in_state: InState, state: str) -> None:
     family, now = in_state(state)

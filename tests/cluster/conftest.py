@@ -45,7 +45,7 @@ def release(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "delivery": {"allowPrivateNetworks": True},  # a store in the cluster
     }
     install = ("helm", "upgrade", "--install", RELEASE, "helm/offramp", "--namespace", SYSTEM, "--create-namespace")
-    run(*install, "--wait", "--timeout", "180s", "-f", "-", stdin=yaml.safe_dump(values))
+    run(*install, "--wait", "--timeout", "600s", "-f", "-", stdin=yaml.safe_dump(values))
     yield lambda folder, name: load("bundle", str(folder), name=name)
     run("helm", "uninstall", RELEASE, "--namespace", SYSTEM, "--wait")
 

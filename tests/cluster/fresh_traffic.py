@@ -1,4 +1,4 @@
-"""``fresh_traffic.py URL SECONDS``: inputs that never repeat, 16 to a request, one request after another, until SIGTERM or the time is up.
+"""``fresh_traffic.py URL SECONDS``: inputs that never repeat, 16 to a request, one request after another, until SIGTERM or the time is up, but at least one.
 
 Prints rows answered, rows that left early, and failed requests, as JSON.
 """
@@ -23,7 +23,7 @@ def main(url: str, seconds: float) -> None:
     signal.signal(signal.SIGTERM, lambda *_: running.clear())
     deadline, answered, left, failed = time.monotonic() + seconds, 0, 0, 0
     with httpx.Client(timeout=30.0, trust_env=False) as client:
-        while running and time.monotonic() < deadline:
+        while running and (time.monotonic() < deadline or not answered + failed):
             rows = pool[rng.integers(len(pool), size=ROWS)]
             rows = (rows + rng.normal(0.0, 0.02, size=rows.shape)).astype(np.float32)
             tensor = {"name": "x", "shape": list(rows.shape), "datatype": "FP32", "parameters": {"binary_data_size": rows.nbytes}}  # fmt: skip

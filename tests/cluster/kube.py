@@ -54,7 +54,7 @@ class Namespace:
         conditions = self.get("earlyexitservice", name).get("status", {}).get("conditions", [])
         return next((c for c in conditions if c["type"] == kind), {})
 
-    def eventually(self, what: str, holds: Callable[[], Any], *, seconds: float = 120.0) -> Any:
+    def eventually(self, what: str, holds: Callable[[], Any], *, seconds: float = 300.0) -> Any:
         """Poll until it holds; says what was last seen when it never does."""
         deadline = time.monotonic() + seconds
         while not (found := holds()):

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from kube import ROOT, Namespace, run
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
 GPU = {"resources": {"limits": {"cpu": "200m", "memory": "256Mi", "nvidia.com/gpu": 1}}}
 QUOTA = {
@@ -87,7 +87,7 @@ def test_what_keeps_new_workers_away_is_told_in_a_sentence_while_the_old_one_ser
         assert namespace.condition("tiny", "Ready")["status"] == "True", name
         assert "\n" not in told[name]
         process = traffic(namespace, 0)
-        assert process.communicate(timeout=60)[0].split() == ["200"], name
+        assert process.communicate(timeout=180)[0].split() == ["200"], name
     print(json.dumps(told, indent=2))
     namespace.apply(manifest(image))
     namespace.eventually("the service to settle again", lambda: ready(namespace))
@@ -115,7 +115,7 @@ def test_an_operator_is_upgraded_with_a_canary_in_mid_step_and_no_request_fails(
         )
         before = status()
         upgrade = ("helm", "upgrade", "offramp", "helm/offramp", "--namespace", "offramp-system", "--reuse-values")
-        run(*upgrade, "--set", f"podAnnotations.upgraded={namespace.name}", "--wait", "--timeout", "180s")
+        run(*upgrade, "--set", f"podAnnotations.upgraded={namespace.name}", "--wait", "--timeout", "600s")
         after = status()
         assert (after.get("weight"), after["startedAt"]) == (50, before["startedAt"]), after
         assert after["phase"] in ("Progressing", "Paused"), after

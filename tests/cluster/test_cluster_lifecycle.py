@@ -121,7 +121,7 @@ def web(cluster, tmp_path_factory):
     cluster.kubectl("label", "namespace", "shop", "pod-security.kubernetes.io/enforce=restricted")
     for document in (POD, SERVICE):
         cluster.kubectl("--namespace=shop", "apply", "--filename=-", document=document)
-    cluster.kubectl("--namespace=shop", "wait", "--for=condition=Ready", "pod/web", "--timeout=120s")
+    cluster.kubectl("--namespace=shop", "wait", "--for=condition=Ready", "pod/web", "--timeout=300s")
     return "web.shop.svc.cluster.local"
 
 
@@ -153,7 +153,7 @@ def test_a_pod_serves_an_image_volume_that_it_cannot_write(cluster, web):
 
 def test_a_service_answers_by_name_from_a_pod_and_from_a_node(cluster, web):
     fetch = f"import urllib.request as u; print(u.urlopen('http://{web}', timeout=10).read().decode())"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:  # a service's rules follow its pods, after a moment
         try:
             answers = (

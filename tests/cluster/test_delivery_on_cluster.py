@@ -20,7 +20,7 @@ import trustme
 from kube import ROOT, Namespace, run
 from test_service_on_cluster import infer, manifest, ready
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
 PORT = 8443
 TOKEN = "let-me-in"
@@ -99,7 +99,7 @@ def store(namespace: Namespace, archive: bytes) -> str:
     ]
     for item in objects:
         namespace.apply(item)
-    run("kubectl", "wait", "pod/store", "--for=condition=Ready", "--timeout=60s", "-n", namespace.name)
+    run("kubectl", "wait", "pod/store", "--for=condition=Ready", "--timeout=240s", "-n", namespace.name)
     return f"{host}:{PORT}"
 
 
@@ -201,7 +201,7 @@ def test_the_operators_page_is_read_through_a_forwarded_port(
 ) -> None:
     namespace.apply(manifest(release(folder, "tiny-paged")))
     namespace.eventually("the service to be ready", lambda: ready(namespace))
-    with httpx.Client(base_url=page, timeout=10.0, trust_env=False) as client:
+    with httpx.Client(base_url=page, timeout=60.0, trust_env=False) as client:
         facts = client.get(f"/api/v1/services/{namespace.name}/tiny").json()
         assert facts["row"]["namespace"] == namespace.name
         assert [worker["state"] for worker in facts["workers"]] == ["Ready"]

@@ -12,7 +12,7 @@ import bundles  # type: ignore[import-not-found]
 import pytest
 from kube import ROOT, Namespace, run
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
 Load = Callable[[Path, str], str]
 
@@ -78,7 +78,7 @@ def traffic(namespace: Namespace) -> Iterator[None]:
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     yield
     process.terminate()
-    process.wait(30)
+    process.wait(90)
 
 
 def test_a_tampered_bundle_is_named_in_the_condition_while_the_older_one_goes_on_serving(

@@ -1,6 +1,6 @@
 """``traffic.py URL SECONDS``: requests to the tiny model, about 100 a second, one after another; prints each status.
 
-At least one is sent; a refused connection is tried again, because the service may not be there yet.
+At least one is sent; a refused connection is tried again, for a minute until one was taken, because the service may not be there yet.
 """
 
 import sys
@@ -12,10 +12,12 @@ import httpx
 sys.path.insert(0, str(Path(__file__).parents[1] / "worker"))
 import bundles
 
+CONNECT_SECONDS = 60.0
+
 
 def main(url: str, seconds: float) -> None:
     x = bundles.inputs(64)
-    deadline = time.monotonic() + seconds
+    began, connected = time.monotonic(), False
     with httpx.Client(timeout=10.0, trust_env=False) as client:
         for i in range(10**9):
             row = x[i % len(x)]
@@ -25,9 +27,11 @@ def main(url: str, seconds: float) -> None:
                     client.post(f"{url}/v2/models/{bundles.MODEL}/infer", json={"inputs": [tensor]}).status_code,
                     flush=True,
                 )
-            except httpx.TransportError:
+                connected = True
+            except httpx.TransportError as error:
+                connected |= not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                 time.sleep(0.5)
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= began + (seconds if connected else max(seconds, CONNECT_SECONDS)):
                 return
             time.sleep(0.005)
 

@@ -173,6 +173,7 @@ def test_no_credit_buys_an_answer_that_comes_many_times_too_late() -> None:
     assert Door(1.0, LINEAR).entry(Forecast(LENIENT_WAIT + 0.1, 0.1)) is Entry.REFUSED
 
 
+@pytest.mark.slow
 @given(st.floats(1.1, 4.0), st.integers(0, 2**16))
 def test_under_lasting_overload_few_of_those_admitted_come_on_credit(excess: float, seed: int) -> None:
     """Whatever the queue does: over many requests credit is what was there plus what was earned."""

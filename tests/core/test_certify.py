@@ -34,8 +34,7 @@ from offramp_core.evaluate import evaluate_plan
 from offramp_core.records import Records
 from offramp_core.search.placement import best_plan
 
-settings.register_profile("core", deadline=None, max_examples=60, derandomize=True)
-settings.load_profile("core")
+SAME_EXAMPLES = settings(max_examples=60, derandomize=True)
 
 IDS = tuple(f"r{i:02d}-linear" for i in range(6))
 SUBJECT = Subject(IDS, "sha256:b", "sha256:r")
@@ -151,6 +150,7 @@ class TestThePromise:
 
 
 class TestTooLittleData:
+    @SAME_EXAMPLES
     @given(budget=st.floats(0.002, 0.3), level=st.floats(0.001, 0.2))
     def test_the_fewest_labels_are_exactly_those_that_can_pass(self, budget: float, level: float) -> None:
         n = fewest_labels(budget, level)
@@ -163,12 +163,14 @@ class TestTooLittleData:
         assert result.reason == "TooFewLabels"
         assert 100 + (result.needed_more or 0) == fewest_labels(0.02, allowance(0.05, 1))
 
+    @SAME_EXAMPLES
     @given(rate=st.sampled_from([0.0, 0.001, 0.003, 0.006]), level=st.sampled_from([0.05, 0.03, 0.005]))
     def test_the_planner_gives_the_power_it_promises(self, rate: float, level: float) -> None:
         n = labels_for(rate, budget=0.01, level=level, power=0.9)
         assert n is not None
         assert stats.binom.cdf(largest_passing_count(n, budget=0.01, level=level), n, rate) >= 0.9
 
+    @SAME_EXAMPLES
     @given(n=st.integers(1, 3000), budget=st.floats(0.005, 0.2), level=st.floats(0.001, 0.2))
     def test_the_largest_passing_count_is_the_last_that_passes(self, n: int, budget: float, level: float) -> None:
         k = largest_passing_count(n, budget=budget, level=level)

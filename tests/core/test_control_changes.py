@@ -57,6 +57,7 @@ def exits_off_at_workers(fleet: Fleet) -> bool:
 
 
 class TestSteps:
+    @pytest.mark.slow
     def test_steps_that_become_fewer_in_mid_rollout_are_taken_from_the_present_weight_on(self) -> None:
         fleet = at("Progressing")
         fleet.run(lambda f: last(f).status.weight == 50)
@@ -299,6 +300,7 @@ class TestRecommend:
         assert phase(fleet) == "Aborted" and fleet.status.candidate_config == ""
         assert fleet.configs[name].status.rejected_until_at == pytest.approx(fleet.now + 600)
 
+    @pytest.mark.slow
     def test_one_that_newer_records_do_not_bear_out_goes_away(self) -> None:
         fleet = self.recommended()
         fleet.now += 3700.0

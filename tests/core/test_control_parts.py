@@ -115,6 +115,21 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
         ("updatePolicy", {"sideBySide": {"promotion": "Later"}}, "spec.updatePolicy.sideBySide.promotion"),
         ("updatePolicy", {"sideBySide": {"deadline": "0s"}}, "spec.updatePolicy.sideBySide.deadline"),
         ("updatePolicy", {"sideBySide": {"share": 1}}, "spec.updatePolicy.sideBySide.share"),
+        *(
+            ("updatePolicy", {"sideBySide": {"gateway": wrong}}, f"spec.updatePolicy.sideBySide.gateway.{field}")
+            for wrong, field in (
+                ({}, "parentRefs"),
+                ({"parentRefs": []}, "parentRefs"),
+                ({"parentRefs": [{"name": "a"}] * 2}, "parentRefs"),
+                ({"parentRefs": [{"namespace": "infra"}]}, "parentRefs[0].name"),
+                ({"parentRefs": [{"name": "a", "port": 0}]}, "parentRefs[0].port"),
+                ({"parentRefs": [{"name": "a", "kind": "-"}]}, "parentRefs[0].kind"),
+                ({"parentRefs": [{"name": "a", "weight": 1}]}, "parentRefs[0].weight"),
+                ({"parentRefs": [{"name": "a"}], "hostnames": ["Models.example"]}, "hostnames"),
+                ({"parentRefs": [{"name": "a"}], "hostnames": ["a.example"] * 2}, "hostnames"),
+                ({"parentRefs": [{"name": "a"}], "rules": []}, "rules"),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_each_mistake_is_refused_by_the_name_of_its_field(path: str, value: Any, field: str) -> None:
@@ -151,6 +166,15 @@ def test_versions_serve_side_by_side_only_where_it_is_asked_for() -> None:
     policy = {"sideBySide": {}}
     assert parse_spec({**GOOD, "updatePolicy": policy}).update_policy == UpdatePolicy(side_by_side=SideBySide())
     assert SideBySide() == SideBySide(20, 600.0, "Automatic", 3600.0)
+
+
+def test_a_parent_of_a_route_is_kept_as_it_was_written() -> None:
+    parents = [{"name": "public", "namespace": "infra"}, {"group": "", "kind": "Service", "name": "digits", "port": 80}]
+    gateway = {"parentRefs": parents, "hostnames": ["*.example.com"]}
+    side = parse_spec({**GOOD, "updatePolicy": {"sideBySide": {"gateway": gateway}}}).update_policy.side_by_side
+    assert side is not None and side.gateway is not None
+    assert [dict(parent) for parent in side.gateway.parents] == parents
+    assert side.gateway.hostnames == ("*.example.com",)
 
 
 def test_a_missing_objective_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from fleet import MANIFEST, Fleet, pool  # type: ignore[import-not-found]
 
 CLEAN = pool(4000, seed=1)
@@ -23,6 +24,7 @@ def test_what_nobody_knows_is_told_once_and_changes_nothing() -> None:
     assert not fleet.rollouts
 
 
+@pytest.mark.slow
 def test_asking_to_tune_starts_the_attempt_that_was_due_in_an_hour_and_only_one() -> None:
     fleet = Fleet(CLEAN)
     fleet.run(lambda f: "Succeeded" in f.verdicts())

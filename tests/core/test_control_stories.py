@@ -43,6 +43,7 @@ class TestPrecision:
 
     WIDE = with_int8(CLEAN, wrong=0.004, speed=0.5)
 
+    @pytest.mark.slow
     def test_auto_finds_a_plan_at_int8_and_promotes_it(self) -> None:
         fleet = Fleet(self.WIDE)
         fleet.run(promoted)
@@ -81,12 +82,14 @@ class TestPrecision:
         assert (fleet.stable.precision == "int8") == (verdict == "Accepted")
 
 
+@pytest.mark.slow
 def test_ready_never_leaves_true_once_the_service_serves(fleet: Fleet) -> None:
     fleet.run(promoted)
     ready = [c["Ready"] for c in fleet.conditions_seen]
     assert "False" not in ready[ready.index("True") :]
 
 
+@pytest.mark.slow
 def test_background_tuning_never_shows_reconciling_or_stalled(fleet: Fleet) -> None:
     fleet.run(lambda f: f.status.settled_generation == 1)
     before = len(fleet.conditions_seen)
@@ -94,6 +97,7 @@ def test_background_tuning_never_shows_reconciling_or_stalled(fleet: Fleet) -> N
     assert not any({"Reconciling", "Stalled"} & set(c) for c in fleet.conditions_seen[before:])
 
 
+@pytest.mark.slow
 def test_drift_in_mid_canary_rolls_back_and_a_new_plan_is_found_on_the_new_inputs(fleet: Fleet) -> None:
     fleet.run(promoted)
     fleet.edit(objective={"latency": {"threshold": "100ms"}, "accuracy": {"maxDisagreement": "0.05"}})
@@ -294,6 +298,7 @@ def test_a_crash_between_any_two_writes_of_a_pass_loses_no_decision(fleet: Fleet
     assert [r.status.verdict for r in fleet.rollouts.values()].count("Succeeded") == 1
 
 
+@pytest.mark.slow
 def test_steady_state_is_a_fixed_point_without_writes(fleet: Fleet) -> None:
     fleet.run(promoted)
     fleet.requests_per_second = 0

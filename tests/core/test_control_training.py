@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 from fleet import BACKBONE, RAMP_SET, RAMPS, Fleet, pool, pooled  # type: ignore[import-not-found]
 
 from offramp_core.control.decide import decide
@@ -161,6 +162,7 @@ def test_where_no_plan_is_found_audits_are_eager_until_there_are_inputs_to_train
     useless.run(lambda f: len(f.orders) == 1, limit=40)
 
 
+@pytest.mark.slow
 def test_a_trained_set_is_certified_on_its_own_records_canaried_and_promoted() -> None:
     fleet = promoted()
     assert fleet.stable.ramp_set_digest == NEW
@@ -313,6 +315,7 @@ def condition_of(fleet: TrainingFleet) -> tuple[str, str] | None:
     return found[0] if found else None
 
 
+@pytest.mark.slow
 def test_a_condition_says_what_keeps_ramps_from_being_trained_for_as_long_as_it_does() -> None:
     fleet = started()
     fleet.result = TrainingReport(0, "Running", message="no node has enough memory; add a node")

@@ -236,6 +236,7 @@ class TestInTheLoop:
         workers = tuple(replace(w, current=False) for w in snapshot.workers)
         return replace(snapshot, workers=(*workers, refused()))
 
+    @pytest.mark.slow
     def test_a_held_update_is_stalled_and_ready_and_told_once(self) -> None:
         fleet = copy.deepcopy(_serving())
         snapshot, reasons = self.held(fleet), []
@@ -293,6 +294,7 @@ class TestPlansNeverCrossModels:
         assert decision.publish.stable.plan["backboneDigest"] == OTHER
         assert decision.publish.stable.plan["ramps"] == []
 
+    @pytest.mark.slow
     def test_a_canary_stays_watched_while_workers_of_two_models_serve(self) -> None:
         """A slow update may take an hour; a plan that does harm must not run through it unseen."""
         fleet = copy.deepcopy(_canarying())
@@ -328,6 +330,7 @@ class TestPlansNeverCrossModels:
             fleet.act(decision)
         assert fleet.rollouts[name].status.phase == "Progressing"
 
+    @pytest.mark.slow
     def test_records_of_the_new_model_tune_no_plan_of_the_old_one(self) -> None:
         fleet = Fleet(CLEAN)
         for _ in range(30):

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,12 +24,13 @@ from offramp_core.control.objects import (
     VersionStatus,
     VersionTally,
 )
-from offramp_core.control.snapshot import Scaling, Snapshot, Worker
+from offramp_core.control.snapshot import RouteTrouble, Scaling, Snapshot, Worker
 from offramp_core.control.spec import parse_spec
 from offramp_core.control.versions import (
     VersionView,
     next_version,
     read_gates,
+    request_share,
     serving_source,
     split_in_force,
     trial_workers,
@@ -123,6 +125,27 @@ def test_without_the_option_workers_are_made_as_the_spec_says(phase: str) -> Non
     assert split_in_force(asked, 2, scaled=False).main is asked
     assert split_in_force(asked, 2, scaled=False).n_trial == 0
     assert next_version(replace(view(), service=asked)).status == VersionStatus()
+
+
+@given(st.sampled_from(["", "Starting", "Comparing", "AwaitingPromotion", "Promoting", "Rejected"]), st.integers(1, 50), st.booleans(), st.booleans())  # fmt: skip
+def test_requests_go_to_versions_that_answer_and_by_weight_from_the_comparison_on(
+    phase: str, weight: int, main_ready: bool, trial_ready: bool
+) -> None:
+    asked = service(status=on_trial(phase), weight=weight)
+    share = request_share(asked, main_ready=main_ready, trial_ready=trial_ready)
+    compared = phase in ("Comparing", "AwaitingPromotion", "Promoting")
+    if not (compared and trial_ready):
+        assert share == 0, "not proven, gone, or nobody there"
+    else:
+        assert share == (weight if main_ready else 100)
+
+
+def test_a_model_that_was_not_decided_upon_yet_gets_no_request() -> None:
+    """Nor does anybody where the option is gone: then workers of a trial are on their way out."""
+    asked = service(NEWER, on_trial("Comparing"))
+    without = replace(service(status=on_trial("Comparing")), spec=parse_spec({**MANIFEST, "model": {"uri": NEW}}))
+    for told in (asked, without):
+        assert request_share(told, main_ready=True, trial_ready=True) == 0
 
 
 def test_everything_about_a_source_comes_back_as_it_was() -> None:
@@ -339,6 +362,18 @@ class Version(SimWorker):  # type: ignore[misc]
         return replace(worker, observations=replace(seen, counts=counts))
 
 
+@pytest.mark.parametrize("workers", [(), (SimWorker("w-0", 1, backbone=BACKBONE).view(),)], ids=["nobody", "served"])
+def test_trouble_with_a_route_is_told_and_changes_nothing_else(workers: tuple[Worker, ...]) -> None:
+    snapshot = Snapshot(service(OLD), workers=workers)
+    trouble = RouteTrouble("NoGatewayAPI", "the cluster has none")
+    told, quiet = (
+        {c.type: (c.status, c.reason, c.message) for c in decide(s, NOW).status.conditions}
+        for s in (replace(snapshot, route=trouble), snapshot)
+    )
+    assert told.pop("RouteAccepted") == ("False", "NoGatewayAPI", "the cluster has none")
+    assert told == quiet
+
+
 @dataclass
 class Platform(Fleet):  # type: ignore[misc]
     """A fleet whose workers follow what :func:`split_in_force` asks for, one main worker per pass."""
@@ -348,6 +383,7 @@ class Platform(Fleet):  # type: ignore[misc]
     def __post_init__(self) -> None:
         super().__post_init__()
         self.seen: list[tuple[int, int]] = []
+        self.shares: list[int] = []
         self.scaled: Scaling | None = None
 
     def reconcile(self) -> Any:
@@ -374,6 +410,7 @@ class Platform(Fleet):  # type: ignore[misc]
             worker.current = worker.backbone == wanted
         self.workers = [*main, *trial]
         self.seen.append((len(main), len(trial)))
+        self.shares.append(request_share(self.service, main_ready=bool(main), trial_ready=bool(trial)))
 
     def _start(self, name: str, backbone: str, *, trial: bool) -> Version:
         worker = Version(name, zlib.crc32(name.encode()), backbone=backbone, trial=trial)
@@ -427,6 +464,9 @@ class TestInTheLoop:
         assert fleet.reasons() == ["VersionOnTrial", "VersionPromoted"]
         assert not {"VersionOnTrial", "Reconciling", "Stalled"} & set(fleet.told())
         assert min(main + trial for main, trial in fleet.seen) >= 4
+        changes = [b for a, b in pairwise(fleet.shares) if a != b]
+        assert changes == [25, 0], "requests come by weight from the comparison to the end of the promotion"
+        assert all(share == 0 or trial for share, (_, trial) in zip(fleet.shares, fleet.seen, strict=True))
 
     @pytest.mark.parametrize(
         ("fault", "reason"), [({"late": 0.3}, "ObjectiveRejected"), ({"broken": 0.2}, "FailuresRejected")]

@@ -22,8 +22,7 @@ from offramp_core.evidence.one_arm import Alternative, alternatives, log_e_value
 from offramp_core.evidence.two_arm import harmful_shares, log_e_share, share_under_ratio
 from offramp_core.sketch import SecondsSketch, bucket_index
 
-settings.register_profile("core", deadline=None, max_examples=60, derandomize=True)
-settings.load_profile("core")
+SAME_EXAMPLES = settings(max_examples=60, derandomize=True)
 
 ALPHA = 0.05
 
@@ -56,6 +55,7 @@ def stopping_times(
 
 
 class TestOneArm:
+    @SAME_EXAMPLES
     @given(
         n=st.integers(0, 300),
         share=st.floats(0, 1),
@@ -69,6 +69,7 @@ class TestOneArm:
         if 1e-200 < plain < 1e200:
             assert log_e_value(k, n, p0=p0, alternative=side) == pytest.approx(math.log(plain), abs=1e-9)
 
+    @SAME_EXAMPLES
     @given(n=st.integers(1, 10**9), p0=st.floats(0.0001, 0.9))
     def test_counts_of_any_size_give_a_finite_number(self, n: int, p0: float) -> None:
         for k in (0, n // 2, n):
@@ -139,6 +140,7 @@ class TestExposure:
         half = stopping_times(0.06, p0=0.02, grid=alternatives(0.02), runs=800, looks=n // 2, alpha=alpha)
         assert (half > 0).mean() < 0.95  # and the number is not needlessly large
 
+    @SAME_EXAMPLES
     @given(n=st.integers(1, 5000), p0=st.floats(0.002, 0.5))
     def test_the_rejection_count_is_the_first_that_crosses(self, n: int, p0: float) -> None:
         k = int(exposure.rejection_count(np.array([n]), p0=p0, alpha=0.01, grid=alternatives(p0))[0])

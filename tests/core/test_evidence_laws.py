@@ -18,8 +18,7 @@ from offramp_core.evidence import betting, detector, intervals, one_arm, savings
 from offramp_core.evidence.one_arm import Alternative
 from offramp_core.evidence.two_arm import log_e_share
 
-settings.register_profile("core", deadline=None, max_examples=60, derandomize=True)
-settings.load_profile("core")
+SAME_EXAMPLES = settings(max_examples=60, derandomize=True)
 
 RATES = st.floats(0.002, 0.7)
 SIDES = st.sampled_from(["greater", "less"])
@@ -37,21 +36,25 @@ def through_json(state: Any) -> Any:
 class TestFairUnderTheNull:
     """Expectations by enumeration of every possible count: exact, no simulation."""
 
+    @SAME_EXAMPLES
     @given(n=st.integers(1, 120), p0=RATES, side=SIDES)
     def test_an_e_value_is_one_on_average_at_the_budget(self, n: int, p0: float, side: Alternative) -> None:
         assert expectation(n, p0, lambda k: math.exp(one_arm.log_e_value(k, n, p0=p0, alternative=side))) == (
             pytest.approx(1, rel=1e-9)
         )
 
+    @SAME_EXAMPLES
     @given(n=st.integers(1, 120), p0=RATES, side=SIDES, part=st.floats(0, 1))
     def test_and_at_most_one_anywhere_within_the_null(self, n: int, p0: float, side: Alternative, part: float) -> None:
         rate = p0 * part if side == "greater" else p0 + (1 - p0) * part
         assert expectation(n, rate, lambda k: math.exp(one_arm.log_e_value(k, n, p0=p0, alternative=side))) < 1 + 1e-9
 
+    @SAME_EXAMPLES
     @given(n=st.integers(1, 100), share=st.floats(0.01, 0.9))
     def test_alike_arms_give_one_on_average(self, n: int, share: float) -> None:
         assert expectation(n, share, lambda k: math.exp(log_e_share(k, n, share=share))) == pytest.approx(1, rel=1e-9)
 
+    @SAME_EXAMPLES
     @given(n=st.integers(1, 120), p0=RATES, quiet=st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1)), max_size=4))
     def test_a_detector_gains_as_much_as_it_sees_whatever_the_block(
         self, n: int, p0: float, quiet: list[tuple[int, float]]
@@ -63,6 +66,7 @@ class TestFairUnderTheNull:
         gained = expectation(n, p0, lambda k: detector.statistic(detector.update(before, n, k, p0=p0)))
         assert gained == pytest.approx(detector.statistic(before) + n, rel=1e-8)
 
+    @SAME_EXAMPLES
     @given(
         p0=st.floats(0.001, 0.4),
         highest=st.floats(1, 50),
@@ -97,6 +101,7 @@ def parts_of(n: int, cuts: list[int]) -> list[slice]:
 
 
 class TestPooling:
+    @SAME_EXAMPLES
     @given(cuts=SPLITS, seed=SEEDS)
     def test_counts_of_workers_in_any_order_are_the_counts_of_the_fleet(self, cuts: list[int], seed: int) -> None:
         x = outcomes(seed, 400, 0.03)
@@ -107,6 +112,7 @@ class TestPooling:
             pooled = one_arm.update(pooled, n, k)
         assert pooled == one_arm.Counts(400, int(x.sum()))
 
+    @SAME_EXAMPLES
     @given(cuts=SPLITS, seed=SEEDS)
     def test_bets_of_workers_in_any_order_are_the_bets_of_the_fleet(self, cuts: list[int], seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -121,6 +127,7 @@ class TestPooling:
         assert pooled.n == alone.n == 400
         assert pooled.log_wealth == pytest.approx(alone.log_wealth, abs=1e-9)
 
+    @SAME_EXAMPLES
     @given(cuts=SPLITS, seed=SEEDS)
     def test_sums_of_workers_merge_in_any_order(self, cuts: list[int], seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -147,6 +154,7 @@ class TestPooling:
 
 
 class TestRestartsAndGrouping:
+    @SAME_EXAMPLES
     @given(cuts=SPLITS, seed=SEEDS)
     def test_a_restart_anywhere_changes_nothing(self, cuts: list[int], seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -161,6 +169,7 @@ class TestRestartsAndGrouping:
             }
         assert stored == whole
 
+    @SAME_EXAMPLES
     @given(cuts=SPLITS, seed=SEEDS)
     def test_means_and_savings_are_the_same_bit_for_bit_however_values_are_grouped(
         self, cuts: list[int], seed: int
@@ -174,6 +183,7 @@ class TestRestartsAndGrouping:
             assert grouped == at_once
 
     @pytest.mark.slow
+    @SAME_EXAMPLES
     @given(
         seed=SEEDS,
         n=st.integers(0, 3000),
@@ -234,6 +244,7 @@ def add(name: str, state: Any, x: Any, happened: Any, off: Any) -> Any:
 class TestByHand:
     """The same in plain loops, from the definitions."""
 
+    @SAME_EXAMPLES
     @given(values=st.lists(st.floats(0, BOUND), min_size=1, max_size=40), alpha=st.floats(0.001, 0.5))
     def test_a_mean_s_interval(self, values: list[float], alpha: float) -> None:
         state = intervals.update(intervals.init(bound=BOUND), values)
@@ -247,6 +258,7 @@ class TestByHand:
         cost = (-np.log(1 - tilts) - tilts) * surprise / BOUND**2
         assert np.exp(tilts * u - cost).mean() == pytest.approx(2 / alpha, rel=1e-6)
 
+    @SAME_EXAMPLES
     @given(
         p=st.floats(0.01, 0.99), tilt=st.floats(0.001, 0.95), guess=st.floats(0, 1), sign=st.sampled_from([-1.0, 1.0])
     )
@@ -256,6 +268,7 @@ class TestByHand:
         factors = [math.exp(sign * tilt * (x - p) - cost * (x - guess) ** 2) for x in (0.0, 1.0)]
         assert (1 - p) * factors[0] + p * factors[1] <= 1 + 1e-12
 
+    @SAME_EXAMPLES
     @given(
         batches=st.lists(st.tuples(*[st.floats(0, BOUND)] * 3), min_size=1, max_size=7),
         share=st.sampled_from([0.1, 0.5]),

@@ -49,6 +49,7 @@ class TestStoppingTimes:
                 expected[out[0]] += rate ** x.sum() * (1 - rate) ** (looks - x.sum())
         assert corridor(rate, lower=lower, upper=upper).at == pytest.approx(expected, abs=1e-12)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("rate", "side"), [(0.04, "greater"), (0.003, "less")])
     def test_it_agrees_with_simulated_tests(self, rate: float, side: Alternative) -> None:
         looks, runs = 800, 2000

@@ -223,6 +223,7 @@ class TestInTheLoop:
         first.run(lambda f: f.published is not None)
         assert first.published is not None and first.published.holdback_share == 0.0
 
+    @pytest.mark.slow
     def test_savings_come_to_stand_in_the_status_and_are_written_seldom(self, fleet: Fleet) -> None:
         fleet.run(told(batches=4000))
         saving = measured(fleet).engine_time
@@ -260,6 +261,7 @@ class TestInTheLoop:
         condition = next(c for c in fleet.status.conditions if c.type == "ExitsCostTime")
         assert condition.status == "True" and "it is pinned, so it stays" in condition.message
 
+    @pytest.mark.slow
     def test_a_worker_that_claims_the_impossible_is_quarantined_and_not_pooled(self, fleet: Fleet) -> None:
         fleet.run(told(batches=2000))
         meter = next(iter(fleet.workers[0].meters.values()))
@@ -270,6 +272,7 @@ class TestInTheLoop:
         assert fleet.status.workers.quarantined == ("w0",)
         assert measured(fleet).held_back - before.held_back < 900
 
+    @pytest.mark.slow
     def test_a_ramp_that_does_not_pay_has_the_plan_looked_over_once(self, fleet: Fleet) -> None:
         fleet.run(lambda f: f.status.tuning.state == "Idle")
         tested = fleet.status.tuning.tuned_for

@@ -54,6 +54,7 @@ def run(*args: object) -> Result:
 
 
 class TestJson:
+    @pytest.mark.slow
     def test_it_has_exactly_the_fields_of_the_contract(self, file: Path) -> None:
         result = run(file, "--budget", 0.02, "--json")
         assert result.exit_code == 0

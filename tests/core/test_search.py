@@ -24,8 +24,7 @@ from offramp_core.search.objective import price
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import best_thresholds, error_budget
 
-settings.register_profile("core", deadline=None, max_examples=60, derandomize=True)
-settings.load_profile("core")
+SAME_EXAMPLES = settings(max_examples=60, derandomize=True)
 SEEDS = st.integers(0, 10_000)
 
 
@@ -66,6 +65,7 @@ class TestAgainstTryingEverything:
         for seed in range(block * 40, block * 40 + 40):
             assert_thresholds_are_optimal(small(seed), errors=seed % 4)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("n_ramps", [4, 5])
     def test_more_than_three_ramps_are_optimal_as_well(self, n_ramps: int) -> None:
         for seed in range(30):
@@ -91,11 +91,14 @@ class TestAgainstTryingEverything:
 
 
 class TestBudget:
+    @SAME_EXAMPLES
     @given(seed=SEEDS, errors=st.integers(0, 6))
     def test_a_plan_never_exceeds_its_budget_on_the_records(self, seed: int, errors: int) -> None:
         plan = best_plan(small(seed, max_rows=30), max_errors=errors).plan
         assert plan.errors <= errors
 
+    @pytest.mark.slow
+    @SAME_EXAMPLES
     @given(seed=SEEDS, errors=st.integers(0, 5))
     def test_more_budget_never_saves_less(self, seed: int, errors: int) -> None:
         records = small(seed, max_rows=30)
@@ -104,6 +107,8 @@ class TestBudget:
             >= best_plan(records, max_errors=errors).plan.saving - 1e-12
         )
 
+    @pytest.mark.slow
+    @SAME_EXAMPLES
     @given(seed=SEEDS)
     def test_exits_off_is_always_feasible_so_nothing_is_ever_lost(self, seed: int) -> None:
         assert best_plan(small(seed), max_errors=0).plan.saving >= 0
@@ -130,6 +135,8 @@ class TestBudget:
 
 
 class TestStoredThresholds:
+    @pytest.mark.slow
+    @SAME_EXAMPLES
     @given(seed=SEEDS)
     def test_a_plan_does_the_same_after_it_was_stored_as_text(self, seed: int) -> None:
         records = small(seed, max_rows=20)
@@ -141,6 +148,7 @@ class TestStoredThresholds:
         again = evaluate_plan(records, Plan.from_mapping(plan.to_mapping()), ids)
         assert (again.disagreements, again.mean_seconds) == (found.errors, found.evaluation.mean_seconds)
 
+    @SAME_EXAMPLES
     @given(st.floats(0, 1, width=32))
     def test_a_key_is_the_lowest_threshold_that_lets_an_input_leave(self, score: float) -> None:
         u = np.float32(score)
@@ -170,6 +178,7 @@ class TestStoredThresholds:
 
 
 class TestSearchItself:
+    @pytest.mark.slow
     def test_it_never_loses_to_the_hill_climb_on_the_same_records(self) -> None:
         for seed in range(20):
             records = recorded(600, 6, seed=seed)

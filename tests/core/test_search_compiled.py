@@ -53,6 +53,7 @@ def both(search: Callable[[], Found]) -> tuple[Found, Found]:
         return search(), by_numpy
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(pools, budgets, st.integers(2, 9), st.data())
 def test_cells_are_bounded_alike_in_a_box_and_in_the_boxes_inside_it(
@@ -73,6 +74,7 @@ def test_cells_are_bounded_alike_in_a_box_and_in_the_boxes_inside_it(
         box = Box(active, cells.low(cell), cells.cuts(cell), inside)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(pools, budgets, st.booleans())
 def test_sets_of_ramps_are_bounded_alike(pool: Records, budget: float, prepared: bool) -> None:
@@ -102,6 +104,7 @@ def test_sets_of_ramps_are_bounded_alike(pool: Records, budget: float, prepared:
     assert compiled_bounds == numpy_bounds
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(pools, budgets, st.sampled_from([0.0, 0.01]))
 def test_the_whole_search_finds_the_same_plan_with_the_same_proof(pool: Records, budget: float, gap: float) -> None:

@@ -20,8 +20,7 @@ from offramp_core.search.objective import price
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import best_thresholds
 
-settings.register_profile("core", deadline=None, max_examples=60, derandomize=True)
-settings.load_profile("core")
+SAME_EXAMPLES = settings(max_examples=60, derandomize=True)
 SEEDS = st.integers(0, 10_000)
 
 
@@ -87,6 +86,7 @@ class TestAgainstTryingEverything:
         for seed in range(block * 40, block * 40 + 40):
             assert_thresholds_are_optimal(seed)
 
+    @pytest.mark.slow
     def test_placement_within_slices_and_weights_is_optimal(self) -> None:
         for seed in range(40):
             assert_placement_is_optimal(seed)
@@ -127,6 +127,8 @@ class TestSlices:
         assert 0 < kept.plan.saving < free.plan.saving
         assert kept.optimal
 
+    @pytest.mark.slow
+    @SAME_EXAMPLES
     @given(seed=SEEDS)
     def test_a_budget_of_everything_for_a_slice_changes_nothing(self, seed: int) -> None:
         records = replace(small(seed, max_rows=25), slice_id=np.zeros(0, dtype=np.int64))
@@ -134,6 +136,8 @@ class TestSlices:
         plain = best_plan(records, max_errors=2)
         assert best_plan(records, max_errors=2, slice_budgets={0: 1.0}).plan.saving == plain.plan.saving
 
+    @pytest.mark.slow
+    @SAME_EXAMPLES
     @given(seed=SEEDS)
     def test_all_requests_in_one_slice_are_the_budget_over_all(self, seed: int) -> None:
         records = small(seed, max_rows=25)
@@ -145,6 +149,7 @@ class TestSlices:
 
 
 class TestWeights:
+    @SAME_EXAMPLES
     @given(seed=SEEDS, errors=st.integers(0, 4))
     def test_equal_weights_only_scale_the_budget(self, seed: int, errors: int) -> None:
         records = small(seed, max_rows=25)

@@ -79,6 +79,7 @@ class TestAgainstTryingEverything:
         for seed in range(block * 40, block * 40 + 40):
             assert_thresholds_are_optimal(seed)
 
+    @pytest.mark.slow
     def test_placement_for_any_objective_is_optimal(self) -> None:
         for seed in range(40):
             assert_placement_is_optimal(seed)

@@ -123,6 +123,7 @@ def fleet(served: Fleet) -> Fleet:
     return copy.deepcopy(served)
 
 
+@pytest.mark.slow
 def test_a_slice_over_its_budget_stops_leaving_early_while_the_rest_goes_on(fleet: Fleet) -> None:
     name = fleet.status.stable_config
     assert fleet.published is not None and fleet.published.slices == ("night",)

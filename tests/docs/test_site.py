@@ -13,6 +13,7 @@ from website.links import problems
 from website.reference import fields
 
 
+@pytest.mark.slow
 def test_generated_pages_pictures_and_tables_are_fresh() -> None:
     stale = [
         name

@@ -77,7 +77,7 @@ class Shell:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self.run("set -m", seconds=10)
+        self.run("set -m", seconds=60)
 
     def run(self, text: str, *, seconds: float) -> tuple[int, str]:
         """Exit status and output of a piece of shell.
@@ -120,9 +120,9 @@ class Shell:
     def close(self) -> None:
         """End the shell and what it left in the background."""
         if self._bash.poll() is None:
-            self.run("kill $(jobs -p) 2> /dev/null; wait; true", seconds=60)
+            self.run("kill $(jobs -p) 2> /dev/null; wait; true", seconds=180)
             self._bash.kill()
-        self._bash.wait(10)
+        self._bash.wait(60)
 
 
 class _Timer:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from identity_bundle import CLASSES, MODEL, answers, inputs, write_bundle
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 Json = dict[str, Any]
 
 
@@ -74,7 +74,7 @@ class Up:
         assert self.process is not None and self.process.poll() is None, f"`offramp up` ended: {self.tail()}"
         return next((e for e in self.events()[offset:] if e.get("event") == "listening"), None)
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, *, seconds: float = 60) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM, *, seconds: float = 120) -> int:
         assert self.process is not None
         self.process.send_signal(number)
         return self.process.wait(seconds)

@@ -60,13 +60,17 @@ def answers(bundle: Path, x: Array) -> npt.NDArray[np.int64]:
     return np.asarray(session.run(["logits"], {"x": x})[0]).argmax(axis=1)
 
 
-def write_bundle(folder: Path, *, seed: int = 0, with_int8: bool = False) -> Path:
+def write_bundle(
+    folder: Path, *, seed: int = 0, with_int8: bool = False, layers_behind: int = 0, failing_share: float = 0.0
+) -> Path:
     """Write the bundle; returns its folder.
 
-    ``with_int8`` adds the model with rounded weights: like int8 nearly right. What it is said to save is invented.
+    ``with_int8`` adds the model with rounded weights: like int8 nearly right. What it is said to save is invented. ``layers_behind`` are
+    further layers behind the last ramp, which take time and change nothing. About ``failing_share`` of the inputs make a batch fail that
+    has one of them; none of those that a worker tries before it serves.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    model = _backbone(np.random.default_rng(seed))
+    model = _backbone(np.random.default_rng(seed), layers_behind)
     own = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     tensors: dict[str, Array] = {
         f"{r.id}/{name}": own[t].copy() for r in RAMPS for name, t in (("w1", "w"), ("b1", "b"))
@@ -75,12 +79,17 @@ def write_bundle(folder: Path, *, seed: int = 0, with_int8: bool = False) -> Pat
     logits, heads = _run_tapped(model, tensors, x)
     for ramp, said in zip(RAMPS, heads, strict=True):
         tensors[f"{ramp.id}/quantiles"] = quantile_table(raw_score(said))
+    highest = logits.max(axis=1)
+    limit = float(np.quantile(highest, 1 - failing_share))
+    tried = np.flatnonzero(highest < 0.9 * limit)[:8] if failing_share else np.arange(8)
+    if failing_share:
+        model = _failing_above(model, limit)
     files = {
         "backbone.onnx": model.SerializeToString(),
         "ramps.safetensors": safetensors.numpy.save(tensors),
-        "records.npz": _records(tensors, logits, heads),
-        "profile.json": msgspec.json.encode(_profile()),
-        "probe.npz": _npz(x=x[:8], logits=logits[:8]),
+        "records.npz": _records(tensors, logits, heads, layers_behind),
+        "profile.json": msgspec.json.encode(_profile(layers_behind)),
+        "probe.npz": _npz(x=x[tried], logits=logits[tried]),
     }
     precisions = (PrecisionSpec("int8", "backbone.int8.onnx", "rounded"),) if with_int8 else ()
     if with_int8:
@@ -129,7 +138,7 @@ def _int8_files(
     }  # fmt: skip
 
 
-def _backbone(rng: np.random.Generator) -> onnx.ModelProto:
+def _backbone(rng: np.random.Generator, layers_behind: int = 0) -> onnx.ModelProto:
     nodes, weights, source, channels = [], [], "x", CHANNELS
     for i in range(LAYERS):
         kernel = rng.normal(0.0, 0.3 if i == 0 else NOISE, size=(WIDTH, channels, 3, 3)).astype(np.float32)
@@ -139,6 +148,12 @@ def _backbone(rng: np.random.Generator) -> onnx.ModelProto:
         nodes.append(helper.make_node("Conv", [source, f"k{i}"], [f"a{i}"], pads=[1, 1, 1, 1]))
         nodes.append(helper.make_node("Relu", [f"a{i}"], [f"c{i}"]))
         source, channels = f"c{i}", WIDTH
+    if layers_behind:
+        weights.append(numpy_helper.from_array(_same(9), "same"))
+    for i in range(LAYERS, LAYERS + layers_behind):
+        nodes.append(helper.make_node("Conv", [source, "same"], [f"a{i}"], pads=[4, 4, 4, 4]))
+        nodes.append(helper.make_node("Relu", [f"a{i}"], [f"c{i}"]))
+        source = f"c{i}"
     weights.append(numpy_helper.from_array(rng.normal(0.0, 2.0, size=(WIDTH, CLASSES)).astype(np.float32), "w"))
     weights.append(numpy_helper.from_array(rng.normal(0.0, 0.2, size=CLASSES).astype(np.float32), "b"))
     nodes += [
@@ -153,6 +168,35 @@ def _backbone(rng: np.random.Generator) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def _same(size: int) -> Array:
+    """A kernel that changes nothing."""
+    kernel = np.zeros((WIDTH, WIDTH, size, size), dtype=np.float32)
+    kernel[np.arange(WIDTH), np.arange(WIDTH), size // 2, size // 2] = 1.0
+    return kernel
+
+
+def _failing_above(model: onnx.ModelProto, limit: float) -> onnx.ModelProto:
+    """The same model, which looks up its highest logit, in times of ``limit``, in a table of one entry."""
+    fails = onnx.ModelProto()
+    fails.CopyFrom(model)
+    for node in fails.graph.node:
+        node.output[:] = ["said" if name == "logits" else name for name in node.output]
+    fails.graph.initializer.extend(
+        [numpy_helper.from_array(np.zeros(1, np.float32), "table"), numpy_helper.from_array(np.float32(limit), "limit")]
+    )
+    fails.graph.node.extend(
+        [
+            helper.make_node("ReduceMax", ["said"], ["highest"], axes=[1], keepdims=1),
+            helper.make_node("Div", ["highest", "limit"], ["ratio"]),
+            helper.make_node("Relu", ["ratio"], ["above"]),
+            helper.make_node("Cast", ["above"], ["index"], to=onnx.TensorProto.INT64),
+            helper.make_node("Gather", ["table", "index"], ["nothing"]),
+            helper.make_node("Add", ["said", "nothing"], ["logits"]),
+        ]
+    )
+    return fails
+
+
 def _run_tapped(model: onnx.ModelProto, tensors: dict[str, Array], x: Array) -> tuple[Array, list[Array]]:
     heads = [
         head_nodes(
@@ -165,8 +209,8 @@ def _run_tapped(model: onnx.ModelProto, tensors: dict[str, Array], x: Array) -> 
     return logits, said
 
 
-def _records(tensors: dict[str, Array], logits: Array, heads: list[Array]) -> bytes:
-    batch = _profile().batches[0]
+def _records(tensors: dict[str, Array], logits: Array, heads: list[Array], layers_behind: int = 0) -> bytes:
+    batch = _profile(layers_behind).batches[0]
     scores = [uncertainty(h, tensors[f"{r.id}/quantiles"]) for r, h in zip(RAMPS, heads, strict=True)]
     return _npz(
         uncertainty=np.stack(scores, axis=1),
@@ -177,13 +221,14 @@ def _records(tensors: dict[str, Array], logits: Array, heads: list[Array]) -> by
     )
 
 
-def _profile() -> Profile:
+def _profile(layers_behind: int = 0) -> Profile:
     """Invented seconds, proportional to the batch: regrouping pays, so exits save compute."""
+    layers = (1,) * (LAYERS - 1) + (1 + layers_behind,)
     batches = tuple(
         BatchProfile(
             size,
-            size * LAYERS * LAYER_SECONDS,
-            (size * LAYER_SECONDS,) * LAYERS,
+            size * sum(layers) * LAYER_SECONDS,
+            tuple(size * n * LAYER_SECONDS for n in layers),
             (size * HEAD_SECONDS,) * len(RAMPS),
             1e-5,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import onnx
 import pytest
 import safetensors.numpy
 import yaml
+from bench.ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -33,12 +33,6 @@ EMPTY = {
     "Slices without exits": "requests have no slices",
     "Time saved against the holdback": "a few minutes hold too few batches back to compare with",
 }
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -93,7 +87,7 @@ def hard_rows(bundle: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_every_panel_and_every_rule_has_data_of_a_promotion_and_a_rollback(
     up: Callable[..., Any], tools: Any, bundle: Path, tmp_path: Path
 ) -> None:
@@ -101,7 +95,7 @@ def test_every_panel_and_every_rule_has_data_of_a_promotion_and_a_rollback(
         replicas=1,
         ramps={"maxOverhead": "0.5"},  # a shared machine makes batches slow for reasons of its own
         objective={"latency": {"threshold": "500ms"}, "accuracy": {"maxDisagreement": "0.05"}},
-        rollout={"steps": [{"weight": 50}]},
+        rollout={"steps": [{"weight": 50}], "confidence": "0.9"},
     )
     rows, port, began = tools.inputs(400, seed=77), free_port(), time.time()
     traffic = tools.Traffic(lambda: service.url, rows, tools.answers(bundle, rows), rate=100.0)
@@ -120,19 +114,23 @@ def test_every_panel_and_every_rule_has_data_of_a_promotion_and_a_rollback(
         tools.eventually(lambda: ended("Succeeded"), what="the promotion", seconds=240, state=state)
         for _ in range(3):
             service.infer(rows[:8], deadline_ms=0.001)
+        hard = hard_rows(bundle)
+        truth = tools.answers(bundle, hard)  # before the canary: it must not be promoted meanwhile
         pin = {"ramps": [{"id": "r00-linear", "threshold": "1"}]}
         service.write({
-            "model": {"uri": f"file://{bundle}"}, "replicas": 1, "rollout": {"steps": [{"weight": 50}]},
+            "model": {"uri": f"file://{bundle}"}, "replicas": 1, "rollout": {"steps": [{"weight": 50}], "confidence": "0.9"},
             "objective": {"latency": {"threshold": "500ms"}, "accuracy": {"maxDisagreement": "0.1"}},
             "ramps": {"maxOverhead": "0.5", "mode": "Pinned", "pin": pin},
         })  # fmt: skip
         tools.eventually(lambda: service.rollout()["status"].get("phase") == "Progressing" and service.rollout()["spec"]["cause"] == "Pinned",
                          what="the pin's canary", seconds=120, state=state)  # fmt: skip
-        hard = hard_rows(bundle)
         traffic.stop()
-        traffic.rows, traffic.truth = hard, tools.answers(bundle, hard)
+        traffic.rows, traffic.truth = hard, truth
         traffic.start()
         tools.eventually(lambda: ended("RolledBack"), what="the rollback", seconds=240, state=state)
+        rollbacks = 'increase(earlyexit_rollouts_total{verdict="RolledBack"}[10m])'
+        tools.eventually(lambda: max(values(client, rollbacks, since=began), default=0) > 0,
+                         what="a scrape of the rollback", seconds=120, state=state)  # fmt: skip
         time.sleep(3 * SCRAPE_SECONDS)
         traffic.stop()
 
@@ -151,7 +149,7 @@ def test_every_panel_and_every_rule_has_data_of_a_promotion_and_a_rollback(
         assert silent == []
 
         # What the figures say is what happened.
-        assert max(values(client, 'increase(earlyexit_rollouts_total{verdict="RolledBack"}[10m])', since=began)) > 0
+        assert max(values(client, rollbacks, since=began)) > 0
         assert max(values(client, 'earlyexit_rollout_phase{phase="Progressing"}', since=began)) == 1
         assert max(values(client, "earlyexit:ramp_utility:rate5m", since=began)) > 0
         assert max(values(client, "earlyexit_rollout_gate_evidence_ratio", since=began)) >= 1

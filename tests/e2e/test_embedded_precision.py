@@ -25,7 +25,7 @@ def test_a_lower_precision_is_certified_and_promoted_and_goes_off_when_the_user_
     spec = {
         "model": {"uri": f"file://{bundle}"},
         "objective": {"latency": {"threshold": "500ms"}, "accuracy": {"maxDisagreement": "0.05"}},
-        "rollout": {"steps": [{"weight": 50}], "cooldown": "20s"},
+        "rollout": {"steps": [{"weight": 50}], "confidence": "0.9", "cooldown": "20s"},
         "replicas": 1,
     }
     service = up(**spec, ramps={"maxOverhead": "0.5"})  # a shared machine makes batches slow for reasons of its own

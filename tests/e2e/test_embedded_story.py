@@ -34,7 +34,7 @@ def test_a_plan_is_certified_canaried_and_promoted_across_restarts_of_everything
     service = up(
         objective={"latency": {"threshold": "500ms"}, "accuracy": {"maxDisagreement": str(BUDGET)}},
         ramps={"maxOverhead": "0.5"},  # a shared machine makes batches slow for reasons of its own
-        rollout={"steps": [{"weight": 30}, {"weight": 60}], "cooldown": "20s"},
+        rollout={"steps": [{"weight": 30}, {"weight": 60}], "confidence": "0.9", "cooldown": "20s"},
     )
     rows = tools.inputs(600, seed=77)
     traffic = tools.Traffic(lambda: service.url, rows, tools.answers(bundle, rows), rate=60.0)

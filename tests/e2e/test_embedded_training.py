@@ -101,7 +101,7 @@ def test_ramps_trained_on_live_traffic_are_canaried_promoted_and_save_more_withi
     spec = {
         "model": {"uri": f"file://{bundle}"},
         "objective": {"latency": {"threshold": "2s"}, "accuracy": {"maxDisagreement": str(BUDGET)}},
-        "rollout": {"steps": [{"weight": 50}], "cooldown": "20s"},
+        "rollout": {"steps": [{"weight": 50}], "confidence": "0.9", "cooldown": "20s"},
         "replicas": 1,
     }
     service = up(**spec, ramps={"maxOverhead": "0.5", "training": "LiveTraffic"})

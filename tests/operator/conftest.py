@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from bench import ports
 from kubernetes import client as kubernetes_client
 from kubernetes import config as kubernetes_config
 
@@ -71,7 +72,7 @@ class RestartableServer:
 
     def start(self) -> None:
         process = self._process = server._spawn(self._stack, self._folder, "kube-apiserver", *self._flags)
-        server.wait_for(lambda: server._ready(self.api.client, process), what="the API server's return", seconds=90)
+        server.wait_for(lambda: server._ready(self.api.client, process), what="the API server's return", seconds=300)
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ async def client_of(kubeconfig: Path, **arguments: Any) -> AsyncIterator[KubeCli
 
 
 async def eventually(
-    condition: Callable[[], bool], *, what: str, seconds: float = 30.0, state: Callable[[], object] = str
+    condition: Callable[[], bool], *, what: str, seconds: float = 90.0, state: Callable[[], object] = str
 ) -> None:
     """Poll on the running loop until ``condition`` holds; on the deadline fail with the last state seen."""
     deadline = time.monotonic() + seconds
@@ -124,15 +125,14 @@ class Tools:
         """Run a coroutine with a deadline of its own."""
 
         async def bounded() -> T:
-            return await asyncio.wait_for(work, 120)
+            return await asyncio.wait_for(work, 600)
 
         return asyncio.run(bounded())
 
 
 @pytest.fixture
 def free_port() -> Callable[[], int]:
-    found: Callable[[], int] = server.free_port
-    return found
+    return ports.free_port
 
 
 @pytest.fixture

@@ -205,8 +205,10 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ports = {"port": int(env["OFFRAMP_PORT"]), "admin_port": int(env["OFFRAMP_ADMIN_PORT"])}
     broken = "manifest.json: file is missing" if (bundle / "broken").exists() else ""
+    told = Path(env["OFFRAMP_STATE_DIR"]) / "environment.json"  # whole, and there before anybody is told "ready"
+    told.with_suffix(".new").write_text(json.dumps(dict(env)))
+    told.with_suffix(".new").replace(told)
     worker = StubWorker(env["OFFRAMP_UID"], **ports, broken=broken)
-    (Path(env["OFFRAMP_STATE_DIR"]) / "environment.json").write_text(json.dumps(dict(env)))
     while not stop.wait(0.05):
         if (bundle / "die").exists():
             (bundle / "die").unlink(missing_ok=True)

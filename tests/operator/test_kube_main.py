@@ -103,7 +103,7 @@ class Process:
 
     def get(self, path: str) -> httpx.Response | None:
         try:
-            return httpx.get(self.url + path, timeout=10)
+            return httpx.get(self.url + path, timeout=60)
         except httpx.TransportError:
             return None
 
@@ -122,7 +122,7 @@ class Process:
         return self.process.wait(timeout=seconds)
 
 
-def _wait(condition: Any, *, what: str, seconds: float = 60, state: Any = str) -> None:
+def _wait(condition: Any, *, what: str, seconds: float = 180, state: Any = str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s; last state: {state()}"
@@ -200,7 +200,10 @@ def test_a_service_gets_its_workers_and_a_standby_takes_over_at_once(
     _wait(lambda: _holder(api) == "first", what="leadership", state=first.log.read_text)
     second = start("second", lease=LEASE)
     _wait(lambda: first.answers("/readyz") and second.answers("/readyz"), what="readiness", state=second.log.read_text)
-    assert first.metric("earlyexit_operator_leader 1.0") and second.metric("earlyexit_operator_leader 0.0")
+    _wait(
+        lambda: first.metric("earlyexit_operator_leader 1.0") and second.metric("earlyexit_operator_leader 0.0"),
+        what="one leader told by both",
+    )
 
     manifest = manifests.service()
     manifest["metadata"]["namespace"] = namespace
@@ -218,7 +221,9 @@ def test_a_service_gets_its_workers_and_a_standby_takes_over_at_once(
     assert difference.returncode == 0, difference.stdout
     assert "reconcile-failed" not in first.events()
 
-    # Steady state: passes go on, nothing is written.
+    # Steady state: passes go on, nothing is written once what was last seen has been digested.
+    passes = _passes(first)
+    _wait(lambda: _passes(first) >= passes + 2, what="two more passes")
     settled = api.get(manifest)["metadata"]["resourceVersion"]
     passes = _passes(first)
     _wait(lambda: _passes(first) >= passes + 3, what="three more passes")
@@ -286,8 +291,9 @@ def _conditions(api: Any, manifest: dict[str, Any]) -> dict[str, str]:
 
 
 def _passes(operator: Process) -> float:
-    answer = operator.get("/metrics")
-    lines = answer.text.splitlines() if answer is not None else []
+    while (answer := operator.get("/metrics")) is None:
+        assert operator.process.poll() is None, operator.log.read_text()
+    lines = answer.text.splitlines()
     return next(
         (float(line.split()[1]) for line in lines if line.startswith("earlyexit_operator_reconcile_total ")), 0.0
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offramp_core.control.objects import ModelStatus, Service, ServiceStatus
-from offramp_core.control.spec import parse_spec
+from offramp_core.control.spec import Gateway, parse_spec
 from offramp_core.errors import InvalidSpecError
 from offramp_operator.kube.manifests import (
     ADMIN_PORT,
@@ -19,11 +19,13 @@ from offramp_operator.kube.manifests import (
     autoscaler,
     deployment,
     disruption_budget,
+    http_route,
     model_config_map,
     network_policy,
     network_service,
     plan_config_map,
     template_digest,
+    version_service,
 )
 from offramp_operator.shell.manifests import service_from_manifest
 from offramp_operator.shell.platform import WorkerIdentity
@@ -57,6 +59,9 @@ def _children(service: Service) -> list[dict[str, Any]]:
         network_service(service),
         disruption_budget(service),
         network_policy(service, OPERATOR_PODS, allow_egress=False),
+        version_service(service, trial=False),
+        version_service(service, trial=True),
+        http_route(service, Gateway(((("name", "public"),),)), share=0),
         plan_config_map(service, document="{}", epoch=4),
     ]
 
@@ -118,6 +123,54 @@ def test_only_the_operator_reaches_admin_ports_and_workers_connect_to_nothing() 
     open_egress = network_policy(_service(), OPERATOR_PODS, allow_egress=True)["spec"]
     assert open_egress["policyTypes"] == ["Ingress"]
     assert [port["port"] for port in open_egress["ingress"][0]["ports"]] == ["http"]
+
+
+def _selects(chosen: dict[str, str], pod: dict[str, Any]) -> bool:
+    return chosen.items() <= pod["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(
+    "worker", [{}, {"labels": {"app.kubernetes.io/instance": "digits-next", "earlyexit.dev/version": "next"}}]
+)
+def test_versions_are_told_apart_by_labels_of_the_trial_alone(worker: dict[str, Any]) -> None:
+    """Main workers carry what they always did: none is replaced for a trial, nor for the option."""
+    service = _service(worker=worker)
+    main = deployment(service, IDENTITY, SETTINGS, replicas=2)["spec"]
+    trial = deployment(service, IDENTITY, SETTINGS, replicas=1, trial=True)["spec"]
+    assert FIXED_LABELS.items() <= main["template"]["metadata"]["labels"].items()
+    services = {
+        "both": network_service(service),
+        "main": version_service(service, trial=False),
+        "next": version_service(service, trial=True),
+    }
+    reached = {
+        name: [_selects(found["spec"]["selector"], own["template"]) for own in (main, trial)]
+        for name, found in services.items()
+    }
+    assert reached == {"both": [True, True], "main": [True, False], "next": [False, True]}
+    for other in (
+        disruption_budget(service)["spec"]["selector"],
+        network_policy(service, OPERATOR_PODS, allow_egress=False)["spec"]["podSelector"],
+    ):
+        assert all(_selects(other["matchLabels"], own["template"]) for own in (main, trial))
+    for own, other in ((main, trial), (trial, main)):
+        assert _selects(own["selector"]["matchLabels"], own["template"])
+        assert not _selects(own["selector"]["matchLabels"], other["template"]), "nor counted by its autoscaler"
+
+
+@pytest.mark.parametrize(("share", "weights"), [(0, [100, 0]), (25, [75, 25]), (100, [0, 100])])
+def test_a_route_always_names_both_versions_and_not_what_is_for_the_operator(share: int, weights: list[int]) -> None:
+    gateway = Gateway(((("name", "public"), ("namespace", "infra")),), ("models.example.com",))
+    spec = http_route(_service(), gateway, share=share)["spec"]
+    assert spec["parentRefs"] == [{"name": "public", "namespace": "infra"}]
+    assert spec["hostnames"] == ["models.example.com"]
+    (rule,) = spec["rules"]
+    assert [(ref["name"], ref["weight"]) for ref in rule["backendRefs"]] == list(
+        zip(["digits-main", "digits-next"], weights, strict=True)
+    )
+    assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": "/v2"}}], "not /metrics"
+    ports = [port["port"] for port in version_service(_service(), trial=True)["spec"]["ports"]]
+    assert {ref["port"] for ref in rule["backendRefs"]} <= set(ports)
 
 
 def test_only_the_allow_list_of_the_worker_template_passes() -> None:

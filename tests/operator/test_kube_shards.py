@@ -70,12 +70,12 @@ class Replica:
 
     def __init__(self, client: KubeClient, namespace: str, name: str) -> None:
         leases = [
-            LeaseSettings(namespace, lease, name, duration_seconds=6, renew_deadline_seconds=4.0, retry_seconds=0.2)
+            LeaseSettings(namespace, lease, name, duration_seconds=15, renew_deadline_seconds=10.0, retry_seconds=0.5)
             for lease in lease_names("offramp-leader", N)
         ]
         electors = [LeaderElector(client, lease, jitter=lambda: 0.0) for lease in leases]
         self.lost = 0
-        self.shards = Shards(electors, retry_seconds=0.2, on_lost=self._lose)
+        self.shards = Shards(electors, retry_seconds=1.0, on_lost=self._lose)
         self.task = asyncio.create_task(self._take())
 
     def _lose(self) -> None:
@@ -105,17 +105,19 @@ def test_replicas_share_the_shards_and_a_lost_ones_are_taken_over(api: Any, name
         async with tools.client_of(api.kubeconfig) as client, tools.client_of(api.kubeconfig) as cut_off:
             holders = _names(client, namespace)
             a, b = Replica(client, namespace, "a"), Replica(cut_off, namespace, "b")
-            await tools.eventually(lambda: len(a.shards.held) + len(b.shards.held) == N, what="every shard being held")
+            await tools.eventually(
+                lambda: len(a.shards.held) + len(b.shards.held) == N, what="every shard being held", seconds=120
+            )
             assert a.shards.held and b.shards.held, "whoever holds fewer gets the next one"
             assert not a.shards.held & b.shards.held
             owned = [ServiceKey("default", f"service-{i}") for i in range(100)]
             assert all(a.shards.owns(key) != b.shards.owns(key) for key in owned)
 
             cut_off.close()  # b's calls fail from now on, as behind a partition
-            await tools.eventually(lambda: not b.shards.holds(), what="b giving up", seconds=60)
-            await tools.eventually(lambda: len(a.shards.held) == N, what="a taking over", seconds=60)
+            await tools.eventually(lambda: not b.shards.holds(), what="b giving up", seconds=120)
+            await tools.eventually(lambda: len(a.shards.held) == N, what="a taking over", seconds=120)
             assert set(await holders()) == {"a"} and a.shards.holds() and a.lost == 0
-            await tools.eventually(lambda: b.lost > 0, what="b being told to end")
+            await tools.eventually(lambda: b.lost > 0, what="b being told to end", seconds=120)
             b.task.cancel()
 
             await a.close()

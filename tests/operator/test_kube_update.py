@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,9 +22,18 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from paper_observer import PaperObserver
 
+from offramp_operator.kube import platform as platform_module
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
-from offramp_operator.kube.kinds import DEPLOYMENT, EVENT, NETWORK_SERVICE, POD, SERVICE, Object
+from offramp_operator.kube.kinds import (
+    DEPLOYMENT,
+    EVENT,
+    HTTP_ROUTE,
+    NETWORK_SERVICE,
+    POD,
+    SERVICE,
+    Object,
+)
 from offramp_operator.kube.manifests import WorkerSettings
 from offramp_operator.kube.platform import KubePlatform
 from offramp_operator.kube.watch import Feed
@@ -66,6 +75,7 @@ class Fleet:
     reconciler: Reconciler
     cache: ObjectCache
     seen: list[tuple[int, int]] = field(default_factory=list)
+    onlooker: Callable[[list[Object]], Awaitable[None]] | None = None
     ready_since: Callable[[], str] = lambda: WELL_AGO
 
     @property
@@ -100,6 +110,8 @@ class Fleet:
         found = await self.all_pods()
         pods = [pod for pod in found if not _ending(pod)]
         self.seen.append((sum(map(_is_ready, pods)), len(pods)))
+        if self.onlooker is not None:
+            await self.onlooker(pods)
         return found
 
     async def tick(self) -> None:
@@ -115,7 +127,7 @@ class Fleet:
         await Feed(self.cache, lambda _: None).relist(self.client, (self.namespace,))
         await self.reconciler.reconcile(self.key)
 
-    async def until(self, condition: Callable[[], Any], *, what: str, seconds: float = 40) -> None:
+    async def until(self, condition: Callable[[], Any], *, what: str, seconds: float = 180) -> None:
         deadline = time.monotonic() + seconds
         while True:
             await self.tick()
@@ -495,3 +507,232 @@ def test_a_broken_model_on_trial_is_given_up_and_costs_nothing(fleet: Any, tools
 
 async def events_of(f: Fleet) -> list[Object]:
     return (await f.client.list(EVENT, f.namespace))[0]
+
+
+# --- requests through a Gateway, by weight ---------------------------------------------------------
+
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+ROUTES = f"/apis/{HTTP_ROUTE.api_version}/httproutes"
+PUBLIC = {"parentRefs": [{"name": "public"}], "hostnames": ["digits.example.com"]}
+
+
+@dataclass
+class PaperGateway:
+    """Takes a route in only at every ``every``-th look, and says then which generation it has seen.
+
+    ``wrong`` are looks at which it would have sent requests to a version that nobody answers for.
+    """
+
+    fleet: Fleet
+    every: int
+    looks: int = 0
+    weights: dict[str, int] = field(default_factory=dict)
+    passed: list[int] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    async def look(self, pods: list[Object]) -> None:
+        self.looks += 1
+        if self.every and self.looks % self.every == 0:
+            await self.take_in()
+        for name, weight in self.weights.items():
+            chosen = await self._chosen(name)
+            if weight and not any(_is_ready(p) and chosen.items() <= p["metadata"]["labels"].items() for p in pods):
+                self.wrong.append(f"look {self.looks}: {weight} % to {name}, where nobody is ready")
+
+    async def take_in(self) -> None:
+        route = await self.fleet.client.get(HTTP_ROUTE, self.fleet.namespace, "digits")
+        if route is None:
+            self.weights = {}
+            return
+        (rule,) = route["spec"]["rules"]
+        self.weights = {ref["name"]: ref["weight"] for ref in rule["backendRefs"]}
+        if self.passed[-1:] != [self.weights["digits-next"]]:
+            self.passed.append(self.weights["digits-next"])
+        self.say("True", generation=route["metadata"]["generation"], parents=route["spec"]["parentRefs"])
+
+    def say(self, accepted: str, *, generation: int, parents: list[Object]) -> None:
+        now = {"lastTransitionTime": WELL_AGO, "observedGeneration": generation, "message": "no listener admits it"}
+        told = [
+            {"type": "Accepted", "status": accepted, "reason": "NotAllowedByListeners", **now},
+            {"type": "ResolvedRefs", "status": "True", "reason": "ResolvedRefs", **now},
+        ]
+        status = [{"parentRef": p, "controllerName": "example.dev/paper", "conditions": told} for p in parents]
+        answer = self.fleet.api.merge(route_of(self.fleet), {"status": {"parents": status}}, subresource="status")
+        assert answer.status_code == 200, answer.text
+
+    async def _chosen(self, name: str) -> dict[str, str]:
+        service = await self.fleet.client.get(NETWORK_SERVICE, self.fleet.namespace, name)
+        assert service is not None, f"a route names {name}, which is not there"
+        return dict(service["spec"]["selector"])
+
+
+def route_of(f: Fleet) -> Object:
+    metadata = {"name": "digits", "namespace": f.namespace}
+    return {"apiVersion": HTTP_ROUTE.api_version, "kind": "HTTPRoute", "metadata": metadata}
+
+
+def path_of_route(f: Fleet) -> str:
+    return f"/apis/{HTTP_ROUTE.api_version}/namespaces/{f.namespace}/httproutes/digits"
+
+
+async def weights_of(f: Fleet) -> list[int]:
+    route = await f.client.get(HTTP_ROUTE, f.namespace, "digits")
+    return [] if route is None else [ref["weight"] for ref in route["spec"]["rules"][0]["backendRefs"]]
+
+
+def watched_by_a_gateway(f: Fleet, *, every: int = 7) -> PaperGateway:
+    gateway = PaperGateway(f, every)
+    f.onlooker = gateway.look
+    return gateway
+
+
+@dataclass(frozen=True)
+class GatewayApi:
+    """Gateway API in the cluster, or not."""
+
+    api: Any
+    server: Any
+
+    def install(self) -> None:
+        def there() -> bool:
+            self.api.request("POST", CRD, self.server.gateway_api())
+            return bool(self.api.request("GET", ROUTES).status_code == 200)
+
+        self.server.wait_for(there, what="Gateway API")
+
+    def remove(self) -> None:
+        definition = f"{CRD}/httproutes.gateway.networking.k8s.io"
+
+        def gone() -> bool:
+            self.api.request("DELETE", definition)
+            return {self.api.request("GET", path).status_code for path in (ROUTES, definition)} == {404}
+
+        self.server.wait_for(gone, what="the end of Gateway API")
+
+
+@pytest.fixture
+def gateway_api(controlled: Any, server: Any) -> GatewayApi:
+    return GatewayApi(controlled, server)
+
+
+@pytest.mark.parametrize("every", [1, 7], ids=["prompt", "slow"])
+def test_with_a_gateway_exactly_the_weight_is_sent_to_the_model_on_trial_and_no_request_to_nobody(
+    every: int, fleet: Any, gateway_api: GatewayApi, tools: Any
+) -> None:
+    gateway_api.install()
+
+    async def story() -> None:
+        async with fleet(nodes=4, **beside(promotion="Manual", weight=10, gateway=PUBLIC)) as f:
+            await f.serve(GOOD, GOOD)
+            await settled(f)
+            gateway = watched_by_a_gateway(f, every=every)
+            before = {p["metadata"]["uid"] for p in await f.pods()}
+            await f.until(lambda: gateway.weights == {"digits-main": 100, "digits-next": 0}, what="the route at rest")
+            await f.until(lambda: "RouteAccepted" not in f.told(), what="the end of the complaint")
+            await f.edit(model={"uri": BETTER})
+            await f.until(lambda: f.told().get("VersionOnTrial") == ("True", "AwaitingPromotion"), what="the question")
+            await f.until(lambda: gateway.weights == {"digits-main": 90, "digits-next": 10}, what="the shares")
+            assert before < {p["metadata"]["uid"] for p in await f.pods()}, "no worker is replaced for it"
+            await f.ask("promote")
+            await f.serve(BETTER, BETTER)
+            await settled(f)
+            assert await f.client.get(DEPLOYMENT, f.namespace, "digits-next") is None
+            await f.until(lambda: gateway.weights == {"digits-main": 100, "digits-next": 0}, what="the route at rest")
+            assert gateway.passed == [0, 10, 0] and gateway.wrong == []
+
+    tools.run(story())
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["a Gateway that answers", "one that does not"])
+def test_workers_that_were_on_trial_stay_until_the_gateway_sends_them_nothing(
+    answers: bool, fleet: Any, gateway_api: GatewayApi, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway_api.install()
+    monkeypatch.setattr(platform_module, "LET_GO_SECONDS", 600.0)
+
+    async def story() -> None:
+        async with fleet(nodes=3, **beside(promotion="Manual", gateway=PUBLIC)) as f:
+            await f.serve(GOOD, GOOD)
+            await settled(f)
+            gateway = watched_by_a_gateway(f)
+            await f.edit(model={"uri": BETTER})
+            await f.until(lambda: gateway.weights.get("digits-next") == 25, what="the shares")
+            gateway.every = 0
+            await f.ask("abort")
+            await f.until(lambda: f.told().get("Stalled") == ("True", "VersionRejected"), what="the verdict")
+            await f.rest(ticks=5)
+            assert await weights_of(f) == [100, 0], "at once"
+            assert len(await f.bundles()) == 3 and gateway.wrong == []
+            if answers:
+                await gateway.take_in()
+            else:
+                monkeypatch.setattr(platform_module, "LET_GO_SECONDS", 0.0)
+
+            async def alone() -> bool:
+                return await f.client.get(DEPLOYMENT, f.namespace, "digits-next") is None
+
+            await f.until(alone, what="the end of the trial")
+            assert f.told()["Ready"] == ("True", "Serving")
+
+    tools.run(story())
+
+
+def test_without_gateway_api_a_trial_goes_on_by_the_numbers_of_pods_until_it_is_installed(
+    fleet: Any, gateway_api: GatewayApi, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway_api.remove()
+    monkeypatch.setattr(platform_module, "REFUSED_RETRY_SECONDS", 1.0)
+
+    async def story() -> None:
+        async with fleet(nodes=3, **beside(promotion="Manual", gateway=PUBLIC)) as f:
+            await f.serve(GOOD, GOOD)
+            await settled(f)
+            assert f.told()["RouteAccepted"] == ("False", "NoGatewayAPI")
+            assert "install Gateway API, or remove updatePolicy.sideBySide.gateway" in f.message("RouteAccepted")
+            assert f.told()["Ready"] == ("True", "Serving")
+            await f.edit(model={"uri": BETTER})
+            await f.until(lambda: f.told().get("VersionOnTrial") == ("True", "AwaitingPromotion"), what="the question")
+            service = await f.client.get(NETWORK_SERVICE, f.namespace, "digits")
+            assert service is not None
+            chosen = service["spec"]["selector"].items()
+            assert sum(chosen <= p["metadata"]["labels"].items() for p in await f.pods()) == 3
+            gateway_api.install()
+            gateway = watched_by_a_gateway(f)
+            await f.until(lambda: gateway.weights == {"digits-main": 75, "digits-next": 25}, what="the shares")
+            await f.until(lambda: "RouteAccepted" not in f.told(), what="the end of the complaint")
+
+    tools.run(story())
+
+
+def test_a_route_of_somebody_else_is_left_alone_and_our_own_goes_with_the_option(
+    fleet: Any, gateway_api: GatewayApi, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway_api.install()
+    monkeypatch.setattr(platform_module, "REFUSED_RETRY_SECONDS", 1.0)
+
+    async def story() -> None:
+        async with fleet(nodes=3, **beside(gateway=PUBLIC)) as f:
+            theirs = route_of(f) | {"spec": {"parentRefs": [{"name": "theirs"}]}}
+            assert f.api.create(theirs, keep=True).status_code == 201
+            await f.serve(GOOD, GOOD)
+            assert f.told()["RouteAccepted"] == ("False", "RouteNameTaken")
+            assert f.api.get(theirs)["spec"]["parentRefs"][0]["name"] == "theirs"
+            assert f.api.request("DELETE", path_of_route(f)).status_code == 200
+
+            async def made() -> bool:
+                return await weights_of(f) == [100, 0]
+
+            await f.until(made, what="a route of our own")
+            await f.until(lambda: "no Gateway has taken it" in f.message("RouteAccepted"), what="the next step")
+            PaperGateway(f, every=0).say("False", generation=1, parents=PUBLIC["parentRefs"])
+            told = "Gateway public: NotAllowedByListeners: no listener admits it"
+            await f.until(lambda: told in f.message("RouteAccepted"), what="the Gateway's words")
+            assert f.told()["RouteAccepted"] == ("False", "RouteNotAccepted")
+            assert f.api.request("DELETE", path_of_route(f)).status_code == 200
+            await f.until(made, what="its return")
+            await f.edit(updatePolicy={"sideBySide": {"gateway": None}})
+            await f.until(lambda: "RouteAccepted" not in f.told(), what="silence")
+            left = [await f.client.get(NETWORK_SERVICE, f.namespace, f"digits-{which}") for which in ("main", "next")]
+            assert await weights_of(f) == [] and left == [None, None]
+
+    tools.run(story())

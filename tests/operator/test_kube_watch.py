@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from kubernetes import client as kubernetes_client
 
+from offramp_operator.kube import watch as watch_module
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
-from offramp_operator.kube.kinds import CONFIG_MAP, ROLLOUT, SERVICE, WATCHED
+from offramp_operator.kube.kinds import CONFIG_MAP, HTTP_ROUTE, ROLLOUT, SERVICE, WATCHED
 from offramp_operator.kube.watch import Feed, watch
 from offramp_operator.shell.platform import ServiceKey
 
@@ -114,20 +115,19 @@ def test_the_watch_goes_on_after_the_api_server_was_killed(restartable: Any, man
         for name in ("stays", "goes"):
             api.create(_manifest(manifests, "service", name, "default"), keep=True)
         async with _watching(tools, api, namespaces=()) as w:
-            await tools.eventually(
-                lambda: w.names(SERVICE, "default") == {"stays", "goes"}, what="the first list", seconds=60
-            )
+            await tools.eventually(lambda: w.names(SERVICE, "default") == {"stays", "goes"}, what="the first list")
             restartable.kill()
             await asyncio.to_thread(restartable.start)
-            api.create(_manifest(manifests, "service", "new", "default"), keep=True)
-            api.request("DELETE", "/apis/earlyexit.dev/v1alpha1/namespaces/default/earlyexitservices/goes")
+            new = _manifest(manifests, "service", "new", "default")
+            goes = "/apis/earlyexit.dev/v1alpha1/namespaces/default/earlyexitservices/goes"
+            # An API server that has just started says that it is ready before it serves every kind.
+            await tools.eventually(lambda: api.create(new, keep=True).status_code == 201, what="a new service")
+            await tools.eventually(lambda: api.request("DELETE", goes).status_code == 200, what="a deletion")
             # Whether the watch was up again in time to see the deletion is chance; a list finds what it missed.
-            await tools.eventually(
-                lambda: "new" in w.names(SERVICE, "default"), what="news after the restart", seconds=60
-            )
+            await tools.eventually(lambda: "new" in w.names(SERVICE, "default"), what="news after the restart")
             await w.feed.relist(w.client, ())
             assert w.names(SERVICE, "default") == {"stays", "new"}
-            await tools.eventually(lambda: w.feed.late_seconds() == 0.0, what="a watch that keeps up", seconds=60,
+            await tools.eventually(lambda: w.feed.late_seconds() == 0.0, what="a watch that keeps up",
                                    state=lambda: w.feed._freshness.awaited)  # fmt: skip
 
     tools.run(story())
@@ -142,6 +142,31 @@ def test_a_list_shows_that_no_watch_delivers(api: Any, manifests: Any, namespace
             await feed.relist(client, (namespace,), kinds=WATCHED[:1])
             now[0] = 70.0
             assert feed.late_seconds() == 70.0
+
+    tools.run(story())
+
+
+def test_an_optional_kind_is_found_when_it_comes_and_forgotten_when_it_goes(
+    restartable: Any, server: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "ABSENT_SECONDS", 0.1)
+    api, crd = restartable.api, server.gateway_api()
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    metadata = {"name": "digits", "namespace": "default", "labels": {"app.kubernetes.io/managed-by": "offramp"}}
+    route = {"apiVersion": HTTP_ROUTE.api_version, "kind": "HTTPRoute", "metadata": metadata, "spec": {}}
+
+    async def story() -> None:
+        feed = Feed(ObjectCache(), lambda _: None)
+        async with tools.client_of(api.kubeconfig) as client:
+            await feed.begin(client, ())
+        async with _watching(tools, api, namespaces=()) as w:
+            assert api.request("POST", definitions, crd).status_code == 201
+            await tools.eventually(lambda: api.create(route, keep=True).status_code == 201, what="its definition")
+            await tools.eventually(lambda: w.names(HTTP_ROUTE, "default") == {"digits"}, what="a route")
+            assert api.request("DELETE", f"{definitions}/{crd['metadata']['name']}").status_code == 200
+            await tools.eventually(lambda: w.names(HTTP_ROUTE, "default") == set(), what="its end")
+            await w.feed.relist(w.client, ())
+            assert w.feed.late_seconds() == 0.0
 
     tools.run(story())
 

@@ -141,6 +141,7 @@ def test_a_worker_that_refuses_connections_is_passed_over() -> None:
     run(story())
 
 
+@pytest.mark.slow
 def test_a_client_between_two_requests_does_not_notice_that_its_worker_ended() -> None:
     async def story() -> None:
         async with bench() as made:
@@ -156,7 +157,11 @@ def test_a_client_between_two_requests_does_not_notice_that_its_worker_ended() -
     run(story())
 
 
-def test_a_worker_that_ends_right_after_its_answer_costs_the_next_request_nothing() -> None:
+def test_a_worker_that_ends_right_after_its_answer_costs_the_next_request_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proxy_module, "QUIET_SECONDS", 30.0)  # the next request comes in time, however slow we are
+
     async def last(backend: Backend, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: bytes) -> None:
         writer.write(b"last\n")
         await writer.drain()
@@ -223,6 +228,7 @@ def test_an_answer_that_breaks_off_ends_the_connection_instead_of_hanging() -> N
     run(story())
 
 
+@pytest.mark.slow
 def test_draining_waits_for_a_request_and_then_moves_the_client_without_closing_it() -> None:
     release = asyncio.Event()
 
@@ -251,12 +257,13 @@ def test_draining_waits_for_a_request_and_then_moves_the_client_without_closing_
     run(story())
 
 
-def test_without_a_worker_clients_wait_a_little_and_are_then_told() -> None:
+def test_without_a_worker_clients_wait_a_little_and_are_then_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with bench() as made, httpx.AsyncClient(trust_env=False) as http:
-            reply = await http.get(f"http://127.0.0.1:{made.port}/v2", timeout=10)
+            reply = await http.get(f"http://127.0.0.1:{made.port}/v2", timeout=60)
             assert reply.status_code == 503
             assert "no worker is ready" in reply.json()["error"]
+            monkeypatch.setattr(proxy_module, "NO_BACKEND_PATIENCE_SECONDS", 30.0)
             client = await made.client()
             asking = asyncio.create_task(client.ask())
             await asyncio.sleep(0.05)
@@ -324,6 +331,7 @@ async def ask_at(url: str) -> bytes:
         writer.close()
 
 
+@pytest.mark.slow
 def test_the_front_serves_from_a_process_of_its_own_and_keeps_its_address_when_that_dies() -> None:
     async def story() -> None:
         async with front(Backend("a")) as made:
@@ -342,6 +350,7 @@ def test_the_front_serves_from_a_process_of_its_own_and_keeps_its_address_when_t
     run(story())
 
 
+@pytest.mark.slow
 def test_the_front_drains_a_worker_that_nobody_uses_at_once() -> None:
     async def story() -> None:
         async with front(Backend("a")) as made:
@@ -351,6 +360,7 @@ def test_the_front_drains_a_worker_that_nobody_uses_at_once() -> None:
     run(story())
 
 
+@pytest.mark.slow
 def test_closing_the_front_frees_the_port() -> None:
     async def story() -> None:
         async with front(Backend("a")) as made:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import textwrap
 from collections.abc import Coroutine
@@ -92,6 +93,24 @@ def test_a_training_that_fails_says_why(state: StateFolder, tmp_path: Path, body
     run(story())
 
 
+def test_a_training_that_ends_by_itself_just_when_its_time_is_up_is_told_about(
+    state: StateFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_late(group: int, number: int) -> None:
+        kill(group, number)
+        raise ProcessLookupError
+
+    kill = os.killpg
+    monkeypatch.setattr(os, "killpg", too_late)
+
+    async def story() -> None:
+        trainer = Trainer(state, command=command(tmp_path, "time.sleep(600)"), limit_seconds=0.5)
+        trainer.begin(ORDER, bundle=tmp_path)
+        assert "took too long" in (await ended(trainer)).message
+
+    run(story())
+
+
 def test_a_training_ends_with_the_shell_and_begins_again_with_the_next_one(state: StateFolder, tmp_path: Path) -> None:
     started = tmp_path / "started"
     body = f"Path({str(started)!r}).write_text(''); time.sleep(600)"
@@ -103,7 +122,7 @@ def test_a_training_ends_with_the_shell_and_begins_again_with_the_next_one(state
             while not started.exists():
                 await asyncio.sleep(0.02)
         assert trainer.report == TrainingReport(3, "Running")
-        await asyncio.wait_for(trainer.close(), 20)
+        await asyncio.wait_for(trainer.close(), 60)
         assert Trainer(state).report is None
 
     run(story())

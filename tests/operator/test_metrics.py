@@ -93,6 +93,7 @@ def life() -> dict[str, Any]:
     return told
 
 
+@pytest.mark.slow
 def test_a_canary_shows_its_weight_its_gates_and_no_savings_yet(life: dict[str, Any]) -> None:
     told = life["canary"]
     assert told["earlyexit_rollout_phase"] == {("Progressing",): 1.0}
@@ -108,6 +109,7 @@ def test_a_canary_shows_its_weight_its_gates_and_no_savings_yet(life: dict[str, 
     )
 
 
+@pytest.mark.slow
 def test_a_promoted_plan_shows_its_certificate_and_its_promise(life: dict[str, Any]) -> None:
     told = life["promoted"]
     assert told["earlyexit_service_exits_active"] == {(): 1.0}

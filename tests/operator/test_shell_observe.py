@@ -62,7 +62,7 @@ def endpoint(worker: StubWorker, **changes: object) -> WorkerEndpoint:
 
 
 @asynccontextmanager
-async def bench(*, deadline_seconds: float = 3.0, now: float = 1e9) -> AsyncIterator[Bench]:
+async def bench(*, deadline_seconds: float = 30.0, now: float = 1e9) -> AsyncIterator[Bench]:
     made = Bench(Observer(deadline_seconds=deadline_seconds, clock=lambda: now, monotonic=lambda: made.monotonic))
     try:
         yield made
@@ -320,11 +320,12 @@ def test_a_wrong_token_opens_nothing(spawn: Callable[[str], StubWorker]) -> None
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_slow_worker_does_not_hold_up_the_others(spawn: Callable[[str], StubWorker]) -> None:
     async def story() -> None:
         a, b = spawn("a"), spawn("b")
         a.delay_seconds = 30.0
-        async with bench(deadline_seconds=3.0) as made:
+        async with bench(deadline_seconds=8.0) as made:
             observed = await asyncio.wait_for(
                 made.pull(a, b, extra=(NOWHERE, replace(NOWHERE, uid="w8", admin_url=None))), 25
             )
@@ -333,11 +334,12 @@ def test_a_slow_worker_does_not_hold_up_the_others(spawn: Callable[[str], StubWo
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_costs_its_deadline_once(spawn: Callable[[str], StubWorker]) -> None:
     async def story() -> None:
         a, b = spawn("a"), spawn("b")
         a.delay_seconds = 30.0
-        async with bench(deadline_seconds=5.0) as made:
+        async with bench(deadline_seconds=10.0) as made:
             first = await made.pull(a, b)
             assert first.workers[0].state is None
             hung = made.observer._services[KEY].seen["a"]
@@ -354,6 +356,7 @@ def test_a_worker_that_hangs_costs_its_deadline_once(spawn: Callable[[str], Stub
     asyncio.run(story())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tells_state", [True, False], ids=["this release", "an earlier one"])
 def test_an_answer_that_repeats_itself_is_no_news_and_the_rest_is_part_of_the_load(
     spawn: Callable[[str], StubWorker], tells_state: bool

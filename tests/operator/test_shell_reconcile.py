@@ -165,7 +165,7 @@ def no_tuning(records: Records, request: TuningRequest) -> TuningOutcome:
 
 @asynccontextmanager
 async def reconciler(platform: MemoryPlatform, decide: Script, **arguments: Any) -> AsyncIterator[Reconciler]:
-    observer = Observer(deadline_seconds=1.0)
+    observer = Observer(deadline_seconds=20.0)
     try:
         yield Reconciler(platform, observer, SIGNER, **{"tune": no_tuning, **arguments}, decide=decide)
     finally:
@@ -173,7 +173,7 @@ async def reconciler(platform: MemoryPlatform, decide: Script, **arguments: Any)
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, 30))
+    asyncio.run(asyncio.wait_for(story, 200))
 
 
 @pytest.fixture
@@ -370,7 +370,7 @@ class Tuner:
 
     def __call__(self, records: Records, request: TuningRequest) -> TuningOutcome:
         self.calls.append((len(records), request))
-        assert self.go.wait(20)
+        assert self.go.wait(120)
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome

@@ -67,7 +67,9 @@ def browser(chromium: str) -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         # Chromium refuses its own sandbox to root, who runs the tests; it only sees this server.
-        launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        launched = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"], timeout=180_000
+        )
         yield launched
         launched.close()
 
@@ -84,7 +86,7 @@ def open_page(browser: Any, site: Site) -> Iterator[Callable[..., Any]]:
         )
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(90_000)
         page.on(
             "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
         )

@@ -61,6 +61,7 @@ def test_a_book_keeps_the_curves_that_were_fed_last_and_forgets_a_service() -> N
     assert len(book) == 0
 
 
+@pytest.mark.slow
 def test_a_board_remembers_a_bounded_number_of_events_and_forgets_what_is_gone(states: Any) -> None:
     async def story() -> None:
         board, key = Board(worker_kind="Pod", since=SINCE), ServiceKey("default", "sim")
@@ -77,6 +78,7 @@ def test_a_board_remembers_a_bounded_number_of_events_and_forgets_what_is_gone(s
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_service_that_is_made_anew_does_not_show_the_curves_of_the_old_one(states: Any) -> None:
     async def story() -> None:
         board = Board(worker_kind="Pod", since=SINCE)

@@ -95,6 +95,7 @@ def test_a_service_that_was_never_understood_has_a_page_that_says_so(site: Any) 
     assert get(site, "/api/v1/services/a/broken").json()["wrong"] == ["the last pass failed: spec.replicas is -1"]
 
 
+@pytest.mark.slow
 def test_services_are_found_by_their_name_and_shown_in_pages(site: Any, states: Any) -> None:
     watched = states["disabled"]
     for number in range(120):

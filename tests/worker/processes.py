@@ -28,7 +28,7 @@ from offramp_core.protocol import ArmPlan, Observations, PlanDocument, SignedDoc
 
 TOKEN = "a-token-for-tests"
 SERVICE_UID = "service-1"
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 90.0
 START_SECONDS = 120.0  # of a process: a busy machine takes long to import
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 

@@ -26,8 +26,9 @@ from offramp_worker.engine.sessions import Sessions
 # --- who may ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_the_token_every_admin_path_is_401(worker: WorkerProcess) -> None:
-    stranger = httpx.Client(base_url=worker.admin.base_url)
+    stranger = httpx.Client(base_url=worker.admin.base_url, timeout=60)
     for header in (
         None,
         "Bearer wrong",
@@ -46,11 +47,11 @@ def test_without_the_token_every_admin_path_is_401(worker: WorkerProcess) -> Non
 @pytest.mark.slow
 def test_a_stranger_is_refused_before_anything_of_a_request_is_read(worker: WorkerProcess) -> None:
     """A body of two megabytes, twice what a document may have: with the token too large, without it not looked at."""
-    stranger, body = httpx.Client(base_url=worker.admin.base_url), b"x" * 2**21
+    stranger, body = httpx.Client(base_url=worker.admin.base_url, timeout=60), b"x" * 2**21
     assert stranger.post("/v1/config", content=body).status_code == 401
     assert worker.admin.post("/v1/config", content=body).status_code == 413
     assert stranger.post("/v1/config", content=body, headers={"X-Forwarded-For": "127.0.0.1"}).status_code == 401
-    metrics = httpx.get(f"{worker.admin.base_url}/metrics")
+    metrics = httpx.get(f"{worker.admin.base_url}/metrics", timeout=60)
     assert metrics.status_code == 401, "nothing on this port is public"
 
 
@@ -118,6 +119,7 @@ class _Raw:
         return self.mapping
 
 
+@pytest.mark.slow
 def test_every_doubtful_document_is_refused_with_its_reason_and_changes_nothing(
     worker: WorkerProcess, bundle_dir: Path
 ) -> None:
@@ -139,6 +141,7 @@ def test_every_doubtful_document_is_refused_with_its_reason_and_changes_nothing(
 # --- switching -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_plan_switch_under_load_answers_every_request_under_one_plan(
     worker: WorkerProcess, bundle_dir: Path, sessions: Sessions
 ) -> None:
@@ -157,7 +160,7 @@ def test_a_plan_switch_under_load_answers_every_request_under_one_plan(
     stop = threading.Event()
 
     def ask(offset: int) -> None:
-        with httpx.Client(base_url=f"http://{worker.address}") as client:
+        with httpx.Client(base_url=f"http://{worker.address}", timeout=60) as client:
             row = offset
             while not stop.is_set():
                 row = (row + 1) % len(x)
@@ -259,7 +262,7 @@ def test_a_process_that_dies_in_a_canary_batch_is_known_to_the_next_one(bundle_d
         stop = threading.Event()
 
         def load() -> None:
-            with httpx.Client(base_url=f"http://{process.address}") as client:
+            with httpx.Client(base_url=f"http://{process.address}", timeout=60) as client:
                 body = infer_json(bundles.inputs(500))
                 while not stop.is_set():
                     try:

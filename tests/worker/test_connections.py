@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow  # real workers
 
 @pytest.fixture(scope="module")
 def process(bundle_dir: Path) -> Iterator[WorkerProcess]:
-    with WorkerProcess(bundle_dir, control_plane=False, env={"OFFRAMP_RECEIVE_SECONDS": "3"}) as process:
+    with WorkerProcess(bundle_dir, control_plane=False) as process:
         yield process
 
 
@@ -32,7 +32,7 @@ def pool(sessions: Sessions) -> fuzz.Pool:
 
 @pytest.fixture
 def connection(process: WorkerProcess) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", process.port("public")), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", process.port("public")), timeout=60) as connection:
         yield connection
 
 
@@ -66,13 +66,21 @@ def test_rubbish_behind_a_request_is_refused_after_its_answer(connection: socket
     assert connection.recv(1) == b""
 
 
+@pytest.fixture(scope="module")
+def impatient(bundle_dir: Path) -> Iterator[WorkerProcess]:
+    """The others may take longer: their client, too, runs on a machine that may be busy."""
+    with WorkerProcess(bundle_dir, control_plane=False, env={"OFFRAMP_RECEIVE_SECONDS": "3"}) as process:
+        yield process
+
+
 @pytest.mark.parametrize("share", [0.02, 0.5], ids=["in-its-head", "in-its-body"])
-def test_a_request_that_does_not_arrive_gets_408(connection: socket.socket, pool: fuzz.Pool, share: float) -> None:
+def test_a_request_that_does_not_arrive_gets_408(impatient: WorkerProcess, pool: fuzz.Pool, share: float) -> None:
     whole = fuzz.valid(pool, 0, name="slow")
-    connection.sendall(whole[: int(share * len(whole))])
-    status, body = fuzz.read_response(connection)
-    assert (status, json.loads(body)["error"]) == (408, "the request did not arrive within 3 s")
-    assert connection.recv(1) == b""
+    with socket.create_connection(("127.0.0.1", impatient.port("public")), timeout=60) as connection:
+        connection.sendall(whole[: int(share * len(whole))])
+        status, body = fuzz.read_response(connection)
+        assert (status, json.loads(body)["error"]) == (408, "the request did not arrive within 3 s")
+        assert connection.recv(1) == b""
 
 
 def test_a_request_with_expect_100_is_asked_for_its_body(connection: socket.socket, pool: fuzz.Pool) -> None:

@@ -28,6 +28,7 @@ def counted(process: WorkerProcess, outcome: str) -> float:
     return sum(s.value for s in samples if s.labels == {"arm": "stable", "outcome": outcome})
 
 
+@pytest.mark.slow
 def test_true_labels_are_counted_by_arm_once_per_reply(process: WorkerProcess) -> None:
     right, wrong = counted(process, "right"), counted(process, "wrong")
     reply = process.infer(bundles.inputs(3), id="mine")
@@ -39,6 +40,7 @@ def test_true_labels_are_counted_by_arm_once_per_reply(process: WorkerProcess) -
     assert (counted(process, "right"), counted(process, "wrong")) == (right + 2, wrong + 1)
 
 
+@pytest.mark.slow
 def test_a_reply_to_a_request_without_id_has_one_to_answer_to(process: WorkerProcess) -> None:
     first, second = process.infer(bundles.inputs(1)), process.infer(bundles.inputs(1))
     assert first["id"] != second["id"]
@@ -52,6 +54,7 @@ def test_only_the_last_rows_are_kept(process: WorkerProcess) -> None:
     assert statuses == [404] + [200] * (ROWS // 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -26,6 +26,8 @@ from offramp_worker.fetch.fetch import fetch
 from offramp_worker.fetch.network import GuardedNetwork, refusal
 from offramp_worker.fetch.source import Source, read_credentials, source
 
+pytestmark = pytest.mark.slow  # each test has a store of its own
+
 KEY = "/models/digits.tar"
 
 

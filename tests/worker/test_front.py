@@ -50,9 +50,11 @@ class Watched:
 def watched(bundle: Bundle, sessions: Sessions) -> Iterator[Watched]:
     watched = Watched(bundle, sessions)
     watched.engine.start()
+    # Before its first wait it would take what a test submits without waking it.
+    eventually(lambda: watched.engine._batcher._changed._waiters, what="an engine that waits")  # type: ignore[attr-defined]
     yield watched
     watched.engine.close()
-    assert watched.engine.join(30.0)
+    assert watched.engine.join(90.0)
 
 
 def test_a_short_batch_runs_in_the_thread_that_asks(watched: Watched, sessions: Sessions) -> None:

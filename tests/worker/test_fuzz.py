@@ -11,6 +11,7 @@ from processes import WorkerProcess
 from offramp_worker.engine.sessions import Sessions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "requests", [pytest.param(1_000, id="1000"), pytest.param(20_000, id="20000", marks=pytest.mark.slow)]
 )

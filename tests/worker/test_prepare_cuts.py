@@ -49,6 +49,7 @@ def costly_without(steps: Sequence[Step], *, tensor: str) -> bool:
     return tensor not in depends - cheap or "y" not in behind or not needed <= behind
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(graphs())
 def test_cut_vertices_are_the_tensors_behind_which_nothing_costly_has_to_be_done_again(steps: list[Step]) -> None:

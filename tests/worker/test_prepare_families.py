@@ -115,6 +115,7 @@ def answers(model: nn.Module, *, tokens: bool) -> npt.NDArray[np.float32]:
     return np.asarray(logits.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_an_encoder_answers_as_transformers_does_for_the_same_checkpoint(name: str) -> None:
     shapes, expected = TRANSFORMERS[name]
@@ -188,6 +189,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_checkpoints_that_say_too_little_are_refused_with_what_is_missing(case: str) -> None:
     name, parameters, shapes, message = REFUSED[case]

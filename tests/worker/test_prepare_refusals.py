@@ -153,6 +153,7 @@ def test_weights_of_another_architecture_are_refused_with_the_first_difference(t
         load_backbone(f"family:resnet?weights={tmp_path / 'w.safetensors'}&blocks=1", ROWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["family", "onnx"])
 def test_rows_of_another_shape_than_the_model_takes_are_refused(source: str, tmp_path: Path) -> None:
     uri = classifier(tmp_path / "m.onnx")

@@ -28,6 +28,7 @@ from offramp_worker.prepare.selection import (
 ROWS = st.integers(1, 40)
 
 
+@pytest.mark.slow
 @given(st.data(), ROWS, st.sampled_from([0.0, 0.01, 0.05, 0.3]))
 def test_exit_share_is_the_best_over_every_threshold(data: st.DataObject, n: int, budget: float) -> None:
     score = data.draw(hnp.arrays(np.float64, n, elements=st.integers(0, 8).map(float)))  # many ties

@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from processes import WorkerProcess, document, eventually, infer_json, plan_for
+from processes import START_SECONDS, WorkerProcess, document, eventually, infer_json, plan_for
 from prometheus_client.parser import text_string_to_metric_families
 
 from offramp_core.errors import InvalidArgumentError
@@ -38,6 +38,7 @@ def plain(bundle_dir: Path) -> Iterator[WorkerProcess]:
 # --- tritonclient ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("binary_input", [True, False], ids=["binary-input", "json-input"])
 @pytest.mark.parametrize("binary_output", [True, False], ids=["binary-output", "json-output"])
 def test_tritonclient_gets_the_exact_answers(
@@ -66,13 +67,14 @@ def test_tritonclient_reads_health_and_metadata(plain: WorkerProcess) -> None:
     assert [o["name"] for o in metadata["outputs"]] == ["logits", "label"]
 
 
+@pytest.mark.slow
 def test_many_clients_at_once_get_their_own_answers(plain: WorkerProcess, sessions: Sessions) -> None:
     x = bundles.inputs(160)
     expected = sessions.exact(x)
     wrong: list[int] = []
 
     def ask(rows: range) -> None:
-        with httpx.Client(base_url=f"http://{plain.address}") as client:
+        with httpx.Client(base_url=f"http://{plain.address}", timeout=60) as client:
             for row in rows:
                 reply = client.post("/v2/models/tiny/infer", json=infer_json(x[row : row + 1])).json()
                 if not np.allclose(reply["outputs"][0]["data"], expected[row], rtol=1e-4, atol=1e-4):
@@ -108,6 +110,7 @@ def test_a_request_with_a_deadline_is_told_whether_it_came(plain: WorkerProcess)
     assert "deadline" not in reply.json()["parameters"]
 
 
+@pytest.mark.slow
 def test_where_everyone_is_to_be_answered_in_time_a_late_row_gets_the_ramps_answer_and_is_told(
     bundle_dir: Path,
 ) -> None:
@@ -224,7 +227,7 @@ def test_an_unknown_model_is_404_and_a_compressed_body_400(plain: WorkerProcess)
 
 def test_a_body_beyond_the_limit_is_413_before_it_is_read(plain: WorkerProcess) -> None:
     host, _, port = plain.address.partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n")
         assert connection.recv(64).startswith(b"HTTP/1.1 413")
 
@@ -286,6 +289,7 @@ def test_a_broken_bundle_leaves_the_worker_up_unready_and_telling_why(tmp_path: 
     assert process.process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_model_digest_stays_unready(bundle_dir: Path) -> None:
     with WorkerProcess(bundle_dir, env={"OFFRAMP_MODEL_DIGEST": "sha256:" + "0" * 64}, wait_ready=False) as process:
         state = eventually(lambda: (s := process.state()).message and s, what="the reason")
@@ -314,10 +318,11 @@ def test_settings_that_cannot_work_are_refused_by_name(bundle_dir: Path, env: di
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_settings_that_cannot_work_end_the_process_with_code_2() -> None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("OFFRAMP_")}
     command = [sys.executable, "-m", "offramp_worker.main"]
-    result = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=START_SECONDS, check=False)
     assert result.returncode == 2
     assert json.loads(result.stderr)["reason"].startswith("OFFRAMP_BUNDLE is not set")
 
@@ -335,13 +340,15 @@ def test_draining_answers_what_is_in_flight_and_ends_with_code_0(bundle_dir: Pat
         thread.start()
         eventually(
             lambda: (
-                _metric(process, "earlyexit_inflight", public=httpx.Client(base_url=f"http://{process.address}"))
+                _metric(
+                    process, "earlyexit_inflight", public=httpx.Client(base_url=f"http://{process.address}", timeout=60)
+                )
                 or answers
             ),
             what="a request in flight",
         )
         process.process.send_signal(signal.SIGTERM)
-        thread.join(30)
+        thread.join(90)
         assert answers == [200]
     assert process.process.returncode == 0
     assert process.events("stopped") and not process.events("audits-abandoned")
@@ -350,6 +357,7 @@ def test_draining_answers_what_is_in_flight_and_ends_with_code_0(bundle_dir: Pat
 # --- what replies and metrics say ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_metrics_agree_with_the_replies(worker: WorkerProcess, bundle_dir: Path) -> None:
     worker.deliver(document(plan_for(bundle_dir, {"r02-linear": "0.5"}), audit_rate=1.0)).raise_for_status()
     replies = [worker.infer(x[None]) for x in bundles.inputs(40)]

@@ -88,6 +88,7 @@ def _fewer_inputs(folder: Path) -> None:
     np.save(folder / "trained-on.npy", np.array([1], dtype=np.uint64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "said"),
     [

@@ -149,10 +149,13 @@ async def _sweep(server: Server) -> None:
     """Let every connection see to its own timeouts once a second: no timer per request."""
     loop = asyncio.get_running_loop()
     while True:
+        due = loop.time() + SWEEP_SECONDS
         await asyncio.sleep(SWEEP_SECONDS)
+        now = loop.time()
+        stood_still = now > due + SWEEP_SECONDS  # what arrived meanwhile is still to be read: timers run first
         for connection in tuple(server.server_state.connections):
             if isinstance(connection, Connection):
-                connection.expire(loop.time())
+                connection.expire(now, stood_still=stood_still)
 
 
 async def listen(

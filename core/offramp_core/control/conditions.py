@@ -26,7 +26,7 @@ from offramp_core.control.objects import (
     VersionStatus,
     WorkersStatus,
 )
-from offramp_core.control.snapshot import Scaling, Worker
+from offramp_core.control.snapshot import RouteTrouble, Scaling, Worker
 from offramp_core.control.spec import Autoscaling
 from offramp_core.control.update import Update
 from offramp_core.control.versions import Version
@@ -60,6 +60,7 @@ class Facts:
     capacity: Capacity = field(default_factory=Capacity)
     ramp_sets: RampSetStatus = field(default_factory=RampSetStatus)
     version: Version = field(default_factory=Version)
+    route: RouteTrouble | None = None
 
     @property
     def desired(self) -> int:
@@ -121,6 +122,7 @@ def conditions(
         *_training(facts),
         *_updating(facts),
         *_on_trial(facts),
+        *_routed(facts),
         *_autoscaling(facts),
         *_user_generation(facts, settled_generation),
     ]
@@ -285,6 +287,12 @@ def _on_trial(facts: Facts) -> list[Condition]:
     """Said only while two versions of the model serve side by side."""
     version = facts.version
     return [_condition("VersionOnTrial", "True", version.reason, version.message)] if version.on_trial else []
+
+
+def _routed(facts: Facts) -> list[Condition]:
+    """Said only while requests through a Gateway are not shared by weight although the spec asks for it."""
+    trouble = facts.route
+    return [] if trouble is None else [_condition("RouteAccepted", "False", trouble.reason, trouble.message)]
 
 
 def _autoscaling(facts: Facts) -> list[Condition]:

@@ -173,6 +173,7 @@ def _without_workers(snapshot: Snapshot, trial: _Trial, now: float) -> Decision:
         scaling=snapshot.scaling,
         capacity=_capacity(snapshot, now),
         version=trial.version,
+        route=snapshot.route,
     )
     # Scaled to zero there is nobody to wait for: without this the generation would be reconciling for ever.
     settled = service.generation if not facts.desired and facts.settled else service.status.settled_generation
@@ -848,6 +849,7 @@ class _Pass:
             self.snapshot.scaling,
             ramp_sets=self.ramp_sets,
             version=self.version,
+            route=self.snapshot.route,
         )
         observed, latency, n, k = observe(facts, *self.served.chain(stable.plan.precision))
         facts = replace(facts, capacity=self._capacity(stable, rollout, n=n, k=k))

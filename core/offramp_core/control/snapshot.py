@@ -114,12 +114,20 @@ class TrainingReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RouteTrouble:
+    """Why requests through a Gateway are not shared by weight, although the spec asks for it: the reason of a condition, and a sentence."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything one decision may look at. ``watched_since`` is when this process began to look at the service, by its own clock.
 
     ``records`` are scored by the bundle's own ramp set, ``more_records`` by others, by digest. ``can_train`` says whether the platform has a
     ramp-set store and trains; ``training`` is what it tells of the last training.
-    ``scaling`` is None where ``spec.replicas`` says how many workers there are.
+    ``scaling`` is None where ``spec.replicas`` says how many workers there are, ``route`` where nothing is wrong with a route through a Gateway.
     """
 
     service: Service
@@ -136,6 +144,7 @@ class Snapshot:
     more_records: Mapping[str, RecordStore] = field(default_factory=dict)
     can_train: bool = False
     training: TrainingReport | None = None
+    route: RouteTrouble | None = None
 
     @property
     def desired(self) -> int:

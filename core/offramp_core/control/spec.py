@@ -35,6 +35,7 @@ _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 FETCHED = ("https://", "s3://")
 MODEL_FIELDS = {"uri", "digest", "archiveDigest", "endpoint", "region", "secretRef"}
 _OBJECT_NAME = re.compile(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
+_NAMESPACE = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 _URI = re.compile(
     r"^(oci://\S+|file://.+|pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/\S*)?|https://[^\s/?#@]+/[^\s#]+|s3://[a-z0-9][-a-z0-9.]{1,61}[a-z0-9]/\S+)$"
 )
@@ -55,6 +56,11 @@ MAX_CLASS = 99_999
 MAX_REPLICAS = 1000
 MAX_IN_FLIGHT = 100_000
 MAX_TRIAL_WEIGHT = 50  # percent of the workers; the version that serves keeps half of them at least
+MAX_PARENTS = 8
+MAX_HOSTNAMES = 16  # an HTTPRoute's own limit
+_HOSTNAME = re.compile(r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+_API_GROUP = re.compile(r"^$|^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+_KIND = re.compile(r"^[a-zA-Z]([-a-zA-Z0-9]{0,61}[a-zA-Z0-9])?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +90,29 @@ class RolloutPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class Gateway:
+    """Where requests come in that are shared by weight: Gateway API's ``parentRefs`` and ``hostnames``, as the user wrote them.
+
+    Each parent is the pairs of one reference, sorted by name.
+    """
+
+    parents: tuple[tuple[tuple[str, str | int], ...], ...]
+    hostnames: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SideBySide:
     """A changed model is tried beside the one that serves, by ``weight`` percent of the workers, for ``pause_seconds`` at least.
 
-    Its workers must be ready within ``deadline_seconds``, and be proven as long after the pause, or it is rejected.
+    Its workers must be ready within ``deadline_seconds``, and be proven as long after the pause, or it is rejected. Requests that come through
+    a ``gateway`` are shared by exactly ``weight``.
     """
 
     weight: int = 20
     pause_seconds: float = 600.0
     promotion: Promotion = "Automatic"
     deadline_seconds: float = 3600.0
+    gateway: Gateway | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,7 +523,8 @@ def _update_policy(reader: _Reader) -> UpdatePolicy:
 
 
 def _side_by_side(policy: _Reader) -> SideBySide:
-    reader, default = policy.section("sideBySide", {"weight", "pause", "promotion", "deadline"}), SideBySide()
+    reader = policy.section("sideBySide", {"weight", "pause", "promotion", "deadline", "gateway"})
+    default = SideBySide()
     return SideBySide(
         weight=reader.integer("weight", default.weight, low=1, high=MAX_TRIAL_WEIGHT),
         pause_seconds=parse_duration(reader.get("pause", "10m"), reader.path("pause")),
@@ -512,7 +532,38 @@ def _side_by_side(policy: _Reader) -> SideBySide:
         deadline_seconds=_positive(
             parse_duration(reader.get("deadline", "1h"), reader.path("deadline")), reader.path("deadline")
         ),
+        gateway=_gateway(reader) if "gateway" in reader.value else None,
     )
+
+
+def _gateway(side: _Reader) -> Gateway:
+    reader = side.section("gateway", {"parentRefs", "hostnames"})
+    entries, names = reader.get("parentRefs"), reader.get("hostnames", [])
+    if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_PARENTS:
+        raise InvalidSpecError(
+            reader.path("parentRefs"), f"list between 1 and {MAX_PARENTS} Gateways, for example [{{name: public}}]"
+        )
+    parents = tuple(_parent(entry, f"{reader.path('parentRefs')}[{i}]") for i, entry in enumerate(entries))
+    if len(set(parents)) != len(parents):
+        raise InvalidSpecError(reader.path("parentRefs"), "a parent is named twice")
+    good = isinstance(names, list) and all(isinstance(n, str) and _HOSTNAME.match(n) and len(n) <= 253 for n in names)
+    good = good and len(set(names)) == len(names)
+    if not good or len(names) > MAX_HOSTNAMES:
+        hint = "host names, each once and in lower case, such as models.example.com or *.example.com"
+        raise InvalidSpecError(reader.path("hostnames"), f"list at most {MAX_HOSTNAMES} {hint}; got {names!r}")
+    return Gateway(parents, tuple(names))
+
+
+def _parent(value: Any, where: str) -> tuple[tuple[str, str | int], ...]:
+    reader = _Reader(value, where, {"group", "kind", "namespace", "name", "sectionName", "port"})
+    reader.text("name", _OBJECT_NAME.pattern, "name a Gateway")
+    reader.optional_text("namespace", _NAMESPACE.pattern, "name a namespace")
+    reader.optional_text("sectionName", _OBJECT_NAME.pattern, "name a listener of the Gateway")
+    reader.optional_text("group", _API_GROUP.pattern, "write an API group, or '' for that of Services")
+    reader.optional_text("kind", _KIND.pattern, "write a kind, such as Gateway or Service")
+    if "port" in reader.value:
+        reader.integer("port", None, low=1, high=65535)
+    return tuple(sorted(reader.value.items()))
 
 
 def _autoscaling(spec: _Reader) -> Autoscaling | None:

@@ -2,7 +2,7 @@
 
 With ``spec.updatePolicy.sideBySide`` a changed model starts workers of its own. Both versions answer requests, the new one with exits off, until
 it is promoted (the others are then updated to it, one by one, while it goes on serving) or rejected (its workers go, and nobody else was
-touched). Which version a request meets follows from the numbers of workers.
+touched). Which version a request meets follows from the numbers of workers, or, where it comes through a Gateway, from the weight alone.
 
 Without labels a version can be seen to fail, to refuse and to be late, and no more; whether its answers are better is for people to know.
 Plans never cross models: those of the version that serves stay with its workers, and nothing is learned for the new one before it serves alone.
@@ -71,6 +71,17 @@ def trial_workers(desired: int, weight: int, *, replaces: bool) -> int:
     if replaces:
         return min(max(1, round(desired * weight / 100)), desired - 1)
     return max(1, round(desired * weight / (100 - weight)))
+
+
+def request_share(service: Service, *, main_ready: bool, trial_ready: bool) -> int:
+    """Percent of the requests through a Gateway that the version on trial answers: its weight from the comparison to the end of its promotion.
+
+    The weight does not rise when it is promoted: its few workers could not carry more, and the others lose none while they follow one by one.
+    A version that nobody can answer for gets nothing, whatever its weight: a Gateway refuses such requests instead of passing them on.
+    """
+    if not (trial_ready and on_trial(service)) or service.status.version.phase == "Starting":
+        return 0
+    return _policy(service).weight if main_ready else 100
 
 
 def serving_source(service: Service) -> ModelSource | None:
@@ -230,7 +241,8 @@ def begin(view: VersionView) -> Version | None:
         view.status.serving, view.asked, "Starting", strategy, started_at=view.now, phase_started_at=view.now,
         handled_request=view.service.request,
     )  # fmt: skip
-    told = f"{view.asked.uri} is tried beside {view.status.serving.uri}, by {view.policy.weight} % of the workers"
+    shares = "the workers" if view.policy.gateway is None else "the workers and of the requests through the Gateway"
+    told = f"{view.asked.uri} is tried beside {view.status.serving.uri}, by {view.policy.weight} % of {shares}"
     return Version(status, "Starting", told, (Event("VersionOnTrial", told),))
 
 

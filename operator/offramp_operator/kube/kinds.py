@@ -26,13 +26,14 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)  # each is there once, and looked up by all the time
 class Kind:
-    """One kind. ``selector`` is the label selector with which it is watched and listed."""
+    """One kind. ``selector`` is the label selector with which it is watched and listed; an ``optional`` one is not in every cluster."""
 
     group: str
     version: str
     name: str
     plural: str
     selector: str = ""
+    optional: bool = False
 
     @property
     def api_version(self) -> str:
@@ -55,11 +56,13 @@ NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolici
 # Without selector: a user's own carries no label of ours.
 AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 JOB = Kind("batch", "v1", "Job", "jobs", MANAGED_SELECTOR)
+HTTP_ROUTE = Kind("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes", MANAGED_SELECTOR, optional=True)
 EVENT = Kind("events.k8s.io", "v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
 WATCHED = (
     SERVICE, CONFIG, ROLLOUT, DEPLOYMENT, REPLICA_SET, POD, CONFIG_MAP, NETWORK_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY, AUTOSCALER, JOB,
+    HTTP_ROUTE,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a service's workers look like in a cluster: pure builders of Deployment, Service, PodDisruptionBudget and NetworkPolicy.
+"""What a service's workers look like in a cluster: pure builders of Deployment, Service, PodDisruptionBudget, NetworkPolicy and HTTPRoute.
 
 Of the user's object only ``spec`` is read: no label or annotation of it is copied to a child (GitOps tools prune
 what carries their marks), and of ``spec.worker`` only the fields listed here get through.
@@ -14,11 +14,12 @@ from typing import Any
 
 from offramp_core.control.objects import Service, UpdateStrategy
 from offramp_core.control.snapshot import TrainingOrder
-from offramp_core.control.spec import Autoscaling
+from offramp_core.control.spec import Autoscaling, Gateway
 from offramp_core.errors import InvalidSpecError
 from offramp_operator.kube.kinds import (
     AUTOSCALER,
     GROUP_VERSION,
+    HTTP_ROUTE,
     MANAGED_BY,
     MANAGED_BY_LABEL,
     ON_TRIAL,
@@ -35,6 +36,8 @@ WORKER_NAME = "offramp-worker"
 CONTAINER = "worker"
 PORT = 8080
 ADMIN_PORT = 8081
+HTTP_PORT = 80  # of the Service
+API_PATH = "/v2"  # what a Gateway passes on: the Open Inference Protocol, and not the workers' metrics
 GRPC_PORT = 8001  # of pod and Service; what clients of Triton expect
 BUNDLE_PATH = "/bundle"
 PLAN_FOLDER = "/etc/offramp/plan"
@@ -145,8 +148,13 @@ def training_name(service: str, since: float) -> str:
 
 
 def trial_name(service: str) -> str:
-    """Name of the Deployment of workers whose model is on trial."""
+    """Name of the Deployment of workers whose model is on trial, and of their Service where a Gateway needs one."""
     return f"{service}-{ON_TRIAL}"
+
+
+def main_name(service: str) -> str:
+    """Name of the Service of the main workers alone, where a Gateway needs one."""
+    return f"{service}-main"
 
 
 def network_policy_name(service: str) -> str:
@@ -163,13 +171,19 @@ def labels(service: Service) -> dict[str, str]:
     return {**selector(service), SERVICE_LABEL: service.name}
 
 
-def selector(service: Service) -> dict[str, str]:
-    """Labels by which the children find the pods. Immutable in a Deployment, so never changed either."""
+def selector(service: Service, *, trial: bool = False) -> dict[str, str]:
+    """Labels by which the main workers are found, or those on ``trial``. Immutable in a Deployment, so never changed either."""
     return {
         "app.kubernetes.io/name": WORKER_NAME,
-        "app.kubernetes.io/instance": service.name,
+        "app.kubernetes.io/instance": trial_name(service.name) if trial else service.name,
         MANAGED_BY_LABEL: MANAGED_BY,
+        **({VERSION_LABEL: ON_TRIAL} if trial else {}),
     }
+
+
+def everybody(service: Service) -> dict[str, str]:
+    """Labels by which all workers of a service are found, whatever version they run."""
+    return {"app.kubernetes.io/name": WORKER_NAME, MANAGED_BY_LABEL: MANAGED_BY, SERVICE_LABEL: service.name}
 
 
 def metadata(service: Service, name: str) -> Object:
@@ -199,7 +213,7 @@ def template_digest(service: Service, settings: WorkerSettings, *, trial: bool =
     """What the spec makes of the pods, in 16 hex digits: a pod that carries another digest runs an older spec."""
     blank = WorkerIdentity(public_key="", token_sha256="")
     pod_metadata = _pod_metadata(service, trial=trial)
-    content = json.dumps(_pod_spec(service, blank, settings) | {"metadata": pod_metadata}, sort_keys=True)
+    content = json.dumps(_pod_spec(service, blank, settings, trial=trial) | {"metadata": pod_metadata}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -214,13 +228,12 @@ def deployment(
 ) -> Object:
     """The workers. Whatever the strategy, no second old pod goes before a new one serves.
 
-    ``replicas`` None leaves their number to an autoscaler. Workers on ``trial`` have a Deployment of their own and a label more: the Service and
-    everything else that selects workers finds them as well, and shares requests among all.
+    ``replicas`` None leaves their number to an autoscaler. Workers on ``trial`` have a Deployment of their own and labels that tell them apart: the
+    Service and everything else that selects all workers of the service finds them as well, and shares requests among all.
     """
     pod_metadata = _pod_metadata(service, trial=trial)
     template = template_digest(service, settings, trial=trial)
     annotations = {**pod_metadata.get("annotations", {}), TEMPLATE_ANNOTATION: template}
-    mark = {VERSION_LABEL: ON_TRIAL} if trial else {}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -230,11 +243,11 @@ def deployment(
             "revisionHistoryLimit": 2,
             "progressDeadlineSeconds": START_SECONDS + 60 + _fetch_seconds(service, settings),
             "minReadySeconds": PROVEN_SECONDS,
-            "selector": {"matchLabels": {**selector(service), **mark}},
+            "selector": {"matchLabels": selector(service, trial=trial)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": STRATEGIES[strategy]},
             "template": {
                 "metadata": pod_metadata | {"annotations": annotations},
-                "spec": _pod_spec(service, identity, settings),
+                "spec": _pod_spec(service, identity, settings, trial=trial),
             },
         },
     }
@@ -242,6 +255,16 @@ def deployment(
 
 def network_service(service: Service) -> Object:
     """Where clients send requests. The admin port is not part of it."""
+    return _network_service(service, service.name, everybody(service))
+
+
+def version_service(service: Service, *, trial: bool) -> Object:
+    """One version alone, for a route that shares requests by weight."""
+    name = trial_name(service.name) if trial else main_name(service.name)
+    return _network_service(service, name, selector(service, trial=trial))
+
+
+def _network_service(service: Service, name: str, chosen: dict[str, str]) -> Object:
     grpc = {
         "name": "grpc",
         "port": GRPC_PORT,
@@ -252,14 +275,36 @@ def network_service(service: Service) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(service, service.name),
+        "metadata": metadata(service, name),
         "spec": {
             "type": "ClusterIP",
-            "selector": selector(service),
+            "selector": chosen,
             "ports": [
-                {"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"},
+                {"name": "http", "port": HTTP_PORT, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"},
                 *([grpc] if "GRPC" in service.spec.protocols else []),
             ],
+        },
+    }
+
+
+def http_route(service: Service, gateway: Gateway, *, share: int) -> Object:
+    """Requests through a Gateway: ``share`` percent of them for the version on trial, the others for the main workers.
+
+    Both versions always stand in it, so that a trial changes nothing but two numbers.
+    """
+    weights = {main_name(service.name): 100 - share, trial_name(service.name): share}
+    rule = {
+        "matches": [{"path": {"type": "PathPrefix", "value": API_PATH}}],
+        "backendRefs": [{"name": name, "port": HTTP_PORT, "weight": weight} for name, weight in weights.items()],
+    }
+    return {
+        "apiVersion": HTTP_ROUTE.api_version,
+        "kind": HTTP_ROUTE.name,
+        "metadata": metadata(service, service.name),
+        "spec": {
+            "parentRefs": [dict(parent) for parent in gateway.parents],
+            **({"hostnames": list(gateway.hostnames)} if gateway.hostnames else {}),
+            "rules": [rule],
         },
     }
 
@@ -272,7 +317,7 @@ def disruption_budget(service: Service) -> Object:
         "metadata": metadata(service, service.name),
         "spec": {
             "maxUnavailable": 1,
-            "selector": {"matchLabels": selector(service)},
+            "selector": {"matchLabels": everybody(service)},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
@@ -311,7 +356,7 @@ def network_policy(
 
 def _guarded(service: Service) -> Object:
     """The workers; with live training also the pod that trains, on whose ports nobody listens."""
-    chosen = selector(service)
+    chosen = everybody(service)
     if service.spec.training != "LiveTraffic":
         return {"matchLabels": chosen}
     names = {"key": "app.kubernetes.io/name", "operator": "In", "values": [WORKER_NAME, TRAINER_NAME]}
@@ -483,18 +528,18 @@ def _store_mounts(service: Service) -> list[Object]:
 
 def _pod_metadata(service: Service, *, trial: bool) -> Object:
     worker = service.spec.worker
-    mark = {VERSION_LABEL: ON_TRIAL} if trial else {}
-    result: Object = {"labels": {**_texts(worker.get("labels")), **labels(service), **mark}}
+    own = labels(service) | selector(service, trial=trial)
+    result: Object = {"labels": {**_texts(worker.get("labels")), **own}}
     if annotations := _texts(worker.get("annotations")):
         result["annotations"] = annotations
     return result
 
 
-def _pod_spec(service: Service, identity: WorkerIdentity, settings: WorkerSettings) -> Object:
+def _pod_spec(service: Service, identity: WorkerIdentity, settings: WorkerSettings, *, trial: bool) -> Object:
     worker = service.spec.worker
     given = {name: worker[name] for name in POD_FIELDS if worker.get(name)}
     if worker.get("topologySpreadConstraints"):
-        own = {"labelSelector": {"matchLabels": selector(service)}}
+        own = {"labelSelector": {"matchLabels": selector(service, trial=trial)}}
         given["topologySpreadConstraints"] = [
             {**constraint, **own} for constraint in worker["topologySpreadConstraints"]
         ]

@@ -13,12 +13,21 @@ import msgspec
 
 from offramp_core.control.capacity import floor_in_force
 from offramp_core.control.objects import Condition, ConfigStatus, ModelSource, RolloutStatus, Service, ServiceStatus
-from offramp_core.control.snapshot import Event, NewConfig, NewRollout, Scaling, TrainingOrder, TrainingReport
+from offramp_core.control.snapshot import (
+    Event,
+    NewConfig,
+    NewRollout,
+    RouteTrouble,
+    Scaling,
+    TrainingOrder,
+    TrainingReport,
+)
+from offramp_core.control.spec import Gateway
 from offramp_core.control.update import strategy_in_force
-from offramp_core.control.versions import Split, split_in_force
+from offramp_core.control.versions import Split, request_share, split_in_force
 from offramp_core.errors import InvalidSpecError, OfframpError
 from offramp_core.protocol import PlanDocument, SignedDocument
-from offramp_operator.kube import manifests, pods, training
+from offramp_operator.kube import manifests, pods, routes, training
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import ApiError, GoneError, InvalidObjectError, KubeClient
 from offramp_operator.kube.kinds import (
@@ -31,6 +40,7 @@ from offramp_operator.kube.kinds import (
     EVENT,
     GROUP_VERSION,
     HANDOVER_MANAGER,
+    HTTP_ROUTE,
     JOB,
     MANAGED_BY,
     MANAGED_BY_LABEL,
@@ -66,6 +76,7 @@ from offramp_operator.shell.platform import ConflictError, Gathered, ServiceKey,
 
 REFUSED_RETRY_SECONDS = 30.0
 SCALER_GONE_SECONDS = 60.0  # a user's autoscaler that is replaced must not cost workers in between
+LET_GO_SECONDS = 30.0  # a Gateway that has not taken in a route after so long is not waited for
 EVENT_MESSAGE_LIMIT = 1024
 SAME_EVENT_SECONDS = 60.0
 REPORTER = "earlyexit.dev/offramp"
@@ -85,7 +96,7 @@ class _Applied:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """Why the workers cannot be brought to a generation."""
+    """Why the workers, or the route to them, cannot be brought to a generation."""
 
     generation: int
     reason: str
@@ -98,13 +109,16 @@ class _Memory:
     """What is remembered of one service between passes. All of it can be lost: then everything is applied once more.
 
     ``scaler`` is the user's autoscaler that was last seen. ``refused`` is the last training whose Job could not be made.
-    ``versions`` are the resource versions that the present pass decided on; its writes go through only on those.
+    ``versions`` are the resource versions that the present pass decided on; its writes go through only on those. ``leaving_since`` is when workers
+    on trial were found that are to go as soon as no Gateway sends them requests.
     """
 
     uid: str
     templates: dict[bool, tuple[tuple[int, ModelSource], str | None]] = field(default_factory=dict)
     applied: dict[str, _Applied] = field(default_factory=dict)
     problem: _Problem | None = None
+    route_problem: _Problem | None = None
+    leaving_since: float | None = None
     scaler: Scaling | None = None
     scaler_seen_at: float = 0.0
     refused: TrainingReport | None = None
@@ -181,6 +195,7 @@ class KubePlatform:
             scaling=self._scaling(service, memory),
             can_train=service.spec.store_claim is not None,
             training=self._training(service, memory),
+            route=self._route_trouble(service, memory),
         )
 
     def _training(self, service: Service, memory: _Memory) -> TrainingReport | None:
@@ -281,6 +296,7 @@ class KubePlatform:
         """
         key = _key(service)
         memory = self._memory(key, service.uid)
+        await self._ensure_route(memory, service)
         problem = memory.problem
         if problem is not None and problem.generation == service.generation and self._monotonic() < problem.retry_at:
             return
@@ -342,8 +358,10 @@ class KubePlatform:
         n = self._split(service, memory)[2].n_trial
         name = manifests.trial_name(service.name)
         if n == 0:
-            await self._delete(service, DEPLOYMENT, name)
+            if not self._is_sent_requests(memory, service, name):
+                await self._delete(service, DEPLOYMENT, name)
             return
+        memory.leaving_since = None
         live = await self._live(DEPLOYMENT, service.namespace, name)
         if service.spec.may_move and service.proven_digest is None:
             n = min(n, max(1, _replicas(live)))
@@ -437,6 +455,78 @@ class KubePlatform:
         if memory.problem is None or memory.problem.message != message:
             log_event("workers-refused", f"{key}: {message}", level=logging.WARNING, service=str(key), reason=reason)
         memory.problem = _Problem(service.generation, reason, message, self._monotonic() + REFUSED_RETRY_SECONDS)
+
+    # --- the route through a Gateway ---------------------------------------------------------------
+
+    async def _ensure_route(self, memory: _Memory, service: Service) -> None:
+        """Share the requests through a Gateway. Before anything happens to workers: requests leave those that are to go, and then these go.
+
+        What keeps a route from being made keeps nobody from serving.
+        """
+        gateway, names = _gateway(service), (manifests.main_name(service.name), manifests.trial_name(service.name))
+        if gateway is None:
+            memory.route_problem = None
+            await self._delete(service, HTTP_ROUTE, service.name)
+            for name in names:
+                await self._delete(service, NETWORK_SERVICE, name)
+            return
+        problem = memory.route_problem
+        if problem is not None and problem.generation == service.generation and self._monotonic() < problem.retry_at:
+            return
+        share = request_share(
+            service,
+            main_ready=self._answers(service, service.name, "readyReplicas"),
+            # Ready for some seconds, until every Gateway knows the pods' addresses.
+            trial_ready=self._answers(service, manifests.trial_name(service.name), "availableReplicas"),
+        )
+        memory.route_problem = None
+        try:
+            for trial in (False, True):
+                await self._ensure(memory, NETWORK_SERVICE, manifests.version_service(service, trial=trial))
+            await self._ensure(memory, HTTP_ROUTE, manifests.http_route(service, gateway, share=share))
+        except NameTakenError as error:
+            self._remember_route(memory, service, "RouteNameTaken", str(error), before=problem)
+        except GoneError:
+            told = f"the cluster has no HTTPRoute of {HTTP_ROUTE.api_version}: install Gateway API, or remove updatePolicy.sideBySide.gateway"
+            self._remember_route(memory, service, "NoGatewayAPI", told, before=problem)
+        except ApiError as error:
+            self._remember_route(memory, service, "RouteRefused", error.message, before=problem)
+
+    def _remember_route(
+        self, memory: _Memory, service: Service, reason: str, message: str, *, before: _Problem | None
+    ) -> None:
+        if before is None or before.message != message:
+            key = str(_key(service))
+            log_event("route-refused", f"{key}: {message}", level=logging.WARNING, service=key, reason=reason)
+        memory.route_problem = _Problem(service.generation, reason, message, self._monotonic() + REFUSED_RETRY_SECONDS)
+
+    def _answers(self, service: Service, name: str, counted: str) -> bool:
+        """Whether a Deployment of the service has pods that answer, by a count in its status."""
+        live = self._cache.get(DEPLOYMENT, service.namespace, name)
+        return live is not None and pods.controls(service.uid, live) and bool((live.get("status") or {}).get(counted))
+
+    def _is_sent_requests(self, memory: _Memory, service: Service, name: str) -> bool:
+        """Whether a Gateway may still send requests to the workers on trial, as far as that is worth waiting for."""
+        route = self._route(service)
+        if route is None or self._cache.get(DEPLOYMENT, service.namespace, name) is None:
+            memory.leaving_since = None
+            return False
+        if memory.leaving_since is None:
+            memory.leaving_since = self._monotonic()
+        waited = self._monotonic() - memory.leaving_since
+        return waited < LET_GO_SECONDS and not routes.has_let_go(route, name)
+
+    def _route(self, service: Service) -> Object | None:
+        obj = self._cache.get(HTTP_ROUTE, service.namespace, service.name)
+        return obj if obj is not None and pods.controls(service.uid, obj) else None
+
+    def _route_trouble(self, service: Service, memory: _Memory) -> RouteTrouble | None:
+        if _gateway(service) is None:
+            return None
+        problem, route = memory.route_problem, self._route(service)
+        if problem is not None:
+            return RouteTrouble(problem.reason, problem.message)
+        return None if route is None else routes.trouble(route)
 
     # --- configs, rollouts, statuses ---------------------------------------------------------------
 
@@ -652,6 +742,11 @@ class KubePlatform:
     def _forget(self, key: ServiceKey) -> None:
         self._memories.pop(key, None)
         self._changes.pop(key, None)
+
+
+def _gateway(service: Service) -> Gateway | None:
+    side_by_side = service.spec.update_policy.side_by_side
+    return None if side_by_side is None else side_by_side.gateway
 
 
 def _key(service: Service) -> ServiceKey:

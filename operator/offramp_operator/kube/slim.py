@@ -15,6 +15,7 @@ from offramp_operator.kube.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
+    HTTP_ROUTE,
     JOB,
     NETWORK_POLICY,
     NETWORK_SERVICE,
@@ -31,7 +32,7 @@ _METADATA = (
     "annotations",
 )  # fmt: skip
 _OWNER = ("kind", "name", "uid", "controller")
-_COMPARED = frozenset({DEPLOYMENT, NETWORK_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY})
+_COMPARED = frozenset({DEPLOYMENT, NETWORK_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY, HTTP_ROUTE})
 _WHOLE = frozenset({SERVICE, CONFIG, ROLLOUT})
 # An annotation that tools write with a whole copy of the object.
 _COPY = "kubectl.kubernetes.io/last-applied-configuration"
@@ -57,7 +58,7 @@ def slim(kind: Kind, obj: Object) -> Object:
         kept["spec"] = {"replicas": obj["spec"]["replicas"]}
     if kind is POD and (spec := _pod_spec(obj.get("spec") or {})):
         kept["spec"] = spec
-    if kind in (DEPLOYMENT, POD, JOB) and "status" in obj:
+    if kind in (DEPLOYMENT, POD, JOB, HTTP_ROUTE) and "status" in obj:
         kept["status"] = obj["status"]
     return kept
 

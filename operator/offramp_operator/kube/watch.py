@@ -2,7 +2,8 @@
 
 Each kind is listed once and then watched from that list's version on, so nothing is missed and nothing is listed twice; a watch that breaks
 goes on from the last version it saw, and lists again only when the server has forgotten it. A regular list is the net below: it finds
-what a watch that is silently dead does not tell. Nothing is ever written to an object.
+what a watch that is silently dead does not tell. Nothing is ever written to an object. An optional kind that the cluster does not have is asked
+for again now and then.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from functools import partial
 
 from offramp_core.errors import OfframpError, UnavailableError
 from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.client import ExpiredError, KubeClient
+from offramp_operator.kube.client import ApiError, ExpiredError, KubeClient
 from offramp_operator.kube.kinds import (
     AUTOSCALER,
     SERVICE,
@@ -41,6 +43,8 @@ RELIST_SHARE = 0.002  # of the time may go into regular lists: they become rarer
 LATE_SECONDS = 60.0
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 30.0  # between attempts of a watch that breaks at once
 FIRST_LIST_RETRY_SECONDS = 2.0  # at most, between attempts of a first list
+ABSENT_SECONDS = 30.0  # between two looks for an optional kind that is not there
+ABSENT = (403, 404)  # one that the operator's role does not name is as good as none
 LASTED_SECONDS = 10.0  # a watch that lived this long was not broken from the start
 
 Scope = tuple[Kind, str | None]
@@ -89,6 +93,10 @@ class Freshness:
                 awaited, since = self.awaited.get(stream, (0, now))
                 self.awaited[stream] = max(version, awaited), since
 
+    def gone(self, kind: Kind) -> None:
+        """The kind is not there any more: nothing of it is to come."""
+        self.awaited = {stream: known for stream, known in self.awaited.items() if stream[0] is not kind}
+
     def late_seconds(self, now: float) -> float:
         """For how long the most delayed watch has been behind; 0 when all keep up."""
         return max((now - since for _, since in self.awaited.values()), default=0.0)
@@ -130,9 +138,11 @@ class Feed:
     async def relist(self, client: KubeClient, namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> None:
         """List everything once more, beside the watches: what they have not told must come soon, or they are late."""
         for kind, namespace in scopes(namespaces, kinds):
-            newest = (await self._list(client, (kind, namespace), self._wake))[0]
+            listed = await self._list(client, (kind, namespace), self._wake)
+            if listed is None:
+                continue
             covered = self._position.get((kind, namespace), 0)
-            news = {where: version for where, version in newest.items() if version > covered}
+            news = {where: version for where, version in listed[0].items() if version > covered}
             self._freshness.listed(kind, news, self._clock())
 
     async def relist_forever(
@@ -160,11 +170,16 @@ class Feed:
             try:
                 if scope not in self._position:
                     await self._begin_at(client, scope, self._wake)
+                if scope not in self._position:
+                    await asyncio.sleep(ABSENT_SECONDS)
+                    continue
                 await client.watch(kind, namespace, version=self._position[scope], deliver=partial(self._take, scope))
                 pause = FIRST_PAUSE_SECONDS
             except ExpiredError:
                 del self._position[scope]
             except OfframpError as error:
+                if kind.optional:
+                    self._position.pop(scope, None)  # a list tells whether it is still there
                 log_event("watch-broken", f"{error}; watching again", level=logging.WARNING, kind=str(kind))
                 if self._clock() - started > LASTED_SECONDS:
                     pause = FIRST_PAUSE_SECONDS
@@ -203,23 +218,38 @@ class Feed:
             pause = min(FIRST_LIST_RETRY_SECONDS, 2 * pause)
 
     async def _begin_at(self, client: KubeClient, scope: Scope, wake: Wake) -> None:
-        newest, self._position[scope] = await self._list(client, scope, wake)
+        listed = await self._list(client, scope, wake)
+        if listed is None:
+            self._position.pop(scope, None)
+            return
+        newest, self._position[scope] = listed
         for namespace, version in newest.items():
             self._freshness.watched(scope[0], namespace, version)
 
-    async def _list(self, client: KubeClient, scope: Scope, wake: Wake) -> tuple[dict[str, int], int]:
-        """Take a whole list, page by page; returns the newest version in each namespace, and the list's own."""
+    async def _list(self, client: KubeClient, scope: Scope, wake: Wake) -> tuple[dict[str, int], int] | None:
+        """Take a whole list, page by page; returns the newest version in each namespace, and the list's own.
+
+        None of an optional kind that the cluster does not have.
+        """
         kind, namespace = scope
         present: set[str] = set()
         newest: dict[str, int] = {}
         version = 0
-        async for objects, at in client.pages(kind, namespace):
-            version = at
-            for obj in objects:
-                present.add(uid_of(obj))
-                newest[namespace_of(obj)] = max(version_of(obj), newest.get(namespace_of(obj), 0))
-                if self._cache.put(kind, obj):
-                    self._wake_for(obj, wake)
+        try:
+            async for objects, at in client.pages(kind, namespace):
+                version = at
+                for obj in objects:
+                    present.add(uid_of(obj))
+                    newest[namespace_of(obj)] = max(version_of(obj), newest.get(namespace_of(obj), 0))
+                    if self._cache.put(kind, obj):
+                        self._wake_for(obj, wake)
+        except ApiError as error:
+            if not (kind.optional and error.status in ABSENT):
+                raise
+            self._freshness.gone(kind)
+            for obj in self._cache.sweep(kind, frozenset(), version=sys.maxsize, namespace=namespace):
+                self._wake_for(obj, wake)
+            return None
         for obj in self._cache.sweep(kind, present, version=version, namespace=namespace):
             self._wake_for(obj, wake)
         return newest, version

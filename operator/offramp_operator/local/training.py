@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -97,7 +98,8 @@ class Trainer:
             return None
         finally:
             if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended, and asyncio has yet to say so
+                    os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
 
 

@@ -1,4 +1,4 @@
-"""What the operator reads of a worker's answer: it is as long as it says, and never longer than memory allows.
+"""The operator's HTTP client towards workers: an answer is as long as it says, and never longer than memory allows.
 
 Workers hold the model of somebody else and listen to the network, so one that was taken over must not be able to bring the operator down.
 """
@@ -17,16 +17,16 @@ class AnswerRefusedError(UnavailableError):
 
 
 def refuse_unbounded(url: str, headers: Mapping[str, str]) -> None:
-    """Refuse, before any of it is read, what has no length, too much of it, or grows when it is unpacked. Headers are named in lower case.
+    """Refuse, before any of it is read, what has no length, too much of it, or grows when it is unpacked.
 
     Raises
     ------
     AnswerRefusedError
         The message names the address and what is wrong.
     """
-    length = "" if "transfer-encoding" in headers else headers.get("content-length", "")
+    length = headers.get("Content-Length", "")
     if not length.isdecimal() or int(length) > MAX_ANSWER_BYTES:
         said = f"{length} bytes" if length else "a body of unknown length"
         raise AnswerRefusedError(f"{url} answers with {said}; at most {MAX_ANSWER_BYTES} are read")
-    if "content-encoding" in headers:
+    if "Content-Encoding" in headers:
         raise AnswerRefusedError(f"{url} answers compressed, which nobody asked for")

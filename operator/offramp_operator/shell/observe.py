@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+import aiohttp
 import numpy as np
 
 from offramp_core.bundle import column_arrays
@@ -26,7 +27,7 @@ from offramp_core.errors import InvalidRecordsError, UnavailableError
 from offramp_core.protocol import ArmCounts, Observations, SignedDocument, WorkerState
 from offramp_core.records import records_from_arrays
 from offramp_operator.shell import wire
-from offramp_operator.shell.http import WorkerClient
+from offramp_operator.shell.bounded import refuse_unbounded
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.peaks import Peaks
 from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
@@ -38,8 +39,10 @@ SECONDS_UNTIL_SILENT = 10.0
 SUSPECT_SECONDS = 0.25  # a pass waits so long for workers whose last pull failed
 LOAD_WINDOW_SECONDS = 10.0
 PULLS_AT_ONCE = 128  # over all services; a deadline counts from when a pull begins
-POKES_AT_ONCE = 128
 MAX_MORE_SETS = 4  # twice what a worker holds
+KEEP_ALIVE_SECONDS = (
+    4.0  # workers close idle connections after 5 s; one that closes while a request is on its way fails it
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +110,8 @@ class Observer:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client = WorkerClient()
+        self._session: aiohttp.ClientSession | None = None
         self._at_once = asyncio.Semaphore(PULLS_AT_ONCE)
-        self._pokes_at_once = asyncio.Semaphore(POKES_AT_ONCE)
         self._bundles: dict[RampSetKey, WorkerState] = {}
         self._deadline = deadline_seconds
         self._clock = clock
@@ -120,7 +122,9 @@ class Observer:
         """End all pulls and close the connections."""
         for key in list(self._services):
             self.forget(key)
-        self._client.close()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
     async def observe(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str) -> Observed:
         """Pull all workers of a service once and pool the answers; never raises for a worker that is dead or talks nonsense."""
@@ -193,7 +197,7 @@ class Observer:
         try:
             async with self._at_once, asyncio.timeout(self._deadline):
                 await self._pull_pages(memory, seen, endpoint, token)
-        except (ValueError, OSError, UnavailableError, TimeoutError) as error:
+        except (aiohttp.ClientError, ValueError, OSError, UnavailableError, TimeoutError) as error:
             self._failed(key, memory, seen, endpoint, str(error) or type(error).__name__)
             return
         memory.revision += seen.failures > 0
@@ -330,25 +334,40 @@ class Observer:
 
     # --- HTTP --------------------------------------------------------------------------------------
 
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=2 * PULLS_AT_ONCE, keepalive_timeout=KEEP_ALIVE_SECONDS)
+            timeout = aiohttp.ClientTimeout(total=None)  # the deadline is a pull's, not a request's
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=timeout, auto_decompress=False, headers={"Accept-Encoding": "identity"}
+            )
+        return self._session
+
     async def _get(self, endpoint: WorkerEndpoint, path: str, token: str, query: Mapping[str, str]) -> bytes:
-        answer = await self._client.get(f"{endpoint.admin_url}{path}", query=query, headers=_bearer(token))
-        if answer.status != HTTPStatus.OK:
-            raise UnavailableError(f"GET {path} answered {answer.status}")
-        return answer.body
+        url = f"{endpoint.admin_url}{path}"
+        async with self._http().get(url, params=query, headers=_bearer(token), allow_redirects=False) as reply:
+            if reply.status != HTTPStatus.OK:
+                raise UnavailableError(f"GET {path} answered {reply.status}")
+            refuse_unbounded(url, reply.headers)
+            return await reply.read()
 
     async def _post(self, key: ServiceKey, endpoint: WorkerEndpoint, token: str, body: bytes) -> None:
         headers = {**_bearer(token), "Content-Type": "application/json"}
+        url = f"{endpoint.admin_url}/v1/config"
         try:
-            async with self._pokes_at_once, asyncio.timeout(self._deadline):
-                answer = await self._client.post(f"{endpoint.admin_url}/v1/config", body=body, headers=headers)
-        except (ValueError, OSError, UnavailableError, TimeoutError) as error:
+            async with (
+                asyncio.timeout(self._deadline),
+                self._http().post(url, data=body, headers=headers, allow_redirects=False) as reply,
+            ):
+                refuse_unbounded(url, reply.headers)
+                status, text = reply.status, (await reply.read())[:500].decode(errors="replace")
+        except (aiohttp.ClientError, ValueError, OSError, UnavailableError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
             log_event("poke-failed", f"{endpoint.name} was not reached: {reason}", level=logging.DEBUG,
                       service=str(key), worker=endpoint.name)  # fmt: skip
             return
-        if answer.status != HTTPStatus.OK:
-            text = answer.body[:500].decode(errors="replace")
-            log_event("plan-refused", f"{endpoint.name} refused the plan ({answer.status}): {text}",
+        if status != HTTPStatus.OK:
+            log_event("plan-refused", f"{endpoint.name} refused the plan ({status}): {text}",
                       level=logging.WARNING, service=str(key), worker=endpoint.name)  # fmt: skip
 
 

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from offramp_core.control.objects import Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
-from offramp_core.control.snapshot import Event, NewConfig, NewRollout, Scaling, TrainingOrder, TrainingReport
+from offramp_core.control.snapshot import (
+    Event,
+    NewConfig,
+    NewRollout,
+    RouteTrouble,
+    Scaling,
+    TrainingOrder,
+    TrainingReport,
+)
 from offramp_core.protocol import PlanDocument, SignedDocument
 
 
@@ -50,6 +58,7 @@ class Gathered:
     ``scaling`` is None where ``spec.replicas`` says how many workers there are.
     ``published`` is the document in force at the platform (ConfigMap, file), with its epoch; None before the first.
     ``can_train`` says that there is a ramp-set store and a way to train; ``training`` tells of the last training.
+    ``route`` is what is wrong with a route through a Gateway that the spec asks for.
     """
 
     service: Service
@@ -61,6 +70,7 @@ class Gathered:
     scaling: Scaling | None = None
     can_train: bool = False
     training: TrainingReport | None = None
+    route: RouteTrouble | None = None
 
 
 @dataclass(frozen=True, slots=True)

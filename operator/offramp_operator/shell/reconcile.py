@@ -350,6 +350,7 @@ def _snapshot(gathered: Gathered, observed: Observed, tuning: _Tuning, *, watche
         more_records=observed.more_records,
         can_train=gathered.can_train,
         training=gathered.training,
+        route=gathered.route,
     )
 
 

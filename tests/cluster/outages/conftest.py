@@ -9,7 +9,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,14 +23,19 @@ SYSTEM, RELEASE, TAG = "offramp-system", "offramp", "outages"
 
 
 class Images(NamedTuple):
+    """``changed`` is another model, ``failing`` one that fails on some inputs, ``deep`` one that takes long with exits off."""
+
     bundle: str
     worker: str
     upgraded: str
+    changed: str
+    failing: str
+    deep: str
 
 
 @pytest.fixture(scope="session")
 def images(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Images:
-    """The worker (under two names, as an upgrade would bring) and a tiny bundle, in the cluster; its CRDs; and no operator but the stages'."""
+    """The worker (under two names, as an upgrade would bring) and tiny bundles, in the cluster; its CRDs; and no operator but the stages'."""
     session = os.environ.get("PYTEST_XDIST_TESTRUNUID", uuid.uuid4().hex)
     shared = Path("build/outages") / session
     shared.mkdir(parents=True, exist_ok=True)
@@ -42,15 +47,21 @@ def images(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Images
                 run("kubectl", "apply", "--server-side", "--force-conflicts", "-f", str(crd))
             _let_helm_adopt_crds()
             _stop_release()
-            folder = write_bundle(tmp_path_factory.mktemp("bundle") / "bundle")
-            archives = tmp_path_factory.mktemp("images")
-            names = [
-                _load(archives, "bundle", str(folder), name="tiny-outages"),
-                _load(archives, "worker", name="worker-outages"),
-                _load(archives, "worker", name="worker-upgraded"),
-            ]
-            made.write_text(json.dumps(names))
-        return Images(*json.loads(made.read_text()))
+            folders, archives = tmp_path_factory.mktemp("bundles"), tmp_path_factory.mktemp("images")
+
+            def bundle(name: str, **options: Any) -> str:
+                return _load(archives, "bundle", str(write_bundle(folders / name, **options)), name=f"{name}-outages")
+
+            images = Images(
+                bundle=bundle("tiny"),
+                worker=_load(archives, "worker", name="worker-outages"),
+                upgraded=_load(archives, "worker", name="worker-upgraded"),
+                changed=bundle("changed", seed=3),
+                failing=bundle("failing", seed=4, failing_share=0.3),
+                deep=bundle("deep", layers_behind=12),
+            )
+            made.write_text(json.dumps(images._asdict()))
+        return Images(**json.loads(made.read_text()))
 
 
 def _load(archives: Path, part: str, *arguments: str, name: str) -> str:
@@ -108,7 +119,7 @@ def faketime() -> Callable[[str], dict[str, str]]:
     """The environment of a process whose clock is wrong; clocks that only measure stay right."""
     library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
     if library is None:
-        run("apt-get", "install", "-y", "-q", "--no-install-recommends", "libfaketime")
+        run("bash", "-c", "source cluster/lib/common.sh; source cluster/lib/packages.sh; install_packages libfaketime")
         library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
     return lambda offset: {
         "LD_PRELOAD": str(library),

@@ -28,7 +28,7 @@ ROOT = HERE.parents[2]
 GROUP = "/apis/earlyexit.dev/v1alpha1"
 NAME = "tiny"
 SLOWNESS = float(os.environ.get("OFFRAMP_TEST_SLOWNESS", "1"))  # of this machine; see operator_process.py
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 240.0
 Json = dict[str, Any]
 
 # Which phase may follow which. What is finished never moves again.
@@ -224,7 +224,7 @@ class Operator:
         with self._changing:
             self.wanted = False
             self.process.send_signal(number)
-            self.process.wait(30)
+            self.process.wait(90)
 
     def tail(self) -> str:
         return self.log.read_text()[-2500:] if self.log.exists() else ""
@@ -249,6 +249,7 @@ class Stage:
         self.operators: list[Operator] = []
         self._traffic: list[Traffic] = []
         self.manifest: Json = {}
+        self.generation = 0  # which the API server gave what was applied last
 
     # --- acting ------------------------------------------------------------------------------------
 
@@ -263,23 +264,22 @@ class Stage:
         self._proxy.stdin.flush()
 
     def apply(self, **spec: Any) -> None:
-        """What the user applies. One step at full weight needs no comparison of two arms, hence few batches."""
-        before = self.manifest.get("spec", {})
-        self.manifest = {
-            "apiVersion": "earlyexit.dev/v1alpha1", "kind": "EarlyExitService", "metadata": {"name": NAME, "namespace": self.namespace},
-            "spec": {
-                "model": {"uri": f"oci://{self.bundle}"},
-                "objective": {"latency": {"threshold": "5s"}, "accuracy": {"maxDisagreement": "0.05"}},
-                "ramps": {"maxOverhead": "1"}, "replicas": 2,
-                "rollout": {"steps": [{"weight": 100, "pause": "4s"}], "confidence": "0.9"},
-                "worker": {
-                    "imagePullPolicy": "Never", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
-                    "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}},
-                },
-                **before, **spec,
+        """What the user applies; None leaves a field out. One step at full weight needs no comparison of two arms, hence few batches."""
+        before = self.manifest.get("spec") or {
+            "model": {"uri": f"oci://{self.bundle}"},
+            "objective": {"latency": {"threshold": "5s"}, "accuracy": {"maxDisagreement": "0.05"}},
+            "ramps": {"maxOverhead": "1"}, "replicas": 2,
+            "rollout": {"steps": [{"weight": 100, "pause": "4s"}], "confidence": "0.9"},
+            "worker": {
+                "imagePullPolicy": "Never", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+                "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}},
             },
         }  # fmt: skip
-        self.api.apply(self.path, self.manifest)
+        self.manifest = {
+            "apiVersion": "earlyexit.dev/v1alpha1", "kind": "EarlyExitService", "metadata": {"name": NAME, "namespace": self.namespace},
+            "spec": {name: value for name, value in {**before, **spec}.items() if value is not None},
+        }  # fmt: skip
+        self.generation = int(self.api.apply(self.path, self.manifest)["metadata"]["generation"])
 
     @property
     def path(self) -> str:
@@ -313,9 +313,10 @@ class Stage:
         self.until("the service to be settled", self.settled)
 
     def settled(self) -> bool:
+        """In what was applied last, although the watch may still tell of the one before."""
         status = self.status()
         generation = self.history.now("service").get(NAME, {}).get("metadata", {}).get("generation")
-        return status.get("phase") == "Ready" and status.get("settledGeneration") == generation
+        return status.get("phase") == "Ready" and status.get("settledGeneration") == generation >= self.generation
 
     def status(self) -> Json:
         return dict(self.history.now("service").get(NAME, {}).get("status") or {})

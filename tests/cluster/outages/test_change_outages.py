@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from stage import NAME, Stage  # type: ignore[import-not-found]
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900, func_only=True)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
-STEP = {"steps": [{"weight": 100, "pause": "4s"}], "confidence": "0.9"}
+STEP = {"steps": [{"weight": 100, "pause": "10s"}], "confidence": "0.9"}
 
 
 def test_quota_for_exactly_the_running_pods(canary: Callable[..., Stage]) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from stage import Stage  # type: ignore[import-not-found]
+from stage import SLOWNESS, Stage  # type: ignore[import-not-found]
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900, func_only=True)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
 
 def kill_in(stage: Stage, phase: str) -> None:
@@ -23,7 +23,7 @@ def test_operator_killed_in_every_phase(stage: Stage) -> None:
     operator = stage.operate()
     stage.serve(
         ramps={"mode": "Recommend", "maxOverhead": "1"},
-        rollout={"steps": [{"weight": 100, "pause": "2s"}], "promotion": "Manual", "confidence": "0.9"},
+        rollout={"steps": [{"weight": 100, "pause": "10s"}], "promotion": "Manual", "confidence": "0.9"},
     )
     stage.send()
     looking = lambda: stage.status().get("tuning", {}).get("state") in ("CollectingLabels", "Tuning")  # noqa: E731
@@ -43,7 +43,7 @@ def test_operator_killed_in_every_phase(stage: Stage) -> None:
     stage.until("the promoted plan to be stable", lambda: stage.status().get("stableConfig") == promoted)
     stage.until("the service to be settled", stage.settled)
     assert [r["metadata"]["name"] for r in stage.rollouts()] == [name]
-    assert operator.starts >= 6
+    stage.until("every kill to be answered by a start", lambda: operator.starts >= 6)
     stage.check(operators_alive=False)
 
 
@@ -72,18 +72,17 @@ def test_operator_killed_while_a_person_decides_and_while_rolling_back(stage: St
     stage.apply(ramps={"mode": "Disabled"})
     stage.until("exits off again", lambda: stage.settled() and stage.status()["stableConfig"] != promoted)
     assert [r["metadata"]["name"] for r in stage.rollouts()][:2] == [name, second]
-    assert operator.starts >= 3
+    stage.until("every kill to be answered by a start", lambda: operator.starts >= 3)
     stage.check(operators_alive=False)
 
 
 def test_leader_partitioned_away_while_a_second_takes_over(canary: Callable[..., Stage], images: Any) -> None:
-    stage = canary(
-        rollout={"steps": [{"weight": 100, "pause": "4s"}], "confidence": "0.9"}, standby_image=images.worker
-    )
+    longer_than_a_lease = {"weight": 100, "pause": f"{26 * SLOWNESS:.0f}s"}
+    stage = canary(rollout={"steps": [longer_than_a_lease], "confidence": "0.9"}, standby_image=images.worker)
     first, second = stage.operators
     stage.broken("away", channel=0)
     holder = lambda: (stage.history.now("lease").get("offramp") or {"spec": {}})["spec"].get("holderIdentity")  # noqa: E731
-    stage.until("the second to lead", lambda: holder() == "operator-1", seconds=60)
+    stage.until("the second to lead", lambda: holder() == "operator-1")
     assert stage.phase("Progressing")
     stage.until("the promotion", lambda: stage.phase("Succeeded"))
     stage.broken(channel=0)
@@ -96,7 +95,7 @@ def test_leader_partitioned_away_while_a_second_takes_over(canary: Callable[...,
 
 
 def test_clock_skew_of_ten_minutes(canary: Callable[..., Stage], faketime: Callable[[str], dict[str, str]]) -> None:
-    stage = canary(rollout={"steps": [{"weight": 100, "pause": "4s"}], "confidence": "0.9", "stepDeadline": "2m"})
+    stage = canary(rollout={"steps": [{"weight": 100, "pause": "10s"}], "confidence": "0.9", "stepDeadline": "2m"})
     name = stage.rollout()["name"]
     stage.operators[0].stop(signal.SIGTERM)  # which hands its Lease over at once
     before = stage.rollout()

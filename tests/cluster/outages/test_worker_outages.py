@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from stage import SLOWNESS, Json, Stage, signal_worker, worker_pid  # type: ignore[import-not-found]
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900, func_only=True)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
 LONG_STEP = {"steps": [{"weight": 100, "pause": "10s"}], "confidence": "0.9"}
+HELD = {"steps": [{"weight": 100, "pause": "5m"}], "confidence": "0.9"}  # nothing but a rejection ends it
 NOTICED_SECONDS = 12.0  # until the Service sends nothing more to a pod that does not answer its probes
 
 
@@ -28,7 +29,7 @@ def taken(since: float, *, seconds: float = NOTICED_SECONDS) -> Callable[[Json],
 
 
 def test_worker_killed(canary: Callable[..., Stage]) -> None:
-    stage = canary(rollout=LONG_STEP)
+    stage = canary(rollout=HELD)
     at = time.time()
     signal_worker(stage.pods()[0], signal.SIGKILL)
     stage.until("the verdict", lambda: stage.phase("RolledBack"))
@@ -38,12 +39,15 @@ def test_worker_killed(canary: Callable[..., Stage]) -> None:
 
 
 def test_worker_oom_killed(canary: Callable[..., Stage]) -> None:
-    stage = canary(rollout=LONG_STEP)
+    stage = canary(rollout=HELD)
     pod = stage.pods()[0]
     at = time.time()
     balloon = fill_memory(worker_pid(pod))
-    stage.until("the kernel's kill", lambda: restarted(stage, pod))
-    balloon.kill()
+    try:
+        stage.until("the kernel's kill", lambda: restarted(stage, pod))
+    finally:
+        balloon.kill()
+    dying = time.time() - at
     last = stage.history.now("pod")[pod["metadata"]["name"]]["status"]["containerStatuses"][0]["lastState"][
         "terminated"
     ]
@@ -51,7 +55,7 @@ def test_worker_oom_killed(canary: Callable[..., Stage]) -> None:
     stage.until("the verdict", lambda: stage.phase("RolledBack"))
     assert stage.rollout()["reason"] in ("WorkerRestarted", "WorkerCrashed")
     off_again(stage)
-    stage.check(lost=taken(at))
+    stage.check(lost=taken(at, seconds=dying + NOTICED_SECONDS))
 
 
 def test_worker_hung(canary: Callable[..., Stage]) -> None:
@@ -60,7 +64,7 @@ def test_worker_hung(canary: Callable[..., Stage]) -> None:
     at = time.time()
     signal_worker(hung, signal.SIGSTOP)
     name = hung["metadata"]["name"]
-    stage.until("the hung worker to be out of the Service", lambda: not is_ready(stage, name), seconds=30)
+    stage.until("the hung worker to be out of the Service", lambda: not is_ready(stage, name), seconds=50)
     time.sleep(2.0)
     signal_worker(hung, signal.SIGCONT)
     stage.until("the worker to be back", lambda: is_ready(stage, name))
@@ -95,7 +99,7 @@ def test_worker_that_never_acknowledges(stage: Stage) -> None:
     with admin_port_closed(deaf):
         stage.tell(stage.rollout()["name"], decision="Promote")
         stage.until("the attempt to begin", lambda: stage.phase("Progressing"))
-        stage.until("the roll-back to begin", lambda: stage.phase("RollingBack", "Aborted"), seconds=45)
+        stage.until("the roll-back to begin", lambda: stage.phase("RollingBack", "Aborted"))
         assert stage.rollout()["reason"] == "AckTimeout" and deaf["metadata"]["name"] in stage.rollout()["message"]
         assert stage.condition("Ready")["status"] == "True"
     stage.until("the abort", lambda: stage.phase("Aborted"))
@@ -112,7 +116,7 @@ def test_bad_plan_on_one_of_four_workers_only(stage: Stage, tmp_path: Path) -> N
     pin = {"ramps": [{"id": ramp, "threshold": "1"}]}
     stage.apply(
         ramps={"mode": "Pinned", "maxOverhead": "1", "pin": pin},
-        rollout={"steps": [{"weight": 50}], "confidence": "0.9"},
+        rollout={"steps": [{"weight": 50, "pause": "5m"}], "confidence": "0.9"},
         suspend=False,
     )
     stage.until("the pin's canary", lambda: stage.phase("Progressing") and stage.rollout().get("stepStartedAt"))

@@ -27,8 +27,8 @@ def finite_rows(x: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def labels(logits: npt.NDArray[np.floating[Any]]) -> LabelArray:
-    """Index of the largest logit of each row, (n, n_classes) → (n,); ``NO_ANSWER`` where a logit is NaN."""
+    """Index of the largest logit of each row, (n, n_classes) → (n,), n >= 0; ``NO_ANSWER`` where a logit is NaN."""
     top: LabelArray = logits.argmax(axis=1).astype(np.int64, copy=False)
-    if np.isnan(logits.max()):  # the maximum is NaN if any logit is, so one number clears the usual batch
+    if len(top) and np.isnan(logits.max()):  # the maximum is NaN if any logit is, so one number clears the usual batch
         top[np.isnan(logits).any(axis=1)] = NO_ANSWER
     return top

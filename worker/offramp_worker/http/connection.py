@@ -48,7 +48,10 @@ class Exchange(RequestResponseCycle):
 
 
 class Connection(HttpToolsProtocol):
-    """See the module. A request may take ``receive_seconds`` from its first byte to its last. ``expire`` is to be called about once a second."""
+    """See the module. A request may take ``receive_seconds`` from its first byte to its last, without the time in which nothing is read here.
+
+    ``expire`` is to be called about once a second.
+    """
 
     def __init__(self, *, inference: Inference, idle_seconds: float, receive_seconds: float, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
@@ -209,11 +212,18 @@ class Connection(HttpToolsProtocol):
         if not self.pipeline and not self.transport.is_closing():
             self.flow.resume_reading()
 
-    def expire(self, now: float) -> None:
-        """End what keeps us waiting too long: a request that does not arrive, replies that are not read."""
+    def expire(self, now: float, *, stood_still: bool) -> None:
+        """End what keeps us waiting too long: a request that does not arrive, replies that are not read.
+
+        A wait begins again while it is we who do not read: on purpose, or because the loop ``stood_still``.
+        """
+        if self._waits_since is not None and (stood_still or self.flow.read_paused):
+            self._waits_since = now
+        if self._unsent_since is not None and stood_still:
+            self._unsent_since = now
         if self._unsent_since is not None and now - self._unsent_since > SEND_SECONDS:
             self.transport.abort()
-        elif self._waits_since is None or self.flow.read_paused or self.transport.is_closing():
+        elif self._waits_since is None or self.transport.is_closing():
             return
         elif self.cycle is None and not self._head_bytes:
             if now - self._waits_since > self._idle_seconds:
