@@ -60,7 +60,8 @@ async def run(options: argparse.Namespace) -> None:
     while not sending.done():
         await asyncio.wait([sending], timeout=LINE_SECONDS)
         now = time.perf_counter()
-        print(line(load.replies, seconds=now - told), flush=True)
+        if load.replies or not sending.done():  # it may be told to end just after a line
+            print(line(load.replies, seconds=now - told), flush=True)
         load.replies, told = [], now
     await sending
 
