@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import uvloop
 import yaml
 from rich.console import Console
 
@@ -259,7 +260,7 @@ def measure(
         console.print(f"{n} services created")
         cold = _cold_start(cluster, world, folder, n, replicas=replicas, port=free_port(), console=console, stack=stack)
         console.print(f"cold start: {json.dumps(cold)}")
-        price = asyncio.run(price_of_a_pull(addresses(cluster), pause_seconds=6.0))
+        price = uvloop.run(price_of_a_pull(addresses(cluster), pause_seconds=6.0))
         writes = cluster.writes()
         operator = OperatorProcess(cluster, folder, name="restarted", port=free_port())
         stack.callback(operator.stop)

@@ -10,6 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from offramp_core.errors import InvalidArgumentError
@@ -67,7 +68,7 @@ class Plan:
     @property
     def content_hash(self) -> str:
         """SHA-256 (hex) of the canonical content; equal plans have equal hashes on every machine."""
-        return hashlib.sha256(canonical_json(self.to_mapping())).hexdigest()
+        return _content_hash(self)
 
     def name(self, service: str) -> str:
         """Name of the ``RampConfig`` of this plan: service name and a short content hash."""
@@ -102,6 +103,11 @@ class Plan:
             raise InvalidArgumentError(f"execution {execution!r} is unknown; use Auto, ResultsOnly or ComputeSaving")
         ramps = tuple(_ramp_from_mapping(ramp) for ramp in value.get("ramps", ()))
         return cls(value["backboneDigest"], value["rampSetDigest"], ramps, precision, execution)
+
+
+@lru_cache(maxsize=1024)  # one pass asks for that of the plan in force several times
+def _content_hash(plan: Plan) -> str:
+    return hashlib.sha256(canonical_json(plan.to_mapping())).hexdigest()
 
 
 def _ramp_from_mapping(value: Any) -> RampThreshold:

@@ -135,8 +135,8 @@ def test_an_autoscaler_wakes_the_service_whose_workers_it_scales_and_nobody_wher
 def test_a_watch_is_late_until_it_delivers_what_a_list_saw() -> None:
     freshness = Freshness()
     freshness.watched(POD, "default", 5)
-    freshness.listed(POD, [_obj("a", 4), _obj("b", 9), _obj("c", 7)], 100.0)
-    freshness.listed(POD, [_obj("b", 11)], 160.0)
+    freshness.listed(POD, {"default": 9}, 100.0)
+    freshness.listed(POD, {"default": 11}, 160.0)
     assert freshness.late_seconds(200.0) == 100.0, "late since the first list that saw more"
     freshness.watched(POD, "elsewhere", 50)
     freshness.watched(POD, "default", 10)

@@ -170,6 +170,33 @@ def test_a_pass_comes_back_when_it_asked_to(tools: Any) -> None:
     tools.run(story())
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_no_more_keys_are_in_work_at_once_than_there_are_workers_and_all_have_their_turn(
+    tools: Any, workers: int
+) -> None:
+    async def story() -> None:
+        done: list[str] = []
+        at_once = [0]
+
+        async def work(key: str) -> None:
+            at_once.append(at_once[-1] + 1)
+            await asyncio.sleep(0)
+            at_once.append(at_once[-1] - 1)
+            done.append(key)
+
+        queue = _queue(work, workers=workers)
+        running = asyncio.create_task(queue.run())
+        keys = [f"service-{n}" for n in range(50)]
+        for key in keys:
+            queue.add(key)
+        await tools.eventually(lambda: len(done) == len(keys), what="every key's turn")
+        assert sorted(done) == sorted(keys) and max(at_once) == workers
+        queue.stop()
+        await running
+
+    tools.run(story())
+
+
 @pytest.mark.parametrize(
     ("error", "wait"),
     [(ValueError("broken"), 0.5), (UnavailableError("down"), 0.5), (ApiUnavailableError("busy", 9.0), 9.0)],

@@ -550,6 +550,27 @@ def test_time_alone_brings_a_decision_too(worker: Any) -> None:
     run(story())
 
 
+@pytest.mark.parametrize(("services", "seconds"), [(500, 120.0), (2_000, 400.0), (100_000, 600.0)])
+def test_in_a_large_fleet_time_alone_brings_decisions_more_seldom_but_it_does(
+    worker: Any, services: int, seconds: float
+) -> None:
+    async def story() -> None:
+        now = [1_000.0]
+        platform, script = MemoryPlatform(worker), Script(nothing)
+        platform.tells_changes = True
+        async with reconciler(platform, script, clock=lambda: now[0]) as made:
+            made._watched_since.update({ServiceKey("others", str(n)): 0.0 for n in range(services - 1)})
+            await made.reconcile(KEY)
+            now[0] += seconds - 1.0
+            await made.reconcile(KEY)
+            assert len(script.seen) == 1
+            now[0] += 2.0
+            await made.reconcile(KEY)
+            assert len(script.seen) == 2
+
+    run(story())
+
+
 @pytest.mark.parametrize("what", ["a rollout", "an event"])
 def test_a_service_with_something_to_do_is_never_idle(worker: Any, what: str) -> None:
     async def story() -> None:

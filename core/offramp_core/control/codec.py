@@ -7,7 +7,7 @@ hold their default are left out, so a status that says nothing is an empty objec
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -64,66 +64,83 @@ def from_json(kind: type[T], value: Any) -> T:
     InvalidArgumentError
         A value has the wrong type; the message names the field.
     """
-    return cast(T, _parse(kind, value, kind.__name__))
+    parse: Parser = _parser(cast(Hashable, kind))
+    return cast(T, parse(value, kind.__name__))
 
 
-def _parse(kind: Any, value: Any, where: str) -> Any:
-    origin = get_origin(kind)
+Parser = Callable[[Any, str], Any]
+"""Makes a value of some type from JSON; told where the value stands."""
+
+
+@cache
+def _parser(kind: Any) -> Parser:
+    """What reads a type. Made once for each: every pass over every service parses statuses."""
+    origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return None if value is None else _parse(next(a for a in get_args(kind) if a is not type(None)), value, where)
+        return _optional(_parser(next(a for a in arguments if a is not type(None))))
     if is_dataclass(kind):
-        return _parse_dataclass(cast(type, kind), value, where)
+        return _dataclass(cast(type, kind))
     if origin is tuple:
-        return tuple(
-            _parse(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(_check(value, list, where))
-        )
+        return _tuple(_parser(arguments[0]))
     if origin is dict:
-        return {
-            key: _parse(get_args(kind)[1], item, f"{where}.{key}") for key, item in _check(value, dict, where).items()
-        }
+        return _dict(_parser(arguments[1]))
     if origin is Literal:
-        return _choice(get_args(kind), value, where)
-    return _scalar(kind, value, where)
+        return _choice(arguments)
+    return _scalar(kind)
 
 
-def _choice(options: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value not in options:
-        raise InvalidArgumentError(f"{where} is {value!r}; it must be one of {list(options)}")
-    return value
+def _optional(parse: Parser) -> Parser:
+    return lambda value, where: None if value is None else parse(value, where)
 
 
-def _scalar(kind: Any, value: Any, where: str) -> Any:
+def _tuple(parse: Parser) -> Parser:
+    return lambda value, where: tuple(parse(item, f"{where}[{i}]") for i, item in enumerate(_check(value, list, where)))
+
+
+def _dict(parse: Parser) -> Parser:
+    return lambda value, where: {key: parse(item, f"{where}.{key}") for key, item in _check(value, dict, where).items()}
+
+
+def _choice(options: tuple[Any, ...]) -> Parser:
+    def parse(value: Any, where: str) -> Any:
+        if value not in options:
+            raise InvalidArgumentError(f"{where} is {value!r}; it must be one of {list(options)}")
+        return value
+
+    return parse
+
+
+def _scalar(kind: Any) -> Parser:
     if kind is float:
-        return float(_check(value, (int, float), where))
-    return value if kind is Any else _check(value, kind, where)
+        return lambda value, where: float(_check(value, (int, float), where))
+    return lambda value, where: value if kind is Any else _check(value, kind, where)
 
 
-def _parse_dataclass(kind: type, value: Any, where: str) -> Any:
-    given = _check(value, dict, where)
-    arguments = {}
-    for field_name, name, hint in _known(kind):
-        if name in given:
-            item = given[name]
-            if field_name.endswith("_at") and isinstance(item, str):
-                item = parse_time(item)
-            arguments[field_name] = _parse(hint, item, f"{where}.{name}")
-    try:
-        return kind(**arguments)
-    except TypeError as error:
-        raise InvalidArgumentError(f"{where}: {error}") from error
+def _dataclass(kind: type) -> Parser:
+    hints = get_type_hints(kind)
+    known = [(f.name, camel(f.name), _parser(hints[f.name])) for f in fields(kind)]
+
+    def parse(value: Any, where: str) -> Any:
+        given = _check(value, dict, where)
+        arguments = {}
+        for field_name, name, parse_item in known:
+            if name in given:
+                item = given[name]
+                if field_name.endswith("_at") and isinstance(item, str):
+                    item = parse_time(item)
+                arguments[field_name] = parse_item(item, f"{where}.{name}")
+        try:
+            return kind(**arguments)
+        except TypeError as error:
+            raise InvalidArgumentError(f"{where}: {error}") from error
+
+    return parse
 
 
 def _check(value: Any, kind: Any, where: str) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InvalidArgumentError(f"{where} is {value!r}; expected {getattr(kind, '__name__', kind)}")
     return value
-
-
-@cache
-def _known(kind: type) -> tuple[tuple[str, str, Any], ...]:
-    """Fields of a dataclass: name, name in JSON, type. Looked up once: every pass over every service parses statuses."""
-    hints = get_type_hints(kind)
-    return tuple((f.name, camel(f.name), hints[f.name]) for f in fields(kind))
 
 
 def _default(f: Field[Any]) -> Any:

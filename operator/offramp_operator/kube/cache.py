@@ -3,14 +3,20 @@
 The three sources race, so the resource version decides: an object never goes back to an older one, and one that
 was deleted does not come back. What the operator wrote itself is put here from the API server's answer, hence a
 pass never sees less than the passes before it have written.
+
+Objects are kept packed (MessagePack, which has bytes) and unpacked for whoever asks: that takes microseconds, and a third of the memory of the
+dictionaries. It also means that nobody can change what others are given.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import msgspec
 
 from offramp_operator.kube.kinds import (
     AUTOSCALER,
@@ -30,8 +36,35 @@ K = TypeVar("K")
 REMEMBERED_DELETIONS = 10_000  # far more than can be under way between a write and its echo on the watch
 
 
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """An object, and what it is found by."""
+
+    version: int
+    namespace: str
+    name: str
+    owner: str  # uid; empty without one
+    target: str  # Deployment that an autoscaler scales
+    body: bytes
+
+    @classmethod
+    def of(cls, kind: Kind, obj: Object) -> _Packed:
+        owner = owner_of(obj)
+        return cls(
+            version_of(obj),
+            namespace_of(obj),
+            name_of(obj),
+            owner="" if owner is None else owner["uid"],
+            target=scale_target(obj) if kind is AUTOSCALER else "",
+            body=msgspec.msgpack.encode(obj),
+        )
+
+    def unpacked(self) -> Object:
+        return cast(Object, msgspec.msgpack.decode(self.body))
+
+
 class ObjectCache:
-    """Objects of the watched kinds, slimmed (see :mod:`slim`). Callers must not change what they are given.
+    """Objects of the watched kinds, slimmed (see :mod:`slim`).
 
     Parameters
     ----------
@@ -42,7 +75,7 @@ class ObjectCache:
     def __init__(self, kinds: Iterable[Kind] = WATCHED, *, admits: Callable[[Object], bool] = lambda _: True) -> None:
         self._admits = admits
         self._changed: Callable[[Object], None] = lambda _: None
-        self._objects: dict[Kind, dict[str, Object]] = {kind: {} for kind in kinds}
+        self._objects: dict[Kind, dict[str, _Packed]] = {kind: {} for kind in kinds}
         self._named: dict[Kind, dict[tuple[str, str], str]] = {kind: {} for kind in kinds}
         self._owned: dict[Kind, dict[str, set[str]]] = {kind: {} for kind in kinds}
         self._scaling: dict[tuple[str, str], set[str]] = {}
@@ -58,28 +91,29 @@ class ObjectCache:
         known = self._objects[kind].get(uid)
         if known is None and not self._admits(obj):
             return False
-        if version <= self._deleted.get(uid, 0) or (known is not None and version_of(known) >= version):
+        if version <= self._deleted.get(uid, 0) or (known is not None and known.version >= version):
             return False
         self._forget(kind, uid)
-        obj = self._objects[kind][uid] = slim(kind, obj)
-        self._named[kind][namespace_of(obj), name_of(obj)] = uid
-        if (owner := owner_of(obj)) is not None:
-            self._owned[kind].setdefault(owner["uid"], set()).add(uid)
+        obj = slim(kind, obj)
+        kept = self._objects[kind][uid] = _Packed.of(kind, obj)
+        self._named[kind][kept.namespace, kept.name] = uid
+        if kept.owner:
+            self._owned[kind].setdefault(kept.owner, set()).add(uid)
         if kind is AUTOSCALER:
-            self._scaling.setdefault((namespace_of(obj), scale_target(obj)), set()).add(uid)
+            self._scaling.setdefault((kept.namespace, kept.target), set()).add(uid)
         self._changed(obj)
         return True
 
     def remove(self, kind: Kind, uid: str, *, version: float = math.inf) -> bool:
         """Drop an object that was deleted, or ceased to match the selector, at ``version``; whether it was known."""
         known = self._objects[kind].get(uid)
-        if known is not None and version_of(known) > version:
+        if known is not None and known.version > version:
             return False
         self._deleted[uid] = version
         if len(self._deleted) > REMEMBERED_DELETIONS:
             self._deleted.popitem(last=False)
         if known is not None:
-            self._changed(known)
+            self._changed(known.unpacked())
         return self._forget(kind, uid)
 
     def replace(
@@ -97,47 +131,57 @@ class ObjectCache:
         items = list(items)
         changed = [obj for obj in items if self.put(kind, obj)]
         present = {uid_of(obj) for obj in items}
+        return changed + self.sweep(kind, present, version=version, namespace=namespace)
+
+    def sweep(self, kind: Kind, present: Set[str], *, version: int, namespace: str | None = None) -> list[Object]:
+        """Drop what a list that was complete at ``version`` lacked; returns it."""
         ghosts = [
-            obj
-            for uid, obj in self._objects[kind].items()
-            if uid not in present and version_of(obj) <= version and namespace in (None, namespace_of(obj))
+            (uid, kept.unpacked())
+            for uid, kept in self._objects[kind].items()
+            if uid not in present and kept.version <= version and namespace in (None, kept.namespace)
         ]
-        for obj in ghosts:
-            self.remove(kind, uid_of(obj), version=version)
-        return changed + ghosts
+        for uid, _ in ghosts:
+            self.remove(kind, uid, version=version)
+        return [obj for _, obj in ghosts]
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         uid = self._named[kind].get((namespace, name))
-        return None if uid is None else self._objects[kind][uid]
+        return None if uid is None else self._objects[kind][uid].unpacked()
 
     def by_uid(self, kind: Kind, uid: str) -> Object | None:
-        return self._objects[kind].get(uid)
+        kept = self._objects[kind].get(uid)
+        return None if kept is None else kept.unpacked()
 
     def owned(self, kind: Kind, owner_uid: str) -> list[Object]:
         """Objects controlled by the owner, by name."""
-        uids = self._owned[kind].get(owner_uid, ())
-        return sorted((self._objects[kind][uid] for uid in uids), key=name_of)
+        return self._by_name(kind, self._owned[kind].get(owner_uid, ()))
 
     def autoscalers(self, namespace: str, deployment: str) -> list[Object]:
         """What scales a Deployment, by name."""
-        uids = self._scaling.get((namespace, deployment), ())
-        return sorted((self._objects[AUTOSCALER][uid] for uid in uids), key=name_of)
+        return self._by_name(AUTOSCALER, self._scaling.get((namespace, deployment), ()))
 
     def all(self, kind: Kind) -> Iterator[Object]:
-        return iter(list(self._objects[kind].values()))
+        return (kept.unpacked() for kept in list(self._objects[kind].values()))
+
+    def names(self, kind: Kind) -> list[tuple[str, str]]:
+        """Namespace and name of every object."""
+        return list(self._named[kind])
+
+    def _by_name(self, kind: Kind, uids: Iterable[str]) -> list[Object]:
+        found = sorted((self._objects[kind][uid] for uid in uids), key=lambda kept: kept.name)
+        return [kept.unpacked() for kept in found]
 
     def _forget(self, kind: Kind, uid: str) -> bool:
-        obj = self._objects[kind].pop(uid, None)
-        if obj is None:
+        kept = self._objects[kind].pop(uid, None)
+        if kept is None:
             return False
-        name = namespace_of(obj), name_of(obj)
+        name = kept.namespace, kept.name
         if self._named[kind].get(name) == uid:  # an object of the same name may have followed already
             del self._named[kind][name]
-        owner = owner_of(obj)
-        if owner is not None:
-            _drop(self._owned[kind], owner["uid"], uid)
+        if kept.owner:
+            _drop(self._owned[kind], kept.owner, uid)
         if kind is AUTOSCALER:
-            _drop(self._scaling, (namespace_of(obj), scale_target(obj)), uid)
+            _drop(self._scaling, (kept.namespace, kept.target), uid)
         return True
 
 

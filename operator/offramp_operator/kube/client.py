@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
@@ -139,16 +139,13 @@ class KubeClient:
             if not token:
                 return items, int(page["metadata"]["resourceVersion"])
 
-    async def snapshot(self, kind: Kind, namespace: str | None = None) -> tuple[Objects, int]:
-        """Like :meth:`list`, but only what the cache keeps of the objects: the rest is not even parsed."""
-        items: Objects = []
+    async def pages(self, kind: Kind, namespace: str | None = None) -> AsyncIterator[tuple[Objects, int]]:
+        """Like :meth:`list`, page by page, and only what the cache keeps of the objects: the rest is not even parsed."""
         token: str | None = None
-        while True:
+        while token != "":
             found, version, token = await self._call("get", kind, namespace=namespace, label_selector=kind.selector or None,
                                                      limit=LIST_PAGE, _continue=token, read=lambda body: read_page(kind, body))  # fmt: skip
-            items += found
-            if not token:
-                return items, version
+            yield found, version
 
     async def watch(
         self, kind: Kind, namespace: str | None, *, version: int, deliver: Callable[[Events], object]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 GROUP = "earlyexit.dev"
 VERSION = "v1alpha1"
@@ -24,7 +24,7 @@ Object = dict[str, Any]
 """A Kubernetes object as plain JSON values."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # each is there once, and looked up by all the time
 class Kind:
     """One kind. ``selector`` is the label selector with which it is watched and listed; an ``optional`` one is not in every cluster."""
 
@@ -92,5 +92,7 @@ def scale_target(autoscaler: Object) -> str:
 
 def owner_of(obj: Object) -> Object | None:
     """The controlling owner reference."""
-    references = obj["metadata"].get("ownerReferences") or ()
-    return next((dict(reference) for reference in references if reference.get("controller")), None)
+    for reference in obj["metadata"].get("ownerReferences") or ():
+        if reference.get("controller"):
+            return cast(Object, reference)
+    return None

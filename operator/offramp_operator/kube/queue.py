@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import math
@@ -80,6 +81,11 @@ class Schedule(Generic[K]):
         self._drop_superseded()
         return self._heap[0][0] if self._heap else None
 
+    @property
+    def n_running(self) -> int:
+        """Keys in work."""
+        return len(self._running)
+
     def longest_running_seconds(self, now: float) -> float:
         """Age of the oldest work under way; 0 when none is."""
         return max((now - since for since in self._running.values()), default=0.0)
@@ -148,28 +154,24 @@ class WorkQueue(Generic[K]):
         return len(self._schedule)
 
     async def run(self) -> None:
-        """Work until :meth:`stop`."""
+        """Work until :meth:`stop`. One place waits and gives the keys out: of many that wait, all but one would wake for nothing."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(self._workers):
-                group.create_task(self._run_worker())
-
-    async def _run_worker(self) -> None:
-        while not self._stopping:
-            key = self._schedule.take(self._clock())
-            if key is None:
+            while not self._stopping:
+                self._changed.clear()
+                while self._has_room() and (key := self._schedule.take(self._clock())) is not None:
+                    group.create_task(self._process(key))
                 await self._wait()
-            else:
-                await self._process(key)
+
+    def _has_room(self) -> bool:
+        return self._schedule.n_running < self._workers
 
     async def _wait(self) -> None:
-        """Until something is due or was added. Every waiting worker wakes and looks again; one of them finds the key."""
-        self._changed.clear()
-        at = self._schedule.next_at()
+        """Until a key was added, its work has ended, or one is due that there is room for."""
+        at = self._schedule.next_at() if self._has_room() else None
         timeout = None if at is None else max(0.0, at - self._clock())
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout)
-        except TimeoutError:
-            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
 
     async def _process(self, key: K) -> None:
         try:

@@ -13,7 +13,7 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -49,6 +49,8 @@ LASTED_SECONDS = 10.0  # a watch that lived this long was not broken from the st
 
 Scope = tuple[Kind, str | None]
 """A kind, and the namespace it is watched in; None for all."""
+Wake = Callable[[ServiceKey], object]
+"""Told which service may have to be looked at."""
 
 
 def service_key(obj: Object) -> ServiceKey | None:
@@ -83,10 +85,10 @@ class Freshness:
         if stream in self.awaited and self.seen[stream] >= self.awaited[stream][0]:
             del self.awaited[stream]
 
-    def listed(self, kind: Kind, items: Iterable[Object], now: float) -> None:
-        """A list found these objects."""
-        for obj in items:
-            stream, version = (kind, namespace_of(obj)), version_of(obj)
+    def listed(self, kind: Kind, newest: Mapping[str, int], now: float) -> None:
+        """The newest version that a list found in each namespace."""
+        for namespace, version in newest.items():
+            stream = kind, namespace
             if version > self.seen.get(stream, 0):
                 awaited, since = self.awaited.get(stream, (0, now))
                 self.awaited[stream] = max(version, awaited), since
@@ -124,16 +126,24 @@ class Feed:
         Each list is tried until it is answered, and no other is thrown away for it: a server that turns every third request
         away would hardly ever answer all of them at once.
         """
-        await asyncio.gather(*(self._begin_for_good(client, scope) for scope in scopes(namespaces, kinds)))
+        keys: dict[ServiceKey, None] = {}  # woken when all is there: half of a service is no service
+
+        def wake(key: ServiceKey) -> None:
+            keys[key] = None
+
+        await asyncio.gather(*(self._begin_for_good(client, scope, wake) for scope in scopes(namespaces, kinds)))
+        for key in keys:
+            self._wake(key)
 
     async def relist(self, client: KubeClient, namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> None:
         """List everything once more, beside the watches: what they have not told must come soon, or they are late."""
         for kind, namespace in scopes(namespaces, kinds):
-            listed = await self._list(client, kind, namespace)
+            listed = await self._list(client, (kind, namespace), self._wake)
             if listed is None:
                 continue
             covered = self._position.get((kind, namespace), 0)
-            self._freshness.listed(kind, (obj for obj in listed[0] if version_of(obj) > covered), self._clock())
+            news = {where: version for where, version in listed[0].items() if version > covered}
+            self._freshness.listed(kind, news, self._clock())
 
     async def relist_forever(
         self, client: KubeClient, namespaces: tuple[str, ...], *, every: float = RELIST_SECONDS, tick: float = 1.0
@@ -159,7 +169,7 @@ class Feed:
             started = self._clock()
             try:
                 if scope not in self._position:
-                    await self._begin_at(client, scope)
+                    await self._begin_at(client, scope, self._wake)
                 if scope not in self._position:
                     await asyncio.sleep(ABSENT_SECONDS)
                     continue
@@ -185,7 +195,7 @@ class Feed:
             changed = self._cache.put(kind, obj)
         self._freshness.watched(kind, namespace_of(obj), version_of(obj))
         if changed:
-            self._wake_for(obj)
+            self._wake_for(obj, self._wake)
 
     def late_seconds(self) -> float:
         return self._freshness.late_seconds(self._clock())
@@ -196,46 +206,59 @@ class Feed:
                 self.event(scope[0], happened, obj)
             self._position[scope] = max(version_of(obj), self._position.get(scope, 0))
 
-    async def _begin_for_good(self, client: KubeClient, scope: Scope) -> None:
+    async def _begin_for_good(self, client: KubeClient, scope: Scope, wake: Wake) -> None:
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await self._begin_at(client, scope)
+                return await self._begin_at(client, scope, wake)
             except (UnavailableError, ExpiredError) as error:
                 log_event("first-list-failed", str(error), level=logging.WARNING, kind=str(scope[0]))
                 asked = getattr(error, "retry_after_seconds", None) or 0.0
             await asyncio.sleep(max(asked, pause))
             pause = min(FIRST_LIST_RETRY_SECONDS, 2 * pause)
 
-    async def _begin_at(self, client: KubeClient, scope: Scope) -> None:
-        listed = await self._list(client, *scope)
+    async def _begin_at(self, client: KubeClient, scope: Scope, wake: Wake) -> None:
+        listed = await self._list(client, scope, wake)
         if listed is None:
             self._position.pop(scope, None)
             return
-        items, self._position[scope] = listed
-        for obj in items:
-            self._freshness.watched(scope[0], namespace_of(obj), version_of(obj))
+        newest, self._position[scope] = listed
+        for namespace, version in newest.items():
+            self._freshness.watched(scope[0], namespace, version)
 
-    async def _list(self, client: KubeClient, kind: Kind, namespace: str | None) -> tuple[list[Object], int] | None:
-        """What there is, and at which version; None of an optional kind that the cluster does not have."""
+    async def _list(self, client: KubeClient, scope: Scope, wake: Wake) -> tuple[dict[str, int], int] | None:
+        """Take a whole list, page by page; returns the newest version in each namespace, and the list's own.
+
+        None of an optional kind that the cluster does not have.
+        """
+        kind, namespace = scope
+        present: set[str] = set()
+        newest: dict[str, int] = {}
+        version = 0
         try:
-            items, version = await client.snapshot(kind, namespace)
+            async for objects, at in client.pages(kind, namespace):
+                version = at
+                for obj in objects:
+                    present.add(uid_of(obj))
+                    newest[namespace_of(obj)] = max(version_of(obj), newest.get(namespace_of(obj), 0))
+                    if self._cache.put(kind, obj):
+                        self._wake_for(obj, wake)
         except ApiError as error:
             if not (kind.optional and error.status in ABSENT):
                 raise
             self._freshness.gone(kind)
-            for obj in self._cache.replace(kind, (), version=sys.maxsize, namespace=namespace):
-                self._wake_for(obj)
+            for obj in self._cache.sweep(kind, frozenset(), version=sys.maxsize, namespace=namespace):
+                self._wake_for(obj, wake)
             return None
-        for obj in self._cache.replace(kind, items, version=version, namespace=namespace):
-            self._wake_for(obj)
-        return items, version
+        for obj in self._cache.sweep(kind, present, version=version, namespace=namespace):
+            self._wake_for(obj, wake)
+        return newest, version
 
-    def _wake_for(self, obj: Object) -> None:
+    def _wake_for(self, obj: Object, wake: Wake) -> None:
         key = service_key(obj)
         if key is None or (obj.get("kind") == AUTOSCALER.name and not self._is_known(key)):
             return  # most autoscalers of a cluster are about something else, and each changes every few seconds
-        self._wake(key)
+        wake(key)
 
     def _is_known(self, key: ServiceKey) -> bool:
         return self._cache.get(SERVICE, key.namespace, key.name) is not None

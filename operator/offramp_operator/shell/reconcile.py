@@ -29,6 +29,8 @@ WORKERS_RETRY_SECONDS = (
 IDLE_GROWTH = 1.5  # of the wait, from one look at an idle service to the next
 IDLE_REQUEUE_SECONDS = 30.0  # at most; a canary's lease is longer than that, and an idle service has none
 DECIDE_SECONDS = 120.0  # a decision is made at least so often, for what time alone changes
+DECISIONS_A_SECOND = 5.0  # of that sort, about 1 % of a core: they become rarer where there are more than 600 services
+MOST_DECIDE_SECONDS = 600.0
 TUNING_CRASH_BACKOFF_SECONDS = 60.0
 MAX_TUNING_CRASH_DOUBLINGS = 6
 
@@ -189,8 +191,11 @@ class Reconciler:
         at_rest = nothing_to_do and not _in_motion(decision) and self._observer.at_rest(key)
         if at_rest and changes == self._platform.changes(key):
             wait = max(wait, rested)
-            self._idle[key] = _Idle(changes, revision, gathered.workers, token, wait, now + DECIDE_SECONDS)
+            self._idle[key] = _Idle(changes, revision, gathered.workers, token, wait, now + self._decide_seconds())
         return wait
+
+    def _decide_seconds(self) -> float:
+        return min(MOST_DECIDE_SECONDS, max(DECIDE_SECONDS, len(self._watched_since) / DECISIONS_A_SECOND))
 
     async def _ensure_workers(self, gathered: Gathered) -> bool:
         """Whether it failed. The pass goes on all the same: what serves must stay watched while workers cannot be changed."""

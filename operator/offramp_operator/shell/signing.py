@@ -30,13 +30,14 @@ _TOKEN_DOMAIN = b"offramp/v1/admin-token\0"  # keeps this use of the seed apart 
 class SigningKey:
     """An Ed25519 key made from 32 secret bytes. Its representation never shows them."""
 
-    __slots__ = ("_private", "_seed")
+    __slots__ = ("_private", "_public", "_seed")
 
     def __init__(self, seed: bytes) -> None:
         if len(seed) != SEED_BYTES:
             raise InvalidArgumentError(f"a signing key's seed has {SEED_BYTES} bytes; got {len(seed)}")
         self._seed = bytes(seed)
         self._private = Ed25519PrivateKey.from_private_bytes(self._seed)
+        self._public = base64.b64encode(self._private.public_key().public_bytes_raw()).decode()
 
     @classmethod
     def from_seed(cls, seed: bytes) -> SigningKey:
@@ -81,7 +82,7 @@ class SigningKey:
     @property
     def public_key(self) -> str:
         """The raw public key (32 bytes) as base64."""
-        return base64.b64encode(self._private.public_key().public_bytes_raw()).decode()
+        return self._public
 
     def sign(self, document: PlanDocument) -> SignedDocument:
         """The document's canonical JSON and its signature; the same document always gives the same bytes."""
