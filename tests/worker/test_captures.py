@@ -114,13 +114,23 @@ def test_what_a_worker_left_in_a_shared_folder_that_could_not_clean_up_is_remove
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alive", "w"]
 
 
+def test_inputs_count_once_they_can_be_read_from_the_files(tmp_path: Path) -> None:
+    captures = Captures(tmp_path / "w", SPEC, max_bytes=100_000, flush_seconds=NEVER)
+    captures.ask(0.0)
+    offer(captures, 10)
+    assert captures.count == 0, "a training that began now would find nothing"
+    captures.flush()
+    assert captures.count == 10
+    captures.close()
+
+
 def test_a_disk_that_cannot_be_written_costs_the_captures_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     captures = Captures(tmp_path / "file" / "w", SPEC, max_bytes=1000, flush_seconds=NEVER)
     captures.ask(0.0)
     offer(captures, 10)
     captures.flush()
-    assert captures.count == 10
+    assert captures.count == 0, "what is not in a file cannot be trained on"
     captures.close()
 
 

@@ -53,6 +53,7 @@ class Captures:
         self._random = random.Random(seed)  # noqa: S311 - sampling, no secret
         self._lock = threading.Lock()
         self._rows: list[Capture] = []
+        self._written: dict[int, int] = {}  # rows of each file
         self._offered = 0
         self._dirty: set[int] = set()
         self._stop = threading.Event()
@@ -69,8 +70,9 @@ class Captures:
 
     @property
     def count(self) -> int:
-        """Rows in the sample."""
-        return len(self._rows)
+        """Rows of the sample that stand in files: whoever is told of them can read them."""
+        with self._lock:
+            return sum(self._written.values())
 
     def ask(self, since: float | None) -> None:
         """Keep inputs admitted after ``since``; a later one begins the sample anew, None ends it. What was kept before is deleted."""
@@ -78,7 +80,7 @@ class Captures:
             return
         with self._lock:
             self.since = since
-            self._rows, self._offered, self._dirty = [], 0, set()
+            self._rows, self._offered, self._dirty, self._written = [], 0, set(), {}
             self._clear_folder()
         log_event("captures-begun" if since is not None else "captures-ended", since=since)
         if since is not None:
@@ -152,6 +154,7 @@ class Captures:
         with self._lock:
             if since == self.since:  # else the sample began anew meanwhile
                 temporary.replace(self._folder / f"shard-{number:05}.npz")
+                self._written[number] = len(rows)
             else:
                 temporary.unlink(missing_ok=True)
 
