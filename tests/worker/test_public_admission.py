@@ -156,8 +156,8 @@ def test_what_cannot_meet_the_objective_gets_a_429_with_the_seconds_to_wait(full
     seeds = itertools.count(100)
 
     def refused() -> list[httpx.Response]:
-        # by the profile one alone takes four times the objective: it may join a short queue, and the next one may not
-        inputs = [bundles.inputs(400, seed=next(seeds)) for _ in range(3)]
+        # by the profile one alone takes three times the objective: it may join a short queue, and the next one may not
+        inputs = [bundles.inputs(300, seed=next(seeds)) for _ in range(3)]  # 900 of 1,024 places
         threads = [threading.Thread(target=lambda x=x: replies.append(ask(full, x))) for x in inputs]
         for thread in threads:
             thread.start()
