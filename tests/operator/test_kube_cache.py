@@ -71,7 +71,8 @@ def test_a_list_removes_what_vanished_unseen_but_not_what_is_newer_than_it() -> 
     cache.put(POD, _obj("ghost", 3))
     cache.put(POD, _obj("stays", 4))
     cache.put(POD, _obj("newer", 12))  # created after the list was taken
-    changed = cache.replace(POD, [_obj("stays", 4), _obj("unknown", 9)], version=10)
+    changed = [obj for obj in (_obj("stays", 4), _obj("unknown", 9)) if cache.put(POD, obj)]
+    changed += cache.sweep(POD, {"stays", "unknown"}, version=10)
     assert sorted(o["metadata"]["uid"] for o in changed) == ["ghost", "unknown"]
     assert sorted(o["metadata"]["uid"] for o in cache.all(POD)) == ["newer", "stays", "unknown"]
 
@@ -79,7 +80,7 @@ def test_a_list_removes_what_vanished_unseen_but_not_what_is_newer_than_it() -> 
 def test_a_list_of_one_namespace_leaves_the_others_alone() -> None:
     cache = ObjectCache()
     cache.put(POD, _obj("a", 1))
-    assert cache.replace(POD, [], version=10, namespace="elsewhere") == []
+    assert cache.sweep(POD, set(), version=10, namespace="elsewhere") == []
     assert cache.by_uid(POD, "a") is not None
 
 

@@ -116,25 +116,11 @@ class ObjectCache:
             self._changed(known.unpacked())
         return self._forget(kind, uid)
 
-    def replace(
-        self, kind: Kind, items: Iterable[Object], *, version: int, namespace: str | None = None
-    ) -> list[Object]:
-        """Take a list that was complete at ``version``: what it lacks and is not newer has been deleted.
+    def sweep(self, kind: Kind, present: Set[str], *, version: int, namespace: str | None = None) -> list[Object]:
+        """Drop what a list that was complete at ``version`` lacked and is not newer; returns it.
 
         Watches alone do not suffice: what is deleted while a watch is down is never reported.
-
-        Returns
-        -------
-        list
-            Objects that changed or vanished.
         """
-        items = list(items)
-        changed = [obj for obj in items if self.put(kind, obj)]
-        present = {uid_of(obj) for obj in items}
-        return changed + self.sweep(kind, present, version=version, namespace=namespace)
-
-    def sweep(self, kind: Kind, present: Set[str], *, version: int, namespace: str | None = None) -> list[Object]:
-        """Drop what a list that was complete at ``version`` lacked; returns it."""
         ghosts = [
             (uid, kept.unpacked())
             for uid, kept in self._objects[kind].items()

@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -460,12 +459,6 @@ def worker_pid(pod: Json) -> int:
         if (uid in groups or uid.replace("-", "_") in groups) and b"offramp-worker" in command:
             return int(folder.name)
     raise AssertionError(f"no process of {pod['metadata']['name']}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def signal_worker(pod: Json, number: signal.Signals) -> None:
