@@ -8,6 +8,7 @@ subject here, what is done with it is.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -282,6 +283,7 @@ class ControlLoop(RuleBasedStateMachine):
         stable = configs[decision.status.stable_config] if decision.status.stable_config else None
         if stable is not None and decision.status.observed_generation and any(w.ready for w in seen.workers):
             assert is_proven(stable, seen.service), "a plan serves that is neither certified nor accepted"
+        self.check_that_acceptance_was_earned(seen, decision)
         document = decision.publish
         if document is not None:
             assert document.service_uid == seen.service.uid
@@ -303,6 +305,21 @@ class ControlLoop(RuleBasedStateMachine):
                 assert all(g.state in ("Clear", "NotApplicable") for g in now.gates) and now.gates, (
                     "a gate was overruled"
                 )
+
+    def check_that_acceptance_was_earned(self, seen: Snapshot, decision: Decision) -> None:
+        """A certificate that a canary earned says what its gate says, and of the budget that the gate asked about."""
+        for name, status in decision.config_statuses.items():
+            known = seen.configs[name].status.certificates if name in seen.configs else ()
+            for proof in (c for c in status.certificates if c not in known and c["method"] == "canary-acceptance"):
+                gates = [
+                    gate
+                    for r in seen.rollouts
+                    if r.to_config == name
+                    for gate in decision.rollout_statuses.get(r.name, r.status).gates
+                    if gate.name == "acceptance" and gate.state == "Clear" and gate.bound == float(proof["budget"])
+                ]
+                needed = -math.log(float(proof["delta"]))
+                assert any(gate.log_e_value >= needed - 1e-9 for gate in gates), "a certificate that nothing proved"
 
     def forgiven(self, decision: Decision) -> bool:
         assert decision.new_rollout is not None

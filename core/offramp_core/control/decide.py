@@ -36,6 +36,7 @@ from offramp_core.control.rollout import (
     advance,
     awaits_approval,
     forbidden,
+    has_earned_acceptance,
     intent_key,
     is_certified,
     withdrawn,
@@ -599,9 +600,12 @@ class _Pass:
         return rollout, stable
 
     def _accept(self, rollout: Rollout) -> None:
-        """An uncertified plan that is promoted has earned it; that is written down before it serves as stable."""
+        """An uncertified plan that is promoted has earned it; that is written down before it serves as stable.
+
+        It is a proof for the objective that the canary was judged by, and for no other.
+        """
         config = self.configs[rollout.to_config]
-        if is_certified(config, self.service):
+        if is_certified(config, self.service) or not has_earned_acceptance(rollout.status, self.service):
             return
         n, k = rollout.status.audited
         earned = {

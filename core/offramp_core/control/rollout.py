@@ -181,10 +181,17 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
 
 
 def superseded_by_newer_intent(view: RolloutView) -> Change | None:
-    """The user's objective, mode or pin changed: what was begun for the old one is no longer wanted."""
+    """The user's objective, mode or pin changed: what was begun for the old one is no longer wanted.
+
+    A plan that is being promoted was decided upon already. It goes only where it may not serve as things are now, which includes an edit that
+    came after the promotion was written down and before the service's status said so: then nothing serves yet that could fall.
+    """
     begun_for, wanted = view.status.objective, intent_key(view.service)
-    if view.status.phase in ("Promoting", "RollingBack") or begun_for == wanted:
+    if view.status.phase == "RollingBack" or begun_for == wanted:
         return None
+    if view.status.phase == "Promoting":
+        why = forbidden(view.to, view.service)
+        return _stop(view, "Superseded", "NewerIntent", why) if why else None
     if not begun_for and view.rollout.generation == view.service.generation:
         return Change(
             replace(view.status, objective=wanted)
@@ -501,6 +508,12 @@ def forbidden(config: Config, service: Service) -> str:
     if not is_certified(config, service):
         return f"{config.name} is not certified for a budget of {spec.max_disagreement:.2%} with confidence {spec.confidence:g}"
     return ""
+
+
+def has_earned_acceptance(status: RolloutStatus, service: Service) -> bool:
+    """Whether a canary showed that its plan keeps to the budget, for what is asked now."""
+    cleared = any(gate.name == "acceptance" and gate.state == "Clear" for gate in status.gates)
+    return cleared and status.objective == intent_key(service)
 
 
 def awaits_approval(rollout: Rollout, service: Service) -> bool:
