@@ -29,6 +29,7 @@ from offramp_core.control.objects import Config, ConfigStatus, Rollout, RolloutS
 from offramp_core.control.rollout import CANARY_SERVES
 from offramp_core.control.snapshot import Decision, Load, NewRollout, RecordStore, Snapshot, Worker
 from offramp_core.control.spec import parse_spec
+from offramp_core.control.watch import Watch
 from offramp_core.plan import Plan, RampThreshold
 from offramp_core.protocol import ArmCounts, Observations, PlanDocument, RecordBlock, Refusal, WorkerState
 from offramp_core.sketch import bucket_index
@@ -179,6 +180,7 @@ class ControlLoop(RuleBasedStateMachine):
         self.request: TuningRequest | None = None
         self.outcome: Any = None
         self.older: list[PlanDocument] = []
+        self.watch: Watch | None = None
         self.stale = None
 
     # --- the operator ------------------------------------------------------------------------------
@@ -192,13 +194,14 @@ class ControlLoop(RuleBasedStateMachine):
         store = RecordStore(replace(RECORDS, time=np.full(len(RECORDS), self.now)), RAMPS, BACKBONE, RAMP_SET)
         snapshot = Snapshot(
             self.service, dict(self.configs), tuple(self.rollouts.values()), tuple(w.view() for w in self.workers), self.published, store,
-            Load(100, 0.2), self.outcome, self.request is not None and self.outcome is None, self.watched_since,
+            Load(100, 0.2), self.outcome, self.request is not None and self.outcome is None, self.watched_since, watch=self.watch,
         )  # fmt: skip
         return Read(snapshot, dict(self.versions))
 
     def one_pass(self, read: Read, *, writes: int = 1000) -> Decision:
         """Decide on what was read, and carry it out until the operator dies or somebody else turns out to have written."""
         decision = decide(read.snapshot, self.clock)
+        self.watch = decision.watch
         self.check(read.snapshot, decision)
         left = [writes]
 
@@ -368,7 +371,7 @@ class ControlLoop(RuleBasedStateMachine):
     def another_operator_takes_over(self, skew: float) -> None:
         self.skew = skew
         self.watched_since = self.clock
-        self.request = self.outcome = None
+        self.request = self.outcome = self.watch = None
 
     # --- the world ---------------------------------------------------------------------------------
 
