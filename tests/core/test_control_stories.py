@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fleet import MANIFEST, RAMPS, Fleet, pool  # type: ignore[import-not-found]
+from fleet import MANIFEST, RAMPS, Fleet, SimWorker, pool  # type: ignore[import-not-found]
 from scores import with_int8
 
 from offramp_core.control.codec import from_json, to_json
@@ -222,6 +222,31 @@ def test_a_worker_that_restarts_in_the_canary_rolls_it_back(fleet: Fleet, ready_
     fleet.workers[1].ready = ready_again
     fleet.run(lambda f: "RolledBack" in f.verdicts(), limit=10)
     assert next(iter(fleet.rollouts.values())).status.reason == "WorkerRestarted"
+
+
+def test_a_worker_that_came_during_the_canary_and_restarts_rolls_it_back_as_well(fleet: Fleet) -> None:
+    fleet.run(canary_serves)
+    fleet.workers.append(SimWorker("late", 9, ready=False, restarts=2))
+    fleet.step()
+    fleet.workers[-1].restart()
+    fleet.step()
+    assert canary_serves(fleet), "it has served nobody yet, so what it died of was not the canary"
+    fleet.workers[-1].ready = True
+    fleet.step()
+    fleet.workers[-1].restart()
+    fleet.workers[-1].ready = False
+    fleet.step()
+    (rollout,) = fleet.rollouts.values()
+    assert (rollout.status.phase, rollout.status.reason) == ("RollingBack", "WorkerRestarted")
+    assert "late" in rollout.status.message
+
+
+def test_workers_that_are_gone_are_not_remembered_by_the_step(fleet: Fleet) -> None:
+    fleet.run(canary_serves)
+    fleet.workers[1] = SimWorker("instead", 9)
+    fleet.step()
+    (rollout,) = fleet.rollouts.values()
+    assert set(rollout.status.restarts) == {"w0", "instead"}
 
 
 @pytest.mark.slow
