@@ -315,6 +315,14 @@ def test_at_full_weight_there_is_nothing_to_compare_with() -> None:
     assert gates(ArmTally(audited=5000), weight=100)["slowness"] == "NotApplicable"
 
 
+def test_a_failed_batch_at_full_weight_is_the_models_own_and_many_are_the_plans() -> None:
+    own = gates(ArmTally(batches=20_000, failed=20), weight=100)
+    first = gates(ArmTally(batches=30, failed=1), weight=100)
+    many = gates(ArmTally(batches=30, failed=6), weight=100)
+    steady = gates(ArmTally(batches=1_000, failed=10), weight=100)
+    assert [read["failures"] for read in (own, first, many, steady)] == ["Clear", "Clear", "Rejected", "Rejected"]
+
+
 def test_an_uncertified_plan_must_earn_acceptance() -> None:
     few = gates(ArmTally(audited=1500, disagreements=14), certified=False)
     many = gates(ArmTally(audited=9000, disagreements=18), certified=False)
