@@ -375,3 +375,24 @@ def test_replaying_a_plan_that_workers_hold_is_not_a_change(fleet: Fleet) -> Non
     for _ in range(5):
         fleet.step()
     assert fleet.published is not None and fleet.published.epoch == epoch
+
+
+def test_the_quiet_audit_rate_follows_traffic_far_without_a_tuning_but_never_in_mid_rollout(fleet: Fleet) -> None:
+    fleet.run(canary_serves)
+    rate = fleet.status.tuning.audit_rate
+    busy, fleet.requests_per_second = fleet.requests_per_second, 2
+    for _ in range(5):
+        fleet.step()
+    assert (fleet.status.tuning.audit, fleet.status.tuning.audit_rate) == ("Quiet", rate)
+    fleet.requests_per_second = busy
+    fleet.run(promoted)
+    fleet.edit(suspend=True)
+    fleet.requests_per_second = 2
+    fleet.run(lambda f: f.status.tuning.audit_rate == 0.5, limit=3)
+    fleet.requests_per_second = busy
+    fleet.run(lambda f: f.status.tuning.audit_rate == 0.02, limit=3)
+    assert fleet.published is not None and fleet.published.stable.audit_rate == 0.02
+    epoch = fleet.published.epoch
+    for _ in range(5):
+        fleet.step()
+    assert fleet.published.epoch == epoch

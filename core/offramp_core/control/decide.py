@@ -8,7 +8,7 @@ from functools import partial
 from math import log
 from typing import Literal
 
-from offramp_core.control.audit import eager_rate, quiet_rate
+from offramp_core.control.audit import eager_rate, followed_rate, quiet_rate
 from offramp_core.control.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
 from offramp_core.control.delivery import proven_models
@@ -812,14 +812,20 @@ class _Pass:
         return replace(self.snapshot, configs=self.configs, rollouts=rollouts)
 
     def _audit(self, tuning: TuningStatus, rollout: Rollout | None, stable: Config) -> TuningStatus:
-        """The audit rate of the stable arm. It moves only when its class does: every change is a new epoch."""
+        """The audit rate of the stable arm. It moves when its class does, and a quiet one with load far changed: every change is a new epoch.
+
+        While a rollout is under way it stays, because a canary's evidence is of one epoch.
+        """
         wanted: Literal["Off", "Quiet", "Eager"] = "Quiet"
         if self.spec.mode == "Disabled" or (stable.plan.exits_off and self.spec.suspend):
             wanted = "Off"
         elif rollout is None and (tuning.state in ("CollectingLabels", "Tuning") or self._waits_for_captures(stable)):
             wanted = "Eager"
         if wanted == tuning.audit:
-            return tuning
+            follows = wanted == "Quiet" and rollout is None
+            return (
+                replace(tuning, audit_rate=followed_rate(tuning.audit_rate, self.snapshot.load)) if follows else tuning
+            )
         rate = {"Off": 0.0, "Quiet": quiet_rate(self.snapshot.load), "Eager": eager_rate(self.snapshot.load)}[wanted]
         return replace(tuning, audit=wanted, audit_rate=rate)
 
