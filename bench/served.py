@@ -3,7 +3,7 @@
 One worker on a core of its own, a client on another one, Poisson arrivals with latency from the intended send time. Plans are found as
 in :mod:`bench.engine`, for single requests, on the first half of the inputs; the other half is sent. Arms take turns with the same arrivals and
 inputs: ``off`` (exact, no exits), ``fp32`` (certified exits in the fp32 network), ``any`` (certified with every approximation) and the two ``uncertified``
-(see there). Plans are audited at the rate that the product has after a certificate;
+(the boldest that hold the budget on the inputs that are sent). Plans are audited at the rate that the product has after a certificate;
 exits off needs none.
 
 Reported: the highest rate whose p95 over *all* requests (refused ones count as late) meets the objective, and a tight one of four times the model's
@@ -91,7 +91,7 @@ def prepared(bundle: Bundle, x: Array, *, seconds: float) -> Prepared:
     arrays = scored(sessions, bundle, x, profile)
     half = len(x) // 2
     everything = records_from_arrays(arrays, batch_size=1)
-    found = plans(everything.take(slice(0, half)), bundle)
+    found = plans(everything.take(slice(0, half)), everything.take(slice(half, None)), bundle)
     manifest = bundle.manifest
     arms = {"off": Plan(manifest.backbone_digest, manifest.ramp_set_digest)}
     arms |= {arm: plan for arm, name in ARMS.items() if isinstance(plan := found.get(name), Plan)}
