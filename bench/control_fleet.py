@@ -246,7 +246,7 @@ class Fleet(MemoryShell):
         )
         snapshot = Snapshot(
             self.service, dict(self.configs), tuple(self.rollouts.values()), workers, self.published, self.records,
-            Load(self.rate, self.utilisation), outcome,
+            Load(self.rate, self.utilisation), outcome, watch=self.watch,
         )  # fmt: skip
         decision = decide(snapshot, self.now)
         self.store(decision)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from offramp_core.control.objects import Config, Rollout, Service
 from offramp_core.control.outcome import Objects, carried_out
 from offramp_core.control.snapshot import Decision, Event
+from offramp_core.control.watch import Watch
 from offramp_core.protocol import PlanDocument
 
 
@@ -16,11 +17,13 @@ class MemoryShell:
         self.configs: dict[str, Config] = {}
         self.rollouts: dict[str, Rollout] = {}
         self.published: PlanDocument | None = None
+        self.watch: Watch | None = None
         self.events: list[Event] = []
         self.writes = 0  # of the service's status
 
     def store(self, decision: Decision) -> None:
         """Everything a decision asks for but delivery and tuning."""
+        self.watch = decision.watch
         after = carried_out(Objects(self.service, self.configs, tuple(self.rollouts.values())), decision, self.now)
         self.writes += after.service.status != self.service.status
         self.service, self.configs = after.service, dict(after.configs)

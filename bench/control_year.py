@@ -275,7 +275,7 @@ class _Life(MemoryShell):
         records = self._store() if len(self.rows) else None
         snapshot = Snapshot(
             self.service, dict(self.configs), tuple(self.rollouts.values()), tuple(self._report(w) for w in self.workers), self.published,
-            records, Load(self.rate, 0.3), outcome,
+            records, Load(self.rate, 0.3), outcome, watch=self.watch,
         )  # fmt: skip
         self.decision = decision = decide(snapshot, self.now)
         self.store(decision)

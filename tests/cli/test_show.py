@@ -17,7 +17,8 @@ from offramp_cli.show.plans import side_by_side
 from offramp_cli.show.tables import history_data, history_lines, top_data, top_lines
 from offramp_cli.show.tree import get_data, get_lines
 from offramp_cli.show.why import why_lines
-from offramp_core.control.objects import ConfigStatus, GateStatus
+from offramp_core.control.gates import GateInput, failures
+from offramp_core.control.objects import ArmTally, BothArms, ConfigStatus, GateStatus
 from offramp_operator.explain import plans, words
 from offramp_operator.explain.health import health, health_data
 from offramp_operator.explain.why import e_value, why_data
@@ -107,6 +108,14 @@ class TestWhy:
         assert "Rejected" in row and e_value(gate.log_e_value) in row and " 20 " in row
         assert "the evidence of harm passed its limit" in row
         assert "Cooling down" in told and family.newest.to_config in told.partition("Cooling down")[2]
+
+    def test_failures_at_weight_100_are_told_as_those_of_one_arm(self, in_state: InState) -> None:
+        family, now = in_state("progressing")
+        gate = failures(GateInput(BothArms(ArmTally(batches=900, failed=1)), 100, 0.01, 0.99, 1, 0, certified=True))
+        shown = plain(
+            why_lines(family, replace(family.newest, status=replace(family.newest.status, gates=(gate,))), now)
+        )
+        assert "1 of 900 batches failed" in shown and "what a model may fail, 0.1%" in shown
 
     def test_an_uncertified_pin_must_earn_acceptance(self, in_state: InState) -> None:
         told = why(in_state, "pin_in_canary")

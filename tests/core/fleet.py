@@ -325,7 +325,7 @@ class Fleet(MemoryShell):
         outcome, self.outcome = self.outcome, None
         return Snapshot(
             self.service, dict(self.configs), tuple(self.rollouts.values()), tuple(w.view() for w in self.workers), self.published, self._store(),
-            Load(self.requests_per_second, 0.2, self.requests_per_second), outcome,
+            Load(self.requests_per_second, 0.2, self.requests_per_second), outcome, watch=self.watch,
         )  # fmt: skip
 
     def reconcile(self) -> Decision:

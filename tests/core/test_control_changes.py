@@ -14,6 +14,7 @@ from offramp_core.control.decide import decide
 from offramp_core.control.gates import GateInput, read_gates
 from offramp_core.control.objects import ArmTally, BothArms, Rollout
 from offramp_core.control.rollout import ACK_TIMEOUT_SECONDS
+from offramp_core.control.snapshot import Decision
 from offramp_core.evidence import detector
 from offramp_core.tuning import NeedsLabels, NoGain
 
@@ -54,6 +55,26 @@ def at(wanted: str) -> Fleet:
 
 def exits_off_at_workers(fleet: Fleet) -> bool:
     return fleet.published is not None and not fleet.published.stable.plan["ramps"] and fleet.published.canary is None
+
+
+@cache
+def _torn(pinned: bool) -> Fleet:
+    fleet = Fleet(CLEAN, {**MANIFEST, "ramps": PIN} if pinned else MANIFEST)
+    whole = fleet.store
+
+    def store(decision: Decision) -> None:
+        promotes = any(status.phase == "Promoting" for status in decision.rollout_statuses.values())
+        whole(replace(decision, status=fleet.service.status, publish=None) if promotes else decision)
+
+    fleet.store = store
+    fleet.run(lambda f: phase(f) == "Promoting")
+    del fleet.store
+    return fleet
+
+
+def torn(*, pinned: bool) -> Fleet:
+    """A fleet that serves without exits, whose promoting pass wrote the rollout and nothing after it: the service had been edited meanwhile, or the operator died."""
+    return copy.deepcopy(_torn(pinned))
 
 
 class TestSteps:
@@ -175,6 +196,38 @@ class TestPromoting:
         assert fleet.status.stable_config == last(fleet).from_config
         fleet.step()
         assert last(fleet).status.verdict == "Aborted"
+
+    @pytest.mark.parametrize("pinned", [False, True])
+    def test_cut_short_and_left_alone_it_is_carried_on(self, pinned: bool) -> None:
+        fleet = torn(pinned=pinned)
+        fleet.step()
+        assert fleet.status.stable_config == last(fleet).to_config
+        fleet.run(lambda f: phase(f) == "Succeeded", limit=5)
+
+    @pytest.mark.parametrize(
+        "edit",
+        [{"ramps": {"mode": "Disabled"}}, {"objective": objective("0.001")}, {"objective": objective("0.02", confidence="0.999")}],
+        ids=["disabled", "budget", "confidence"],
+    )  # fmt: skip
+    @pytest.mark.parametrize("pinned", [False, True])
+    def test_an_edit_that_comes_between_its_two_writes_ends_it(self, edit: dict[str, Any], *, pinned: bool) -> None:
+        """What the canary showed was about the old objective: it proves nothing for the new one, and the plan never serves as stable."""
+        fleet = torn(pinned=pinned)
+        name, config = last(fleet).name, last(fleet).to_config
+        proven = fleet.configs[config].status.certificates
+        fleet.edit(**edit)
+        fleet.step()
+        assert exits_off_at_workers(fleet) and fleet.stable.exits_off
+        fleet.step()
+        ended = fleet.rollouts[name].status
+        assert (ended.verdict, ended.reason) == ("Superseded", "NewerIntent")
+        assert fleet.configs[config].status.certificates == proven
+
+    def test_a_looser_budget_between_its_two_writes_leaves_it(self) -> None:
+        fleet = torn(pinned=True)
+        fleet.edit(objective=objective("0.03"))
+        fleet.run(lambda f: phase(f) == "Succeeded", limit=5)
+        assert [c["budget"] for c in fleet.configs[last(fleet).to_config].status.certificates] == ["0.02"]
 
     def test_a_worker_that_does_not_acknowledge_is_named(self) -> None:
         fleet = at("Progressing")

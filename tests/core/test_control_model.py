@@ -8,6 +8,7 @@ subject here, what is done with it is.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -28,6 +29,7 @@ from offramp_core.control.objects import Config, ConfigStatus, Rollout, RolloutS
 from offramp_core.control.rollout import CANARY_SERVES
 from offramp_core.control.snapshot import Decision, Load, NewRollout, RecordStore, Snapshot, Worker
 from offramp_core.control.spec import parse_spec
+from offramp_core.control.watch import Watch
 from offramp_core.plan import Plan, RampThreshold
 from offramp_core.protocol import ArmCounts, Observations, PlanDocument, RecordBlock, Refusal, WorkerState
 from offramp_core.sketch import bucket_index
@@ -178,6 +180,7 @@ class ControlLoop(RuleBasedStateMachine):
         self.request: TuningRequest | None = None
         self.outcome: Any = None
         self.older: list[PlanDocument] = []
+        self.watch: Watch | None = None
         self.stale = None
 
     # --- the operator ------------------------------------------------------------------------------
@@ -191,13 +194,14 @@ class ControlLoop(RuleBasedStateMachine):
         store = RecordStore(replace(RECORDS, time=np.full(len(RECORDS), self.now)), RAMPS, BACKBONE, RAMP_SET)
         snapshot = Snapshot(
             self.service, dict(self.configs), tuple(self.rollouts.values()), tuple(w.view() for w in self.workers), self.published, store,
-            Load(100, 0.2), self.outcome, self.request is not None and self.outcome is None, self.watched_since,
+            Load(100, 0.2), self.outcome, self.request is not None and self.outcome is None, self.watched_since, watch=self.watch,
         )  # fmt: skip
         return Read(snapshot, dict(self.versions))
 
     def one_pass(self, read: Read, *, writes: int = 1000) -> Decision:
         """Decide on what was read, and carry it out until the operator dies or somebody else turns out to have written."""
         decision = decide(read.snapshot, self.clock)
+        self.watch = decision.watch
         self.check(read.snapshot, decision)
         left = [writes]
 
@@ -282,6 +286,7 @@ class ControlLoop(RuleBasedStateMachine):
         stable = configs[decision.status.stable_config] if decision.status.stable_config else None
         if stable is not None and decision.status.observed_generation and any(w.ready for w in seen.workers):
             assert is_proven(stable, seen.service), "a plan serves that is neither certified nor accepted"
+        self.check_that_acceptance_was_earned(seen, decision)
         document = decision.publish
         if document is not None:
             assert document.service_uid == seen.service.uid
@@ -303,6 +308,21 @@ class ControlLoop(RuleBasedStateMachine):
                 assert all(g.state in ("Clear", "NotApplicable") for g in now.gates) and now.gates, (
                     "a gate was overruled"
                 )
+
+    def check_that_acceptance_was_earned(self, seen: Snapshot, decision: Decision) -> None:
+        """A certificate that a canary earned says what its gate says, and of the budget that the gate asked about."""
+        for name, status in decision.config_statuses.items():
+            known = seen.configs[name].status.certificates if name in seen.configs else ()
+            for proof in (c for c in status.certificates if c not in known and c["method"] == "canary-acceptance"):
+                gates = [
+                    gate
+                    for r in seen.rollouts
+                    if r.to_config == name
+                    for gate in decision.rollout_statuses.get(r.name, r.status).gates
+                    if gate.name == "acceptance" and gate.state == "Clear" and gate.bound == float(proof["budget"])
+                ]
+                needed = -math.log(float(proof["delta"]))
+                assert any(gate.log_e_value >= needed - 1e-9 for gate in gates), "a certificate that nothing proved"
 
     def forgiven(self, decision: Decision) -> bool:
         assert decision.new_rollout is not None
@@ -351,7 +371,7 @@ class ControlLoop(RuleBasedStateMachine):
     def another_operator_takes_over(self, skew: float) -> None:
         self.skew = skew
         self.watched_since = self.clock
-        self.request = self.outcome = None
+        self.request = self.outcome = self.watch = None
 
     # --- the world ---------------------------------------------------------------------------------
 

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offramp_core.control.audit import followed_rate, quiet_rate
 from offramp_core.control.codec import format_time, from_json, parse_time, to_json
 from offramp_core.control.gates import GateInput, read_gates
 from offramp_core.control.ledger import BootReport, fold
 from offramp_core.control.objects import ArmTally, BothArms, Ledger, RolloutStatus, StepRecord
+from offramp_core.control.snapshot import Load
 from offramp_core.control.spec import Autoscaling, SideBySide, UpdatePolicy, parse_spec
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.protocol import ArmCounts
@@ -284,6 +286,31 @@ def test_counters_that_go_backwards_are_quarantined() -> None:
     assert folded(ledger, BootReport("a", (counts(requests=99),))).quarantined == ("a",)
 
 
+# --- audit rates -----------------------------------------------------------------------------------
+
+
+def test_a_quiet_rate_falls_with_a_hundredfold_load_at_once_and_comes_back_only_after_an_hour_of_little() -> None:
+    chosen = quiet_rate(Load(0.5, 0.01))
+    fallen = followed_rate(chosen, Load(50, 0.6, 50))
+    assert (chosen, fallen) == (1.0, 0.02)
+    assert followed_rate(fallen, Load(0.5, 0.01, 50)) == fallen, "the peak of the last hour was no quiet one"
+    assert followed_rate(fallen, Load(0.5, 0.01, 0.8)) == 1.0
+
+
+@given(st.floats(0.01, 5000), st.floats(0, 1), st.floats(0.5, 2))
+def test_a_quiet_rate_stays_while_load_no_more_than_doubles_or_halves(rate: float, busy: float, by: float) -> None:
+    chosen = quiet_rate(Load(rate, 0.0))
+    later = Load(rate * by, 0.0, rate * max(1.0, by))
+    assert followed_rate(chosen, later) == chosen
+    busier = followed_rate(chosen, Load(rate, busy, rate))
+    assert followed_rate(busier, Load(rate, busy, rate)) == busier, "it comes to rest at once"
+
+
+def test_pauses_between_bursts_move_no_rate_and_nor_does_an_unknown_peak() -> None:
+    for pause in (Load(0.0, 0.0, 500), Load(0.2, 0.0, 500), Load(0.2, 0.0)):
+        assert followed_rate(0.02, pause) == 0.02
+
+
 # --- gates -----------------------------------------------------------------------------------------
 
 
@@ -313,6 +340,14 @@ def test_slow_batches_are_judged_by_the_canary_s_share_of_them() -> None:
 
 def test_at_full_weight_there_is_nothing_to_compare_with() -> None:
     assert gates(ArmTally(audited=5000), weight=100)["slowness"] == "NotApplicable"
+
+
+def test_a_failed_batch_at_full_weight_is_the_models_own_and_many_are_the_plans() -> None:
+    own = gates(ArmTally(batches=20_000, failed=20), weight=100)
+    first = gates(ArmTally(batches=30, failed=1), weight=100)
+    many = gates(ArmTally(batches=30, failed=6), weight=100)
+    steady = gates(ArmTally(batches=1_000, failed=10), weight=100)
+    assert [read["failures"] for read in (own, first, many, steady)] == ["Clear", "Clear", "Rejected", "Rejected"]
 
 
 def test_an_uncertified_plan_must_earn_acceptance() -> None:

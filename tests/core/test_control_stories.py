@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fleet import MANIFEST, RAMPS, Fleet, pool  # type: ignore[import-not-found]
+from fleet import MANIFEST, RAMPS, Fleet, SimWorker, pool  # type: ignore[import-not-found]
 from scores import with_int8
 
 from offramp_core.control.codec import from_json, to_json
@@ -224,6 +224,31 @@ def test_a_worker_that_restarts_in_the_canary_rolls_it_back(fleet: Fleet, ready_
     assert next(iter(fleet.rollouts.values())).status.reason == "WorkerRestarted"
 
 
+def test_a_worker_that_came_during_the_canary_and_restarts_rolls_it_back_as_well(fleet: Fleet) -> None:
+    fleet.run(canary_serves)
+    fleet.workers.append(SimWorker("late", 9, ready=False, restarts=2))
+    fleet.step()
+    fleet.workers[-1].restart()
+    fleet.step()
+    assert canary_serves(fleet), "it has served nobody yet, so what it died of was not the canary"
+    fleet.workers[-1].ready = True
+    fleet.step()
+    fleet.workers[-1].restart()
+    fleet.workers[-1].ready = False
+    fleet.step()
+    (rollout,) = fleet.rollouts.values()
+    assert (rollout.status.phase, rollout.status.reason) == ("RollingBack", "WorkerRestarted")
+    assert "late" in rollout.status.message
+
+
+def test_workers_that_are_gone_are_not_remembered_by_the_step(fleet: Fleet) -> None:
+    fleet.run(canary_serves)
+    fleet.workers[1] = SimWorker("instead", 9)
+    fleet.step()
+    (rollout,) = fleet.rollouts.values()
+    assert set(rollout.status.restarts) == {"w0", "instead"}
+
+
 @pytest.mark.slow
 def test_a_worker_that_never_acknowledges_aborts_the_attempt(fleet: Fleet) -> None:
     fleet.run(lambda f: bool(f.rollouts))
@@ -350,3 +375,24 @@ def test_replaying_a_plan_that_workers_hold_is_not_a_change(fleet: Fleet) -> Non
     for _ in range(5):
         fleet.step()
     assert fleet.published is not None and fleet.published.epoch == epoch
+
+
+def test_the_quiet_audit_rate_follows_traffic_far_without_a_tuning_but_never_in_mid_rollout(fleet: Fleet) -> None:
+    fleet.run(canary_serves)
+    rate = fleet.status.tuning.audit_rate
+    busy, fleet.requests_per_second = fleet.requests_per_second, 2
+    for _ in range(5):
+        fleet.step()
+    assert (fleet.status.tuning.audit, fleet.status.tuning.audit_rate) == ("Quiet", rate)
+    fleet.requests_per_second = busy
+    fleet.run(promoted)
+    fleet.edit(suspend=True)
+    fleet.requests_per_second = 2
+    fleet.run(lambda f: f.status.tuning.audit_rate == 0.5, limit=3)
+    fleet.requests_per_second = busy
+    fleet.run(lambda f: f.status.tuning.audit_rate == 0.02, limit=3)
+    assert fleet.published is not None and fleet.published.stable.audit_rate == 0.02
+    epoch = fleet.published.epoch
+    for _ in range(5):
+        fleet.step()
+    assert fleet.published.epoch == epoch

@@ -25,6 +25,7 @@ from offramp_core.control.objects import (
 )
 from offramp_core.control.snapshot import Decision, Event, NewConfig, NewRollout, Snapshot
 from offramp_core.control.spec import parse_spec
+from offramp_core.control.watch import Watch
 from offramp_core.plan import Plan
 from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument, Refusal, SignedDocument
 from offramp_core.records import Records
@@ -267,6 +268,24 @@ def test_a_conflict_abandons_the_pass_and_the_next_one_reads_anew(worker: StubWo
             assert worker.taken == []
             await made.reconcile(KEY)
         assert platform.published == document(1)
+
+    run(story())
+
+
+def test_what_the_fleets_detector_has_seen_is_kept_from_pass_to_pass_also_over_a_conflict(worker: StubWorker) -> None:
+    async def story() -> None:
+        watches = [Watch(plan_hash=name) for name in "abc"]
+        platform, passes = MemoryPlatform(worker), iter(watches)
+        script = Script(lambda _: replace(EVERYTHING, watch=next(passes)))
+        platform.configs = {n: Config(n, PLAN) for n in ("digits-old", "digits-older")}
+        platform.rollouts = {n: Rollout(n, "a", "b", "Tuned", 1) for n in ("digits-0", "digits-1")}
+        platform.conflict_at = "service-status"
+        async with reconciler(platform, script) as made:
+            await made.reconcile(KEY)
+            await made.reconcile(KEY)
+            made.forget(KEY)
+            await made.reconcile(KEY)
+        assert [seen.watch for seen in script.seen] == [None, watches[0], None]
 
     run(story())
 

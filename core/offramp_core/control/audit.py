@@ -11,6 +11,7 @@ from offramp_core.control.snapshot import Load
 QUIET_RATE = 0.02
 LABELS_PER_SECOND = 1.0  # when traffic is low, 2 % of it would leave the detector without labels for minutes
 _LADDER = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+FAR = 2  # steps of the ladder, a factor of four or five: by that much load must have changed before a rate follows
 _SPARE = 0.7  # audits may fill the fleet up to this utilisation
 
 
@@ -20,6 +21,22 @@ def quiet_rate(load: Load) -> float:
         return 1.0
     wanted = max(QUIET_RATE, min(1.0, LABELS_PER_SECOND / load.request_rate))
     return _step_at_most(max(QUIET_RATE, min(wanted, _affordable(load))))
+
+
+def followed_rate(rate: float, load: Load) -> float:
+    """The quiet rate that was chosen, or another where load has left it behind by two steps of the ladder.
+
+    Downwards at once, because audits that nothing is spare for hold up requests. Upwards by the busiest moments of the last hour: traffic that
+    comes in bursts must not bring an epoch with each pause.
+    """
+    lower = quiet_rate(load)
+    if _step(lower) <= _step(rate) - FAR:
+        return lower
+    if min(load.peak_rate, load.request_rate) <= 0:
+        return rate
+    busy = load.utilisation * load.peak_rate / load.request_rate
+    higher = quiet_rate(Load(request_rate=load.peak_rate, utilisation=min(1.0, busy)))
+    return higher if _step(higher) >= _step(rate) + FAR else rate
 
 
 def eager_rate(load: Load, *, share: float = 1.0) -> float:
@@ -36,4 +53,9 @@ def _affordable(load: Load) -> float:
 
 
 def _step_at_most(rate: float) -> float:
-    return max(step for step in _LADDER if step <= max(rate, _LADDER[0]) + 1e-9)
+    return _LADDER[_step(rate)]
+
+
+def _step(rate: float) -> int:
+    """The highest step that is not above a rate."""
+    return max(i for i, step in enumerate(_LADDER) if step <= max(rate, _LADDER[0]) + 1e-9)

@@ -8,7 +8,7 @@ from functools import partial
 from math import log
 from typing import Literal
 
-from offramp_core.control.audit import eager_rate, quiet_rate
+from offramp_core.control.audit import eager_rate, followed_rate, quiet_rate
 from offramp_core.control.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
 from offramp_core.control.delivery import proven_models
@@ -36,6 +36,7 @@ from offramp_core.control.rollout import (
     advance,
     awaits_approval,
     forbidden,
+    has_earned_acceptance,
     intent_key,
     is_certified,
     withdrawn,
@@ -66,6 +67,7 @@ from offramp_core.control.tuner import (
 )  # fmt: skip
 from offramp_core.control.update import Update, UpdateView, next_update
 from offramp_core.control.versions import Version, VersionView, next_version, serving_source
+from offramp_core.control.watch import Watch, watched
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.plan import Plan, exits_off_plan
@@ -195,6 +197,7 @@ def _without_workers(snapshot: Snapshot, trial: _Trial, now: float) -> Decision:
         publish=rest.publish,
         events=(*_update_events(service, update), *trial.version.events, *rest.events, *_wakes_up(facts)),
         requeue_after_seconds=BUSY_REQUEUE_SECONDS if facts.desired else QUIET_REQUEUE_SECONDS,
+        watch=snapshot.watch,
     )
 
 
@@ -264,6 +267,7 @@ class _Pass:
         self.events += [*_update_events(self.service, self.update), *self.version.events]
         self.fell = ("", "")  # why the stable plan was switched off in this pass
         self.measured = Measured()
+        self.watch = Watch()
         self.configs: dict[str, Config] = dict(snapshot.configs)
         self.tuning = self.service.status.tuning
 
@@ -311,6 +315,7 @@ class _Pass:
             train=order,
             events=tuple(self.events),
             requeue_after_seconds=BUSY_REQUEUE_SECONDS if busy or new_rollout is not None else QUIET_REQUEUE_SECONDS,
+            watch=self.watch,
         )
 
     # --- ramp sets -----------------------------------------------------------------------------------
@@ -400,7 +405,7 @@ class _Pass:
     def _stable(self, baseline: Config) -> Config:
         """The stable plan, or exits off where it does not apply any more: the first rule that has something to say decides."""
         stable = self.configs.get(self.service.status.stable_config, baseline)
-        self.measured = self._measure(stable)
+        self.measured, self.watch = self._measure(stable), self._watch(stable)
         if self.outvoted:
             self.fell = ("ModelChanged", "most workers serve another model or ramp set now")
         return baseline if any(falls(self, stable) for falls in _REASONS_TO_FALL) else stable
@@ -454,11 +459,22 @@ class _Pass:
         alarmed = [] if stable.plan.exits_off else self._alarmed(stable.plan)
         if not alarmed:
             return False
-        message = f"{stable.name}: the detector of {', '.join(alarmed)} says that the budget of {self.spec.max_disagreement:.2%} is broken; exits are off"
+        self._fell_by_drift(stable, f"the detector of {', '.join(alarmed)} says")
+        return True
+
+    def _the_fleet_is_over_budget(self, stable: Config) -> bool:
+        """What all workers' audits say together, which may be long before any worker's own detector does."""
+        if stable.plan.exits_off or not self.watch.alarms:
+            return False
+        self._fell_by_drift(stable, "the audits of all workers together say")
+        return True
+
+    def _fell_by_drift(self, stable: Config, who_says: str) -> None:
+        broken = f"that the budget of {self.spec.max_disagreement:.2%} is broken"
+        message = f"{stable.name}: {who_says} {broken}; exits are off"
         self._drifted(stable, message)
         self.tuning = after_alarm(self.tuning, now=self.now)
         self.fell = ("DriftDetected", message)
-        return True
 
     def _it_costs_time(self, stable: Config) -> bool:
         """The holdback shows that exits cost more than they save. A pin stays all the same, as it is the user's; a condition says so."""
@@ -492,6 +508,16 @@ class _Pass:
             now=self.now,
             slices=self.spec.slices,
             slice_alpha=1 - self.spec.confidence,
+        )
+
+    def _watch(self, stable: Config) -> Watch:
+        reporting = (w.observations for w in self.snapshot.workers)
+        return watched(
+            self.snapshot.watch,
+            self._trusted(),
+            boots=frozenset(o.boot_id for o in reporting if o is not None),
+            plan=stable.plan,
+            budget=self.spec.max_disagreement,
         )
 
     def _tell_of_stopped_slices(self, stable: Config) -> None:
@@ -599,9 +625,12 @@ class _Pass:
         return rollout, stable
 
     def _accept(self, rollout: Rollout) -> None:
-        """An uncertified plan that is promoted has earned it; that is written down before it serves as stable."""
+        """An uncertified plan that is promoted has earned it; that is written down before it serves as stable.
+
+        It is a proof for the objective that the canary was judged by, and for no other.
+        """
         config = self.configs[rollout.to_config]
-        if is_certified(config, self.service):
+        if is_certified(config, self.service) or not has_earned_acceptance(rollout.status, self.service):
             return
         n, k = rollout.status.audited
         earned = {
@@ -783,14 +812,20 @@ class _Pass:
         return replace(self.snapshot, configs=self.configs, rollouts=rollouts)
 
     def _audit(self, tuning: TuningStatus, rollout: Rollout | None, stable: Config) -> TuningStatus:
-        """The audit rate of the stable arm. It moves only when its class does: every change is a new epoch."""
+        """The audit rate of the stable arm. It moves when its class does, and a quiet one with load far changed: every change is a new epoch.
+
+        While a rollout is under way it stays, because a canary's evidence is of one epoch.
+        """
         wanted: Literal["Off", "Quiet", "Eager"] = "Quiet"
         if self.spec.mode == "Disabled" or (stable.plan.exits_off and self.spec.suspend):
             wanted = "Off"
         elif rollout is None and (tuning.state in ("CollectingLabels", "Tuning") or self._waits_for_captures(stable)):
             wanted = "Eager"
         if wanted == tuning.audit:
-            return tuning
+            follows = wanted == "Quiet" and rollout is None
+            return (
+                replace(tuning, audit_rate=followed_rate(tuning.audit_rate, self.snapshot.load)) if follows else tuning
+            )
         rate = {"Off": 0.0, "Quiet": quiet_rate(self.snapshot.load), "Eager": eager_rate(self.snapshot.load)}[wanted]
         return replace(tuning, audit=wanted, audit_rate=rate)
 
@@ -984,6 +1019,7 @@ _REASONS_TO_FALL: tuple[Callable[[_Pass, Config], bool], ...] = (
     _Pass._its_ramp_set_is_gone,
     _Pass._no_longer_allowed,
     _Pass._a_detector_alarms,
+    _Pass._the_fleet_is_over_budget,
     _Pass._it_costs_time,
 )
 

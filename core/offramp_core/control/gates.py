@@ -23,6 +23,7 @@ HARMFUL_FACTOR = 3.0  # a plan at three times its budget is what the accuracy ga
 HARM_FACTORS = (2.0, 3.0, 5.0)
 POWER = 0.95
 WATCH_RUN_LENGTH = 1_000_000.0  # audits between false alarms of the detector over a canary at its budget; the workers' own has the same
+FAILING = 0.001  # of batches, that may fail by a model's own fault; where a stable arm serves it tells better
 N_GATES = 3  # slowness, failures, acceptance; accuracy has the confidence of its own budget
 
 
@@ -103,6 +104,9 @@ def slowness(given: GateInput) -> GateStatus:
     The stable arm's are those above its frozen p90, the canary's those above (1 + max overhead) times that, so the overhead that the
     user allows is no harm.
 
+    At weight 100 nothing is said: a burst or a noisy neighbour slows whole seconds of batches, and only another arm at the same time tells that
+    from the plan. What a plan then costs is found by the holdback once it serves.
+
     The unit is the batch: requests of one batch are slow together, so counting requests would reject an identical canary.
     """
     if given.weight >= 100:
@@ -123,16 +127,21 @@ def slowness(given: GateInput) -> GateStatus:
 
 
 def failures(given: GateInput) -> GateStatus:
-    """Of the failed batches, the canary's share against its weight (two arms)."""
+    """Of the failed batches, the canary's share against its weight (two arms).
+
+    At weight 100 there is no stable arm: then all that can be said is whether more fail than any model that serves may.
+    """
     canary, stable = given.tally.canary, given.tally.stable
     if given.weight >= 100:
-        failed = GateStatus("failures", "NotApplicable", message="no stable arm to compare with at weight 100")
-        return (
-            failed
-            if canary.failed == 0
-            else GateStatus(
-                "failures", "Rejected", canary.batches, canary.failed, message="batches failed at weight 100"
-            )
+        return _judge(
+            "failures",
+            n=canary.batches,
+            k=canary.failed,
+            bound=FAILING,
+            evidence=log_e_value(canary.failed, canary.batches, p0=FAILING),
+            limit=given.log_limit,
+            exposure=0,
+            needed=0,
         )
     evidence = log_e_share(canary.failed, canary.failed + stable.failed, share=given.share)
     return _judge(

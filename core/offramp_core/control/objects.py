@@ -133,8 +133,8 @@ class StepRecord:
 class RolloutStatus:
     """Everything a restarted operator needs to go on with a rollout.
 
-    ``slow_seconds``, ``slow_needed``, ``audit_rate`` and ``restarts`` (per worker uid) are frozen when a step begins. ``step`` counts the
-    steps that began before this one. ``objective`` is the intent for which the rollout was begun; ``outcome`` is the verdict that
+    ``slow_seconds``, ``slow_needed`` and ``audit_rate`` are frozen when a step begins, ``restarts`` (per worker uid) then or when a later
+    worker first was ready. ``step`` counts the steps that began before this one. ``objective`` is the intent for which the rollout was begun; ``outcome`` is the verdict that
     RollingBack is heading for. ``returns_to`` is the promoted rollout of the same plan, where the rollback window spares the first steps.
     ``watch`` is the restarting detector over the canary's audits.
     """

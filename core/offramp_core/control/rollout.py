@@ -149,7 +149,7 @@ def advance(view: RolloutView) -> Change:
     """One pass over one unfinished rollout: read the gates, then let the first rule that applies decide."""
     status = replace(view.status, ledger=view.ledger)
     if status.phase in CANARY_SERVES and status.objective == intent_key(view.service):
-        status = replace(status, watch=_watched(view))
+        status = replace(status, watch=_watched(view), restarts=_restarts(view))
         status = replace(status, gates=gate_readings(replace(view, rollout=replace(view.rollout, status=status))))
     view = replace(view, rollout=replace(view.rollout, status=status))
     for rule in RULES:
@@ -181,10 +181,17 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
 
 
 def superseded_by_newer_intent(view: RolloutView) -> Change | None:
-    """The user's objective, mode or pin changed: what was begun for the old one is no longer wanted."""
+    """The user's objective, mode or pin changed: what was begun for the old one is no longer wanted.
+
+    A plan that is being promoted was decided upon already. It goes only where it may not serve as things are now, which includes an edit that
+    came after the promotion was written down and before the service's status said so: then nothing serves yet that could fall.
+    """
     begun_for, wanted = view.status.objective, intent_key(view.service)
-    if view.status.phase in ("Promoting", "RollingBack") or begun_for == wanted:
+    if view.status.phase == "RollingBack" or begun_for == wanted:
         return None
+    if view.status.phase == "Promoting":
+        why = forbidden(view.to, view.service)
+        return _stop(view, "Superseded", "NewerIntent", why) if why else None
     if not begun_for and view.rollout.generation == view.service.generation:
         return Change(
             replace(view.status, objective=wanted)
@@ -237,7 +244,7 @@ def refused_by_a_worker(view: RolloutView) -> Change | None:
 
 
 def worker_died_in_the_canary(view: RolloutView) -> Change | None:
-    """A marker left by a worker that died executing a canary batch, or more restarts than when the step began.
+    """A marker left by a worker that died executing a canary batch, or more restarts than when the step began or it first was ready.
 
     It is not waited for until it is ready again: the others might have promoted the plan by then.
     """
@@ -503,6 +510,12 @@ def forbidden(config: Config, service: Service) -> str:
     return ""
 
 
+def has_earned_acceptance(status: RolloutStatus, service: Service) -> bool:
+    """Whether a canary showed that its plan keeps to the budget, for what is asked now."""
+    cleared = any(gate.name == "acceptance" and gate.state == "Clear" for gate in status.gates)
+    return cleared and status.objective == intent_key(service)
+
+
 def awaits_approval(rollout: Rollout, service: Service) -> bool:
     """Whether the attempt is a recommendation that nobody has answered yet."""
     asked = service.spec.mode == "Recommend" and rollout.cause == "Tuned"
@@ -523,6 +536,13 @@ def _watched(view: RolloutView) -> detector.DetectorState:
     n = max(0, now.audited - seen.audited)  # a worker that was quarantined took its counts along
     k = min(n, max(0, now.disagreements - seen.disagreements))
     return detector.update(view.status.watch, n, k, p0=view.service.spec.max_disagreement)
+
+
+def _restarts(view: RolloutView) -> dict[str, int]:
+    """Those by which the step is judged, with workers that came since, once they served; those that are gone do not come again."""
+    known = view.status.restarts
+    present = (*view.workers, *view.fallen)
+    return {w.uid: known.get(w.uid, w.restarts) for w in present if w.ready or w.uid in known}
 
 
 def _not_overruled(view: RolloutView) -> str:

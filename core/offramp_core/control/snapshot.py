@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from offramp_core.control.objects import Cause, Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
+from offramp_core.control.watch import Watch
 from offramp_core.plan import Plan
 from offramp_core.protocol import Observations, PlanDocument, WorkerState
 from offramp_core.records import Records
@@ -127,6 +128,7 @@ class Snapshot:
 
     ``records`` are scored by the bundle's own ramp set, ``more_records`` by others, by digest. ``can_train`` says whether the platform has a
     ramp-set store and trains; ``training`` is what it tells of the last training.
+    ``watch`` is what the last decision of this process returned, None at its first.
     ``scaling`` is None where ``spec.replicas`` says how many workers there are, ``route`` where nothing is wrong with a route through a Gateway.
     """
 
@@ -145,6 +147,7 @@ class Snapshot:
     can_train: bool = False
     training: TrainingReport | None = None
     route: RouteTrouble | None = None
+    watch: Watch | None = None
 
     @property
     def desired(self) -> int:
@@ -189,6 +192,8 @@ class Decision:
     1. create configs, then write config statuses; 2. create the rollout; 3. write rollout statuses: evidence is persisted before it is
     acted on; 4. write the service status; 5. delete what history no longer needs; 6. publish the document with a compare-and-swap on its
     epoch, then poke workers; 7. start the tuning and the training; 8. emit events.
+
+    ``watch`` is for the snapshot of this process's next decision, also where one of these steps fails.
     """
 
     status: ServiceStatus
@@ -203,3 +208,4 @@ class Decision:
     train: TrainingOrder | None = None
     events: tuple[Event, ...] = ()
     requeue_after_seconds: float = 30.0
+    watch: Watch | None = None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from offramp_core.control.gates import FAILING
 from offramp_core.control.objects import GateStatus, Rollout
 from offramp_operator.explain.capacity import capacity_data
 from offramp_operator.explain.family import Family
@@ -16,17 +17,20 @@ from offramp_operator.explain.savings import savings_data
 from offramp_operator.explain.version import version_data
 from offramp_operator.explain.words import duration, e_value, share
 
+_ALONE = "failures at weight 100"
 _COUNTED = {
     "accuracy": "{k} of {n} audits disagreed",
     "acceptance": "{k} of {n} audits disagreed",
     "slowness": "{k} of {n} slow batches were the canary's",
     "failures": "{k} of {n} failed batches were the canary's",
+    _ALONE: "{k} of {n} batches failed",
 }
 _BOUNDS = {
     "accuracy": "budget {bound}",
     "acceptance": "budget {bound}",
     "slowness": "its weight, {bound}",
     "failures": "its weight, {bound}",
+    _ALONE: "what a model may fail, {bound}",
 }
 _WAITS = {"CollectingLabels", "Tuning", "RollingOut"}
 
@@ -108,11 +112,12 @@ def readings(rollout: Rollout, now: float) -> list[Reading]:
 def _reading(gate: GateStatus, rollout: Rollout, now: float) -> Reading:
     if gate.state == "NotApplicable":
         return Reading(gate.name, gate.state, "-", "-", "-", "-", gate.message)
+    kind = _ALONE if gate.name == "failures" and gate.bound == FAILING else gate.name
     return Reading(
         gate=gate.name,
         state=gate.state,
-        seen=_COUNTED.get(gate.name, "{k} of {n}").format(k=gate.k, n=gate.n),
-        against=_BOUNDS.get(gate.name, "{bound}").format(bound=share(gate.bound)),
+        seen=_COUNTED.get(kind, "{k} of {n}").format(k=gate.k, n=gate.n),
+        against=_BOUNDS.get(kind, "{bound}").format(bound=share(gate.bound)),
         e_value=e_value(gate.log_e_value),
         limit=e_value(gate.log_limit),
         meaning=meaning(gate, rollout, now),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import Service, ServiceStatus
 from offramp_core.control.snapshot import Decision, RecordStore, Snapshot
+from offramp_core.control.watch import Watch
 from offramp_core.protocol import PlanDocument
 from offramp_core.records import Records
 from offramp_core.tuning import TuningOutcome, TuningRequest, tune
@@ -100,6 +101,7 @@ class Reconciler:
         self._tunings: dict[ServiceKey, _Tuning] = {}
         self._uids: dict[ServiceKey, str] = {}
         self._watched_since: dict[ServiceKey, float] = {}
+        self._watches: dict[ServiceKey, Watch | None] = {}
         self._idle: dict[ServiceKey, _Idle] = {}
         self._refusals: dict[ServiceKey, int] = {}  # attempts in a row to change workers that failed
 
@@ -130,6 +132,7 @@ class Reconciler:
         """Drop what is remembered of a service that is gone (or is now another leader's)."""
         self._uids.pop(key, None)
         self._watched_since.pop(key, None)
+        self._watches.pop(key, None)
         self._idle.pop(key, None)
         self._refusals.pop(key, None)
         tuning = self._tunings.pop(key, None)
@@ -177,7 +180,9 @@ class Reconciler:
         self._collect(key, tuning)
         now = self._clock()
         since = self._watched_since.setdefault(key, now)
-        decision = self._decide(_snapshot(gathered, observed, tuning, watched_since=since), now)
+        snapshot = _snapshot(gathered, observed, tuning, watched_since=since, watch=self._watches.get(key))
+        decision = self._decide(snapshot, now)
+        self._watches[key] = decision.watch
         poked = await self._act(key, gathered, observed, decision)
         self._onlooker.passed(key, Seen(gathered, observed.workers, decision, now))
         wait = decision.requeue_after_seconds
@@ -334,7 +339,9 @@ class Reconciler:
             tuning.outcome = None
 
 
-def _snapshot(gathered: Gathered, observed: Observed, tuning: _Tuning, *, watched_since: float) -> Snapshot:
+def _snapshot(
+    gathered: Gathered, observed: Observed, tuning: _Tuning, *, watched_since: float, watch: Watch | None
+) -> Snapshot:
     return Snapshot(
         service=gathered.service,
         configs=gathered.configs,
@@ -351,6 +358,7 @@ def _snapshot(gathered: Gathered, observed: Observed, tuning: _Tuning, *, watche
         can_train=gathered.can_train,
         training=gathered.training,
         route=gathered.route,
+        watch=watch,
     )
 
 
