@@ -98,7 +98,7 @@ def test_what_would_break_a_manifest_is_seen() -> None:
     (version,) = new[name]["versions"]
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     del spec["properties"]["suspend"]
-    spec["required"].append("rollout")
+    spec["required"].append("replicas")
     spec["properties"]["execution"]["enum"].remove("ComputeSaving")
     spec["properties"]["replicas"]["type"] = "string"
     del spec["properties"]["ramps"]["properties"]["mode"]["default"]
@@ -106,7 +106,7 @@ def test_what_would_break_a_manifest_is_seen() -> None:
         f"{name} v1alpha1 .spec{line}"
         for line in (
             ".suspend: gone",
-            ".rollout: newly required",
+            ".replicas: newly required",
             ".execution: no longer takes ComputeSaving",
             ".replicas: integer became string",
             ".ramps.mode: absent meant 'Auto', now None",
