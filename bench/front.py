@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,7 +37,9 @@ OUT = Path("build/bench/front.json")
 SERVER_CORE, CLIENT_CORE = 0, 1
 INPUTS = 64
 LOOSE_SECONDS = 0.05
-CAPACITY_STEPS = 8
+CAPACITY_TRIALS = 14  # of each server, each this share of the other trials' length
+CAPACITY_SHARE = 0.6
+FIRST_STEP, FINEST_STEP = 0.35, 0.02  # of the rate's logarithm
 TIGHT_FACTOR = 4  # times the model's own time
 START_SECONDS = 120.0
 Rows = npt.NDArray[np.float32]
@@ -191,21 +194,41 @@ def _answers(url: str) -> bool:
 
 
 class CapacitySearch:
-    """Bisection, in logarithms, of the highest rate whose p95 meets the objective."""
+    """Where the p95 stops to meet the objective, found by going up after a trial that met it and down after one that did not.
+
+    Steps halve where the direction turns and double when it has been kept three times, so that a trial spoilt by the machine is made
+    good for by those after it. What is found is the rate that the fewest of all trials speak against.
+    """
 
     def __init__(self, *, low: float, high: float) -> None:
-        self._low, self._high = low, high
-        self.found = 0.0
+        self._low, self._high = float(np.log(low)), float(np.log(high))
+        self._at, self._step = (self._low + self._high) / 2, FIRST_STEP
+        self._trials: list[tuple[float, bool]] = []
 
     @property
     def rate(self) -> float:
-        return float(np.sqrt(self._low * self._high))
+        """To try next."""
+        return float(np.exp(self._at))
 
     def learn(self, *, met: bool) -> None:
-        if met:
-            self._low = self.found = self.rate
-        else:
-            self._high = self.rate
+        """Whether the objective was met at ``rate``."""
+        before = [was for _, was in self._trials]
+        self._trials.append((self._at, met))
+        if before and before[-1] != met:
+            self._step = max(FINEST_STEP, self._step / 2)
+        elif before[-2:] == [met, met]:
+            self._step *= 2
+        self._at = min(self._high, max(self._low, self._at + (self._step if met else -self._step)))
+
+    @property
+    def found(self) -> float:
+        """Half-way between two rates that were tried (or the highest one); 0 when none met the objective."""
+        if not any(met for _, met in self._trials):
+            return 0.0
+        tried = sorted({at for at, _ in self._trials})
+        edges = [*((a + b) / 2 for a, b in pairwise(tried)), tried[-1]]
+        against = [sum(met == (at > edge) for at, met in self._trials) for edge in edges]
+        return float(np.exp(np.mean([edge for edge, n in zip(edges, against, strict=True) if n == min(against)])))
 
 
 def measure(
@@ -225,7 +248,8 @@ def measure(
         by_name = {server.name: server for server in servers}
 
         def trial(name: str, rate: float, seed: int) -> Trial:
-            return by_name[name].checked(by_name[name].client.run(rate=rate, seconds=seconds, seed=seed))
+            server = by_name[name]
+            return server.checked(server.client.run(rate=rate, seconds=CAPACITY_SHARE * seconds, seed=seed))
 
         found = find_capacities(trial, by_name, objective=objective, low=0.02 / model, high=2.0 / model)
         for server in servers:
@@ -243,11 +267,14 @@ def measure(
 def find_capacities(
     trial: Callable[[str, float, int], Trial], names: Iterable[str], *, objective: float, low: float, high: float
 ) -> dict[str, float]:
-    """The highest rate from ``low`` to ``high`` of each name whose p95 meets the objective; ``trial`` takes a name, a rate and a seed."""
+    """The highest rate from ``low`` to ``high`` of each name whose p95 meets the objective; ``trial`` takes a name, a rate and a seed.
+    They take turns, and who begins changes."""
     searches = {name: CapacitySearch(low=low, high=high) for name in names}
-    for step in range(CAPACITY_STEPS):
-        for name, search in searches.items():
-            search.learn(met=trial(name, search.rate, 300 + step).percentile_ms(95) <= objective * 1e3)
+    order = list(searches)
+    for step in range(CAPACITY_TRIALS):
+        for name in order[step % len(order) :] + order[: step % len(order)]:
+            rate = searches[name].rate
+            searches[name].learn(met=trial(name, rate, 300 + step).percentile_ms(95) <= objective * 1e3)
     return {name: search.found for name, search in searches.items()}
 
 

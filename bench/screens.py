@@ -1,7 +1,7 @@
 """``python -m bench.screens``: the pictures of the web page in ``docs/images``, taken of a real run.
 
 Runs the demo (``make demo``), looks at its page in Chromium, and takes each picture when the service has come to what it shows: a canary
-in its second step, the plan that it promoted, and the one that was rolled back. Pictures are reduced to 96 colours.
+in its second step, the plan that it promoted, the next canary beside it, and its end. Pictures are reduced to 96 colours.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ LOG = ROOT / "build" / "demo" / "run" / "up.jsonl"
 PATIENCE_SECONDS = 1800.0
 POLL_SECONDS = 0.5
 COLOURS = 96
+TALLEST = 2.2  # times the width: a picture of a telephone shows what a reader sees before much scrolling
 Json = dict[str, Any]
 _BOXES = "(ids) => ids.map((id) => { const b = document.getElementById(id).getBoundingClientRect(); return [b.y + scrollY, b.height]; })"
 
@@ -66,16 +67,21 @@ def promoted(page: Json) -> bool:
     return serves and not page["rollout"] and bool(facts and facts["on"] and facts["off"])
 
 
+def beside_a_promoted_plan(page: Json) -> bool:
+    """A canary serves while exits already save something."""
+    return bool(page["rollout"] and page["rollout"]["gates"] and page["row"]["saves"].strip("0.%"))
+
+
 def rolled_back(page: Json) -> bool:
     return any(r["headline"]["verdict"] == "RolledBack" for r in page["history"])
 
 
 MOMENTS = (
     Moment("a canary in its second step", second_step, (
-        Picture("web-rollout", ("head", "rollout")), Picture("web-rollout-dark", ("head", "rollout"), scheme="dark"),
-        Picture("web-overview"), Picture("web-narrow", ("head", "rollout"), width=390, scheme="dark"),
+        Picture("web-rollout", ("head", "rollout")), Picture("web-narrow", ("head", "rollout"), width=390, scheme="dark"),
     )),
     Moment("the promoted plan", promoted, (Picture("web-network", ("network", "latency")), Picture("web-network-dark", ("network", "latency"), scheme="dark"))),
+    Moment("a canary beside a promoted plan", beside_a_promoted_plan, (Picture("web-overview"),)),
     Moment("a plan rolled back", rolled_back, (Picture("web-history", ("history",)),)),
 )  # fmt: skip
 
@@ -88,7 +94,7 @@ def main() -> int:
     try:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            missed = take(browser, page_url(demo), demo)
+            missed = take(browser, page_url(demo), lambda: demo.poll() is None, OUT)
             browser.close()
         code = demo.wait(PATIENCE_SECONDS)
     finally:
@@ -112,11 +118,11 @@ def page_url(demo: subprocess.Popen[bytes]) -> str:
     raise SystemExit(f"failed: `offramp up` told of no web page in {LOG}")
 
 
-def take(browser: Browser, url: str, demo: subprocess.Popen[bytes]) -> list[Moment]:
-    """Take each moment's pictures when it comes; returns the moments that never came."""
+def take(browser: Browser, url: str, runs: Callable[[], bool], out: Path) -> list[Moment]:
+    """Take each moment's pictures when it comes, as long as the demo runs; returns the moments that never came."""
     waiting = list(MOMENTS)
     with httpx.Client(base_url=url, trust_env=False, timeout=10) as client:
-        while waiting and demo.poll() is None:
+        while waiting and runs():
             time.sleep(POLL_SECONDS)
             try:
                 page = client.get("/api/v1/services/default/digits")
@@ -124,7 +130,7 @@ def take(browser: Browser, url: str, demo: subprocess.Popen[bytes]) -> list[Mome
                 continue
             if page.status_code == httpx.codes.OK and waiting[0].come(page.json()):
                 for picture in waiting.pop(0).pictures:
-                    save(shot(browser, url, picture), OUT / f"{picture.name}.png")
+                    save(shot(browser, url, picture), out / f"{picture.name}.png")
     return waiting
 
 
@@ -152,7 +158,7 @@ def _around(page: Page, picture: Picture) -> Any:
         return {"x": 0, "y": 0, "width": picture.width, "height": height}
     top = 0 if "head" in picture.sections else min(b["y"] for b in found) - 20
     bottom = max(b["y"] + b["height"] for b in found) + 20
-    return {"x": 0, "y": top, "width": picture.width, "height": bottom - top}
+    return {"x": 0, "y": top, "width": picture.width, "height": min(bottom - top, TALLEST * picture.width)}
 
 
 def save(png: bytes, path: Path) -> None:
@@ -164,7 +170,7 @@ def save(png: bytes, path: Path) -> None:
         .quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     )
     image.save(path, optimize=True)
-    print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1024:.0f} KiB")
+    print(f"{path.name}: {path.stat().st_size / 1024:.0f} KiB")
 
 
 if __name__ == "__main__":

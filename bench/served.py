@@ -7,8 +7,8 @@ inputs: ``off`` (exact, no exits), ``fp32`` (certified exits in the fp32 network
 exits off needs none.
 
 Reported: the highest rate whose p95 over *all* requests (refused ones count as late) meets the objective, and a tight one of four times the model's
-own time; at 0.3, 0.6 and 0.9 of what exits off can do the ratios of mean, p50 and p95 of each round, their median and range; and how many answers differ
-from the reference.
+own time; at 0.3, 0.6 and 0.9 of what exits off can do the ratios of mean (of what was answered), p50 and p95 of each round, their median and range, and the
+share refused; and how many answers differ from the reference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 from bench.engine import keep, measured_profile, plans, scored
-from bench.front import CLIENT_CORE, SERVER_CORE, find_capacities, on_core
+from bench.front import CAPACITY_SHARE, CLIENT_CORE, SERVER_CORE, find_capacities, on_core
 from bench.openloop import OpenLoopClient, Target, Trial, infer
 from bench.subjects import SUBJECTS, make_subject
 from bench.validate_simulator import LoopbackWorker
@@ -62,13 +62,23 @@ class Prepared:
     model_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Of one trial: mean of the answered requests, p50 and p95 of all (a refused one is infinitely late), in milliseconds; share refused."""
+
+    mean: float
+    p50: float
+    p95: float
+    refused: float
+
+
 @dataclass
 class Measured:
-    """Of one arm: by load one entry per round of (mean, p50, p95) in milliseconds, and what was answered."""
+    """Of one arm: by load what each round gave, and what was answered."""
 
     capacity: float = 0.0
     tight_capacity: float = 0.0
-    latency: dict[float, list[tuple[float, float, float]]] = field(default_factory=dict)
+    rounds: dict[float, list[Round]] = field(default_factory=dict)
     answered: int = 0
     refused: int = 0
     differ: int = 0
@@ -116,7 +126,7 @@ class Arms:
         """The highest rate of each arm whose p95 meets the objective."""
 
         def trial(arm: str, rate: float, seed: int) -> Trial:
-            return self.run(arm, rate=rate, seconds=seconds, seed=seed)
+            return self.run(arm, rate=rate, seconds=CAPACITY_SHARE * seconds, seed=seed)
 
         one = 1 / self._made.model_seconds
         return dict(find_capacities(trial, self.measured, objective=objective, low=0.1 * one, high=6.0 * one))
@@ -127,9 +137,13 @@ class Arms:
         for seed in range(rounds):
             for arm in arms[seed % len(arms) :] + arms[: seed % len(arms)]:
                 trial = self.run(arm, rate=rate, seconds=seconds, seed=seed)
-                taken = np.where(trial.ok, trial.seconds, np.inf) * 1e3
-                figures = float(taken.mean()), trial.percentile_ms(50), trial.percentile_ms(95)
-                self.measured[arm].latency.setdefault(load, []).append(figures)
+                self.measured[arm].rounds.setdefault(load, []).append(as_round(trial))
+
+
+def as_round(trial: Trial) -> Round:
+    """What one trial says."""
+    mean = float(trial.seconds[trial.ok].mean()) * 1e3 if trial.ok.any() else float("inf")
+    return Round(mean, trial.percentile_ms(50), trial.percentile_ms(95), float((~trial.ok).mean()))
 
 
 def summary(measured: Mapping[str, Measured]) -> dict[str, Any]:
@@ -143,19 +157,24 @@ def summary(measured: Mapping[str, Measured]) -> dict[str, Any]:
             "tight_capacity": seen.tight_capacity,
             "answered": seen.answered, "refused": seen.refused, "disagreement": seen.differ / max(1, seen.answered), "loads": {},
         }  # fmt: skip
-        for load, rounds in seen.latency.items():
-            ours, theirs = np.array(rounds), np.array(off.latency[load])
-            ratios = ours / theirs
-            row["loads"][str(load)] = {
-                name: {"ms": float(np.median(ours[:, i])), **_spread(ratios[:, i])}
-                for i, name in enumerate(("mean", "p50", "p95"))
+        for load, rounds in seen.rounds.items():
+            row["loads"][str(load)] = {"refused": float(np.mean([each.refused for each in rounds]))} | {
+                name: _compared(
+                    [getattr(each, name) for each in rounds], [getattr(each, name) for each in off.rounds[load]]
+                )
+                for name in ("mean", "p50", "p95")
             }
         out[arm] = row
     return out
 
 
-def _spread(ratios: npt.NDArray[np.float64]) -> dict[str, float]:
-    return {"ratio": float(np.median(ratios)), "low": float(ratios.min()), "high": float(ratios.max())}
+def _compared(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
+    """Median, and median and range of the ratios; none where too many were refused in one of them for a figure."""
+    ms = float(np.median(ours))
+    if not np.isfinite([*ours, *theirs]).all():
+        return {"ms": ms if np.isfinite(ms) else None, "ratio": None, "low": None, "high": None}
+    ratios = np.array(ours) / np.array(theirs)
+    return {"ms": ms, "ratio": float(np.median(ratios)), "low": float(ratios.min()), "high": float(ratios.max())}
 
 
 @contextmanager

@@ -33,7 +33,8 @@ INSTALL_HEADER = f"""\
 #   kubectl create namespace {INSTALL_NAMESPACE}
 #   head -c 32 /dev/urandom >signing-key
 #   kubectl -n {INSTALL_NAMESPACE} create secret generic offramp-signing-key --from-file=signing-key
-#   kubectl apply --server-side -f install.yaml
+# The images are in no public registry. Build and push them (docs/upgrade.md), then name yours:
+#   sed 's#\\(image\\|value\\): offramp/#\\1: registry.example.com/offramp/#' install.yaml | kubectl apply --server-side -f -
 """
 
 

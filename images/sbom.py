@@ -3,8 +3,9 @@
 
 Usage: images/sbom.py [--output FOLDER]   (default: build/sbom)
 
-One file per image: the Python distributions of its slice of ``requirements.lock``, with the hashes that an installation
-checks. It says nothing that is not pinned, so the same commit always gives the same bytes.
+One file per image: the Debian packages of the base that ``images/build`` puts below it, Python itself among them, and the
+Python distributions of its slice of ``requirements.lock``, each with the hashes of the files it comes from. The same commit
+on the same base always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import tomllib
 import uuid
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from build import PARTS, lock_blocks, requirements
+from build import PARTS, base, lock_blocks, requirements
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMESPACE = uuid.UUID("6f0c3f6e-6d1c-5c53-9d8b-0e8f0f1f7f5a")  # of our serial numbers, which are hashes of the content
@@ -46,10 +48,26 @@ def component(block: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def bill(image: str, blocks: list[str]) -> dict[str, Any]:
+def debian_packages(base: Path) -> list[dict[str, Any]]:
+    """What the lowest layer is made of, as it says itself."""
+    release = dict(line.partition("=")[::2] for line in (base / "etc" / "os-release").read_text().splitlines())
+    distro = f"{release['ID']}-{release['VERSION_ID']}".replace('"', "")
+    return [_debian_package(file.read_text(), distro) for file in (base / "var/lib/dpkg/status.d").iterdir()]
+
+
+def _debian_package(control: str, distro: str) -> dict[str, Any]:
+    fields = dict(re.findall(r"^([A-Za-z0-9-]+): (.*)$", control, re.MULTILINE))
+    name, version = fields["Package"], fields["Version"]
+    qualifiers = f"arch={fields['Architecture']}&distro={distro}"
+    purl = f"pkg:deb/debian/{quote(name)}@{quote(version, safe='')}?{qualifiers}"
+    hashes = [{"alg": "SHA-256", "content": fields["SHA256"]}]
+    return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl, "hashes": hashes}
+
+
+def bill(image: str, found: list[dict[str, Any]]) -> dict[str, Any]:
     """The document for one image. Its serial number is a hash of what it lists."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    components = sorted((component(block) for block in blocks), key=lambda item: str(item["purl"]))
+    components = sorted(found, key=lambda item: str(item["purl"]))
     subject = {"type": "container", "bom-ref": f"offramp-{image}", "name": f"offramp/{image}", "version": version}
     content = json.dumps([subject, components], sort_keys=True)
     return {
@@ -68,8 +86,9 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "sbom", help="folder (default: build/sbom)")
     folder: Path = parser.parse_args().output
     folder.mkdir(parents=True, exist_ok=True)
+    lowest = debian_packages(base())
     for name, part in PARTS.items():
-        document = bill(name, lock_blocks(requirements(part)))
+        document = bill(name, [*lowest, *map(component, lock_blocks(requirements(part)))])
         file = folder / f"{name}.cdx.json"
         file.write_text(json.dumps(document, indent=2) + "\n")
         print(f"{file}: {len(document['components'])} components")

@@ -42,7 +42,7 @@ from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.reconcile import Reconciler
 from offramp_operator.shell.signing import SEED_BYTES, SigningKey
 from offramp_operator.web.board import Board
-from offramp_operator.web.relay import Standby
+from offramp_operator.web.relay import Standby, standing_by
 from offramp_operator.web.server import WebPage, serve_web
 
 WORKERS = 64  # passes under way; most of one is waiting for workers, which may hang
@@ -363,10 +363,8 @@ class Operator:
             return None
         name, url = elector.leader
         assert self._settings.web is not None
-        if not name or name == self._settings.identity:
-            return Standby("Nobody leads yet; ask again in some seconds.")
-        forward = f"kubectl port-forward -n {self._settings.lease_namespace} pod/{name} {self._settings.web.port}"
-        return Standby(f"{name} leads and sees the workers: {forward}", url)
+        leader = name if name != self._settings.identity else ""  # about to lead: the page has nothing yet
+        return standing_by(leader, url, namespace=self._settings.lease_namespace, port=self._settings.web.port)
 
     # --- signals and health ------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
 
 ROOT = Path(__file__).resolve().parents[2]
+CHART = str(ROOT / "helm" / "offramp")
 NAMESPACE = "helm-lifecycle"
 NAMESPACED = (
     "deployments.apps",
@@ -39,8 +41,7 @@ def helm(api: Any, program: Callable[[str], str]) -> Iterator[Helm]:
 
 def install(helm: Helm) -> str:
     # The CRDs are there already, put there by the fixture that all these tests share.
-    chart = str(ROOT / "helm" / "offramp")
-    return helm("install", "offramp", chart, "--create-namespace", "--take-ownership").stdout
+    return helm("install", "offramp", CHART, "--create-namespace", "--take-ownership").stdout
 
 
 def signing_key(api: Any) -> str:
@@ -60,7 +61,7 @@ def left_over(api: Any) -> list[str]:
 def test_an_upgrade_keeps_the_signing_key(api: Any, helm: Helm) -> None:
     install(helm)
     key = signing_key(api)
-    helm("upgrade", "offramp", str(ROOT / "helm" / "offramp"), "--set", "replicas=3")
+    helm("upgrade", "offramp", CHART, "--set", "replicas=3")
     assert signing_key(api) == key
     deployment = {
         "apiVersion": "apps/v1",
@@ -90,15 +91,33 @@ def test_an_upgrade_brings_new_rules(api: Any, helm: Helm) -> None:
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
     api.request("PATCH", path, drop, content_type="application/json-patch+json")
     assert len(api.get(crd)["spec"]["versions"][0]["additionalPrinterColumns"]) == columns - 1
-    helm("upgrade", "offramp", str(ROOT / "helm" / "offramp"))
+    helm("upgrade", "offramp", CHART)
     assert len(api.get(crd)["spec"]["versions"][0]["additionalPrinterColumns"]) == columns
 
 
-def test_the_notes_name_three_commands(helm: Helm) -> None:
+def test_the_notes_name_three_commands(api: Any, helm: Helm) -> None:
     notes = install(helm)
-    for command in (
+    commands = [line.strip() for line in notes.splitlines() if line.startswith("   ")]
+    assert commands == [
         f"kubectl -n {NAMESPACE} rollout status deployment/offramp",
-        "kubectl apply -f service.yaml",
-        "kubectl get ees,rcfg,rro --watch",
+        "kubectl apply -f manifests/samples/digits.yaml",
+        "kubectl get earlyexitservices --all-namespaces --watch",
+    ]
+    assert (ROOT / commands[1].split()[-1]).is_file()
+    # Watching ends by itself only here.
+    assert api.kubectl(*commands[2].split()[1:], "--request-timeout=1s").stderr in ("", "No resources found\n")
+
+
+def test_the_notes_say_what_is_needed_and_what_stays(helm: Helm) -> None:
+    notes = install(helm)
+    for said in (
+        "pull offramp/operator:",
+        "makes a new key every time",
+        "leaves the kinds, all services and their workers",
     ):
-        assert command in notes
+        assert said in notes
+    own = helm("upgrade", "offramp", CHART, "--set", "signingKey.existingSecret=mine,crds.keep=false").stdout
+    assert "key" not in own and "removes the kinds" in own
+    helm("upgrade", "offramp", CHART)  # so that the uninstall leaves the kinds to others
+    for page in re.findall(r"docs/[\w/-]+\.md", notes):
+        assert (ROOT / page).is_file(), page

@@ -15,6 +15,7 @@ from offramp_operator.shell.manifests import status_json
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
 
 OPERATOR = "offramp-operator"
+UNSEEN = {"observedGeneration": 0}  # by default, so that kstatus waits for the operator
 CONDITION = {
     "type": "Ready",
     "status": "True",
@@ -42,7 +43,7 @@ def _status(manifest: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
 def test_a_user_cannot_write_status_and_the_operator_cannot_write_spec_through_it(clean: Any, manifests: Any) -> None:
     service = manifests.service()
     assert clean.create({**service, "status": STATUS}, keep=True).status_code == 201
-    assert "status" not in clean.get(service)
+    assert clean.get(service)["status"] == UNSEEN
     applied = _status(service, STATUS) | {"spec": {**service["spec"], "replicas": 7}}
     assert clean.apply(applied, manager=OPERATOR, subresource="status").status_code == 200
     stored = clean.get(service)
@@ -56,6 +57,9 @@ def test_the_users_diff_is_empty_after_the_operator_wrote_status(clean: Any, man
     applied = clean.kubectl("apply", "--server-side", "-f", "-", stdin=text)
     assert applied.returncode == 0, applied.stderr
     service = manifests.service()
+    assert clean.get(service)["status"] == UNSEEN
+    diff = clean.kubectl("diff", "--server-side", "-f", "-", stdin=text)
+    assert (diff.returncode, diff.stdout) == (0, ""), diff.stderr
     for phase in ("Pending", "Serving", "Progressing"):
         assert (
             clean.apply(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -302,9 +303,44 @@ def test_intent_is_restored_on_a_fresh_cluster(blank: Any, helm: Helm, program: 
     SERVERS.wait_for(lambda: apply().returncode == 0, what="the intent restored", state=lambda: apply().stderr)
     service = blank.get(before)
     assert service["spec"] == before["spec"] and "status" in before
-    assert "status" not in service
+    assert service["status"] == {"observedGeneration": 0}
     assert service_from_manifest(service).status == ServiceStatus()
     assert blank.kubectl("get", "rampconfigs,ramprollouts", "--all-namespaces", "-o", "name").stdout == ""
+
+
+def test_the_manifest_without_helm_is_installed_by_the_commands_in_its_head(
+    blank: Any, program: Callable[[str], str], tmp_path: Path
+) -> None:
+    manifest = tmp_path / "install.yaml"
+    manifest.write_bytes((ROOT / "manifests" / "install.yaml").read_bytes())
+    head = manifest.read_text().split("---", 1)[0]
+    script = "\n".join(line.removeprefix("#   ") for line in head.splitlines() if line.startswith("#   "))
+    assert script.count("kubectl") == 3
+    # It may be there from a test before this one: nothing removes namespaces here.
+    script = script.replace(f"create namespace {NAMESPACE}", f"create namespace {NAMESPACE} || true")
+
+    def run(script: str) -> subprocess.CompletedProcess[str]:
+        path = f"{Path(program('kubectl')).parent}:{os.environ['PATH']}"
+        command = ["bash", "-euo", "pipefail", "-c", script]
+        return subprocess.run(command, cwd=tmp_path, env={"PATH": path, "KUBECONFIG": str(blank.kubeconfig)}, capture_output=True, text=True, check=False)  # fmt: skip
+
+    try:
+        done = run(script)
+        assert done.returncode == 0, done.stderr
+        applied = [item for item in yaml.safe_load_all(manifest.read_text()) if item]
+        assert done.stdout.count(" serverside-applied") == len(applied)
+        pods = blank.get(next(item for item in applied if item["kind"] == "Deployment"))["spec"]["template"]["spec"]
+        (container,) = pods["containers"]
+        env = {item["name"]: item.get("value") for item in container["env"]}
+        for image, part in ((container["image"], "operator"), (env["OFFRAMP_WORKER_IMAGE"], "worker")):
+            assert image.startswith(f"registry.example.com/offramp/{part}:")
+        (secret,) = (volume["secret"]["secretName"] for volume in pods["volumes"] if "secret" in volume)
+        assert run(f"kubectl -n {NAMESPACE} get secret {secret}").returncode == 0
+        again = run(script.splitlines()[-1])
+        assert again.returncode == 0, again.stderr
+        SERVERS.wait_for(lambda: blank.create(in_flight()[0]).status_code == 201, what="a service admitted")
+    finally:
+        run(f"kubectl delete --ignore-not-found --wait=false -f install.yaml; kubectl -n {NAMESPACE} delete --ignore-not-found secret offramp-signing-key")  # fmt: skip
 
 
 def test_the_documented_commands_are_those_that_are_tested() -> None:

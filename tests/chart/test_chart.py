@@ -5,13 +5,17 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+import offramp_worker
 
 pytestmark = pytest.mark.slow  # real helm
 
@@ -387,3 +391,17 @@ def test_rules_and_dashboards_are_those_of_the_files(helm: Any) -> None:
     (endpoint,) = only(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
     assert endpoint["relabelings"][0]["targetLabel"] == "service"
     assert not of_kind(helm.template(), "PrometheusRule") and not of_kind(helm.template(), "PodMonitor")
+
+
+def test_everything_is_of_one_version() -> None:
+    """Of the chart, too: were it newer than its images, an upgrade would go on running the old ones."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    meta = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    newest = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
+    assert {meta["version"], meta["appVersion"], offramp_worker.__version__, newest} == {project}
+    named = {
+        tag
+        for file in (*(ROOT / "docs").rglob("*.md"), *ROOT.glob("helm/**/*.md"), *ROOT.glob("images/*"), ROOT / "README.md")
+        for tag in re.findall(r"offramp/(?:operator|worker):([\w.]*\w)", file.read_text())
+    }  # fmt: skip
+    assert named == {project}

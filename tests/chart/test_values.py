@@ -16,28 +16,33 @@ pytestmark = pytest.mark.slow  # real helm
 CHART = Path(__file__).resolve().parents[2] / "helm" / "offramp"
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 REQUIREMENT = "matchExpressions.0"
-SELECTOR = {"matchLabels.a": 1, f"{REQUIREMENT}.key": "", f"{REQUIREMENT}.operator": "Is", f"{REQUIREMENT}.values": "x"}
+SELECTOR = {
+    "matchLabels.a": "b c",
+    f"{REQUIREMENT}.key": "-a",
+    f"{REQUIREMENT}.operator": "Gt",
+    f"{REQUIREMENT}.values.0": "!",
+}
 POD_TERM = {
-    "topologyKey": "",
+    "topologyKey": "a b",
     "namespaces.0": "No Name",
-    "matchLabelKeys": "a",
+    "matchLabelKeys.0": "a/b/c",
     "mismatchLabelKeys.0": 1,
     **{f"labelSelector.{k}": v for k, v in SELECTOR.items()},
     **{f"namespaceSelector.{k}": v for k, v in SELECTOR.items()},
 }
 PEER = {
-    "ipBlock.cidr": 10,
-    "ipBlock.except": "10.0.0.0/8",
+    "ipBlock.cidr": "abc",
+    "ipBlock.except.0": "10.0.0.0/33",
     **{f"podSelector.{k}": v for k, v in SELECTOR.items()},
     **{f"namespaceSelector.{k}": v for k, v in SELECTOR.items()},
 }
 NODE_TERM = {
     f"{group}.0.{name}": value
     for group in ("matchExpressions", "matchFields")
-    for name, value in {"key": 1, "operator": "Maybe", "values": {}}.items()
+    for name, value in {"key": "a b", "operator": "Maybe", "values.0": "two words"}.items()
 }
 SOFT, HARD = "preferredDuringSchedulingIgnoredDuringExecution", "requiredDuringSchedulingIgnoredDuringExecution"
-MONITOR = {"enabled": "yes", "interval": "often", "labels.a": True}
+MONITOR = {"enabled": "yes", "interval": "often", "labels.a": "my prometheus"}
 
 # One wrong value for each field there is; a test below sees to it that none is left out.
 WRONG: dict[str, Any] = {
@@ -55,8 +60,8 @@ WRONG: dict[str, Any] = {
     "workerImage.repository": "",
     "workerImage.tag": "a:b",
     "workerImage.digest": "latest",
-    "imagePullSecrets.0.name": "",
-    "signingKey.existingSecret": "Not Valid",
+    "imagePullSecrets.0.name": "My Registry",
+    "signingKey.existingSecret": "a..b",
     "serviceAccount.name": "Brain!",
     "serviceAccount.annotations.a": 1,
     "web.enabled": "yes",
@@ -68,7 +73,7 @@ WRONG: dict[str, Any] = {
     **{f"networkPolicies.operator.from.0.{k}": v for k, v in PEER.items()},
     **{f"networkPolicies.operator.extraEgress.0.to.0.{k}": v for k, v in PEER.items()},
     "networkPolicies.operator.extraEgress.0.ports.0.protocol": "HTTP",
-    "networkPolicies.operator.extraEgress.0.ports.0.port": 1.5,
+    "networkPolicies.operator.extraEgress.0.ports.0.port": "http!",
     "networkPolicies.operator.extraEgress.0.ports.0.endPort": 0,
     "networkPolicies.workers.enabled": 0,
     "networkPolicies.workers.allowEgress": "some",
@@ -78,20 +83,20 @@ WRONG: dict[str, Any] = {
     **{f"monitoring.serviceMonitor.{k}": v for k, v in MONITOR.items()},
     **{f"monitoring.podMonitor.{k}": v for k, v in MONITOR.items()},
     "monitoring.rules.enabled": [],
-    "monitoring.rules.labels.a": 1,
+    "monitoring.rules.labels.a": "a!",
     "monitoring.dashboards.enabled": "all",
     "monitoring.dashboards.labels.a": 1,
     "monitoring.dashboards.annotations.a": 1,
     "podDisruptionBudget.enabled": 1,
     "resources.requests.cpu": "much",
-    "resources.limits.memory": -1,
-    "commonLabels.a": 1,
+    "resources.limits.memory": "1ki",
+    "commonLabels.a": "two words",
     "commonAnnotations.a": 1,
     "podLabels.a": "x" * 64,
     "podAnnotations.a": {},
     "priorityClassName": "High Class",
-    "nodeSelector.a": 1,
-    "tolerations.0.key": 1,
+    "nodeSelector.a": "ssd!",
+    "tolerations.0.key": "a b",
     "tolerations.0.operator": "Maybe",
     "tolerations.0.value": True,
     "tolerations.0.effect": "NoBeer",
@@ -116,6 +121,12 @@ WRONG: dict[str, Any] = {
     "topologySpreadConstraints.0.nodeAffinityPolicy": "Maybe",
     "topologySpreadConstraints.0.nodeTaintsPolicy": "Maybe",
 }
+
+
+def port(**given: Any) -> dict[str, Any]:
+    return {"networkPolicies": {"operator": {"extraEgress": [{"ports": [given]}]}}}
+
+
 # What is wrong only together, of the wrong shape as a whole, or has no place: values and the path that the error names.
 COMBINATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "no namespace to watch": ({"scope": {"kind": "namespaces", "namespaces": []}}, "/scope/namespaces"),
@@ -127,6 +138,11 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a label that is the chart's": ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "/podLabels"),
     "a label of Helm's": ({"commonLabels": {"helm.sh/chart": "mine"}}, "/commonLabels"),
     "a label that would aggregate": ({"commonLabels": {"rbac.authorization.k8s.io/aggregate-to-view": "true"}}, "/commonLabels"),
+    "a label without a valid key": ({"podLabels": {"my key": "x"}}, "/podLabels"),
+    "a node label without a valid key": ({"nodeSelector": {"Example.Com/disk": "ssd"}}, "/nodeSelector"),
+    "an annotation without a valid key": ({"commonAnnotations": {"a/b/c": "x"}}, "/commonAnnotations"),
+    "a range of ports from a name": (port(port="http", endPort=90), "/networkPolicies/operator/extraEgress/0/ports/0/port"),
+    "a port beyond the last": (port(port=65536), "/networkPolicies/operator/extraEgress/0/ports/0/port"),
     "half a constraint": ({"topologySpreadConstraints": [{"maxSkew": 1}]}, "/topologySpreadConstraints/0"),
     "nothing where something must be": ({"replicas": None}, "replicas"),
 }  # fmt: skip
@@ -192,6 +208,42 @@ def test_what_does_not_go_together_is_refused(helm: Any, values: dict[str, Any],
     assert answer.returncode != 0
     assert where in answer.stderr
     assert "values don't meet the specifications of the schema" in answer.stderr
+
+
+def resources(request: Any, limit: Any, name: str = "memory") -> dict[str, Any]:
+    return {"resources": {"requests": {name: request}, "limits": {name: limit}}}
+
+
+COMPARED = {
+    "a range of ports that ends before it begins": (
+        port(port=443, endPort=80),
+        "networkPolicies.operator.extraEgress.0.ports.0.endPort: 80 is below port 443",
+    ),
+    "more requested than allowed": (resources("2Gi", "2G"), "resources.requests.memory: 2Gi is more than resources.limits.memory, 2G"),
+    "a whole number against thousandths": (resources(1, "900m", "cpu"), "resources.requests.cpu: 1 is more"),
+    "large numbers": (resources(2000000000, "1e9"), "resources.requests.memory: 2e+09 is more"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "sentence"), COMPARED.values(), ids=COMPARED.keys())
+def test_two_values_that_contradict_each_other_are_refused(helm: Any, values: dict[str, Any], sentence: str) -> None:
+    answer = helm.try_template(values)
+    assert answer.returncode != 0
+    assert sentence in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        resources("1e3", "2E3"), resources("1Ki", "1.5k"), resources("0.5", 0.5, "cpu"), resources(".5", "1.", "cpu"), resources("100u", "1m", "cpu"),
+        resources(1000000000, "1Gi"), port(port=80, endPort=80), port(port="grpc-otlp"), port(),
+        {"networkPolicies": {"operator": {"from": [{"ipBlock": {"cidr": c}} for c in ("0.0.0.0/0", "10.1.2.3/32", "::/0", "fd00:10::/64", "2001:db8:0:0:0:0:0:1/128")]}}},
+        {"commonLabels": {"a.b-c/D_e.f": "X_y.z-1", "empty": ""}, "commonAnnotations": {"a/b": "any text, äöü!"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_kubernetes_takes_is_taken(helm: Any, values: dict[str, Any]) -> None:
+    assert helm.try_template(values).stderr == ""
 
 
 def test_every_field_has_a_wrong_value_in_the_table() -> None:

@@ -31,12 +31,31 @@ def test_it_lists_what_is_pinned_with_its_hashes_and_is_reproducible(tmp_path: P
         document = json.loads(content)
         assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
         assert "timestamp" not in document["metadata"]
-        names = [item["purl"].removeprefix("pkg:pypi/") for item in document["components"]]
-        assert set(names) <= pins and names == sorted(set(names)) and len(names) > 10
-        for item in document["components"]:
+        purls = [item["purl"] for item in document["components"]]
+        assert purls == sorted(set(purls))
+        python = [item for item in document["components"] if item["purl"].startswith("pkg:pypi/")]
+        names = [item["purl"].removeprefix("pkg:pypi/") for item in python]
+        assert set(names) <= pins and len(names) > 10
+        for item in python:
             hashes = [reference["hashes"][0]["content"] for reference in item["externalReferences"]]
             assert hashes and all(f"sha256:{content}" in lock for content in hashes)
         assert document["dependencies"][0]["dependsOn"] == [item["bom-ref"] for item in document["components"]]
+
+
+@pytest.mark.slow
+def test_it_lists_the_debian_packages_below_and_python_itself(tmp_path: Path) -> None:
+    base = Path(
+        subprocess.run([ROOT / "cluster" / "base-image"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    )
+    interpreter = next((base / "usr" / "bin").glob("python3.*")).name
+    libraries = {path.name.split(".so")[0] for path in (base / "usr" / "lib").glob("*-linux-gnu/*.so.*")}
+    assert {"libc", "libssl", "libstdc++", "libsqlite3"} <= libraries
+    for content in make(tmp_path).values():
+        debian = {item["name"]: item for item in json.loads(content)["components"] if item["purl"].startswith("pkg:deb/")}  # fmt: skip
+        assert {interpreter, "libc6", "libssl3", "libstdc++6", "libsqlite3-0", "ca-certificates"} <= set(debian)
+        for item in debian.values():
+            assert re.fullmatch(r"pkg:deb/debian/[^@]+@[^@?]+\?arch=\w+&distro=debian-\d+", item["purl"]), item["purl"]
+            assert re.fullmatch("[0-9a-f]{64}", item["hashes"][0]["content"])
 
 
 @pytest.mark.slow

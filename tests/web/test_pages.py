@@ -21,7 +21,7 @@ from offramp_core.control.snapshot import Event
 from offramp_operator.explain.why import why_data
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.web.guard import host_allowed
-from offramp_operator.web.relay import Standby
+from offramp_operator.web.relay import Standby, standing_by
 
 Show = Callable[..., str]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
@@ -205,13 +205,16 @@ def test_a_rebound_name_reads_nothing(site: Any, show: Show) -> None:
 # --- standbys ----------------------------------------------------------------------------------------
 
 
-def test_a_standby_says_who_leads() -> None:
-    with serving(
-        page={"standby": lambda: Standby("offramp-1 leads: kubectl port-forward pod/offramp-1 8082")}
-    ) as standby:
+def test_a_standby_says_who_leads_and_the_command_that_reaches_it() -> None:
+    command = "kubectl -n system port-forward pod/offramp-1 9000"
+    with serving(page={"standby": lambda: standing_by("offramp-1", "", namespace="system", port=9000)}) as standby:
         answer = get(standby, "/")
-        assert answer.status_code == 503 and "pod/offramp-1" in answer.text
-        assert "pod/offramp-1" in get(standby, "/api/v1/services").json()["error"]
+        assert answer.status_code == 503 and f"<pre><code>{command}</code></pre>" in answer.text
+        assert get(standby, "/api/v1/services").json()["error"].endswith(command)
+
+
+def test_a_standby_of_nobody_says_to_ask_again() -> None:
+    assert standing_by("", "", namespace="system", port=9000) == Standby("Nobody leads yet; ask again in some seconds.")
 
 
 def test_a_standby_that_reaches_the_leader_answers_for_it(site: Any, show: Show) -> None:

@@ -125,3 +125,28 @@ no rule has a wildcard. Verbs in alphabetical order, so that a missing or a doub
 {{- $name := printf "%s-web" (include "offramp.fullname" .) -}}
 {{- $name }},{{ $name }}.{{ .Release.Namespace }},{{ $name }}.{{ .Release.Namespace }}.svc,{{ $name }}.{{ .Release.Namespace }}.svc.cluster.local
 {{- end }}
+
+{{/* A quantity as a plain number. */}}
+{{- define "offramp.quantity" -}}
+{{- $number := regexFind "^[0-9]*\\.?[0-9]*([eE][+-]?[0-9]+)?" (toString .) -}}
+{{- $units := dict "n" 1e-9 "u" 1e-6 "m" 1e-3 "" 1.0 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18
+    "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 -}}
+{{- mulf (float64 $number) (get $units (trimPrefix $number (toString .))) -}}
+{{- end -}}
+
+{{/* What a schema cannot say of values, because it compares two of them. */}}
+{{- define "offramp.validate" -}}
+{{- range $name, $limit := .Values.resources.limits -}}
+{{- $request := get ($.Values.resources.requests | default dict) $name -}}
+{{- if and (ne (toString $request) "") (gt (include "offramp.quantity" $request | float64) (include "offramp.quantity" $limit | float64)) -}}
+{{- fail (printf "resources.requests.%s: %v is more than resources.limits.%s, %v" $name $request $name $limit) -}}
+{{- end -}}
+{{- end -}}
+{{- range $i, $rule := .Values.networkPolicies.operator.extraEgress -}}
+{{- range $j, $port := $rule.ports -}}
+{{- if and $port.endPort (lt (int $port.endPort) (int $port.port)) -}}
+{{- fail (printf "networkPolicies.operator.extraEgress.%d.ports.%d.endPort: %v is below port %v" $i $j $port.endPort $port.port) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

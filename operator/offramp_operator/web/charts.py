@@ -77,7 +77,8 @@ def goal_bar(goal: Goal, *, name: str) -> Markup:
 
 _NET_WIDTH, _NET_LEFT, _NET_RIGHT = 920.0, 64.0, 72.0
 _LINE_Y, _BLOCK_HEIGHT, _GAP = 40.0, 28.0, 3.0
-_CARD_WIDTH, _CARD_HEIGHT, _CARD_SPACE, _CARD_TOP = 150.0, 74.0, 10.0, 96.0
+_CARD_WIDTH, _CARD_HEIGHT, _CARD_SPACE, _CARD_TOP = 150.0, 84.0, 10.0, 96.0
+_ASIDE = 13.0  # how far the ring of a place moves where a ramp in use leaves the line
 
 
 def network_chart(facts: NetworkFacts) -> Markup:
@@ -86,7 +87,11 @@ def network_chart(facts: NetworkFacts) -> Markup:
     active = [ramp for ramp in facts.ramps if ramp.active]
     height = _CARD_TOP + _CARD_HEIGHT + 4 if active else _LINE_Y + 44
     parts = [_label(left - 12, _LINE_Y + 4, "input", "end-label", "end"), *_blocks(facts.blocks, left, width)]
-    parts += [_ring(left + width * place, number) for place, number in _idle_places(facts.ramps)]
+    taken = {round(ramp.place, 4) for ramp in active}
+    parts += [
+        _ring(left + width * place + (_ASIDE if place in taken else 0.0), number)
+        for place, number in _idle_places(facts.ramps)
+    ]
     for ramp, x in zip(active, _spread([left + width * r.place for r in active]), strict=True):
         parts += _exit(ramp, at=left + width * ramp.place, x=x)
     stay = f"{percent(facts.stay_share)} stay" if facts.stay_share is not None and active else ""
@@ -147,11 +152,11 @@ def _exit(ramp: RampFacts, *, at: float, x: float) -> list[Markup]:
         element("path", d=curve, class_="leave", stroke_width=thick),
         element("circle", cx=at, cy=top, r=5, class_="ramp"),
         element("rect", x=left, y=y, width=_CARD_WIDTH, height=_CARD_HEIGHT, rx=6, class_="card"),
-        _label(left + 10, y + 20, _clip(ramp.id, 19), "card-title"),
-        _label(left + 10, y + 39, f"leave below {ramp.threshold}", "card-text"),
-        _label(left + 10, y + 59, percent(ramp.exit_share) if ramp.exit_share is not None else "no requests", "card-figure"),
-        _label(left + _CARD_WIDTH - 10, y + 59, f"{signed_seconds(worth)}/req" if worth is not None else "",
-               "card-bad" if (worth or 0) < 0 else "card-good", "end"),
+        _label(left + 10, y + 20, _clip(ramp.id, 16), "card-title"),
+        _label(left + 10, y + 40, f"{percent(ramp.exit_share)} leave" if ramp.exit_share is not None else "no requests", "card-figure"),
+        _label(left + 10, y + 57, f"below {ramp.threshold}", "card-text"),
+        _label(left + 10, y + 73, f"{signed_seconds(worth)} a request" if worth is not None else "",
+               "card-bad" if (worth or 0) < 0 else "card-good"),
     ]  # fmt: skip
 
 
@@ -170,7 +175,7 @@ def signed_seconds(seconds: float) -> str:
     """``+1.2 ms``, ``−30 µs``: what a ramp is worth per request."""
     sign = "−" if seconds < 0 else "+"
     size = abs(seconds)
-    scale, unit = next(((s, u) for s, u in ((1.0, "s"), (1e-3, "ms")) if size >= s), (1e-6, "µs"))
+    scale, unit = next(((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if size >= s), (1e-9, "ns"))
     return f"{sign}{size / scale:.3g} {unit}"
 
 
@@ -215,7 +220,8 @@ def evidence_chart(gate: str, curve: Sequence[CurvePoint], *, started_at: float 
         *_decades(highest, y),
         *_step_marks(curve, x),
         _line(_EV_LEFT, y(limit), _EV_WIDTH - _EV_RIGHT, y(limit), "limit"),
-        _label(_EV_WIDTH - _EV_RIGHT - 4, y(limit) - 4, f"{'enough at' if earned else 'harm at'} {e_value(curve[-1].log_limit)}", "limit-label", "end"),
+        # At the left, where evidence begins: a curve that passes its limit does so at the right.
+        _label(_EV_LEFT + 4, y(limit) - 4, f"{'enough at' if earned else 'harm at'} {e_value(curve[-1].log_limit)}", "limit-label"),
         *(_path([(x(p.at), height(p.log_e_value)) for p in part], "curve") for part in _by_step(curve)),
         element("circle", cx=x(curve[-1].at), cy=height(curve[-1].log_e_value), r=3.5, class_="curve-end"),
         _label(_EV_LEFT, _EV_HEIGHT - 6, "start"),
@@ -274,6 +280,7 @@ def _step_marks(curve: Sequence[CurvePoint], x: Scale) -> list[Markup]:
 
 _CDF_WIDTH, _CDF_HEIGHT = 640.0, 240.0
 _CDF_LEFT, _CDF_RIGHT, _CDF_TOP, _CDF_BOTTOM = 44.0, 20.0, 14.0, 30.0
+_NAMED_AT, _NAME_WIDTH = 0.3, 76.0  # where on its curve a name stands, and the room that it takes
 
 
 def latency_chart(facts: LatencyFacts) -> Markup:
@@ -292,9 +299,9 @@ def latency_chart(facts: LatencyFacts) -> Markup:
         return _CDF_TOP + height * (1 - part)
 
     parts = [_line(_CDF_LEFT, y(q), _CDF_WIDTH - _CDF_RIGHT, y(q), "grid") for q in (0.0, 0.5, 1.0)]
-    parts += [_label(_CDF_LEFT - 6, y(q) + 3, f"{q:.0%}", "tick", "end") for q in (0.0, 0.5, 0.95)]
     parts += [_label(x(s), _CDF_HEIGHT - 10, _seconds(s), "tick", "middle") for s in _ticks(low, high)]
     target = facts.percentile / 100
+    parts += [_label(_CDF_LEFT - 6, y(q) + 3, f"{q:.0%}", "tick", "end") for q in (0.0, 0.5, target)]
     parts += [
         _line(x(facts.slo_seconds), _CDF_TOP, x(facts.slo_seconds), y(0), "limit"),
         _label(x(facts.slo_seconds) - 5, y(0) - 6, f"objective {_seconds(facts.slo_seconds)}", "limit-label", "end"),
@@ -302,14 +309,27 @@ def latency_chart(facts: LatencyFacts) -> Markup:
     ]
     for distribution, class_ in shown:
         parts.append(_path(_staircase(distribution, x, y), class_))
-    parts += [
-        _label(_CDF_LEFT + 10, _CDF_TOP + 32 + 18 * i, d.label, f"{c}-label")
-        for i, (d, c) in enumerate(reversed(shown))
-    ]
+    parts += _names([(d.label, x(_reached(d, _NAMED_AT)), f"{class_}-label") for d, class_ in shown], y(_NAMED_AT) + 4)
     told = "; ".join(
         f"{d.label}: p50 {_seconds(d.at(0.5))}, p95 {_seconds(d.at(0.95))} of {d.n:,} requests" for d, _ in shown
     )
     return svg(_CDF_WIDTH, _CDF_HEIGHT, *parts, label=f"Latency distribution. {told}", class_="cdf")
+
+
+def _names(curves: Sequence[tuple[str, float, str]], y: float) -> list[Markup]:
+    """The names of curves beside them: of two, the left one's at its left if there is room; else at the right of both."""
+    first, *others = sorted(curves, key=lambda curve: curve[1])
+    (name, x, class_), out = first, []
+    if x - _CDF_LEFT > _NAME_WIDTH:
+        out.append(_label(x - 9, y, name, class_, "end"))
+    else:
+        others = [*others, first]
+    right = max(x for _, x, _ in curves) + 9
+    return out + [_label(right, y + 18 * i, name, class_) for i, (name, _, class_) in enumerate(others)]
+
+
+def _reached(distribution: Distribution, part: float) -> float:
+    return next(seconds for seconds, reached in distribution.points if reached >= part)
 
 
 def _staircase(distribution: Distribution, x: Scale, y: Scale) -> list[Point]:

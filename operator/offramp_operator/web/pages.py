@@ -233,7 +233,10 @@ def _latency_goal(family: Family) -> Goal:
     spec, seen = family.service.spec, family.service.status.observed
     seconds = _number(seen.p95, lambda text: parse_duration(text, "p95"))
     used = seconds / spec.latency_seconds if seconds is not None else None
-    allowed = f"p{spec.latency_percentile} ≤ {milliseconds(spec.latency_seconds)}"
+    percentile = (
+        "" if spec.latency_percentile == 95 else f"p{spec.latency_percentile} "
+    )  # said once where both are the p95
+    allowed = f"{percentile}≤ {milliseconds(spec.latency_seconds)}"
     return Goal(f"p95 {seen.p95}" if seen.p95 else "", allowed, used, _status(family, "LatencyObjectiveMet"))
 
 

@@ -18,10 +18,19 @@ _LIVE_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=40
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """That this process does not lead: who does, in a sentence with what to do next, and the leader's page where it can be reached."""
+    """That this process does not lead: who does, the command that reaches it, and the leader's page where it can be reached from here."""
 
     told: str
     url: str = ""
+    command: str = ""
+
+
+def standing_by(leader: str, url: str, *, namespace: str, port: int) -> Standby:
+    """What a standby says while ``leader`` leads; nobody does where it is empty."""
+    if not leader:
+        return Standby("Nobody leads yet; ask again in some seconds.")
+    command = f"kubectl -n {namespace} port-forward pod/{leader} {port}"
+    return Standby(f"{leader} leads and sees the workers. Forward its port instead of this one's:", url, command)
 
 
 class UnreachableError(Exception):

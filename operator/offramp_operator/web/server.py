@@ -192,13 +192,16 @@ class WebPage:
             try:
                 return await self._relay.forward(request, standby.url)
             except UnreachableError as error:
-                return self._wrong(request, 503, "The leader does not answer", f"{error}. {standby.told}")
-        return self._wrong(request, 503, "This replica stands by", standby.told)
+                told = f"{error}. {standby.told}"
+                return self._wrong(request, 503, "The leader does not answer", told, standby.command)
+        return self._wrong(request, 503, "This replica stands by", standby.told, standby.command)
 
-    def _wrong(self, request: web.Request, status: int, heading: str, message: str) -> web.StreamResponse:
+    def _wrong(
+        self, request: web.Request, status: int, heading: str, message: str, command: str = ""
+    ) -> web.StreamResponse:
         if request.path.startswith("/api/"):
-            return _json({"error": message}, status=status)
-        return self._page(self._renderer.message(heading, message), title=heading, status=status)
+            return _json({"error": f"{message} {command}".rstrip()}, status=status)
+        return self._page(self._renderer.message(heading, message, command), title=heading, status=status)
 
 
 async def serve_web(page: WebPage, *, host: str | None, port: int) -> web.AppRunner:
