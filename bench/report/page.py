@@ -69,8 +69,16 @@ def _sets(results: Results) -> list[str]:
 
 
 def _goals(results: Results) -> list[str]:
-    body = [[goal.target, goal.measured, goal.mark, goal.how] for goal in goals(results)]
-    return ["## Targets", "", *table(["target", "measured", "", "how"], body)]
+    body = [
+        [goal.target, goal.measured, goal.mark, f"{goal.how}; {goal.when}" if goal.when else goal.how]
+        for goal in goals(results)
+    ]
+    return [
+        "## Targets",
+        "",
+        *table(["target", "measured", "", "how"], body),
+        "*How* ends with the day, the commit and the processor (int8 is fast where it has VNNI); rows without them are older than such notes.",
+    ]
 
 
 def _policies(results: Results, links: dict[str, str]) -> list[str]:

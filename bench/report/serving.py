@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from bench.report.results import MISSING, Goal, Results, percent, table
+from bench.provenance import words
+from bench.report.results import MISSING, Goal, Results, measured_line, percent, table
 
 TITLES = {
     "resnet56": "ResNet-56",
@@ -13,6 +15,7 @@ TITLES = {
     "sst2": "MiniLM on SST-2",
     "video": "surveillance video",
 }
+ENGINE_SUBJECTS, SERVED_SUBJECTS = ("resnet56", "minilm-sst2", "video"), ("resnet56", "sst2")
 BUDGET, SLACK = 0.01, 1.05  # measured ratios may be so much above a target: the tolerance of a machine with neighbours
 # Most of the exact executor's time that a plan may take, at batch size 1 and above it.
 ENGINE_TARGETS = {
@@ -46,16 +49,15 @@ def engine(results: Results) -> list[str]:
         "that they were not found on.",
         "",
     ]
-    found = results.get("engine")
-    if not found:
-        return [*lines, f"*{MISSING}.*", ""]
-    for name, result in found.items():
+    found = results.get("engine") or {}
+    for name in dict.fromkeys([*ENGINE_SUBJECTS, *found]):
         body = [
             [str(row["batch"]), row["plan"], *([row["none"], "", "", "", ""] if "none" in row else _engine_cells(row))]
-            for row in result["plans"]
+            for row in found.get(name, {}).get("plans", [])
         ]
         lines += [f"### {TITLES.get(name, name)}", ""]
         lines += table(["batch", "plan", "time (range)", "worst", "disagreement", "precision", "ramps"], body)
+        lines += measured_line(results.measured("engine", name)) if body else []
     return lines
 
 
@@ -76,23 +78,23 @@ def served(results: Results) -> list[str]:
         "shares of what exits off can do (the highest rate with its p95, refused requests included, within the objective). The mean is that of the answered requests. Plans are audited at 2 %, and certified but for the uncertified ones, which only held the budget on rows that they were not found on.",
         "",
     ]
-    found = results.get("served")
-    if not found:
-        return [*lines, f"*{MISSING}.*", ""]
-    for name, result in found.items():
-        body = []
+    found = results.get("served") or {}
+    for name in dict.fromkeys([*SERVED_SUBJECTS, *found]):
+        lines += [f"### {TITLES.get(name, name)}", ""]
+        if name not in found:
+            lines += table([], [])
+            continue
+        result, body = found[name], []
         for arm, row in result["arms"].items():
             capacity = [_capacity(row[kind], result["arms"]["off"][kind]) for kind in ("capacity", "tight_capacity")]
             for load, figures in row["loads"].items():
                 cells = [_figure(figures[name], arm) for name in ("mean", "p50", "p95")]
                 refused = percent(figures["refused"], 2) if "refused" in figures else "–"
                 body.append([arm, load, *cells, refused, *capacity, percent(row["disagreement"], 2)])
-        lines += [
-            f"### {TITLES.get(name, name)}: {result['model_ms']:.1f} ms a row",
-            "",
-        ]
         within = [f"capacity within {result[ms]:.0f} ms" for ms in ("objective_ms", "tight_ms")]
         lines += table(["exits", "load", "mean", "p50", "p95", "refused", *within, "disagreement"], body)
+        length = f"{result['model_ms']:.1f} ms a row, {result['rounds']} rounds of {result['seconds']:g} s a load"
+        lines += measured_line(results.measured("served", name), length)
     return lines
 
 
@@ -139,7 +141,14 @@ def peers(results: Results) -> list[str]:
         "in time at twice the load",
         "resident",
     ]
-    return [*lines, *table(head, body), *([f"Left out: {'; '.join(skipped)}.", ""] if skipped else [])]
+    measured = "; ".join(_front_run(name, run) for name, run in runs.items() if "skipped" not in run)
+    left_out = [f"Left out: {'; '.join(skipped)}.", ""] if skipped else []
+    return [*lines, *table(head, body), *measured_line(measured), *left_out]
+
+
+def _front_run(name: str, run: dict[str, Any]) -> str:
+    length = f"{run['rounds']} rounds of {run['seconds']:g} s"
+    return f"{name}: " + ", ".join(part for part in (words(run.get("measured")), length) if part)
 
 
 def _number(value: float | None) -> str:
@@ -206,6 +215,7 @@ def soak(results: Results) -> list[str]:
         f"{percent(found['memory']['growth'])}.",
         "",
         *table(["exits", "requests", "accepted", "wrong", "accepted p50 / p95 / p99", "refused p50 / p95 / p99"], body),
+        *measured_line(results.measured("soak")),
     ]
 
 
@@ -238,9 +248,11 @@ def _engine_goals(results: Results) -> Iterator[Goal]:
             for row in rows
         )
         agree = all(row["disagreement"] <= BUDGET for row in rows if "none" not in row)
-        yield Goal(target, measured, "bench.engine, median of interleaved pairs, 5 % tolerance", met and agree)
+        how, when = "bench.engine, median of interleaved pairs, 5 % tolerance", results.measured("engine", name)
+        yield Goal(target, measured, how, met and agree, when)
     for name, result in found.items():
-        yield from _derived_goals(TITLES.get(name, name), result["plans"])
+        for goal in _derived_goals(TITLES.get(name, name), result["plans"]):
+            yield replace(goal, when=results.measured("engine", name))
 
 
 def _derived_goals(title: str, plans: list[dict[str, Any]]) -> Iterator[Goal]:
@@ -265,7 +277,8 @@ def _derived_goals(title: str, plans: list[dict[str, Any]]) -> Iterator[Goal]:
 
 def _served_goals(results: Results) -> Iterator[Goal]:
     found = results.get("served") or {}
-    for name in ("resnet56", "sst2"):
+    for name in SERVED_SUBJECTS:
+        when = results.measured("served", name)
         for arm, limits in SERVED_TARGETS.items():
             words = " and ".join(f"{figure} <= {limit:g}" for figure, limit in limits.items())
             target = f"through HTTP at 0.3, 0.6, 0.9 of capacity, {TITLES[name]}, exits {arm}: {words} of exits off"
@@ -281,9 +294,9 @@ def _served_goals(results: Results) -> Iterator[Goal]:
             refused = max(figures.get("refused", 0.0) for figures in row["loads"].values())
             if refused > MAX_REFUSED:  # a mean of what was answered says little then
                 measured, held = f"{measured}; refused {percent(refused)}", False
-            yield Goal(target, measured, "bench.served, median of rounds, 5 % tolerance", held)
+            yield Goal(target, measured, "bench.served, median of rounds, 5 % tolerance", held, when)
             ratio = row["capacity_ratio"] or 0.0
-            yield Goal(capacity, f"{ratio:.2f} x", "bench.served", ratio >= CAPACITY_TARGETS[arm] / SLACK)
+            yield Goal(capacity, f"{ratio:.2f} x", "bench.served", ratio >= CAPACITY_TARGETS[arm] / SLACK, when)
 
 
 def _front_goals(results: Results) -> Iterator[Goal]:
@@ -325,4 +338,10 @@ def _soak_goals(results: Results) -> Iterator[Goal]:
         yield Goal(target, MISSING, "make soak", None)
         return
     failed = [asked for asked, held in found["passed"].items() if not held]
-    yield Goal(target, f"did not hold: {', '.join(failed)}" if failed else "all held", "make soak", not failed)
+    yield Goal(
+        target,
+        f"did not hold: {', '.join(failed)}" if failed else "all held",
+        "make soak",
+        not failed,
+        results.measured("soak"),
+    )

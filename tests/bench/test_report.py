@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from bench.report.kept import kept
 from bench.report.page import make_page
@@ -72,3 +74,29 @@ def test_with_nothing_measured_at_all_everything_stays_on_the_page(tmp_path: Pat
 
 def _content(page: str) -> list[str]:
     return [line for line in page[page.index("## ") :].splitlines() if line]
+
+
+def test_when_a_kept_table_was_measured_stays_with_it() -> None:
+    earlier = "## Engine\n\nWords.\n\n### one\n\n| s |\n| --- |\n| 1 |\n\n*Measured: long ago.*\n\n### two\n\n| s |\n| --- |\n| 2 |\n"
+    page = "## Engine\n\nWords.\n\n### one\n\n*Not measured on this machine.*\n\n### two\n\n| s |\n| --- |\n| 3 |\n\n*Measured: now.*\n"
+    assert kept(page, earlier) == earlier.replace("| 2 |", "| 3 |\n\n*Measured: now.*")
+
+
+def test_a_row_tells_when_and_on_what_it_was_measured(tmp_path: Path) -> None:
+    ran = {"when": "2026-01-02", "commit": "abc1234", "processor": "Fast One (AVX-512, VNNI)"}
+    (tmp_path / "million.json").write_text(
+        json.dumps({"passed": True, "peak_bytes": 1, "cpu_seconds": 2, "seconds": 3})
+    )
+    (tmp_path / "measured.json").write_text(json.dumps({"million": ran}))
+    (tmp_path / "engine.json").write_text(json.dumps({"video": {"plans": [row("any uncertified")], "measured": ran}}))
+    page = make_page(Results(tmp_path), {}, PAGE)
+    assert "| bench.million; 2026-01-02, abc1234, Fast One (AVX-512, VNNI) |" in page
+    assert "5 % tolerance; 2026-01-02, abc1234, Fast One (AVX-512, VNNI) |" in page
+    assert "*Measured: 2026-01-02, abc1234, Fast One (AVX-512, VNNI).*" in page
+
+
+def row(plan: str, *, batch: int = 1, ratio: float = 0.3, worst: float = 1.0) -> dict[str, Any]:
+    return {
+        "batch": batch, "plan": plan, "ratio": {"median": ratio, "low": ratio, "high": ratio}, "worst": {"median": worst},
+        "disagreement": 0.005, "precision": "fp32", "ramps": [],
+    }  # fmt: skip
