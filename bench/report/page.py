@@ -77,7 +77,7 @@ def _goals(results: Results) -> list[str]:
         "## Targets",
         "",
         *table(["target", "measured", "", "how"], body),
-        "*How* ends with the day, the commit and the processor (int8 is fast where it has VNNI); rows without them are older than such notes.",
+        "*How* ends with the day, the commit and the processor (int8 is fast where it has VNNI); rows without them are older than such notes. Measured ratios have a tolerance of 5 %; what is met with it only says so.",
     ]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from bench.provenance import words
 
 MEASURED = "Measured"  # begins the line under a table that says when
+TOLERANCE = 0.05  # measured ratios may be so much beyond a target: a machine with neighbours
 MISSING = "not measured on this machine"
 
 
@@ -55,16 +56,20 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One row: what was asked, what came out, how it was measured, whether it is met (None: not measured here), and when and on what."""
+    """One row: what was asked, what came out, how it was measured, whether it is met (None: not measured here), when and on what, and
+    whether that took the tolerance."""
 
     target: str
     measured: str
     how: str
     met: bool | None
     when: str = ""
+    tolerated: bool = False  # met only with the tolerance of ratios
 
     @property
     def mark(self) -> str:
+        if self.met and self.tolerated:
+            return f"met with the {percent(TOLERANCE, 0)} tolerance only"
         return {True: "met", False: "**not met**", None: "–"}[self.met]
 
 
