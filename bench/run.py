@@ -61,6 +61,7 @@ def stages(draws: int, jobs: int) -> tuple[Stage, ...]:
         Stage("served", "bench.served", runs=WORKER),
         Stage("front", "bench.front", runs=WORKER),
         Stage("peers", "bench.peers", runs=WORKER),
+        Stage("foreign", "bench.foreign", prints_json=True, runs=(*WORKER, "offramp_cli")),
         Stage("verdict", "bench.verdict", runs=PLANE),
         Stage("fleet", "bench.fleet", runs=PLANE),
     )

@@ -48,6 +48,7 @@ def make_page(results: Results, pictures: dict[str, Path], page: Path) -> str:
         serving.engine(results),
         serving.served(results),
         serving.peers(results),
+        serving.foreign(results),
         serving.soak(results),
         scale.section(results),
         _papers(results),
