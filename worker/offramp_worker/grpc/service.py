@@ -21,6 +21,7 @@ from offramp_worker.front import Front
 from offramp_worker.grpc.messages import SERVICE, ModelInferResponse, message
 from offramp_worker.http.tensors import (
     DATATYPES,
+    MAX_SHOWN,
     VERSION,
     BadRequestError,
     InferRequest,
@@ -30,6 +31,7 @@ from offramp_worker.http.tensors import (
     read_header,
     reply_parameters,
     server_metadata,
+    shown,
 )
 from offramp_worker.tracing import context_of
 from offramp_worker.worker import Worker
@@ -120,7 +122,7 @@ class InferenceService:
             await self._refuse(
                 context,
                 StatusCode.NOT_FOUND,
-                f"model {model!r}, version {version!r} is unknown; this worker serves {name!r}, version {VERSION!r}",
+                f"model {shown(model)}, version {shown(version)} is unknown; this worker serves {name!r}, version {VERSION!r}",
             )
         return engine
 
@@ -208,7 +210,7 @@ def _values(parameters: Message, path: str) -> dict[str, Any]:
     for key, parameter in parameters.items():
         kind = parameter.WhichOneof("parameter_choice")
         if kind is None:
-            raise BadRequestError(f"{path}.{key}: has no value")
+            raise BadRequestError(f"{path}.{key[:MAX_SHOWN]}: has no value")
         values[key] = getattr(parameter, kind)
     return values
 
