@@ -40,6 +40,8 @@ Array = npt.NDArray[Any]
 Context = Any  # grpc.aio.ServicerContext; the library has no types
 Message = Any  # made at run time from their field numbers, see messages.py
 
+Method = Callable[[Message, Context], Awaitable[Message]]
+
 CONTENTS = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
     "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents", "UINT64": "uint64_contents",
@@ -54,6 +56,16 @@ class InferenceService:
 
     def __init__(self, worker: Worker, front: Front) -> None:
         self._worker, self._front = worker, front
+
+    def readable(self, method: Method) -> Callable[[Message | None, Context], Awaitable[Message]]:
+        """The method, for bytes that may be no message."""
+
+        async def call(request: Message | None, context: Context) -> Message:
+            if request is None:
+                await self._refuse(context, StatusCode.INVALID_ARGUMENT, "the request is no message of the protocol")
+            return await method(request, context)
+
+        return call
 
     async def server_live(self, _: Message, __: Context) -> Message:
         return message("ServerLiveResponse")(live=self._worker.alive)
@@ -231,8 +243,8 @@ async def start_server(service: InferenceService, *, host: str, port: int, max_b
     )
     methods = {
         name: grpc.unary_unary_rpc_method_handler(
-            call,
-            request_deserializer=message(f"{name}Request").FromString,
+            service.readable(call),
+            request_deserializer=_reader(f"{name}Request"),
             response_serializer=lambda reply: reply.SerializeToString(),
         )
         for name, call in _methods(service).items()
@@ -246,7 +258,20 @@ async def start_server(service: InferenceService, *, host: str, port: int, max_b
     return server, bound
 
 
-def _methods(service: InferenceService) -> dict[str, Callable[[Message, Context], Awaitable[Message]]]:
+def _reader(name: str) -> Callable[[bytes], Message | None]:
+    """Reads a message; None where there is none in the bytes, which gRPC would report as a fault of the server."""
+    parse = message(name).FromString
+
+    def read(raw: bytes) -> Message | None:
+        try:
+            return parse(raw)
+        except Exception:  # protobuf's own type, which has no stubs
+            return None
+
+    return read
+
+
+def _methods(service: InferenceService) -> dict[str, Method]:
     return {
         "ServerLive": service.server_live,
         "ServerReady": service.server_ready,
