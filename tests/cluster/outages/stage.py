@@ -197,8 +197,8 @@ class Operator:
         }  # fmt: skip
         kubeconfig.write_text(yaml.safe_dump(config))
         environment = {
-            "KUBECONFIG": str(kubeconfig), "HTTP_PROXY": f"http://127.0.0.1:{ports['workers']}", "NO_PROXY": "127.0.0.1",
-            "http_proxy": f"http://127.0.0.1:{ports['workers']}", "no_proxy": "127.0.0.1",
+            "KUBECONFIG": str(kubeconfig), "OFFRAMP_TEST_WORKERS_PROXY": f"http://127.0.0.1:{ports['workers']}",
+            "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1",
             "OFFRAMP_NAMESPACES": self.stage.namespace, "OFFRAMP_LEASE_NAMESPACE": self.stage.namespace, "OFFRAMP_LEASE_NAME": "offramp",
             "OFFRAMP_WORKER_IMAGE": self.image, "OFFRAMP_SIGNING_KEY_FILE": str(self.stage.key), "OFFRAMP_PORT": str(self.port),
             "POD_NAME": f"operator-{self.channel}", "PYTHONPATH": "core:operator:worker:cli:.", "OMP_NUM_THREADS": "1",
@@ -259,8 +259,16 @@ class Stage:
 
     def broken(self, *faults: str, channel: int = 0) -> None:
         """What is broken between an operator and the cluster from now on; nothing where none is named."""
-        self._proxy.stdin.write(json.dumps({"channel": channel, "faults": list(faults)}) + "\n")
+        self._ask_proxy(channel=channel, faults=list(faults))
+
+    def struck(self, fault: str, *, channel: int = 0) -> int:
+        """How often a fault has struck so far."""
+        return int(self._ask_proxy(channel=channel).get(fault, 0))
+
+    def _ask_proxy(self, **line: Any) -> Json:
+        self._proxy.stdin.write(json.dumps(line) + "\n")
         self._proxy.stdin.flush()
+        return dict(json.loads(self._proxy.stdout.readline()))
 
     def apply(self, **spec: Any) -> None:
         """What the user applies; None leaves a field out. One step at full weight needs no comparison of two arms, hence few batches."""
@@ -287,6 +295,12 @@ class Stage:
     def tell(self, rollout: str, **spec: Any) -> None:
         """A person changes a rollout."""
         self.api.merge(f"{GROUP}/namespaces/{self.namespace}/ramprollouts/{rollout}", {"spec": spec})
+
+    def refresh_volumes(self) -> None:
+        """Have the kubelet look at the workers' ConfigMaps now, and then not before its sync period (10 s here) has passed."""
+        for pod in self.pods():
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
+            self.api.merge(path, {"metadata": {"annotations": {"outages/refreshed": f"{time.time()}"}}})
 
     def send(self, rate: float = 50.0, *, url: str = "", rows: Path | None = None) -> Traffic:
         """Open-loop traffic through the Service (or to one pod), until the story ends."""
@@ -334,6 +348,10 @@ class Stage:
 
     def phase(self, *wanted: str) -> bool:
         return self.rollout().get("phase") in wanted
+
+    def published(self) -> int:
+        """The newest epoch in the service's ConfigMap."""
+        return int(self.history.now("plan")[f"{NAME}-plan"]["data"]["epoch"])
 
     def audited(self) -> int:
         """Audits of the canary in the step at hand."""
@@ -459,6 +477,12 @@ def worker_pid(pod: Json) -> int:
         if (uid in groups or uid.replace("-", "_") in groups) and b"offramp-worker" in command:
             return int(folder.name)
     raise AssertionError(f"no process of {pod['metadata']['name']}")
+
+
+def delivered(pod: Json) -> int:
+    """The epoch in the kubelet's own copy of the ConfigMap, as the worker reads it; 0 before the first."""
+    file = Path(f"/proc/{worker_pid(pod)}/root/etc/offramp/plan/plan.json")
+    return int(json.loads(json.loads(file.read_text())["payload"])["epoch"]) if file.exists() else 0
 
 
 def signal_worker(pod: Json, number: signal.Signals) -> None:
