@@ -246,7 +246,7 @@ class Stage:
         )  # fmt: skip
         self.ports = json.loads(self._proxy.stdout.readline())
         self.operators: list[Operator] = []
-        self._traffic: list[Traffic] = []
+        self.traffic: list[Traffic] = []
         self.manifest: Json = {}
         self.generation = 0  # which the API server gave what was applied last
 
@@ -312,7 +312,7 @@ class Stage:
         ]
         made = Traffic(in_node(*command, *([str(rows)] if rows else []), log=self.folder / "traffic.log",
                                environment={"PYTHONPATH": "core:operator:worker:cli:.", "OMP_NUM_THREADS": "1"}))  # fmt: skip
-        self._traffic.append(made)
+        self.traffic.append(made)
         return made
 
     # --- seeing ------------------------------------------------------------------------------------
@@ -396,16 +396,28 @@ class Stage:
 
     # --- the end -----------------------------------------------------------------------------------
 
-    def check(self, *, lost: Callable[[Json], bool] = lambda failure: False, operators_alive: bool = True) -> None:
+    def check(
+        self,
+        *,
+        lost: Callable[[Json], bool] = lambda failure: False,
+        at_most: float = 0.0,
+        operators_alive: bool = True,
+    ) -> None:
         """What must hold after every outage: requests, decisions, epochs.
 
-        ``lost`` says whether a failed request was lost by a pod that the story took.
+        ``lost`` says whether a failed request was lost by a pod that the story took; there may be ``at_most`` so many of them.
         """
-        for traffic in self._traffic:
+        for traffic in self.traffic:
             summary = traffic.stop()
             failures = [f for f in summary["failures"] if not lost(f)]
             assert not failures, f"{len(failures)} of {summary['sent']} requests failed: {failures[:5]}"
+            assert len(summary["failures"]) <= at_most, (
+                f"{len(summary['failures'])} requests lost: {summary['failures'][:5]}"
+            )
             assert summary["answered"] > 0
+            print(
+                f"{summary['sent']} requests, {len(summary['failures'])} lost, {summary['reconnected']} connections refused"
+            )
         self._check_decisions()
         self._check_epochs()
         if operators_alive:
@@ -453,7 +465,7 @@ class Stage:
             ending.callback(self.api.delete, f"/api/v1/namespaces/{self.namespace}", propagationPolicy="Background")
             ending.callback(self.history.stop)
             ending.callback(self._proxy.kill)
-            for traffic in self._traffic:
+            for traffic in self.traffic:
                 if not traffic.summary:
                     ending.callback(traffic.process.kill)
             for operator in self.operators:
