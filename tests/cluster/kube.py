@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[2]
+SYSTEM, RELEASE = "offramp-system", "offramp"  # the demo's: CRDs that a release leaves belong to its name
 
 
 def run(*command: str, stdin: str | None = None) -> str:
@@ -65,3 +66,32 @@ class Namespace:
                 raise AssertionError(f"not within {seconds:.0f} s: {what}\n{seen[-6000:]}")
             time.sleep(1.0)
         return found
+
+
+class Chart:
+    """The release as Helm 4 installs, upgrades and removes it; each time it waits as kstatus tells it to."""
+
+    def __init__(self, helm: str, values: dict[str, Any]) -> None:
+        self._helm, self._values = helm, values
+        self._installed: dict[str, Any] | None = None
+
+    def install(self, **other: Any) -> None:
+        """Install it with these values besides the tests' own; nothing happens where it is installed so."""
+        values = self._values | other
+        if values != self._installed:
+            # CRDs that an earlier run left are another manager's where Helm 3 or kubectl wrote them.
+            command = ("upgrade", "--install", RELEASE, "helm/offramp", "--create-namespace", "--force-conflicts")
+            self._run(*command, "--timeout", "600s", "-f", "-", stdin=yaml.safe_dump(values))
+            self._installed = values
+
+    def upgrade(self, *options: str) -> None:
+        """Another revision with the values it has and what the options set."""
+        self._run("upgrade", RELEASE, "helm/offramp", "--reuse-values", *options, "--timeout", "600s")
+
+    def uninstall(self) -> None:
+        if self._installed is not None:
+            self._run("uninstall", RELEASE, "--timeout", "180s")
+            self._installed = None
+
+    def _run(self, *command: str, stdin: str | None = None) -> None:
+        run(self._helm, *command, "--namespace", SYSTEM, "--wait=watcher", stdin=stdin)
