@@ -1,6 +1,8 @@
 {{/* Name of everything the chart makes: the release's name, with "offramp" in it. */}}
 {{- define "offramp.fullname" -}}
-{{- if contains "offramp" .Release.Name -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains "offramp" .Release.Name -}}
 {{- .Release.Name | trunc 40 | trimSuffix "-" -}}
 {{- else -}}
 {{- printf "%s-offramp" (.Release.Name | trunc 32 | trimSuffix "-") -}}
