@@ -300,6 +300,23 @@ def test_what_the_operator_is_told_besides(helm: Any) -> None:
     assert (settings.log_level, settings.workers.pull_secrets) == (logging.DEBUG, ("a", "b"))
 
 
+def operators_resources(helm: Any, **values: Any) -> set[str]:
+    (role,) = (o for o in helm.template(**values) if o["kind"] == "ClusterRole" and o["metadata"]["name"] == "offramp-system-offramp")  # fmt: skip
+    return {resource.split("/")[0] for rule in role["rules"] for resource in rule["resources"]}
+
+
+def test_the_right_to_routes_can_be_withheld(helm: Any) -> None:
+    assert operators_resources(helm) - operators_resources(helm, rbac={"httpRoutes": False}) == {"httproutes"}
+
+
+def test_the_readme_explains_every_right_of_the_operator(helm: Any) -> None:
+    table = (CHART / "README.md").read_text().split("## What the operator may do", 1)[1].split("\n## ", 1)[0]
+    explained = {
+        name for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    }
+    assert explained == operators_resources(helm) | {"leases"}
+
+
 def test_an_account_that_is_there_is_used_and_not_made(helm: Any) -> None:
     objects = helm.template(serviceAccount={"create": False, "name": "theirs"})
     assert [o for o in objects if o["kind"] == "ServiceAccount"] == []

@@ -52,6 +52,7 @@ WRONG: dict[str, Any] = {
     "scope.namespaces.0": "Team_A",
     "fullnameOverride": "9 lives",
     "userRoles.enabled": "no",
+    "rbac.httpRoutes": "some",
     "replicas": -1,
     "shards": 0,
     "image.repository": "https://registry.example/operator",
