@@ -450,6 +450,20 @@ def test_rules_and_dashboards_are_those_of_the_files(helm: Any) -> None:
     assert not of_kind(helm.template(), "PrometheusRule") and not of_kind(helm.template(), "PodMonitor")
 
 
+def test_what_a_catalogue_shows_is_true() -> None:
+    meta = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert base64.b64decode(meta["icon"].split(",")[1]) == (ROOT / "docs" / "images" / "favicon.svg").read_bytes()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert meta["annotations"]["artifacthub.io/license"] == project["license"]
+    listed = yaml.safe_load(meta["annotations"]["artifacthub.io/crds"])
+    definitions = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
+    assert [(one["name"], one["kind"], one["version"]) for one in listed] == [
+        (crd["metadata"]["name"], crd["spec"]["names"]["kind"], version["name"])
+        for crd in definitions
+        for version in crd["spec"]["versions"]
+    ]
+
+
 def test_everything_is_of_one_version() -> None:
     """Of the chart, too: were it newer than its images, an upgrade would go on running the old ones."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
