@@ -85,7 +85,7 @@ def service(**spec: Any) -> Service:
 def of_service(asked: Service) -> list[dict[str, Any]]:
     """What the operator makes for a service, as it would be applied."""
     made = [
-        deployment(asked, IDENTITY, SETTINGS, replicas=2),
+        deployment(asked, IDENTITY, SETTINGS, replicas=None if asked.spec.autoscaling else 2),
         network_service(asked),
         disruption_budget(asked),
         network_policy(asked, OPERATOR, allow_egress=False, delivery=DeliverySettings()),

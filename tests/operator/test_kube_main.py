@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -59,6 +60,19 @@ def test_the_network_policy_of_workers_is_read() -> None:
         InvalidArgumentError, match="OFFRAMP_WORKER_NETWORK_POLICY is 'Some'; choose from None, Ingress"
     ):
         parse_settings(chosen | {"OFFRAMP_WORKER_NETWORK_POLICY": "Some"})
+
+
+def test_the_level_of_the_log_is_read() -> None:
+    assert parse_settings(ENVIRONMENT).log_level == logging.INFO
+    assert parse_settings(ENVIRONMENT | {"OFFRAMP_LOG_LEVEL": "debug"}).log_level == logging.DEBUG
+    with pytest.raises(InvalidArgumentError, match="OFFRAMP_LOG_LEVEL is 'loud'; choose from debug, info"):
+        parse_settings(ENVIRONMENT | {"OFFRAMP_LOG_LEVEL": "loud"})
+
+
+def test_credentials_for_workers_images_are_read_with_and_without_a_network_policy() -> None:
+    told = ENVIRONMENT | {"OFFRAMP_WORKER_PULL_SECRETS": "registry,models"}
+    guarded = told | {"OFFRAMP_OPERATOR_INSTANCE": "offramp", "OFFRAMP_WORKER_NETWORK_POLICY": "Ingress"}
+    assert parse_settings(told).workers.pull_secrets == parse_settings(guarded).workers.pull_secrets == ("registry", "models")  # fmt: skip
 
 
 @pytest.mark.parametrize("port", ["http", "0", "65536", "-1"])
