@@ -21,7 +21,7 @@ from scipy.special import softmax
 from stages import behind, broken
 
 from offramp_core.batching import BATCHING
-from offramp_core.bundle import BatchProfile, Profile
+from offramp_core.bundle import BatchProfile, Profile, TensorSpec
 from offramp_core.execution import Regrouping, carries_on
 from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_core.sketch import SecondsSketch
@@ -38,6 +38,7 @@ from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.stages import Stage
 from offramp_worker.engine.tickets import OverloadedError, Ticket, UnableError
+from offramp_worker.engine.usual import UsualInputs
 from offramp_worker.metrics import Metrics
 
 EVERYONE = "1"  # a threshold that all but the least certain input of the table pass
@@ -198,8 +199,8 @@ def test_never_exit_is_answered_by_the_exact_model_and_counted_for_no_plan(
     assert bench.counts(1).requests == bench.counts(0).requests == 0
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
-def test_inputs_that_are_not_finite_never_leave_early_and_hurt_no_neighbour(
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e6, -1e30, 3e38], ids=str)
+def test_inputs_that_are_not_finite_or_beyond_all_measure_never_leave_early_and_hurt_no_neighbour(
     bench: Bench, bundle_dir: Path, value: float
 ) -> None:
     bench.activate(bundle_dir, {"r00-grid": EVERYONE, "r02-linear": EVERYONE}, audit_rate=1.0)
@@ -211,6 +212,32 @@ def test_inputs_that_are_not_finite_never_leave_early_and_hurt_no_neighbour(
     assert mixed.exits[2] == "final"
     others = [i for i in range(8) if i != 2]
     np.testing.assert_allclose(mixed.logits[others], clean.logits[others], rtol=1e-4, atol=1e-4)
+
+
+def test_a_finite_input_that_the_model_has_no_answer_to_shows_it(
+    bench: Bench, bundle_dir: Path, sessions: Sessions
+) -> None:
+    """The ramp is certain, but a layer behind it overflows."""
+    bench.activate(bundle_dir, {"r00-grid": EVERYONE})
+    x = bundles.inputs(3, seed=8)[1:] * np.float32(1e37)
+    assert np.isfinite(x).all()
+    exact = sessions.exact(x)
+    assert np.isnan(exact).any(axis=1).all()
+    ticket = bench.serve(x, one_by_one=False)[0]
+    assert ticket.exits == ["final"] * 2
+    np.testing.assert_array_equal(ticket.logits, exact)
+    assert ticket.labels.tolist() == [NO_ANSWER] * 2
+
+
+def test_texts_of_padding_alone_and_numbers_far_from_all_known_ones_are_unusual() -> None:
+    words = UsualInputs(TensorSpec("ids", "INT64", (-1,), pad=0, values=9, longest=4), np.array([[1, 2, 0, 0]]))
+    assert words.rows(np.array([[1, 0, 0], [0, 3, 4]])) is None  # filled up at either end
+    odd = words.rows(np.array([[1, 0, 0], [0, 0, 0], [0, 3, 4]]))
+    assert odd is not None and odd.tolist() == [True, False, True]
+    numbers = UsualInputs(TensorSpec("x", "FP32", (4,)), np.full((2, 4), -3.0, np.float32))
+    assert numbers.rows(np.full((500, 4), 2_999.0, np.float32)) is None  # each, if not all of them together
+    odd = numbers.rows(np.array([[0, 0, 0, 3_001], [1, 1, 1, 1], [np.nan, 0, 0, 0]], np.float32))
+    assert odd is not None and odd.tolist() == [False, True, False]
 
 
 def test_a_logit_that_is_nan_is_no_answer() -> None:

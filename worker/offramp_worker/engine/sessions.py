@@ -26,9 +26,10 @@ from offramp_worker.bundle.graph import input_name, output_name, tapped_model
 from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.stages import StageGraph, side_stage, stage_graphs
-from offramp_worker.engine.answers import LabelArray, finite_rows, labels
+from offramp_worker.engine.answers import LabelArray, labels
 from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.engine.stages import Stage, StageSession, bind
+from offramp_worker.engine.usual import UsualInputs
 
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
@@ -78,6 +79,7 @@ class Sessions:
         self._lock = threading.Lock()
         self._stages: OrderedDict[tuple[Precision, tuple[int, ...]], tuple[StageSession, ...]] = OrderedDict()
         self.tables = ScoreTables(bundle.quantiles)
+        self.usual = UsualInputs(bundle.manifest.inputs[0], bundle.probe_x)
         self._input = input_name(bundle.backbone)
         self._exact: Any = like._exact if like else self._session(bundle.backbone, BACKBONE_FILE)
         self._taps = {precision: self._tap(precision) for precision in bundle.backbones}
@@ -97,7 +99,7 @@ class Sessions:
     def tapped(self, x: Array) -> Scores:
         """What the model says, and what every column of a record does.
 
-        A row that is not finite leaves nowhere and is answered by the exact executor at every precision, and that is what is said of it.
+        A row that is not :class:`UsualInputs` leaves nowhere and is answered by the exact executor at every precision, and that is what is said of it.
         """
         said: dict[int, FloatArray] = {j: session.run(None, {self._input: x})[0] for j, session in self._sides.items()}
         whole: dict[Precision, FloatArray] = {}
@@ -107,7 +109,8 @@ class Sessions:
             if tap.final is not None:
                 said[tap.final] = whole[precision]
         columns = [said[j] for j in range(len(said))]
-        odd = np.flatnonzero(~finite_rows(x))
+        usual = self.usual.rows(x)
+        odd = np.empty(0, np.intp) if usual is None else np.flatnonzero(~usual)
         finals = {precision: labels(logits) for precision, logits in whole.items()}
         for answers in finals.values():
             answers[odd] = finals[EXACT][odd]
