@@ -39,7 +39,10 @@ from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.stages import Stage
 from offramp_worker.engine.tickets import OverloadedError, Ticket, UnableError
 from offramp_worker.engine.usual import UsualInputs
+from offramp_worker.engine.warming import PROBE_RUNS, warm_up
 from offramp_worker.metrics import Metrics
+from offramp_worker.settings import settings_from_env
+from offramp_worker.worker import Worker
 
 EVERYONE = "1"  # a threshold that all but the least certain input of the table pass
 
@@ -242,6 +245,61 @@ def test_texts_of_padding_alone_and_numbers_far_from_all_known_ones_are_unusual(
 
 def test_a_logit_that_is_nan_is_no_answer() -> None:
     assert labels(np.array([[1.0, np.nan], [0.0, 1.0], [np.inf, 1.0]], dtype=np.float32)).tolist() == [NO_ANSWER, 1, 0]
+
+
+# --- warming up ------------------------------------------------------------------------------------
+
+
+def shapes_warmed(
+    spec: TensorSpec, known: Any, *, most: int, row_seconds: float = 0.0, seconds: float = 2.0
+) -> list[tuple[int, ...]]:
+    shapes: list[tuple[int, ...]] = []
+
+    def run(x: Any) -> None:
+        shapes.append(x.shape)
+        time.sleep(row_seconds)
+
+    warm_up(run, known, spec, most=most, seconds=seconds)
+    return shapes[PROBE_RUNS:]
+
+
+def test_every_size_is_warm_before_requests_come(bundle: Bundle, sessions: Sessions) -> None:
+    bench = Bench(bundle, sessions)
+    bench.engine.start()
+    warm = {key[0] for key in bench.engine._exact._bindings}  # type: ignore[attr-defined]
+    assert warm == set(range(1, bench.engine.batch_rows + 1))
+    bench.engine.close()
+    assert bench.engine.join(30.0)
+
+
+def test_a_worker_is_not_ready_before_it_is_warm(bundle_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(settings_from_env({"OFFRAMP_BUNDLE": str(bundle_dir), "OFFRAMP_PORT": "0"}), deliver=lambda _: None)
+    ready: list[bool] = []
+    warm_up = Sessions.warm_up
+
+    def watched(*arguments: Any) -> None:
+        warm_up(*arguments)
+        ready.append(worker.ready)
+
+    monkeypatch.setattr(Sessions, "warm_up", watched)
+    worker.load()
+    assert (ready, worker.ready) == ([False], True)
+    worker.finish(seconds=30.0)
+
+
+def test_texts_are_warmed_at_every_length_they_are_filled_up_to_and_the_largest_batch_comes_first() -> None:
+    spec = TensorSpec("ids", "INT64", (-1,), pad=0, values=9, longest=100)
+    shapes = shapes_warmed(spec, np.array([[1, 2, 3, 0], [4, 0, 0, 0]]), most=6)
+    assert {shape[1] for shape in shapes if shape[0] == 1} == {16, 32, 64, 100}
+    assert {shape[0] for shape in shapes if shape[1] == 16} == {1, 2, 3, 4, 5, 6}
+    assert [np.prod(shape) for shape in shapes] == sorted((np.prod(shape) for shape in shapes), reverse=True)
+
+
+def test_a_slow_model_is_warmed_at_the_usual_sizes_only() -> None:
+    spec = TensorSpec("x", "FP32", (2,))
+    shapes = shapes_warmed(spec, np.ones((3, 2), np.float32), most=12, row_seconds=0.02, seconds=0.1)
+    assert {shape[0] for shape in shapes} >= {1, 2, 4, 8, 12}
+    assert len(shapes) <= 6  # by the time of one row there is room for no batch of more than two
 
 
 # --- stages ----------------------------------------------------------------------------------------

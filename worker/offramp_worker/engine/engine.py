@@ -138,8 +138,8 @@ class Engine:
     # --- called from other threads --------------------------------------------------------------
 
     def start(self) -> None:
-        """Warm every batch size up, then begin to serve."""
-        self.sessions.warm_up({1, 2, 4, 8, 16, self.batch_rows}, [self._exact])
+        """Warm the exact executor up, then begin to serve."""
+        self.sessions.warm_up(self.batch_rows, [self._exact])
         self.sessions.tapped(self.bundle.probe_x[:1])
         self._thread.start()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -23,13 +23,13 @@ from offramp_core.columns import EXACT, FINAL_HEAD
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_core.plan import Precision
 from offramp_worker.bundle.graph import input_name, output_name, tapped_model
-from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.stages import StageGraph, side_stage, stage_graphs
 from offramp_worker.engine.answers import LabelArray, labels
 from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.engine.stages import Stage, StageSession, bind
 from offramp_worker.engine.usual import UsualInputs
+from offramp_worker.engine.warming import warm_up
 
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
@@ -149,12 +149,15 @@ class Sessions:
         """The exact model as a stage with buffers of its own, for the one thread that serves."""
         return Stage(StageSession(self._exact, self._input, "", (output_name(self._bundle.backbone),), True, ()))
 
-    def warm_up(self, sizes: Iterable[int], stages: Sequence[Stage]) -> None:
-        """Run every batch size once, the largest first, so that no request pays for a first allocation."""
-        for size in sorted(sizes, reverse=True):
-            features = x = typical_batch(self._bundle.probe_x, self._bundle.manifest.inputs[0], size=size)
+    def warm_up(self, most: int, stages: Sequence[Stage]) -> None:
+        """Run batches of up to ``most`` rows through the stages, so that few requests pay for a first allocation."""
+
+        def run(x: Array) -> None:
+            features = x
             for stage in stages:
                 features, _ = stage.run(features, x)
+
+        warm_up(run, self._bundle.probe_x, self._bundle.manifest.inputs[0], most=most)
 
     def _build_stages(self, precision: Precision, active: tuple[int, ...]) -> tuple[StageSession, ...]:
         bundle = self._bundle
