@@ -107,14 +107,19 @@ class Channel:
             return response
 
     def storm(self, request: web.BaseRequest, *, watch: bool) -> web.Response | None:
-        hit = self.dice.random() < STORM
-        if "throttled" in self.faults and hit:
+
+        def hit() -> bool:
+            return (
+                self.dice.random() < STORM
+            )  # for each kind by itself: with one throw for all, only the first kind would ever strike
+
+        if "throttled" in self.faults and hit():
             self.struck["throttled"] += 1
             return web.json_response(status(429, "TooManyRequests"), status=429, headers={"Retry-After": "1"})
-        if "gone" in self.faults and watch and hit:
+        if "gone" in self.faults and watch and hit():
             self.struck["gone"] += 1
             return web.json_response(status(410, "Expired"), status=410)
-        if "conflict" in self.faults and request.method in WRITES and hit:
+        if "conflict" in self.faults and request.method in WRITES and hit():
             self.struck["conflict"] += 1
             return web.json_response(status(409, "Conflict"), status=409)
         return None

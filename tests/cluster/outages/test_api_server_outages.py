@@ -19,6 +19,7 @@ def test_api_server_away_for_longer_than_every_timeout(canary: Callable[..., Sta
     stage.broken("away")
     time.sleep(LONGER_THAN_EVERY_TIMEOUT)
     assert stage.phase("Progressing"), "nobody decides what cannot be written"
+    assert stage.struck("away") >= 2, "the operator asked, and was not answered"
     stage.broken()
     stage.until("the promotion", lambda: stage.phase("Succeeded"))
     stage.until("the service to be settled", stage.settled)
@@ -39,6 +40,7 @@ def test_watch_silently_stalled(canary: Callable[..., Stage]) -> None:
     operator = stage.operators[0]
     late = lambda: stage.health(operator).startswith("a watch has been")  # noqa: E731
     stage.until("the liveness probe to tell", late)
+    assert stage.struck("stalled-watch") >= 2, "of services and rollouts at least"
     stage.broken()
     operator.kill()  # as the kubelet would
     stage.until("an operator that is well", lambda: stage.health(operator) == "ok")
@@ -55,7 +57,8 @@ def test_storm_of_409_410_429_and_lost_answers(canary: Callable[..., Stage]) -> 
     long_enough = time.monotonic() + 20.0
     stage.until("the storm to have raged", lambda: stage.phase("Succeeded") or time.monotonic() > long_enough)
     stage.apply(replicas=1)
-    time.sleep(5.0)
+    kinds = ("conflict", "gone", "throttled", "lost-answers")
+    stage.until("each kind to have struck", lambda: min(stage.struck(kind) for kind in kinds) >= 3)
     stage.broken()
     stage.until("the promotion", lambda: stage.phase("Succeeded"))
     stage.until(
