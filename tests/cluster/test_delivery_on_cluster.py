@@ -17,8 +17,7 @@ import bundles  # type: ignore[import-not-found]
 import httpx
 import pytest
 import trustme
-from kube import ROOT, Namespace, run
-from test_service_on_cluster import infer, manifest, ready
+from kube import ROOT, Namespace, infer, manifest, ready, run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
