@@ -16,6 +16,13 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 SYSTEM, RELEASE = "offramp-system", "offramp"  # the demo's: CRDs that a release leaves belong to its name
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "readOnlyRootFilesystem": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
 CHILDREN = (
     "deployments,replicasets,pods,services,configmaps,poddisruptionbudgets,networkpolicies,rampconfigs,ramprollouts"
 )
