@@ -13,6 +13,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "worker")]
 
+import bundles  # type: ignore[import-not-found]  # noqa: E402
 from kube import Chart, Namespace, run  # noqa: E402
 
 TAG = "test"
@@ -68,10 +69,27 @@ def release(chart: Chart, load: Callable[..., str]) -> Callable[[Path, str], str
     return lambda folder, name: load("bundle", str(folder), name=name)
 
 
+@pytest.fixture(scope="session")
+def good(release: Callable[[Path, str], str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An image with a tiny bundle."""
+    return release(bundles.write_bundle(tmp_path_factory.mktemp("good") / "bundle"), "tiny-good")
+
+
 @pytest.fixture
-def namespace(installed: Chart) -> Iterator[Namespace]:
-    name = f"test-{uuid.uuid4().hex[:8]}"
-    run("kubectl", "create", "namespace", name)
-    run("kubectl", "label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-    yield Namespace(name)
-    run("kubectl", "delete", "namespace", name, "--wait=false")
+def namespaces(kubeconfig: None) -> Iterator[Callable[[], Namespace]]:
+    """A function that makes a namespace; each goes at the end."""
+    made: list[Namespace] = []
+
+    def make() -> Namespace:
+        made.append(Namespace(f"test-{uuid.uuid4().hex[:8]}"))
+        run("kubectl", "create", "namespace", made[-1].name)
+        run("kubectl", "label", "namespace", made[-1].name, "pod-security.kubernetes.io/enforce=restricted")
+        return made[-1]
+
+    yield make
+    run("kubectl", "delete", "namespace", "--wait=false", *(namespace.name for namespace in made))
+
+
+@pytest.fixture
+def namespace(installed: Chart, namespaces: Callable[[], Namespace]) -> Namespace:
+    return namespaces()
