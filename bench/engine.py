@@ -30,6 +30,7 @@ import onnx
 import onnxruntime as ort
 from rich.console import Console
 
+from bench.provenance import provenance
 from bench.subjects import SUBJECTS, make_subject
 from offramp_core.bundle import BatchProfile, ChainProfile, Profile, TensorSpec, column_arrays, profile_arrays
 from offramp_core.columns import EXACT, chain
@@ -383,10 +384,10 @@ def _some(x: Array, rows: int) -> Array:
 
 
 def keep(path: Path, name: str, result: Mapping[str, Any]) -> None:
-    """Put a result into a JSON file, beside those of other names."""
+    """Put a result into a JSON file, beside those of other names, with when and on what it was measured."""
     kept = json.loads(path.read_text()) if path.is_file() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**kept, name: result}, indent=1) + "\n")
+    path.write_text(json.dumps({**kept, name: {**result, "measured": provenance()}}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,21 +2,21 @@
 
 A small VGG (.pt2), a small DenseNet (.onnx) and a small transformer (.onnx with a mask) are trained briefly, exported, and given to
 ``offramp prepare`` with 2,000 unlabelled inputs and no other option; ``offramp serve`` then answers held-out inputs, which must
-equal the model's own answers. The best plan at 1 % on the bundle's records is judged on these inputs too, which neither
-the model nor a head nor the plan has seen.
+equal the model's own answers while exits are off. The best plan at 1 % on the bundle's records is judged on these inputs too, which neither
+the model nor a head nor the plan has seen, and served. For a model that is refused the optimum in hindsight is told, over all heads that
+were tried.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,27 @@ from torch import Tensor, nn
 
 from bench.cifar.data import data_folder, load_images
 from bench.digits.data import load_digit_sets
+from bench.openloop import OpenLoopClient, Target, Trial, infer
+from bench.provenance import provenance
+from bench.validate_simulator import LoopbackWorker
+from offramp_core.errors import ModelRefusedError
 from offramp_core.evaluate import evaluate, evaluate_plan
+from offramp_core.plan import Plan, RampThreshold
 from offramp_core.records import Records, records_from_arrays
 from offramp_core.search.placement import best_plan
 from offramp_core.tuning import Proposed, TuningRequest, tune
-from offramp_worker.bundle.lengths import by_length, pad_rows
+from offramp_worker.bundle.lengths import by_length, pad_rows, used_length
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.sessions import Sessions
+from offramp_worker.prepare import pipeline
+from offramp_worker.prepare.pipeline import PrepareRequest, read_inputs
+from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.selection import select_ramps
 
 BUDGET = 0.01
 UNLABELLED = 2_000
 SERVED = 200
+TURNS = 4  # of exits off and on
 SEED = 0
 Array = npt.NDArray[Any]
 
@@ -219,8 +229,6 @@ def prepare(model: Path, data: Path, out: Path, options: Sequence[str] = ()) -> 
 
 def judge(name: str, folder: Path, x: Array, report: Mapping[str, Any]) -> dict[str, Any]:
     """What the best plan at 1 % on the bundle's records saves and disagrees on ``x``, and the optimum there in hindsight."""
-    if "error" in report:
-        return {"model": name, "error": report["error"]}
     bundle = load_bundle(folder)
     recorded = records_from_arrays(dict(np.load(folder / "records.npz")))
     seen = held_out_records(bundle, recorded, x)
@@ -277,31 +285,79 @@ def held_out_records(bundle: Bundle, recorded: Records, x: Array) -> Records:
     )  # fmt: skip
 
 
-def served_equal(folder: Path, model: Path, x: Array) -> dict[str, Any]:
-    """``offramp serve`` against the model's own file on ``x``, in requests of different sizes."""
-    env = {**os.environ, "OFFRAMP_THREADS": "1"}
-    port = 18_437
-    process = subprocess.Popen(
-        [*_offramp("serve"), str(folder), "--port", str(port)], env=env, stderr=subprocess.DEVNULL
-    )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            _until_ready(client, process)
-            labels, gap = _compare(client, model, x)
-    finally:
-        process.terminate()
-        process.wait(30)
-    return {"served": len(x), "labels_differ": labels, "largest_gap": round(gap, 6)}
+def refused(name: str, folder: Path, x: Array, *, reason: str, model: str, data: Path) -> dict[str, Any]:
+    """Why a model was refused, and the optimum on ``x`` in hindsight over all heads that were tried, paying or not."""
+    result: dict[str, Any] = {"model": name, "error": reason, "hindsight_saving": None}
+    request = PrepareRequest(model=model, data=str(data), out=folder, precision="exact", compile_limit=0.0)
+    try:  # the steps of prepare_bundle, without the one that refuses
+        search = pipeline._begin(request, Reporter(quiet=True), read_inputs(request))
+    except ModelRefusedError:
+        return result  # there is no place to try a head at
+    heads = pipeline._train(search)
+    verdicts = [replace(verdict, refused="") for verdict in select_ramps(heads.fitted.merits(search.costs))]
+    pipeline._finish(search, heads, verdicts, start=time.perf_counter())
+    bundle = load_bundle(folder)
+    seen = held_out_records(bundle, records_from_arrays(dict(np.load(folder / "records.npz"))), x)
+    best = best_plan(seen, max_disagreement=BUDGET).value
+    return result | {"heads_tried": len(bundle.ramps), "held_out": len(seen), "hindsight_saving": round(best, 4)}
 
 
-def _compare(client: httpx.Client, model: Path, x: Array) -> tuple[int, float]:
-    name = _model_name(model)
+def served(folder: Path, model: Path, x: Array) -> dict[str, Any]:
+    """``offramp serve`` against the model's own file on ``x``: with exits off in requests of different sizes, where every answer must be the
+    model's, then one by one with exits off and with the best plan of the bundle's records in turn."""
+    bundle = load_bundle(folder)
+    manifest, spec = bundle.manifest, bundle.manifest.inputs[0]
+    recorded = records_from_arrays(dict(np.load(folder / "records.npz")))
+    found = best_plan(recorded, max_disagreement=BUDGET).plan
+    ramps = tuple(RampThreshold(bundle.ramps[i].id, t) for i, t in zip(found.active, found.thresholds, strict=True))
+    off = Plan(manifest.backbone_digest, manifest.ramp_set_digest)
+    rows = [_unpadded(x[i : i + 1], spec.pad) for i in range(len(x))]
+    expected = np.array([int(own_answers(model, row).argmax()) for row in rows])
+    with LoopbackWorker(folder) as worker:
+        with httpx.Client(base_url=worker.url, timeout=60) as client:
+            labels, gap = _compare(client, bundle, model, x)
+        requests = [infer(row, model=manifest.name, input_name=spec.name) for row in rows]
+        target = Target("offramp", int(worker.url.rpartition(":")[2]), requests, _label_and_leave)
+        with OpenLoopClient(target) as client:
+            trials: dict[str, list[Trial]] = {"off": [], "on": []}
+            for seed in range(TURNS):
+                for name, plan in (("off", off), ("on", replace(off, ramps=ramps, execution="Auto"))):
+                    worker.put_in_force(plan)
+                    client.one_by_one(10, seed=seed)
+                    trials[name].append(client.one_by_one(len(x) // TURNS, seed=seed))
+    ratios = [
+        on.seconds.mean() / without.seconds.mean() for on, without in zip(trials["on"], trials["off"], strict=True)
+    ]
+    said = np.concatenate([trial.label for trial in trials["on"]])
+    wrong = said // 2 != expected[np.concatenate([trial.row for trial in trials["on"]])]
+    wrong_off = sum(int((trial.label // 2 != expected[trial.row]).sum()) for trial in trials["off"])
+    return {
+        "served": len(x), "labels_differ": labels + wrong_off, "largest_gap": round(gap, 6),
+        "exits_on": {"requests": len(said), "left": round(float((said % 2).mean()), 4), "disagreement": round(float(wrong.mean()), 4),
+                     "latency_ratio": round(float(np.median(ratios)), 4)},
+    }  # fmt: skip
+
+
+def _label_and_leave(body: bytes) -> int:
+    """Twice the label, and one more where the request left early."""
+    reply = json.loads(body)
+    label = next(output for output in reply["outputs"] if output["name"] == "label")["data"][0]
+    return 2 * int(label) + (reply["parameters"]["exit"] != "final")
+
+
+def _unpadded(rows: Array, pad: int | None) -> Array:
+    """Token rows without the padding of the file, as a client would send them."""
+    if pad is None or rows.dtype != np.int64:
+        return rows
+    return np.ascontiguousarray(rows[:, : used_length(rows, pad=pad)])
+
+
+def _compare(client: httpx.Client, bundle: Bundle, model: Path, x: Array) -> tuple[int, float]:
+    name = bundle.manifest.name
     tensor = client.get(f"/v2/models/{name}").raise_for_status().json()["inputs"][0]
     differ, gap = 0, 0.0
     for size, start in ((1, 0), (3, 1), (8, 4), (len(x) - 12, 12)):
-        rows = x[start : start + size]
-        if rows.dtype == np.int64:  # without the padding of the file, as a client would send it
-            rows = np.ascontiguousarray(rows[:, : int((rows != 0).sum(axis=1).max())])
+        rows = _unpadded(x[start : start + size], bundle.manifest.inputs[0].pad)
         body = {
             "name": tensor["name"],
             "datatype": tensor["datatype"],
@@ -319,31 +375,24 @@ def _compare(client: httpx.Client, model: Path, x: Array) -> tuple[int, float]:
 
 def own_answers(model: Path, x: Array) -> npt.NDArray[np.float32]:
     """The model's own file, run by the library it was made for."""
-    values = [x, (x != 0).astype(np.int64)]
+    return _own(model)(x)
+
+
+@cache
+def _own(model: Path) -> Callable[[Array], npt.NDArray[np.float32]]:
     if model.suffix == ".onnx":
         session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-        logits: npt.NDArray[np.float32] = session.run(
-            None, dict(zip((i.name for i in session.get_inputs()), values, strict=False))
-        )[0]
-        return logits
-    with torch.inference_mode():
-        return np.asarray(torch.export.load(model).module()(torch.from_numpy(x)).numpy(), dtype=np.float32)
+        names = [each.name for each in session.get_inputs()]
+        return lambda x: np.asarray(
+            session.run(None, dict(zip(names, (x, (x != 0).astype(np.int64)), strict=False)))[0]
+        )
+    module = torch.export.load(model).module()
 
+    def run(x: Array) -> npt.NDArray[np.float32]:
+        with torch.inference_mode():
+            return np.asarray(module(torch.from_numpy(x)).numpy(), dtype=np.float32)
 
-def _until_ready(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 300
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise RuntimeError(f"offramp serve ended with {process.returncode}")
-        with suppress(httpx.TransportError):
-            if client.get("/v2/health/ready").status_code == 200:
-                return
-        time.sleep(0.1)
-    raise TimeoutError("offramp serve was not ready within 300 s")
-
-
-def _model_name(model: Path) -> str:
-    return model.stem.replace("_", "-")
+    return run
 
 
 def _offramp(command: str) -> list[str]:
@@ -403,27 +452,34 @@ def _word_ids(texts: Sequence[str], *, vocabulary: Sequence[str], size: int, len
     return rows
 
 
-def main() -> None:
+def measured(name: str, folder: Path) -> dict[str, Any]:
+    """One of :data:`MODELS`, from its training to the served answers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model, task = MODELS[name](folder)
+    stream = folder / "stream.npz"
+    np.savez(stream, x=task.stream)
+    report = prepare(model, stream, folder / "bundle")
+    if "error" in report:
+        return refused(name, folder / "all-heads", task.held_out, reason=report["error"], model=str(model), data=stream)
+    return judge(name, folder / "bundle", task.held_out, report) | served(
+        folder / "bundle", model, task.held_out[:SERVED]
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="bench.foreign", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("build/foreign"))
     parser.add_argument("--only", nargs="*", choices=sorted(MODELS), default=list(MODELS))
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     results = []
-    for name in arguments.only:
-        folder = arguments.out / name
-        folder.mkdir(parents=True, exist_ok=True)
-        model, task = MODELS[name](folder)
-        np.savez(folder / "stream.npz", x=task.stream)
-        report = prepare(model, folder / "stream.npz", folder / "bundle")
-        result = judge(name, folder / "bundle", task.held_out, report)
-        if "error" not in result:
-            result |= served_equal(folder / "bundle", model, task.held_out[:SERVED])
-        print(json.dumps(result), file=sys.stderr)
-        results.append(result)
+    for name in options.only:
+        results.append({**measured(name, options.out / name), "measured": provenance()})
+        print(json.dumps(results[-1]), file=sys.stderr)
     print(json.dumps(results, indent=1))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

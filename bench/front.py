@@ -31,6 +31,7 @@ from rich.console import Console
 
 from bench.openloop import OpenLoopClient, Target, Trial, infer, post
 from bench.ports import free_port
+from bench.provenance import provenance
 from bench.subjects import make_subject
 
 OUT = Path("build/bench/front.json")
@@ -341,7 +342,12 @@ def run(contenders: Callable[[Data], Sequence[Contender]], options: argparse.Nam
     data = load_data()
     with on_core(CLIENT_CORE):
         model = model_seconds(data)
-        result: dict[str, Any] = {"model_ms": model * 1e3, "rounds": options.rounds, "seconds": options.seconds}
+        result: dict[str, Any] = {
+            "model_ms": model * 1e3,
+            "rounds": options.rounds,
+            "seconds": options.seconds,
+            "measured": provenance(),
+        }
         for name, objective in (("loose", LOOSE_SECONDS), ("tight", TIGHT_FACTOR * model)):
             figures = measure(
                 contenders(data), data, objective=objective, rounds=options.rounds, seconds=options.seconds, model=model

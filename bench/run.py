@@ -1,38 +1,48 @@
 """``make bench``: every stage, then docs/benchmarks.md. ``python -m bench.run [--draws 200] [--jobs 2] [--again STAGE...]``.
 
-A stage is a command that leaves JSON under build/bench; it is kept while the code it depends on is the same. One that fails or is not
+A stage is a command that leaves JSON under build/bench; it is kept while the code it depends on is the same: the library, what of
+``bench`` its module imports, and the packages that it runs. When and on what it was measured is noted in ``measured.json``. One that fails or is not
 there is said so and left out of the page; the exit code is then 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-import offramp_core
+from bench.provenance import provenance
 
 OUT = Path("build/bench")
 KEYS = OUT / "keys.json"
+MEASURED_FILE = "measured.json"
+LIBRARY = "offramp_core"
+WORKER = ("offramp_worker",)
+PLANE = ("offramp_worker", "offramp_operator", "offramp_cli")
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """``python -m MODULE ARGUMENTS``. With ``prints_json`` its output becomes ``NAME.json``; ``caches`` itself where it knows better."""
+    """``python -m MODULE ARGUMENTS``. With ``prints_json`` its output becomes ``NAME.json``; ``caches`` itself where it knows better;
+    ``runs`` are packages beside the library whose code it measures."""
 
     name: str
     module: str
     arguments: tuple[str, ...] = ()
     prints_json: bool = False
     caches: bool = False
+    runs: tuple[str, ...] = ()
 
 
 def stages(draws: int, jobs: int) -> tuple[Stage, ...]:
@@ -46,13 +56,14 @@ def stages(draws: int, jobs: int) -> tuple[Stage, ...]:
         Stage("control", "bench.control", ("--jobs", str(jobs)), caches=True),
         Stage("million", "bench.million"),
         Stage("bands", "bench.bands"),
-        Stage("simulator", "bench.validate_simulator"),
-        Stage("engine", "bench.engine"),
-        Stage("served", "bench.served"),
-        Stage("front", "bench.front"),
-        Stage("peers", "bench.peers"),
-        Stage("verdict", "bench.verdict"),
-        Stage("fleet", "bench.fleet"),
+        Stage("simulator", "bench.validate_simulator", runs=WORKER),
+        Stage("engine", "bench.engine", runs=WORKER),
+        Stage("served", "bench.served", runs=WORKER),
+        Stage("front", "bench.front", runs=WORKER),
+        Stage("peers", "bench.peers", runs=WORKER),
+        Stage("foreign", "bench.foreign", prints_json=True, runs=(*WORKER, "offramp_cli")),
+        Stage("verdict", "bench.verdict", runs=PLANE),
+        Stage("fleet", "bench.fleet", runs=PLANE),
     )
 
 
@@ -61,7 +72,7 @@ def run_stage(stage: Stage, console: Console) -> str:
     if find_spec(stage.module) is None:
         return f"{stage.module} is not there"
     key = code_key(stage)
-    if not stage.caches and (OUT / f"{stage.name}.json").is_file() and _keys().get(stage.name) == key:
+    if not stage.caches and (OUT / f"{stage.name}.json").is_file() and _noted(KEYS).get(stage.name) == key:
         return "kept"
     console.print(f"[bold]{stage.name}[/]: python -m {stage.module} {' '.join(stage.arguments)}")
     output = subprocess.PIPE if stage.prints_json else None
@@ -71,22 +82,59 @@ def run_stage(stage: Stage, console: Console) -> str:
         (OUT / f"{stage.name}.json").write_bytes(done.stdout)
     if done.returncode != 0:
         return f"exit code {done.returncode}"
-    KEYS.write_text(json.dumps({**_keys(), stage.name: key}, indent=1) + "\n")
+    _note(KEYS, stage.name, key)
+    if not stage.caches:  # such a stage may have measured only a part again
+        _note(OUT / MEASURED_FILE, stage.name, provenance())
     return f"done in {time.perf_counter() - began:.0f} s"
 
 
 def code_key(stage: Stage) -> str:
-    """Digest of the library, of the stage's module and of its arguments."""
+    """Digest of the stage's arguments and of all code that can change what it measures."""
     digest = hashlib.sha256(" ".join(stage.arguments).encode())
-    spec = find_spec(stage.module)
-    own = [Path(spec.origin)] if spec is not None and spec.origin else []
-    for path in [*sorted(Path(str(offramp_core.__file__)).parent.glob("**/*.py")), *own]:
+    files = {path for package in (LIBRARY, *stage.runs) for path in _files(package)} | bench_files(stage.module)
+    for path in sorted(files):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def _keys() -> dict[str, str]:
-    return dict(json.loads(KEYS.read_text())) if KEYS.is_file() else {}
+def bench_files(module: str) -> set[Path]:
+    """The files of a module of ``bench``, of those of ``bench`` that it imports, and so on; all of a package's where it is one."""
+    found: set[Path] = set()
+    waiting = [module]
+    while waiting:
+        for path in _files(waiting.pop()) - found:
+            found.add(path)
+            waiting += [name for name in _imported(path) if name.partition(".")[0] == "bench"]
+    return found
+
+
+def _files(module: str) -> set[Path]:
+    spec = find_spec(module)
+    if spec is None or not spec.origin:
+        return set()
+    origin = Path(spec.origin)
+    if spec.submodule_search_locations is None or module == "bench":
+        return {origin}
+    return set(origin.parent.glob("**/*.py"))
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """Modules, also those that functions import; a name that is no module stands for the one that it comes from."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            if node.module == "bench":
+                yield from (f"bench.{alias.name}" for alias in node.names)
+
+
+def _noted(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def _note(path: Path, name: str, value: Any) -> None:
+    path.write_text(json.dumps({**_noted(path), name: value}, indent=1) + "\n")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -167,7 +167,7 @@ def save(png: bytes, path: Path) -> None:
     image = (
         Image.open(io.BytesIO(png))
         .convert("RGB")
-        .quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        .quantize(COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     )
     image.save(path, optimize=True)
     print(f"{path.name}: {path.stat().st_size / 1024:.0f} KiB")

@@ -133,7 +133,7 @@ class Arms:
 
     def compare(self, *, load: float, rounds: int, seconds: float) -> None:
         """All arms under the same arrivals; who begins changes from round to round."""
-        rate, arms = load * self.measured["off"].capacity, list(self.measured)
+        rate, arms = load * max(self.measured["off"].capacity, 1.0), list(self.measured)
         for seed in range(rounds):
             for arm in arms[seed % len(arms) :] + arms[: seed % len(arms)]:
                 trial = self.run(arm, rate=rate, seconds=seconds, seed=seed)

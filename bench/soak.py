@@ -27,6 +27,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 from bench.openloop import OpenLoopClient, Trial
+from bench.provenance import provenance
 from bench.validate_simulator import LoopbackWorker, Subject, chosen_subject, labels_and_exits, target_of
 from offramp_core.batching import exact_seconds
 from offramp_core.policies import NO_EXIT
@@ -197,6 +198,7 @@ def soak(subject: Subject, *, seconds: float, slo_seconds: float, overload: floa
         "stretches": stretches,
         "memory": {"growth": growth, "after_warm_up_bytes": first, "end_bytes": last, "samples": memory.samples},
         "load_average": os.getloadavg()[0],
+        "measured": provenance(),
     }
     return {**result, "passed": verdict(stretches, growth=growth, slo_seconds=slo_seconds)}
 

@@ -38,6 +38,7 @@ from bench.demo.pools import prepare_cluster_pool
 from bench.front import CLIENT_CORE, SERVER_CORE, on_core
 from bench.load import Traffic
 from bench.openloop import OpenLoopClient, Target, infer
+from bench.provenance import provenance
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.columns import EXACT, chain
 from offramp_core.execution import carries_on
@@ -420,7 +421,7 @@ def main(arguments: list[str] | None = None) -> int:
     subject = chosen_subject(options.bundle, options.traffic, execution=options.execution, console=console)
     result = validate(subject, loads=options.loads, pairs=options.pairs, seconds=options.seconds, console=console)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    options.out.write_text(json.dumps({**result, "measured": provenance()}, indent=1) + "\n")
     return 0 if result["passed"] else 1
 
 

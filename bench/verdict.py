@@ -31,6 +31,7 @@ from rich.console import Console
 from bench.demo.embedded import EmbeddedStage
 from bench.demo.pools import Pool, prepare_digits
 from bench.load import OpenLoop, Reply
+from bench.provenance import provenance
 from offramp_core.control.codec import to_json
 from offramp_core.control.objects import ConfigStatus, Prediction
 from offramp_core.plan import Plan, RampThreshold
@@ -253,7 +254,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(width=200)
     result = asyncio.run(measure(workers=options.workers, rounds=options.rounds, rate=options.rate, console=console))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    options.out.write_text(json.dumps({**result, "measured": provenance()}, indent=1) + "\n")
     last = result["last_batch"]
     console.print(
         f"verdict to last batch: median {last['median']:.2f} s, worst {last['worst']:.2f} s; {result['failed']} failed"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -50,3 +53,28 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
 @pytest.hookimpl(optionalhook=True)  # `-p no:xdist` knows no such hook
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Together | None:
     return Together(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The browser's program; without one the tests fail where CI runs them, and are left out elsewhere."""
+    found = subprocess.run([HERE.parent / "scripts" / "browser"], check=False, capture_output=True, text=True)
+    if found.returncode == 0:
+        return found.stdout.strip()
+    message = f"scripts/browser found no Chromium: {found.stderr[-500:]}"
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@pytest.fixture(scope="module")  # not longer: while it lives a loop counts as running here, and `asyncio.run` refuses
+def browser(chromium: str) -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # Chromium refuses its own sandbox to root, who runs the tests; it only sees this server.
+        launched = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"], timeout=180_000
+        )
+        yield launched
+        launched.close()

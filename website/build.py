@@ -119,7 +119,9 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     n = sum(1 for _ in SITE.rglob("*.html"))
-    print(f"{SITE.relative_to(ROOT)}/index.html: {n} pages, every link and anchor followed")
+    print(
+        f"{SITE.relative_to(ROOT)}/index.html: {n} pages, every link and anchor within followed, those to other sites well formed"
+    )
     return 0
 
 

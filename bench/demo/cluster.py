@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ NAMESPACE, RELEASE, SYSTEM = "offramp-demo", "offramp", "offramp-system"
 GROUP, VERSION = "earlyexit.dev", "v1alpha1"
 KINDS = "earlyexitservices,rampconfigs,ramprollouts"
 CHILDREN = "deployments,replicasets,pods,services,configmaps,poddisruptionbudgets,rampconfigs,ramprollouts"
+IN_ITS_NAMESPACE = "deployments,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings,poddisruptionbudgets,networkpolicies,leases"
+# The namespace's own, and the Lease: whoever led last cannot take it away, for its own role may have gone before it.
+KEPT = ("configmap/kube-root-ca.crt", "serviceaccount/default", f"lease.coordination.k8s.io/{RELEASE}-leader")
 DIFF_EVERY_SECONDS = 3.0
 TAG = "demo"
 
@@ -178,15 +182,16 @@ def leave(console: Console) -> list[str]:
     problems = []
     kubectl("delete", "earlyexitservice", "demo", "--namespace", NAMESPACE, "--wait=true")
     left = _wait_empty(
-        lambda: kubectl("get", CHILDREN, "--namespace", NAMESPACE, "-o", "name"), ignore=("configmap/kube-root-ca.crt",)
+        lambda: kubectl("get", CHILDREN, "--namespace", NAMESPACE, "-o", "name").split(),
+        ignore=("configmap/kube-root-ca.crt",),
     )
     if left:
         problems.append(f"deleting the service left {left}")
+    if not set(of_the_release()) - set(KEPT):
+        problems.append("nothing of the release was found before it was removed: what is looked for is wrong")
     run("helm", "uninstall", RELEASE, "--namespace", SYSTEM, "--wait")
     kubectl("delete", "namespace", NAMESPACE, "--wait=false")
-    selector = ("-l", "app.kubernetes.io/part-of=offramp")
-    left = _wait_empty(lambda: kubectl("get", "deployments,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings", "-n", SYSTEM, "-o", "name", *selector)
-                       + kubectl("get", "clusterroles,clusterrolebindings", "-o", "name", *selector))  # fmt: skip
+    left = _wait_empty(of_the_release, ignore=KEPT)
     if left:
         problems.append(f"helm uninstall left {left}")
     crds = kubectl("get", "crds", "-o", "name").split()
@@ -196,10 +201,19 @@ def leave(console: Console) -> list[str]:
     return problems
 
 
-def _wait_empty(names: Any, *, ignore: tuple[str, ...] = (), seconds: float = 90.0) -> list[str]:
+def of_the_release() -> list[str]:
+    """All that lies in its namespace, and what is its own in the whole cluster."""
+    within = kubectl("get", IN_ITS_NAMESPACE, "--namespace", SYSTEM, "-o", "name")
+    roles = kubectl(
+        "get", "clusterroles,clusterrolebindings", "-l", f"app.kubernetes.io/instance={RELEASE}", "-o", "name"
+    )
+    return (within + roles).split()
+
+
+def _wait_empty(names: Callable[[], list[str]], *, ignore: tuple[str, ...] = (), seconds: float = 90.0) -> list[str]:
     deadline = time.monotonic() + seconds
     while True:
-        left = [name for name in names().split() if name not in ignore]
+        left = [name for name in names() if name not in ignore]
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(1.0)

@@ -32,6 +32,7 @@ import yaml
 from rich.console import Console
 
 from bench.fleet.api import connect, load_starter
+from bench.provenance import provenance
 from offramp_operator.shell.observe import Observer
 from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
 
@@ -360,7 +361,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     result["passed"] = verdict(result)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    options.out.write_text(json.dumps({**result, "measured": provenance()}, indent=1) + "\n")
     for asked, held in result["passed"].items():
         console.print(f"{'yes' if held else 'NO '} {asked}")
     return 0 if all(result["passed"].values()) else 1

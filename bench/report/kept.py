@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from bench.report.results import MISSING
+from bench.report.results import MEASURED, MISSING
 
 Blocks = list[list[str]]  # of lines that no blank line divides
 
@@ -41,6 +41,8 @@ def _section(blocks: Blocks, before: Blocks) -> Blocks:
         earlier = follows.get(tuple(above), [])
         if _is_missing(block) and _is_table(earlier):
             merged.append(earlier)
+            note = follows.get(tuple(earlier), [])
+            merged += [note] if _is_note(note) else []
         elif _is_table(block) and _is_table(earlier) and earlier[0] == block[0]:
             merged.append(_rows(block, earlier))
         else:
@@ -73,6 +75,10 @@ def _named(table: list[str]) -> Iterator[tuple[tuple[str, int], str]]:
 
 def _is_table(block: list[str]) -> bool:
     return bool(block) and block[0].startswith("|")
+
+
+def _is_note(block: list[str]) -> bool:
+    return len(block) == 1 and block[0].startswith(f"*{MEASURED}: ")
 
 
 def _is_missing(block: list[str]) -> bool:

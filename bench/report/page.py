@@ -48,6 +48,7 @@ def make_page(results: Results, pictures: dict[str, Path], page: Path) -> str:
         serving.engine(results),
         serving.served(results),
         serving.peers(results),
+        serving.foreign(results),
         serving.soak(results),
         scale.section(results),
         _papers(results),
@@ -69,8 +70,16 @@ def _sets(results: Results) -> list[str]:
 
 
 def _goals(results: Results) -> list[str]:
-    body = [[goal.target, goal.measured, goal.mark, goal.how] for goal in goals(results)]
-    return ["## Targets", "", *table(["target", "measured", "", "how"], body)]
+    body = [
+        [goal.target, goal.measured, goal.mark, f"{goal.how}; {goal.when}" if goal.when else goal.how]
+        for goal in goals(results)
+    ]
+    return [
+        "## Targets",
+        "",
+        *table(["target", "measured", "", "how"], body),
+        "*How* ends with the day, the commit and the processor (int8 is fast where it has VNNI); rows without them are older than such notes. Measured ratios have a tolerance of 5 %; what is met with it only says so.",
+    ]
 
 
 def _policies(results: Results, links: dict[str, str]) -> list[str]:

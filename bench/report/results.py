@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.provenance import words
+
+MEASURED = "Measured"  # begins the line under a table that says when
+TOLERANCE = 0.05  # measured ratios may be so much beyond a target: a machine with neighbours
 MISSING = "not measured on this machine"
 
 
@@ -21,6 +25,15 @@ class Results:
         """A result by the name of its file, or None."""
         path = self.folder / f"{name}.json"
         return json.loads(path.read_text()) if path.is_file() else None
+
+    def measured(self, stage: str, name: str = "") -> str:
+        """When, from which commit and on what a stage, or one name of it, was measured; empty where that was not noted."""
+        found = self.get(stage)
+        if isinstance(found, dict):
+            own = found.get(name, {}).get("measured") if name else found.get("measured")
+            if own:
+                return words(own)
+        return words((self.get("measured") or {}).get(stage))
 
     def rows(self, name: str) -> list[dict[str, Any]] | None:
         """A result that is a list, or None."""
@@ -43,15 +56,20 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One row: what was asked, what came out, how it was measured, and whether it is met (None: not measured here)."""
+    """One row: what was asked, what came out, how it was measured, whether it is met (None: not measured here), when and on what, and
+    whether that took the tolerance."""
 
     target: str
     measured: str
     how: str
     met: bool | None
+    when: str = ""
+    tolerated: bool = False  # met only with the tolerance of ratios
 
     @property
     def mark(self) -> str:
+        if self.met and self.tolerated:
+            return f"met with the {percent(TOLERANCE, 0)} tolerance only"
         return {True: "met", False: "**not met**", None: "–"}[self.met]
 
 
@@ -79,6 +97,12 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
     lines = ["| " + " | ".join(head) + " |", "|" + "|".join(" --- " for _ in head) + "|"]
     lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows]
     return [*lines, ""]
+
+
+def measured_line(when: str, more: str = "") -> list[str]:
+    """The line under a table."""
+    said = ", ".join(part for part in (when, more) if part)
+    return [f"*{MEASURED}: {said}.*", ""] if said else []
 
 
 def policy_row(result: dict[str, Any], name: str) -> dict[str, Any] | None:

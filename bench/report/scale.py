@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.report.results import MISSING, Goal, Results, percent, table
+from bench.report.results import MISSING, Goal, Results, measured_line, percent, table
 
 VERDICT_GOAL_SECONDS, VERDICT_WORKERS = 2.0, 20
 RESTART_GOAL_SECONDS, SHARE_GOAL, MEMORY_GOAL_MIB, SERVICES_GOAL = 10.0, 0.02, 250, 2000
@@ -28,6 +28,7 @@ def section(results: Results) -> list[str]:
     lines += table(
         ["round", "plan published", "first worker", "last worker", "last reply", "canary replies before"], body
     )
+    lines += measured_line(results.measured("verdict")) if verdict else []
     lines += [
         "*Fleet*: the operator's process on a real API server and etcd that hold every object, with one process for all controllers and workers. *Restart* is from the start of the",
         "process, on objects that are all as they should be, to the first pass over every service; *steady* a stretch in which nothing happens. A pull is one worker asked once.",
@@ -36,6 +37,7 @@ def section(results: Results) -> list[str]:
     return [
         *lines,
         *table(["", "wall seconds", "processor seconds", "writes", "resident MiB", "of a core"], _rows(fleet)),
+        *(measured_line(results.measured("fleet")) if fleet else []),
     ]
 
 

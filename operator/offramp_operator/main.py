@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,6 +47,7 @@ from offramp_operator.web.server import WebPage, serve_web
 
 WORKERS = 64  # passes under way; most of one is waiting for workers, which may hang
 NETWORK_POLICIES = ("None", "Ingress", "IngressAndEgress")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 STUCK_SECONDS = 600.0
 NEW_OBJECTS = 20_000  # between two looks for garbage in cycles, of which there is hardly any
 STOP_SECONDS = 15.0  # within the pod's grace period, with time left to release the Lease
@@ -78,6 +79,7 @@ class Settings:
     port: int = 8080
     web: WebSettings | None = None
     shards: int = 1
+    log_level: int = logging.INFO
 
 
 def parse_settings(environment: Mapping[str, str]) -> Settings:
@@ -98,6 +100,7 @@ def parse_settings(environment: Mapping[str, str]) -> Settings:
         port=_port(environment, "OFFRAMP_PORT", "8080"),
         web=_web(environment),
         shards=_shards(environment),
+        log_level=_log_level(environment),
     )
 
 
@@ -127,6 +130,13 @@ def _shards(environment: Mapping[str, str]) -> int:
     return int(text)
 
 
+def _log_level(environment: Mapping[str, str]) -> int:
+    text = environment.get("OFFRAMP_LOG_LEVEL", "") or "info"
+    if text not in LOG_LEVELS:
+        raise InvalidArgumentError(f"OFFRAMP_LOG_LEVEL is {text!r}; choose from {', '.join(LOG_LEVELS)}")
+    return logging.getLevelNamesMapping()[text.upper()]
+
+
 def _listed(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(text.strip() for text in environment.get(name, "").split(",") if text.strip())
 
@@ -137,9 +147,9 @@ def _worker_settings(environment: Mapping[str, str]) -> WorkerSettings:
     if policy not in NETWORK_POLICIES:
         choices = ", ".join(NETWORK_POLICIES)
         raise InvalidArgumentError(f"OFFRAMP_WORKER_NETWORK_POLICY is {policy!r}; choose from {choices}")
-    delivery = _delivery_settings(environment)
+    plain = WorkerSettings(image, delivery=_delivery_settings(environment), pull_secrets=_listed(environment, "OFFRAMP_WORKER_PULL_SECRETS"))  # fmt: skip
     if policy == "None":
-        return WorkerSettings(image, delivery=delivery)
+        return plain
     labels = {
         "app.kubernetes.io/name": "offramp",
         "app.kubernetes.io/instance": _required(environment, "OFFRAMP_OPERATOR_INSTANCE", "the release's name"),
@@ -147,7 +157,7 @@ def _worker_settings(environment: Mapping[str, str]) -> WorkerSettings:
     }
     namespace = _required(environment, "OFFRAMP_LEASE_NAMESPACE", "the namespace of the operator's Lease")
     operator = OperatorPods(namespace, labels)
-    return WorkerSettings(image, admin_from=operator, allow_egress=policy == "Ingress", delivery=delivery)
+    return replace(plain, admin_from=operator, allow_egress=policy == "Ingress")
 
 
 def _delivery_settings(environment: Mapping[str, str]) -> DeliverySettings:
@@ -436,6 +446,7 @@ def main() -> int:
     except InvalidArgumentError as error:
         log_event("bad-settings", str(error), level=logging.ERROR)
         return 2
+    configure_json_logging(level=settings.log_level)
 
     async def run() -> int:
         return await Operator(settings, key, on_lost=_die).run()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import pytest
+from bench.report.goals import goals
 from bench.report.kept import kept
 from bench.report.page import make_page
-from bench.report.results import Results
+from bench.report.results import Goal, Results
 
 PAGE = Path("docs/benchmarks.md")
 
@@ -72,3 +76,63 @@ def test_with_nothing_measured_at_all_everything_stays_on_the_page(tmp_path: Pat
 
 def _content(page: str) -> list[str]:
     return [line for line in page[page.index("## ") :].splitlines() if line]
+
+
+def test_when_a_kept_table_was_measured_stays_with_it() -> None:
+    earlier = "## Engine\n\nWords.\n\n### one\n\n| s |\n| --- |\n| 1 |\n\n*Measured: long ago.*\n\n### two\n\n| s |\n| --- |\n| 2 |\n"
+    page = "## Engine\n\nWords.\n\n### one\n\n*Not measured on this machine.*\n\n### two\n\n| s |\n| --- |\n| 3 |\n\n*Measured: now.*\n"
+    assert kept(page, earlier) == earlier.replace("| 2 |", "| 3 |\n\n*Measured: now.*")
+
+
+def test_a_row_tells_when_and_on_what_it_was_measured(tmp_path: Path) -> None:
+    ran = {"when": "2026-01-02", "commit": "abc1234", "processor": "Fast One (AVX-512, VNNI)"}
+    (tmp_path / "million.json").write_text(
+        json.dumps({"passed": True, "peak_bytes": 1, "cpu_seconds": 2, "seconds": 3})
+    )
+    (tmp_path / "measured.json").write_text(json.dumps({"million": ran}))
+    (tmp_path / "engine.json").write_text(json.dumps({"video": {"plans": [row("any uncertified")], "measured": ran}}))
+    page = make_page(Results(tmp_path), {}, PAGE)
+    assert "| bench.million; 2026-01-02, abc1234, Fast One (AVX-512, VNNI) |" in page
+    assert "interleaved pairs; 2026-01-02, abc1234, Fast One (AVX-512, VNNI) |" in page
+    assert "*Measured: 2026-01-02, abc1234, Fast One (AVX-512, VNNI).*" in page
+
+
+def row(plan: str, *, batch: int = 1, ratio: float = 0.3, worst: float = 1.0) -> dict[str, Any]:
+    return {
+        "batch": batch, "plan": plan, "ratio": {"median": ratio, "low": ratio, "high": ratio}, "worst": {"median": worst},
+        "disagreement": 0.005, "precision": "fp32", "ramps": [],
+    }  # fmt: skip
+
+
+def goal(results: Results, beginning: str) -> Goal:
+    return next(goal for goal in goals(results) if goal.target.startswith(beginning))
+
+
+def test_what_is_met_with_the_tolerance_only_is_told_apart(tmp_path: Path) -> None:
+    marks = []
+    for worst in (1.05, 1.09, 1.11):
+        (tmp_path / "engine.json").write_text(json.dumps({"video": {"plans": [row("any uncertified", worst=worst)]}}))
+        marks.append(goal(Results(tmp_path), "engine alone, surveillance video: an input that takes no exit").mark)
+    assert marks == ["met", "met with the 5 % tolerance only", "**not met**"]
+
+
+def test_disagreement_has_no_tolerance(tmp_path: Path) -> None:
+    beyond = {**row("any uncertified"), "disagreement": 0.0101}
+    (tmp_path / "engine.json").write_text(json.dumps({"video": {"plans": [beyond]}}))
+    found = goal(Results(tmp_path), "engine alone, surveillance video, any uncertified")
+    assert found.met is False
+    assert "disagreement at most 1.01 %" in found.measured
+
+
+@pytest.mark.parametrize(("mib", "met"), [(199.0, True), (201.0, False)])
+def test_resident_memory_has_a_mark_of_its_own_and_a_short_run_says_so(tmp_path: Path, mib: float, met: bool) -> None:
+    server = {
+        "capacity_ratio": 1.0, "idle_over_model_ms": 0.5, "p95_at_0.6_ratio": None, "resident_mib": mib, "goodput_at_twice": 1.0,
+    }  # fmt: skip
+    side = {"servers": {"offramp": server}, "objective_ms": 50.0}
+    (tmp_path / "front.json").write_text(json.dumps({"loose": side, "tight": side, "rounds": 2, "seconds": 1.5}))
+    found = goal(Results(tmp_path), "resident memory of a worker")
+    assert found.met is met
+    assert found.how == "bench.front, 2 rounds of 1.5 s"
+    assert goal(Results(tmp_path), "beside a bare FastAPI handler").met is False  # nothing came back at 0.6 load
+    assert "2 rounds of 1.5 s" in make_page(Results(tmp_path), {}, PAGE)

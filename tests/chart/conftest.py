@@ -68,10 +68,5 @@ def helm4() -> Helm:
 
 
 @pytest.fixture(scope="session")
-def kubeconform() -> str:
-    return f"{built('tools', 'charts')}/kubeconform"
-
-
-@pytest.fixture(scope="session")
 def kube_score() -> str:
     return f"{built('tools', 'kube-score')}/kube-score"

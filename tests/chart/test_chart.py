@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import yaml
 
 import offramp_worker
+from offramp_operator.main import parse_settings
 
 pytestmark = pytest.mark.slow  # real helm
 
@@ -269,6 +271,7 @@ def test_the_operator_is_told_everything_it_needs(helm: Any) -> None:
         "OFFRAMP_DELIVERY_ALLOW_PRIVATE_NETWORKS": "false",
         "OFFRAMP_DELIVERY_SIZE_LIMIT": "16Gi",
         "OFFRAMP_DELIVERY_TIMEOUT": "1h",
+        "OFFRAMP_LOG_LEVEL": "info",
         "OFFRAMP_WEB_PORT": "8082",
         "OFFRAMP_WEB_HOSTS": ",".join(
             f"offramp-web{tail}"
@@ -279,6 +282,60 @@ def test_the_operator_is_told_everything_it_needs(helm: Any) -> None:
     assert container(objects)["command"] == ["offramp-operator"]
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     assert container(objects)["image"] == f"offramp/operator:{version}"
+
+
+def test_another_name_is_the_name_of_everything(helm: Any) -> None:
+    values = yaml.safe_load((Path(__file__).parent / "values" / "everything-on.yaml").read_text())
+    own = [o for o in helm.template(release="x", **values) if o["kind"] != "CustomResourceDefinition"]
+    others = {"offramp-view", "offramp-edit", "offramp-admin", "offramp-release-manager"}
+    names = {o["metadata"]["name"].removeprefix("offramp-system-") for o in own} - others
+    assert {name for name in names if not name.startswith("brain")} == set()
+
+
+def test_what_the_operator_is_told_besides(helm: Any) -> None:
+    told = {"logLevel": "debug", "extraEnv": [{"name": "SSL_CERT_FILE", "value": "/ca"}], "workerImage": {"pullSecrets": ["a", "b"]}}  # fmt: skip
+    env = {entry["name"]: entry.get("value") for entry in container(helm.template(**told))["env"]}
+    assert (env["OFFRAMP_LOG_LEVEL"], env["SSL_CERT_FILE"], env["OFFRAMP_WORKER_PULL_SECRETS"]) == ("debug", "/ca", "a,b")  # fmt: skip
+    settings = parse_settings({name: value or "x" for name, value in env.items()} | {"OFFRAMP_WEB_ADDRESS": ""})
+    assert (settings.log_level, settings.workers.pull_secrets) == (logging.DEBUG, ("a", "b"))
+
+
+def operators_resources(helm: Any, **values: Any) -> set[str]:
+    (role,) = (o for o in helm.template(**values) if o["kind"] == "ClusterRole" and o["metadata"]["name"] == "offramp-system-offramp")  # fmt: skip
+    return {resource.split("/")[0] for rule in role["rules"] for resource in rule["resources"]}
+
+
+def test_the_right_to_routes_can_be_withheld(helm: Any) -> None:
+    assert operators_resources(helm) - operators_resources(helm, rbac={"httpRoutes": False}) == {"httproutes"}
+
+
+def test_the_readme_explains_every_right_of_the_operator(helm: Any) -> None:
+    table = (CHART / "README.md").read_text().split("## What the operator may do", 1)[1].split("\n## ", 1)[0]
+    explained = {
+        name for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    }
+    assert explained == operators_resources(helm) | {"leases"}
+
+
+def test_an_account_that_is_there_is_used_and_not_made(helm: Any) -> None:
+    objects = helm.template(serviceAccount={"create": False, "name": "theirs"})
+    assert [o for o in objects if o["kind"] == "ServiceAccount"] == []
+    assert only(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "theirs"
+    bound = {s["name"] for o in objects if o["kind"].endswith("Binding") for s in o["subjects"]}
+    assert bound == {"theirs"}
+
+
+def test_rules_and_dashboards_go_where_they_are_looked_for(helm: Any) -> None:
+    objects = helm.template(monitoring={
+        "rules": {"enabled": True, "namespace": "prometheus", "runbookUrl": "https://wiki.example/a"},
+        "dashboards": {"enabled": True, "namespace": "grafana"},
+    })  # fmt: skip
+    rules = [o for o in objects if o["kind"] == "PrometheusRule"]
+    assert {o["metadata"]["namespace"] for o in rules} == {"prometheus"}
+    links = {r["annotations"]["runbook_url"].split("#")[0] for o in rules for g in o["spec"]["groups"] for r in g["rules"] if "alert" in r}  # fmt: skip
+    assert links == {"https://wiki.example/a"}
+    boards = [o for o in objects if "-dashboard-" in o["metadata"]["name"]]
+    assert len(boards) == 2 and {o["metadata"]["namespace"] for o in boards} == {"grafana"}
 
 
 def test_the_signing_key_is_32_bytes_where_the_operator_looks(helm: Any) -> None:
@@ -391,6 +448,20 @@ def test_rules_and_dashboards_are_those_of_the_files(helm: Any) -> None:
     (endpoint,) = only(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
     assert endpoint["relabelings"][0]["targetLabel"] == "service"
     assert not of_kind(helm.template(), "PrometheusRule") and not of_kind(helm.template(), "PodMonitor")
+
+
+def test_what_a_catalogue_shows_is_true() -> None:
+    meta = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert base64.b64decode(meta["icon"].split(",")[1]) == (ROOT / "docs" / "images" / "favicon.svg").read_bytes()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert meta["annotations"]["artifacthub.io/license"] == project["license"]
+    listed = yaml.safe_load(meta["annotations"]["artifacthub.io/crds"])
+    definitions = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
+    assert [(one["name"], one["kind"], one["version"]) for one in listed] == [
+        (crd["metadata"]["name"], crd["spec"]["names"]["kind"], version["name"])
+        for crd in definitions
+        for version in crd["spec"]["versions"]
+    ]
 
 
 def test_everything_is_of_one_version() -> None:

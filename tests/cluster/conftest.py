@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "worker")]
 
-from kube import Namespace, run  # noqa: E402
+import bundles  # type: ignore[import-not-found]  # noqa: E402
+from kube import Chart, Namespace, run  # noqa: E402
 
-SYSTEM, RELEASE, TAG = "offramp-system", "offramp", "test"  # the demo's: CRDs that a release leaves belong to its name
+TAG = "test"
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +28,8 @@ def kubeconfig() -> None:
 
 
 @pytest.fixture(scope="session")
-def release(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path, str], str]]:
-    """The operator, installed; a function that makes a bundle folder an image of the cluster."""
+def load(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """A function that builds an image and loads it into the cluster."""
     images = tmp_path_factory.mktemp("images")
 
     def load(part: str, *arguments: str, name: str) -> str:
@@ -38,22 +38,58 @@ def release(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
         run("cluster/load-image", archive)
         return image
 
+    return load
+
+
+@pytest.fixture(scope="session")
+def chart(load: Callable[..., str]) -> Iterator[Chart]:
+    """The chart and what tests set in it; at the end no release is left."""
     values = {
         "replicas": 1,
         "image": {"repository": load("operator", name="operator").rsplit(":", 1)[0], "tag": TAG, "pullPolicy": "Never"},
         "workerImage": {"repository": load("worker", name="worker").rsplit(":", 1)[0], "tag": TAG},
         "delivery": {"allowPrivateNetworks": True},  # a store in the cluster
     }
-    install = ("helm", "upgrade", "--install", RELEASE, "helm/offramp", "--namespace", SYSTEM, "--create-namespace")
-    run(*install, "--wait", "--timeout", "600s", "-f", "-", stdin=yaml.safe_dump(values))
-    yield lambda folder, name: load("bundle", str(folder), name=name)
-    run("helm", "uninstall", RELEASE, "--namespace", SYSTEM, "--wait")
+    made = Chart(f"{run('cluster/tools', 'charts').strip()}/helm", values)
+    yield made
+    made.uninstall()
 
 
 @pytest.fixture
-def namespace(release: object) -> Iterator[Namespace]:
-    name = f"test-{uuid.uuid4().hex[:8]}"
-    run("kubectl", "create", "namespace", name)
-    run("kubectl", "label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-    yield Namespace(name)
-    run("kubectl", "delete", "namespace", name, "--wait=false")
+def installed(chart: Chart) -> Chart:
+    """The operator of every namespace, installed: also where the story before removed it."""
+    chart.install()
+    return chart
+
+
+@pytest.fixture(scope="session")
+def release(chart: Chart, load: Callable[..., str]) -> Callable[[Path, str], str]:
+    """A function that makes a bundle folder an image of the cluster."""
+    chart.install()
+    return lambda folder, name: load("bundle", str(folder), name=name)
+
+
+@pytest.fixture(scope="session")
+def good(release: Callable[[Path, str], str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An image with a tiny bundle."""
+    return release(bundles.write_bundle(tmp_path_factory.mktemp("good") / "bundle"), "tiny-good")
+
+
+@pytest.fixture
+def namespaces(kubeconfig: None) -> Iterator[Callable[[], Namespace]]:
+    """A function that makes a namespace; each goes at the end."""
+    made: list[Namespace] = []
+
+    def make() -> Namespace:
+        made.append(Namespace(f"test-{uuid.uuid4().hex[:8]}"))
+        run("kubectl", "create", "namespace", made[-1].name)
+        run("kubectl", "label", "namespace", made[-1].name, "pod-security.kubernetes.io/enforce=restricted")
+        return made[-1]
+
+    yield make
+    run("kubectl", "delete", "namespace", "--wait=false", *(namespace.name for namespace in made))
+
+
+@pytest.fixture
+def namespace(installed: Chart, namespaces: Callable[[], Namespace]) -> Namespace:
+    return namespaces()

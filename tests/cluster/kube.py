@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +15,17 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[2]
+SYSTEM, RELEASE = "offramp-system", "offramp"  # the demo's: CRDs that a release leaves belong to its name
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "readOnlyRootFilesystem": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CHILDREN = (
+    "deployments,replicasets,pods,services,configmaps,poddisruptionbudgets,networkpolicies,rampconfigs,ramprollouts"
+)
 
 
 def run(*command: str, stdin: str | None = None) -> str:
@@ -30,18 +43,9 @@ class Namespace:
 
     name: str
 
-    def apply(self, manifest: dict[str, Any]) -> None:
-        run(
-            "kubectl",
-            "apply",
-            "--server-side",
-            "--field-manager=user",
-            "-n",
-            self.name,
-            "-f",
-            "-",
-            stdin=yaml.safe_dump(manifest),
-        )
+    def apply(self, manifest: dict[str, Any], *, who: str = "") -> None:
+        options = ["--server-side", "--field-manager=user", *(["--as", who] if who else [])]
+        run("kubectl", "apply", *options, "-n", self.name, "-f", "-", stdin=yaml.safe_dump(manifest))
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(run("kubectl", "get", kind, name, "-n", self.name, "-o", "json"))
@@ -65,3 +69,79 @@ class Namespace:
                 raise AssertionError(f"not within {seconds:.0f} s: {what}\n{seen[-6000:]}")
             time.sleep(1.0)
         return found
+
+
+def manifest(image: str, **spec: Any) -> dict[str, Any]:
+    """What a user writes for the tiny model in an image."""
+    return {
+        "apiVersion": "earlyexit.dev/v1alpha1",
+        "kind": "EarlyExitService",
+        "metadata": {"name": "tiny"},
+        "spec": {
+            "model": {"uri": f"oci://{image}", **spec.pop("model", {})},
+            "objective": {"latency": {"threshold": "1s"}, "accuracy": {"maxDisagreement": "0.05"}},
+            "worker": {"imagePullPolicy": "Never", "resources": {"limits": {"cpu": "500m", "memory": "512Mi"}}},
+            **spec,
+        },
+    }
+
+
+def ready(namespace: Namespace) -> bool:
+    """Whether what was asked for last serves."""
+    return bool(
+        namespace.condition("tiny", "Ready").get("status") == "True" and not namespace.condition("tiny", "Reconciling")
+    )
+
+
+class Clients:
+    """Requests from inside the cluster's network, one after another, for so many seconds."""
+
+    def __init__(self, namespace: Namespace, seconds: float) -> None:
+        url = f"http://tiny.{namespace.name}.svc.cluster.local"
+        command = ["cluster/exec-in-node", sys.executable, "tests/cluster/traffic.py", url, str(seconds)]
+        self._answers = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with this object; a pipe would fill up
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._answers)
+
+    def end(self) -> list[str]:
+        """What each request was answered with; they go to their end by themselves, unless they are stopped."""
+        self._process.wait(180)
+        self._answers.seek(0)
+        return self._answers.read().split()
+
+    def stop(self) -> list[str]:
+        self._process.terminate()
+        return self.end()
+
+
+def infer(namespace: Namespace) -> list[str]:
+    """One request, and what it was answered with."""
+    return Clients(namespace, 0).end()
+
+
+class Chart:
+    """The release as Helm 4 installs, upgrades and removes it; each time it waits as kstatus tells it to."""
+
+    def __init__(self, helm: str, values: dict[str, Any]) -> None:
+        self._helm, self._values = helm, values
+        self._installed: dict[str, Any] | None = None
+
+    def install(self, **other: Any) -> None:
+        """Install it with these values besides the tests' own; nothing happens where it is installed so."""
+        values = self._values | other
+        if values != self._installed:
+            # CRDs that an earlier run left are another manager's where Helm 3 or kubectl wrote them.
+            command = ("upgrade", "--install", RELEASE, "helm/offramp", "--create-namespace", "--force-conflicts")
+            self._run(*command, "--timeout", "600s", "-f", "-", stdin=yaml.safe_dump(values))
+            self._installed = values
+
+    def upgrade(self, *options: str) -> None:
+        """Another revision with the values it has and what the options set."""
+        self._run("upgrade", RELEASE, "helm/offramp", "--reuse-values", *options, "--timeout", "600s")
+
+    def uninstall(self) -> None:
+        if self._installed is not None:
+            self._run("uninstall", RELEASE, "--timeout", "180s")
+            self._installed = None
+
+    def _run(self, *command: str, stdin: str | None = None) -> None:
+        run(self._helm, *command, "--namespace", SYSTEM, "--wait=watcher", stdin=stdin)

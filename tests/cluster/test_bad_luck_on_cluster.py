@@ -12,7 +12,7 @@ from typing import Any
 import bundles  # type: ignore[import-not-found]
 import pytest
 import yaml
-from kube import ROOT, Namespace, run
+from kube import ROOT, Chart, Namespace, run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
@@ -94,7 +94,7 @@ def test_what_keeps_new_workers_away_is_told_in_a_sentence_while_the_old_one_ser
 
 
 def test_an_operator_is_upgraded_with_a_canary_in_mid_step_and_no_request_fails(
-    namespace: Namespace, image: str
+    namespace: Namespace, image: str, installed: Chart
 ) -> None:
     # The slowness gate has no part in this story, whatever a ramp costs this tiny model on a shared machine.
     pinned = {"mode": "Pinned", "maxOverhead": "1", "pin": {"ramps": [{"id": "r02-linear", "threshold": "0.000001"}]}}
@@ -114,8 +114,7 @@ def test_an_operator_is_upgraded_with_a_canary_in_mid_step_and_no_request_fails(
             "the canary", lambda: status().get("weight") == 50 and status()["phase"] in ("Progressing", "Paused")
         )
         before = status()
-        upgrade = ("helm", "upgrade", "offramp", "helm/offramp", "--namespace", "offramp-system", "--reuse-values")
-        run(*upgrade, "--set", f"podAnnotations.upgraded={namespace.name}", "--wait", "--timeout", "600s")
+        installed.upgrade("--set", f"podAnnotations.upgraded={namespace.name}")
         after = status()
         assert (after.get("weight"), after["startedAt"]) == (50, before["startedAt"]), after
         assert after["phase"] in ("Progressing", "Paused"), after

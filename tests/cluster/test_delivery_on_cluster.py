@@ -17,8 +17,7 @@ import bundles  # type: ignore[import-not-found]
 import httpx
 import pytest
 import trustme
-from kube import ROOT, Namespace, run
-from test_service_on_cluster import infer, manifest, ready
+from kube import RESTRICTED, ROOT, Namespace, infer, manifest, ready, run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
@@ -39,13 +38,6 @@ server = http.server.ThreadingHTTPServer(("", {PORT}), lambda *a: Store(*a, dire
 server.socket = context.wrap_socket(server.socket, server_side=True)
 server.serve_forever()
 """
-RESTRICTED = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "runAsNonRoot": True,
-    "readOnlyRootFilesystem": True,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
 
 
 @pytest.fixture(scope="module")

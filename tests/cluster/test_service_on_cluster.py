@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import bundles  # type: ignore[import-not-found]
 import pytest
-from kube import ROOT, Namespace, run
+from kube import CHILDREN, RESTRICTED, Clients, Namespace, infer, manifest, ready, run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
 Load = Callable[[Path, str], str]
+ENDED = ("Succeeded", "Failed")
+# Asks a worker's ports for what only the operator may have, and prints each answer's status.
+STRANGER = """
+import json, urllib.error, urllib.request
 
+def status(path, method="GET", token="", port=8081):
+    headers = {{"Authorization": "Bearer " + token}} if token else {{}}
+    data = b"{{}}" if method == "POST" else None
+    request = urllib.request.Request(f"http://{address}:{{port}}{{path}}", data, headers, method=method)
+    try:
+        return urllib.request.urlopen(request, timeout=30).status
+    except urllib.error.HTTPError as error:
+        return error.code
 
-def manifest(image: str, **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "earlyexit.dev/v1alpha1",
-        "kind": "EarlyExitService",
-        "metadata": {"name": "tiny"},
-        "spec": {
-            "model": {"uri": f"oci://{image}"},
-            "objective": {"latency": {"threshold": "1s"}, "accuracy": {"maxDisagreement": "0.05"}},
-            "worker": {"imagePullPolicy": "Never", "resources": {"limits": {"cpu": "500m", "memory": "512Mi"}}},
-            **spec,
-        },
-    }
-
-
-@pytest.fixture(scope="session")
-def good(release: Load, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return release(bundles.write_bundle(tmp_path_factory.mktemp("good") / "bundle"), "tiny-good")
+told = {{"GET /v2/health/ready, public": status("/v2/health/ready", port=8080)}}
+told["GET /v1/state, no token"] = status("/v1/state")
+told["GET /v1/state, another token"] = status("/v1/state", token="guessed")
+told["GET /v1/observations, another token"] = status("/v1/observations?after=0", token="guessed")
+told["POST /v1/config, no token"] = status("/v1/config", "POST")
+told["POST /v1/config, another token"] = status("/v1/config", "POST", token="guessed")
+print(json.dumps(told))
+"""
 
 
 @pytest.fixture(scope="session")
@@ -47,38 +48,12 @@ def broken(release: Load, tmp_path_factory: pytest.TempPathFactory) -> str:
     return release(folder, "tiny-broken")
 
 
-def ready(namespace: Namespace) -> bool:
-    return bool(
-        namespace.condition("tiny", "Ready").get("status") == "True" and not namespace.condition("tiny", "Reconciling")
-    )
-
-
-def infer(namespace: Namespace, *, seconds: float = 0.0) -> list[str]:
-    """Send requests from inside the cluster's network; what each was answered with."""
-    command = [
-        "cluster/exec-in-node",
-        sys.executable,
-        "tests/cluster/traffic.py",
-        f"http://tiny.{namespace.name}.svc.cluster.local",
-        str(seconds),
-    ]
-    return run(*command).split()
-
-
 @pytest.fixture
-def traffic(namespace: Namespace) -> Iterator[None]:
+def clients(namespace: Namespace) -> Iterator[None]:
     """Requests for as long as the test lasts, at most ten minutes."""
-    command = [
-        "cluster/exec-in-node",
-        sys.executable,
-        "tests/cluster/traffic.py",
-        f"http://tiny.{namespace.name}.svc.cluster.local",
-        "600",
-    ]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    sending = Clients(namespace, 600)
     yield
-    process.terminate()
-    process.wait(90)
+    sending.stop()
 
 
 def test_a_tampered_bundle_is_named_in_the_condition_while_the_older_one_goes_on_serving(
@@ -91,6 +66,7 @@ def test_a_tampered_bundle_is_named_in_the_condition_while_the_older_one_goes_on
     stalled = namespace.eventually("the tampered bundle to be reported", lambda: namespace.condition("tiny", "Stalled"))
     assert stalled["reason"] == "InvalidBundle"
     assert "ramps.safetensors" in stalled["message"]
+    assert "; pack what `offramp prepare` wrote once more" in stalled["message"]
     assert namespace.condition("tiny", "Ready")["status"] == "True"
     assert infer(namespace) == ["200"]
     namespace.apply(manifest(good))
@@ -100,7 +76,7 @@ def test_a_tampered_bundle_is_named_in_the_condition_while_the_older_one_goes_on
 
 
 def test_a_plan_of_an_unknown_ramp_is_refused_by_workers_and_rolled_back(
-    namespace: Namespace, good: str, traffic: None
+    namespace: Namespace, good: str, clients: None
 ) -> None:
     namespace.apply(manifest(good, ramps={"mode": "Disabled"}))
     namespace.eventually("the service to be ready", lambda: ready(namespace))
@@ -115,9 +91,41 @@ def test_a_plan_of_an_unknown_ramp_is_refused_by_workers_and_rolled_back(
     assert namespace.condition("tiny", "Ready")["status"] == "True"
 
 
+def stranger(namespace: Namespace, program: str) -> str:
+    """What a program prints in a pod that is nobody's worker, as anybody may run who may run pods."""
+    container = {
+        "name": "stranger",
+        "image": "localhost/offramp/worker:test",  # any image with Python
+        "imagePullPolicy": "Never",
+        "command": ["python3", "-c", program],
+        "securityContext": RESTRICTED,
+    }
+    spec = {"containers": [container], "restartPolicy": "Never", "automountServiceAccountToken": False}
+    namespace.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranger"}, "spec": spec})
+    namespace.eventually("the stranger to end", lambda: namespace.get("pod", "stranger")["status"]["phase"] in ENDED)
+    return run("kubectl", "logs", "stranger", "-n", namespace.name)
+
+
+def test_a_stranger_pod_is_refused_at_the_admin_port_for_its_missing_token(namespace: Namespace, good: str) -> None:
+    """The NetworkPolicy would not let it get so far where one is enforced; here none is, and the token is the lock."""
+    namespace.apply(manifest(good))
+    namespace.eventually("the service to be ready", lambda: ready(namespace))
+    pods = json.loads(run("kubectl", "get", "pods", "-n", namespace.name, "-o", "json"))["items"]
+    address = pods[0]["status"]["podIP"]
+    answered = json.loads(stranger(namespace, STRANGER.format(address=address)))
+    assert answered == {
+        "GET /v2/health/ready, public": 200,
+        "GET /v1/state, no token": 401,
+        "GET /v1/state, another token": 401,
+        "GET /v1/observations, another token": 401,
+        "POST /v1/config, no token": 401,
+        "POST /v1/config, another token": 401,
+    }
+    assert infer(namespace) == ["200"]
+
+
 def test_deleting_a_service_leaves_no_child(namespace: Namespace, good: str) -> None:
     namespace.apply(manifest(good))
     namespace.eventually("the service to be ready", lambda: ready(namespace))
     run("kubectl", "delete", "earlyexitservice", "tiny", "-n", namespace.name)
-    children = "deployments,replicasets,pods,services,configmaps,poddisruptionbudgets,rampconfigs,ramprollouts"
-    namespace.eventually("all children to go", lambda: namespace.list(children) == ["configmap/kube-root-ca.crt"])
+    namespace.eventually("all children to go", lambda: namespace.list(CHILDREN) == ["configmap/kube-root-ca.crt"])

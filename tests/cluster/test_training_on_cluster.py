@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube import ROOT, Namespace, run
-from test_service_on_cluster import manifest, ready
+from kube import ROOT, Namespace, manifest, ready, run
 
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 from identity_bundle import write_bundle

@@ -20,7 +20,16 @@ from offramp_core.control.snapshot import Decision, Load, RecordStore, Snapshot,
 from offramp_core.control.spec import parse_spec
 from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.plan import Plan, Precision
-from offramp_core.protocol import ArmCounts, Observations, PlanDocument, RampInfo, RecordBlock, Refusal, WorkerState
+from offramp_core.protocol import (
+    ArmCounts,
+    FetchProgress,
+    Observations,
+    PlanDocument,
+    RampInfo,
+    RecordBlock,
+    Refusal,
+    WorkerState,
+)
 from offramp_core.records import ExitCosts, Records
 from offramp_core.sketch import bucket_index
 from offramp_core.tuning import tune
@@ -66,6 +75,9 @@ class SimWorker:
     backbone: str = BACKBONE
     current: bool = True
     trial: bool = False
+    failure: tuple[str, str] = ("", "")  # why the platform cannot run it: reason and sentence
+    no_room: bool = False
+    fetching: FetchProgress | None = None
     night_wrong: float = (
         0.0  # of three requests in ten, which belong to the first slice: how often an exit disagrees besides
     )
@@ -204,7 +216,7 @@ class SimWorker:
             stable_hash=Plan.from_mapping(self.document.stable.plan).content_hash if self.document else "",
             canary_hash=Plan.from_mapping(self.document.canary.plan).content_hash if self.document and self.document.canary else "",
             ramp_sets=(self.document.ramp_sets if self.document else ()) or (RAMP_SET,), captures=self.captures,
-            capture_since=self.document.capture_since if self.document else None,
+            capture_since=self.document.capture_since if self.document else None, fetching=self.fetching,
         )  # fmt: skip
         every = tuple(
             ArmCounts(
@@ -237,6 +249,9 @@ class SimWorker:
             current=self.current,
             restarts=self.restarts,
             trial=self.trial,
+            failure_reason=self.failure[0],
+            failure=self.failure[1],
+            no_room=self.no_room,
             state=None if silent else state,
             observations=None if silent else seen,
         )

@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "wor
 
 import bundles  # type: ignore[import-not-found]  # noqa: E402
 from blocks import ROOT, Block, blocks, blocks_of, commands  # noqa: E402
+from programs import Program, known_names, unknown_kinds  # noqa: E402
 
 from offramp_cli.daytwo.lint import lint_text  # noqa: E402
 from offramp_cli.main import app  # noqa: E402
@@ -39,6 +41,27 @@ def targets() -> set[str]:
     """Targets of the Makefile."""
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
+
+# Programs of others that a reader is told to run.
+FOREIGN = {"ctr", "curl", "docker", "jq", "kubectl", "python", "python3"}
+FOREIGN |= {
+    "cat",
+    "done",
+    "do",
+    "eval",
+    "export",
+    "for",
+    "grep",
+    "head",
+    "kill",
+    "ls",
+    "mkdir",
+    "rm",
+    "sed",
+    "sha256sum",
+    "tail",
+    "tar",
+}
 
 # --- YAML --------------------------------------------------------------------------------------------
 
@@ -97,12 +120,9 @@ def test_commands_in_the_documentation_exist_with_their_options(block: Block) ->
 
 
 def problem(command: str) -> str:
-    """Why a command of this repository cannot be meant; empty where it can, or belongs to somebody else."""
-    try:
-        words = shlex.split(command.replace("$(", "(").replace("…", "x"))
-    except ValueError:
-        return ""  # a part of a quoted script
-    if not words:
+    """Why a command cannot be meant; empty where it can. Programs of others are only known by name here."""
+    words = words_of(command)
+    if not words or re.match(r"\w+=", words[0]):
         return ""
     head, rest = words[0].removeprefix(".venv/bin/"), words[1:]
     if words[:2] == ["kubectl", "offramp"]:
@@ -113,7 +133,16 @@ def problem(command: str) -> str:
     known = {"offramp": _offramp, "make": _make, "helm": _helm, "-m": _module}
     if kind == "file":
         return "" if (ROOT / head).exists() else "no such file"
-    return known[kind](rest) if kind in known else ""
+    if kind in known:
+        return known[kind](rest)
+    return "" if head in FOREIGN or (ROOT / ".venv/bin" / head).exists() else f"no program {head}"
+
+
+def words_of(command: str) -> list[str]:
+    try:
+        return shlex.split(command.replace("$(", "(").replace("…", "x"))
+    except ValueError:
+        return []  # a part of a quoted script
 
 
 def _make(words: list[str]) -> str:
@@ -173,7 +202,65 @@ def _module(words: list[str]) -> str:
         "make evrything",
         "helm install a b --set image.tga=1",
         "images/biuld worker x",
+        "kubctl get pods",
     ],
 )
 def test_a_command_that_does_not_exist_would_be_noticed(command: str) -> None:
     assert problem(command)
+
+
+# --- programs of others --------------------------------------------------------------------------------
+
+
+@functools.cache
+def programs() -> dict[str, Program]:
+    """kubectl and Helm as the cluster of the tests has them."""
+    built = subprocess.run([ROOT / "cluster" / "build", "kubectl", "helm"], check=True, capture_output=True, text=True)
+    folder = Path(built.stdout.strip())
+    return {"kubectl": Program(folder / "kubectl", "options"), "helm": Program(folder / "helm")}
+
+
+def foreign_problem(command: str) -> str:
+    """Why a command line of kubectl or Helm cannot be meant."""
+    words = words_of(re.sub(r"^\w+=\$\((.*)\)$", r"\1", command))
+    if not words or words[0] not in ("kubectl", "helm") or words[:2] == ["kubectl", "offramp"]:
+        return ""
+    wrong, chain, rest = programs()[words[0]].problem(words[1:])
+    strange = unknown_kinds(chain, rest) if words[0] == "kubectl" else []
+    absent = [name for name in re.findall(r"earlyexit\.dev/[a-z-]+", command) if name not in known_names()]
+    return wrong or ", ".join([*(f"no kind {kind}" for kind in strange), *(f"no name {name}" for name in absent)])
+
+
+@pytest.mark.slow  # needs the cluster's programs, which are built once
+def test_commands_of_kubectl_and_helm_in_the_documentation_exist_with_their_options_and_kinds() -> None:
+    found = [(block.where, command) for block in blocks("sh", "console") for command in commands(block.text)]
+    wrong = [f"{where}: {command}: {why}" for where, command in found if (why := foreign_problem(command))]
+    assert wrong == []
+    assert sum(command.startswith("kubectl ") for _, command in found) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("kubectl gte pods", "no command gte"),
+        ("kubectl get pods --watchh", "no option --watchh"),
+        ("kubectl -n somewhere get pods -q", "no option -q"),
+        ("kubectl get eess", "no kind eess"),
+        ("kubectl get pods,rampconfgs", "no kind rampconfgs"),
+        ("kubectl describe pods -l earlyexit.dev/servce=digits", "no name earlyexit.dev/servce"),
+        ("kubectl rollout status deployment/offramp --timeout=3m", ""),
+        ("leader=$(kubectl get lease offramp-leader -o jsonpath='{.spec}')", ""),
+        ("helm instal offramp helm/offramp", "no command instal"),
+        ("helm install offramp helm/offramp --create-namespaces", "no option --create-namespaces"),
+        ("helm upgrade --install offramp helm/offramp -f values.yaml --wait --timeout 3m", ""),
+    ],
+)
+def test_a_slip_in_a_command_of_kubectl_or_helm_would_be_noticed(command: str, why: str) -> None:
+    assert foreign_problem(command) == why
+
+
+@named(blocks("sh"))
+def test_shell_in_the_documentation_can_be_parsed(block: Block) -> None:
+    answer = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr

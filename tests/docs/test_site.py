@@ -9,7 +9,7 @@ import pytest
 import yaml
 from website import build, generate
 from website.build import DOCS, SiteError, complete, named, pages
-from website.links import problems
+from website.links import OWN, problems, wrong
 from website.reference import fields
 
 
@@ -54,6 +54,48 @@ def test_links_to_missing_pages_and_anchors_and_files_from_outside_are_found(tmp
         "a.html: gone.png: no such page",
         "a.html: https://example.com/x.js: loaded from outside; readers without a network would miss it",
     ]
+
+
+@pytest.mark.parametrize(
+    ("link", "why"),
+    [
+        ("https://docs.example.com/a/b?c=d#e", ""),
+        ("https://xn--bcher-kva.example:8443/%C3%A4", ""),
+        ("http://127.0.0.1:8080", ""),
+        ("https://earlyexit.dev/docs/a.html#here", ""),
+        ("https://earlyexit.dev/docs/", ""),
+        ("https://earlyexit.dev/docs/a.html#gone", "no such anchor"),
+        ("https://earlyexit.dev/docs/gone.html", "no such page"),
+        ("http://docs.example.com", "not https"),
+        ("ftp://docs.example.com", "not https"),
+        ("//docs.example.com/a", "not https"),
+        ("https://docs.example.com/a b", "has characters that no address has"),
+        ("https://docs.example.com/a`", "has characters that no address has"),
+        ("https://me:secret@docs.example.com", "has characters that no address has"),
+        ("https://docs_example.com", "no such host can exist"),
+        ("https://docs", "no such host can exist"),
+        ("https://docs.example.com:99999", "no address: Port out of range 0-65535"),
+        ("https://[docs.example.com", "no address: Invalid IPv6 URL"),
+    ],
+)
+def test_links_to_other_sites_are_well_formed_and_those_to_our_own_address_lead_somewhere(
+    tmp_path: Path, link: str, why: str
+) -> None:
+    (tmp_path / "a.html").write_text('<p id="here"></p>')
+    (tmp_path / "index.html").write_text(f'<a href="{link}">there</a>')
+    assert problems(tmp_path) == ([f"index.html: {link}: {why}"] if why else [])
+
+
+@pytest.mark.slow
+def test_runbooks_of_alerts_lead_to_their_entry() -> None:
+    if not (build.SITE / "index.html").is_file():
+        build.build()
+    rules = "".join(path.read_text() for path in (build.ROOT / "helm/offramp/files/rules").glob("*.yaml"))
+    runbooks = re.findall(r"runbook_url: (\S+)", rules)
+    assert len(runbooks) > 20
+    assert [
+        link for link in runbooks if not link.startswith(OWN) or wrong(build.SITE, build.SITE / "index.html", link)
+    ] == []
 
 
 @pytest.mark.parametrize("crd", sorted((build.ROOT / "crds").glob("*.yaml")), ids=lambda path: path.stem)

@@ -153,6 +153,7 @@ class Traffic:
     truth: npt.NDArray[np.int64]
     rate: float = 60.0
     clients: int = 3
+    parameters: Json = field(default_factory=dict)
     answered: int = 0
     agreed: int = 0
     failures: list[str] = field(default_factory=list)
@@ -181,7 +182,7 @@ class Traffic:
 
     def _one(self, client: httpx.Client, row: int) -> None:
         try:
-            reply = ask(client, self.url(), self.rows[row : row + 1])
+            reply = ask(client, self.url(), self.rows[row : row + 1], **self.parameters)
         except (httpx.HTTPError, AssertionError) as error:
             with self._lock:
                 self.failures.append(repr(error))
@@ -203,6 +204,7 @@ class Tools:
     write_bundle = staticmethod(write_bundle)
     n_classes = CLASSES
     answers = staticmethod(answers)
+    ask = staticmethod(ask)
     Traffic = Traffic
     Up = Up
 

@@ -20,12 +20,14 @@ import yaml
 
 sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("core", "cli")]
 
-from fleet import MANIFEST, Fleet  # noqa: E402
-from states import CLEAN, MANUAL, STATES, canary, objects  # noqa: E402
+from fleet import MANIFEST, Fleet, SimWorker  # noqa: E402
+from states import CLEAN, DRIFTED, MANUAL, STATES, canary, objects  # noqa: E402
+from test_control_versions import trying  # noqa: E402
 
 from offramp_cli.daytwo import decisions  # noqa: E402
 from offramp_cli.source.source import RefusedError  # noqa: E402
 from offramp_core.control.codec import parse_time  # noqa: E402
+from offramp_core.protocol import FetchProgress  # noqa: E402
 from offramp_operator.explain.family import Family, family  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +87,104 @@ def unseen() -> Fleet:
     return fleet
 
 
-ALL: Mapping[str, Callable[[], Fleet]] = {**STATES, **{f.__name__: f for f in (paused, told_to_promote, rolled_back, aborted, scaled_to_zero, unseen)}}  # fmt: skip
+def phase(fleet: Fleet) -> str:
+    return str(list(fleet.rollouts.values())[-1].status.phase) if fleet.rollouts else ""
+
+
+def promoting() -> Fleet:
+    fleet = Fleet(CLEAN)
+    fleet.run(lambda f: phase(f) == "Promoting")
+    return fleet
+
+
+def rolling_back() -> Fleet:
+    fleet = STATES["progressing"]()
+    fleet.workers[0].breaker_open = True
+    fleet.step()
+    return fleet
+
+
+def superseded() -> Fleet:
+    fleet = STATES["progressing"]()
+    fleet.edit(ramps={"mode": "Disabled"})
+    fleet.run(lambda f: "Superseded" in f.verdicts() and f.status.settled_generation == 2)
+    return fleet
+
+
+def broken(fleet: Fleet, reason: str, sentence: str) -> Fleet:
+    """No worker can run, for one and the same reason."""
+    for worker in fleet.workers:
+        worker.ready, worker.failure = False, (reason, sentence)
+    fleet.step()
+    return fleet
+
+
+def crashed_after_it_served() -> Fleet:
+    return broken(STATES["promoted_once"](), "CrashLooping", "the worker ends with exit code 1 again and again")
+
+
+def restarting_after_it_served() -> Fleet:
+    return broken(STATES["promoted_once"](), "", "")
+
+
+def broken_bundle() -> Fleet:
+    return broken(Fleet(CLEAN), "InvalidBundle", "manifest.json is missing; build the bundle anew")
+
+
+def wrong_digest() -> Fleet:
+    return broken(Fleet(CLEAN), "DigestMismatch", "the bundle has another digest than spec.model.digest")
+
+
+def fetching() -> Fleet:
+    fleet = Fleet(CLEAN)
+    for worker in fleet.workers:
+        worker.ready, worker.fetching = False, FetchProgress("downloading", 2**20, 2**22)
+    fleet.step()
+    return fleet
+
+
+def no_room_to_surge() -> Fleet:
+    """A changed image, and the first pod with it fits on no node."""
+    fleet = Fleet(CLEAN)
+    fleet.run(lambda f: f.status.settled_generation == 1)
+    fleet.edit(worker={"image": "offramp/worker:2"}, updatePolicy={"type": "Availability", "surgeDeadline": "1m"})
+    for worker in fleet.workers:
+        worker.current = False
+    fleet.workers.append(
+        SimWorker("w2", 2, ready=False, no_room=True, failure=("Unschedulable", "0/2 nodes are available"))
+    )
+    fleet.run(lambda f: any(c.reason == "NoRoomToSurge" for c in f.status.conditions))
+    return fleet
+
+
+def over_budget() -> Fleet:
+    """Inputs changed, and the workers' detectors have switched exits off before the operator could."""
+    fleet = STATES["promoted_once"]()
+    fleet.deliver = False
+    fleet.drift(DRIFTED)
+    fleet.run(lambda f: any(c.reason == "BudgetExceeded" for c in f.status.conditions))
+    for worker in fleet.workers:
+        worker.breaker_open = True
+    fleet.step()
+    return fleet
+
+
+def version_rejected() -> Fleet:
+    def late(worker: Any) -> None:
+        worker.late = 0.3
+
+    fleet: Fleet = trying(make=late)
+    fleet.run(lambda f: f.status.version.phase == "Rejected")
+    for _ in range(3):
+        fleet.step()
+    return fleet
+
+
+MORE = (
+    paused, told_to_promote, rolled_back, aborted, scaled_to_zero, unseen, promoting, rolling_back, superseded, crashed_after_it_served,
+    restarting_after_it_served, broken_bundle, wrong_digest, fetching, no_room_to_surge, over_budget, version_rejected,
+)  # fmt: skip
+ALL: Mapping[str, Callable[[], Fleet]] = {**STATES, **{f.__name__: f for f in MORE}}
 
 
 @functools.cache
@@ -146,6 +245,18 @@ HEALTH = {  # Argo CD, kstatus, Flux
     "aborted": ("Healthy", "Current", "Current"),
     "scaled_to_zero": ("Suspended", "InProgress", "Current"),
     "unseen": ("Progressing", "InProgress", "InProgress"),
+    "promoting": ("Healthy", "Current", "Current"),
+    "rolling_back": ("Healthy", "Current", "Current"),
+    "superseded": ("Healthy", "Current", "Current"),
+    "crashed_after_it_served": ("Degraded", "InProgress", "InProgress"),
+    "restarting_after_it_served": ("Progressing", "InProgress", "InProgress"),
+    # kstatus looks at Reconciling first and so waits; the expressions of Flux know better.
+    "broken_bundle": ("Degraded", "InProgress", "Failed"),
+    "wrong_digest": ("Degraded", "InProgress", "Failed"),
+    "fetching": ("Progressing", "InProgress", "InProgress"),
+    "no_room_to_surge": ("Degraded", "InProgress", "Failed"),
+    "over_budget": ("Healthy", "Current", "Current"),
+    "version_rejected": ("Degraded", "Failed", "Failed"),
 }
 
 
@@ -183,7 +294,7 @@ def test_a_service_without_conditions_is_no_error_to_flux(ask: Ask, argocd: Json
 def test_rollouts_and_configs_show_what_they_wait_for(ask: Ask, argocd: Json) -> None:
     wanted = {
         "progressing": "Progressing", "paused": "Suspended", "awaiting": "Suspended", "recommended": "Suspended",
-        "promoted_once": "Healthy", "rolled_back": "Degraded", "aborted": "Healthy",
+        "promoted_once": "Healthy", "rolled_back": "Degraded", "aborted": "Healthy", "promoting": "Progressing", "rolling_back": "Progressing", "superseded": "Healthy",
     }  # fmt: skip
     script = argocd["resource.customizations.health.earlyexit.dev_RampRollout"]
     told = {}

@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 RULES = ROOT / "helm" / "offramp" / "files" / "rules"
 ALERTS = [rule for group in yaml.safe_load((RULES / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
 
+RECORDS = [rule["record"] for group in yaml.safe_load((RULES / "recording.yaml").read_text())["groups"] for rule in group["rules"]]  # fmt: skip
+
 OBJECTIVE = {"earlyexit_service_latency_objective_ratio": "0.95x{n}"}
 LATE_5, LATE_50, LATE_90 = (
     {"earlyexit_requests_total|arm=stable,outcome=ok,pod=a": "0+100x{n}", "earlyexit_late_requests_total|arm=stable,pod=a": f"0+{late}x{{n}}", **OBJECTIVE}
@@ -141,6 +143,49 @@ CASES: dict[str, tuple[int, dict[str, str], dict[str, str]]] = {
 }  # fmt: skip
 
 
+def answered(**outcomes: float) -> dict[str, str]:
+    """Rows per minute by what became of them, over two workers."""
+    return {
+        key: values
+        for outcome, rows in outcomes.items()
+        for pod in ("a", "b")
+        for key, values in counter("earlyexit_requests_total", rows / 2, arm="stable", outcome=outcome, pod=pod).items()
+    }
+
+
+def late(per_minute: float) -> dict[str, str]:
+    return counter("earlyexit_late_requests_total", per_minute, arm="stable", pod="a")
+
+
+# Of 100 rows a minute that count, 10 are shed and 5 of the answers are late.
+SOME_BAD = answered(ok=90, rejected=6, expired=4, invalid=40, cancelled=20) | late(5)
+BOTH_RAMPS = counter("earlyexit_ramp_saved_seconds_total", 3, ramp="r0") | counter("earlyexit_ramp_overhead_seconds_total", 1.2, ramp="r0") | counter("earlyexit_ramp_saved_seconds_total", 0, ramp="r1") | counter("earlyexit_ramp_overhead_seconds_total", 0.6, ramp="r1")  # fmt: skip
+# recording rule: (minutes, series, value by the label `ramp`; "" is none)
+RECORDED: dict[str, tuple[int, dict[str, str], dict[str, float]]] = {
+    "earlyexit:requests:rate5m": (10, answered(ok=60, failed=30, invalid=600, cancelled=600), {"": 1.5}),
+    "earlyexit:shed:ratio_rate5m": (10, SOME_BAD, {"": 0.1}),
+    "earlyexit:bad:ratio_rate5m": (10, SOME_BAD, {"": 0.15}),
+    "earlyexit:bad:ratio_rate30m": (60, SOME_BAD, {"": 0.15}),
+    "earlyexit:bad:ratio_rate1h": (120, SOME_BAD, {"": 0.15}),
+    "earlyexit:bad:ratio_rate6h": (500, SOME_BAD, {"": 0.15}),
+    "earlyexit:bad:ratio_rate3d": (3 * 24 * 60 + 60, SOME_BAD, {"": 0.15}),
+    "earlyexit:disagreement:ratio6h": (
+        500,
+        AUDITS | counter("earlyexit_disagreements_total", 0.3, arm="stable", pod="a")
+        | counter("earlyexit_audited_total", 10, arm="canary", pod="a") | counter("earlyexit_disagreements_total", 10, arm="canary", pod="a"),
+        {"": 0.03},
+    ),
+    "earlyexit:detector:ratio": (
+        10,
+        gauge("earlyexit_detector_limit", 999_999, pod="a") | gauge("earlyexit_detector_statistic", 999, pod="a")
+        | gauge("earlyexit_detector_limit", 999_999, pod="b") | gauge("earlyexit_detector_statistic", 0, pod="b"),
+        {"": 0.5},
+    ),
+    "earlyexit:ramp_utility:rate5m": (10, BOTH_RAMPS, {"r0": 0.03, "r1": -0.01}),
+    "earlyexit:saving:ratio_rate1h": (120, BOTH_RAMPS | counter("earlyexit_exact_seconds_total", 10, arm="stable"), {"": 0.12}),
+}  # fmt: skip
+
+
 def series(given: dict[str, str], minutes: int) -> list[dict[str, str]]:
     """``name|label=value,…`` and values → what promtool reads; everything belongs to one service, but what operators tell of themselves."""
     out = []
@@ -200,6 +245,26 @@ def test_every_alert_fires_when_it_should_and_not_before(prometheus_tools: Path,
         rules = [str(path) for path in sorted(RULES.glob("*.yaml"))]
         file.write_text(yaml.safe_dump({"rule_files": rules, "evaluation_interval": interval, "tests": some}))
         assert "SUCCESS" in promtool(prometheus_tools, "test", "rules", file)
+
+
+def test_every_recording_rule_has_a_value_to_record() -> None:
+    assert list(RECORDED) == RECORDS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("record", RECORDED)
+def test_a_recording_rule_records_what_its_name_says(prometheus_tools: Path, tmp_path: Path, record: str) -> None:
+    minutes, given, values = RECORDED[record]
+    expected = [
+        {"labels": '{namespace="vision", service="digits"' + (f', ramp="{ramp}"' if ramp else "") + "}", "value": value}
+        for ramp, value in values.items()
+    ]
+    asked = {"expr": f"round({record}, 1e-6)", "eval_time": f"{minutes}m", "exp_samples": expected}
+    test = {"interval": "1m", "input_series": series(given, minutes), "promql_expr_test": [asked]}
+    rules = {"rule_files": [str(RULES / "recording.yaml")], "evaluation_interval": "4m", "fuzzy_compare": True}
+    file = tmp_path / "test.yaml"
+    file.write_text(yaml.safe_dump(rules | {"tests": [test]}))
+    promtool(prometheus_tools, "test", "rules", file)
 
 
 @pytest.mark.slow

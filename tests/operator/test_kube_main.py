@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -61,6 +62,19 @@ def test_the_network_policy_of_workers_is_read() -> None:
         parse_settings(chosen | {"OFFRAMP_WORKER_NETWORK_POLICY": "Some"})
 
 
+def test_the_level_of_the_log_is_read() -> None:
+    assert parse_settings(ENVIRONMENT).log_level == logging.INFO
+    assert parse_settings(ENVIRONMENT | {"OFFRAMP_LOG_LEVEL": "debug"}).log_level == logging.DEBUG
+    with pytest.raises(InvalidArgumentError, match="OFFRAMP_LOG_LEVEL is 'loud'; choose from debug, info"):
+        parse_settings(ENVIRONMENT | {"OFFRAMP_LOG_LEVEL": "loud"})
+
+
+def test_credentials_for_workers_images_are_read_with_and_without_a_network_policy() -> None:
+    told = ENVIRONMENT | {"OFFRAMP_WORKER_PULL_SECRETS": "registry,models"}
+    guarded = told | {"OFFRAMP_OPERATOR_INSTANCE": "offramp", "OFFRAMP_WORKER_NETWORK_POLICY": "Ingress"}
+    assert parse_settings(told).workers.pull_secrets == parse_settings(guarded).workers.pull_secrets == ("registry", "models")  # fmt: skip
+
+
 @pytest.mark.parametrize("port", ["http", "0", "65536", "-1"])
 def test_a_bad_port_is_refused(port: str) -> None:
     with pytest.raises(InvalidArgumentError, match="OFFRAMP_PORT"):
@@ -100,12 +114,18 @@ class Process:
     process: subprocess.Popen[bytes]
     url: str
     log: Path
+    web: int
 
     def get(self, path: str) -> httpx.Response | None:
         try:
             return httpx.get(self.url + path, timeout=60)
         except httpx.TransportError:
             return None
+
+    @property
+    def page(self) -> str:
+        """Its web page."""
+        return f"http://127.0.0.1:{self.web}"
 
     def answers(self, path: str) -> bool:
         answer = self.get(path)
@@ -154,18 +174,18 @@ def start(installed: Path, tmp_path: Path, free_port: Any) -> Iterator[Any]:
     with ExitStack() as stack:
 
         def run(name: str, *, lease: str, **environment: str) -> Process:
-            port = free_port()
+            port, page = free_port(), free_port()
             log = tmp_path / f"{name}.log"
             process = subprocess.Popen(
                 [sys.executable, "-m", "offramp_operator.main"],
                 stderr=stack.enter_context(log.open("wb")),
                 env=os.environ | ENVIRONMENT | {
                     "KUBECONFIG": str(installed), "POD_NAME": name, "OFFRAMP_PORT": str(port), "OFFRAMP_LEASE_NAME": lease,
-                    "OFFRAMP_SIGNING_KEY_FILE": str(tmp_path / "signing-key"), **environment,
+                    "OFFRAMP_SIGNING_KEY_FILE": str(tmp_path / "signing-key"), "OFFRAMP_WEB_PORT": str(page), **environment,
                 },
             )  # fmt: skip
             stack.callback(_end, process)
-            return Process(process, f"http://127.0.0.1:{port}", log)
+            return Process(process, f"http://127.0.0.1:{port}", log, page)
 
         yield run
 
@@ -194,11 +214,12 @@ def _holder(api: Any) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_service_gets_its_workers_and_a_standby_takes_over_at_once(
-    api: Any, start: Any, manifests: Any, namespace: str
+    api: Any, start: Any, manifests: Any, namespace: str, browser: Any
 ) -> None:
-    first = start("first", lease=LEASE)
+    exposed = {"OFFRAMP_WEB_ADDRESS": "127.0.0.1"}
+    first = start("first", lease=LEASE, **exposed)
     _wait(lambda: _holder(api) == "first", what="leadership", state=first.log.read_text)
-    second = start("second", lease=LEASE)
+    second = start("second", lease=LEASE, **exposed)
     _wait(lambda: first.answers("/readyz") and second.answers("/readyz"), what="readiness", state=second.log.read_text)
     _wait(
         lambda: first.metric("earlyexit_operator_leader 1.0") and second.metric("earlyexit_operator_leader 0.0"),
@@ -220,6 +241,8 @@ def test_a_service_gets_its_workers_and_a_standby_takes_over_at_once(
     difference = api.kubectl("diff", "--server-side", "-f", "-", stdin=yaml.safe_dump(manifest))
     assert difference.returncode == 0, difference.stdout
     assert "reconcile-failed" not in first.events()
+
+    _look_at_both_pages(browser, first, second, f"/services/{namespace}/digits")
 
     # Steady state: passes go on, nothing is written once what was last seen has been digested.
     passes = _passes(first)
@@ -245,6 +268,37 @@ def test_a_service_gets_its_workers_and_a_standby_takes_over_at_once(
     )
     second.process.send_signal(signal.SIGTERM)
     assert second.ended(60) == 0
+
+
+def _look_at_both_pages(browser: Any, leader: Process, standby: Process, path: str) -> None:
+    """Whichever replica a browser reaches, it shows what the leader sees, and follows it."""
+    shown = []
+    for replica in (leader, standby):
+        page = browser.new_page()
+        page.set_default_timeout(90_000)
+        complaints: list[str] = []
+        page.on("pageerror", lambda error, told=complaints: told.append(str(error)))
+        page.goto(replica.page)
+        page.get_by_role("link", name="digits").click()
+        page.wait_for_url(f"**{path}")
+        page.get_by_text("live", exact=True).wait_for()
+        page.locator("#state tbody tr", has_text="WorkersAvailable").get_by_text("False").wait_for()
+        shown.append(page.locator("h1").inner_text())
+        assert complaints == []
+        page.close()
+    assert shown[0] == shown[1]
+
+
+@pytest.mark.slow
+def test_a_standby_of_a_page_that_only_its_own_pod_reaches_names_the_leader(api: Any, start: Any) -> None:
+    leader = start("first", lease=LEASE)
+    _wait(lambda: _holder(api) == "first", what="leadership", state=leader.log.read_text)
+    standby = start("second", lease=LEASE)
+    _wait(lambda: standby.answers("/readyz"), what="readiness", state=standby.log.read_text)
+    answer = httpx.get(standby.page, timeout=60, trust_env=False)
+    command = f"kubectl -n offramp-system port-forward pod/first {standby.web}"
+    assert answer.status_code == 503 and f"<code>{command}</code>" in answer.text
+    assert httpx.get(leader.page, timeout=60, trust_env=False).status_code == 200
 
 
 @pytest.mark.slow

@@ -90,6 +90,14 @@ def test_nothing_of_the_users_metadata_reaches_a_child() -> None:
         assert mark not in json.dumps(child)
 
 
+def test_the_administrators_credentials_are_for_services_that_name_none() -> None:
+    settings = WorkerSettings("offramp/worker:1", pull_secrets=("registry",))
+    own = {"worker": {"imagePullSecrets": [{"name": "mine"}]}}
+    for spec, wanted in (({}, [{"name": "registry"}]), (own, [{"name": "mine"}])):
+        assert _pod(_service(**spec), settings)["imagePullSecrets"] == wanted
+    assert "imagePullSecrets" not in _pod(_service(), SETTINGS)
+
+
 def test_pods_are_restricted() -> None:
     pod = deployment(_service(), IDENTITY, SETTINGS, replicas=2)["spec"]["template"]["spec"]
     (container,) = pod["containers"]

@@ -18,7 +18,7 @@ from offramp_core.protocol import RecordBlock
 sys.path.insert(0, str(Path(__file__).parent))
 from stub_worker import block
 
-from offramp_operator.shell.record_pool import RecordPool
+from offramp_operator.shell.record_pool import CAPACITY_ROWS, ENOUGH_ROWS, POOLS_BYTES, RecordPool, rows_each
 from offramp_operator.shell.wire import MAX_BLOCK_ROWS, RecordRows, decode_rows
 
 
@@ -107,6 +107,22 @@ def test_however_blocks_overlap_each_row_is_kept_once_and_only_the_newest_stay(
     newest = sorted(expected.values())[-capacity:]
     assert pool.columns()["time"].tolist() == newest
     assert len(pool) == len(newest)
+
+
+def test_a_pool_that_may_keep_less_drops_the_oldest_rows_and_collects_again_when_it_may_keep_more() -> None:
+    pool = RecordPool(n_ramps=2, capacity=100)
+    pool.add("boot", rows_of(0, 80), latest_time=np.inf)
+    pool.keep(20)
+    assert pool.columns()["time"].tolist() == list(range(60, 80))
+    pool.keep(100)
+    pool.add("boot", rows_of(60, 40), latest_time=np.inf)
+    assert pool.columns()["time"].tolist() == list(range(60, 100))
+
+
+def test_the_pools_of_many_services_share_an_operators_memory_and_each_can_still_certify_a_plan() -> None:
+    assert rows_each(1, n_ramps=12) == CAPACITY_ROWS
+    assert rows_each(300, n_ramps=12) * 300 * (8 * 12 + 20) == pytest.approx(POOLS_BYTES, rel=0.01)
+    assert rows_each(5000, n_ramps=27) == ENOUGH_ROWS
 
 
 def test_rows_stay_together_when_workers_are_interleaved_by_time() -> None:

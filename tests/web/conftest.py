@@ -1,10 +1,8 @@
-"""Boards in every state, the page's server on a loop of its own, and a real Chromium that looks at it."""
+"""Boards in every state, the page's server on a loop of its own, and pages in a real Chromium."""
 
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,31 +45,6 @@ def show(site: Site, states: dict[str, Watched]) -> Callable[..., str]:
         return f"/services/{key.namespace}/{key.name}"
 
     return put
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    """The browser's program; without one the tests fail where CI runs them, and are left out elsewhere."""
-    found = subprocess.run([ROOT / "scripts" / "browser"], check=False, capture_output=True, text=True)
-    if found.returncode == 0:
-        return found.stdout.strip()
-    message = f"scripts/browser found no Chromium: {found.stderr[-500:]}"
-    if os.environ.get("CI", "").lower() in ("1", "true"):
-        pytest.fail(message)
-    pytest.skip(message)
-
-
-@pytest.fixture(scope="module")  # not longer: while it lives a loop counts as running here, and `asyncio.run` refuses
-def browser(chromium: str) -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        # Chromium refuses its own sandbox to root, who runs the tests; it only sees this server.
-        launched = playwright.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"], timeout=180_000
-        )
-        yield launched
-        launched.close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Hostile and broken HTTP requests for a worker of :mod:`bundles`, and a client that sends them between valid ones.
+"""Hostile and broken requests, over HTTP and gRPC, for a worker of :mod:`bundles`, and clients that send them between valid ones.
 
 Every case says which replies are right. A valid request interleaved with them must get its own right answer, always.
 """
@@ -17,7 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import bundles
+import grpc
 import numpy as np
+from grpc import StatusCode
+
+from offramp_worker.grpc import messages
 
 PATH = "/v2/models/tiny/infer"
 ROW_SHAPE = (bundles.CHANNELS, bundles.SIZE, bundles.SIZE)
@@ -40,20 +44,24 @@ class Case:
 
 @dataclass
 class Tally:
-    """What came of them."""
+    """What came of them. ``refused`` valid requests were told to come again later, ``early`` ones left at a ramp."""
 
     sent: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
+    early: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Pool:
-    """Inputs with the answers that the model gives them alone."""
+    """Inputs with the answers that they get alone, and where they leave."""
 
-    def __init__(self, exact: Callable[[Any], Any], *, rows: int = 64) -> None:
-        self.x = bundles.inputs(rows, seed=11)
-        self.logits = exact(self.x)
+    def __init__(self, x: Any, answer: Callable[[Any], tuple[Any, str]]) -> None:
+        """``answer`` gives one row's logits and its exit."""
+        self.x = x
+        answers = [answer(row[None]) for row in x]
+        self.logits, self.exits = np.concatenate([logits for logits, _ in answers]), [where for _, where in answers]
 
 
 def http(body: bytes, *headers: str, path: str = PATH, method: str = "POST", length: int | None = None) -> bytes:
@@ -377,11 +385,16 @@ def pipelined(address: tuple[str, int], pool: Pool, tally: Tally, rng: Rng, *, n
 def _judge(tally: Tally, pool: Pool, response: tuple[int, bytes], row: int, name: str) -> None:
     status, body = response
     if status in (429, 503):
+        with tally.lock:
+            tally.sent["valid"] += 1
+            tally.refused += 1
         return
     reply = json.loads(body) if status == 200 else {}
-    right = reply.get("id") == name and np.allclose(reply["outputs"][0]["data"], pool.logits[row], rtol=1e-4, atol=1e-4)
+    right = reply.get("id") == name and reply["parameters"]["exit"] == pool.exits[row]
+    right = right and np.allclose(reply["outputs"][0]["data"], pool.logits[row], rtol=1e-4, atol=1e-4)
     with tally.lock:
         tally.sent["valid"] += 1
+        tally.early += right and pool.exits[row] != "final"
         if not right:
             tally.wrong.append(f"valid request {name}: {status} {body[:200]!r}")
 
@@ -410,3 +423,94 @@ def _status_of_what_is_left(connection: socket.socket) -> int:
         return read_response(connection)[0]
     except OSError:
         return CLOSED
+
+
+# --- gRPC ---------------------------------------------------------------------------------------------------
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+GRPC_REFUSED = frozenset({
+    StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND, StatusCode.RESOURCE_EXHAUSTED, StatusCode.UNAVAILABLE, StatusCode.UNIMPLEMENTED,
+})  # fmt: skip
+
+
+def grpc_request(x: Any, *, raw: bytes | None = None, shape: Any = None, **fields: Any) -> Any:
+    request = messages.message("ModelInferRequest")(**{"model_name": "tiny", **fields})
+    request.inputs.add(name="x", datatype="FP32", shape=list(x.shape) if shape is None else shape)
+    request.raw_input_contents.append(x.tobytes() if raw is None else raw)
+    return request
+
+
+def hostile_message(rng: Rng) -> tuple[bytes, bool]:
+    """The bytes of a request, and whether they are a message at all."""
+    x = bundles.inputs(1)
+    whole = grpc_request(x).SerializeToString()
+    kind = int(rng.integers(6))
+    if kind == 0:  # mutated: no message any more, a bad one, or still a good one
+        body = bytearray(whole)
+        for at in rng.integers(60, size=int(rng.integers(1, 9))):
+            body[at] = int(rng.integers(256))
+        return bytes(body), False
+    if kind == 1:
+        return whole[: int(rng.integers(len(whole)))], False
+    if kind == 2:
+        return bytes(rng.integers(256, size=200, dtype=np.uint8)), False
+    if kind == 3:
+        shapes: list[list[int]] = [
+            [0, *ROW_SHAPE],
+            [2**62, *ROW_SHAPE],
+            [-1, *ROW_SHAPE],
+            [],
+            [1],
+            [1] * 64,
+            [1, 2**31, 2**31, 2**31],
+        ]
+        return grpc_request(x, shape=shapes[int(rng.integers(len(shapes)))]).SerializeToString(), True
+    if kind == 4:
+        size = int(rng.integers(0, 2 * ROW_BYTES))
+        return grpc_request(x, raw=b"\x7f" * (size + (size == ROW_BYTES))).SerializeToString(), True
+    names = ["", "other", "x" * 10_000, "\0", "tiny/infer"]
+    return grpc_request(x, model_name=names[int(rng.integers(len(names)))]).SerializeToString(), True
+
+
+def attack_grpc(address: str, pool: Pool, *, requests: int, seed: int) -> Tally:
+    """Hostile messages, each beside a valid one that is in flight."""
+    tally, rng = Tally(), np.random.default_rng(seed)
+    with grpc.insecure_channel(address) as channel:
+        call = channel.unary_unary(INFER)  # bytes in, bytes out
+        for i in range(requests):
+            row = int(rng.integers(len(pool.x)))
+            good = grpc_request(pool.x[row : row + 1], id=str(i)).SerializeToString()
+            neighbour = call.future(good, timeout=30)
+            body, is_message = hostile_message(rng)
+            status = _status(call.future(body, timeout=30))
+            tally.sent["message" if is_message else "bytes"] += 1
+            allowed = (
+                GRPC_REFUSED if is_message else GRPC_REFUSED | {StatusCode.OK}
+            )  # what was changed may still be good
+            if status not in allowed:
+                tally.wrong.append(f"gRPC: {status} for {body[:200]!r}")
+            _judge_grpc(tally, pool, neighbour, row, name=str(i))
+    return tally
+
+
+def _status(call: Any) -> StatusCode:
+    return call.code()  # waits for the end
+
+
+def _judge_grpc(tally: Tally, pool: Pool, call: Any, row: int, *, name: str) -> None:
+    tally.sent["valid"] += 1
+    status = _status(call)
+    if status in (StatusCode.RESOURCE_EXHAUSTED, StatusCode.UNAVAILABLE):
+        tally.refused += 1
+        return
+    if status is not StatusCode.OK:
+        tally.wrong.append(f"valid gRPC request {name}: {status}")
+        return
+    reply = messages.message("ModelInferResponse").FromString(call.result())
+    logits = np.array(next(output for output in reply.outputs if output.name == "logits").contents.fp32_contents)
+    if reply.raw_output_contents:
+        logits = np.frombuffer(reply.raw_output_contents[0], dtype="<f4")
+    where = reply.parameters["exit"].string_param
+    tally.early += where != "final"
+    if reply.id != name or where != pool.exits[row] or not np.allclose(logits, pool.logits[row], rtol=1e-4, atol=1e-4):
+        tally.wrong.append(f"valid gRPC request {name}: left at {where}, {logits}")

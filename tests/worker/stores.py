@@ -51,7 +51,7 @@ class Request:
 
 
 @functools.cache
-def _authority() -> tuple[trustme.CA, trustme.LeafCert]:
+def authority() -> tuple[trustme.CA, trustme.LeafCert]:
     authority = trustme.CA()
     return authority, authority.issue_cert(HOST, "localhost")
 
@@ -61,7 +61,7 @@ class Store:
 
     def __init__(self, files: Mapping[str, bytes], *, behaviour: Behaviour | None = None, tls: bool = True) -> None:
         self.files, self.behaviour, self.requests = dict(files), behaviour or Behaviour(), list[Request]()
-        self.ca, certificate = _authority()
+        self.ca, certificate = authority()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self._scheme = "https" if tls else "http"

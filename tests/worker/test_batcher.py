@@ -195,6 +195,29 @@ def test_a_closed_queue_refuses_for_good_and_hands_out_what_it_has() -> None:
     assert queue.batcher.take(wait=True) is None
 
 
+@pytest.mark.parametrize("objective", [None, 0.5])
+def test_a_request_that_is_put_back_is_not_overtaken_for_ever(objective: float | None) -> None:
+    queue = Queue(OfframpBatching(max_batch=1), objective=objective)
+    x = np.zeros((1, 2), np.float32)
+    late = new_ticket(x, never_exit=False, n_classes=2, now=queue.now, wall_time=0.0, draw=lambda: 0.5)
+    queue.now += 0.3  # it waited for the answer of another request, which failed
+    assert queue.batcher.put_back(late)
+    overtaken = 0
+    while queue.put() and queue.run(ROW_SECONDS).owners[0][0] is not late:  # one comes for each that runs
+        overtaken += 1
+        assert overtaken < 50
+    assert overtaken == 0
+
+
+def test_a_request_that_is_put_back_shares_batches_with_its_like_only() -> None:
+    queue = Queue(group=lambda x: x.shape[1])
+    x = np.zeros((1, 5), np.float32)
+    late = new_ticket(x, never_exit=False, n_classes=2, now=queue.now, wall_time=0.0, draw=lambda: 0.5)
+    assert queue.batcher.put_back(late)
+    queue.put()
+    assert {ticket.x.shape[1] for ticket, _ in queue.take().owners} == {5}
+
+
 # --- admission by time -----------------------------------------------------------------------------
 
 

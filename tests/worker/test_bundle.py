@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +69,45 @@ def test_pickled_arrays_are_refused(copy: Path) -> None:
     np.savez(copy / "probe.npz", x=np.array([{"a": 1}], dtype=object), logits=np.zeros((1, 5)))
     bundles.write_manifest(copy)
     with pytest.raises(InvalidBundleError, match=r"^probe.npz: .*plain arrays"):
+        load_bundle(copy)
+
+
+def _truncated(raw: bytes) -> bytes:
+    return raw[: len(raw) // 2]
+
+
+def _with_a_wrong_checksum(raw: bytes) -> bytes:
+    """A byte of the first array's numbers is another one; the archive's own list of contents is whole."""
+    at = raw.index(b"\x93NUMPY") + 200
+    return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+
+
+def _not_an_array(_: bytes) -> bytes:
+    with io.BytesIO() as file:
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("x", b"no array")
+            archive.writestr("logits", b"no array")
+        return file.getvalue()
+
+
+def _array_alone(_: bytes) -> bytes:
+    with io.BytesIO() as file:
+        np.save(file, np.zeros(3))
+        return file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["probe.npz", "records.npz"])
+@pytest.mark.parametrize(
+    "damage",
+    [_truncated, _with_a_wrong_checksum, _not_an_array, _array_alone, lambda _: b"PK\x03\x04", lambda _: b""],
+    ids=["truncated", "checksum", "no-array", "npy", "header-alone", "empty"],
+)
+def test_a_damaged_archive_with_a_fitting_manifest_is_refused_by_name(
+    copy: Path, name: str, damage: Callable[[bytes], bytes]
+) -> None:
+    (copy / name).write_bytes(damage((copy / name).read_bytes()))
+    bundles.write_manifest(copy)
+    with pytest.raises(InvalidBundleError, match=f"^{name}: is no npz archive of plain arrays"):
         load_bundle(copy)
 
 

@@ -21,7 +21,7 @@ from scipy.special import softmax
 from stages import behind, broken
 
 from offramp_core.batching import BATCHING
-from offramp_core.bundle import BatchProfile, Profile
+from offramp_core.bundle import BatchProfile, Profile, TensorSpec
 from offramp_core.execution import Regrouping, carries_on
 from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_core.sketch import SecondsSketch
@@ -38,7 +38,11 @@ from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.stages import Stage
 from offramp_worker.engine.tickets import OverloadedError, Ticket, UnableError
+from offramp_worker.engine.usual import UsualInputs
+from offramp_worker.engine.warming import PROBE_RUNS, warm_up
 from offramp_worker.metrics import Metrics
+from offramp_worker.settings import settings_from_env
+from offramp_worker.worker import Worker
 
 EVERYONE = "1"  # a threshold that all but the least certain input of the table pass
 
@@ -198,8 +202,8 @@ def test_never_exit_is_answered_by_the_exact_model_and_counted_for_no_plan(
     assert bench.counts(1).requests == bench.counts(0).requests == 0
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
-def test_inputs_that_are_not_finite_never_leave_early_and_hurt_no_neighbour(
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e6, -1e30, 3e38], ids=str)
+def test_inputs_that_are_not_finite_or_beyond_all_measure_never_leave_early_and_hurt_no_neighbour(
     bench: Bench, bundle_dir: Path, value: float
 ) -> None:
     bench.activate(bundle_dir, {"r00-grid": EVERYONE, "r02-linear": EVERYONE}, audit_rate=1.0)
@@ -213,8 +217,89 @@ def test_inputs_that_are_not_finite_never_leave_early_and_hurt_no_neighbour(
     np.testing.assert_allclose(mixed.logits[others], clean.logits[others], rtol=1e-4, atol=1e-4)
 
 
+def test_a_finite_input_that_the_model_has_no_answer_to_shows_it(
+    bench: Bench, bundle_dir: Path, sessions: Sessions
+) -> None:
+    """The ramp is certain, but a layer behind it overflows."""
+    bench.activate(bundle_dir, {"r00-grid": EVERYONE})
+    x = bundles.inputs(3, seed=8)[1:] * np.float32(1e37)
+    assert np.isfinite(x).all()
+    exact = sessions.exact(x)
+    assert np.isnan(exact).any(axis=1).all()
+    ticket = bench.serve(x, one_by_one=False)[0]
+    assert ticket.exits == ["final"] * 2
+    np.testing.assert_array_equal(ticket.logits, exact)
+    assert ticket.labels.tolist() == [NO_ANSWER] * 2
+
+
+def test_texts_of_padding_alone_and_numbers_far_from_all_known_ones_are_unusual() -> None:
+    words = UsualInputs(TensorSpec("ids", "INT64", (-1,), pad=0, values=9, longest=4), np.array([[1, 2, 0, 0]]))
+    assert words.rows(np.array([[1, 0, 0], [0, 3, 4]])) is None  # filled up at either end
+    odd = words.rows(np.array([[1, 0, 0], [0, 0, 0], [0, 3, 4]]))
+    assert odd is not None and odd.tolist() == [True, False, True]
+    numbers = UsualInputs(TensorSpec("x", "FP32", (4,)), np.full((2, 4), -3.0, np.float32))
+    assert numbers.rows(np.full((500, 4), 2_999.0, np.float32)) is None  # each, if not all of them together
+    odd = numbers.rows(np.array([[0, 0, 0, 3_001], [1, 1, 1, 1], [np.nan, 0, 0, 0]], np.float32))
+    assert odd is not None and odd.tolist() == [False, True, False]
+
+
 def test_a_logit_that_is_nan_is_no_answer() -> None:
     assert labels(np.array([[1.0, np.nan], [0.0, 1.0], [np.inf, 1.0]], dtype=np.float32)).tolist() == [NO_ANSWER, 1, 0]
+
+
+# --- warming up ------------------------------------------------------------------------------------
+
+
+def shapes_warmed(
+    spec: TensorSpec, known: Any, *, most: int, row_seconds: float = 0.0, seconds: float = 2.0
+) -> list[tuple[int, ...]]:
+    shapes: list[tuple[int, ...]] = []
+
+    def run(x: Any) -> None:
+        shapes.append(x.shape)
+        time.sleep(row_seconds)
+
+    warm_up(run, known, spec, most=most, seconds=seconds)
+    return shapes[PROBE_RUNS:]
+
+
+def test_every_size_is_warm_before_requests_come(bundle: Bundle, sessions: Sessions) -> None:
+    bench = Bench(bundle, sessions)
+    bench.engine.start()
+    warm = {key[0] for key in bench.engine._exact._bindings}  # type: ignore[attr-defined]
+    assert warm == set(range(1, bench.engine.batch_rows + 1))
+    bench.engine.close()
+    assert bench.engine.join(30.0)
+
+
+def test_a_worker_is_not_ready_before_it_is_warm(bundle_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(settings_from_env({"OFFRAMP_BUNDLE": str(bundle_dir), "OFFRAMP_PORT": "0"}), deliver=lambda _: None)
+    ready: list[bool] = []
+    warm_up = Sessions.warm_up
+
+    def watched(*arguments: Any) -> None:
+        warm_up(*arguments)
+        ready.append(worker.ready)
+
+    monkeypatch.setattr(Sessions, "warm_up", watched)
+    worker.load()
+    assert (ready, worker.ready) == ([False], True)
+    worker.finish(seconds=30.0)
+
+
+def test_texts_are_warmed_at_every_length_they_are_filled_up_to_and_the_largest_batch_comes_first() -> None:
+    spec = TensorSpec("ids", "INT64", (-1,), pad=0, values=9, longest=100)
+    shapes = shapes_warmed(spec, np.array([[1, 2, 3, 0], [4, 0, 0, 0]]), most=6)
+    assert {shape[1] for shape in shapes if shape[0] == 1} == {16, 32, 64, 100}
+    assert {shape[0] for shape in shapes if shape[1] == 16} == {1, 2, 3, 4, 5, 6}
+    assert [np.prod(shape) for shape in shapes] == sorted((np.prod(shape) for shape in shapes), reverse=True)
+
+
+def test_a_slow_model_is_warmed_at_the_usual_sizes_only() -> None:
+    spec = TensorSpec("x", "FP32", (2,))
+    shapes = shapes_warmed(spec, np.ones((3, 2), np.float32), most=12, row_seconds=0.02, seconds=0.1)
+    assert {shape[0] for shape in shapes} >= {1, 2, 4, 8, 12}
+    assert len(shapes) <= 6  # by the time of one row there is room for no batch of more than two
 
 
 # --- stages ----------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_only_the_last_rows_are_kept(process: WorkerProcess) -> None:
         ([], "id: must be"),
         ({"id": 3, "label": 1}, "id: must be"),
         ({"id": "bad"}, "label: is None"),
-        ({"id": "bad", "label": "1"}, "label: is 1"),
+        ({"id": "bad", "label": "1"}, "label: is '1'"),
         ({"id": "bad", "label": True}, "label: is True"),
         ({"id": "bad", "label": bundles.CLASSES}, f"label: is {bundles.CLASSES}"),
         ({"id": "bad", "label": [0, 0]}, "label: has 2 labels; the reply has 1 rows"),

@@ -233,7 +233,7 @@ def test_records_of_a_worker_are_a_records_file(service: Service) -> None:
     assert records.final_agrees.all()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf], ids=str)
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e6], ids=str)
 def test_a_row_that_is_not_finite_is_answered_by_the_exact_executor(
     service: Service, sessions: Sessions, value: float
 ) -> None:

@@ -1,6 +1,8 @@
 {{/* Name of everything the chart makes: the release's name, with "offramp" in it. */}}
 {{- define "offramp.fullname" -}}
-{{- if contains "offramp" .Release.Name -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains "offramp" .Release.Name -}}
 {{- .Release.Name | trunc 40 | trimSuffix "-" -}}
 {{- else -}}
 {{- printf "%s-offramp" (.Release.Name | trunc 32 | trimSuffix "-") -}}
@@ -104,10 +106,12 @@ no rule has a wildcard. Verbs in alphabetical order, so that a missing or a doub
 - apiGroups: [autoscaling]
   resources: [horizontalpodautoscalers]
   verbs: [create, delete, get, list, patch, watch]
+{{- if .Values.rbac.httpRoutes }}
 # The shares of two versions of a model (spec.updatePolicy.sideBySide.gateway). Only routes: Gateways are other people's.
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
   verbs: [create, delete, get, list, patch, watch]
+{{- end }}
 # The training of ramps on live traffic (spec.ramps.training), one at a time and never changed.
 - apiGroups: [batch]
   resources: [jobs]

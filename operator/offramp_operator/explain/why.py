@@ -20,6 +20,7 @@ from offramp_operator.explain.words import duration, e_value, share
 _ALONE = "failures at weight 100"
 _COUNTED = {
     "accuracy": "{k} of {n} audits disagreed",
+    "drift": "{n} audits watched for a change",
     "acceptance": "{k} of {n} audits disagreed",
     "slowness": "{k} of {n} slow batches were the canary's",
     "failures": "{k} of {n} failed batches were the canary's",

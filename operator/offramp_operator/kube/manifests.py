@@ -123,13 +123,14 @@ class WorkerSettings:
 
     ``admin_from`` are the pods that alone may reach admin ports; None makes no NetworkPolicy. With ``allow_egress`` the policy
     leaves alone what workers connect to. ``image`` fetches bundles even where a service runs another one: only the administrator's
-    own program sees credentials and decides on addresses.
+    own program sees credentials and decides on addresses. ``pull_secrets`` are for services that name none themselves.
     """
 
     image: str
     admin_from: OperatorPods | None = None
     allow_egress: bool = False
     delivery: DeliverySettings = DeliverySettings()
+    pull_secrets: tuple[str, ...] = ()
 
 
 def model_name(service: str) -> str:
@@ -487,9 +488,8 @@ def _training_pod(service: Service, order: TrainingOrder, settings: WorkerSettin
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - of a container, and its own
         ],
     }
-    given = {name: spec.worker[name] for name in POD_FIELDS if spec.worker.get(name)}
     return {
-        **given,
+        **_given(service, settings),
         **POD_DEFAULTS,
         "restartPolicy": "Never",
         **({"initContainers": [_fetch_container(service, nobody, settings)]} if spec.is_fetched else {}),
@@ -537,7 +537,7 @@ def _pod_metadata(service: Service, *, trial: bool) -> Object:
 
 def _pod_spec(service: Service, identity: WorkerIdentity, settings: WorkerSettings, *, trial: bool) -> Object:
     worker = service.spec.worker
-    given = {name: worker[name] for name in POD_FIELDS if worker.get(name)}
+    given = _given(service, settings)
     if worker.get("topologySpreadConstraints"):
         own = {"labelSelector": {"matchLabels": selector(service, trial=trial)}}
         given["topologySpreadConstraints"] = [
@@ -557,6 +557,13 @@ def _pod_spec(service: Service, identity: WorkerIdentity, settings: WorkerSettin
             *([_store_volume(service)] if service.spec.store_claim is not None else []),
         ],
     }
+
+
+def _given(service: Service, settings: WorkerSettings) -> Object:
+    """What the spec says of pods, and the administrator where it says nothing."""
+    secrets: Object = {"imagePullSecrets": [{"name": name} for name in settings.pull_secrets]}
+    worker = service.spec.worker
+    return (secrets if settings.pull_secrets else {}) | {name: worker[name] for name in POD_FIELDS if worker.get(name)}
 
 
 def _bundle_volumes(service: Service, settings: WorkerSettings) -> list[Object]:

@@ -31,7 +31,7 @@ from offramp_operator.shell.bounded import refuse_unbounded
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.peaks import Peaks
 from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
-from offramp_operator.shell.record_pool import RampSetKey, RecordPool
+from offramp_operator.shell.record_pool import CAPACITY_ROWS, RampSetKey, RecordPool, rows_each
 
 MAX_PAGES = 8  # 40,000 rows: twice what is kept, so that one pass catches up whatever was missed
 FAILURES_UNTIL_SILENT = 3
@@ -92,6 +92,7 @@ class _ServiceMemory:
     stores: dict[RampSetKey, tuple[tuple[int, int], RecordStore | None]] = field(default_factory=dict)
     revision: int = 0
     peaks: Peaks = field(default_factory=Peaks)
+    collecting: bool = True
 
 
 class Observer:
@@ -126,8 +127,14 @@ class Observer:
             await self._session.close()
             self._session = None
 
-    async def observe(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str) -> Observed:
-        """Pull all workers of a service once and pool the answers; never raises for a worker that is dead or talks nonsense."""
+    async def observe(
+        self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str, collecting: bool = True
+    ) -> Observed:
+        """Pull all workers of a service once and pool the answers; never raises for a worker that is dead or talks nonsense.
+
+        One that is ``collecting`` labels for a tuning keeps as many rows as a pool can hold, others their share of the operator's memory.
+        """
+        self._services.setdefault(key, _ServiceMemory()).collecting = collecting
         memory = await self._pull_all(key, endpoints, token)
         workers = tuple(self._worker(endpoint, memory.seen[endpoint.uid]) for endpoint in endpoints)
         own, others = _records(memory, workers)
@@ -311,6 +318,7 @@ class Observer:
         if len(rows):
             fresh = RecordPool(n_ramps=len(state.ramps), names=column_arrays(state.ramps))
             pool = memory.pools.setdefault(RampSetKey(state.backbone_digest, ramp_set), fresh)
+            pool.keep(CAPACITY_ROWS if memory.collecting else rows_each(len(self._services), n_ramps=len(state.ramps)))
             pool.add(state.boot_id, rows, latest_time=self._clock())
 
     def _worker(self, endpoint: WorkerEndpoint, seen: _Seen) -> Worker:

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from offramp_operator.shell.wire import RecordRows
 
 CAPACITY_ROWS = 20_000
+ENOUGH_ROWS = 2_000  # to certify a plan worth five points or more, nearly always (docs/benchmarks.md)
+POOLS_BYTES = 128 * 2**20  # of all services of an operator; some more where that is not enough for each
 _MAX_BOOTS = 4_096  # processes remembered; far more than can still hold rows of ours
 NAMES = ("ramp_id", "ramp_precision")
 COLUMNS = ("time", "uncertainty", "prediction", "final", "reference", "slice")
@@ -23,6 +25,15 @@ class RampSetKey:
 
     backbone_digest: str
     ramp_set_digest: str
+
+
+def rows_each(services: int, *, n_ramps: int) -> int:
+    """Rows that the pool of each of so many services may keep while it collects no labels for a tuning.
+
+    Else an operator's memory would grow with the traffic of all its services, by megabytes each. A row has 8 bytes per ramp and 20 more.
+    """
+    share = POOLS_BYTES // (max(1, services) * (8 * n_ramps + 20))
+    return min(CAPACITY_ROWS, max(ENOUGH_ROWS, share))
 
 
 class RecordPool:
@@ -48,6 +59,11 @@ class RecordPool:
     def next_of(self, boot_id: str) -> int:
         """Sequence number of the first row of a process that is not here yet."""
         return self._next.get(boot_id, 0)
+
+    def keep(self, capacity: int) -> None:
+        """Keep so many rows from now on."""
+        self._capacity = capacity
+        self._trim()
 
     def add(self, boot_id: str, rows: RecordRows, *, latest_time: float) -> int:
         """Add what is new of a block; returns how many rows were. No row is younger than ``latest_time``.
@@ -103,7 +119,11 @@ class RecordPool:
         self._chunks.append(chunk)
         self._rows += len(chunk["time"])
         self.version += 1
-        if self._rows >= 2 * self._capacity:
+        self._trim()
+
+    def _trim(self) -> None:
+        """Not at every row: sorting costs more than the rows that are too many for a while."""
+        if self._rows >= 1.25 * self._capacity:
             self._compact()
 
     def _compact(self) -> None:

@@ -8,10 +8,14 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from types import SimpleNamespace
+
+import aiohttp
 
 from offramp_core.control import decide, rollout
 from offramp_operator import main
 from offramp_operator.kube import client, leader, queue, watch
+from offramp_operator.shell import observe
 
 SLOWNESS = float(os.environ.get("OFFRAMP_TEST_SLOWNESS", "1"))
 
@@ -25,5 +29,9 @@ main.LATE_SECONDS = 8.0 * SLOWNESS  # type: ignore[attr-defined]
 main.LeaseSettings = functools.partial(  # type: ignore[misc,assignment]
     leader.LeaseSettings, duration_seconds=int(15 * SLOWNESS), renew_deadline_seconds=10.0 * SLOWNESS
 )
+
+# The operator asks workers by their own addresses, whatever proxy its environment names; here a proxy stands in between all the same.
+proxied = functools.partial(aiohttp.ClientSession, proxy=os.environ["OFFRAMP_TEST_WORKERS_PROXY"])
+observe.aiohttp = SimpleNamespace(**{**vars(aiohttp), "ClientSession": proxied})  # type: ignore[attr-defined]
 
 sys.exit(main.main())

@@ -197,8 +197,8 @@ class Operator:
         }  # fmt: skip
         kubeconfig.write_text(yaml.safe_dump(config))
         environment = {
-            "KUBECONFIG": str(kubeconfig), "HTTP_PROXY": f"http://127.0.0.1:{ports['workers']}", "NO_PROXY": "127.0.0.1",
-            "http_proxy": f"http://127.0.0.1:{ports['workers']}", "no_proxy": "127.0.0.1",
+            "KUBECONFIG": str(kubeconfig), "OFFRAMP_TEST_WORKERS_PROXY": f"http://127.0.0.1:{ports['workers']}",
+            "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1",
             "OFFRAMP_NAMESPACES": self.stage.namespace, "OFFRAMP_LEASE_NAMESPACE": self.stage.namespace, "OFFRAMP_LEASE_NAME": "offramp",
             "OFFRAMP_WORKER_IMAGE": self.image, "OFFRAMP_SIGNING_KEY_FILE": str(self.stage.key), "OFFRAMP_PORT": str(self.port),
             "POD_NAME": f"operator-{self.channel}", "PYTHONPATH": "core:operator:worker:cli:.", "OMP_NUM_THREADS": "1",
@@ -246,7 +246,7 @@ class Stage:
         )  # fmt: skip
         self.ports = json.loads(self._proxy.stdout.readline())
         self.operators: list[Operator] = []
-        self._traffic: list[Traffic] = []
+        self.traffic: list[Traffic] = []
         self.manifest: Json = {}
         self.generation = 0  # which the API server gave what was applied last
 
@@ -259,8 +259,16 @@ class Stage:
 
     def broken(self, *faults: str, channel: int = 0) -> None:
         """What is broken between an operator and the cluster from now on; nothing where none is named."""
-        self._proxy.stdin.write(json.dumps({"channel": channel, "faults": list(faults)}) + "\n")
+        self._ask_proxy(channel=channel, faults=list(faults))
+
+    def struck(self, fault: str, *, channel: int = 0) -> int:
+        """How often a fault has struck so far."""
+        return int(self._ask_proxy(channel=channel).get(fault, 0))
+
+    def _ask_proxy(self, **line: Any) -> Json:
+        self._proxy.stdin.write(json.dumps(line) + "\n")
         self._proxy.stdin.flush()
+        return dict(json.loads(self._proxy.stdout.readline()))
 
     def apply(self, **spec: Any) -> None:
         """What the user applies; None leaves a field out. One step at full weight needs no comparison of two arms, hence few batches."""
@@ -288,6 +296,12 @@ class Stage:
         """A person changes a rollout."""
         self.api.merge(f"{GROUP}/namespaces/{self.namespace}/ramprollouts/{rollout}", {"spec": spec})
 
+    def refresh_volumes(self) -> None:
+        """Have the kubelet look at the workers' ConfigMaps now, and then not before its sync period (10 s here) has passed."""
+        for pod in self.pods():
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
+            self.api.merge(path, {"metadata": {"annotations": {"outages/refreshed": f"{time.time()}"}}})
+
     def send(self, rate: float = 50.0, *, url: str = "", rows: Path | None = None) -> Traffic:
         """Open-loop traffic through the Service (or to one pod), until the story ends."""
         command = [
@@ -298,7 +312,7 @@ class Stage:
         ]
         made = Traffic(in_node(*command, *([str(rows)] if rows else []), log=self.folder / "traffic.log",
                                environment={"PYTHONPATH": "core:operator:worker:cli:.", "OMP_NUM_THREADS": "1"}))  # fmt: skip
-        self._traffic.append(made)
+        self.traffic.append(made)
         return made
 
     # --- seeing ------------------------------------------------------------------------------------
@@ -334,6 +348,10 @@ class Stage:
 
     def phase(self, *wanted: str) -> bool:
         return self.rollout().get("phase") in wanted
+
+    def published(self) -> int:
+        """The newest epoch in the service's ConfigMap."""
+        return int(self.history.now("plan")[f"{NAME}-plan"]["data"]["epoch"])
 
     def audited(self) -> int:
         """Audits of the canary in the step at hand."""
@@ -378,16 +396,28 @@ class Stage:
 
     # --- the end -----------------------------------------------------------------------------------
 
-    def check(self, *, lost: Callable[[Json], bool] = lambda failure: False, operators_alive: bool = True) -> None:
+    def check(
+        self,
+        *,
+        lost: Callable[[Json], bool] = lambda failure: False,
+        at_most: float = 0.0,
+        operators_alive: bool = True,
+    ) -> None:
         """What must hold after every outage: requests, decisions, epochs.
 
-        ``lost`` says whether a failed request was lost by a pod that the story took.
+        ``lost`` says whether a failed request was lost by a pod that the story took; there may be ``at_most`` so many of them.
         """
-        for traffic in self._traffic:
+        for traffic in self.traffic:
             summary = traffic.stop()
             failures = [f for f in summary["failures"] if not lost(f)]
             assert not failures, f"{len(failures)} of {summary['sent']} requests failed: {failures[:5]}"
+            assert len(summary["failures"]) <= at_most, (
+                f"{len(summary['failures'])} requests lost: {summary['failures'][:5]}"
+            )
             assert summary["answered"] > 0
+            print(
+                f"{summary['sent']} requests, {len(summary['failures'])} lost, {summary['reconnected']} connections refused"
+            )
         self._check_decisions()
         self._check_epochs()
         if operators_alive:
@@ -435,7 +465,7 @@ class Stage:
             ending.callback(self.api.delete, f"/api/v1/namespaces/{self.namespace}", propagationPolicy="Background")
             ending.callback(self.history.stop)
             ending.callback(self._proxy.kill)
-            for traffic in self._traffic:
+            for traffic in self.traffic:
                 if not traffic.summary:
                     ending.callback(traffic.process.kill)
             for operator in self.operators:
@@ -459,6 +489,12 @@ def worker_pid(pod: Json) -> int:
         if (uid in groups or uid.replace("-", "_") in groups) and b"offramp-worker" in command:
             return int(folder.name)
     raise AssertionError(f"no process of {pod['metadata']['name']}")
+
+
+def delivered(pod: Json) -> int:
+    """The epoch in the kubelet's own copy of the ConfigMap, as the worker reads it; 0 before the first."""
+    file = Path(f"/proc/{worker_pid(pod)}/root/etc/offramp/plan/plan.json")
+    return int(json.loads(json.loads(file.read_text())["payload"])["epoch"]) if file.exists() else 0
 
 
 def signal_worker(pod: Json, number: signal.Signals) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from stage import SLOWNESS, Stage  # type: ignore[import-not-found]
+from stage import SLOWNESS, Stage, delivered  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
@@ -19,6 +19,7 @@ def test_api_server_away_for_longer_than_every_timeout(canary: Callable[..., Sta
     stage.broken("away")
     time.sleep(LONGER_THAN_EVERY_TIMEOUT)
     assert stage.phase("Progressing"), "nobody decides what cannot be written"
+    assert stage.struck("away") >= 2, "the operator asked, and was not answered"
     stage.broken()
     stage.until("the promotion", lambda: stage.phase("Succeeded"))
     stage.until("the service to be settled", stage.settled)
@@ -39,6 +40,7 @@ def test_watch_silently_stalled(canary: Callable[..., Stage]) -> None:
     operator = stage.operators[0]
     late = lambda: stage.health(operator).startswith("a watch has been")  # noqa: E731
     stage.until("the liveness probe to tell", late)
+    assert stage.struck("stalled-watch") >= 2, "of services and rollouts at least"
     stage.broken()
     operator.kill()  # as the kubelet would
     stage.until("an operator that is well", lambda: stage.health(operator) == "ok")
@@ -55,7 +57,8 @@ def test_storm_of_409_410_429_and_lost_answers(canary: Callable[..., Stage]) -> 
     long_enough = time.monotonic() + 20.0
     stage.until("the storm to have raged", lambda: stage.phase("Succeeded") or time.monotonic() > long_enough)
     stage.apply(replicas=1)
-    time.sleep(5.0)
+    kinds = ("conflict", "gone", "throttled", "lost-answers")
+    stage.until("each kind to have struck", lambda: min(stage.struck(kind) for kind in kinds) >= 3)
     stage.broken()
     stage.until("the promotion", lambda: stage.phase("Succeeded"))
     stage.until(
@@ -73,15 +76,30 @@ def test_poke_lost_and_config_map_late(stage: Stage) -> None:
     )
     stage.send()
     stage.until("a recommendation", lambda: stage.phase("Pending"))
+    workers = stage.pods()
+    stage.refresh_volumes()
+    time.sleep(1.0)  # for the kubelet to look; if it does so later, the ConfigMap is not late below
     stage.broken("pokes-lost")
     stage.tell(stage.rollout()["name"], decision="Promote")
     stage.until("the canary to be published", lambda: stage.phase("Progressing"))
+    lost = lambda: all(stage.struck(f"pokes-lost {pod['status']['podIP']}") for pod in workers)  # noqa: E731
+    stage.until("the poke of each worker to be lost", lost)
     time.sleep(4.0)
-    # The kubelet may have brought the ConfigMap to one worker or both by now: the step begins when both run its epoch.
-    if stage.rollout().get("stepStartedAt"):
-        stage.until("both to have acknowledged", lambda: stage.status()["workers"].get("acked") == 2)
-    stage.broken()
-    stage.until("the promotion", lambda: stage.phase("Succeeded"))
-    stage.until("the service to be settled", stage.settled)
+    canary = stage.published()
+    assert max(map(delivered, workers)) < canary, "the kubelet's copies are late"
+    assert not stage.rollout().get("stepStartedAt"), "a step begins when its epoch runs on every worker"
+
+    # Not one poke comes through to the end: every epoch is brought by the kubelet alone.
+    def brought() -> bool:
+        if min(map(delivered, workers)) < stage.published():
+            stage.refresh_volumes()
+            return False
+        return True
+
+    stage.until("the step to begin", lambda: brought() and stage.rollout().get("stepStartedAt"))
+    assert min(map(delivered, workers)) >= canary
+    stage.until("the promotion", lambda: brought() and stage.phase("Succeeded"))
+    stage.until("the service to be settled", lambda: brought() and stage.settled())
+    assert stage.published() > canary and stage.status()["workers"]["acked"] == 2
     assert len(stage.rollouts()) == 1
     stage.check()

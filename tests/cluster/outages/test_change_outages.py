@@ -53,10 +53,13 @@ def test_spec_changed_mid_rollout(canary: Callable[..., Stage]) -> None:
 
 def test_service_deleted_and_recreated_mid_rollout(canary: Callable[..., Stage]) -> None:
     stage = canary(rollout=STEP)
-    stage._traffic.pop().stop()  # its pods are meant to go
     old = stage.history.now("service")[NAME]["metadata"]["uid"]
     stage.api.delete(stage.path, propagationPolicy="Background")
     stage.until("the service to be gone", lambda: NAME not in stage.history.now("service"))
+    # Its pods are meant to go, and they answer what they have taken: clients are told no more than that nobody is there.
+    stage.until("its workers to end", lambda: not stage.history.now("pod"))
+    sent = stage.traffic[0].stop()
+    assert sent["sent"] == sent["answered"] + sent["withdrawn"], sent["failures"]
     stage.apply()
     new = lambda: stage.history.now("service").get(NAME, {"metadata": {"uid": old}})["metadata"]["uid"] != old  # noqa: E731
     stage.until(

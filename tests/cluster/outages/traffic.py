@@ -1,16 +1,23 @@
 """``traffic.py URL RATE [ROWS.npy]``: open-loop requests (Poisson arrivals) to the tiny model until SIGTERM, then a summary as JSON.
 
 A connection that is refused or does not come about is tried again, as any client of a Kubernetes Service does: an ending pod may be chosen
-for a moment after it is gone. What has been sent is never sent again: if no answer comes, that is a failure, with the time it was sent.
+for a moment after it is gone. What has been sent is never sent again: if no answer comes, that is a failure. It is told with the times when
+it was sent and when it failed, with what became of it (``refused``: never sent; ``broken``: the connection; ``late``: no answer in time;
+``answered``: by another status than 200), and with the address of the pod that the Service had chosen, as the kernel translated it.
+What could not be sent until SIGTERM has not failed: it is ``withdrawn``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 import signal
+import socket
 import sys
 import time
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "e2e"))
 from identity_bundle import MODEL, inputs
 
 ANSWER_SECONDS, CONNECT_ATTEMPTS = 45.0, 40
+CONNECTIONS = Path("/proc/net/nf_conntrack")
+local_port: ContextVar[list[int]] = ContextVar("local_port")  # the last one that a request had
 
 
 def body(row: np.ndarray) -> tuple[bytes, dict[str, str]]:
@@ -32,39 +41,65 @@ def body(row: np.ndarray) -> tuple[bytes, dict[str, str]]:
     }
 
 
+def numbered(address: Any) -> socket.socket:
+    """A socket whose port the request knows, also when the connection is gone."""
+    made = socket.socket(*address[:3])
+    made.setblocking(False)
+    made.bind(("", 0))
+    local_port.get()[:] = [made.getsockname()[1]]
+    return made
+
+
+def pod_behind(port: int) -> str | None:
+    """Whom the Service had chosen for the connection from this port; None where the kernel does not tell."""
+    with contextlib.suppress(OSError):
+        found = re.search(rf" sport={port} dport=\d+ .*?src=(\S+)", CONNECTIONS.read_text())
+        return found.group(1) if found else ""
+    return None
+
+
 class Clients:
-    def __init__(self, url: str) -> None:
-        self.url = f"{url}/v2/models/{MODEL}/infer"
-        self.sent = self.answered = self.reconnected = 0
+    def __init__(self, url: str, stop: asyncio.Event) -> None:
+        self.url, self.stop = f"{url}/v2/models/{MODEL}/infer", stop
+        self.sent = self.answered = self.reconnected = self.withdrawn = 0
         self.failures: list[dict[str, Any]] = []
 
     async def ask(self, session: aiohttp.ClientSession, content: bytes, headers: dict[str, str]) -> None:
+        local_port.set([0])
         at, self.sent = time.time(), self.sent + 1
-        for attempt in range(CONNECT_ATTEMPTS):
+        for _ in range(CONNECT_ATTEMPTS):
             try:
                 async with session.post(self.url, data=content, headers=headers) as reply:
                     text = await reply.read()
                     if reply.status == 200:
                         self.answered += 1
                     else:
-                        self.failures.append({"at": at, "what": f"{reply.status} {text[:200]!r}"})
+                        self.failed(at, "answered", f"{reply.status} {text[:200]!r}")
                     return
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:  # nothing was sent
+                if self.stop.is_set():
+                    self.withdrawn += 1
+                    return
                 self.reconnected += 1
-                if attempt == CONNECT_ATTEMPTS - 1:
-                    self.failures.append({"at": at, "what": repr(error)})
+                refusal = repr(error)
                 await asyncio.sleep(0.1)
             except (aiohttp.ClientError, TimeoutError) as error:
-                self.failures.append({"at": at, "what": repr(error)})
+                self.failed(at, "late" if isinstance(error, TimeoutError) else "broken", repr(error))
                 return
+        self.failed(at, "refused", refusal)
+
+    def failed(self, at: float, how: str, what: str) -> None:
+        pod = pod_behind(local_port.get()[0])
+        self.failures.append({"at": at, "ended": time.time(), "how": how, "what": what, "pod": pod})
 
 
 async def main(url: str, rate: float, rows: np.ndarray) -> None:
     bodies = [body(row) for row in rows]
-    rng, clients, stop = np.random.default_rng(1), Clients(url), asyncio.Event()
+    stop = asyncio.Event()
+    rng, clients = np.random.default_rng(1), Clients(url, stop)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=3.0)
-    connector = aiohttp.TCPConnector(force_close=True, limit=0, ttl_dns_cache=300)
+    connector = aiohttp.TCPConnector(force_close=True, limit=0, ttl_dns_cache=300, socket_factory=numbered)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         tasks: set[asyncio.Task[None]] = set()
         due = time.monotonic()
@@ -77,7 +112,7 @@ async def main(url: str, rate: float, rows: np.ndarray) -> None:
             task.add_done_callback(tasks.discard)
         if tasks:
             await asyncio.wait(tasks)
-    said = {name: getattr(clients, name) for name in ("sent", "answered", "reconnected", "failures")}
+    said = {name: getattr(clients, name) for name in ("sent", "answered", "reconnected", "withdrawn", "failures")}
     print(json.dumps(said), flush=True)
 
 

@@ -318,9 +318,13 @@ def _parse_model(raw: bytes, manifest: Manifest, file: str) -> onnx.ModelProto:
 def _load_npz(raw: bytes, name: str) -> dict[str, Array]:
     try:
         with np.load(io.BytesIO(raw), allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError) as error:
+            arrays = {key: archive[key] for key in archive.files}
+    except Exception as error:  # numpy, zipfile and zlib raise types of their own; all mean the same here
         raise InvalidBundleError(f"{name}: is no npz archive of plain arrays ({error})") from error
+    for key, value in arrays.items():
+        if not isinstance(value, np.ndarray):  # numpy gives back the bytes of what is in no format of its own
+            raise InvalidBundleError(f"{name}: is no npz archive of plain arrays ({key} is none)")
+    return arrays
 
 
 def _parse_probe(raw: bytes, manifest: Manifest) -> tuple[Array, Array]:

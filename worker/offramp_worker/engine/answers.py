@@ -11,21 +11,6 @@ LabelArray = npt.NDArray[np.int64]
 NO_ANSWER = -1
 
 
-def all_finite(x: npt.NDArray[Any]) -> bool:
-    """Whether inputs hold neither NaN nor infinity. Told from their sum: False may be wrong (it overflowed), True is not."""
-    if x.dtype.kind != "f":
-        return True
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(np.add.reduce(x, axis=None)))
-
-
-def finite_rows(x: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Rows of inputs without NaN or infinity, (n, ...) → (n,)."""
-    if all_finite(x):
-        return np.ones(len(x), dtype=np.bool_)
-    return np.asarray(np.isfinite(x.reshape(len(x), -1)).all(axis=1))
-
-
 def labels(logits: npt.NDArray[np.floating[Any]]) -> LabelArray:
     """Index of the largest logit of each row, (n, n_classes) → (n,), n >= 0; ``NO_ANSWER`` where a logit is NaN."""
     top: LabelArray = logits.argmax(axis=1).astype(np.int64, copy=False)

@@ -127,10 +127,13 @@ class Batcher:
                 self._changed.notify()
 
     def put_back(self, ticket: Ticket) -> bool:
-        """Queue a request that was admitted before, whatever waits; False when the worker has shut down."""
+        """Queue a request that waited for another one's answer, whatever waits here; False when the worker has shut down."""
         with self._changed:
             if self._closed:
                 return False
+            if self._group is not None:
+                ticket.group = self._group(ticket.x)
+            self._set_due(ticket)  # from when it came: who has waited for another request's answer does not begin again
             self._queue(ticket)
             self._changed.notify()
             return True
@@ -214,9 +217,7 @@ class Batcher:
         """Say when the request is due; raise unless it fits and can be answered in time."""
         rows, now, pace, batch_rows = len(ticket.x), ticket.admitted, self._door.pace, self._policy.batch_rows
         timeout = None if ticket.expires == math.inf else ticket.expires - now
-        own = pace.queue(rows, batch_rows=batch_rows)
-        wish = min(ticket.expires, ticket.deadline) - now
-        ticket.run_by = now + due_after(own, objective_seconds=self._objective, wish_seconds=wish)
+        self._set_due(ticket)
         ticket.number = self._number + 1
         if self._rows + rows > self._max_rows:
             wait = pace.queue(self._rows, batch_rows=batch_rows)
@@ -248,6 +249,11 @@ class Batcher:
         ticket.on_time = self._door.promises(entry, seen)
         if entry is Entry.ON_CREDIT:
             self._door = self._door.spent(rows)
+
+    def _set_due(self, ticket: Ticket) -> None:
+        own = self._door.pace.queue(len(ticket.x), batch_rows=self._policy.batch_rows)
+        wish = min(ticket.expires, ticket.deadline) - ticket.admitted
+        ticket.run_by = ticket.admitted + due_after(own, objective_seconds=self._objective, wish_seconds=wish)
 
     def _queue(self, ticket: Ticket) -> None:
         self._number += 1

@@ -30,7 +30,7 @@ from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import Arm
 from offramp_worker.bundle.lengths import pad_rows, rows_bucket
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.answers import all_finite, finite_rows, labels
+from offramp_worker.engine.answers import labels
 from offramp_worker.engine.arms import Active, Runtime, canary_drawn, held_back, staggered
 from offramp_worker.engine.audits import Audit, AuditDesk
 from offramp_worker.engine.batcher import Batch, Batcher
@@ -43,6 +43,7 @@ from offramp_worker.engine.ramp_sets import HeldSets
 from offramp_worker.engine.scrape import EngineState, RampUtility
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.tickets import HIGHEST_PRIORITY, OverloadedError, Ticket, new_ticket
+from offramp_worker.engine.usual import UsualInputs
 from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
 
@@ -99,6 +100,7 @@ class Engine:
         self._clock, self._wall_clock = clock, wall_clock
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
         self._exact, self._exact_seconds = sessions.exact_stage(), exact_seconds(bundle.profile)
+        self._usual = sessions.usual
         spec = bundle.manifest.inputs[0]
         join = partial(pad_rows, spec=spec)
         self._batcher = Batcher(
@@ -136,8 +138,8 @@ class Engine:
     # --- called from other threads --------------------------------------------------------------
 
     def start(self) -> None:
-        """Warm every batch size up, then begin to serve."""
-        self.sessions.warm_up({1, 2, 4, 8, 16, self.batch_rows}, [self._exact])
+        """Warm the exact executor up, then begin to serve."""
+        self.sessions.warm_up(self.batch_rows, [self._exact])
         self.sessions.tapped(self.bundle.probe_x[:1])
         self._thread.start()
 
@@ -412,7 +414,7 @@ class Engine:
         if runtime.exits_off:
             return run_exact(self._exact, batch.x)
         deadlines = self._deadlines(batch, runtime)
-        may_leave = _may_leave(batch, runtime)
+        may_leave = _may_leave(batch, runtime, self._usual)
         if runtime.plan.precision == EXACT:
             return _run(runtime, batch.x, may_leave=may_leave, deadlines=deadlines)
         if may_leave is None:
@@ -706,15 +708,15 @@ class _Deadlines:
         return found if found.any() else None
 
 
-def _may_leave(batch: Batch, runtime: Runtime) -> npt.NDArray[np.bool_] | None:
-    """Rows that may leave early (n,): those of finite numbers whose slice was not stopped; None where all may."""
-    finite = None if all_finite(batch.x) else finite_rows(batch.x)
+def _may_leave(batch: Batch, runtime: Runtime, usual_inputs: UsualInputs) -> npt.NDArray[np.bool_] | None:
+    """Rows that may leave early (n,): usual ones whose slice was not stopped; None where all may."""
+    usual = usual_inputs.rows(batch.x)
     if not runtime.stopped:
-        return finite
+        return usual
     going = np.array([ticket.slice_name not in runtime.stopped for ticket, _ in batch.owners])
     if going.all():
-        return finite
-    return going if finite is None else finite & going
+        return usual
+    return going if usual is None else usual & going
 
 
 def _run(

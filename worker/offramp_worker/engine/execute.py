@@ -76,16 +76,16 @@ def run_exact(stage: Runnable, x: Array) -> Iterator[Leave]:
 
 def run_apart(
     x: Array,
-    finite: BoolArray,
+    usual: BoolArray,
     *,
     exact: Callable[[Array], FloatArray],
     run: Callable[[Array], Iterator[Leave]],
 ) -> Iterator[Leave]:
-    """Execute a batch at a lower precision, but rows that are not ``finite`` (n,) by the exact executor.
+    """Execute a batch at a lower precision, but rows that are not ``usual`` (n,) by the exact executor.
 
-    A lower precision may make numbers of what is none; what the model itself says to such a row must stay visible.
+    A lower precision may make numbers of what is none, or none of large ones; what the model itself says to such a row must stay visible.
     """
-    odd, sound = np.flatnonzero(~finite), np.flatnonzero(finite)
+    odd, sound = np.flatnonzero(~usual), np.flatnonzero(usual)
     yield Leave(odd, None, exact(x[odd]))
     if len(sound):
         for leave in run(x[sound]):

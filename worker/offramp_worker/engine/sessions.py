@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -23,12 +23,13 @@ from offramp_core.columns import EXACT, FINAL_HEAD
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_core.plan import Precision
 from offramp_worker.bundle.graph import input_name, output_name, tapped_model
-from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.stages import StageGraph, side_stage, stage_graphs
-from offramp_worker.engine.answers import LabelArray, finite_rows, labels
+from offramp_worker.engine.answers import LabelArray, labels
 from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.engine.stages import Stage, StageSession, bind
+from offramp_worker.engine.usual import UsualInputs
+from offramp_worker.engine.warming import warm_up
 
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
@@ -78,6 +79,7 @@ class Sessions:
         self._lock = threading.Lock()
         self._stages: OrderedDict[tuple[Precision, tuple[int, ...]], tuple[StageSession, ...]] = OrderedDict()
         self.tables = ScoreTables(bundle.quantiles)
+        self.usual = UsualInputs(bundle.manifest.inputs[0], bundle.probe_x)
         self._input = input_name(bundle.backbone)
         self._exact: Any = like._exact if like else self._session(bundle.backbone, BACKBONE_FILE)
         self._taps = {precision: self._tap(precision) for precision in bundle.backbones}
@@ -97,7 +99,7 @@ class Sessions:
     def tapped(self, x: Array) -> Scores:
         """What the model says, and what every column of a record does.
 
-        A row that is not finite leaves nowhere and is answered by the exact executor at every precision, and that is what is said of it.
+        A row that is not :class:`UsualInputs` leaves nowhere and is answered by the exact executor at every precision, and that is what is said of it.
         """
         said: dict[int, FloatArray] = {j: session.run(None, {self._input: x})[0] for j, session in self._sides.items()}
         whole: dict[Precision, FloatArray] = {}
@@ -107,7 +109,8 @@ class Sessions:
             if tap.final is not None:
                 said[tap.final] = whole[precision]
         columns = [said[j] for j in range(len(said))]
-        odd = np.flatnonzero(~finite_rows(x))
+        usual = self.usual.rows(x)
+        odd = np.empty(0, np.intp) if usual is None else np.flatnonzero(~usual)
         finals = {precision: labels(logits) for precision, logits in whole.items()}
         for answers in finals.values():
             answers[odd] = finals[EXACT][odd]
@@ -146,12 +149,15 @@ class Sessions:
         """The exact model as a stage with buffers of its own, for the one thread that serves."""
         return Stage(StageSession(self._exact, self._input, "", (output_name(self._bundle.backbone),), True, ()))
 
-    def warm_up(self, sizes: Iterable[int], stages: Sequence[Stage]) -> None:
-        """Run every batch size once, the largest first, so that no request pays for a first allocation."""
-        for size in sorted(sizes, reverse=True):
-            features = x = typical_batch(self._bundle.probe_x, self._bundle.manifest.inputs[0], size=size)
+    def warm_up(self, most: int, stages: Sequence[Stage]) -> None:
+        """Run batches of up to ``most`` rows through the stages, so that few requests pay for a first allocation."""
+
+        def run(x: Array) -> None:
+            features = x
             for stage in stages:
                 features, _ = stage.run(features, x)
+
+        warm_up(run, self._bundle.probe_x, self._bundle.manifest.inputs[0], most=most)
 
     def _build_stages(self, precision: Precision, active: tuple[int, ...]) -> tuple[StageSession, ...]:
         bundle = self._bundle

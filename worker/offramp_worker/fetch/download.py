@@ -1,7 +1,7 @@
 """One file over HTTP, in as many connections as it takes: a broken one is resumed where it broke.
 
-A part is only added to when the server proves by a strong ETag (If-Range, RFC 9110 section 13.1.5) that it still has the same file; else
-it begins anew. What has arrived stays on disk, so a restarted process goes on as well.
+A part is only added to when the server proves by a strong ETag that it still has the same file (If-Range, RFC 9110 section 13.1.5, and the
+ETag of what it sends then); else it begins anew. What has arrived stays on disk, so a restarted process goes on as well.
 """
 
 from __future__ import annotations
@@ -179,6 +179,9 @@ class Download:
         if match is None or int(match[1]) != have or not have:
             self._forget()
             raise _BrokenError(f"{self._source.name} sent another range than the one asked for")
+        if answer.headers.get("etag") != self._resumable():  # some stores take a Range and ignore its If-Range
+            self._forget()
+            raise _BrokenError(f"{self._source.name} has changed meanwhile")
         return None if match[3] == "*" else int(match[3])
 
     def _begin(self, answer: httpx.Response) -> int | None:

@@ -21,6 +21,7 @@ from offramp_worker.front import Front
 from offramp_worker.grpc.messages import SERVICE, ModelInferResponse, message
 from offramp_worker.http.tensors import (
     DATATYPES,
+    MAX_SHOWN,
     VERSION,
     BadRequestError,
     InferRequest,
@@ -30,6 +31,7 @@ from offramp_worker.http.tensors import (
     read_header,
     reply_parameters,
     server_metadata,
+    shown,
 )
 from offramp_worker.tracing import context_of
 from offramp_worker.worker import Worker
@@ -37,6 +39,8 @@ from offramp_worker.worker import Worker
 Array = npt.NDArray[Any]
 Context = Any  # grpc.aio.ServicerContext; the library has no types
 Message = Any  # made at run time from their field numbers, see messages.py
+
+Method = Callable[[Message, Context], Awaitable[Message]]
 
 CONTENTS = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
@@ -52,6 +56,16 @@ class InferenceService:
 
     def __init__(self, worker: Worker, front: Front) -> None:
         self._worker, self._front = worker, front
+
+    def readable(self, method: Method) -> Callable[[Message | None, Context], Awaitable[Message]]:
+        """The method, for bytes that may be no message."""
+
+        async def call(request: Message | None, context: Context) -> Message:
+            if request is None:
+                await self._refuse(context, StatusCode.INVALID_ARGUMENT, "the request is no message of the protocol")
+            return await method(request, context)
+
+        return call
 
     async def server_live(self, _: Message, __: Context) -> Message:
         return message("ServerLiveResponse")(live=self._worker.alive)
@@ -120,7 +134,7 @@ class InferenceService:
             await self._refuse(
                 context,
                 StatusCode.NOT_FOUND,
-                f"model {model!r}, version {version!r} is unknown; this worker serves {name!r}, version {VERSION!r}",
+                f"model {shown(model)}, version {shown(version)} is unknown; this worker serves {name!r}, version {VERSION!r}",
             )
         return engine
 
@@ -208,7 +222,7 @@ def _values(parameters: Message, path: str) -> dict[str, Any]:
     for key, parameter in parameters.items():
         kind = parameter.WhichOneof("parameter_choice")
         if kind is None:
-            raise BadRequestError(f"{path}.{key}: has no value")
+            raise BadRequestError(f"{path}.{key[:MAX_SHOWN]}: has no value")
         values[key] = getattr(parameter, kind)
     return values
 
@@ -229,8 +243,8 @@ async def start_server(service: InferenceService, *, host: str, port: int, max_b
     )
     methods = {
         name: grpc.unary_unary_rpc_method_handler(
-            call,
-            request_deserializer=message(f"{name}Request").FromString,
+            service.readable(call),
+            request_deserializer=_reader(f"{name}Request"),
             response_serializer=lambda reply: reply.SerializeToString(),
         )
         for name, call in _methods(service).items()
@@ -244,7 +258,20 @@ async def start_server(service: InferenceService, *, host: str, port: int, max_b
     return server, bound
 
 
-def _methods(service: InferenceService) -> dict[str, Callable[[Message, Context], Awaitable[Message]]]:
+def _reader(name: str) -> Callable[[bytes], Message | None]:
+    """Reads a message; None where there is none in the bytes, which gRPC would report as a fault of the server."""
+    parse = message(name).FromString
+
+    def read(raw: bytes) -> Message | None:
+        try:
+            return parse(raw)
+        except Exception:  # protobuf's own type, which has no stubs
+            return None
+
+    return read
+
+
+def _methods(service: InferenceService) -> dict[str, Method]:
     return {
         "ServerLive": service.server_live,
         "ServerReady": service.server_ready,

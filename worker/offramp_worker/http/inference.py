@@ -14,7 +14,7 @@ from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.tickets import EXPIRED, OverloadedError, Ticket, UnableError
 from offramp_worker.front import Front
 from offramp_worker.http.bodies import Headers
-from offramp_worker.http.tensors import VERSION, BadRequestError, InferRequest, parse_request, response_body
+from offramp_worker.http.tensors import VERSION, BadRequestError, InferRequest, parse_request, response_body, shown
 from offramp_worker.tracing import context_of
 from offramp_worker.worker import Worker
 
@@ -132,7 +132,7 @@ class Inference:
                 length = _header_length(value)
             elif name == b"content-encoding" and value != b"identity":
                 raise BadRequestError(
-                    f"Content-Encoding: {value.decode('latin-1')!r} is not supported; send the body as it is"
+                    f"Content-Encoding: {shown(value.decode('latin-1'))} is not supported; send the body as it is"
                 )
         return parse_request(
             body,
@@ -145,13 +145,13 @@ class Inference:
 def _header_length(value: bytes) -> int:
     if not value.isdigit():
         raise BadRequestError(
-            f"Inference-Header-Content-Length: is {value.decode('latin-1')!r}; it must be a whole number"
+            f"Inference-Header-Content-Length: is {shown(value.decode('latin-1'))}; it must be a whole number"
         )
     return int(value[:18])
 
 
 def _unknown(model: str, engine: Engine) -> str:
-    return f"model {model!r} is unknown; this worker serves {engine.bundle.manifest.name!r}"
+    return f"model {shown(model)} is unknown; this worker serves {engine.bundle.manifest.name!r}"
 
 
 def _finished(ticket: Ticket, request: InferRequest, *, model: str) -> Response:

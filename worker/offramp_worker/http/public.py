@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from offramp_worker.engine.engine import Engine
 from offramp_worker.front import Front
 from offramp_worker.http.bodies import DisconnectedError, TooLargeError, read_body
-from offramp_worker.http.tensors import VERSION, BadRequestError, model_metadata, server_metadata
+from offramp_worker.http.tensors import MAX_SHOWN, VERSION, BadRequestError, model_metadata, server_metadata, shown
 from offramp_worker.worker import Worker
 
 MAX_FEEDBACK_BYTES = 64 * 1024
@@ -57,7 +57,7 @@ def public_app(worker: Worker, front: Front) -> FastAPI:
 
     @app.exception_handler(404)
     async def missing(request: Request, _: Exception) -> Response:
-        return JSONResponse({"error": f"{request.url.path} is unknown; see GET /v2"}, 404)
+        return JSONResponse({"error": f"{request.url.path[:MAX_SHOWN]} is unknown; see GET /v2"}, 404)
 
     return app
 
@@ -74,7 +74,7 @@ async def _feedback(worker: Worker, front: Front, name: str, request: Request) -
         request_id, labels = read_feedback(body, n_classes=engine.bundle.manifest.n_classes)
         verdict = front.feedback.judge(request_id, labels)
         if verdict is None:
-            status, said = 404, {"error": f"id: {request_id[:80]!r} is no recent reply that awaits its label"}
+            status, said = 404, {"error": f"id: {shown(request_id)} is no recent reply that awaits its label"}
         else:
             said = {"id": verdict.id, "right": verdict.right, "wrong": verdict.wrong}
     except TooLargeError:
@@ -102,7 +102,7 @@ def read_feedback(body: bytes, *, n_classes: int) -> tuple[str, list[int]]:
     labels: list[Any] = label if isinstance(label, list) else [label]
     for one in labels:
         if type(one) is not int or not 0 <= one < n_classes:
-            raise BadRequestError(f"label: is {str(one)[:40]}; it must be a whole number from 0 to {n_classes - 1}")
+            raise BadRequestError(f"label: is {shown(one)}; it must be a whole number from 0 to {n_classes - 1}")
     return value["id"], labels
 
 
@@ -113,8 +113,10 @@ def _engine(worker: Worker, name: str, version: str) -> Engine | Response:
         return JSONResponse({"error": worker.reason}, 503)
     if name != engine.bundle.manifest.name:
         return JSONResponse(
-            {"error": f"model {name!r} is unknown; this worker serves {engine.bundle.manifest.name!r}"}, 404
+            {"error": f"model {shown(name)} is unknown; this worker serves {engine.bundle.manifest.name!r}"}, 404
         )
     if version != VERSION:
-        return JSONResponse({"error": f"version {version!r} of model {name!r} is unknown; there is {VERSION!r}"}, 404)
+        return JSONResponse(
+            {"error": f"version {shown(version)} of model {shown(name)} is unknown; there is {VERSION!r}"}, 404
+        )
     return engine

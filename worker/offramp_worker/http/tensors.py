@@ -9,6 +9,7 @@ Errors name the field by its JSON path. Unknown fields are ignored, as the proto
 from __future__ import annotations
 
 import math
+import reprlib
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -33,7 +34,18 @@ MAX_DEADLINE_MS = 86_400_000
 KNOWN_HEADER_BYTES = 4096
 LOWEST_PRIORITY = 2**32 - 1  # what tritonclient sends is any unsigned number
 MAX_SLICE_LENGTH = 32
+MAX_SHOWN = 80  # characters of a value in an error
 MAX_TIMEOUT_MICROS = 86_400_000_000  # a day
+
+
+_briefly = reprlib.Repr()
+_briefly.maxlevel, _briefly.maxstring, _briefly.maxother = 2, MAX_SHOWN, MAX_SHOWN
+
+
+def shown(value: Any) -> str:
+    """What a client sent, for an error: a long or deeply nested value is neither repeated nor walked through."""
+    text = _briefly.repr(value)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
 class BadRequestError(OfframpError):
@@ -253,9 +265,11 @@ def _inputs(request: dict[str, Any]) -> dict[str, Any]:
 
 def _check_input(tensor: dict[str, Any], *, spec: TensorSpec, max_rows: int) -> tuple[int, ...]:
     if tensor.get("name") != spec.name:
-        raise BadRequestError(f"inputs[0].name: is {tensor.get('name')!r}; the model's input is {spec.name!r}")
+        raise BadRequestError(f"inputs[0].name: is {shown(tensor.get('name'))}; the model's input is {spec.name!r}")
     if tensor.get("datatype") != spec.datatype:
-        raise BadRequestError(f"inputs[0].datatype: is {tensor.get('datatype')!r}; {spec.name!r} takes {spec.datatype}")
+        raise BadRequestError(
+            f"inputs[0].datatype: is {shown(tensor.get('datatype'))}; {spec.name!r} takes {spec.datatype}"
+        )
     return _parse_shape(tensor.get("shape"), spec=spec, max_rows=max_rows)
 
 
@@ -274,7 +288,7 @@ def _from_binary(binary: memoryview, size: Any, *, shape: tuple[int, ...], dtype
     expected = math.prod(shape) * dtype.itemsize
     if type(size) is not int or size != expected:
         raise BadRequestError(
-            f"inputs[0].parameters.binary_data_size: is {size!r}; shape and datatype need {expected} bytes"
+            f"inputs[0].parameters.binary_data_size: is {shown(size)}; shape and datatype need {expected} bytes"
         )
     if len(binary) != expected:
         raise BadRequestError(f"inputs[0]: {len(binary)} bytes follow the JSON; binary_data_size says {expected}")
@@ -339,7 +353,9 @@ def _parse_output(output: Any, path: str, *, all_binary: bool) -> tuple[str, boo
     if not isinstance(output, dict):
         raise BadRequestError(f"{path}: must be an object")
     if output.get("name") not in OUTPUTS:
-        raise BadRequestError(f"{path}.name: is {output.get('name')!r}; the model's outputs are {', '.join(OUTPUTS)}")
+        raise BadRequestError(
+            f"{path}.name: is {shown(output.get('name'))}; the model's outputs are {', '.join(OUTPUTS)}"
+        )
     parameters = _object(output, "parameters", f"{path}.parameters")
     if parameters.get("classification") is not None:
         raise BadRequestError(f"{path}.parameters.classification: is not supported; ask for logits or label")
@@ -349,7 +365,7 @@ def _parse_output(output: Any, path: str, *, all_binary: bool) -> tuple[str, boo
 def _never_exit(parameters: dict[str, Any]) -> bool:
     wish = parameters.get("exit")
     if wish not in (None, "never"):
-        raise BadRequestError(f'parameters.exit: is {wish!r}; leave it out, or send "never" for the exact model')
+        raise BadRequestError(f'parameters.exit: is {shown(wish)}; leave it out, or send "never" for the exact model')
     return wish == "never"
 
 
@@ -358,7 +374,7 @@ def _slice_name(parameters: dict[str, Any]) -> str:
     wish = parameters.get("slice", "")
     if not isinstance(wish, str) or len(wish) > MAX_SLICE_LENGTH:
         raise BadRequestError(
-            f"parameters.slice: is {str(wish)[:40]!r}; it must be a text of at most {MAX_SLICE_LENGTH} characters"
+            f"parameters.slice: is {shown(wish)}; it must be a text of at most {MAX_SLICE_LENGTH} characters"
         )
     return wish
 
@@ -370,7 +386,7 @@ def _deadline(parameters: dict[str, Any]) -> float:
         return math.inf
     if isinstance(wish, bool) or not isinstance(wish, int | float) or not 0 < wish <= MAX_DEADLINE_MS:
         raise BadRequestError(
-            f"parameters.deadline_ms: is {wish!r}; it must be a number above 0, at most {MAX_DEADLINE_MS}"
+            f"parameters.deadline_ms: is {shown(wish)}; it must be a number above 0, at most {MAX_DEADLINE_MS}"
         )
     return wish / 1000
 
@@ -378,7 +394,7 @@ def _deadline(parameters: dict[str, Any]) -> float:
 def _whole(parameters: dict[str, Any], key: str, *, high: int) -> int:
     value = parameters.get(key, 0)
     if type(value) is not int or not 0 <= value <= high:
-        raise BadRequestError(f"parameters.{key}: is {str(value)[:40]}; it must be a whole number from 0 to {high}")
+        raise BadRequestError(f"parameters.{key}: is {shown(value)}; it must be a whole number from 0 to {high}")
     return value
 
 

@@ -33,10 +33,7 @@ from offramp_worker.engine.stages import Stage
 from offramp_worker.logs import log_event
 
 MAX_SLICES = 64  # a document may name; memory must stay bounded
-WARM_SIZES = (1, 2, 4, 8, 16)
-PATIENCE_SECONDS = (
-    60.0  # for a ramp set that the store does not show; half of what a rollout waits for acknowledgements
-)
+PATIENCE_SECONDS = 60.0  # for a ramp set that the store does not show; half of a rollout's for acknowledgements
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +258,7 @@ class PlanDesk:
         held = sets.get(plan.ramp_set_digest)
         bundle = held.bundle if held is not None else engine.bundle
         index, stages = self._columns(plan), self._stages(plan, sets)
-        engine.sessions.warm_up({*WARM_SIZES, engine.batch_rows}, stages)
+        engine.sessions.warm_up(engine.batch_rows, stages)
         profile = bundle.profile.of(plan.precision)
         table = CostTable(profile, sizes=range(MAX_BATCH + 1))  # batches may grow with what is measured
         priced = list(index.values())  # the chain's ramps as the profile has them
