@@ -8,6 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
+from bench.fleet.weight import ETCD_BYTES, managed, rollout_status, schema_of, service_status, size
 
 from offramp_core.control.objects import ConfigStatus, RolloutStatus, ServiceStatus
 from offramp_operator.shell.manifests import status_json
@@ -15,6 +16,7 @@ from offramp_operator.shell.manifests import status_json
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
 
 OPERATOR = "offramp-operator"
+PLURALS = {"service": "earlyexitservices", "rollout": "ramprollouts"}
 UNSEEN = {"observedGeneration": 0}  # by default, so that kstatus waits for the operator
 CONDITION = {
     "type": "Ready",
@@ -131,6 +133,34 @@ def test_every_field_that_the_control_plane_writes_is_kept(clean: Any, manifests
     answer = clean.apply(_status(manifest, written), manager=OPERATOR, subresource="status")
     assert answer.status_code == 200, answer.json()["message"]
     assert clean.get(manifest)["status"] == written
+
+
+@pytest.mark.parametrize(
+    ("builder", "status"),
+    [
+        ("service", service_status(300, 10)),
+        ("service", service_status(300, 32)),
+        ("service", service_status(1000, 0)),
+        ("rollout", rollout_status(1000)),
+    ],
+    ids=[
+        "service-300-workers-10-classes",
+        "service-300-workers-32-classes",
+        "service-1000-workers",
+        "rollout-1000-workers",
+    ],
+)
+def test_the_status_of_so_many_workers_fits(clean: Any, manifests: Any, builder: str, status: Any) -> None:
+    """The table of docs/scale.md, and that it reckons what the API server keeps beside a status as the API server does."""
+    manifest = getattr(manifests, builder)()
+    clean.create(manifest, keep=True)
+    answer = clean.apply(_status(manifest, status), manager=OPERATOR, subresource="status")
+    assert answer.status_code == 200, answer.json()["message"]
+    stored = clean.get(manifest)
+    assert stored["status"].items() >= status.items()
+    beside = size(managed(status, schema_of(PLURALS[builder])))
+    assert size(stored["metadata"]["managedFields"]) == pytest.approx(beside, abs=30_000)
+    assert size(stored) < 0.75 * ETCD_BYTES
 
 
 def test_a_rollout_that_waits_and_a_config_that_is_new_show_it_in_their_columns(clean: Any, manifests: Any) -> None:
