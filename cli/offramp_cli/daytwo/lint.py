@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 import yaml
 
 from offramp_cli.daytwo.rules import broken_rules, defaulted
-from offramp_cli.daytwo.session import CANNOT, NO
+from offramp_cli.daytwo.session import CANNOT, NO, formatted
 from offramp_core.control.spec import check_name, parse_spec
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.plan import Plan
@@ -52,7 +52,10 @@ def lint(
         ),
     ],
     *,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    output: Annotated[
+        Literal["json", "yaml"] | None, typer.Option("--output", "-o", help="json or yaml for machines.")
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
 ) -> None:
     """Check manifests without a cluster: every mistake with its line, field, value and what to do.
 
@@ -62,7 +65,7 @@ def lint(
 
       offramp lint service.yaml manifests/*.yaml
 
-      helm template . | offramp lint - --json
+      helm template . | offramp lint - -o json
     """  # fmt: skip
     mistakes: list[Mistake] = []
     checked = skipped = 0
@@ -71,8 +74,10 @@ def lint(
         found, ours, others = lint_text(text, "stdin" if str(file) == "-" else str(file))
         mistakes += found
         checked, skipped = checked + ours, skipped + others
-    if json_output:
-        print(json.dumps({"checked": checked, "skipped": skipped, "mistakes": [asdict(m) for m in mistakes]}, indent=2))
+    machine = "json" if json_output else output
+    if machine is not None:
+        told = {"checked": checked, "skipped": skipped, "mistakes": [asdict(m) for m in mistakes]}
+        print(formatted(told, machine), end="")
     else:
         print("\n".join(lint_lines(mistakes, checked, skipped)))
     raise typer.Exit(NO if mistakes else 0)
