@@ -84,15 +84,22 @@ def test_the_engines_bench(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.M
         "any uncertified": plan_for(bundle.path, {bundles.SMALL: "0.3", "int8/r00-grid": "0.5"}, precision="int8"),
         "int8 exit-free": plan_for(bundle.path, precision="int8"),
     }
+    certified = (
+        plan_for(bundle.path, {"r00-grid": threshold}) for threshold in ("0.2", "0.4")
+    )  # of batch 1, of batch 4
     found_plans = engine.plans
-    monkeypatch.setattr(engine, "plans", lambda records, bundle: found_plans(records, bundle) | given)
+    monkeypatch.setattr(
+        engine,
+        "plans",
+        lambda records, bundle: found_plans(records, bundle) | given | {"fp32 certified": next(certified)},
+    )
     monkeypatch.setattr(engine, "BATCHES", (1, 4))
     monkeypatch.setattr(engine, "ROWS_PER_PAIR", {1: 8, 4: 8})
     told: list[str] = []
     found = engine.bench(bundle, bundles.inputs(120, seed=4), pairs=1, seconds=0.2, tell=told.append)
     names = {(row["batch"], row["plan"]) for row in found["plans"]}
     kinds = ("fp32 certified", "fp32 uncertified", "any certified", "any uncertified", "int8 exit-free")
-    assert names == {(batch, kind) for batch in (1, 4) for kind in kinds}
+    assert names == {(batch, kind) for batch in (1, 4) for kind in kinds} | {(4, "fp32 certified, of batch 1")}
     assert told and finite(found)
     assert all(row["worst"]["median"] > 0 for row in found["plans"] if row["plan"] in given)
     engine.keep(tmp_path / "engine.json", "tiny", found)
