@@ -37,7 +37,7 @@ from stub_worker import DIGEST_A, DIGEST_B, StubWorker
 from offramp_operator.shell import wire
 from offramp_operator.shell.observe import Observer
 from offramp_operator.shell.platform import ConflictError, Gathered, ServiceKey, WorkerEndpoint, WorkerIdentity
-from offramp_operator.shell.reconcile import Reconciler
+from offramp_operator.shell.reconcile import REFUSED_POKE_SECONDS, Reconciler
 from offramp_operator.shell.signing import SigningKey
 
 KEY = ServiceKey("default", "digits")
@@ -314,6 +314,48 @@ def test_a_worker_that_missed_a_poke_is_poked_again_but_one_that_refused_is_not(
             asked = len([a for a in worker.asked if a.startswith("POST")])
             await made.reconcile(KEY)
             assert len([a for a in worker.asked if a.startswith("POST")]) == asked
+
+    run(story())
+
+
+def test_a_worker_that_could_not_read_its_ramp_set_is_asked_again_now_and_then(worker: StubWorker) -> None:
+    async def story() -> None:
+        platform, now = MemoryPlatform(worker), [1000.0]
+        platform.published = document(5)
+        worker.refuse = Refusal(5, "RampSetNotHeld", "ramps.safetensors: cannot be read")
+        worker.state = replace(worker.state, epoch=4, refused=worker.refuse)
+
+        def pokes() -> int:
+            return len([a for a in worker.asked if a.startswith("POST")])
+
+        async with reconciler(platform, Script(nothing), clock=lambda: now[0]) as made:
+            await made.reconcile(KEY)
+            assert pokes() == 1, "an operator that has just started does not know when it was asked last"
+            for _ in range(3):
+                now[0] += REFUSED_POKE_SECONDS / 4
+                await made.reconcile(KEY)
+            assert pokes() == 1
+            now[0] += REFUSED_POKE_SECONDS / 4
+            await made.reconcile(KEY)
+            assert pokes() == 2
+            worker.refuse = None
+            now[0] += REFUSED_POKE_SECONDS
+            await made.reconcile(KEY)
+        assert worker.taken == [document(5)]
+
+    run(story())
+
+
+def test_a_new_plan_is_not_poked_twice_at_once_when_it_is_refused(worker: StubWorker) -> None:
+    async def story() -> None:
+        platform, now = MemoryPlatform(worker), [1000.0]
+        worker.refuse = Refusal(1, "RampSetNotHeld", "ramps.safetensors: cannot be read")
+        script = Script(lambda s: replace(nothing(s), publish=document(1)))
+        async with reconciler(platform, script, clock=lambda: now[0]) as made:
+            for _ in range(3):
+                await made.reconcile(KEY)
+                now[0] += 1.0
+        assert len([a for a in worker.asked if a.startswith("POST")]) == 1
 
     run(story())
 

@@ -8,17 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import bundles
+import msgspec
 import numpy as np
 import pytest
 import safetensors.numpy
 from desks import Service
-from processes import eventually
+from processes import WorkerProcess, document, eventually, plan_for, sign
 
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_core.plan import Plan
+from offramp_core.protocol import Refusal, SignedDocument
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.ramp_sets import input_digest, load_ramp_set, set_folder, write_ramp_set
+from offramp_worker.engine.ramp_sets import PlanPostponedError
 from offramp_worker.engine.sessions import Sessions
+from offramp_worker.plans.apply import PATIENCE_SECONDS
+from offramp_worker.plans.poll import PlanFile
 
 FORGED = "sha256:" + "0" * 64
 
@@ -133,15 +138,12 @@ def test_stable_and_canary_run_on_two_sets_and_audits_make_records_for_both(
         np.testing.assert_allclose(uncertainty(service, name), heads[arm].tapped(x).uncertainty, atol=2e-6)
 
 
-def test_a_set_that_is_not_there_is_refused_with_the_reason_and_what_serves_goes_on(
-    service: Service, bundle: Bundle
-) -> None:
+def test_while_a_set_is_not_there_what_serves_goes_on(service: Service, bundle: Bundle) -> None:
     plan = service.plan()
     service.run(plan, holdback_share=0.0)
-    with pytest.raises(PlanRefusedError, match="store has no such set") as refused:
+    with pytest.raises(PlanPostponedError, match="store has no such set") as refused:
         service.run(plan, canary=of_set(plan, FORGED), weight=50, audit_rate=1.0)
     assert refused.value.reason == "RampSetNotHeld"
-    assert service.desk.refused is not None
     assert service.engine.sets.digests == (own(service),)
     assert service.serve(3)[-1].exits == ["r00-grid"]
 
@@ -187,3 +189,109 @@ def test_an_input_that_trained_a_set_makes_no_record_for_it(service: Service, bu
     service.serve(8, seed=3)
     assert len(uncertainty(service, own(service))) == 8
     assert len(uncertainty(service, digest)) == 3
+
+
+# --- a store that shows a set late -------------------------------------------------------------------
+
+
+class Late:
+    """A service whose store shows a set only once :meth:`show` is called, with its plan file and a clock that a test moves."""
+
+    def __init__(self, service: Service, store: Path, folder: Path) -> None:
+        self.service, self.now, self._store, self._elsewhere = service, 0.0, store, folder / "elsewhere"
+        self.digest = new_set(self._elsewhere, service.engine.bundle)
+        service.desk.clock = lambda: self.now
+        self.file = folder / "plan.json"
+        self._poll = PlanFile(self.file, service.desk, poll_seconds=1.0)
+
+    def show(self) -> None:
+        self._store.mkdir(exist_ok=True)
+        set_folder(self._elsewhere, self.digest).rename(set_folder(self._store, self.digest))
+
+    def plan(self) -> Plan:
+        return of_set(self.service.plan(), self.digest)
+
+    def signed(self, epoch: int, plan: Plan) -> SignedDocument:
+        return sign(document(plan, epoch=epoch))
+
+    def publish(self, epoch: int, plan: Plan) -> None:
+        self.file.write_bytes(msgspec.json.encode(self.signed(epoch, plan)))
+
+    def look(self, *, seconds_later: float = 0.0) -> int:
+        """One look at the file; the epoch in force after it."""
+        self.now += seconds_later
+        self._poll.look()
+        return self.service.engine.active.epoch
+
+    @property
+    def refused(self) -> Refusal | None:
+        return self.service.desk.refused
+
+
+@pytest.fixture
+def late(service: Service, store: Path, tmp_path: Path) -> Late:
+    return Late(service, store, tmp_path)
+
+
+def test_a_set_that_the_store_shows_late_is_taken_without_anybody_asking_again(late: Late) -> None:
+    late.publish(1, late.plan())
+    assert (late.look(), late.look(seconds_later=30), late.refused) == (0, 0, None), "it may still come"
+    late.show()
+    assert late.look(seconds_later=2) == 1
+    assert late.service.serve(3)[-1].exits == ["r00-grid"]
+
+
+def test_so_is_one_of_a_plan_that_was_poked_and_is_in_no_file_yet(late: Late) -> None:
+    with pytest.raises(PlanPostponedError, match="store has no such set"):
+        late.service.desk.deliver(late.signed(1, late.plan()))
+    late.show()
+    assert late.look(seconds_later=2) == 1
+
+
+def test_a_set_that_does_not_come_is_refused_after_a_minute_and_taken_when_asked_again(late: Late) -> None:
+    late.publish(1, late.plan())
+    late.look()
+    assert late.look(seconds_later=PATIENCE_SECONDS + 1) == 0
+    assert late.refused is not None and (late.refused.epoch, late.refused.reason) == (1, "RampSetNotHeld")
+    with pytest.raises(PlanRefusedError) as again:
+        late.service.desk.deliver(late.signed(1, late.plan()))
+    assert not isinstance(again.value, PlanPostponedError), "there is no second minute"
+    late.show()
+    assert late.look() == 0, "nor does the worker go on by itself"
+    late.service.desk.deliver(late.signed(1, late.plan()))
+    assert (late.look(), late.refused) == (1, None)
+
+
+def test_a_damaged_set_is_refused_at_once(late: Late, store: Path) -> None:
+    late.show()
+    _cut(set_folder(store, late.digest))
+    late.publish(1, late.plan())
+    late.look()
+    assert late.refused is not None and late.refused.reason == "RampSetNotHeld"
+
+
+def test_a_newer_plan_ends_the_wait_for_the_set_of_an_older_one(late: Late) -> None:
+    late.publish(1, late.plan())
+    late.look()
+    late.service.desk.deliver(late.signed(2, late.service.plan()))
+    late.show()
+    assert (late.look(seconds_later=2), late.refused) == (2, None)
+    assert late.service.engine.sets.digests == (own(late.service),)
+
+
+def test_an_older_plan_that_the_file_shows_late_does_not(late: Late) -> None:
+    with pytest.raises(PlanPostponedError):
+        late.service.desk.deliver(late.signed(2, late.plan()))
+    late.publish(1, late.service.plan())
+    assert late.look() == 1
+    late.show()
+    assert late.look(seconds_later=2) == 2
+
+
+@pytest.mark.slow
+def test_a_poke_for_a_set_that_is_not_there_yet_is_accepted_and_not_refused(bundle_dir: Path, store: Path) -> None:
+    with WorkerProcess(bundle_dir, env={"OFFRAMP_RAMP_SETS": str(store)}) as worker:
+        reply = worker.deliver(document(of_set(plan_for(bundle_dir, {"r00-grid": "1"}), FORGED)))
+        assert (reply.status_code, reply.json()["reason"]) == (202, "RampSetNotHeld")
+        assert worker.state().refused is None
+        assert [event["epoch"] for event in worker.events("plan-postponed")] == [1]

@@ -374,7 +374,7 @@ class Observer:
             log_event("poke-failed", f"{endpoint.name} was not reached: {reason}", level=logging.DEBUG,
                       service=str(key), worker=endpoint.name)  # fmt: skip
             return
-        if status != HTTPStatus.OK:
+        if status not in (HTTPStatus.OK, HTTPStatus.ACCEPTED):  # accepted: the worker waits for a ramp set, and says so
             log_event("plan-refused", f"{endpoint.name} refused the plan ({status}): {text}",
                       level=logging.WARNING, service=str(key), worker=endpoint.name)  # fmt: skip
 

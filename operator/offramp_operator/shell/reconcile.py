@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ IDLE_REQUEUE_SECONDS = 30.0  # at most; a canary's lease is longer than that, an
 DECIDE_SECONDS = 120.0  # a decision is made at least so often, for what time alone changes
 DECISIONS_A_SECOND = 5.0  # of that sort, about 1 % of a core: they become rarer where there are more than 600 services
 MOST_DECIDE_SECONDS = 600.0
+REFUSED_POKE_SECONDS = 60.0  # between pokes with a plan that was refused for what may pass without another plan
+MAY_PASS = ("RampSetNotHeld",)  # the store is mended, or was only slow to show a set
 TUNING_CRASH_BACKOFF_SECONDS = 60.0
 MAX_TUNING_CRASH_DOUBLINGS = 6
 
@@ -104,6 +107,7 @@ class Reconciler:
         self._watches: dict[ServiceKey, Watch | None] = {}
         self._idle: dict[ServiceKey, _Idle] = {}
         self._refusals: dict[ServiceKey, int] = {}  # attempts in a row to change workers that failed
+        self._asked_all: dict[ServiceKey, float] = {}  # when workers that refuse a plan were last poked with it as well
 
     async def reconcile(self, key: ServiceKey) -> float | None:
         """One pass; seconds until the next one, or None when the service is gone.
@@ -135,6 +139,7 @@ class Reconciler:
         self._watches.pop(key, None)
         self._idle.pop(key, None)
         self._refusals.pop(key, None)
+        self._asked_all.pop(key, None)
         tuning = self._tunings.pop(key, None)
         if tuning is not None and tuning.running is not None:
             tuning.running.cancel()  # the thread ends by itself; nobody looks at its outcome any more
@@ -284,7 +289,8 @@ class Reconciler:
     ) -> bool:
         """Publish what is new, then poke; whether anybody was poked.
 
-        Workers that missed an earlier poke are poked again, as kubelet's copy is slow.
+        Workers that missed an earlier poke are poked again, as kubelet's copy is slow; those that refused it too, now and then, where their
+        reason may have passed.
         """
         published = gathered.published
         new = document is not None and document != published
@@ -293,9 +299,13 @@ class Reconciler:
             return False
         # A version on trial has another model: it would refuse every plan.
         workers = tuple(w for w in gathered.workers if not w.trial)
-        behind = workers if new else _behind(workers, observed, current.epoch)
+        now = self._clock()
+        refused_too = now >= self._asked_all.get(key, -math.inf) + REFUSED_POKE_SECONDS
+        behind = workers if new else _behind(workers, observed, current.epoch, refused_too=refused_too)
         if not new and not behind:
             return False
+        if new or refused_too:
+            self._asked_all[key] = now
         signed = self._key.sign(current)
         if new:
             previous = published.epoch if published is not None else 0
@@ -393,8 +403,10 @@ def _lives(gathered: Gathered) -> bool:
     return any(not r.status.finished and r.status.phase != "Pending" for r in gathered.rollouts)
 
 
-def _behind(workers: tuple[WorkerEndpoint, ...], observed: Observed, epoch: int) -> tuple[WorkerEndpoint, ...]:
-    """Workers that answer, have not taken ``epoch`` and have not refused it."""
+def _behind(
+    workers: tuple[WorkerEndpoint, ...], observed: Observed, epoch: int, *, refused_too: bool
+) -> tuple[WorkerEndpoint, ...]:
+    """Workers that answer, have not taken ``epoch`` and have not refused it, or with ``refused_too`` only for what may pass."""
     states = {worker.uid: worker.state for worker in observed.workers}
     return tuple(
         endpoint
@@ -402,7 +414,9 @@ def _behind(workers: tuple[WorkerEndpoint, ...], observed: Observed, epoch: int)
         if (state := states.get(endpoint.uid)) is not None
         and state.ready
         and state.epoch < epoch
-        and (state.refused is None or state.refused.epoch != epoch)
+        and (
+            state.refused is None or state.refused.epoch != epoch or (refused_too and state.refused.reason in MAY_PASS)
+        )
     )
 
 

@@ -38,6 +38,10 @@ MAX_SMALL_BYTES = 64 * 1024 * 1024
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
+class StoreUnreadableError(InvalidBundleError):
+    """The store gives no file: it has none, or does not show it yet, or cannot be reached. What is read and wrong is no such error."""
+
+
 @dataclass(frozen=True, slots=True)
 class RampSetInfo:
     """What a ramp set says about itself; only ``trained_on_sha256`` decides anything, the rest is for people."""
@@ -79,8 +83,10 @@ def load_ramp_set(store: Path, digest: str, bundle: Bundle) -> RampSet:
 
     Raises
     ------
+    StoreUnreadableError
+        The store has no such set, or not yet; the message names the file.
     InvalidBundleError
-        The store has no such set, or its content has another digest; the message names folder or file.
+        Its content has another digest; the message names folder or file.
     """
     folder = set_folder(store, digest)
     raw = _read(folder / RAMPS_FILE, limit=MAX_RAMPS_BYTES)
@@ -150,7 +156,7 @@ def _read(file: Path, *, limit: int) -> bytes:
             raise InvalidBundleError(f"{file}: has {size} bytes; at most {limit} are read")
         return file.read_bytes()
     except OSError as error:
-        raise InvalidBundleError(
+        raise StoreUnreadableError(
             f"{file}: cannot be read ({error.strerror}); the ramp-set store has no such set, or it is not mounted"
         ) from error
 

@@ -12,12 +12,16 @@ from pathlib import Path
 
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.bundle.ramp_sets import RampSet, load_ramp_set, own_set
+from offramp_worker.bundle.ramp_sets import RampSet, StoreUnreadableError, load_ramp_set, own_set
 from offramp_worker.engine.counters import RecordRing
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.logs import log_event
 
 MAX_HELD = 2
+
+
+class PlanPostponedError(PlanRefusedError):
+    """A plan cannot be taken now for a cause that may pass by itself: a shared claim may show a new folder seconds late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class HeldSets:
         ------
         PlanRefusedError
             ``DigestMismatch`` without a store, ``RampSetNotHeld`` where it cannot give the set, ``TooManyRampSets``.
+        PlanPostponedError
+            ``RampSetNotHeld`` where the store cannot be read, or does not show the set, which may come.
         """
         if len(set(digests)) > MAX_HELD:
             raise PlanRefusedError(
@@ -88,6 +94,8 @@ class HeldSets:
         try:
             ramp_set = own_set(self.own) if digest == self.own_digest else self._from_store(digest)
             sessions = Sessions(ramp_set.bundle, threads=self.held[0].sessions.threads, like=self.held[0].sessions)
+        except StoreUnreadableError as error:
+            raise PlanPostponedError("RampSetNotHeld", f"rampSetDigest {digest}: {error}") from error
         except InvalidBundleError as error:
             raise PlanRefusedError("RampSetNotHeld", f"rampSetDigest {digest}: {error}") from error
         log_event("ramp-set-loaded", digest=digest)

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 
 from offramp_core.errors import PlanRefusedError
 from offramp_core.protocol import SignedDocument
+from offramp_worker.engine.ramp_sets import PlanPostponedError
 from offramp_worker.http.bodies import App, Receive, Scope, Send, TooLargeError, header, read_body, send_json
 from offramp_worker.worker import Worker
 
@@ -71,6 +72,8 @@ def _rest(worker: Worker) -> FastAPI:
             return _error(503, "Loading", worker.reason)
         try:
             await asyncio.to_thread(worker.desk.deliver, document)
+        except PlanPostponedError as error:
+            return _error(202, error.reason, str(error))
         except PlanRefusedError as error:
             return _error(400 if error.reason in BAD_REQUESTS else 409, error.reason, str(error))
         return _json(worker.state())

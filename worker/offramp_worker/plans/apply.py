@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import math
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -26,11 +28,21 @@ from offramp_core.uncertainty import exit_test
 from offramp_worker.engine.arms import Active, Runtime
 from offramp_worker.engine.breaker import Breaker
 from offramp_worker.engine.engine import Engine
-from offramp_worker.engine.ramp_sets import HeldSet
+from offramp_worker.engine.ramp_sets import HeldSet, PlanPostponedError
 from offramp_worker.engine.stages import Stage
 from offramp_worker.logs import log_event
 
 MAX_SLICES = 64  # a document may name; memory must stay bounded
+PATIENCE_SECONDS = 60.0  # for a ramp set that the store does not show; half of a rollout's for acknowledgements
+
+
+@dataclass(frozen=True, slots=True)
+class _Postponed:
+    """A document that waits for its ramp set, ``until`` which time on the desk's clock."""
+
+    document: SignedDocument
+    epoch: int
+    until: float
 
 
 class PlanDesk:
@@ -41,6 +53,9 @@ class PlanDesk:
         self._key = Ed25519PublicKey.from_public_bytes(public_key)
         self._lock = threading.Lock()
         self._in_force: str = ""
+        self._postponed: _Postponed | None = None
+        self._given_up: str = ""  # the payload that had its minute
+        self.clock: Callable[[], float] = time.monotonic
         self.refused: Refusal | None = None
 
     def deliver(self, document: SignedDocument) -> None:
@@ -52,28 +67,63 @@ class PlanDesk:
         ------
         PlanRefusedError
             With the reason; the refusal is also kept in ``refused`` until another document is taken.
+        PlanPostponedError
+            Its ramp set may still come: :meth:`try_again` takes it then. It is refused once ``PATIENCE_SECONDS`` have passed.
         """
         with self._lock:
-            epoch = 0
-            try:
-                verify(document, self._key)
-                if document.payload == self._in_force:
-                    return
-                plan = parse(document.payload)
-                epoch = plan.epoch
-                self._check_addressee(plan)
-                if plan.canary is None:  # a rollback waits for nothing, least of all for the sessions of what follows
-                    self._engine.end_canary()
-                self._engine.activate(self._prepare(plan))
-            except PlanRefusedError as error:
-                self._engine.metrics.plan_refusals(error.reason).inc()
-                self.refused = Refusal(epoch, error.reason, str(error))
-                log_event("plan-refused", level="warning", epoch=epoch, reason=error.reason, message=str(error))
+            self._deliver(document)
+
+    def try_again(self) -> None:
+        """Take the document that waits for its ramp set, if there is one and the set has come."""
+        with self._lock, contextlib.suppress(PlanRefusedError):
+            if self._postponed is not None:
+                self._deliver(self._postponed.document)
+
+    def _deliver(self, document: SignedDocument) -> None:
+        epoch = 0
+        try:
+            verify(document, self._key)
+            if document.payload == self._in_force:
+                return
+            plan = parse(document.payload)
+            epoch = plan.epoch
+            self._check_addressee(plan)
+            if plan.canary is None:  # a rollback waits for nothing, least of all for the sessions of what follows
+                self._engine.end_canary()
+            self._engine.activate(self._prepare(plan))
+        except PlanPostponedError as error:
+            if self._may_wait(document, epoch, error):
                 raise
-            if self._engine.captures is not None:
-                self._engine.captures.ask(plan.capture_since)
-            self._in_force, self.refused = document.payload, None
-            log_event("plan-in-force", epoch=epoch, weight_percent=plan.weight_percent)
+            self._refuse(document, epoch, error)
+            raise PlanRefusedError(error.reason, str(error)) from error
+        except PlanRefusedError as error:
+            self._refuse(document, epoch, error)
+            raise
+        if self._engine.captures is not None:
+            self._engine.captures.ask(plan.capture_since)
+        if self._postponed is not None and self._postponed.epoch <= epoch:
+            self._postponed = None
+        self._in_force, self.refused = document.payload, None
+        log_event("plan-in-force", epoch=epoch, weight_percent=plan.weight_percent)
+
+    def _may_wait(self, document: SignedDocument, epoch: int, error: PlanPostponedError) -> bool:
+        """Whether a document has time left to wait in. Of two that wait the newer one is kept."""
+        waits = self._postponed
+        if document.payload == self._given_up:
+            return False
+        if waits is not None and waits.document.payload == document.payload:
+            return self.clock() < waits.until
+        if waits is None or waits.epoch < epoch:
+            self._postponed = _Postponed(document, epoch, until=self.clock() + PATIENCE_SECONDS)
+            log_event("plan-postponed", level="warning", epoch=epoch, reason=error.reason, message=str(error))
+        return True
+
+    def _refuse(self, document: SignedDocument, epoch: int, error: PlanRefusedError) -> None:
+        if self._postponed is not None and self._postponed.document.payload == document.payload:
+            self._postponed, self._given_up = None, document.payload
+        self._engine.metrics.plan_refusals(error.reason).inc()
+        self.refused = Refusal(epoch, error.reason, str(error))
+        log_event("plan-refused", level="warning", epoch=epoch, reason=error.reason, message=str(error))
 
     def _check_addressee(self, document: PlanDocument) -> None:
         if document.service_uid != self._service_uid:

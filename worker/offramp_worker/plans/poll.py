@@ -23,12 +23,16 @@ class PlanFile:
         self._thread = threading.Thread(target=self._run, name="plan-file", daemon=True)
 
     def look(self) -> None:
-        """Deliver the file's document if its content is new. A missing file is no news; a bad one is reported once."""
+        """Deliver the file's document if its content is new. A missing file is no news; a bad one is reported once.
+
+        Without news, what the desk has postponed is tried again, wherever it came from.
+        """
         try:
             content = self._file.read_bytes()
         except OSError:
-            return
+            content = self._seen
         if content == self._seen:
+            self._desk.try_again()
             return
         self._seen = content
         try:
@@ -36,7 +40,7 @@ class PlanFile:
         except msgspec.DecodeError as error:
             log_event("plan-file-unreadable", level="warning", file=self._file.name, error=str(error))
         except PlanRefusedError:
-            return  # the desk has logged and kept it
+            return  # the desk has logged it, and keeps the refusal or, where it may yet be taken, the document
 
     def start(self) -> None:
         self._thread.start()
