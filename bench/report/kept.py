@@ -41,8 +41,8 @@ def _section(blocks: Blocks, before: Blocks) -> Blocks:
         earlier = follows.get(tuple(above), [])
         if _is_missing(block) and _is_table(earlier):
             merged.append(earlier)
-            note = follows.get(tuple(earlier), [])
-            merged += [note] if _is_note(note) else []
+            while _goes_with_it(earlier := follows.get(tuple(earlier), [])):
+                merged.append(earlier)
         elif _is_table(block) and _is_table(earlier) and earlier[0] == block[0]:
             merged.append(_rows(block, earlier))
         else:
@@ -77,8 +77,9 @@ def _is_table(block: list[str]) -> bool:
     return bool(block) and block[0].startswith("|")
 
 
-def _is_note(block: list[str]) -> bool:
-    return len(block) == 1 and block[0].startswith(f"*{MEASURED}: ")
+def _goes_with_it(block: list[str]) -> bool:
+    """What says when a table was measured, and its picture."""
+    return len(block) == 1 and block[0].startswith((f"*{MEASURED}: ", "!["))
 
 
 def _is_missing(block: list[str]) -> bool:

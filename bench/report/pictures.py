@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.report.results import Results, percent, policy_row
+from bench.report.serving_pictures import serving_pictures
 from offramp_cli.replay.plots import COLOURS, DPI
 
 SIZE = (7.5, 4.6)
@@ -33,6 +34,8 @@ def draw_pictures(results: Results, folder: Path) -> dict[str, Path]:
     control = results.get("control")
     if control is not None:
         out["control"] = _save(folder / "control.png", partial(_control, result=control), columns=2)
+    for name, draw, columns in serving_pictures(results):
+        out[name] = _save(folder / f"{name}.png", draw, columns=columns)
     return out
 
 

@@ -40,7 +40,7 @@ SERVED_TARGETS = {
 CAPACITY_TARGETS = {"fp32": 1.2, "fp32-uncertified": 1.2, "any": 2.0, "any-uncertified": 2.0}
 
 
-def engine(results: Results) -> list[str]:
+def engine(results: Results, links: dict[str, str]) -> list[str]:
     """Every plan at every batch size."""
     lines = [
         "## The engine alone",
@@ -48,6 +48,7 @@ def engine(results: Results) -> list[str]:
         "Time of a plan over that of the fastest exact executor without exits at fp32: the same batches in turn, one thread, processor time; median and range of interleaved",
         "pairs. *Worst* is a batch that no row leaves. Plans come from one half of rows that `prepare` has not seen, disagreement from the other half. *Exit-free* is a lower",
         "precision alone. *Certified* plans passed the held-out test that a service asks for; *uncertified* ones are the best within 1 % in hindsight of the second half.",
+        "The product serves one plan at all batch sizes, priced at size 1: *of batch 1* is that plan where a size's own is another one.",
         "",
     ]
     found = results.get("engine") or {}
@@ -59,7 +60,12 @@ def engine(results: Results) -> list[str]:
         lines += [f"### {TITLES.get(name, name)}", ""]
         lines += table(["batch", "plan", "time (range)", "worst", "disagreement", "precision", "ramps"], body)
         lines += measured_line(results.measured("engine", name)) if body else []
+        lines += _picture("time by batch size", f"engine-{name}", links)
     return lines
+
+
+def _picture(says: str, name: str, links: dict[str, str]) -> list[str]:
+    return [f"![{says}]({links[name]})", ""] if name in links else []
 
 
 def _engine_cells(row: dict[str, Any]) -> list[str]:
@@ -70,7 +76,7 @@ def _engine_cells(row: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def served(results: Results) -> list[str]:
+def served(results: Results, links: dict[str, str]) -> list[str]:
     """Through HTTP."""
     lines = [
         "## Through HTTP, exits on against off",
@@ -96,6 +102,7 @@ def served(results: Results) -> list[str]:
         lines += table(["exits", "load", "mean", "p50", "p95", "refused", *within, "disagreement"], body)
         length = f"{result['model_ms']:.1f} ms a row, {result['rounds']} rounds of {result['seconds']:g} s a load"
         lines += measured_line(results.measured("served", name), length)
+        lines += _picture("latency against exits off by load", f"served-{name}", links)
     return lines
 
 
@@ -112,7 +119,7 @@ def _figure(figure: dict[str, float | None], arm: str) -> str:
     return f"{ms:.1f} ms, {ratio:.2f} x ({low:.2f} to {high:.2f})"
 
 
-def peers(results: Results) -> list[str]:
+def peers(results: Results, links: dict[str, str]) -> list[str]:
     """Beside a bare handler and other servers."""
     lines = [
         "## Beside other servers",
@@ -144,7 +151,13 @@ def peers(results: Results) -> list[str]:
     ]
     measured = "; ".join(_front_run(name, run) for name, run in runs.items() if "skipped" not in run)
     left_out = [f"Left out: {'; '.join(skipped)}.", ""] if skipped else []
-    return [*lines, *table(head, body), *measured_line(measured), *left_out]
+    return [
+        *lines,
+        *table(head, body),
+        *measured_line(measured),
+        *_picture("capacity by server", "servers", links),
+        *left_out,
+    ]
 
 
 def _front_run(name: str, run: dict[str, Any]) -> str:
@@ -229,7 +242,7 @@ def _band_cells(row: dict[str, Any]) -> list[str]:
     return [percent(row["idle_overhead"]), *saved]
 
 
-def soak(results: Results) -> list[str]:
+def soak(results: Results, links: dict[str, str]) -> list[str]:
     """Overload."""
     lines = ["## Ten minutes at twice the capacity", ""]
     found = results.get("soak")
@@ -249,6 +262,7 @@ def soak(results: Results) -> list[str]:
         "",
         *table(["exits", "requests", "accepted", "wrong", "accepted p50 / p95 / p99", "refused p50 / p95 / p99"], body),
         *measured_line(results.measured("soak")),
+        *_picture("latency and memory under overload", "soak", links),
     ]
 
 

@@ -79,7 +79,7 @@ def _content(page: str) -> list[str]:
 
 
 def test_when_a_kept_table_was_measured_stays_with_it() -> None:
-    earlier = "## Engine\n\nWords.\n\n### one\n\n| s |\n| --- |\n| 1 |\n\n*Measured: long ago.*\n\n### two\n\n| s |\n| --- |\n| 2 |\n"
+    earlier = "## Engine\n\nWords.\n\n### one\n\n| s |\n| --- |\n| 1 |\n\n*Measured: long ago.*\n\n![one](one.png)\n\n### two\n\n| s |\n| --- |\n| 2 |\n"
     page = "## Engine\n\nWords.\n\n### one\n\n*Not measured on this machine.*\n\n### two\n\n| s |\n| --- |\n| 3 |\n\n*Measured: now.*\n"
     assert kept(page, earlier) == earlier.replace("| 2 |", "| 3 |\n\n*Measured: now.*")
 

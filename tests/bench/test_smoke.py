@@ -17,7 +17,9 @@ from bench.openloop import OpenLoopClient
 from bench.peers import __main__ as peers
 from bench.peers.environments import PEERS, NotInstalledError
 from bench.report.page import make_page
+from bench.report.pictures import draw_pictures
 from bench.report.results import Results
+from processes import plan_for
 from rich.console import Console
 
 from offramp_worker.bundle.load import Bundle, load_bundle
@@ -53,18 +55,56 @@ def finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
+def assert_pictured(results: Path, name: str) -> None:
+    """A file of that name is drawn and the page shows it."""
+    page = results / "docs" / "page.md"
+    pictures = draw_pictures(Results(results), page.parent / "images")
+    assert pictures[name].is_file()
+    assert f"(images/{name}.png)" in make_page(Results(results), pictures, page)
+
+
+def test_overload_is_pictured(tmp_path: Path) -> None:
+    quantiles = {"p50": 3.0, "p95": 9.0, "p99": None}
+    stretch = {
+        "exits": True, "requests": 10, "accepted_share": 0.5, "wrong": 0, "accepted_ms": quantiles, "refused_ms": quantiles
+    }  # fmt: skip
+    found = {
+        "slo_ms": 50.0, "overload": 2.0, "capacity": 9.0, "seconds": 2.0, "passed": {"right": True},
+        "memory": {"growth": 0.01, "samples": [1, 2]}, "stretches": [stretch, stretch],
+    }  # fmt: skip
+    (tmp_path / "soak.json").write_text(json.dumps(found))
+    assert_pictured(tmp_path, "soak")
+
+
 @pytest.mark.slow
 def test_the_engines_bench(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ramps of random weights certify nothing: beside the plans that are found there are some to run."""
+    given = {
+        "fp32 uncertified": plan_for(bundle.path, {"r00-grid": "0.3", "r02-linear": "0.5"}),
+        "any uncertified": plan_for(bundle.path, {bundles.SMALL: "0.3", "int8/r00-grid": "0.5"}, precision="int8"),
+        "int8 exit-free": plan_for(bundle.path, precision="int8"),
+    }
+    certified = (
+        plan_for(bundle.path, {"r00-grid": threshold}) for threshold in ("0.2", "0.4")
+    )  # of batch 1, of batch 4
+    found_plans = engine.plans
+    monkeypatch.setattr(
+        engine,
+        "plans",
+        lambda first, second, bundle: found_plans(first, second, bundle) | given | {"fp32 certified": next(certified)},
+    )
     monkeypatch.setattr(engine, "BATCHES", (1, 4))
     monkeypatch.setattr(engine, "ROWS_PER_PAIR", {1: 8, 4: 8})
     told: list[str] = []
     found = engine.bench(bundle, bundles.inputs(120, seed=4), pairs=1, seconds=0.2, tell=told.append)
     names = {(row["batch"], row["plan"]) for row in found["plans"]}
     kinds = ("fp32 certified", "fp32 uncertified", "any certified", "any uncertified", "int8 exit-free")
-    assert names == {(batch, kind) for batch in (1, 4) for kind in kinds}
+    assert names == {(batch, kind) for batch in (1, 4) for kind in kinds} | {(4, "fp32 certified, of batch 1")}
     assert told and finite(found)
+    assert all(row["worst"]["median"] > 0 for row in found["plans"] if row["plan"] in given)
     engine.keep(tmp_path / "engine.json", "tiny", found)
     assert "### tiny" in make_page(Results(tmp_path), {}, PAGE)
+    assert_pictured(tmp_path, "engine-tiny")
 
 
 @pytest.mark.slow
@@ -77,6 +117,7 @@ def test_the_bench_of_exits_through_http(bundle: Bundle, tmp_path: Path, quick: 
     assert finite(found)
     engine.keep(tmp_path / "served.json", "tiny", found)
     assert "1 rounds of 0.3 s a load" in make_page(Results(tmp_path), {}, PAGE)
+    assert_pictured(tmp_path, "served-tiny")
 
 
 def data(folder: Path) -> front.Data:
@@ -96,6 +137,7 @@ def test_the_front_ends_bench(folder: Path, tmp_path: Path, monkeypatch: pytest.
         assert all(row["resident_mib"] > 10 for row in found[objective]["servers"].values())
     (tmp_path / "front.json").write_text(json.dumps(found))
     assert "1 rounds of 0.3 s" in make_page(Results(tmp_path), {}, PAGE)
+    assert_pictured(tmp_path, "servers")
 
 
 def test_peers_that_are_not_installed_are_left_out_with_the_reason(

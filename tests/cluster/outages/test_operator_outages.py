@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hard_inputs import inputs_on_which_a_ramp_is_wrong  # type: ignore[import-not-found]
 from stage import Stage  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
 
 def kill_in(stage: Stage, phase: str) -> None:
-    """As soon as the phase shows: often between two writes of the pass that began it."""
+    """As soon as the phase shows: often between two writes of the pass that began it. Nothing ends these phases but time or a person."""
     stage.until(phase, lambda: stage.phase(phase))
     stage.operators[0].kill()
+
+
+@contextmanager
+def killed_when_about_to_end(stage: Stage, phase: str) -> Iterator[None]:
+    """What is done within brings the phase about; the write that would end it is held until another process has made it as well."""
+    held = f"held {phase}"
+    stage.broken(held)
+    yield
+    stage.until(f"an operator about to end {phase}", lambda: stage.phase(phase) and stage.struck(held))
+    stage.operators[0].kill()
+    killed = stage.struck(held)
+    stage.until("the next one to come to the same", lambda: stage.struck(held) > killed)
+    assert stage.phase(phase)
+    stage.broken()
 
 
 def test_operator_killed_in_every_phase(stage: Stage) -> None:
@@ -35,9 +53,8 @@ def test_operator_killed_in_every_phase(stage: Stage) -> None:
     kill_in(stage, "Progressing")
     stage.tell(name, paused=True)
     kill_in(stage, "Paused")
-    stage.tell(name, paused=False)
-    stage.until("the promotion", lambda: stage.phase("Promoting", "Succeeded"))
-    operator.kill()
+    with killed_when_about_to_end(stage, "Promoting"):
+        stage.tell(name, paused=False)
     stage.until("the promotion to be over", lambda: stage.phase("Succeeded"))
     promoted = stage.rollouts()[0]["spec"]["to"]
     stage.until("the promoted plan to be stable", lambda: stage.status().get("stableConfig") == promoted)
@@ -64,15 +81,39 @@ def test_operator_killed_while_a_person_decides_and_while_rolling_back(stage: St
     stage.until("the plan to come back", lambda: stage.rollout()["name"] != name)
     second = stage.rollout()["name"]
     stage.until("the rest before its promotion", lambda: stage.phase("AwaitingPromotion"))
-    stage.tell(second, decision="Abort")
-    stage.until("the roll-back", lambda: stage.phase("RollingBack", "Aborted"))
-    operator.kill()
+    with killed_when_about_to_end(stage, "RollingBack"):
+        stage.tell(second, decision="Abort")
     aborted = lambda: (stage.rollouts()[1].get("status") or {}).get("verdict") == "Aborted"  # noqa: E731
     stage.until("the abort", aborted)
     stage.apply(ramps={"mode": "Disabled"})
     stage.until("exits off again", lambda: stage.settled() and stage.status()["stableConfig"] != promoted)
     assert [r["metadata"]["name"] for r in stage.rollouts()][:2] == [name, second]
     stage.until("every kill to be answered by a start", lambda: operator.starts >= 3)
+    stage.check(operators_alive=False)
+
+
+def test_operator_killed_while_a_gate_takes_a_plan_back(stage: Stage, tmp_path: Path) -> None:
+    ramp, hard = inputs_on_which_a_ramp_is_wrong(tmp_path)
+    operator = stage.operate()
+    stage.serve(suspend=True)
+    stage.send()
+    pin = {"ramps": [{"id": ramp, "threshold": "1"}]}
+    stage.apply(
+        ramps={"mode": "Pinned", "maxOverhead": "1", "pin": pin},
+        rollout={"steps": [{"weight": 100, "pause": "5m"}], "confidence": "0.9"},
+        suspend=False,
+    )
+    stage.until("the pin's canary", lambda: stage.phase("Progressing") and stage.rollout().get("stepStartedAt"))
+    with killed_when_about_to_end(stage, "RollingBack"):
+        stage.send(rows=hard)
+    stage.until("the verdict", lambda: stage.phase("RolledBack"))
+    assert stage.rollout()["reason"] in ("AccuracyRejected", "DriftRejected")
+    stage.until("the pin to be refused", lambda: stage.condition("Stalled").get("reason") == "PinRejected")
+    first = stage.rollouts()[0]["spec"]["from"]
+    stage.until("the plan before to serve", lambda: stage.status().get("stableConfig") == first)
+    assert stage.condition("Ready")["status"] == "True"
+    assert len(stage.rollouts()) == 1
+    stage.until("the kill to be answered by a start", lambda: operator.starts >= 2)
     stage.check(operators_alive=False)
 
 
@@ -113,7 +154,21 @@ def test_clock_skew_of_ten_minutes(canary: Callable[..., Stage], faketime: Calla
     assert stage.rollout()["name"] == name
     stage.until("the service to be settled", stage.settled)
     assert len(stage.rollouts()) == 1
+    skews = {holder: skews_of(stage, holder) for holder in ("operator-1", "operator-0")}
+    assert skews["operator-1"] and all(540 < skew < 660 for skew in skews["operator-1"]), skews
+    # The first operator of this name had the right time.
+    assert any(-660 < skew < -540 for skew in skews["operator-0"]), skews
     stage.check()
+
+
+def skews_of(stage: Stage, holder: str) -> list[float]:
+    """What a holder's clock was ahead of this machine's whenever it renewed the Lease."""
+    renewals = [(at, obj["spec"]) for at, kind, _, obj in stage.history.seen if kind == "lease"]
+    return [
+        datetime.fromisoformat(spec["renewTime"]).timestamp() - at
+        for at, spec in renewals
+        if spec.get("holderIdentity") == holder and spec.get("renewTime")
+    ]
 
 
 def _leads(stage: Stage, holder: str) -> bool:

@@ -36,7 +36,7 @@ class UsualInputs:
             # Where the sum is small each of them is, and none is NaN: the quickest way through a batch there is.
             if flat.dot(flat) <= self._most**2:
                 return None
-            usual: BoolArray = (np.abs(x.reshape(len(x), -1)) <= self._most).all(axis=1)
+            usual: BoolArray = np.all(np.abs(x.reshape(len(x), -1)) <= self._most, axis=1)
         return None if usual.all() else usual
 
     def _texts(self, x: Array) -> BoolArray | None:
