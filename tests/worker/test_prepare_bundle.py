@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
-from dataclasses import replace
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +27,7 @@ from offramp_worker.bundle.heads import KINDS
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.prepare.features import Features, feature_key
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
-from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.report import PrepareReport
 from offramp_worker.prepare.sources import load_backbone, open_session
 from offramp_worker.prepare.training import train_heads
@@ -51,9 +55,54 @@ def request_(tmp_path_factory: pytest.TempPathFactory) -> PrepareRequest:
     )
 
 
+class Terminal(io.StringIO):
+    """Where a progress bar is drawn."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@dataclass
+class Watched(Reporter):
+    """Notes how far every step came, of how much; in order."""
+
+    steps: list[tuple[str, int, list[int]]] = field(default_factory=list)
+
+    @contextmanager
+    def step(self, name: str, *, total: int) -> Iterator[Advance]:
+        done: list[int] = []
+        self.steps.append((name, total, done))
+        with super().step(name, total=total) as advance:
+            yield lambda n: (done.append(n), advance(n))[0]
+
+
 @pytest.fixture(scope="module")
-def report(request_: PrepareRequest) -> PrepareReport:
-    return prepare_bundle(request_, Reporter(quiet=True))
+def watched() -> Watched:
+    return Watched(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def report(request_: PrepareRequest, watched: Watched) -> PrepareReport:
+    return prepare_bundle(request_, watched)
+
+
+def test_every_step_is_announced_and_told_to_its_end(report: PrepareReport, watched: Watched) -> None:
+    assert [(name, sum(done)) for name, _, done in watched.steps] == [(name, total) for name, total, _ in watched.steps]
+    names = [name for name, _, _ in watched.steps]
+    assert names[0] == "export the model" and names[-1] == "score the records"
+    training = [done for name, _, done in watched.steps if name.startswith("train")]
+    assert training and all(len(done) > 1 for done in training)  # it moves while heads are trained
+
+
+def test_on_a_terminal_a_bar_is_drawn_and_elsewhere_a_line_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, said in ((Terminal(), "3/3"), (io.StringIO(), "train heads: 3 in")):
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setenv("TERM", "xterm")
+        with Reporter().step("train heads", total=3) as advance:
+            for _ in range(3):
+                advance(1)
+        assert "train heads" in stream.getvalue()
+        assert said in stream.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from rich.console import Console
 
 from offramp_core.bundle import RampSpec, ramp_set_digest
 from offramp_worker.bundle.graph import stage_model
@@ -16,6 +18,7 @@ from offramp_worker.prepare.features import heads_of, tapped_logits
 from offramp_worker.prepare.fitting import candidate_rungs
 from offramp_worker.prepare.pipeline import PrepareRequest, find_places, prepare_bundle
 from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.report import print_report
 from offramp_worker.prepare.sources import load_backbone, open_session
 
 ROWS = np.random.default_rng(0).normal(size=(24, 3, 8, 8)).astype(np.float32)
@@ -193,3 +196,11 @@ def test_a_network_with_its_own_exits_is_prepared_with_them_among_the_candidates
     )
     report = prepare_bundle(request, Reporter(quiet=True))
     assert {"r01-own", "r02-own"} <= {line.verdict.spec.id for line in report.lines}
+    names = [value.name for value in onnx.load(str(model)).graph.output]
+    told = report.to_mapping()
+    assert [*told["own_exits"], told["served_output"]] == names
+    with io.StringIO() as out:
+        print_report(report, Console(file=out, width=400))
+        said = out.getvalue()
+    assert f"outputs: {names[-1]} is served; {', '.join(names[:-1])}" in said  # two tasks of as many classes look alike
+    assert "r01-own" in said[said.index("outputs:") :].partition("export the model with one output")[0]

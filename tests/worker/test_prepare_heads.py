@@ -14,7 +14,7 @@ from onnx import helper
 from offramp_core.bundle import HeadKind, RampSpec
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.bundle.heads import KINDS, head_inputs, head_nodes, parameter_shapes
-from offramp_worker.prepare import plain
+from offramp_worker.prepare import plain, training
 from offramp_worker.prepare.sources import open_session
 from offramp_worker.prepare.training import Lesson, Parameters, probabilities, train_head
 
@@ -107,6 +107,42 @@ def test_without_pytorch_a_head_learns_as_much_and_a_seed_decides_the_bytes(kind
     again, differs = (plain.train_head(ramp, rows, held_out, seed=seed) for seed in (0, 1))
     assert all(np.array_equal(head[name], again[name]) for name in head)
     assert not np.array_equal(head["w1"], differs["w1"])
+
+
+@pytest.mark.parametrize("module", [training, plain], ids=["torch", "plain"])
+def test_training_stops_early_and_keeps_the_head_that_did_best_on_rows_held_out(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of held-out rows is made to rise after an epoch; the head is that of the epoch, whatever was learned later."""
+    rng = np.random.default_rng(0)
+    ramp = spec("pooled-linear", channels=4)
+    x = rng.normal(size=(80, 4)).astype(np.float32)
+    targets = probabilities(np.stack([2 * x[:, 0], x[:, 1], x[:, 2]], axis=1))
+    best_at, seen = 2, list[int]()
+    torch.set_num_threads(1)
+
+    def head(last: int) -> Any:
+        """With an improvement up to epoch ``last`` and none after it."""
+        seen.clear()
+
+        def loss(*_: Any) -> float:
+            seen.append(len(seen))
+            return float(max(0, last - seen[-1])) + 0.1 * (seen[-1] > last)
+
+        monkeypatch.setattr(module, "_loss", loss)
+        rows, held_out = (x[:60], targets[:60]), (x[60:], targets[60:])
+        if module is training:
+            return train_head(ramp, Lesson(*rows), Lesson(*held_out), seed=0)
+        return plain.train_head(ramp, rows, held_out, seed=0)
+
+    stopped = head(best_at)
+    ran = len(seen)
+    whole = head(10**6)
+    assert len(seen) > ran > best_at + 1  # it waited for a while, and then stopped
+    assert ran - best_at <= module.PATIENCE_SHARE * len(seen) + 2
+    assert all(not np.array_equal(stopped[name], whole[name]) for name in stopped)
+    later = head(best_at + 1)
+    assert not np.array_equal(stopped["w1"], later["w1"])  # another epoch's weights
 
 
 def test_convolutions_are_trained_on_half_precision_maps_and_folded_without_loss() -> None:

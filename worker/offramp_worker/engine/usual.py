@@ -36,11 +36,11 @@ class UsualInputs:
             # Where the sum is small each of them is, and none is NaN: the quickest way through a batch there is.
             if flat.dot(flat) <= self._most**2:
                 return None
-            usual: BoolArray = np.all(np.abs(x.reshape(len(x), -1)) <= self._most, axis=1)
+            usual = np.asarray((np.abs(x.reshape(len(x), -1)) <= self._most).all(axis=1))
         return None if usual.all() else usual
 
     def _texts(self, x: Array) -> BoolArray | None:
         if self._pad is None or x.ndim != 2 or (x[:, 0] != self._pad).all():
             return None
-        usual: BoolArray = (x != self._pad).any(axis=1)
+        usual = np.asarray((x != self._pad).any(axis=1))
         return None if usual.all() else usual

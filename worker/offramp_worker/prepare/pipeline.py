@@ -434,6 +434,8 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         seconds=time.perf_counter() - start,
         approximations=approximation_lines(found, said, reference),
         executors=executors,
+        served=backbone.output.name,
+        exits=backbone.exits,
     )
     write_report(report)
     return report

@@ -91,7 +91,8 @@ class ApproximationLine:
 class PrepareReport:
     """What a bundle holds, which rows went where, and how long each part took.
 
-    ``outlooks_before`` is the outlook with the earlier heads on the same records, where heads were refreshed.
+    ``outlooks_before`` is the outlook with the earlier heads on the same records, where heads were refreshed. ``served`` is the output whose
+    answers are served, ``exits`` are those that were taken for exits of the network's own.
     """
 
     out: Path
@@ -110,6 +111,8 @@ class PrepareReport:
     outlooks_before: tuple[Outlook, ...] = ()
     approximations: tuple[ApproximationLine, ...] = ()
     executors: Executors = field(default_factory=Executors)
+    served: str = ""
+    exits: tuple[str, ...] = ()
 
     @property
     def kept(self) -> tuple[RampLine, ...]:
@@ -131,6 +134,8 @@ class PrepareReport:
             "ramp_set_digest": self.ramp_set_digest,
             "cut_vertices": self.cut_vertices,
             "places": self.places,
+            "served_output": self.served,
+            "own_exits": list(self.exits),
             "ramps": [line.to_mapping() for line in self.kept],
             "refused": [line.to_mapping() for line in self.lines if line.verdict.refused],
             "untrained": [
@@ -282,6 +287,7 @@ def _notes(report: PrepareReport) -> list[str]:
         f"data: {data['head_training']} rows trained heads, {data['head_validation']} validated them, "
         f"{data['records']} are records; no row is in two of them",
     ]
+    lines += _own_exits(report)
     if data["extra_training"] or data["variations"]:
         lines.append(
             f"      heads also learned from {data['extra_training']} rows of head data and {data['variations']} variations"
@@ -312,6 +318,18 @@ def _plan_name(outlook: Outlook) -> str:
 
 def _rounded(shares: Mapping[Any, float]) -> dict[str, float]:
     return {str(key): round(share, 4) for key, share in shares.items()}
+
+
+def _own_exits(report: PrepareReport) -> list[str]:
+    """What became of several outputs: nothing in a graph tells the exits of one task from the answers to two."""
+    if not report.exits:
+        return []
+    own = (line.verdict for line in report.lines if line.verdict.spec.head == "own")
+    agreement = ", ".join(f"{verdict.spec.id} {verdict.merit.agreement:.0%}" for verdict in own)
+    return [
+        f"outputs: {report.served} is served; {', '.join(report.exits)} {'are' if len(report.exits) > 1 else 'is'} taken for earlier exits of the same task, "
+        f"which agree with it on {agreement}; export the model with one output if that is another task"
+    ]
 
 
 def _refusals(reasons: Sequence[tuple[str, str]]) -> list[str]:
