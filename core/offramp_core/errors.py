@@ -4,7 +4,7 @@
     ├── InvalidArgumentError (ValueError)   an argument is outside its documented range
     ├── InvalidRecordsError (ValueError)    a records file breaks its contract; names the array and the row
     ├── InvalidSpecError (ValueError)       a manifest breaks a rule; names the field
-    ├── InvalidBundleError (ValueError)     an exit bundle is broken, tampered with or foreign; names the file
+    ├── InvalidBundleError (ValueError)     an exit bundle is broken, tampered with or foreign; names the file, and says what to do
     ├── PlanRefusedError (ValueError)       a worker cannot or must not run a plan; carries a machine-readable reason
     ├── ModelRefusedError (ValueError)      `prepare` cannot attach exits to this model; says why
     ├── DeliveryError                       a bundle could not be fetched; carries a machine-readable reason
@@ -37,7 +37,16 @@ class InvalidSpecError(OfframpError, ValueError):
 
 
 class InvalidBundleError(OfframpError, ValueError):
-    """An exit bundle is broken, tampered with or foreign. The message names the file."""
+    """An exit bundle is broken, tampered with or foreign. The message names the file; ``remedy`` is the next step."""
+
+    remedy = "pack what `offramp prepare` wrote once more and name it in spec.model.uri"
+
+    @classmethod
+    def foreign(cls, message: str) -> InvalidBundleError:
+        """A whole bundle, but not the one that was asked for."""
+        error = cls(message)
+        error.remedy = "put that bundle there, or set spec.model.digest to the one to serve from now on"
+        return error
 
 
 class PlanRefusedError(OfframpError, ValueError):

@@ -48,7 +48,8 @@ def chart(load: Callable[..., str]) -> Iterator[Chart]:
         "replicas": 1,
         "image": {"repository": load("operator", name="operator").rsplit(":", 1)[0], "tag": TAG, "pullPolicy": "Never"},
         "workerImage": {"repository": load("worker", name="worker").rsplit(":", 1)[0], "tag": TAG},
-        "delivery": {"allowPrivateNetworks": True},  # a store in the cluster
+        # A store in the cluster, and archives that only a disk can be too small for.
+        "delivery": {"allowPrivateNetworks": True, "sizeLimit": "1024Gi"},
     }
     made = Chart(f"{run('cluster/tools', 'charts').strip()}/helm", values)
     yield made

@@ -10,6 +10,7 @@ import re
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,69 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, f
 
 PORT = 8443
 TOKEN = "let-me-in"
+ENDLESS = 2**40  # bytes, which no node of these tests has free
+# What lies in /state says what the store does: which file it gives, and whether it stops in the middle of it.
 SERVER = f"""
-import http.server, ssl
+import http.server, pathlib, ssl, time
 
-class Store(http.server.SimpleHTTPRequestHandler):
+state, files = pathlib.Path("/state"), pathlib.Path("/files")
+
+class Store(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if self.headers.get("Authorization") != "Bearer {TOKEN}":
             return self.send_error(401)
-        super().do_GET()
+        endless = self.path.startswith("/endless")
+        content = (files / ("second" if (state / "replaced").exists() else "first")).read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str({ENDLESS} if endless else len(content)))
+        self.end_headers()
+        half = 0 if endless else (len(content) + 1) // 2
+        self.wfile.write(content[:half])
+        self.wfile.flush()
+        while (state / "held").exists():
+            time.sleep(0.1)
+        if not endless:
+            self.wfile.write(content[half:])
 
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 context.load_cert_chain("/tls/pair.pem")
-server = http.server.ThreadingHTTPServer(("", {PORT}), lambda *a: Store(*a, directory="/store"))
-server.socket = context.wrap_socket(server.socket, server_side=True)
+server = http.server.ThreadingHTTPServer(("", {PORT}), Store)
+server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
 server.serve_forever()
 """
+
+
+@dataclass(frozen=True)
+class Store:
+    """A store in the cluster that wants a token; the Secret ``store`` has what it asks for."""
+
+    namespace: Namespace
+    address: str
+
+    def model(self, path: str = "bundle.tar.gz", **fields: Any) -> dict[str, Any]:
+        """What a service says of a bundle that lies here."""
+        return {"uri": f"https://{self.address}/{path}", "secretRef": {"name": "store"}, **fields}
+
+    def replace(self) -> None:
+        """Another bundle at every address from now on."""
+        self._do("touch /state/replaced")
+
+    def hold(self) -> None:
+        """Stop in the middle of every bundle."""
+        self._do("touch /state/held")
+
+    def go_on(self) -> None:
+        self._do("rm /state/held")
+
+    def _do(self, what: str) -> None:
+        run("kubectl", "exec", "store", "-n", self.namespace.name, "--", "sh", "-c", what)
+
+
+def packed(folder: Path) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as tar:
+        tar.add(folder, arcname=".")
+    return content.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -46,22 +95,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def archive(folder: Path) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        tar.add(folder, arcname=".")
-    return packed.getvalue()
+    return packed(folder)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The archive of another model."""
+    return packed(bundles.write_bundle(tmp_path_factory.mktemp("other") / "bundle", seed=5))
 
 
 @pytest.fixture
-def store(namespace: Namespace, archive: bytes) -> str:
-    """Host and port of a store in the cluster; the Secret ``store`` has what it asks for."""
+def store(namespace: Namespace, archive: bytes, other: bytes) -> Store:
     host = f"store.{namespace.name}.svc.cluster.local"
     authority = trustme.CA()
     pair = authority.issue_cert(host).private_key_and_cert_chain_pem.bytes()
     secret = {"host": f"{host}:{PORT}", "bearerToken": TOKEN, "ca.crt": authority.cert_pem.bytes().decode()}
-    files = {"bundle.tar.gz": base64.b64encode(archive).decode()}
+    files = {name: base64.b64encode(content).decode() for name, content in (("first", archive), ("second", other))}
     worker = {
         "name": "store",
         "image": "localhost/offramp/worker:test",
@@ -69,9 +120,13 @@ def store(namespace: Namespace, archive: bytes) -> str:
         "command": ["python3", "-c", SERVER],
         "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
         "securityContext": RESTRICTED,
-        "volumeMounts": [{"name": "tls", "mountPath": "/tls"}, {"name": "files", "mountPath": "/store"}],
+        "volumeMounts": [{"name": name, "mountPath": f"/{name}"} for name in ("tls", "files", "state")],
     }
-    volumes = [{"name": "tls", "secret": {"secretName": "tls"}}, {"name": "files", "configMap": {"name": "files"}}]
+    volumes: list[dict[str, Any]] = [
+        {"name": "tls", "secret": {"secretName": "tls"}},
+        {"name": "files", "configMap": {"name": "files"}},
+        {"name": "state", "emptyDir": {}},
+    ]
     objects: list[dict[str, Any]] = [
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "store"}, "stringData": secret},
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "tls"}, "stringData": {"pair.pem": pair.decode()}},
@@ -92,7 +147,7 @@ def store(namespace: Namespace, archive: bytes) -> str:
     for item in objects:
         namespace.apply(item)
     run("kubectl", "wait", "pod/store", "--for=condition=Ready", "--timeout=240s", "-n", namespace.name)
-    return f"{host}:{PORT}"
+    return Store(namespace, f"{host}:{PORT}")
 
 
 def worker_pods(namespace: Namespace) -> list[dict[str, Any]]:
@@ -101,12 +156,24 @@ def worker_pods(namespace: Namespace) -> list[dict[str, Any]]:
     return pods
 
 
-def test_a_bundle_from_a_store_serves_and_goes_on_serving_when_the_next_address_is_refused(
-    namespace: Namespace, store: str, archive: bytes
+def told(namespace: Namespace, *parts: str) -> str:
+    """What the condition says of the newest generation, once it has all these parts."""
+
+    def said() -> str:
+        conditions = (namespace.condition("tiny", kind) for kind in ("Stalled", "Reconciling"))
+        sentences = (f"{c.get('reason')}: {c.get('message')}" for c in conditions if c)
+        return next((sentence for sentence in sentences if all(part in sentence for part in parts)), "")
+
+    found: str = namespace.eventually(f"to be told {parts}", said)
+    return found
+
+
+def test_a_bundle_from_a_store_serves_and_goes_on_serving_whatever_is_wrong_with_the_next_one(
+    namespace: Namespace, store: Store, archive: bytes
 ) -> None:
     digest = "sha256:" + hashlib.sha256(archive).hexdigest()
-    model = {"uri": f"https://{store}/bundle.tar.gz", "archiveDigest": digest, "secretRef": {"name": "store"}}
-    service = manifest("unused") | {}
+    model = store.model(archiveDigest=digest)
+    service = manifest("unused")
     service["spec"] |= {"model": model, "replicas": 2}
     namespace.apply(service)
     namespace.eventually("the service to be ready", lambda: ready(namespace))
@@ -121,33 +188,70 @@ def test_a_bundle_from_a_store_serves_and_goes_on_serving_when_the_next_address_
         }
         assert seen_by == {c["name"] for c in pod["spec"]["initContainers"]}
         assert TOKEN not in run("kubectl", "logs", pod["metadata"]["name"], "-n", namespace.name, "--all-containers")
+    before = {pod["metadata"]["uid"] for pod in worker_pods(namespace)}
 
-    metadata = "https://169.254.169.254/bundle.tar.gz"
-    service["spec"]["model"] = {"uri": metadata}
-    namespace.apply(service)
-    stalled = namespace.eventually("the address to be refused", lambda: namespace.condition("tiny", "Stalled"))
-    assert stalled["reason"] == "AddressRefused", stalled
-    assert "169.254.169.254" in stalled["message"]
-    assert namespace.condition("tiny", "Ready")["status"] == "True"
-    assert infer(namespace) == ["200"]
-
-
-def test_an_archive_with_another_digest_is_told_with_both(namespace: Namespace, store: str, archive: bytes) -> None:
-    found = hashlib.sha256(archive).hexdigest()
-    service = manifest("unused")
     wrong = "sha256:" + "0" * 64
-    service["spec"]["model"] = {
-        "uri": f"https://{store}/bundle.tar.gz",
-        "archiveDigest": wrong,
-        "secretRef": {"name": "store"},
+    trouble: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+        "an address that is never allowed": (
+            {"uri": "https://169.254.169.254/bundle.tar.gz"},
+            ("AddressRefused: ", "169.254.169.254", "; "),
+        ),
+        "another archive": (
+            store.model(archiveDigest=wrong),
+            ("DigestMismatch: ", f"has digest {digest}, not {wrong}; correct spec.model.archiveDigest"),
+        ),
+        "another model": (
+            store.model(digest=wrong),
+            ("DigestMismatch: ", f"must serve {wrong}; put that bundle back there, or set spec.model.digest"),
+        ),
+        "an archive larger than the node's disk": (
+            store.model("endless.tar.gz"),
+            (f"no disk space left for the {ENDLESS / 2**30:.1f} GiB of ", "; free disk space there or add a node"),
+        ),
     }
+    for name, (asked, parts) in trouble.items():
+        service["spec"]["model"] = asked
+        namespace.apply(service)
+        assert "\n" not in told(namespace, *parts), name
+        assert namespace.condition("tiny", "Ready")["status"] == "True", name
+        assert infer(namespace) == ["200"], name
+    assert before <= {pod["metadata"]["uid"] for pod in worker_pods(namespace)}, "what served before is still there"
+
+
+def test_a_download_is_seen_and_a_bundle_that_is_replaced_behind_its_address_is_never_served_beside_the_first(
+    namespace: Namespace, store: Store, archive: bytes
+) -> None:
+    store.hold()
+    service = manifest("unused")
+    service["spec"]["model"] = store.model()
     namespace.apply(service)
 
-    def told() -> bool:
+    def downloading() -> str:
         condition = namespace.condition("tiny", "Ready")
-        return condition.get("reason") == "DigestMismatch" and found in condition["message"]
+        return str(condition["message"]) if condition.get("reason") == "FetchingBundle" else ""
 
-    namespace.eventually("the mismatch to be told", told)
+    half = f"of {len(archive) / 1024:.1f} KiB (50 %)"
+    namespace.eventually("the bytes to be told", lambda: half in downloading())
+    store.go_on()
+    namespace.eventually("the service to be ready", lambda: ready(namespace))
+    first = worker_pods(namespace)[0]["metadata"]["name"]
+
+    store.replace()
+    service["spec"]["replicas"] = 2
+    namespace.apply(service)
+    [proven] = namespace.get("earlyexitservice", "tiny")["status"]["models"]
+    told(
+        namespace,
+        "DigestMismatch: ",
+        f"must serve {proven['digest']}; put that bundle back there, or set spec.model.digest",
+    )
+    serving = {
+        pod["metadata"]["name"]
+        for pod in worker_pods(namespace)
+        if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
+    }
+    assert serving == {first}
+    assert infer(namespace) == ["200"]
 
 
 @pytest.fixture

@@ -281,6 +281,7 @@ def test_a_broken_bundle_leaves_the_worker_up_unready_and_telling_why(tmp_path: 
     with WorkerProcess(folder, wait_ready=False) as process:
         state = eventually(lambda: (s := process.state()).message and s, what="the reason")
         assert state.message.startswith("ramps.safetensors: ") and not state.ready
+        assert state.message.endswith("pack what `offramp prepare` wrote once more and name it in spec.model.uri")
         ready = process.public.get("/v2/health/ready")
         assert (ready.status_code, ready.text) == (503, state.message)
         assert process.public.get("/v2/health/live").status_code == 200
@@ -294,6 +295,7 @@ def test_a_worker_of_another_model_digest_stays_unready(bundle_dir: Path) -> Non
     with WorkerProcess(bundle_dir, env={"OFFRAMP_MODEL_DIGEST": "sha256:" + "0" * 64}, wait_ready=False) as process:
         state = eventually(lambda: (s := process.state()).message and s, what="the reason")
         assert "this worker must serve sha256:000" in state.message
+        assert state.message.endswith("set spec.model.digest to the one to serve from now on")
 
 
 @pytest.mark.parametrize(

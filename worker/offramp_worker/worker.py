@@ -55,7 +55,7 @@ class Worker:
             bundle = load_bundle(settings.bundle, expected_digest=settings.model_digest)
             sessions = Sessions(bundle, threads=settings.threads)
         except InvalidBundleError as error:
-            self.phase, self.reason = "broken", str(error)
+            self.phase, self.reason = "broken", f"{error}; {error.remedy}"
             log_event("bundle-refused", level="error", reason=str(error))
             raise
         engine = Engine(

@@ -110,8 +110,8 @@ def load_bundle(path: Path, *, expected_digest: str | None = None) -> Bundle:
     """
     manifest = _read_manifest(path / MANIFEST_FILE)
     if expected_digest is not None and manifest.backbone_digest != expected_digest:
-        raise InvalidBundleError(
-            f"{MANIFEST_FILE}: backbone_digest is {manifest.backbone_digest}; this worker must serve {expected_digest}"
+        raise InvalidBundleError.foreign(
+            f"{MANIFEST_FILE}: backbone_digest is {manifest.backbone_digest}, and this worker must serve {expected_digest}"
         )
     files: dict[Precision, str] = {EXACT: BACKBONE_FILE, **{p.name: p.file for p in manifest.precisions}}
     columns = manifest.columns
