@@ -1,5 +1,7 @@
 """``traffic.py URL SECONDS``: requests to the tiny model, about 100 a second, one after another; prints each status.
 
+What had been sent and was not answered is printed as ``broken``; a connection refused after one was taken as ``refused``.
+
 At least one is sent; a refused connection is tried again, for a minute until one was taken, because the service may not be there yet.
 """
 
@@ -29,7 +31,10 @@ def main(url: str, seconds: float) -> None:
                 )
                 connected = True
             except httpx.TransportError as error:
-                connected |= not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                refused = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                if connected or not refused:
+                    print("refused" if refused else "broken", flush=True)
+                connected |= not refused
                 time.sleep(0.5)
             if time.monotonic() >= began + (seconds if connected else max(seconds, CONNECT_SECONDS)):
                 return
