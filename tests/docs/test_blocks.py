@@ -43,7 +43,7 @@ def targets() -> set[str]:
 
 
 # Programs of others that a reader is told to run.
-FOREIGN = {"ctr", "curl", "docker", "jq", "kubectl", "python", "python3"}
+FOREIGN = {"ctr", "curl", "docker", "jq", "kubectl", "pipx", "python", "python3", "skopeo"}
 FOREIGN |= {
     "cat",
     "done",
