@@ -67,6 +67,7 @@ BUDGETS_TRIED = (
     0.4,
 )  # shares of the budget that the uncertified plan may spend in the search
 ROWS_PER_PAIR = {1: 200, 4: 240, 16: 320, 32: 384}
+SECONDS_PER_PAIR = 1.0  # of the exact executor, about; a dear model has fewer rows in a pair
 SCORE_CHUNK = 100
 OF_ONE = ", of batch 1"
 Array = npt.NDArray[Any]
@@ -187,7 +188,9 @@ def compare(
     """Time the plan against the exact executor batch by batch in turn; also what it answers to each row of ``x``."""
     answers = np.full(len(x), -1, dtype=np.int64)
     ratios = []
-    size = ROWS_PER_PAIR[batch]
+    start = time.thread_time()
+    answer(run_exact(exact, pad_rows([np.ascontiguousarray(x[:batch])], spec)), batch)
+    size = min(ROWS_PER_PAIR[batch], batch * max(1, round(SECONDS_PER_PAIR / (time.thread_time() - start))))
     for pair in range(-1, pairs):  # the first one warms up
         rows = np.arange(max(pair, 0) * size, (max(pair, 0) + 1) * size) % len(x)
         spent = np.zeros(2)
