@@ -8,6 +8,7 @@ from bench.report.results import MISSING, Goal, Results, measured_line, percent,
 
 VERDICT_GOAL_SECONDS, VERDICT_WORKERS = 2.0, 20
 RESTART_GOAL_SECONDS, SHARE_GOAL, MEMORY_GOAL_MIB, SERVICES_GOAL = 10.0, 0.02, 250, 2000
+SOAK_SECONDS = 600
 MIB = 2**20
 
 
@@ -62,7 +63,19 @@ def _rows(fleet: dict[str, Any] | None) -> list[list[str]]:
 
 def goals(results: Results) -> list[Goal]:
     """What the issue asks."""
-    return [_verdict(results.get("verdict")), *_fleet(results.get("fleet"))]
+    return [_verdict(results.get("verdict")), *_fleet(results.get("fleet")), _tuning(results.get("soak_control"))]
+
+
+def _tuning(found: dict[str, Any] | None) -> Goal:
+    target = "ten minutes of tuning without rest on a real Kubernetes: `Ready` and `kubectl diff` do not move, no request fails"
+    if found is None:
+        return Goal(target, MISSING, "make soak-control", None)
+    measured = (
+        f"{found['seconds']} s, {found['asked']} tunings asked for, {found['promoted']} plans rolled out, {found['falls']} taken back as inputs changed, "
+        f"{found['diffs']} diffs clean ({found['races']} while the status was written), {found['failed']} of {found['requests']:,} requests failed"
+    )
+    met = found["failed"] == 0 and found["promoted"] > 0
+    return Goal(target, measured, "make soak-control", met if found["seconds"] >= SOAK_SECONDS else None)
 
 
 def _verdict(found: dict[str, Any] | None) -> Goal:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +18,10 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(
 
 from identity_bundle import write_bundle  # noqa: E402
 from kube import run  # noqa: E402
-from stage import Stage  # noqa: E402
+from stage import SLOWNESS, Stage  # noqa: E402
 
+STORY = "seconds of the story"
+STORY_SECONDS, LONGEST_SECONDS = 60.0, 120.0  # what each may take, and what none may take on whatever machine
 SYSTEM, RELEASE, TAG = "offramp-system", "offramp", "outages"
 
 
@@ -87,14 +90,33 @@ def _stop_release() -> None:
 
 @pytest.fixture
 def stage(images: Images, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """An empty namespace with one operator."""
+    """An empty namespace with one operator, and a clock on the story that is told in it."""
+    began = time.monotonic()
     made = Stage(
         namespace=f"outage-{uuid.uuid4().hex[:8]}", folder=tmp_path, bundle=images.bundle, worker=images.worker
     )
     try:
         yield made
     finally:
+        took = time.monotonic() - began
+        request.node.user_properties.append((STORY, took))
         made.close()
+    longest = LONGEST_SECONDS * SLOWNESS
+    assert took <= longest or "OFFRAMP_SOAK_SECONDS" in os.environ, f"{took:.0f} s; no story may take {longest:.0f}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What each story took, the longest first."""
+    reports = [r for kind in ("passed", "failed", "error", "") for r in terminalreporter.stats.get(kind, ())]
+    took = {
+        r.nodeid.rsplit("::", 1)[-1]: seconds for r in reports for name, seconds in r.user_properties if name == STORY
+    }
+    if took:
+        terminalreporter.section(
+            f"outages: seconds of each story, {STORY_SECONDS:.0f} at most on a machine that does nothing else"
+        )
+    for story, seconds in sorted(took.items(), key=lambda item: -item[1]):
+        terminalreporter.line(f"{seconds:6.1f} {'  ' if seconds <= STORY_SECONDS else '! '}{story}")
 
 
 @pytest.fixture
