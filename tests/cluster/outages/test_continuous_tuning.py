@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from gitops import GitOps  # type: ignore[import-not-found]
 from stage import NAME, Stage  # type: ignore[import-not-found]
 
 SECONDS = float(os.environ.get("OFFRAMP_SOAK_SECONDS", "30"))
@@ -26,6 +27,7 @@ def test_ready_and_kubectl_diff_do_not_move_while_tuning_never_rests(stage: Stag
     stage.serve()
     stage.send()
     stage.until("a first plan", lambda: stage.phase("Succeeded") and stage.settled())
+    git = GitOps(stage)
     since, asked = len(stage.history.of("service")), 0
     end, tune_at, diff_at = time.monotonic() + SECONDS, 0.0, 0.0
     while time.monotonic() < end:
@@ -37,6 +39,7 @@ def test_ready_and_kubectl_diff_do_not_move_while_tuning_never_rests(stage: Stag
             # The operator may write the status between kubectl's two readings; a drift is there each time.
             assert any((seen := difference(stage)) == "" for _ in range(5)), seen
             diff_at = time.monotonic() + DIFF_EVERY_SECONDS
+        git.keep_up()
         time.sleep(0.5)
     tuned = lambda: stage.status()["tuning"].get("handledRequest", "").startswith("tune/")  # noqa: E731
     stage.until("an answer to a request", tuned)
@@ -50,6 +53,7 @@ def test_ready_and_kubectl_diff_do_not_move_while_tuning_never_rests(stage: Stag
     foreign = [f for f in live(stage)["metadata"]["managedFields"] if f["manager"] == "offramp-operator"]
     assert [f.get("subresource") for f in foreign] == ["status"], "the operator writes status and nothing else"
     assert asked >= SECONDS / TUNE_EVERY_SECONDS / 2
+    git.check(seconds=SECONDS)
     stage.check()
 
 
