@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from gitops import GitOps  # type: ignore[import-not-found]
 from hard_inputs import inputs_on_which_a_ramp_is_wrong  # type: ignore[import-not-found]
 from stage import NAME, PATIENCE_SECONDS, ROOT, Json, Stage, Traffic  # type: ignore[import-not-found]
 
@@ -33,6 +34,7 @@ def test_ready_and_kubectl_diff_do_not_move_while_tuning_never_rests(stage: Stag
     stage.serve()
     stage.send()
     stage.until("a first plan", lambda: stage.phase("Succeeded") and stage.settled())
+    git = GitOps(stage)
     since, known = len(stage.history.of("service")), {r["metadata"]["name"] for r in stage.rollouts()}
     promoted = lambda: {r["metadata"]["name"] for r in stage.rollouts() if verdict(r) == "Succeeded"} - known  # noqa: E731
     diffs: list[str] = []
@@ -55,6 +57,7 @@ def test_ready_and_kubectl_diff_do_not_move_while_tuning_never_rests(stage: Stag
         elif drift is not None and (serving == off or found > known_at_drift):
             drift.stop()
             drift, falls = None, falls + (serving == off)
+        git.keep_up()
         time.sleep(0.5)
     seconds = time.monotonic() - began
     tuned = lambda: stage.status()["tuning"].get("handledRequest", "").startswith("tune/")  # noqa: E731
@@ -71,6 +74,7 @@ def test_ready_and_kubectl_diff_do_not_move_while_tuning_never_rests(stage: Stag
     foreign = [f for f in live(stage)["metadata"]["managedFields"] if f["manager"] == "offramp-operator"]
     assert [f.get("subresource") for f in foreign] == ["status"], "the operator writes status and nothing else"
     assert asked >= SECONDS / TUNE_EVERY_SECONDS / 2
+    git.check(seconds=SECONDS)
     stage.check()
     figures = {
         "seconds": round(seconds), "asked": asked, "promoted": len(promoted()), "falls": falls, "statuses": len(states),
