@@ -328,6 +328,19 @@ def test_five_percent_disagreement_against_a_budget_of_one_is_rejected_within_22
     assert gates(ArmTally(audited=225, disagreements=11))["accuracy"] == "Rejected"
 
 
+@pytest.mark.parametrize(
+    ("canary", "told"),
+    [
+        (ArmTally(audited=225, disagreements=10), "10 of 225 against 0.01: e-value 742 passes the limit 20"),
+        (ArmTally(audited=400, disagreements=27), "27 of 400 against 0.01: e-value 10^12 passes the limit 20"),
+    ],
+)
+def test_a_rejection_tells_its_evidence_as_people_read_numbers(canary: ArmTally, told: str) -> None:
+    given_ = GateInput(BothArms(canary, ArmTally()), 25, 0.01, 0.99, 3, 500, certified=True)
+    (accuracy,) = [g for g in read_gates(given_) if g.name == "accuracy"]
+    assert accuracy.message == told
+
+
 def test_enough_agreeing_audits_are_clear() -> None:
     assert gates(ArmTally(audited=5000, disagreements=40))["accuracy"] == "Clear"
 
