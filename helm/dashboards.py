@@ -171,7 +171,7 @@ SERVICE = [
         Panel("Audits that wait", [(f"sum(earlyexit_audit_backlog{{{ONE}}})", "backlog")]),
         Panel("Drift detector", [(f"max(earlyexit_detector_statistic{{{ONE}}})", "statistic"), (f"max(earlyexit_detector_limit{{{ONE}}})", "limit: exits go off")], log=True),
         Panel("Labels for the tuner", [(f"earlyexit_service_tuning_labels{{{ONE}}}", "there"), (f"earlyexit_service_tuning_labels_needed{{{ONE}}}", "needed")]),
-        Panel("True labels from clients", [(f"sum by (outcome) (rate(earlyexit_feedback_total{{{ONE}}}{RATE}))", "{{outcome}}")], "Only where OFFRAMP_FEEDBACK_ROWS is set: how often the model itself is right.", "ops"),
+        Panel("True labels from clients", [(f"sum by (outcome) (rate(earlyexit_feedback_total{{{ONE}}}{RATE}))", "{{outcome}}")], "Only with spec.feedback: how often the answers are right.", "ops"),
     ]),
     Row("Rollout", [
         Panel("Phase", [(f"earlyexit_rollout_phase{{{ONE}}}", "{{phase}}")], kind="state-timeline"),

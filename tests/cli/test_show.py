@@ -19,9 +19,10 @@ from offramp_cli.show.tree import get_data, get_lines
 from offramp_cli.show.why import why_lines
 from offramp_core.control.gates import GateInput, failures
 from offramp_core.control.objects import ArmTally, BothArms, ConfigStatus, GateStatus
+from offramp_core.evidence.words import e_value
 from offramp_operator.explain import plans, words
 from offramp_operator.explain.health import health, health_data
-from offramp_operator.explain.why import e_value, why_data
+from offramp_operator.explain.why import why_data
 
 InState = Callable[[str], Any]
 
@@ -248,7 +249,7 @@ def test_objects_of_an_earlier_service_of_that_name_do_not_count(in_state: InSta
 
 @pytest.mark.parametrize(
     ("log_value", "text"),
-    [(0.0, "1"), (-3.0, "0.05"), (2.9957, "20"), (6.3969, "600"), (15.0, "1e+7"), (5000.0, "1e+2171"), (-900.0, "0")],
+    [(0.0, "1"), (-3.0, "0.05"), (2.9957, "20"), (6.3969, "600"), (15.0, "10^7"), (5000.0, "10^2171"), (-900.0, "0")],
 )
 def test_e_values_read_well_and_never_overflow(log_value: float, text: str) -> None:
     assert e_value(log_value) == text

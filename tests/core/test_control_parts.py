@@ -101,6 +101,11 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
         ("predictionCache", {}, "spec.predictionCache.sizeLimit"),
         ("predictionCache", {"sizeLimit": "64MB"}, "spec.predictionCache.sizeLimit"),
         ("predictionCache", {"sizeLimit": "1025Gi"}, "spec.predictionCache.sizeLimit"),
+        ("feedback", {}, "spec.feedback.maxAnswers"),
+        ("feedback", {"maxAnswers": 0}, "spec.feedback.maxAnswers"),
+        ("feedback", {"maxAnswers": 1_000_001}, "spec.feedback.maxAnswers"),
+        ("feedback", {"maxAnswers": "100"}, "spec.feedback.maxAnswers"),
+        ("feedback", {"rows": 100}, "spec.feedback.rows"),
         ("protocols", ["GRPC"], "spec.protocols"),
         ("protocols", ["HTTP", "HTTP"], "spec.protocols"),
         ("protocols", [["HTTP"]], "spec.protocols"),
@@ -143,6 +148,13 @@ def test_each_mistake_is_refused_by_the_name_of_its_field(path: str, value: Any,
 @pytest.mark.parametrize(("text", "size"), [("1", 1), ("64Ki", 2**16), ("256Mi", 2**28), ("1024Gi", 2**40)])
 def test_the_size_of_the_cache_is_a_quantity(text: str, size: int) -> None:
     assert parse_spec(changed("predictionCache", {"sizeLimit": text})).cache_bytes == size
+
+
+@pytest.mark.parametrize("execution", ["Auto", "ResultsOnly", "ComputeSaving"])
+def test_answers_are_kept_for_true_labels_only_where_the_spec_says_how_many(execution: str) -> None:
+    assert parse_spec({**GOOD, "execution": execution}).feedback_answers == 0
+    asked = {**GOOD, "execution": execution, "feedback": {"maxAnswers": 10_000}}
+    assert parse_spec(asked).feedback_answers == 10_000
 
 
 @pytest.mark.parametrize("option", [("predictionCache", {"sizeLimit": "1Mi"}), ("deadlineAnswers", "Always")])
@@ -326,6 +338,19 @@ def test_no_data_is_undecided_and_never_a_pass() -> None:
 
 def test_five_percent_disagreement_against_a_budget_of_one_is_rejected_within_225_audits() -> None:
     assert gates(ArmTally(audited=225, disagreements=11))["accuracy"] == "Rejected"
+
+
+@pytest.mark.parametrize(
+    ("canary", "told"),
+    [
+        (ArmTally(audited=225, disagreements=10), "10 of 225 against 0.01: e-value 742 passes the limit 20"),
+        (ArmTally(audited=400, disagreements=27), "27 of 400 against 0.01: e-value 10^12 passes the limit 20"),
+    ],
+)
+def test_a_rejection_tells_its_evidence_as_people_read_numbers(canary: ArmTally, told: str) -> None:
+    given_ = GateInput(BothArms(canary, ArmTally()), 25, 0.01, 0.99, 3, 500, certified=True)
+    (accuracy,) = [g for g in read_gates(given_) if g.name == "accuracy"]
+    assert accuracy.message == told
 
 
 def test_enough_agreeing_audits_are_clear() -> None:

@@ -266,20 +266,33 @@ def test_options_of_the_spec_reach_the_worker_and_defaults_are_not_named() -> No
         (container,) = deployment(_service(**spec), IDENTITY, SETTINGS, replicas=2)["spec"]["template"]["spec"][
             "containers"
         ]
-        names = ("OFFRAMP_BATCHING", "OFFRAMP_CACHE_BYTES", "OFFRAMP_DEADLINE_ANSWERS", "OFFRAMP_GRPC_PORT")
+        names = (
+            "OFFRAMP_BATCHING",
+            "OFFRAMP_CACHE_BYTES",
+            "OFFRAMP_DEADLINE_ANSWERS",
+            "OFFRAMP_FEEDBACK_ROWS",
+            "OFFRAMP_GRPC_PORT",
+        )
         return {e["name"]: e["value"] for e in container["env"] if e["name"] in names}
 
     assert options() == options(batching={"policy": "Offramp"}, deadlineAnswers="OnRequest", protocols=["HTTP"]) == {}
-    spec = {"batching": {"policy": "TFServing"}, "deadlineAnswers": "Always", "predictionCache": {"sizeLimit": "1Mi"}}
+    spec = {
+        "batching": {"policy": "TFServing"},
+        "deadlineAnswers": "Always",
+        "predictionCache": {"sizeLimit": "1Mi"},
+        "feedback": {"maxAnswers": 1_000_000},
+    }
     given = options(**spec)
     assert given == {
         "OFFRAMP_BATCHING": "tf-serving",
         "OFFRAMP_CACHE_BYTES": "1048576",
         "OFFRAMP_DEADLINE_ANSWERS": "always",
+        "OFFRAMP_FEEDBACK_ROWS": "1000000",
     }
     # The worker's own parser takes them.
     settings = settings_from_env({"OFFRAMP_BUNDLE": "/b", "OFFRAMP_LATENCY_SECONDS": "0.04", **given})
     assert (settings.batching, settings.cache_bytes, settings.always_in_time) == ("tf-serving", 2**20, True)
+    assert settings.feedback_rows == 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -330,9 +343,11 @@ def test_the_template_digest_follows_what_the_pods_run_and_nothing_else() -> Non
         _service(worker={"image": "x"}),
         _service(batching={"policy": "Clockwork"}),
         _service(protocols=["HTTP", "GRPC"]),
+        _service(feedback={"maxAnswers": 100}),
+        _service(feedback={"maxAnswers": 101}),
     )
     assert {template_digest(s, SETTINGS) for s in same} == {plain}
-    assert len({template_digest(s, SETTINGS) for s in other} | {plain}) == 6
+    assert len({template_digest(s, SETTINGS) for s in other} | {plain}) == len(other) + 1
     assert template_digest(_service(), WorkerSettings("offramp/worker:2")) != plain
 
 

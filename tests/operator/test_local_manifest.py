@@ -96,11 +96,20 @@ def test_a_wrong_field_is_named(tmp_path: Path, path: str, value: Any, field: st
         load_intent(write(tmp_path, changed(path, value)))
 
 
-def test_an_option_makes_another_template_which_survives_its_file() -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "variable"),
+    [
+        ("batching", {"policy": "TFServing"}, ("OFFRAMP_BATCHING", "tf-serving")),
+        ("feedback", {"maxAnswers": 100}, ("OFFRAMP_FEEDBACK_ROWS", "100")),
+    ],
+)
+def test_an_option_makes_another_template_which_survives_its_file(
+    field: str, value: Any, variable: tuple[str, str]
+) -> None:
     plain = render("digits", "uid", parse_spec(GOOD["spec"]), cpus=2)
-    spec = parse_spec(changed("spec.batching", {"policy": "TFServing"})["spec"])
+    spec = parse_spec(changed(f"spec.{field}", value)["spec"])
     other = render("digits", "uid", spec, cpus=2)
-    assert other.digest != plain.digest and other.options == (("OFFRAMP_BATCHING", "tf-serving"),)
+    assert other.digest != plain.digest and other.options == (variable,)
     kept = json.loads(json.dumps(other.to_mapping()))
     assert WorkerTemplate.from_mapping(kept) == other
     del kept["options"]  # as an older Offramp wrote it

@@ -17,6 +17,7 @@ from offramp_core.evidence import detector
 from offramp_core.evidence.exposure import audits_needed
 from offramp_core.evidence.one_arm import alternatives, log_average_ratio, log_e_value
 from offramp_core.evidence.two_arm import log_e_share
+from offramp_core.evidence.words import e_value
 
 HARMFUL_FACTOR = 3.0  # a plan at three times its budget is what the accuracy gate must be able to notice
 # Alternatives of its e-value, as multiples of the budget. Closer ones cannot show in the audits of a step, farther ones stop hardly sooner.
@@ -184,7 +185,7 @@ def _judge(
     if evidence >= limit:
         state, message = (
             "Rejected",
-            f"{k} of {n} against {bound:.3g}: e-value 1e{evidence / math.log(10):.1f} passes the limit 1e{limit / math.log(10):.1f}",
+            f"{k} of {n} against {bound:.3g}: e-value {e_value(evidence)} passes the limit {e_value(limit)}",
         )
     elif exposure < needed:
         state, message = (

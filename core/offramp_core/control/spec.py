@@ -48,6 +48,7 @@ _SIZE = re.compile(r"^([1-9][0-9]{0,11})(Ki|Mi|Gi)?$")
 _UNIT_BYTES = {None: 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 MAX_NAME_LENGTH = 40
 MAX_CACHE_BYTES = 2**40
+MAX_FEEDBACK_ANSWERS = 1_000_000
 MAX_STEPS = 12
 MAX_SLICES = 8
 MAX_CLASSES = 8  # with a budget of their own
@@ -169,7 +170,7 @@ class ServiceSpec:
     """A parsed ``EarlyExitService.spec``. ``worker`` is the allow-listed template, for the shell that renders it.
 
     ``store_claim`` is the PersistentVolumeClaim of the ramp-set store in a cluster; ``offramp up`` has a store of its own.
-    ``cache_bytes`` of 0 is no prediction cache. ``holdback`` is the share of batches that run with exits off under any plan, to be compared with.
+    ``cache_bytes`` of 0 is no prediction cache, ``feedback_answers`` of 0 no answers kept for true labels. ``holdback`` is the share of batches that run with exits off under any plan, to be compared with.
     """
 
     model_uri: str
@@ -195,6 +196,7 @@ class ServiceSpec:
     batching: BatchingPolicy = "Offramp"
     deadline_answers: DeadlineAnswers = "OnRequest"
     cache_bytes: int = 0
+    feedback_answers: int = 0
     protocols: tuple[Protocol, ...] = ("HTTP",)
     rollout: RolloutPolicy = RolloutPolicy()
     update_policy: UpdatePolicy = UpdatePolicy()
@@ -268,7 +270,7 @@ def parse_spec(value: Any) -> ServiceSpec:
     """
     spec = _Reader(
         value, "spec",
-        {"model", "objective", "ramps", "execution", "batching", "deadlineAnswers", "predictionCache", "protocols", "rollout", "updatePolicy", "replicas", "autoscaling", "suspend", "worker"},
+        {"model", "objective", "ramps", "execution", "batching", "deadlineAnswers", "predictionCache", "feedback", "protocols", "rollout", "updatePolicy", "replicas", "autoscaling", "suspend", "worker"},
     )  # fmt: skip
     model = _model(spec.section("model", MODEL_FIELDS, required=True))
     objective = spec.section("objective", {"latency", "accuracy"}, required=True)
@@ -306,6 +308,7 @@ def parse_spec(value: Any) -> ServiceSpec:
         ),
         deadline_answers=_deadline_answers(spec, execution),
         cache_bytes=_cache_bytes(spec, execution),
+        feedback_answers=_feedback_answers(spec),
         protocols=_protocols(spec),
         rollout=_rollout(
             spec.section(
@@ -469,6 +472,12 @@ def _cache_bytes(spec: _Reader, execution: Execution) -> int:
         )
     cache = spec.section("predictionCache", {"sizeLimit"})
     return parse_size(cache.get("sizeLimit"), cache.path("sizeLimit"))
+
+
+def _feedback_answers(spec: _Reader) -> int:
+    if "feedback" not in spec.value:
+        return 0
+    return spec.section("feedback", {"maxAnswers"}).integer("maxAnswers", None, low=1, high=MAX_FEEDBACK_ANSWERS)
 
 
 def _protocols(spec: _Reader) -> tuple[Protocol, ...]:

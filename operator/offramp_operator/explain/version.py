@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from offramp_core.evidence.words import e_value
 from offramp_operator.explain.family import Family
-from offramp_operator.explain.words import duration, e_value
+from offramp_operator.explain.words import duration
 
 
 def version_facts(family: Family, now: float) -> list[str]:

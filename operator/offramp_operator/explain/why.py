@@ -8,6 +8,7 @@ from typing import Any
 
 from offramp_core.control.gates import FAILING
 from offramp_core.control.objects import GateStatus, Rollout
+from offramp_core.evidence.words import e_value
 from offramp_operator.explain.capacity import capacity_data
 from offramp_operator.explain.family import Family
 from offramp_operator.explain.health import BAD_NEWS
@@ -15,7 +16,7 @@ from offramp_operator.explain.plans import about, ramps
 from offramp_operator.explain.progress import progress
 from offramp_operator.explain.savings import savings_data
 from offramp_operator.explain.version import version_data
-from offramp_operator.explain.words import duration, e_value, share
+from offramp_operator.explain.words import duration, share
 
 _ALONE = "failures at weight 100"
 _COUNTED = {

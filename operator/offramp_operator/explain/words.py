@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-_LARGE = 1e4  # an e-value above is told by its power of ten
-
 
 def ago(then: float | None, now: float) -> str:
     """How long since ``then``, as kubectl tells ages; empty where it is not known."""
@@ -30,13 +26,6 @@ def share(fraction: float) -> str:
     """A fraction as percent, two decimals at most: ``1%``, ``0.37%``."""
     text = f"{100 * fraction:.2f}".rstrip("0").rstrip(".")
     return f"{text or '0'}%"
-
-
-def e_value(log_value: float) -> str:
-    """An e-value from its logarithm: ``0.031``, ``20``, ``1e+12``; never an overflow."""
-    if log_value > math.log(_LARGE):
-        return f"1e+{log_value / math.log(10):.0f}"
-    return f"{math.exp(log_value):.2g}" if log_value < math.log(100) else f"{math.exp(log_value):.0f}"
 
 
 def milliseconds(seconds: float) -> str:

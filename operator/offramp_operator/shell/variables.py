@@ -13,4 +13,5 @@ def option_variables(spec: ServiceSpec) -> dict[str, str]:
         **({"OFFRAMP_BATCHING": BATCHING_NAMES[spec.batching]} if spec.batching != "Offramp" else {}),
         **({"OFFRAMP_CACHE_BYTES": str(spec.cache_bytes)} if spec.cache_bytes else {}),
         **({"OFFRAMP_DEADLINE_ANSWERS": "always"} if spec.deadline_answers == "Always" else {}),
+        **({"OFFRAMP_FEEDBACK_ROWS": str(spec.feedback_answers)} if spec.feedback_answers else {}),
     }

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from markupsafe import Markup, escape
 
+from offramp_core.evidence.words import e_value
 from offramp_operator.explain.latency import Distribution, LatencyFacts
 from offramp_operator.explain.network import NetworkFacts, RampFacts
-from offramp_operator.explain.words import duration, e_value, share
+from offramp_operator.explain.words import duration, share
 from offramp_operator.web.curves import CurvePoint
 from offramp_operator.web.pages import Goal
 
@@ -240,7 +241,7 @@ def _decades(highest: float, y: Scale) -> list[Markup]:
 
 
 def _power(decade: int) -> str:
-    return f"{10**decade:g}" if -3 < decade < 4 else f"1e{decade}"
+    return f"{10**decade:g}" if -3 < decade < 4 else f"10^{decade}"
 
 
 def _by_step(curve: Sequence[CurvePoint]) -> list[list[CurvePoint]]:

@@ -10,8 +10,9 @@ import jinja2
 from markupsafe import Markup
 
 from offramp_core.control.conditions import format_seconds
+from offramp_core.evidence.words import e_value
 from offramp_operator.explain.why import NO_READING
-from offramp_operator.explain.words import duration, e_value, share
+from offramp_operator.explain.words import duration, share
 from offramp_operator.web.charts import evidence_chart, goal_bar, latency_chart, network_chart, signed_seconds
 from offramp_operator.web.curves import CurvePoint
 from offramp_operator.web.pages import OverviewPage, ServicePage

@@ -67,7 +67,9 @@ async def _feedback(worker: Worker, front: Front, name: str, request: Request) -
     if isinstance(engine, Response):
         return engine
     if front.feedback is None:
-        return JSONResponse({"error": "feedback is off; start the worker with OFFRAMP_FEEDBACK_ROWS"}, 404)
+        return JSONResponse(
+            {"error": "feedback is off; set spec.feedback.maxAnswers (OFFRAMP_FEEDBACK_ROWS of a single worker)"}, 404
+        )
     status, said = 200, dict[str, Any]()
     try:
         body = await read_body(request.scope, request.receive, limit=MAX_FEEDBACK_BYTES)
