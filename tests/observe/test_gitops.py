@@ -56,7 +56,7 @@ def told_to_promote() -> Fleet:
 def rolled_back() -> Fleet:
     """And every worker has acknowledged that."""
     fleet = STATES["rolled_back"]()
-    fleet.step()
+    fleet.run(lambda f: f.status.settled_generation == 2)
     return fleet
 
 
@@ -158,11 +158,16 @@ def no_room_to_surge() -> Fleet:
 
 
 def over_budget() -> Fleet:
-    """Inputs changed, and the workers' detectors have switched exits off before the operator could."""
+    """Inputs changed while operators came and went: each begins its own watch anew, and the workers' detectors switch exits off first."""
     fleet = STATES["promoted_once"]()
     fleet.deliver = False
     fleet.drift(DRIFTED)
-    fleet.run(lambda f: any(c.reason == "BudgetExceeded" for c in f.status.conditions))
+
+    def told_by_a_new_operator(f: Fleet) -> bool:
+        f.watch = None
+        return any(c.reason == "BudgetExceeded" for c in f.status.conditions)
+
+    fleet.run(told_by_a_new_operator)
     for worker in fleet.workers:
         worker.breaker_open = True
     fleet.step()
