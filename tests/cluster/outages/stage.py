@@ -442,11 +442,31 @@ class Stage:
             assert len(verdicts) <= 1, f"{names[uid]} was decided more than once: {verdicts}"
             if not verdicts:
                 active.add(uid)
+            self._check_steps(names[uid], seen)
         assert len(active) <= 1, [names[uid] for uid in active]
         for reason, verdict in (("Promoted", "Succeeded"), ("RolledBack", "RolledBack")):
             told = sum(int(e.get("count") or (e.get("series") or {}).get("count") or 1) for e in self.events(reason))
             ended = sum(any(s.get("verdict") == verdict for s in seen) for seen in statuses.values())
             assert told <= ended, f"{told} Events {reason} for {ended} rollouts"
+
+    def _check_steps(self, name: str, seen: list[Json]) -> None:
+        """One follows the other, and what a step is judged by does not move once it has begun, whoever goes on with it."""
+        steps = [s.get("step", 0) for s in seen]
+        assert steps == sorted(steps), f"{name} took its steps in the order {steps}"
+        frozen: dict[tuple[int, str], set[str]] = {}
+        for status in seen:
+            if status.get("stepStartedAt") and status["phase"] in ("Progressing", "Paused", "AwaitingPromotion"):
+                limits = [status.get(field) for field in ("weight", "slowSeconds", "slowNeeded", "auditRate")]
+                step = (status.get("step", 0), status["stepStartedAt"])
+                frozen.setdefault(step, set()).add(json.dumps(limits, sort_keys=True))
+        moved = {step: limits for step, limits in frozen.items() if len(limits) > 1}
+        assert not moved, f"{name}: {moved}"
+
+    def steps(self) -> list[int]:
+        """The weights that the newest rollout has served with, in their order."""
+        uid = self.rollouts()[-1]["metadata"]["uid"]
+        seen = [r.get("status") or {} for r in self.history.of("rollout") if r["metadata"]["uid"] == uid]
+        return list(dict.fromkeys(s["weight"] for s in seen if s.get("stepStartedAt") and s["phase"] == "Progressing"))
 
     def _check_epochs(self) -> None:
         """Published epochs only rise, and one epoch never means two plans."""

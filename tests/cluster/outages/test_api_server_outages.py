@@ -50,7 +50,8 @@ def test_watch_silently_stalled(canary: Callable[..., Stage]) -> None:
 
 def test_storm_of_409_410_429_and_lost_answers(canary: Callable[..., Stage]) -> None:
     stage = canary(
-        rollout={"steps": [{"weight": 100, "pause": "10s"}], "confidence": "0.9"}, ramps={"maxOverhead": "1"}
+        rollout={"steps": [{"weight": 50, "pause": "3s"}, {"weight": 100, "pause": "3s"}], "confidence": "0.9"},
+        ramps={"maxOverhead": "1"},
     )
     name = stage.rollout()["name"]
     stage.broken("conflict", "gone", "throttled", "lost-answers")
@@ -64,6 +65,7 @@ def test_storm_of_409_410_429_and_lost_answers(canary: Callable[..., Stage]) -> 
     stage.until(
         "the service to be settled with one worker", lambda: stage.settled() and stage.status()["workers"]["ready"] == 1
     )
+    assert stage.steps() == [50, 100]
     assert [r["metadata"]["name"] for r in stage.rollouts()] == [name]
     stage.check(operators_alive=False)
 

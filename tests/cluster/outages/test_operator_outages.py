@@ -17,6 +17,9 @@ from stage import Stage  # type: ignore[import-not-found]
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
 
+STEPS = [{"weight": 50, "pause": "2s"}, {"weight": 100, "pause": "2s"}]  # an outage in the first, or between them
+
+
 def kill_in(stage: Stage, phase: str) -> None:
     """As soon as the phase shows: often between two writes of the pass that began it. Nothing ends these phases but time or a person."""
     stage.until(phase, lambda: stage.phase(phase))
@@ -118,9 +121,7 @@ def test_operator_killed_while_a_gate_takes_a_plan_back(stage: Stage, tmp_path: 
 
 
 def test_leader_partitioned_away_while_a_second_takes_over(canary: Callable[..., Stage], images: Any) -> None:
-    stage = canary(
-        rollout={"steps": [{"weight": 100, "pause": "4s"}], "confidence": "0.9"}, standby_image=images.worker
-    )
+    stage = canary(rollout={"steps": STEPS, "confidence": "0.9"}, standby_image=images.worker)
     first, second = stage.operators
     stage.broken("away", channel=0)
     lease = lambda: (stage.history.now("lease").get("offramp") or {"spec": {}})["spec"]  # noqa: E731
@@ -131,6 +132,7 @@ def test_leader_partitioned_away_while_a_second_takes_over(canary: Callable[...,
     assert stage.rollout()["finishedAt"][:to_the_second] >= lease()["acquireTime"][:to_the_second], (
         "the second decided it"
     )
+    assert stage.steps() == [50, 100]
     stage.broken(channel=0)
     stage.until("the first to be back as a standby", lambda: first.process.poll() is None)
     stage.until("the service to be settled", stage.settled)
@@ -178,7 +180,7 @@ def _leads(stage: Stage, holder: str) -> bool:
 
 def test_operator_upgraded_mid_rollout(canary: Callable[..., Stage], images: Any) -> None:
     upgraded = images.upgraded
-    stage = canary(rollout={"steps": [{"weight": 100, "pause": "10s"}], "confidence": "0.9"}, standby_image=upgraded)
+    stage = canary(rollout={"steps": STEPS, "confidence": "0.9"}, standby_image=upgraded)
     name = stage.rollout()["name"]
     stage.operators[0].stop(signal.SIGTERM)
     assert re.search("leadership-released", stage.operators[0].log.read_text())
@@ -190,5 +192,6 @@ def test_operator_upgraded_mid_rollout(canary: Callable[..., Stage], images: Any
     stage.until("workers of the new image", renewed)
     stage.until("the promotion", lambda: stage.phase("Succeeded"))
     stage.until("the service to be settled", stage.settled)
+    assert stage.steps() == [50, 100]
     assert [r["metadata"]["name"] for r in stage.rollouts()] == [name]
     stage.check()

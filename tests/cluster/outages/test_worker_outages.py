@@ -18,6 +18,7 @@ from stage import SLOWNESS, Json, Stage, signal_worker, worker_pid  # type: igno
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
 LONG_STEP = {"steps": [{"weight": 100, "pause": "10s"}], "confidence": "0.9"}
+STEPS = {"steps": [{"weight": w, "pause": "3s"} for w in (30, 60, 100)], "confidence": "0.9"}
 HELD = {"steps": [{"weight": 100, "pause": "5m"}], "confidence": "0.9"}  # nothing but a rejection ends it
 RATE = 50.0  # of the traffic, over two workers
 ENDPOINT_SECONDS = 2.0  # from a pod that is not ready to a Service that sends it nothing
@@ -99,7 +100,7 @@ def test_worker_hung(canary: Callable[..., Stage]) -> None:
 
 
 def test_worker_drained_mid_step(canary: Callable[..., Stage]) -> None:
-    stage = canary(rollout=LONG_STEP)
+    stage = canary(rollout=STEPS)
     pod = stage.pods()[0]["metadata"]["name"]
     name = stage.rollout()["name"]
     # What `kubectl drain` does for each pod of a node.
@@ -108,6 +109,7 @@ def test_worker_drained_mid_step(canary: Callable[..., Stage]) -> None:
     stage.until("another worker", lambda: pod not in names(stage) and len(stage.pods()) == 2)
     stage.until("the promotion", lambda: stage.phase("Succeeded"))
     stage.until("the service to be settled", stage.settled)
+    assert stage.steps() == [30, 60, 100]
     assert [r["metadata"]["name"] for r in stage.rollouts()] == [name]
     stage.check()
 
