@@ -65,12 +65,24 @@ class Watching:
             self.written += read.decode()
 
 
+def ends_on_interrupt() -> None:
+    """Whatever this process inherited: a shell starts what runs in the background deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def watching(*arguments: str | Path, terminal: bool) -> Iterator[Watching]:
     out, into = pty.openpty() if terminal else os.pipe()
     env = {**os.environ, "COLUMNS": "250", "LINES": "60", "TERM": "xterm"}
     command = [sys.executable, "-m", "offramp_cli", *map(str, arguments), "--watch"]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=into, stderr=subprocess.PIPE, env=env)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=into,
+        stderr=subprocess.PIPE,
+        env=env,
+        preexec_fn=ends_on_interrupt,  # noqa: PLW1509 - one call to the kernel
+    )
     os.close(into)
     try:
         yield Watching(process, out)
