@@ -118,6 +118,6 @@ def test_the_notes_say_what_is_needed_and_what_stays(helm: Helm) -> None:
         assert said in notes
     own = helm("upgrade", "offramp", CHART, "--set", "signingKey.existingSecret=mine,crds.keep=false").stdout
     assert "key" not in own and "removes the kinds" in own
-    helm("upgrade", "offramp", CHART)  # so that the uninstall leaves the kinds to others
+    helm("upgrade", "offramp", CHART, "--reset-values")  # so that the uninstall leaves the kinds to others
     for page in re.findall(r"docs/[\w/-]+\.md", notes):
         assert (ROOT / page).is_file(), page

@@ -107,7 +107,7 @@ def test_tritonclient_sends_priority_and_timeout(plain: WorkerProcess, sessions:
     ("parameters", "message"),
     [
         ({"priority": -1}, "parameters.priority: is -1; it must be a whole number from 0 to"),
-        ({"priority": "high"}, "parameters.priority: is high;"),
+        ({"priority": "high"}, "parameters.priority: is 'high';"),
         ({"priority": True}, "parameters.priority: is True;"),
         ({"priority": 10**30}, "parameters.priority: is 1"),
         ({"timeout": 0.5}, "parameters.timeout: is 0.5; it must be a whole number from 0 to"),
