@@ -50,7 +50,7 @@ def _engine(axes: Any, *, name: str, rows: list[dict[str, Any]]) -> None:
         ylim=(0, None),
     )  # fmt: skip
     axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
-    axes.legend(fontsize=7, ncols=2)
+    axes.legend(fontsize=7, ncols=6, loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
 
 
 def _served(both: Any, *, name: str, arms: dict[str, Any]) -> None:
