@@ -34,7 +34,8 @@ NOT_SHARED = {
 
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 # The operator's namespace and the service's admit confined pods only, as a careful administrator has it.
-CONFINE = f"""kubectl get namespace offramp-system > /dev/null 2>&1 || kubectl create namespace offramp-system
+CONFINE = f"""eval "$(cluster/env)"
+kubectl get namespace offramp-system > /dev/null 2>&1 || kubectl create namespace offramp-system
 kubectl label --overwrite namespace offramp-system default {RESTRICTED}
 """
 REPLACED = {
