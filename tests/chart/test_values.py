@@ -232,6 +232,7 @@ COMPARED = {
     ),
     "more requested than allowed": (resources("2Gi", "2G"), "resources.requests.memory: 2Gi is more than resources.limits.memory, 2G"),
     "a whole number against thousandths": (resources(1, "900m", "cpu"), "resources.requests.cpu: 1 is more"),
+    "a bundle larger than the operator takes": ({"delivery": {"sizeLimit": "1025Gi"}}, "delivery.sizeLimit: 1025Gi is more than 1024Gi"),
     "large numbers": (resources(2000000000, "1e9"), "resources.requests.memory: 2e+09 is more"),
 }  # fmt: skip
 

@@ -140,6 +140,9 @@ no rule has a wildcard. Verbs in alphabetical order, so that a missing or a doub
 
 {{/* What a schema cannot say of values, because it compares two of them. */}}
 {{- define "offramp.validate" -}}
+{{- if gt (include "offramp.quantity" .Values.delivery.sizeLimit | float64) 1099511627776.0 -}}
+{{- fail (printf "delivery.sizeLimit: %v is more than 1024Gi, which the operator refuses" .Values.delivery.sizeLimit) -}}
+{{- end -}}
 {{- range $name, $limit := .Values.resources.limits -}}
 {{- $request := get ($.Values.resources.requests | default dict) $name -}}
 {{- if and (ne (toString $request) "") (gt (include "offramp.quantity" $request | float64) (include "offramp.quantity" $limit | float64)) -}}
