@@ -101,16 +101,20 @@ def hard_rows(bundle: Path) -> Any:
     return x[heads[0].argmax(axis=1) != logits.argmax(axis=1)]
 
 
-def look_at_the_page(browser: Any, url: str) -> None:
+def look_at_the_page(browser: Any, service: Any) -> None:
     """The page of the same run in a real browser: what was measured, and why the pin's canary was rolled back."""
     page = browser.new_page()
     page.set_default_timeout(90_000)
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(url)
+    page.goto(service.events("web")[-1]["url"])
     page.get_by_role("link", name="tiny").click()
-    page.get_by_text("live", exact=True).wait_for()
+    try:
+        page.get_by_text("live", exact=True).wait_for()
+    except Exception as error:
+        error.add_note(f"{page.url} {complaints}\n{page.locator('body').inner_text()}\n{service.tail()}")
+        raise
     assert page.locator("svg.network").count() >= 1
     assert page.locator("svg.cdf").get_by_text("exits on").count() == 1
     attempts = page.locator("#history details.attempt")
@@ -197,6 +201,6 @@ def test_every_panel_and_every_rule_has_data_of_a_promotion_and_a_rollback(
         assert max(values(client, "earlyexit_rollout_gate_evidence_ratio", since=began)) >= 1
         answered = max(values(client, 'sum(earlyexit_requests_total{outcome="ok"})', since=began))
         assert answered >= 0.9 * traffic.answered
-        look_at_the_page(browser, service.events("web")[-1]["url"])
+        look_at_the_page(browser, service)
     assert traffic.failures == []
     assert service.stop() == 0

@@ -101,7 +101,10 @@ def test_poke_lost_and_config_map_late(stage: Stage) -> None:
     stage.until("the step to begin", lambda: brought() and stage.rollout().get("stepStartedAt"))
     assert min(map(delivered, workers)) >= canary
     stage.until("the promotion", lambda: brought() and stage.phase("Succeeded"))
-    stage.until("the service to be settled", lambda: brought() and stage.settled())
-    assert stage.published() > canary and stage.status()["workers"]["acked"] == 2
+    acked = lambda: stage.status()["workers"]["acked"] == 2  # noqa: E731
+    stage.until(
+        "both workers to tell that they run what was promoted", lambda: brought() and stage.settled() and acked()
+    )
+    assert stage.published() > canary
     assert len(stage.rollouts()) == 1
     stage.check()

@@ -28,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "e2e"))
 from identity_bundle import MODEL, inputs
 
 ANSWER_SECONDS, CONNECT_ATTEMPTS = 45.0, 40
+LOOKS = 5
 CONNECTIONS = Path("/proc/net/nf_conntrack")
-local_port: ContextVar[list[int]] = ContextVar("local_port")  # the last one that a request had
+connection: ContextVar[list[str]] = ContextVar("connection")  # the last one that a request had, as the kernel writes it
 
 
 def body(row: np.ndarray) -> tuple[bytes, dict[str, str]]:
@@ -42,19 +43,25 @@ def body(row: np.ndarray) -> tuple[bytes, dict[str, str]]:
 
 
 def numbered(address: Any) -> socket.socket:
-    """A socket whose port the request knows, also when the connection is gone."""
+    """A socket whose connection the request can name, also when it is gone."""
     made = socket.socket(*address[:3])
     made.setblocking(False)
     made.bind(("", 0))
-    local_port.get()[:] = [made.getsockname()[1]]
+    service, port = address[4][:2]
+    connection.get()[:] = [f" dst={service} sport={made.getsockname()[1]} dport={port} "]
     return made
 
 
-def pod_behind(port: int) -> str | None:
-    """Whom the Service had chosen for the connection from this port; None where the kernel does not tell."""
+def pod_behind(line: str) -> str | None:
+    """Whom the Service had chosen for a connection; None where the kernel does not tell.
+
+    The kernel gives its table in pieces, and what other connections add or take between two of them can hide a line: one look is not enough.
+    """
     with contextlib.suppress(OSError):
-        found = re.search(rf" sport={port} dport=\d+ .*?src=(\S+)", CONNECTIONS.read_text())
-        return found.group(1) if found else ""
+        for _ in range(LOOKS):
+            if found := re.search(rf"{re.escape(line)}.*?src=(\S+)", CONNECTIONS.read_text()):
+                return found.group(1)
+        return ""
     return None
 
 
@@ -65,7 +72,7 @@ class Clients:
         self.failures: list[dict[str, Any]] = []
 
     async def ask(self, session: aiohttp.ClientSession, content: bytes, headers: dict[str, str]) -> None:
-        local_port.set([0])
+        connection.set(["not connected"])
         at, self.sent = time.time(), self.sent + 1
         for _ in range(CONNECT_ATTEMPTS):
             try:
@@ -89,7 +96,7 @@ class Clients:
         self.failed(at, "refused", refusal)
 
     def failed(self, at: float, how: str, what: str) -> None:
-        pod = pod_behind(local_port.get()[0])
+        pod = pod_behind(connection.get()[0])
         self.failures.append({"at": at, "ended": time.time(), "how": how, "what": what, "pod": pod})
 
 
