@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
+import ctypes
 import gc
 import ipaddress
 import logging
@@ -49,6 +51,7 @@ WORKERS = 64  # passes under way; most of one is waiting for workers, which may 
 NETWORK_POLICIES = ("None", "Ingress", "IngressAndEgress")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 STUCK_SECONDS = 600.0
+M_ARENA_MAX, ARENAS = -8, 2  # of mallopt(3)
 NEW_OBJECTS = 20_000  # between two looks for garbage in cycles, of which there is hardly any
 STOP_SECONDS = 15.0  # within the pod's grace period, with time left to release the Lease
 
@@ -436,10 +439,17 @@ def _collect_rarely() -> None:
     gc.set_threshold(NEW_OBJECTS)
 
 
+def _share_arenas() -> None:
+    """glibc gives threads that allocate at once arenas of their own, and each keeps what it once needed: at 700 services 6 % of all memory."""
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such setting
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
+
+
 def main() -> int:
     """Entry point of ``offramp-operator``."""
     configure_json_logging()
     _collect_rarely()
+    _share_arenas()
     try:
         settings = parse_settings(os.environ)
         key = read_signing_key(settings.signing_key_file)

@@ -155,8 +155,36 @@ def test_keeping_ends_at_the_deadline_when_the_api_server_hangs(
             return None
 
         monkeypatch.setattr(client, "get", hang)
+        monkeypatch.setattr(client, "replace", hang)
         await asyncio.wait_for(elector.keep(), 30)
         assert not elector.holds()
+
+    play(story)
+
+
+def test_a_leader_reads_its_lease_again_only_where_somebody_wrote_it(
+    play: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(client: KubeClient) -> None:
+        elector, read, reads = _elector(client, namespace, "first", FakeTime()), client.get, []
+
+        async def get(*what: Any) -> Object | None:
+            reads.append(what)
+            return await read(*what)
+
+        monkeypatch.setattr(client, "get", get)
+        assert await elector._try()
+        reads.clear()
+        assert await elector._try() and await elector._try()
+        assert not reads
+        lease = await read(LEASE, namespace, "offramp-leader")
+        assert lease is not None
+        await client.replace(LEASE, lease | {"metadata": lease["metadata"] | {"annotations": {"a": "person"}}})
+        assert await elector._try(), "an annotation takes nobody's leadership"
+        assert len(reads) == 1
+        assert await elector._try() and len(reads) == 1
+        lease = await read(LEASE, namespace, "offramp-leader")
+        assert lease is not None and lease["metadata"]["annotations"] == {"a": "person"}
 
     play(story)
 

@@ -8,6 +8,7 @@ because its deadline is shorter than the Lease.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -68,6 +69,7 @@ class LeaderElector:
         self._monotonic = monotonic
         self._jitter = jitter
         self._seen: Object = {}
+        self._own: Object | None = None  # the Lease as our last write left it
         self._leaders_page = ""
         self._seen_at = 0.0
         self._renewed_at: float | None = None
@@ -108,12 +110,12 @@ class LeaderElector:
                 break
             if not renewed and self._seen.get("holderIdentity") != self._settings.identity:
                 break  # another one holds it: the deadline need not be waited for
-        self._renewed_at = None
+        self._renewed_at = self._own = None
         log_event("leadership-lost", f"{self._settings.identity} could not renew its Lease", level=logging.ERROR)
 
     async def release(self) -> None:
         """Let a standby take over at once. Call it when nothing acts any more."""
-        held, self._renewed_at = self._renewed_at is not None, None
+        held, self._renewed_at, self._own = self._renewed_at is not None, None, None
         if not held:
             return
         try:
@@ -151,12 +153,17 @@ class LeaderElector:
         return taken
 
     async def _take(self, free_seconds: float) -> bool:
+        own, self._own = self._own, None
+        if own is not None:
+            with contextlib.suppress(ConflictError):  # somebody wrote since: read what
+                await self._write(own, own["spec"])
+                return True
         settings = self._settings
         lease = await self._client.get(LEASE, settings.namespace, settings.name)
         if lease is None:
             if not self._free_for(free_seconds):
                 return False
-            self._observe(await self._client.create(LEASE, self._new_lease()))
+            self._wrote(await self._client.create(LEASE, self._new_lease()))
             return True
         self._observe(lease)
         spec: dict[str, Any] = lease.get("spec") or {}
@@ -171,14 +178,23 @@ class LeaderElector:
                 "acquireTime": self._now(),
                 "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1,
             }
-        spec = spec | {
-            "holderIdentity": settings.identity,
-            "leaseDurationSeconds": settings.duration_seconds,
+        metadata = lease["metadata"] if mine else self._with_page(lease["metadata"])
+        await self._write(lease | {"metadata": metadata}, spec)
+        return True
+
+    async def _write(self, lease: Object, spec: Object) -> None:
+        """Hold it from now on, unless somebody wrote the Lease after ``lease``."""
+        ours = {
+            "holderIdentity": self._settings.identity,
+            "leaseDurationSeconds": self._settings.duration_seconds,
             "renewTime": self._now(),
         }
-        metadata = lease["metadata"] if mine else self._with_page(lease["metadata"])
-        self._observe(await self._client.replace(LEASE, lease | {"metadata": metadata, "spec": spec}))
-        return True
+        self._wrote(await self._client.replace(LEASE, lease | {"spec": spec | ours}))
+
+    def _wrote(self, lease: Object) -> None:
+        """Renewals begin from what we wrote last, as client-go's do: half of what an idle operator asks of the API server."""
+        self._observe(lease)
+        self._own = lease
 
     def _with_page(self, metadata: Object) -> Object:
         """Metadata that tells our page and not that of the leader before."""
