@@ -5,14 +5,16 @@ A real API server on a real etcd holds the objects; one process plays the contro
 stopped, and is started again on objects that are all as they should be: *restart* is from the start of that process, imports and election
 included, to the moment when every service has had its first pass. Then services go to rest, and *steady state* is a stretch of that.
 
-The machine is shared, so every time is also given as processor time of the operator. What pulls cost is measured apart, by the operator's own
-code pulling the same workers and doing nothing else, and taken off where a figure says *beyond the pulls*.
+The machine is shared, so every time is also given as processor time of the operator. What pulls cost is measured apart and taken off where a figure says
+*beyond the pulls*: right after that stretch, the operator's own code pulls the same workers in the same rhythm and does nothing else. (A pull that comes
+alone costs twice what one of many in a row does, and the machine's own speed changes by a quarter within minutes.)
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import secrets
@@ -20,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +37,6 @@ from bench.fleet.api import connect, load_starter
 from bench.provenance import provenance
 from offramp_operator.shell.observe import KEEP_ALIVE_SECONDS, Observer
 from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
-from offramp_operator.shell.reconcile import IDLE_REQUEUE_SECONDS
 
 SERVICES, REPLICAS, SECONDS = 2000, 2, 120.0
 RESTART_GOAL_SECONDS, SHARE_GOAL, MEMORY_GOAL = 10.0, 0.02, 250 * 2**20
@@ -44,6 +45,7 @@ REST_SECONDS = 60.0  # until the waits of idle services have grown to their long
 NAMESPACE, LEASE = "default", "offramp-leader"
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
 CREATES_AT_ONCE = 16
+SLOT_SECONDS = 0.1  # of the rhythm of pulls
 
 Json = dict[str, Any]
 
@@ -234,28 +236,26 @@ def addresses(cluster: Cluster) -> dict[ServiceKey, list[WorkerEndpoint]]:
     return found
 
 
-async def price_of_a_pull(workers: dict[ServiceKey, list[WorkerEndpoint]], *, every_seconds: float) -> float:
-    """Processor seconds that this process needs to pull one worker on which nothing is new.
-
-    One service is pulled ``every_seconds``, as an idle operator does: a pull that comes alone finds caches cold and its connection closed,
-    and costs more than one of many in a row. What waiting in between costs is taken off.
-    """
+async def replay(workers: dict[ServiceKey, list[WorkerEndpoint]], rhythm: Sequence[int]) -> float:
+    """Processor seconds that this process needs for pulls on which nothing is new: so many of one worker in each slot of ``SLOT_SECONDS``."""
     observer = Observer()
-    keys = list(workers)[:500]
+    services = itertools.cycle(workers.items())
     try:
-        for key in keys:
-            await observer.look(key, workers[key], token="any")
+        for key, own in workers.items():
+            await observer.look(key, own, token="any")
         await asyncio.sleep(KEEP_ALIVE_SECONDS)
-        spent = []
-        for pulls in (True, False):
-            began, at = time.process_time(), time.monotonic()
-            for key in keys:
-                at += every_seconds
+        began, at = time.process_time(), time.monotonic()
+        owed = 0
+        async with asyncio.TaskGroup() as looks:
+            for pulls in rhythm:
+                owed += pulls
+                while owed > 0:
+                    key, own = next(services)
+                    looks.create_task(observer.look(key, own, token="any"))
+                    owed -= len(own)
+                at += SLOT_SECONDS
                 await asyncio.sleep(max(0.0, at - time.monotonic()))
-                if pulls:
-                    await observer.look(key, workers[key], token="any")
-            spent.append(time.process_time() - began)
-        return (spent[0] - spent[1]) / sum(len(workers[key]) for key in keys)
+        return time.process_time() - began
     finally:
         await observer.close()
 
@@ -272,7 +272,6 @@ def measure(
         console.print(f"{n} services created")
         cold = _cold_start(cluster, world, folder, n, replicas=replicas, port=free_port(), console=console, stack=stack)
         console.print(f"cold start: {json.dumps(cold)}")
-        price = uvloop.run(price_of_a_pull(addresses(cluster), every_seconds=IDLE_REQUEUE_SECONDS / n))
         writes = cluster.writes()
         operator = OperatorProcess(cluster, folder, name="restarted", port=free_port())
         stack.callback(operator.stop)
@@ -284,11 +283,13 @@ def measure(
         }  # fmt: skip
         console.print(f"restart: {json.dumps(restart)}")
         time.sleep(rest)
-        steady = _steady(cluster, world, operator, seconds=seconds, price=price)
-        console.print(f"steady: {json.dumps(steady)}")
+        rhythm, steady = _steady(cluster, world, operator, seconds=seconds)
         events = operator.events()
+        operator.stop()
+        steady |= _beyond_pulls(steady["cpu_share"], uvloop.run(replay(addresses(cluster), rhythm)), rhythm)
+        console.print(f"steady: {json.dumps(steady)}")
     return {
-        "services": n, "workers": n * replicas, "pull_cpu_seconds": price, "cold": cold, "restart": restart, "steady": steady, "events": events,
+        "services": n, "workers": n * replicas, "cold": cold, "restart": restart, "steady": steady, "events": events,
         "load_average": os.getloadavg()[0],
     }  # fmt: skip
 
@@ -326,19 +327,30 @@ def _cold_start(
     return {"seconds": seconds, "cpu_seconds": cpu, "writes": cluster.writes() - writes, "starts": starts}
 
 
-def _steady(cluster: Cluster, world: World, operator: OperatorProcess, *, seconds: float, price: float) -> Json:
-    """A stretch in which nothing happens."""
+def _steady(cluster: Cluster, world: World, operator: OperatorProcess, *, seconds: float) -> tuple[list[int], Json]:
+    """A stretch in which nothing happens: the pulls in each slot of it, and its figures."""
     passes = _passes(operator)  # before the stretch: making the figures for a scrape takes the operator a while
     pulls, writes, cpu = world.ask()["requests"], cluster.writes(), operator.cpu()
-    began = time.monotonic()
-    time.sleep(seconds)
+    began, seen, rhythm = time.monotonic(), pulls, []
+    for slot in range(1, round(seconds / SLOT_SECONDS) + 1):
+        time.sleep(max(0.0, began + slot * SLOT_SECONDS - time.monotonic()))
+        now = world.ask()["requests"]
+        rhythm.append(now - seen)
+        seen = now
     passed, spent = time.monotonic() - began, operator.cpu() - cpu
-    pulled = world.ask()["requests"] - pulls
-    return {
+    return rhythm, {
         "seconds": passed, "writes": cluster.writes() - writes, "cpu_share": spent / passed, "passes": _passes(operator) - passes,
-        "pulls": pulled, "pulls_share": pulled * price / passed, "beyond_pulls_share": (spent - pulled * price) / passed,
-        "memory": operator.memory(),
+        "pulls": seen - pulls, "memory": operator.memory(),
     }  # fmt: skip
+
+
+def _beyond_pulls(cpu_share: float, pulls_cpu: float, rhythm: Sequence[int]) -> Json:
+    pulls_share = pulls_cpu / (len(rhythm) * SLOT_SECONDS)
+    return {
+        "pulls_share": pulls_share,
+        "pull_cpu_seconds": pulls_cpu / max(1, sum(rhythm)),
+        "beyond_pulls_share": cpu_share - pulls_share,
+    }
 
 
 def _passes(operator: OperatorProcess) -> float:

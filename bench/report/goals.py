@@ -92,9 +92,7 @@ def no_collapse(results: Results) -> list[Goal]:
                 exact["saving"]["p5"] > 0.05,
             )
         )
-    return rows or [
-        Goal("video: exact does not collapse where a fixed grid does", MISSING, "bench.replays draws", None)
-    ]
+    return rows or [Goal("exact does not collapse where a fixed grid does", MISSING, "bench.replays draws", None)]
 
 
 def certificate_cost(results: Results) -> list[Goal]:

@@ -7,7 +7,7 @@ wipe the rest off the page. A row that nothing makes any more is deleted from th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from bench.report.results import MEASURED, MISSING
@@ -62,7 +62,15 @@ def _rows(table: list[str], earlier: list[str]) -> list[str]:
         if MISSING in rows.setdefault(name, row):
             rows[name] = row
         before = name
-    return [rows[name] for name in names]
+    return [rows[name] for name in names if not _stands_for_others(name, rows)]
+
+
+def _stands_for_others(name: tuple[str, int], rows: Mapping[tuple[str, int], str]) -> bool:
+    """Whether a row only says that nothing was measured, and rows that name what was are kept: "…" beside "resnet56: …"."""
+    goal = name[0].removeprefix("| ")
+    return MISSING in rows[name] and any(
+        other != name[0] and goal in other and MISSING not in row for (other, _), row in rows.items()
+    )
 
 
 def _named(table: list[str]) -> Iterator[tuple[tuple[str, int], str]]:

@@ -58,6 +58,14 @@ def test_rows_that_were_not_measured_again_stay_and_those_that_were_are_new() ->
     ]
 
 
+def test_a_goal_that_was_measured_by_name_is_not_told_as_missing() -> None:
+    table = "# Benchmarks\n\n## Targets\n\n| target | measured |\n| --- | --- |\n"
+    kept_rows = "| digits: holds | 1 of 200 |\n| video: holds | 0 of 200 |\n"
+    page = table + "| holds | not measured on this machine |\n"
+    assert kept(page, table + kept_rows) == table + kept_rows
+    assert kept(page, "# Benchmarks\n") == page
+
+
 def test_a_section_without_a_table_of_its_own_stays_as_it_was() -> None:
     assert kept("# Benchmarks\n\n## Queues\n\nLoad 0.5.\n", EARLIER).endswith(EARLIER[EARLIER.index("## Queues") :])
 
