@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import sys
+import tarfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,15 +24,18 @@ from stage import SLOWNESS, Stage  # noqa: E402
 
 STORY = "seconds of the story"
 STORY_SECONDS, LONGEST_SECONDS = 60.0, 120.0  # what each may take, and what none may take on whatever machine
+PREVIOUS = Path(__file__).parent / "previous-0.1.0.tar.xz"  # its core, operator and worker
 SYSTEM, RELEASE, TAG = "offramp-system", "offramp", "outages"
 
 
 class Images(NamedTuple):
-    """``changed`` is another model, ``failing`` one that fails on some inputs, ``deep`` one that takes long with exits off."""
+    """``previous`` is the worker of the release before, whose code lies in the folder ``previous_code``. ``changed`` is another model, ``failing`` one that fails on some inputs, ``deep`` one
+    that takes long with exits off."""
 
     bundle: str
     worker: str
-    upgraded: str
+    previous: str
+    previous_code: str
     changed: str
     failing: str
     deep: str
@@ -38,7 +43,7 @@ class Images(NamedTuple):
 
 @pytest.fixture(scope="session")
 def images(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Images:
-    """The worker (under two names, as an upgrade would bring) and tiny bundles, in the cluster; its CRDs; and no operator but the stages'."""
+    """The worker of this release and of the one before, and tiny bundles, in the cluster; its CRDs; and no operator but the stages'."""
     session = os.environ.get("PYTEST_XDIST_TESTRUNUID", uuid.uuid4().hex)
     shared = Path("build/outages") / session
     shared.mkdir(parents=True, exist_ok=True)
@@ -55,10 +60,12 @@ def images(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Images
             def bundle(name: str, **options: Any) -> str:
                 return _load(archives, "bundle", str(write_bundle(folders / name, **options)), name=f"{name}-outages")
 
+            release = _previous_release(shared)
             images = Images(
                 bundle=bundle("tiny"),
                 worker=_load(archives, "worker", name="worker-outages"),
-                upgraded=_load(archives, "worker", name="worker-upgraded"),
+                previous=_load(archives, "worker", name="worker-previous", builder=release / "images" / "build"),
+                previous_code=str(release),
                 changed=bundle("changed", seed=3),
                 failing=bundle("failing", seed=4, failing_share=0.3),
                 deep=bundle("deep", layers_behind=12),
@@ -67,9 +74,20 @@ def images(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Images
         return Images(**json.loads(made.read_text()))
 
 
-def _load(archives: Path, part: str, *arguments: str, name: str) -> str:
+def _previous_release(folder: Path) -> Path:
+    """The release before, as a tree that its operator runs in and its images are built in: its own code, and today's means to build."""
+    tree = folder.resolve() / "previous"
+    with tarfile.open(PREVIOUS) as archive:
+        archive.extractall(tree, filter="data")
+    shutil.copytree("images", tree / "images", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (".venv", "cluster", "pyproject.toml", "requirements.lock"):
+        (tree / name).symlink_to(Path(name).absolute())
+    return tree
+
+
+def _load(archives: Path, part: str, *arguments: str, name: str, builder: Path = Path("images/build")) -> str:
     image = f"localhost/offramp/{name}:{TAG}"
-    archive = run("images/build", part, *arguments, image, "--output", str(archives / f"{name}.tar")).splitlines()[-1]
+    archive = run(str(builder), part, *arguments, image, "--output", str(archives / f"{name}.tar")).splitlines()[-1]
     run("cluster/load-image", archive)
     return image
 
@@ -121,10 +139,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def canary(stage: Stage) -> Callable[..., Stage]:
-    """A stage whose operator has a tuned plan in its canary, under traffic; with another operator that stands by, where asked for."""
+    """A stage whose operator (``first``: how it is started) has a tuned plan in its canary, under traffic; with another operator that stands by,
+    where asked for."""
 
-    def make(*, standby_image: str = "", **spec: object) -> Stage:
-        stage.operate()
+    def make(*, standby_image: str = "", first: dict[str, str] | None = None, **spec: object) -> Stage:
+        stage.operate(**(first or {}))
         stage.serve(**spec)
         if standby_image:
             second = stage.operate(1, image=standby_image)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from hard_inputs import inputs_on_which_a_ramp_is_wrong  # type: ignore[import-not-found]
-from stage import Stage  # type: ignore[import-not-found]
+from stage import Json, Stage  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
@@ -179,19 +179,22 @@ def _leads(stage: Stage, holder: str) -> bool:
 
 
 def test_operator_upgraded_mid_rollout(canary: Callable[..., Stage], images: Any) -> None:
-    upgraded = images.upgraded
-    stage = canary(rollout={"steps": STEPS, "confidence": "0.9"}, standby_image=upgraded)
+    """The release before, its operator and its workers, gives way to this one in the middle of a step."""
+    code = f"{images.previous_code}/core:{images.previous_code}/operator"
+    first = {"image": images.previous, "PYTHONPATH": code}
+    stage = canary(rollout={"steps": STEPS, "confidence": "0.9"}, first=first, standby_image=images.worker)
+    assert {image(pod) for pod in stage.pods()} == {images.previous}
+    assert f"PYTHONPATH={code}" in Path(f"/proc/{stage.operators[0].process.pid}/environ").read_text()
     name = stage.rollout()["name"]
     stage.operators[0].stop(signal.SIGTERM)
     assert re.search("leadership-released", stage.operators[0].log.read_text())
-
-    def renewed() -> bool:
-        pods = stage.pods()
-        return len(pods) == 2 and all(p["spec"]["containers"][0]["image"] == upgraded for p in pods)
-
-    stage.until("workers of the new image", renewed)
+    stage.until("workers of the new image", lambda: [image(pod) for pod in stage.pods()] == 2 * [images.worker])
     stage.until("the promotion", lambda: stage.phase("Succeeded"))
     stage.until("the service to be settled", stage.settled)
     assert stage.steps() == [50, 100]
     assert [r["metadata"]["name"] for r in stage.rollouts()] == [name]
     stage.check()
+
+
+def image(pod: Json) -> str:
+    return str(pod["spec"]["containers"][0]["image"])
