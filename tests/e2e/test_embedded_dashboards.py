@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,9 @@ import pytest
 import safetensors.numpy
 import yaml
 from bench.ports import free_port
+
+from offramp_operator.local.embedded import USUAL_WEB_PORT
+from offramp_operator.local.process import HOST
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -101,6 +105,16 @@ def hard_rows(bundle: Path) -> Any:
     return x[heads[0].argmax(axis=1) != logits.argmax(axis=1)]
 
 
+@contextlib.contextmanager
+def usual_web_port_taken() -> Iterator[None]:
+    with socket.socket() as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # another has it
+            own.bind((HOST, USUAL_WEB_PORT))
+            own.listen()
+        yield
+
+
 def look_at_the_page(browser: Any, service: Any) -> None:
     """The page of the same run in a real browser: what was measured, and why the pin's canary was rolled back."""
     page = browser.new_page()
@@ -137,9 +151,10 @@ def test_every_panel_and_every_rule_has_data_of_a_promotion_and_a_rollback(
     traffic = tools.Traffic(
         lambda: service.url, rows, tools.answers(bundle, rows), rate=100.0, parameters={"slice": "vip"}
     )
-    service.start("--metrics-port", str(port))
-    with prometheus(tmp_path, operator=port) as client:
+    with usual_web_port_taken():  # as by another `offramp up`
+        service.start("--metrics-port", str(port))
         service.await_ready(1)
+    with prometheus(tmp_path, operator=port) as client:
         traffic.start()
         service.infer(rows[:1], deadline_ms=0.001)
 

@@ -126,11 +126,11 @@ class EmbeddedShell:
 
     async def _start_web(self, key: ServiceKey) -> web.AppRunner:
         """The web page on loopback. The usual port may be another service's; one that was asked for must be free."""
-        page = WebPage(self._board)
         wanted = (USUAL_WEB_PORT, 0) if self._web_port is None else (self._web_port,)
         for port in wanted:
             try:
-                runner = await serve_web(page, host=HOST, port=port)
+                # Another page each time: one that could not listen has been shut down, and would never be live.
+                runner = await serve_web(WebPage(self._board), host=HOST, port=port)
             except OSError as error:
                 if port != wanted[-1]:
                     continue

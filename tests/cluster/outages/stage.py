@@ -30,9 +30,9 @@ SLOWNESS = float(os.environ.get("OFFRAMP_TEST_SLOWNESS", "1"))  # of this machin
 PATIENCE_SECONDS = 240.0
 Json = dict[str, Any]
 
-# Which phase may follow which. What is finished never moves again.
+# Which phase may follow which. What is finished never moves again. A plan that has not begun ends at once: nobody runs it.
 FOLLOWS: dict[str, set[str]] = {
-    "Pending": {"Progressing", "Superseded", "Aborted"},
+    "Pending": {"Progressing", "RolledBack", "Superseded", "Aborted"},
     "Progressing": {"Paused", "AwaitingPromotion", "Promoting", "RollingBack"},
     "Paused": {"Progressing", "RollingBack"},
     "AwaitingPromotion": {"Paused", "Progressing", "Promoting", "RollingBack"},
