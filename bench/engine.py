@@ -57,11 +57,12 @@ from offramp_worker.prepare.profiling import Job, time_jobs
 BATCHES = (1, 4, 16, 32)
 BUDGET = 0.01
 MAX_OVERHEAD = 0.05
-# Shares of the budget that the uncertified plan may spend in the search. More than all of it, too: the half that finds plans may be the
-# harder one, above all for a lower precision, whose own disagreement is there before any exit.
-BUDGETS_TRIED = tuple(share / 10 for share in range(16, 3, -1))
+# Shares of the budget that the uncertified plan may spend in the search. More than all of it, too: either half may be the harder one, above
+# all for a lower precision, whose own disagreement is there before any exit.
+BUDGETS_TRIED = tuple(share / 10 for share in range(16, 0, -1))
 ROWS_PER_PAIR = {1: 200, 4: 240, 16: 320, 32: 384}
 SECONDS_PER_PAIR = 1.0  # of the exact executor, about; a dear model has fewer rows in a pair
+BATCHES_PER_PAIR = 4  # at least: one batch says how many of its rows leave
 SCORE_CHUNK = 100
 OF_ONE = ", of batch 1"
 Array = npt.NDArray[Any]
@@ -184,7 +185,9 @@ def compare(
     ratios = []
     start = time.thread_time()
     answer(run_exact(exact, pad_rows([np.ascontiguousarray(x[:batch])], spec)), batch)
-    size = min(ROWS_PER_PAIR[batch], batch * max(1, round(SECONDS_PER_PAIR / (time.thread_time() - start))))
+    size = min(
+        ROWS_PER_PAIR[batch], batch * max(BATCHES_PER_PAIR, round(SECONDS_PER_PAIR / (time.thread_time() - start)))
+    )
     for pair in range(-1, pairs):  # the first one warms up
         rows = np.arange(max(pair, 0) * size, (max(pair, 0) + 1) * size) % len(x)
         spent = np.zeros(2)

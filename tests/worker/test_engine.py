@@ -36,7 +36,7 @@ from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.stages import Stage
+from offramp_worker.engine.stages import Stage, bind
 from offramp_worker.engine.tickets import OverloadedError, Ticket, UnableError
 from offramp_worker.engine.usual import UsualInputs
 from offramp_worker.engine.warming import PROBE_RUNS, warm_up
@@ -337,6 +337,37 @@ def test_the_same_stages_of_two_arms_share_no_buffer(sessions: Sessions) -> None
     other[0].run(y, y)
     np.testing.assert_array_equal(features, before[0])
     np.testing.assert_array_equal(heads[0][0], before[1])
+
+
+class Counted:
+    """A session whose runs are counted."""
+
+    def __init__(self, session: Any) -> None:
+        self._session, self.runs = session, 0
+
+    def run(self, *args: Any) -> Any:
+        self.runs += 1
+        return self._session.run(*args)
+
+    def run_with_iobinding(self, *args: Any) -> None:
+        self.runs += 1
+        self._session.run_with_iobinding(*args)
+
+    def io_binding(self) -> Any:
+        return self._session.io_binding()
+
+
+def test_a_batch_of_a_size_not_seen_before_runs_once_and_is_answered_like_any_other(sessions: Sessions) -> None:
+    """Regrouped texts come in many sizes and lengths, and not all of them are warm."""
+    bound = [stage._session for stage in sessions.stages((0, 2, 3))]
+    counted = [Counted(session.session) for session in bound]
+    stages = bind([replace(session, session=count) for session, count in zip(bound, counted, strict=True)])
+    kept = np.array([0, 3, 4])
+    for n in (12, 12, 7):
+        x = bundles.inputs(n, seed=n)
+        through = run_through(stages, x, keep={0: kept})
+        np.testing.assert_allclose(through, sessions.exact(x[kept]), rtol=1e-5, atol=1e-5)
+    assert [count.runs for count in counted] == [3, 3, 3, 3]
 
 
 def test_a_batch_that_grows_beyond_the_buffers_is_answered_like_any_other(sessions: Sessions) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Collection
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -17,10 +16,10 @@ import onnx
 import onnxruntime as ort
 import prepared
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 from safetensors.numpy import load_file
 
-from offramp_core.bundle import BACKBONE_FILE, Manifest, TensorSpec, ramp_set_digest
+from offramp_core.bundle import BACKBONE_FILE, Manifest, ramp_set_digest
 from offramp_core.columns import chain
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.records import records_from_arrays
@@ -117,61 +116,6 @@ def test_logits_are_not_rounded(backbone: Backbone, static: onnx.ModelProto, row
     (last,) = [node for node in static.graph.node if backbone.output.name in node.output]
     assert last.op_type == "Gemm"
     assert len(np.unique(run(static, rows))) > 0.9 * len(rows) * backbone.n_classes
-
-
-def perceptron(opset: int = 18) -> Backbone:
-    """Three matrix products with random weights."""
-    rng = np.random.default_rng(0)
-    widths = [16, 32, 32, 4]
-    nodes, weights, source = [], [], "x"
-    for index, (a, b) in enumerate(pairwise(widths)):
-        weights.append(numpy_helper.from_array(rng.normal(size=(a, b)).astype(np.float32), f"w{index}"))
-        nodes.append(helper.make_node("MatMul", [source, f"w{index}"], [f"y{index}"]))
-        nodes.append(helper.make_node("Relu", [f"y{index}"], [source := f"h{index}"]))
-    graph = helper.make_graph(
-        nodes[:-1],
-        "mlp",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 16])],
-        [helper.make_tensor_value_info("y2", onnx.TensorProto.FLOAT, ["batch", 4])],
-        weights,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
-    return Backbone(model, "mlp", TensorSpec("x", "FP32", (16,)), TensorSpec("y2", "FP32", (4,)))
-
-
-@pytest.mark.parametrize("opset", [17, 18])
-def test_matrices_without_convolutions_are_quantised_dynamically(opset: int) -> None:
-    mlp = perceptron(opset)
-    model, x = mlp.model, np.random.default_rng(1).normal(size=(300, 16)).astype(np.float32)
-    ((method, made),) = quantized_models(mlp, x[:32], cuts={"h0"}, threads=1)
-    assert method == "dynamic"
-    assert [node.op_type for node in made.graph.node].count("MatMulInteger") == 2  # the last product stays in float
-    assert "h0" in {name for node in made.graph.node for name in node.output}
-    assert (run(made, x).argmax(axis=1) != run(model, x).argmax(axis=1)).mean() < 0.05
-
-
-def test_dynamic_ranges_are_a_rows_own_so_that_no_neighbour_changes_an_answer() -> None:
-    mlp, x = perceptron(), np.random.default_rng(2).normal(size=(50, 16)).astype(np.float32)
-    ((_, made),) = quantized_models(mlp, x[:32], cuts=(), threads=1)
-    loud = np.concatenate([x, 1e4 * x[:1], np.zeros_like(x[:1]), np.full_like(x[:1], np.inf)])
-    np.testing.assert_allclose(run(made, loud)[:50], run(made, x), rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(np.concatenate([run(made, row[None]) for row in x]), run(made, x), rtol=1e-5, atol=1e-5)
-    assert np.isfinite(run(made, loud)[50:52]).all()
-
-
-def test_seven_bits_of_weights_and_eight_of_a_row_are_what_rounding_says() -> None:
-    """Against the definition in float64: no integer sum saturates, whatever the processor's kernels."""
-    mlp, x = perceptron(), np.random.default_rng(3).normal(size=(64, 16)).astype(np.float32)
-    ((_, made),) = quantized_models(mlp, x[:32], cuts={"h0", "h1"}, threads=1)
-    weights = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in mlp.model.graph.initializer}
-    h = x.astype(np.float64)
-    for name in ("w0", "w1"):
-        w = weights[name]
-        row, column = np.abs(h).max(axis=1, keepdims=True) / 127, np.abs(w).max(axis=0) / 63
-        h = np.maximum(np.rint(h / row) @ np.rint(w / column) * row * column, 0)
-    expected, got = h @ weights["w2"], run(made, x)
-    assert np.abs(got - expected).max() < 0.02 * np.abs(expected).max()  # ties may round the other way
-    assert np.median(np.abs(got - expected)) < 1e-5
 
 
 def test_a_model_that_int8_makes_no_faster_stays_at_fp32_and_says_so(

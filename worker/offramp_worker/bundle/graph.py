@@ -78,15 +78,21 @@ def feature_shapes(
     }
 
 
-def _shapes_of(model: onnx.ModelProto, names: Sequence[str], sample: Array) -> dict[str, tuple[int, ...]]:
+def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """A copy that also answers the float32 tensors ``names``; inputs and outputs among them stay what they are."""
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     known = {value.name for value in (*probe.graph.output, *probe.graph.input)}
     probe.graph.output.extend(helper.make_tensor_value_info(name, FLOAT, None) for name in names if name not in known)
+    return probe
+
+
+def _shapes_of(model: onnx.ModelProto, names: Sequence[str], sample: Array) -> dict[str, tuple[int, ...]]:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
+    probe = with_outputs(model, names)
     session = ort.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
     entry = input_name(model)
     asked = [name for name in names if name != entry]

@@ -79,19 +79,20 @@ class Stage:
         n = len(features) if rows is None else len(rows)
         key = (n, *features.shape[1:], *(x.shape[1:] if self.reads_input else ()))
         binding = self._bindings.get(key)
+        reads_in_place = rows is None and self._before is not None
         if binding is None:
             binding = self._bind(key, features if rows is None else features[rows], x)
-        reads_in_place = rows is None and self._before is not None
-        bound = binding.in_place(features) if reads_in_place else binding.copied(features, rows)
-        if binding.entry is not None:
-            np.copyto(binding.entry, x)
-        self._session.session.run_with_iobinding(bound)
+        else:
+            bound = binding.in_place(features) if reads_in_place else binding.copied(features, rows)
+            if binding.entry is not None:
+                np.copyto(binding.entry, x)
+            self._session.session.run_with_iobinding(bound)
         if self._session.hands_on:
             return binding.outputs[0], binding.heads
         return features if reads_in_place else binding.source, binding.heads
 
     def _bind(self, key: tuple[int, ...], features: Array, x: Array) -> _Binding:
-        """Run once unbound to learn the shapes of the outputs, then lay them out."""
+        """Run a batch of a new shape unbound, and lay its outputs and those of later ones out."""
         names = self._session
         feed = {names.source: features} | ({names.entry: x} if names.entry else {})
         found = names.session.run(names.outputs, feed)
@@ -99,9 +100,12 @@ class Stage:
             self._bindings.clear()  # they would keep the smaller buffers alive
         outputs = [np.empty_like(value) for value in found[1:]]
         outputs.insert(0, self._features.array(found[0]) if names.hands_on else np.empty_like(found[0]))
+        for output, value in zip(outputs, found, strict=True):
+            np.copyto(output, value)
         if len(self._bindings) >= MAX_BINDINGS:
             self._bindings.clear()
         source = self._source.array(features)
+        np.copyto(source, features)
         entry = np.empty_like(x) if names.entry else None
         binding = self._bindings[key] = _Binding(names, source, entry, outputs)
         return binding

@@ -14,9 +14,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import helper
 
 from offramp_core.bundle import TensorSpec
+from offramp_worker.bundle.graph import with_outputs
 from offramp_worker.bundle.lengths import by_length, pad_rows
 from offramp_worker.prepare.sources import open_session
 
@@ -56,13 +56,7 @@ def collect_histograms(
 
     ``spec`` is the model's input: rows of tokens are run with rows of about their length.
     """
-    probe = onnx.ModelProto()
-    probe.CopyFrom(model)
-    known = {value.name for value in (*probe.graph.output, *probe.graph.input)}
-    probe.graph.output.extend(
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in tensors if name not in known
-    )
-    session, entry = open_session(probe, threads=threads), spec.name
+    session, entry = open_session(with_outputs(model, tensors), threads=threads), spec.name
     computed = [name for name in tensors if name != entry]
 
     def values(rows: Array) -> Mapping[str, Array]:

@@ -23,15 +23,15 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from onnx import helper, numpy_helper
 
 from offramp_core.bundle import TensorSpec
 from offramp_worker.bundle.dataflow import dependent_tensors, graph_steps
-from offramp_worker.bundle.graph import input_name, output_name
+from offramp_worker.bundle.graph import input_name, output_name, with_outputs
 from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.prepare.calibration import RANGE_METHODS, Histogram, RangeMethod, collect_histograms, value_range
 from offramp_worker.prepare.cuts import WEIGHTED_OPERATORS, float_tensors
 from offramp_worker.prepare.features import model_logits
+from offramp_worker.prepare.products import integer_products
 from offramp_worker.prepare.profiling import Job, time_jobs
 from offramp_worker.prepare.sources import Backbone, open_session
 
@@ -42,11 +42,6 @@ WORTHWHILE = 0.9  # of the fp32 time, at some batch size
 AS_FAST = 1.05  # times that differ by less are equal
 COMPARED_SIZES = (1, 4, 16, 32)
 DYNAMIC = "dynamic"
-ROW_LEVELS, ZERO_LEVEL = 127, 128  # of an activation: 1 to 255, symmetric around 128
-WEIGHT_LEVELS = 63  # seven bits
-SMALLEST_STEP = 1e-12  # of a row or column of zeros
-OPSET_OF_AXES_AS_INPUT = 18
-_OWN = "offramp/int8"
 CONVOLUTIONS, PRODUCTS = ("Conv", "ConvTranspose"), ("MatMul", "Gemm")
 
 Array = npt.NDArray[Any]
@@ -140,7 +135,7 @@ def quantized_models(
         for method in RANGE_METHODS:
             yield f"static-{method}", _static(prepared, histograms, method, exclude=last, cuts=cuts)
     elif products:
-        yield DYNAMIC, _dynamic(prepared, exclude=last)
+        yield DYNAMIC, _tidied(integer_products(prepared, calibration, backbone.input, exclude=last, threads=threads))
 
 
 def _judged(
@@ -194,13 +189,7 @@ def _call(session: ort.InferenceSession, rows: Array) -> Callable[[], object]:
 
 def _optimised(model: onnx.ModelProto, *, keep: Collection[str]) -> onnx.ModelProto:
     """The graph with constants folded and normalisation merged into convolutions; tensors in ``keep`` survive."""
-    probe = onnx.ModelProto()
-    probe.CopyFrom(model)
-    outputs = len(probe.graph.output)
-    own = {value.name for value in (*probe.graph.output, *probe.graph.input)}
-    probe.graph.output.extend(
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in sorted(set(keep) - own)
-    )
+    probe, outputs = with_outputs(model, sorted(keep)), len(model.graph.output)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.log_severity_level = 3
@@ -277,90 +266,6 @@ def _static(
     quantized: onnx.ModelProto = quantizer.model.model
     _name_rounded(quantized.graph, cuts)
     return _tidied(quantized)
-
-
-def _dynamic(model: onnx.ModelProto, *, exclude: list[str]) -> onnx.ModelProto:
-    """Matrix products with constant weights on integers. Tensors between them stay as they are.
-
-    Each row of an activation (each token) has a range of its own. ONNX Runtime's ``quantize_dynamic`` takes one range for the whole batch,
-    which makes an answer depend on the neighbours, and one outlier coarsen all (decision 25).
-    """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    graph = copy.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    opset = next(entry.version for entry in copy.opset_import if entry.domain in ("", "ai.onnx"))
-    graph.initializer.extend(
-        numpy_helper.from_array(value, name)
-        for name, value in (
-            (f"{_OWN}/axis", np.array([-1], dtype=np.int64)),
-            (f"{_OWN}/step", np.array(1 / ROW_LEVELS, dtype=np.float32)),
-            (f"{_OWN}/least", np.array(SMALLEST_STEP, dtype=np.float32)),
-            (f"{_OWN}/unit", np.array(1, dtype=np.float32)),
-            (f"{_OWN}/zero", np.array(ZERO_LEVEL, dtype=np.uint8)),
-        )
-    )
-    nodes: list[onnx.NodeProto] = []
-    rounded: set[str] = set()
-    scaled: set[str] = set()
-    for node in graph.node:
-        weight = constants.get(node.input[1]) if node.op_type == "MatMul" and node.name not in exclude else None
-        if weight is None or len(weight.dims) != 2:
-            nodes.append(node)
-            continue
-        if node.input[0] not in rounded:
-            rounded.add(node.input[0])
-            nodes += _rounded_rows(node.input[0], opset=opset)
-        if weight.name not in scaled:
-            scaled.add(weight.name)
-            graph.initializer.extend(_rounded_columns(weight))
-        nodes += _integer_product(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
-    used = {name for step in graph_steps(graph) for name in step.inputs}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-    return _tidied(copy)
-
-
-def _rounded_rows(name: str, *, opset: int) -> list[onnx.NodeProto]:
-    """A tensor (..., k) as levels around 128, and what a level is worth in each row (..., 1)."""
-    most = (
-        helper.make_node("ReduceMax", [f"{name}/size", f"{_OWN}/axis"], [f"{name}/most"], keepdims=1)
-        if opset >= OPSET_OF_AXES_AS_INPUT
-        else helper.make_node("ReduceMax", [f"{name}/size"], [f"{name}/most"], axes=[-1], keepdims=1)
-    )
-    return [
-        helper.make_node("Abs", [name], [f"{name}/size"]),
-        most,
-        helper.make_node("Mul", [f"{name}/most", f"{_OWN}/step"], [f"{name}/any-step"]),
-        helper.make_node("Max", [f"{name}/any-step", f"{_OWN}/least"], [f"{name}/step"]),
-        helper.make_node("Div", [name, f"{name}/step"], [f"{name}/scaled"]),
-        helper.make_node("QuantizeLinear", [f"{name}/scaled", f"{_OWN}/unit", f"{_OWN}/zero"], [f"{name}/levels"]),
-    ]
-
-
-def _rounded_columns(weight: onnx.TensorProto) -> list[onnx.TensorProto]:
-    """Weights (k, m) in seven bits, and what a level is worth in each column (m,)."""
-    values = numpy_helper.to_array(weight)
-    step = np.maximum(np.abs(values).max(axis=0) / WEIGHT_LEVELS, SMALLEST_STEP).astype(np.float32)
-    levels = np.rint(values / step).clip(-WEIGHT_LEVELS, WEIGHT_LEVELS).astype(np.int8)
-    return [
-        numpy_helper.from_array(levels, f"{weight.name}/levels"),
-        numpy_helper.from_array(step, f"{weight.name}/step"),
-    ]
-
-
-def _integer_product(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """The product of levels, times what they are worth."""
-    (x, weight), y = node.input, node.output[0]
-    return [
-        helper.make_node("MatMulInteger", [f"{x}/levels", f"{weight}/levels", f"{_OWN}/zero"], [f"{y}/sum"]),
-        helper.make_node("Cast", [f"{y}/sum"], [f"{y}/float"], to=onnx.TensorProto.FLOAT),
-        helper.make_node("Mul", [f"{y}/float", f"{x}/step"], [f"{y}/rows"]),
-        helper.make_node("Mul", [f"{y}/rows", f"{weight}/step"], [y]),
-    ]
 
 
 def _name_rounded(graph: onnx.GraphProto, cuts: Collection[str]) -> None:
