@@ -90,8 +90,10 @@ def test_every_step_is_announced_and_told_to_its_end(report: PrepareReport, watc
     assert [(name, sum(done)) for name, _, done in watched.steps] == [(name, total) for name, total, _ in watched.steps]
     names = [name for name, _, _ in watched.steps]
     assert names[0] == "export the model" and names[-1] == "score the records"
-    training = [done for name, _, done in watched.steps if name.startswith("train")]
-    assert training and all(len(done) > 1 for done in training)  # it moves while heads are trained
+    training = [(total, done) for name, total, done in watched.steps if name.startswith("train")]
+    # It moves while heads are trained; of a kind that promises little on this machine, there may be a single one.
+    assert max(total for total, _ in training) > 1
+    assert all(len(done) > 1 for total, done in training if total > 1)
 
 
 def test_on_a_terminal_a_bar_is_drawn_and_elsewhere_a_line_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
