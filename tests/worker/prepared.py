@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from offramp_worker.prepare.families import build_family
+from offramp_worker.prepare.sources import open_session
 
 SIZE, CLASSES = 16, 4
 PARAMETERS = {"blocks": "1", "width": "8", "channels": "1", "classes": str(CLASSES)}
@@ -54,3 +56,9 @@ def save_model(folder: Path) -> str:
     save_file(trained_model().state_dict(), folder / "tiny.safetensors")
     query = "&".join(f"{key}={value}" for key, value in PARAMETERS.items())
     return f"family:resnet?weights={folder / 'tiny.safetensors'}&{query}"
+
+
+def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    """What an ONNX model says of rows."""
+    session = open_session(model, threads=1)
+    return session.run(None, {session.get_inputs()[0].name: x})[0]

@@ -17,6 +17,7 @@ import onnxruntime as ort
 import prepared
 import pytest
 from onnx import numpy_helper
+from prepared import run
 from safetensors.numpy import load_file
 
 from offramp_core.bundle import BACKBONE_FILE, Manifest, ramp_set_digest
@@ -63,11 +64,6 @@ def cuts(backbone: Backbone, rows: np.ndarray) -> dict[str, tuple[int, ...]]:
 @pytest.fixture(scope="module")
 def static(backbone: Backbone, rows: np.ndarray, cuts: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
     return dict(quantized_models(backbone, rows[:64], cuts=cuts, threads=1))["static-minmax"]
-
-
-def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    session = open_session(model, threads=1)
-    return session.run(None, {session.get_inputs()[0].name: x})[0]
 
 
 def test_every_static_method_answers_nearly_as_fp32_does(backbone: Backbone, rows: np.ndarray) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
+from prepared import run
 
 from offramp_core.bundle import TensorSpec
 from offramp_worker.prepare.products import Activation, how_to_count, round_weights
@@ -17,11 +18,6 @@ from offramp_worker.prepare.quantizing import quantized_models
 from offramp_worker.prepare.sources import Backbone, open_session
 
 SEEDS = st.integers(0, 2**32 - 1)
-
-
-def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    session = open_session(model, threads=1)
-    return session.run(None, {session.get_inputs()[0].name: x})[0]
 
 
 def perceptron(opset: int = 18) -> Backbone:

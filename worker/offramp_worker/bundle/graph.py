@@ -87,6 +87,14 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
     return probe
 
 
+def tensor_values(session: Any, names: Sequence[str], rows: Array, *, entry: str) -> dict[str, Array]:
+    """What a session of :func:`with_outputs` says of the tensors ``names`` on rows of the model's input ``entry``, which may be among them."""
+    computed = [name for name in names if name != entry]
+    said = session.run(computed, {entry: rows}) if computed else []
+    found = {entry: rows, **dict(zip(computed, said, strict=True))}
+    return {name: found[name] for name in names}
+
+
 def _shapes_of(model: onnx.ModelProto, names: Sequence[str], sample: Array) -> dict[str, tuple[int, ...]]:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -94,10 +102,8 @@ def _shapes_of(model: onnx.ModelProto, names: Sequence[str], sample: Array) -> d
     options.log_severity_level = 3
     probe = with_outputs(model, names)
     session = ort.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    entry = input_name(model)
-    asked = [name for name in names if name != entry]
-    found = dict(zip(asked, session.run(asked, {entry: sample}), strict=True))
-    return {name: tuple(int(d) for d in (sample if name == entry else found[name]).shape[1:]) for name in names}
+    values = tensor_values(session, names, sample, entry=input_name(model))
+    return {name: tuple(int(d) for d in value.shape[1:]) for name, value in values.items()}
 
 
 def _length_varies(model: onnx.ModelProto) -> bool:

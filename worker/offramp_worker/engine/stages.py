@@ -98,10 +98,10 @@ class Stage:
         found = names.session.run(names.outputs, feed)
         if (names.hands_on and not self._features.holds(found[0].nbytes)) or not self._source.holds(features.nbytes):
             self._bindings.clear()  # they would keep the smaller buffers alive
-        outputs = [np.empty_like(value) for value in found[1:]]
-        outputs.insert(0, self._features.array(found[0]) if names.hands_on else np.empty_like(found[0]))
-        for output, value in zip(outputs, found, strict=True):
-            np.copyto(output, value)
+        outputs = [value.copy() for value in found[names.hands_on :]]
+        if names.hands_on:
+            outputs.insert(0, self._features.array(found[0]))
+            np.copyto(outputs[0], found[0])
         if len(self._bindings) >= MAX_BINDINGS:
             self._bindings.clear()
         source = self._source.array(features)

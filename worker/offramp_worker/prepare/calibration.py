@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnx
 
 from offramp_core.bundle import TensorSpec
-from offramp_worker.bundle.graph import with_outputs
+from offramp_worker.bundle.graph import tensor_values, with_outputs
 from offramp_worker.bundle.lengths import by_length, pad_rows
 from offramp_worker.prepare.sources import open_session
 
@@ -56,12 +56,10 @@ def collect_histograms(
 
     ``spec`` is the model's input: rows of tokens are run with rows of about their length.
     """
-    session, entry = open_session(with_outputs(model, tensors), threads=threads), spec.name
-    computed = [name for name in tensors if name != entry]
+    session = open_session(with_outputs(model, tensors), threads=threads)
 
     def values(rows: Array) -> Mapping[str, Array]:
-        found = dict(zip(computed, session.run(computed, {entry: rows}), strict=True))
-        return {**found, entry: rows} if entry in tensors else found
+        return tensor_values(session, tensors, rows, entry=spec.name)
 
     bytes_of_a_row = sum(value.nbytes for value in values(x[:1]).values())
     step = max(1, min(MAX_CHUNK_ROWS, CHUNK_BYTES // max(1, bytes_of_a_row)))

@@ -23,7 +23,7 @@ from onnx import helper, numpy_helper
 
 from offramp_core.bundle import TensorSpec
 from offramp_worker.bundle.dataflow import graph_steps
-from offramp_worker.bundle.graph import with_outputs
+from offramp_worker.bundle.graph import tensor_values, with_outputs
 from offramp_worker.bundle.lengths import pad_rows
 from offramp_worker.prepare.sources import open_session
 
@@ -91,8 +91,7 @@ def integer_products(
         weights = {node.input[1]: numpy_helper.to_array(constants[node.input[1]]) for node in products}
         counting = how_to_count(read[name], list(weights.values()))
         graph.initializer.extend(_activation_constants(name, counting))
-        for weight, values in weights.items():
-            graph.initializer.extend(_weight_constants(f"{name}/{weight}", values, counting, read[name].moments))
+        graph.initializer.extend(_weight_constants(name, weights, counting, read[name].moments))
         for node in products:
             instead[node.output[0]] = _integer_product(node, one_sided=counting.floor is not None)
         instead[products[0].output[0]][:0] = _levels(name, one_sided=counting.floor is not None, opset=opset)
@@ -111,17 +110,14 @@ def collect_activations(
 ) -> dict[str, Activation]:
     """What the tensors ``names`` (..., k) hold on rows ``x`` (n, ...). Rows run one by one, since padding is nothing to learn from."""
     session = open_session(with_outputs(model, names), threads=threads)
-    computed = [name for name in names if name != spec.name]
     found: dict[str, Activation] = {}
     tokens = dict.fromkeys(names, 0)
     for index in range(len(x)):
         row = pad_rows([x[index : index + 1]], spec)
-        said = session.run(computed, {spec.name: row}) if computed else []
-        for name, value in ({spec.name: row} | dict(zip(computed, said, strict=True))).items():
-            if name in tokens:
-                rows = value.reshape(-1, value.shape[-1])
-                tokens[name] += len(rows)
-                found[name] = _seen(rows, found.get(name))
+        for name, value in tensor_values(session, names, row, entry=spec.name).items():
+            rows = value.reshape(-1, value.shape[-1])
+            tokens[name] += len(rows)
+            found[name] = _seen(rows, found.get(name))
     return {name: Activation(a.low, a.high, a.moments / np.float32(tokens[name])) for name, a in found.items()}
 
 
@@ -198,13 +194,19 @@ def _activation_constants(name: str, counting: Counting) -> list[onnx.TensorProt
     return [numpy_helper.from_array(value.astype(np.float32), f"{name}/{part}") for part, value in values.items()]
 
 
-def _weight_constants(name: str, weights: Array, counting: Counting, moments: Single) -> list[onnx.TensorProto]:
-    scale = counting.scale
-    levels, step = round_weights(weights * scale[:, None], moments / scale[:, None] / scale)
-    made = [numpy_helper.from_array(levels, f"{name}/levels"), numpy_helper.from_array(step, f"{name}/step")]
-    if counting.floor is not None:
-        below = counting.floor.astype(np.float64) @ (levels * step.astype(np.float64))
-        made.append(numpy_helper.from_array(below.astype(np.float32), f"{name}/below"))
+def _weight_constants(
+    name: str, weights: Mapping[str, Array], counting: Counting, moments: Single
+) -> list[onnx.TensorProto]:
+    """Of all weights that read one activation, rounded together: a column never hears of another, and the moments are theirs in common."""
+    scale, made = counting.scale, []
+    levels, step = round_weights(np.hstack(list(weights.values())) * scale[:, None], moments / scale[:, None] / scale)
+    ends = np.cumsum([values.shape[1] for values in weights.values()])[:-1]
+    for weight, of, worth in zip(weights, np.hsplit(levels, ends), np.split(step, ends), strict=True):
+        read = f"{name}/{weight}"
+        made += [numpy_helper.from_array(of, f"{read}/levels"), numpy_helper.from_array(worth, f"{read}/step")]
+        if counting.floor is not None:
+            below = counting.floor.astype(np.float64) @ (of * worth.astype(np.float64))
+            made.append(numpy_helper.from_array(below.astype(np.float32), f"{read}/below"))
     return made
 
 
