@@ -130,7 +130,9 @@ class Trials:
         assert baseline is not None
         spec = baseline["spec"]
         threshold = Decimal("0.999") - Decimal(number) / 1000  # another plan every time: a rejected one cools down
-        plan = Plan(spec["backboneDigest"], spec["rampSetDigest"], (RampThreshold(self._pool.first_ramp, threshold),))
+        plan = Plan(
+            spec["backboneDigest"], spec["rampSetDigest"], (RampThreshold(self._pool.reckless_ramp, threshold),)
+        )
         lie = {"method": "none", "budget": BUDGET, "delta": "0.05", "n": 10_000, "k": 0}
         status = ConfigStatus("Tuned", "Certified", (lie,), Prediction(0.5, 0.0))
         store.create(

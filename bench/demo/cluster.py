@@ -256,7 +256,7 @@ async def inside(console: Console, *, digits: bool) -> int:
         rate=pool.rate,
         clean=pool.clean,
         drifted=pool.drifted,
-        reckless_ramp=pool.first_ramp,
+        reckless_ramp=pool.reckless_ramp,
         budget="0.02",
         loose_budget="0.05",
         measure_seconds=15.0,

@@ -146,7 +146,7 @@ def settings_of(digits: Pool) -> Settings:
         rate=digits.rate,
         clean=digits.clean,
         drifted=digits.drifted,
-        reckless_ramp=digits.first_ramp,
+        reckless_ramp=digits.reckless_ramp,
         budget="0.02",
         loose_budget="0.05",
         measure_seconds=8.0,
