@@ -10,7 +10,7 @@ export OFFRAMP_DATA ?= ../shared/data
 unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.offramp-$(shell sha256sum requirements.lock pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
 
-.PHONY: help setup fmt check gen sbom docs test-fast test coverage outages cluster cluster-down demo demo-cluster bench soak soak-control clean
+.PHONY: help setup fmt check gen sbom docs test-fast test test-gpu coverage outages cluster cluster-down demo demo-cluster bench soak soak-control clean
 
 help: ## List the targets
 	@awk 'BEGIN{FS=":.*## "} /^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
@@ -41,13 +41,16 @@ docs: setup ## The documentation site in build/site, every link followed
 	@$(BIN)/python -m website.build
 
 test-fast: setup ## The inner loop (< 60 s): everything that needs no cluster and is not slow
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not slow and not cluster" -n auto --dist loadfile --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not slow and not cluster and not gpu" -n auto --dist loadfile --no-loadscope-reorder
 
 test: check ## Everything: unit, property, API server, real cluster
 	@scripts/test
 
+test-gpu: setup ## What runs on GPUs, on this machine's or else on one in software
+	@scripts/test-gpu
+
 coverage: setup ## Which lines the tests of `make test-fast` leave out: build/coverage/index.html
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not slow and not cluster" -n 4 --dist loadfile --no-loadscope-reorder --cov --cov-report=html:build/coverage
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not slow and not cluster and not gpu" -n 4 --dist loadfile --no-loadscope-reorder --cov --cov-report=html:build/coverage
 
 outages: setup cluster ## The outages of `make test` alone, on a real Kubernetes
 	@$(BIN)/pytest -q -n 3 --durations=20 tests/cluster/outages

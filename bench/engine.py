@@ -29,8 +29,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
-import onnxruntime as ort
 from rich.console import Console
 
 from bench.provenance import provenance
@@ -48,11 +46,10 @@ from offramp_core.uncertainty import ExitTest, exit_test
 from offramp_worker.bundle.lengths import by_length, pad_rows, typical_batch
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.answers import labels
-from offramp_worker.engine.execute import Leave, run_exact, run_stages
+from offramp_worker.engine.execute import Leave, Runnable, run_exact, run_stages
 from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.stages import Stage
-from offramp_worker.prepare.pricing import Priced
-from offramp_worker.prepare.profiling import Job, time_jobs
+from offramp_worker.prepare.pricing import Priced, opener
+from offramp_worker.prepare.profiling import Job, clock_of, jobs_of, time_jobs
 
 BATCHES = (1, 4, 16, 32)
 BUDGET = 0.01
@@ -73,7 +70,7 @@ LabelArray = npt.NDArray[np.int64]
 class Served:
     """A plan as the engine runs it at one batch size."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[Runnable, ...]
     tests: Mapping[int, ExitTest]
     regrouping: Regrouping
 
@@ -108,7 +105,15 @@ def measured_profile(bundle: Bundle, x: Array, *, seconds: float) -> Profile:
         entry = bundle.manifest.inputs[0].name
         tensors = list(dict.fromkeys(head.source for head in heads if head.source != entry))
         sides = {bundle.columns[j].id: side for j, side in bundle.side_models.items()}
-        priced = Priced(model, heads, tensors, shapes=bundle.shapes, open_session=_open, sides=sides)
+        priced = Priced(
+            model,
+            heads,
+            tensors,
+            shapes=bundle.shapes,
+            open_session=opener(threads=1, device=bundle.device),
+            sides=sides,
+            device=bundle.device,
+        )
         share = seconds / len(BATCHES) / len(bundle.backbones)
         spec = bundle.manifest.inputs[0]
         chains[precision] = [
@@ -120,19 +125,14 @@ def measured_profile(bundle: Bundle, x: Array, *, seconds: float) -> Profile:
         exact, segments, ramps_, regroup = chains[EXACT][number]
         others = {p: ChainProfile(c[number][1], c[number][2]) for p, c in chains.items() if p != EXACT}
         batches.append(BatchProfile(size, exact, segments, ramps_, regroup, others))
-    return Profile("onnxruntime-cpu", 1, tuple(batches))
+    return Profile(bundle.device.executor, 1, tuple(batches))
 
 
 def _chain_seconds(
     priced: Priced, bundle: Bundle, columns: Sequence[int], tensors: Sequence[str], x: Array, *, seconds: float
 ) -> tuple[float, tuple[float, ...], tuple[float, ...], float]:
     runs = priced.at(x)
-    jobs = {"exact": Job(runs.exact)}
-    jobs |= {f"segment {k}": Job(run) for k, run in enumerate(runs.segments)}
-    jobs |= {f"regroup {k}": Job(run) for k, run in enumerate(runs.regroups)}
-    for name, (run, segment) in runs.heads.items():
-        jobs[f"head {name}"] = Job(run, beyond="" if segment is None else f"segment {segment}")
-    took = time_jobs(jobs, threads=1, seconds=seconds)
+    took = time_jobs(jobs_of(runs), threads=1, seconds=seconds, device=bundle.device)
     raw = np.array([took[f"segment {k}"] for k in range(len(runs.segments))])
     cut = max(0.0, float(raw.sum()) - took["exact"]) / max(1, len(tensors))
     reached = np.append(0.0, np.cumsum(raw)[:-1] * took["exact"] / raw.sum())
@@ -178,16 +178,14 @@ def serve_plan(sessions: Sessions, bundle: Bundle, plan: Plan, profile: Profile)
 
 
 def compare(
-    exact: Stage, served: Served, x: Array, spec: TensorSpec, *, batch: int, pairs: int
+    exact: Runnable, served: Served, x: Array, spec: TensorSpec, *, batch: int, pairs: int, clock: Callable[[], float]
 ) -> tuple[Ratio, LabelArray]:
     """Time the plan against the exact executor batch by batch in turn; also what it answers to each row of ``x``."""
     answers = np.full(len(x), -1, dtype=np.int64)
     ratios = []
-    start = time.thread_time()
+    start = clock()
     answer(run_exact(exact, pad_rows([np.ascontiguousarray(x[:batch])], spec)), batch)
-    size = min(
-        ROWS_PER_PAIR[batch], batch * max(BATCHES_PER_PAIR, round(SECONDS_PER_PAIR / (time.thread_time() - start)))
-    )
+    size = min(ROWS_PER_PAIR[batch], batch * max(BATCHES_PER_PAIR, round(SECONDS_PER_PAIR / (clock() - start))))
     for pair in range(-1, pairs):  # the first one warms up
         rows = np.arange(max(pair, 0) * size, (max(pair, 0) + 1) * size) % len(x)
         spent = np.zeros(2)
@@ -195,9 +193,9 @@ def compare(
             some = rows[begin : begin + batch]
             batch_x = pad_rows([np.ascontiguousarray(x[some])], spec)
             for which in (0, 1) if (begin // batch + pair) % 2 else (1, 0):
-                start = time.thread_time()
+                start = clock()
                 said = answer(served.run(batch_x) if which else run_exact(exact, batch_x), batch)
-                spent[which] += time.thread_time() - start
+                spent[which] += clock() - start
                 if which:
                     answers[some] = said
         if pair >= 0:
@@ -311,21 +309,12 @@ def breakdown(
     return {name: round(float(np.median(values)), 1) for name, values in taken.items()}
 
 
-def _open(model: onnx.ModelProto, optimised: bool) -> Any:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    if optimised:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
 def bench(bundle: Bundle, x: Array, *, pairs: int, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
     """Everything about one bundle."""
     sessions = Sessions(bundle, threads=1)
     profile = measured_profile(bundle, x, seconds=seconds)
     tell(f"exact: {[round(1e3 * b.exact_seconds, 2) for b in profile.batches]} ms at {BATCHES}")
-    half, spec = len(x) // 2, bundle.manifest.inputs[0]
+    half, spec, clock = len(x) // 2, bundle.manifest.inputs[0], clock_of(bundle.device, threads=1)
     rows: list[dict[str, Any]] = []
     answers: dict[str, LabelArray] = {}
     for_all: dict[str, Plan | str] = {}
@@ -343,8 +332,8 @@ def bench(bundle: Bundle, x: Array, *, pairs: int, seconds: float, tell: Callabl
                 tell(f"batch {batch:2d} {name}: {plan}")
                 continue
             served, exact = serve_plan(sessions, bundle, plan, profile), sessions.exact_stage()
-            ratio, _ = compare(exact, served, x[half:], spec, batch=batch, pairs=pairs)
-            worst, _ = compare(exact, served.nobody_leaves(), x[half:], spec, batch=batch, pairs=pairs)
+            ratio, _ = compare(exact, served, x[half:], spec, batch=batch, pairs=pairs, clock=clock)
+            worst, _ = compare(exact, served.nobody_leaves(), x[half:], spec, batch=batch, pairs=pairs, clock=clock)
             key = json.dumps([plan.to_mapping(), batch])
             if key not in answers:
                 answers[key] = answers_of(served, x[half:], spec, batch=batch)

@@ -55,8 +55,12 @@ def prepare(
         typer.Option(help="A small model to put in front, a URI like --model's; may be given again."),
     ] = None,
     precision: Annotated[
-        str, typer.Option(help="auto: int8 as well, where it is faster and disagrees little; exact: fp32 alone.")
+        str, typer.Option(help="auto: int8 as well, where it is faster and disagrees little (CPUs); exact: fp32 alone.")
     ] = "auto",
+    device: Annotated[
+        str,
+        typer.Option(help="Where the bundle is measured and will be served: cpu, cuda or webgpu. --refresh keeps it."),
+    ] = "cpu",
     compile_limit: Annotated[
         float, typer.Option(help="Seconds torch.compile may take while executors are compared; 0 leaves it out.")
     ] = 60.0,
@@ -98,7 +102,7 @@ def prepare(
     request = PrepareRequest(
         model=model or str(refresh), data=data, out=out, name=name, head_data=head_data, split=split,  # type: ignore[arg-type]
         head_share=head_share, variations=variations, seed=seed, threads=threads,
-        sides=tuple(side or ()), precision=precision, compile_limit=compile_limit,  # type: ignore[arg-type]
+        sides=tuple(side or ()), precision=precision, device=device, compile_limit=compile_limit,  # type: ignore[arg-type]
         tokenizer=tokenizer, max_tokens=max_tokens, pad=pad_id, sep=sep_id,
     )  # fmt: skip
     try:

@@ -48,6 +48,13 @@ class InvalidBundleError(OfframpError, ValueError):
         error.remedy = "put that bundle there, or set spec.model.digest to the one to serve from now on"
         return error
 
+    @classmethod
+    def elsewhere(cls, message: str) -> InvalidBundleError:
+        """A whole bundle, but for a device that is not here."""
+        error = cls(message)
+        error.remedy = "or name a bundle in spec.model.uri that `offramp prepare` made for a device that is here"
+        return error
+
 
 class PlanRefusedError(OfframpError, ValueError):
     """A worker refuses a plan document; it goes on serving under the one it has.

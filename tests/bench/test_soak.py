@@ -34,7 +34,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
         folder = bundles.write_bundle(tmp_path_factory.mktemp("bundle"))
         sessions = Sessions(load_bundle(folder), threads=1)
         seconds = {n: _seconds(sessions, n) for n in SIZES}
-        measured = Profile("onnxruntime", 1, tuple(
+        measured = Profile("onnxruntime-cpu", 1, tuple(
             BatchProfile(n, s, (0.2 * s, 0.0, 0.3 * s, 0.3 * s, 0.2 * s), (1e-6,) * 4, 1e-6) for n, s in seconds.items()
         ))  # fmt: skip
         (folder / "profile.json").write_bytes(msgspec.json.encode(measured))

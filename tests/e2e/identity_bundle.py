@@ -117,7 +117,7 @@ def _int8_files(
     tensors["int8/final/quantiles"] = quantile_table(raw_score(said))
     of_fp32 = np.load(io.BytesIO(_records(tensors, logits, heads)))
     profile = Profile(
-        "onnxruntime", 1,
+        "onnxruntime-cpu", 1,
         tuple(replace(b, precisions={"int8": ChainProfile((0.1 * b.exact_seconds,), ())}) for b in _profile().batches),
     )  # fmt: skip
     columns = (
@@ -234,7 +234,7 @@ def _profile(layers_behind: int = 0) -> Profile:
         )
         for size in (1, 8, 32)
     )
-    return Profile("onnxruntime", 1, batches)
+    return Profile("onnxruntime-cpu", 1, batches)
 
 
 def _npz(**arrays: Array) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,10 @@ def inputs(n: int, *, seed: int = 1) -> npt.NDArray[np.float32]:
     return (rng.normal(size=(n, CHANNELS, SIZE, SIZE)) + shift).astype(np.float32)
 
 
-def write_bundle(folder: Path, *, seed: int = 0, regrouping_pays: bool = True) -> Path:
-    """Write a bundle; returns its folder."""
+def write_bundle(
+    folder: Path, *, seed: int = 0, regrouping_pays: bool = True, executor: str = "onnxruntime-cpu"
+) -> Path:
+    """Write a bundle, as if measured with ``executor``; returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     model = _backbone(rng)
@@ -63,7 +66,9 @@ def write_bundle(folder: Path, *, seed: int = 0, regrouping_pays: bool = True) -
         "backbone.onnx": model_bytes,
         "ramps.safetensors": safetensors.numpy.save(tensors),
         "records.npz": _records(ramps, tensors, logits, heads),
-        "profile.json": msgspec.json.encode(_profile(len(ramps), regrouping_pays=regrouping_pays)),
+        "profile.json": msgspec.json.encode(
+            replace(_profile(len(ramps), regrouping_pays=regrouping_pays), executor=executor)
+        ),
         "probe.npz": _npz(x=inputs(256, seed=seed + 1)[:8], logits=logits[:8]),
     }
     for name, content in files.items():
@@ -143,7 +148,7 @@ def wide_profile(*, bare: bool = False) -> Profile:
                 },
             )
         )
-    return Profile("onnxruntime", 1, tuple(batches))
+    return Profile("onnxruntime-cpu", 1, tuple(batches))
 
 
 def write_manifest(
@@ -316,7 +321,7 @@ def _profile(n_ramps: int, *, regrouping_pays: bool) -> Profile:
                 size, scale * sum(segments), tuple(scale * s for s in segments), (scale * 1e-5,) * n_ramps, 1e-5
             )
         )
-    return Profile("onnxruntime", 1, tuple(batches))
+    return Profile("onnxruntime-cpu", 1, tuple(batches))
 
 
 def _vector(rng: np.random.Generator, name: str, n: int) -> onnx.TensorProto:

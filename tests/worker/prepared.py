@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from offramp_worker.devices import open_session
 from offramp_worker.prepare.families import build_family
-from offramp_worker.prepare.sources import open_session
 
 SIZE, CLASSES = 16, 4
 PARAMETERS = {"blocks": "1", "width": "8", "channels": "1", "classes": str(CLASSES)}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from offramp_worker.engine.stages import Stage
+from offramp_worker.engine.execute import Runnable
 
 
 class _StageBehind:
-    def __init__(self, first: Callable[[], object], stage: Stage) -> None:
+    def __init__(self, first: Callable[[], object], stage: Runnable) -> None:
         self._first, self._stage = first, stage
         self.ramps, self.reads_input = stage.ramps, stage.reads_input
 
@@ -18,12 +18,12 @@ class _StageBehind:
         return self._stage.run(*args)
 
 
-def behind(first: Callable[[], object], stage: Stage) -> Stage:
+def behind(first: Callable[[], object], stage: Runnable) -> Runnable:
     """``stage``, with ``first`` called before each run."""
-    return cast(Stage, _StageBehind(first, stage))
+    return cast(Runnable, _StageBehind(first, stage))
 
 
-def broken(stage: Stage, *, why: str = "kernel exploded") -> Stage:
+def broken(stage: Runnable, *, why: str = "kernel exploded") -> Runnable:
     """``stage`` as one that fails."""
 
     def explode() -> None:

@@ -27,16 +27,18 @@ from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_core.sketch import SecondsSketch
 from offramp_core.uncertainty import STEPS, TABLE_SIZE, exit_test, uncertainty
 from offramp_worker.bundle.load import Bundle
+from offramp_worker.devices import CPU
 from offramp_worker.engine.answers import NO_ANSWER, labels
 from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
 from offramp_worker.engine.audits import BACKLOG_LIMIT
 from offramp_worker.engine.breaker import Breaker
 from offramp_worker.engine.counters import Counters, RecordRing
+from offramp_worker.engine.device_stages import chain_on
 from offramp_worker.engine.engine import Engine
+from offramp_worker.engine.execute import Runnable
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.scores import ScoreTables
 from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.stages import Stage, bind
 from offramp_worker.engine.tickets import OverloadedError, Ticket, UnableError
 from offramp_worker.engine.usual import UsualInputs
 from offramp_worker.engine.warming import PROBE_RUNS, warm_up
@@ -74,7 +76,7 @@ class Bench:
         )
 
     def activate(self, folder: Path, stable: dict[str, str], *, canary: dict[str, str] | None = None, execution: str = "ComputeSaving",
-                 audit_rate: float = 0.0, breaker: Breaker | None = None, wrap: Callable[[Stage], Stage] = lambda s: s, watched: bool = True, **fields: Any) -> PlanDocument:  # fmt: skip
+                 audit_rate: float = 0.0, breaker: Breaker | None = None, wrap: Callable[[Runnable], Runnable] = lambda s: s, watched: bool = True, **fields: Any) -> PlanDocument:  # fmt: skip
         """Put plans in force without the signature's detour; ``watched`` says that the control plane has spoken to this process."""
         base = PlanDocument("tiny", "service-1", 1, ArmPlan({}, audit_rate), None, 0, "salt", 0.02)
         document = replace(base, **fields)
@@ -113,7 +115,7 @@ class Bench:
         eventually(lambda: self.settled, what="the end of audits")
         return tickets
 
-    def slowed(self, stage: Stage, seconds: float) -> Stage:
+    def slowed(self, stage: Runnable, seconds: float) -> Runnable:
         """A stage that turns the clock."""
 
         def turn() -> None:
@@ -305,7 +307,7 @@ def test_a_slow_model_is_warmed_at_the_usual_sizes_only() -> None:
 # --- stages ----------------------------------------------------------------------------------------
 
 
-def run_through(stages: Sequence[Stage], x: Any, keep: dict[int, Any] | None = None) -> Any:
+def run_through(stages: Sequence[Runnable], x: Any, keep: dict[int, Any] | None = None) -> Any:
     """What comes out behind the last stage; ``keep`` says which rows go on after a stage."""
     features, rows = x, None
     for number, stage in enumerate(stages):
@@ -361,7 +363,7 @@ def test_a_batch_of_a_size_not_seen_before_runs_once_and_is_answered_like_any_ot
     """Regrouped texts come in many sizes and lengths, and not all of them are warm."""
     bound = [stage._session for stage in sessions.stages((0, 2, 3))]
     counted = [Counted(session.session) for session in bound]
-    stages = bind([replace(session, session=count) for session, count in zip(bound, counted, strict=True)])
+    stages = chain_on(CPU, [replace(session, session=count) for session, count in zip(bound, counted, strict=True)])
     kept = np.array([0, 3, 4])
     for n in (12, 12, 7):
         x = bundles.inputs(n, seed=n)
@@ -386,7 +388,7 @@ def test_a_row_that_leaves_is_answered_while_its_batch_still_runs(
 ) -> None:
     gate = threading.Event()
 
-    def gate_last(stage: Stage) -> Stage:
+    def gate_last(stage: Runnable) -> Runnable:
         return stage if stage.ramps else behind(lambda: gate.wait(30), stage)
 
     x = bundles.inputs(16, seed=3)
@@ -602,7 +604,7 @@ def test_an_audit_that_fails_counts_against_the_plan(bench: Bench, bundle_dir: P
 def test_a_batch_that_fails_answers_with_an_error_and_the_worker_goes_on(
     bench: Bench, bundle_dir: Path, execution: str
 ) -> None:
-    def break_last(stage: Stage) -> Stage:
+    def break_last(stage: Runnable) -> Runnable:
         return stage if stage.ramps else broken(stage)
 
     bench.activate(bundle_dir, {"r00-grid": "0.5"}, execution=execution, audit_rate=1.0, wrap=break_last)

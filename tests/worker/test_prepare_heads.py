@@ -14,8 +14,8 @@ from onnx import helper
 from offramp_core.bundle import HeadKind, RampSpec
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.bundle.heads import KINDS, head_inputs, head_nodes, parameter_shapes
+from offramp_worker.devices import open_session
 from offramp_worker.prepare import plain, training
-from offramp_worker.prepare.sources import open_session
 from offramp_worker.prepare.training import Lesson, Parameters, probabilities, train_head
 
 pytestmark = pytest.mark.slow  # trains heads

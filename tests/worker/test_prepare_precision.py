@@ -27,6 +27,7 @@ from offramp_core.records import records_from_arrays
 from offramp_core.uncertainty import uncertainty
 from offramp_worker.bundle.load import load_bundle
 from offramp_worker.bundle.stages import pieces
+from offramp_worker.devices import open_session
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.prepare import executors, quantizing
 from offramp_worker.prepare.calibration import Histogram, collect_histograms, value_range
@@ -38,7 +39,7 @@ from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.quantizing import choose_quantized, quantized_models
 from offramp_worker.prepare.report import PrepareReport
 from offramp_worker.prepare.side import Side, load_side
-from offramp_worker.prepare.sources import Backbone, load_backbone, open_session
+from offramp_worker.prepare.sources import Backbone, load_backbone
 
 pytestmark = pytest.mark.slow  # quantises and trains
 

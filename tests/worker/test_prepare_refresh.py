@@ -17,11 +17,11 @@ from offramp_core.records import records_from_arrays
 from offramp_core.uncertainty import uncertainty
 from offramp_worker.bundle.graph import tapped_model
 from offramp_worker.bundle.load import load_bundle
+from offramp_worker.devices import open_session
 from offramp_worker.prepare.pipeline import PrepareRequest
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.refresh import cost_in_profile, refresh_bundle
 from offramp_worker.prepare.report import PrepareReport
-from offramp_worker.prepare.sources import open_session
 
 pytestmark = pytest.mark.slow  # trains heads
 

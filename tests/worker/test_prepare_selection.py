@@ -162,7 +162,7 @@ def test_what_cutting_the_backbone_costs_is_charged_to_the_heads_of_the_cuts() -
     places = measurements({}).places
     heads = [HeadNodes(f"r{i:02d}", tensor, "logits", (), ()) for i, tensor in enumerate(("x", places[0].tensor))]
     pieces = {"exact": 1.0, "segment 0": 0.25, "segment 1": 0.25, "segment 2": 0.6, "head r00": 0.05, "head r01": 0.02}
-    batch = profiling._measurement(1, places, heads, {**pieces, "regroup 1": 0.0, "regroup 2": 0.0})
+    batch = profiling._measurement(1, places, heads, {**pieces, "regroup 0": 0.0, "regroup 1": 0.0})
     assert sum(batch.segment_seconds) == pytest.approx(1.0)
     assert batch.head_seconds["r01"] == pytest.approx(0.02 + 0.1 / 2)
     assert batch.head_seconds["r00"] == pytest.approx(0.05)  # at the input nothing is cut

@@ -41,6 +41,7 @@ from offramp_core.records import records_from_arrays
 from offramp_core.uncertainty import TABLE_SIZE
 from offramp_worker.bundle.graph import feature_shapes, feature_size, input_name, output_name
 from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_shapes
+from offramp_worker.devices import DEVICES, Device
 
 Array = npt.NDArray[Any]
 MEMBERS = (BACKBONE_FILE, RAMPS_FILE, RECORDS_FILE, PROFILE_FILE, PROBE_FILE)
@@ -85,6 +86,11 @@ class Bundle:
     def file_of(self, precision: Precision) -> str:
         """Name of the file with the backbone at a precision."""
         return next((p.file for p in self.manifest.precisions if p.name == precision), BACKBONE_FILE)
+
+    @property
+    def device(self) -> Device:
+        """Where its profile was measured, and where it is served."""
+        return next(device for device in DEVICES.values() if device.executor == self.profile.executor)
 
     @property
     def input_dtype(self) -> np.dtype[Any]:
@@ -443,6 +449,10 @@ def _parse_profile(raw: bytes, manifest: Manifest) -> Profile:
     sizes = [batch.batch_size for batch in profile.batches]
     if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
         raise InvalidBundleError(f"{PROFILE_FILE}: batch sizes are {sizes}; they must rise, the first at least 1")
+    if profile.executor not in {device.executor for device in DEVICES.values()}:
+        raise InvalidBundleError(
+            f"{PROFILE_FILE}: executor is {profile.executor!r}; it must be one of {', '.join(d.executor for d in DEVICES.values())}"
+        )
     names = {p.name for p in manifest.precisions}
     if any(set(batch.precisions) != names for batch in profile.batches):
         raise InvalidBundleError(f"{PROFILE_FILE}: does not price the precisions {sorted(names)} at every batch size")

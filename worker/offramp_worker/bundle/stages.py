@@ -11,6 +11,7 @@ exact session's answer bit for bit at the same batch size. The first axis is the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -76,7 +77,7 @@ class StageGraph:
 
 
 def stage_graphs(
-    model: onnx.ModelProto, groups: Groups, *, shapes: dict[str, tuple[int, ...]]
+    model: onnx.ModelProto, groups: Groups, *, shapes: dict[str, tuple[int, ...]], optimise: bool = True
 ) -> tuple[StageGraph, ...]:
     """The stages of a plan.
 
@@ -86,6 +87,8 @@ def stage_graphs(
         Of the plan's ramps, in network order; the heads of a group read the same tensor.
     shapes : dict
         Shape without batch axis of each tensor a head reads.
+    optimise : bool
+        Whether to cut the graph as this machine's CPU runs it. False for other devices, whose sessions optimise what they are given.
 
     Returns
     -------
@@ -98,11 +101,11 @@ def stage_graphs(
         A head's tensor does not separate the input from the output.
     """
     heads, read = [head for group in groups for head in group], [group[0].source for group in groups]
-    try:
-        return _cut_all(model, groups, _optimised_cutter(model, heads, read))
-    except InvalidBundleError:
-        # Optimised beyond recognition around a cut. The graph as it was given has all its tensors, or says what is wrong.
-        return _cut_all(model, groups, _plain_cutter(model, shapes))
+    if optimise:
+        # Optimised beyond recognition around a cut, the graph as it was given has all its tensors, or says what is wrong.
+        with contextlib.suppress(InvalidBundleError):
+            return _cut_all(model, groups, _optimised_cutter(model, heads, read))
+    return _cut_all(model, groups, _plain_cutter(model, shapes))
 
 
 def side_stage(model: onnx.ModelProto, name: str, *, entry: str) -> StageGraph:
@@ -127,7 +130,12 @@ class Pieces:
 
 
 def pieces(
-    model: onnx.ModelProto, heads: Sequence[HeadNodes], tensors: Sequence[str], *, shapes: dict[str, tuple[int, ...]]
+    model: onnx.ModelProto,
+    heads: Sequence[HeadNodes],
+    tensors: Sequence[str],
+    *,
+    shapes: dict[str, tuple[int, ...]],
+    optimise: bool = True,
 ) -> Pieces:
     """The segments between ``tensors`` (cut vertices in network order) and each head with its segment, cut as a worker cuts them.
 
@@ -136,10 +144,10 @@ def pieces(
     InvalidBundleError
         A tensor does not separate the input from the output.
     """
-    try:
-        cut = _optimised_cutter(model, heads, tensors)
-    except InvalidBundleError:
-        cut = _plain_cutter(model, shapes)
+    cut = _plain_cutter(model, shapes)
+    if optimise:
+        with contextlib.suppress(InvalidBundleError):
+            cut = _optimised_cutter(model, heads, tensors)
     ends = [input_name(model), *tensors, output_name(model)]
     segments = tuple(cut(source, target, ()) for source, target in pairwise(ends))
     stages: list[tuple[str, int | None, StageGraph]] = []

@@ -14,7 +14,7 @@ from offramp_core.protocol import PlanDocument
 from offramp_core.uncertainty import ExitTest
 from offramp_worker.engine.breaker import Breaker
 from offramp_worker.engine.counters import ArmCounter
-from offramp_worker.engine.stages import Stage
+from offramp_worker.engine.execute import Runnable
 
 EXITS_OFF = "exits-off"
 MAX_STAGGER = 0.5
@@ -33,7 +33,7 @@ class Runtime:
     plan: Plan
     audit_rate: float
     counter: ArmCounter
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[Runnable, ...] = ()
     tests: Mapping[int, ExitTest] = field(default_factory=dict)
     regrouping: Regrouping | None = None
     stage_seconds: Sequence[Sequence[float]] = ()

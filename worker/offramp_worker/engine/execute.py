@@ -22,7 +22,10 @@ _ROWS.flags.writeable = False
 
 
 class Runnable(Protocol):
-    """What :class:`offramp_worker.engine.stages.Stage` offers."""
+    """What :class:`offramp_worker.engine.stages.Stage` offers; on a GPU :class:`offramp_worker.engine.device_stages.DeviceStage`.
+
+    What a stage hands on is for the next one alone: it may lie in another memory.
+    """
 
     @property
     def ramps(self) -> tuple[int, ...]: ...
@@ -30,7 +33,7 @@ class Runnable(Protocol):
     @property
     def reads_input(self) -> bool: ...
 
-    def run(self, features: Array, x: Array, rows: IndexArray | None = None) -> tuple[Array, Sequence[Said]]: ...
+    def run(self, features: Any, x: Array, rows: IndexArray | None = None) -> tuple[Any, Sequence[Said]]: ...
 
 
 class Leaves(Protocol):

@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime as ort
 
-from offramp_core.bundle import BACKBONE_FILE, RAMPS_FILE, side_model_file
+from offramp_core.bundle import BACKBONE_FILE, PROFILE_FILE, RAMPS_FILE, side_model_file
 from offramp_core.columns import EXACT, FINAL_HEAD
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_core.plan import Precision
 from offramp_worker.bundle.graph import input_name, output_name, tapped_model
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.stages import StageGraph, side_stage, stage_graphs
+from offramp_worker.devices import missing, open_session
 from offramp_worker.engine.answers import LabelArray, labels
+from offramp_worker.engine.device_stages import chain_on
+from offramp_worker.engine.execute import Runnable
 from offramp_worker.engine.scores import ScoreTables
-from offramp_worker.engine.stages import Stage, StageSession, bind
+from offramp_worker.engine.stages import StageSession
 from offramp_worker.engine.usual import UsualInputs
 from offramp_worker.engine.warming import warm_up
 
@@ -66,15 +68,17 @@ class Sessions:
     """All executors of a bundle. ``exact``, the tapped models and those at the input are built at once, stages when a plan asks for them."""
 
     def __init__(self, bundle: Bundle, *, threads: int, like: Sessions | None = None) -> None:
-        """Build and verify. What no ramp set changes (the exact model and those at the input) is shared with ``like``, sessions of the
-        same model with other heads.
+        """Build and verify, on the device that the bundle was measured on. What no ramp set changes (the exact model and those at the
+        input) is shared with ``like``, sessions of the same model with other heads.
 
         Raises
         ------
         InvalidBundleError
-            A graph does not load, or does not reproduce the bundle's probe on this machine.
+            That device is not here; or a graph does not load, or does not reproduce the bundle's probe on this machine.
         """
-        self._bundle = bundle
+        self._bundle, self._device = bundle, bundle.device
+        if reason := missing(self._device):
+            raise InvalidBundleError.elsewhere(f"{PROFILE_FILE}: measured with {self._device.executor}, but {reason}")
         self.threads = threads
         self._lock = threading.Lock()
         self._stages: OrderedDict[tuple[Precision, tuple[int, ...]], tuple[StageSession, ...]] = OrderedDict()
@@ -124,7 +128,7 @@ class Sessions:
                 prediction[:, tap.final] = finals[precision]
         return Scores(whole[EXACT], uncertainty, prediction, finals)
 
-    def stages(self, active: Sequence[int], precision: Precision = EXACT) -> tuple[Stage, ...]:
+    def stages(self, active: Sequence[int], precision: Precision = EXACT) -> tuple[Runnable, ...]:
         """Stages of a plan's active columns, in network order; empty for none at fp32, where the exact executor serves.
 
         Their sessions are built once, then kept; their buffers belong to the caller.
@@ -143,13 +147,14 @@ class Sessions:
             self._stages.move_to_end(key)
             while len(self._stages) > CACHED_STAGE_SETS:
                 self._stages.popitem(last=False)
-            return bind(self._stages[key])
+            return chain_on(self._device, self._stages[key])
 
-    def exact_stage(self) -> Stage:
+    def exact_stage(self) -> Runnable:
         """The exact model as a stage with buffers of its own, for the one thread that serves."""
-        return Stage(StageSession(self._exact, self._input, "", (output_name(self._bundle.backbone),), True, ()))
+        whole = StageSession(self._exact, self._input, "", (output_name(self._bundle.backbone),), True, ())
+        return chain_on(self._device, [whole])[0]
 
-    def warm_up(self, most: int, stages: Sequence[Stage]) -> None:
+    def warm_up(self, most: int, stages: Sequence[Runnable]) -> None:
         """Run batches of up to ``most`` rows through the stages, so that few requests pay for a first allocation."""
 
         def run(x: Array) -> None:
@@ -172,12 +177,12 @@ class Sessions:
             else:
                 own.append([head for j in group if (head := bundle.heads[j]) is not None])
                 ramps.append(group)
-        graphs = stage_graphs(bundle.backbones[precision], own, shapes=bundle.shapes)
+        graphs = stage_graphs(bundle.backbones[precision], own, shapes=bundle.shapes, optimise=self._device.is_cpu)
         file = bundle.file_of(precision)
         sessions += [(g, self._stage(graph, g, file)) for graph, g in zip(graphs[:-1], ramps, strict=True)]
         sessions.sort(key=lambda item: item[0])
         stages = (*(stage for _, stage in sessions), self._stage(graphs[-1], (), file))
-        self._check_stages(precision, bind(stages))
+        self._check_stages(precision, chain_on(self._device, stages))
         return stages
 
     def _stage(self, graph: StageGraph, ramps: tuple[int, ...], file: str) -> StageSession:
@@ -197,7 +202,7 @@ class Sessions:
     def _side_file(self, column: int) -> str:
         return side_model_file(self._bundle.columns[column].id)
 
-    def _check_stages(self, precision: Precision, stages: Sequence[Stage]) -> None:
+    def _check_stages(self, precision: Precision, stages: Sequence[Runnable]) -> None:
         bundle, tap = self._bundle, self._taps[precision]
         reference, *heads = tap.session.run(None, {self._input: bundle.probe_x})
         expected = dict(zip(tap.ramps, heads, strict=True))
@@ -213,16 +218,8 @@ class Sessions:
             raise PlanRefusedError("Unsupported", "the plan's stages do not reproduce the probe at the output")
 
     def _session(self, model: onnx.ModelProto, file: str, *, optimised: bool = False) -> Any:
-        options = ort.SessionOptions()
-        if optimised:
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.intra_op_num_threads = self.threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        # Spinning pools of several sessions would fight for the cores that HTTP needs.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            return open_session(model, threads=self.threads, optimised=optimised, device=self._device)
         except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
             raise InvalidBundleError(f"{file}: ONNX Runtime refuses it: {str(error).partition(chr(10))[0]}") from error
 

@@ -7,7 +7,6 @@ batch that comes in, and the rows that stay when a batch is regrouped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +40,13 @@ class StageSession:
 
 
 class Stage:
-    """A stage of one arm, with buffers of its own: one batch at a time, and results last until the next one."""
+    """A stage of one arm, with buffers of its own: one batch at a time, and results last until the next one.
 
-    def __init__(self, session: StageSession, *, before: Stage | None = None) -> None:
-        self._session, self._before = session, before
+    One that ``follows`` another reads what that one wrote where it lies.
+    """
+
+    def __init__(self, session: StageSession, *, follows: bool = False) -> None:
+        self._session, self._follows = session, follows
         self._bindings: dict[tuple[int, ...], _Binding] = {}
         self._source, self._features = _Buffer(), _Buffer()
 
@@ -79,7 +81,7 @@ class Stage:
         n = len(features) if rows is None else len(rows)
         key = (n, *features.shape[1:], *(x.shape[1:] if self.reads_input else ()))
         binding = self._bindings.get(key)
-        reads_in_place = rows is None and self._before is not None
+        reads_in_place = rows is None and self._follows
         if binding is None:
             binding = self._bind(key, features if rows is None else features[rows], x)
         else:
@@ -109,14 +111,6 @@ class Stage:
         entry = np.empty_like(x) if names.entry else None
         binding = self._bindings[key] = _Binding(names, source, entry, outputs)
         return binding
-
-
-def bind(sessions: Sequence[StageSession]) -> tuple[Stage, ...]:
-    """A chain of stages for one arm."""
-    stages: list[Stage] = []
-    for session in sessions:
-        stages.append(Stage(session, before=stages[-1] if stages else None))
-    return tuple(stages)
 
 
 class _Binding:

@@ -28,8 +28,8 @@ from offramp_core.uncertainty import exit_test
 from offramp_worker.engine.arms import Active, Runtime
 from offramp_worker.engine.breaker import Breaker
 from offramp_worker.engine.engine import Engine
+from offramp_worker.engine.execute import Runnable
 from offramp_worker.engine.ramp_sets import HeldSet, PlanPostponedError
-from offramp_worker.engine.stages import Stage
 from offramp_worker.logs import log_event
 
 MAX_SLICES = 64  # a document may name; memory must stay bounded
@@ -231,7 +231,7 @@ class PlanDesk:
         columns = self._engine.bundle.columns
         return {columns[j].id: j for j in chain([c.precision for c in columns], plan.precision)}
 
-    def _stages(self, plan: Plan, sets: Mapping[str, HeldSet]) -> tuple[Stage, ...]:
+    def _stages(self, plan: Plan, sets: Mapping[str, HeldSet]) -> tuple[Runnable, ...]:
         """Stages for the ramps that some row can leave at.
 
         A threshold of 0 lets no row leave, so that ramp's head need not run.

@@ -18,7 +18,7 @@ import onnx
 from offramp_core.bundle import TensorSpec
 from offramp_worker.bundle.graph import tensor_values, with_outputs
 from offramp_worker.bundle.lengths import by_length, pad_rows
-from offramp_worker.prepare.sources import open_session
+from offramp_worker.devices import open_session
 
 RangeMethod = Literal["minmax", "percentile", "entropy"]
 RANGE_METHODS: tuple[RangeMethod, ...] = get_args(RangeMethod)

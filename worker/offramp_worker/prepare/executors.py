@@ -22,8 +22,8 @@ import onnx
 
 from offramp_core.bundle import TensorSpec
 from offramp_worker.bundle.lengths import typical_batch
+from offramp_worker.devices import CPU, Device, open_session
 from offramp_worker.prepare.profiling import Job, time_jobs
-from offramp_worker.prepare.sources import open_session
 
 BATCH_SIZES = (1, 4, 16, 32)
 COMPILE_LIMIT = 60.0
@@ -66,6 +66,7 @@ def compare_executors(
     threads: int,
     seconds: float,
     compile_limit: float,
+    device: Device = CPU,
 ) -> Executors:
     """Time the backbone in one piece at batch sizes 1, 4, 16 and 32.
 
@@ -83,18 +84,21 @@ def compare_executors(
         Time spent on those that run in this process, about.
     compile_limit : float
         Seconds for compiling and timing torch.compile; 0 leaves it out.
+    device : Device
+        Where ``models`` run. torch is timed on the CPU, and on a GPU left out.
     """
     batches = {size: typical_batch(x, spec, size=size) for size in BATCH_SIZES}
-    runs = {name: _ort(model, threads=threads) for name, model in models.items()}
-    if reason := _not_in_torch(program):
-        timed = _timed(runs, batches, threads=threads, seconds=seconds)
+    runs = {name: _ort(model, threads=threads, device=device) for name, model in models.items()}
+    if reason := _not_in_torch(program) if device.is_cpu else f"torch is timed on CPUs, and this is {device.name}":
+        timed = _timed(runs, batches, threads=threads, seconds=seconds, device=device)
         return Executors(timed, dict.fromkeys((EAGER, COMPILED), reason))
     import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        timed = _timed({**runs, EAGER: _torch(program.module())}, batches, threads=threads, seconds=seconds)
+        runs[EAGER] = _torch(program.module())
+        timed = _timed(runs, batches, threads=threads, seconds=seconds, device=device)
     finally:
         torch.set_num_threads(before)
     if compile_limit <= 0:
@@ -114,18 +118,24 @@ def _not_in_torch(program: Any) -> str:
 
 
 def _timed(
-    runs: Mapping[str, Callable[[Array], object]], batches: Mapping[int, Array], *, threads: int, seconds: float
+    runs: Mapping[str, Callable[[Array], object]],
+    batches: Mapping[int, Array],
+    *,
+    threads: int,
+    seconds: float,
+    device: Device,
 ) -> Seconds:
     found: Seconds = {name: {} for name in runs}
     for size, rows in batches.items():
         jobs = {name: Job(partial(run, rows)) for name, run in runs.items()}
-        for name, median in time_jobs(jobs, threads=threads, seconds=seconds / len(batches)).items():
+        medians = time_jobs(jobs, threads=threads, seconds=seconds / len(batches), device=device)
+        for name, median in medians.items():
             found[name][str(size)] = median
     return found
 
 
-def _ort(model: onnx.ModelProto, *, threads: int) -> Callable[[Array], object]:
-    session = open_session(model, threads=threads)
+def _ort(model: onnx.ModelProto, *, threads: int, device: Device) -> Callable[[Array], object]:
+    session = open_session(model, threads=threads, device=device)
     entry = session.get_inputs()[0].name
     return lambda rows: session.run(None, {entry: rows})
 

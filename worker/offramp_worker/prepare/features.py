@@ -18,9 +18,10 @@ from offramp_core.bundle import HeadKind, RampSpec, TensorSpec
 from offramp_worker.bundle.graph import stage_model, tapped_model
 from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_shapes
 from offramp_worker.bundle.lengths import by_length, pad_rows
+from offramp_worker.devices import open_session
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import FloatArray, InputArray
-from offramp_worker.prepare.sources import Backbone, open_session
+from offramp_worker.prepare.sources import Backbone
 
 CHUNK_ROWS = 64
 # Hidden units of a grid-mlp. Its first layer is read cold from memory by nearly every batch, so bytes cost more than

@@ -17,6 +17,7 @@ from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_core.uncertainty import quantile_table, raw_score, uncertainty
 from offramp_worker.bundle.graph import feature_shapes
 from offramp_worker.bundle.lengths import pad_rows
+from offramp_worker.devices import CPU, DEVICES, missing
 from offramp_worker.prepare.cuts import (
     INPUT_POSITION,
     Place,
@@ -102,6 +103,8 @@ class PrepareRequest:
         URIs of small models to put in front of this one.
     precision : {"auto", "exact"}
         auto: int8 forms of the model and of the side models where they are faster; exact: fp32 alone.
+    device : str
+        Where the bundle will be served, a name of :data:`offramp_worker.devices.DEVICES`; it is measured there. On GPUs there is no int8.
     compile_limit : float
         Seconds that torch.compile may take while executors are compared; 0 leaves it out.
     tokenizer : str
@@ -127,6 +130,7 @@ class PrepareRequest:
     profile_seconds: float = PROFILE_SECONDS
     sides: tuple[str, ...] = ()
     precision: Allowed = "auto"
+    device: str = CPU.name
     compile_limit: float = COMPILE_LIMIT
     tokenizer: str = ""
     max_tokens: int = 512
@@ -249,6 +253,10 @@ def check_request(request: PrepareRequest) -> None:
         raise InvalidArgumentError(
             f"precision {request.precision!r} is unknown; use auto (int8 too) or exact (fp32 alone)"
         )
+    if request.device not in DEVICES:
+        raise InvalidArgumentError(f"device {request.device!r} is unknown; use {', '.join(DEVICES)}")
+    if reason := missing(DEVICES[request.device]):
+        raise InvalidArgumentError(f"device {request.device}: {reason}")
     if not 0 <= request.seed < 2**31:
         raise InvalidArgumentError(f"seed is {request.seed}; it must lie in [0, 2**31)")
 
@@ -296,6 +304,7 @@ def _worthwhile(
         threads=request.threads,
         seconds=min(PLACING_SECONDS, request.profile_seconds),
         batch_sizes=(1,),
+        device=DEVICES[request.device],
         advance=lambda _: None,
     )
     depth = {place.position: quick.depth(place.position) for place in places}
@@ -337,6 +346,7 @@ def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Sear
             inputs.x,
             threads=request.threads,
             seconds=request.profile_seconds,
+            device=DEVICES[request.device],
             advance=advance,
         )
     return _Search(request, reporter, inputs, backbone, n_cuts, places, rungs, measured)
@@ -372,6 +382,7 @@ def _kept(verdicts: Sequence[Verdict]) -> tuple[RampSpec, ...]:
 def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, start: float) -> PrepareReport:
     """Score the rows no head has seen with the graph a worker's audits run, and write the bundle."""
     request, backbone, split = search.request, search.backbone, heads.split
+    device = DEVICES[request.device]
     ramps = _kept(verdicts)
     x, parameters = search.inputs.x, heads.fitted.parameters
     found = approximate(
@@ -380,9 +391,10 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         Work(
             rows=x[: split.head],
             validation=x[split.train : split.head],
-            allowed=request.precision,
+            allowed=request.precision if device.is_cpu else "exact",
             seed=request.seed,
             threads=request.threads,
+            device=device,
             pass_threads=training_threads(),
             seconds=request.profile_seconds,
             reporter=search.reporter,
@@ -456,6 +468,7 @@ def _executors(search: _Search, found: Approximations) -> Executors:
             threads=request.threads,
             seconds=request.profile_seconds / 2,
             compile_limit=request.compile_limit,
+            device=DEVICES[request.device],
         )
         advance(1)
     return compared

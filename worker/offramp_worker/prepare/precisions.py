@@ -15,6 +15,7 @@ import onnx
 from offramp_core.bundle import PrecisionSpec, Profile, RampSpec, side_model_file
 from offramp_core.columns import EXACT, final_id
 from offramp_core.plan import Precision
+from offramp_worker.devices import Device
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import FloatArray, InputArray
 from offramp_worker.prepare.features import Advance, blank_heads, heads_of, tapped_logits
@@ -55,7 +56,7 @@ class Work:
     """How approximations are made: rows that are no records, and the means.
 
     ``rows`` (n, ...) calibrate and judge int8 graphs; ``validation`` (m, ...), which no head has learned from, judges ramps and makes
-    quantile tables. ``threads`` are those of one worker, ``pass_threads`` those of a pass over data.
+    quantile tables. ``threads`` are those of one worker on the ``device``, ``pass_threads`` those of a pass over data.
     """
 
     rows: InputArray
@@ -63,6 +64,7 @@ class Work:
     allowed: Allowed
     seed: int
     threads: int
+    device: Device
     pass_threads: int
     seconds: float
     reporter: Reporter
@@ -190,6 +192,7 @@ def _sides(exact: Chain, uris: Sequence[str], reference: FloatArray, work: Work)
             quantize=work.allowed == "auto",
             seed=work.seed,
             threads=work.threads,
+            device=work.device,
             seconds=work.seconds / 4,
             reporter=work.reporter,
         )

@@ -25,7 +25,7 @@ from offramp_core.bundle import TensorSpec
 from offramp_worker.bundle.dataflow import graph_steps
 from offramp_worker.bundle.graph import tensor_values, with_outputs
 from offramp_worker.bundle.lengths import pad_rows
-from offramp_worker.prepare.sources import open_session
+from offramp_worker.devices import open_session
 
 WEIGHT_LEVELS = 63  # seven bits
 ROW_LEVELS, MIDDLE_LEVEL = 127, 128  # of an activation with two sides: 1 to 255, symmetric around 128

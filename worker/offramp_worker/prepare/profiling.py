@@ -4,7 +4,7 @@ Everything is timed with the serving executor (ONNX Runtime sessions cut exactly
 :mod:`.pricing`), in interleaved rounds so that a busy moment hits all parts alike, and reported as medians. A head is priced as a worker runs
 it, fused into the segment before it: the median of (segment with head and decision) minus (segment) within a round, which includes what the extra
 output costs. With one thread the clock
-is that thread's processor time, which neighbours on a shared machine do not inflate; with more it is wall time. Segments are then scaled so
+is that thread's processor time, which neighbours on a shared machine do not inflate; with more, and on a GPU, it is wall time. Segments are then scaled so
 that their sum is the time of the whole backbone. What the split itself costs (calls, copies, fusions that the cut
 prevents) is shared out over the cuts and charged to their heads: only a plan that uses a ramp cuts there, and
 without it the promised worst case would be too good.
@@ -25,15 +25,15 @@ from offramp_core.bundle import BatchProfile, ChainProfile, Profile, RampSpec
 from offramp_core.plan import Precision
 from offramp_worker.bundle.heads import HeadNodes
 from offramp_worker.bundle.lengths import typical_batch
+from offramp_worker.devices import CPU, Device
 from offramp_worker.prepare.cuts import INPUT_POSITION, Place
 from offramp_worker.prepare.data import InputArray
-from offramp_worker.prepare.pricing import Priced
-from offramp_worker.prepare.sources import Backbone, open_session
+from offramp_worker.prepare.pricing import Priced, Runs, opener
+from offramp_worker.prepare.sources import Backbone
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 MIN_ROUNDS, MAX_ROUNDS = 5, 60
 SMALLEST_HEAD_SECONDS = 20e-6  # a decision takes about as long; a difference below it is noise
-EXECUTOR = "onnxruntime-cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,12 @@ class BatchMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Measurements by rising batch size; segments lie between ``places``."""
+    """Measurements by rising batch size, on a ``device``; segments lie between ``places``."""
 
     places: tuple[Place, ...]
     threads: int
     batches: tuple[BatchMeasurement, ...]
+    device: Device = CPU
 
     def depth(self, position: int) -> float:
         """Share of the backbone's time up to a place, averaged over batch sizes."""
@@ -78,6 +79,7 @@ def measure(
     threads: int,
     seconds: float,
     batch_sizes: Sequence[int] = BATCH_SIZES,
+    device: Device = CPU,
     advance: Callable[[int], None],
 ) -> Measurements:
     """Time the backbone in one piece, its segments between places, the heads and regrouping.
@@ -92,6 +94,8 @@ def measure(
         Inputs to run on; repeated when there are fewer than the largest batch.
     seconds : float
         Time to spend in all, about; each batch size gets an equal part and at least 5 rounds.
+    device : Device
+        Where the sessions run. On a GPU each run ends when its results are there.
     advance : callable
         Told 1 after each batch size.
     """
@@ -101,20 +105,16 @@ def measure(
         heads,
         [place.tensor for place in inside],
         shapes={place.tensor: place.shape for place in inside},
-        open_session=lambda model, optimised: open_session(model, threads=threads, optimised=optimised),
+        open_session=opener(threads=threads, device=device),
+        device=device,
     )
     batches = []
     for size in batch_sizes:
         runs = priced.at(typical_batch(x, backbone.input, size=size))
-        jobs = {"exact": Job(runs.exact)}
-        jobs |= {f"segment {index}": Job(run) for index, run in enumerate(runs.segments)}
-        for ramp, (run, index) in runs.heads.items():
-            jobs[f"head {ramp}"] = Job(run, beyond="" if index is None else f"segment {index}")
-        jobs |= {f"regroup {place.position}": Job(run) for place, run in zip(inside, runs.regroups, strict=True)}
-        medians = time_jobs(jobs, threads=threads, seconds=seconds / len(batch_sizes))
+        medians = time_jobs(jobs_of(runs), threads=threads, seconds=seconds / len(batch_sizes), device=device)
         batches.append(_measurement(size, inside, heads, medians))
         advance(1)
-    return Measurements(tuple(places), threads, tuple(batches))
+    return Measurements(tuple(places), threads, tuple(batches), device)
 
 
 def profile_of(ramps: Sequence[RampSpec], measured: Measurements) -> Profile:
@@ -132,7 +132,7 @@ def profile_of(ramps: Sequence[RampSpec], measured: Measurements) -> Profile:
                 regroup_seconds=batch.regroup_seconds,
             )
         )
-    return Profile(executor=EXECUTOR, threads=measured.threads, batches=tuple(batches))
+    return Profile(executor=measured.device.executor, threads=measured.threads, batches=tuple(batches))
 
 
 def with_heads(measured: Measurements, seconds: Mapping[str, Mapping[int, float]]) -> Measurements:
@@ -160,7 +160,13 @@ def with_chain(profile: Profile, precision: Precision, ramps: Sequence[RampSpec]
 
 
 def side_seconds(
-    sides: Mapping[str, onnx.ModelProto], backbone: Backbone, x: InputArray, *, threads: int, seconds: float
+    sides: Mapping[str, onnx.ModelProto],
+    backbone: Backbone,
+    x: InputArray,
+    *,
+    threads: int,
+    seconds: float,
+    device: Device = CPU,
 ) -> dict[str, dict[int, float]]:
     """Seconds of whole models at the input, with the decision who leaves, by ramp id and batch size. ``seconds`` are spent, about."""
     priced = Priced(
@@ -168,14 +174,16 @@ def side_seconds(
         (),
         (),
         shapes={},
-        open_session=lambda model, optimised: open_session(model, threads=threads, optimised=optimised),
+        open_session=opener(threads=threads, device=device),
         sides=sides,
+        device=device,
     )
     found: dict[str, dict[int, float]] = {name: {} for name in sides}
     for size in BATCH_SIZES:
         runs = priced.at(typical_batch(x, backbone.input, size=size))
         jobs = {name: Job(runs.heads[name][0]) for name in sides}
-        for name, median in time_jobs(jobs, threads=threads, seconds=seconds / len(BATCH_SIZES)).items():
+        medians = time_jobs(jobs, threads=threads, seconds=seconds / len(BATCH_SIZES), device=device)
+        for name, median in medians.items():
             found[name][size] = median
     return found
 
@@ -188,7 +196,7 @@ def _measurement(
     reached = np.cumsum(scaled) / medians["exact"]
     cut = max(0.0, float(raw.sum()) - medians["exact"]) / max(1, len(places))
     tensors = {place.tensor for place in places}
-    regroups = [medians[f"regroup {place.position}"] for place in places]
+    regroups = [medians[f"regroup {index}"] for index in range(len(places))]
     return BatchMeasurement(
         batch_size=size,
         exact_seconds=medians["exact"],
@@ -205,21 +213,46 @@ def _measurement(
 class Job:
     """Something to time. ``after`` runs untimed right before it, so that caches are as a worker finds them there.
 
-    With ``beyond`` the result is what it takes more than the job of that name, in the same round.
+    With ``beyond`` the result is what it takes more than the job of that name, in the same round; with ``but`` more than that job without
+    this other one, which is part of it.
     """
 
     run: Callable[[], object]
     after: Callable[[], object] | None = None
     beyond: str = ""
+    but: str = ""
 
 
-def time_jobs(jobs: Mapping[str, Job], *, threads: int, seconds: float) -> dict[str, float]:
+def jobs_of(runs: Runs) -> dict[str, Job]:
+    """Everything of a priced backbone, to be timed: exact, segment K, head ID, and regroup K behind segment K.
+
+    Waiting for a GPU is no part of a segment, since the next one is launched without; it is part of a head, whose decision is waited for.
+    """
+    jobs, wait = {"exact": Job(runs.exact)}, ""
+    if runs.wait is not None:
+        wait = "wait"
+        jobs[wait] = Job(runs.wait)
+    last = len(runs.segments) - 1
+    jobs |= {f"segment {k}": Job(run, beyond=wait if k < last else "") for k, run in enumerate(runs.segments)}
+    jobs |= {f"regroup {k}": Job(run, beyond=wait) for k, run in enumerate(runs.regroups)}
+    for ramp, (run, segment) in runs.heads.items():
+        waited = wait if segment is not None and segment < last else ""
+        jobs[f"head {ramp}"] = Job(run, beyond="" if segment is None else f"segment {segment}", but=waited)
+    return jobs
+
+
+def clock_of(device: Device, *, threads: int) -> Callable[[], float]:
+    """The clock that neighbours on a shared machine disturb least."""
+    return time.thread_time if threads == 1 and device.is_cpu else time.perf_counter
+
+
+def time_jobs(jobs: Mapping[str, Job], *, threads: int, seconds: float, device: Device = CPU) -> dict[str, float]:
     """Median seconds of each job over interleaved rounds, after one round of warm-up.
 
     Every round has an order of its own: a job right behind one that does nearly the same would find its weights in the caches, which
     makes a head timed behind its own segment look a third as dear as it is in a worker.
     """
-    clock = time.thread_time if threads == 1 else time.perf_counter
+    clock = clock_of(device, threads=threads)
     for job in jobs.values():
         job.run()
     taken: dict[str, list[float]] = {name: [] for name in jobs}
@@ -237,6 +270,6 @@ def time_jobs(jobs: Mapping[str, Job], *, threads: int, seconds: float) -> dict[
     medians = {name: float(np.median(values)) for name, values in taken.items()}
     for name, job in jobs.items():
         if job.beyond:
-            more = np.subtract(taken[name], taken[job.beyond])
+            more = np.subtract(taken[name], taken[job.beyond]) + (taken[job.but] if job.but else 0.0)
             medians[name] = max(SMALLEST_HEAD_SECONDS, float(np.median(more)))
     return medians

@@ -28,12 +28,13 @@ from offramp_core.bundle import TensorSpec
 from offramp_worker.bundle.dataflow import dependent_tensors, graph_steps
 from offramp_worker.bundle.graph import input_name, output_name, with_outputs
 from offramp_worker.bundle.lengths import typical_batch
+from offramp_worker.devices import open_session
 from offramp_worker.prepare.calibration import RANGE_METHODS, Histogram, RangeMethod, collect_histograms, value_range
 from offramp_worker.prepare.cuts import WEIGHTED_OPERATORS, float_tensors
 from offramp_worker.prepare.features import model_logits
 from offramp_worker.prepare.products import integer_products
 from offramp_worker.prepare.profiling import Job, time_jobs
-from offramp_worker.prepare.sources import Backbone, open_session
+from offramp_worker.prepare.sources import Backbone
 
 CALIBRATION_ROWS = 128
 JUDGED_ROWS = 1_000

@@ -26,6 +26,7 @@ from offramp_core.uncertainty import uncertainty
 from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.bundle.heads import KINDS, parameter_shapes
 from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.devices import open_session
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import FloatArray, HeadSplit, InputArray
 from offramp_worker.prepare.features import heads_of, tapped_logits
@@ -42,7 +43,7 @@ from offramp_worker.prepare.pipeline import (
 from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, write_report
 from offramp_worker.prepare.selection import RampCost, RampMerit, Verdict, merit
-from offramp_worker.prepare.sources import Backbone, open_session
+from offramp_worker.prepare.sources import Backbone
 from offramp_worker.prepare.trainer import HAS_TORCH, Parameters, probabilities
 from offramp_worker.prepare.writing import write_refreshed
 

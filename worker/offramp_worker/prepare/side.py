@@ -18,6 +18,7 @@ from onnx import compose, helper
 from offramp_core.bundle import RampSpec, TensorSpec
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.bundle.graph import input_name, output_name
+from offramp_worker.devices import CPU, Device, open_session
 from offramp_worker.prepare.cuts import INPUT_POSITION
 from offramp_worker.prepare.data import FloatArray, InputArray
 from offramp_worker.prepare.features import model_logits
@@ -25,7 +26,7 @@ from offramp_worker.prepare.profiling import side_seconds
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.quantizing import Quantized, choose_quantized
 from offramp_worker.prepare.selection import LOOSEST, RampCost, RampMerit, merit
-from offramp_worker.prepare.sources import Backbone, load_backbone, open_session
+from offramp_worker.prepare.sources import Backbone, load_backbone
 
 COMPARE_SECONDS = 1.5
 MAX_ID = 56  # the CRDs take 63 characters; a number may follow
@@ -58,6 +59,7 @@ def load_side(
     seed: int,
     threads: int,
     seconds: float,
+    device: Device = CPU,
     reporter: Reporter,
 ) -> Side:
     """Load a side model, quantise it where that is faster, and time it.
@@ -72,6 +74,8 @@ def load_side(
         Ramp ids in use.
     quantize : bool
         False keeps fp32.
+    device : Device
+        Where it is timed.
 
     Raises
     ------
@@ -101,7 +105,7 @@ def load_side(
         head="model",
         channels=max(1, backbone.input.shape[0]),
     )
-    taken_seconds = side_seconds({spec.id: model}, backbone, x, threads=threads, seconds=seconds)
+    taken_seconds = side_seconds({spec.id: model}, backbone, x, threads=threads, seconds=seconds, device=device)
     return Side(spec, uri, model, quantized, taken_seconds[spec.id])
 
 

@@ -20,13 +20,13 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
 from offramp_core.bundle import TensorSpec
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.bundle.lengths import bucket_length, used_length
 from offramp_worker.bundle.load import NUMPY_TYPES
+from offramp_worker.devices import open_session
 from offramp_worker.prepare.data import FloatArray, InputArray
 from offramp_worker.prepare.packing import pack_exits
 from offramp_worker.prepare.tokens import (
@@ -114,18 +114,6 @@ def fitted_rows(x: InputArray, spec: TensorSpec) -> InputArray:
         return x
     x = x.astype(NUMPY_TYPES[spec.datatype], copy=False)
     return x if spec.varies else _with_length(x, spec.shape[0], pad=spec.pad)
-
-
-def open_session(model: onnx.ModelProto, *, threads: int, optimised: bool = False) -> ort.InferenceSession:
-    """An ONNX Runtime session on the CPU that spins on no core while it waits. An ``optimised`` graph is left as it is."""
-    options = ort.SessionOptions()
-    if optimised:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # what fails is raised
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def _existing(path: str) -> Path:

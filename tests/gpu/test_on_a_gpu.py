@@ -1,0 +1,111 @@
+"""Bundles on a GPU: stages in its memory, a worker that serves from it, and a profile that is measured there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import bundles  # type: ignore[import-not-found]
+import numpy as np
+import onnx
+import pytest
+from processes import WorkerProcess, document, eventually, plan_for  # type: ignore[import-not-found]
+
+from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.devices import Device
+from offramp_worker.engine.execute import Runnable
+from offramp_worker.engine.sessions import Sessions
+from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
+from offramp_worker.prepare.progress import Reporter
+
+CLOSE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-3}
+THRESHOLD, NARROW = 0.5, 0.01  # rows whose uncertainty lies closer to the threshold may go either way by rounding
+
+
+def test_whole_models_say_on_a_gpu_what_they_say_on_a_cpu(cpu: Sessions, gpu: Sessions) -> None:
+    x = bundles.inputs(11, seed=3)
+    np.testing.assert_allclose(gpu.exact(x), cpu.exact(x), **CLOSE)
+    one, other = gpu.tapped(x), cpu.tapped(x)
+    np.testing.assert_allclose(one.logits, other.logits, **CLOSE)
+    np.testing.assert_allclose(one.uncertainty, other.uncertainty, atol=NARROW)
+
+
+@pytest.mark.parametrize("kept", [(None, None), ((0, 2, 5), None), ((1, 2, 3, 6), (0, 3)), (None, (4,))])
+def test_every_stage_says_on_a_gpu_what_it_says_on_a_cpu_whichever_rows_go_on(
+    cpu: Sessions, gpu: Sessions, kept: Sequence[Sequence[int] | None]
+) -> None:
+    x = bundles.inputs(7, seed=5)
+    active = (0, 2, 3)
+    for one, other in zip(_through(gpu.stages(active), x, kept), _through(cpu.stages(active), x, kept), strict=True):
+        np.testing.assert_allclose(one, other, **CLOSE)
+
+
+def test_features_stay_in_the_gpus_memory_from_stage_to_stage(gpu: Sessions) -> None:
+    x = bundles.inputs(4, seed=5)
+    first, second, last = gpu.stages((2, 3))
+    features, _ = first.run(x, x)
+    dropped, _ = second.run(features, x, np.array([1, 3]))
+    logits, _ = last.run(dropped, x)
+    assert [type(value).__name__ for value in (features, dropped, logits)] == ["OrtValue", "OrtValue", "ndarray"]
+    assert {value.device_name().lower() for value in (features, dropped)}.isdisjoint({"cpu"})
+
+
+@pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
+def test_a_worker_on_a_gpu_lets_the_same_rows_leave_with_the_same_answers(
+    gpu_dir: Path, cpu: Sessions, cpu_bundle: Bundle, execution: str
+) -> None:
+    x = bundles.inputs(96, seed=7)
+    ramp = next(j for j, column in enumerate(cpu_bundle.columns) if column.id == "r00-grid")
+    said = cpu.tapped(x)
+    leaves = said.uncertainty[:, ramp] < THRESHOLD
+    clear = np.abs(said.uncertainty[:, ramp] - THRESHOLD) > NARROW
+    answers = np.where(leaves, said.prediction[:, ramp], said.finals["fp32"])
+    assert 10 < leaves.sum() < 86 and clear.sum() > 80
+
+    with WorkerProcess(gpu_dir) as worker:
+        plan = plan_for(gpu_dir, {"r00-grid": str(THRESHOLD)}, execution=execution)
+        assert worker.deliver(document(plan, audit_rate=1.0, accuracy_budget=0.99)).status_code == 200
+        with ThreadPoolExecutor(8) as pool:  # so that batches of many sizes form
+            replies = list(pool.map(lambda row: worker.infer(x[row : row + 1]), range(len(x))))
+        counts = eventually(
+            lambda: next((c for c in worker.observations().counts if c.epoch == 1 and c.audited == len(x)), None),
+            what="audits of all rows",
+        )
+    served = np.array([int(reply["label"][0]) for reply in replies])
+    np.testing.assert_array_equal(served[clear], answers[clear])
+    assert counts.failed_batches == 0
+    assert abs(counts.exits["r00-grid"] - leaves.sum()) <= (~clear).sum()
+
+
+def test_prepare_measures_where_the_bundle_will_be_served(cpu_dir: Path, device: Device, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=bundles.inputs(700, seed=9))
+    onnx.save(onnx.load(str(cpu_dir / "backbone.onnx")), str(tmp_path / "model.onnx"))
+    request = PrepareRequest(
+        model=str(tmp_path / "model.onnx"), data=str(tmp_path / "data.npz"), out=tmp_path / "bundle", device=device.name,
+        head_share=0.5, profile_seconds=0.1, compile_limit=0,
+    )  # fmt: skip
+    report = prepare_bundle(request, Reporter())
+    bundle = load_bundle(tmp_path / "bundle")
+    assert bundle.profile.executor == device.executor and bundle.device == device
+    assert not bundle.manifest.precisions  # int8 is for CPUs
+    assert all(batch.exact_seconds > 0 and min(batch.ramp_seconds) > 0 for batch in bundle.profile.batches)
+    assert device.name in report.executors.missing["torch-eager"]
+    x = bundles.inputs(5, seed=11)
+    sessions = Sessions(bundle, threads=1)
+    stages = sessions.stages(range(len(bundle.columns)))
+    np.testing.assert_allclose(_through(stages, x, [None] * len(stages))[-1], sessions.exact(x), **CLOSE)
+
+
+def _through(stages: Sequence[Runnable], x: Any, kept: Sequence[Sequence[int] | None]) -> list[Any]:
+    """Everything that is said on the way; ``kept`` are the rows that go on behind each stage but the last one, None for all."""
+    said: list[Any] = []
+    features, rows = x, None
+    for number, stage in enumerate(stages):
+        features, heads = stage.run(features, x, rows)
+        said += [part.copy() for head in heads for part in head]
+        wanted = kept[number] if number < len(kept) and number < len(stages) - 1 else None
+        rows = None if wanted is None else np.array(wanted)
+        x = x if rows is None else x[rows]
+    return [*said, features.copy()]

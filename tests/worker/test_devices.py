@@ -1,0 +1,114 @@
+"""Bundles are served on the device that they were measured on: what happens where it is not here, and how its stages run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import bundles
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import WorkerProcess, eventually
+
+from offramp_core.errors import InvalidArgumentError, InvalidBundleError
+from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.devices import CPU, CUDA, DEVICES, missing
+from offramp_worker.engine.device_stages import DeviceStage
+from offramp_worker.engine.execute import Runnable
+from offramp_worker.engine.sessions import Sessions
+from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
+from offramp_worker.prepare.pricing import Runs
+from offramp_worker.prepare.profiling import jobs_of
+from offramp_worker.prepare.progress import Reporter
+
+WORLD = [name for name in DEVICES if missing(DEVICES[name])]
+
+
+def test_the_cpu_is_always_there() -> None:
+    assert not missing(CPU)
+
+
+@pytest.mark.parametrize("name", WORLD)
+def test_a_device_that_is_not_here_is_refused_with_what_would_help(bundle: Bundle, name: str) -> None:
+    elsewhere = replace(bundle, profile=replace(bundle.profile, executor=DEVICES[name].executor))
+    with pytest.raises(
+        InvalidBundleError, match=rf"profile\.json: .*{re.escape(DEVICES[name].package)} in place of"
+    ) as caught:
+        Sessions(elsewhere, threads=1)
+    assert "spec.model.uri" in caught.value.remedy
+
+
+def test_a_worker_without_the_bundles_gpu_stays_up_unready_and_tells_why(tmp_path: Path) -> None:
+    folder = bundles.write_bundle(tmp_path / "bundle", executor=CUDA.executor)
+    with WorkerProcess(folder, wait_ready=False) as worker:
+        state = eventually(lambda: s if (s := worker.state()).message else None, what="the reason")
+        assert not state.ready and "onnxruntime-gpu" in state.message
+        assert worker.public.get("/v2/health/live").status_code == 200
+        assert worker.public.get("/v2/health/ready").status_code == 503
+
+
+def test_an_executor_that_nobody_knows_is_refused_by_the_files_name(tmp_path: Path) -> None:
+    folder = bundles.write_bundle(tmp_path / "bundle", executor="tensorrt")
+    with pytest.raises(
+        InvalidBundleError, match=r"profile\.json: executor is 'tensorrt'; it must be one of onnxruntime-cpu"
+    ):
+        load_bundle(folder)
+
+
+@pytest.mark.parametrize(("device", "said"), [("cuda", "onnxruntime-gpu"), ("tpu", "use cpu, cuda, webgpu")])
+def test_prepare_refuses_a_device_before_it_reads_anything(tmp_path: Path, device: str, said: str) -> None:
+    request = PrepareRequest(model="no.onnx", data="no.npz", out=tmp_path / "bundle", device=device)
+    with pytest.raises(InvalidArgumentError, match=rf"device .*{said}"):
+        prepare_bundle(request, Reporter())
+
+
+@given(
+    st.integers(1, 9),
+    st.sets(st.sampled_from((0, 1, 2, 3)), min_size=1),
+    st.lists(st.none() | st.integers(0, 2**16 - 1), min_size=4, max_size=4),
+)
+def test_stages_that_hand_on_in_a_devices_memory_say_what_those_say_that_share_buffers(
+    sessions: Sessions, n: int, active: set[int], kept: list[int | None]
+) -> None:
+    """The CPU's memory stands in for a device's: the same calls of ONNX Runtime. tests/gpu has devices with memory of their own."""
+    x = bundles.inputs(n, seed=n)
+    shared = sessions.stages(sorted(active))
+    apart = [
+        DeviceStage(stage._session, CPU, last=k == len(shared) - 1)  # type: ignore[attr-defined]
+        for k, stage in enumerate(shared)
+    ]
+    for one, other in zip(_through(shared, x, kept), _through(apart, x, kept), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _through(stages: Any, x: Any, kept: list[int | None]) -> list[Any]:
+    """Everything that is said on the way; ``kept`` are bits of the rows that go on behind each stage, None for all."""
+    said: list[Any] = []
+    features, rows = x, None
+    stage: Runnable
+    for stage, bits in zip(stages, [*kept, None], strict=False):
+        features, heads = stage.run(features, x, rows)
+        said += [part.copy() for head in heads for part in head]
+        rows = None
+        if bits is not None and stage is not stages[-1]:
+            carried = len(heads[0][0])
+            rows = np.array([row for row in range(carried) if bits >> row & 1] or [0])
+            x = x[rows]
+    return [*said, features.copy()]
+
+
+def test_waiting_for_a_gpu_is_charged_to_heads_and_not_to_segments() -> None:
+    def run() -> None: ...
+
+    heads = {"at the input": (run, None), "inside": (run, 1)}
+    on_cpu = Runs(exact=run, segments=(run,) * 3, heads=heads, regroups=(run,) * 2, wait=None)
+    assert {(job.beyond, job.but) for name, job in jobs_of(on_cpu).items() if "segment" in name} == {("", "")}
+    jobs = jobs_of(replace(on_cpu, wait=run))
+    assert [jobs[f"segment {k}"].beyond for k in range(3)] == ["wait", "wait", ""]  # the last one's logits come back
+    assert [jobs[f"regroup {k}"].beyond for k in range(2)] == ["wait", "wait"]
+    assert (jobs["head inside"].beyond, jobs["head inside"].but) == ("segment 1", "wait")
+    assert (jobs["head at the input"].beyond, jobs["head at the input"].but) == ("", "")

@@ -1,0 +1,95 @@
+"""Where sessions run: on the CPU or, through one of ONNX Runtime's providers, on a GPU.
+
+A bundle's profile names the executor that it was measured with, and a worker runs the bundle there and nowhere else: what a ramp saves
+on one device says nothing of another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import onnx
+import onnxruntime as ort
+from onnx import helper
+
+EXECUTOR = "onnxruntime-"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A kind of device: its ``name`` for people and for ONNX Runtime's memory, and its ``provider``, which ``package`` brings."""
+
+    name: str
+    provider: str
+    package: str
+    options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def executor(self) -> str:
+        """What profiles call it."""
+        return f"{EXECUTOR}{self.name}"
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether its memory is that of this process."""
+        return self.provider == "CPUExecutionProvider"
+
+
+CPU = Device("cpu", "CPUExecutionProvider", "onnxruntime")
+# TF32 rounds products to ten bits: faster, and no longer the model as it was given. An exhaustive search for the quickest convolution would
+# begin anew with every batch size.
+CUDA = Device(
+    "cuda",
+    "CUDAExecutionProvider",
+    "onnxruntime-gpu[cuda,cudnn]",
+    (("use_tf32", "0"), ("cudnn_conv_algo_search", "HEURISTIC")),
+)
+WEBGPU = Device("webgpu", "WebGpuExecutionProvider", "onnxruntime-webgpu")
+DEVICES = {device.name: device for device in (CPU, CUDA, WEBGPU)}
+
+
+def open_session(
+    model: onnx.ModelProto, *, threads: int, optimised: bool = False, device: Device = CPU
+) -> ort.InferenceSession:
+    """A session that spins on no core while it waits. An ``optimised`` graph, one of the CPU's, is left as it is.
+
+    Operators that the device's provider does not have run on the CPU; where there is no such device, ONNX Runtime raises, or hands out a
+    session of the CPU (see :func:`missing`).
+    """
+    options = ort.SessionOptions()
+    if optimised:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # what fails is raised
+    # Spinning pools of several sessions would fight for the cores that HTTP needs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return ort.InferenceSession(
+        model.SerializeToString(),
+        options,
+        providers=[(device.provider, dict(device.options))],
+        enable_fallback=0,  # to the CPU, when a run fails on the device: every price would be wrong from then on
+    )
+
+
+@cache
+def missing(device: Device) -> str:
+    """Why nothing can run there, and what would help; empty where something can."""
+    if device.provider not in ort.get_available_providers():
+        return f"this ONNX Runtime has no {device.provider}; install {device.package} in place of onnxruntime"
+    if device is CUDA:
+        ort.preload_dlls()  # of NVIDIA's packages beside this one
+    try:
+        used = open_session(_smallest_model(), threads=1, device=device).get_providers()
+    except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
+        return f"{device.provider} does not start: {str(error).partition(chr(10))[0]}"
+    if used[0] != device.provider:
+        return f"{device.provider} finds nothing to run on; are a GPU, its driver and the libraries of {device.package} there, and handed to this container?"
+    return ""
+
+
+def _smallest_model() -> onnx.ModelProto:
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "smallest", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
