@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -475,7 +476,8 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     results = []
     for name in options.only:
-        results.append({**measured(name, options.out / name), "measured": provenance()})
+        with redirect_stdout(sys.stderr):  # torch tells there how its export goes
+            results.append({**measured(name, options.out / name), "measured": provenance()})
         print(json.dumps(results[-1]), file=sys.stderr)
     print(json.dumps(results, indent=1))
     return 0

@@ -1,4 +1,4 @@
-"""The shapes of batches that run once before requests come: the first of a shape costs a second run and an allocation at every stage."""
+"""The shapes of batches that run once before requests come: the first of a shape costs allocations at every stage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def warm_up(
     per_number = _seconds(run, usual[-1]) / usual[-1].size
     left, more = seconds, []
     for batch in _others(known, spec, most=most):
-        left -= 2 * per_number * batch.size  # a shape that is new runs twice
+        left -= 2 * per_number * batch.size  # a shape that is new takes longer
         if left < 0:
             break
         more.append(batch)
