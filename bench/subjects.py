@@ -22,7 +22,7 @@ from rich.console import Console
 from bench.demo.pools import prepare, prepare_cluster_pool
 
 BLOCK_FRAMES = 25  # one second
-VIDEO_HEAD_SHARE = 0.9  # of the 300 frames; what is left are the bundle's records
+VIDEO_HEAD_SHARE = 0.8  # of the 300 frames, and no more is allowed; what is left are the bundle's records
 Array = npt.NDArray[Any]
 
 
