@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -117,6 +118,35 @@ def test_a_released_lease_is_taken_at_once(play: Any, namespace: str) -> None:
         assert await second._try()
         await first.release()  # a second release must not take it from the other
         assert (await _lease(client, namespace))["holderIdentity"] == "second"
+
+    play(story)
+
+
+@dataclass
+class RenewedMeanwhile:
+    """A client through which the Lease is renewed once more between being read and being given away, as by a request under way."""
+
+    client: KubeClient
+    renewals: int = 1
+
+    async def get(self, *arguments: Any) -> Any:
+        lease = await self.client.get(*arguments)
+        if self.renewals and lease is not None:
+            self.renewals -= 1
+            await self.client.replace(LEASE, lease | {"spec": lease["spec"] | {"leaseDurationSeconds": 14}})
+        return lease
+
+    async def replace(self, *arguments: Any) -> Any:
+        return await self.client.replace(*arguments)
+
+
+def test_a_lease_is_released_although_a_renewal_was_under_way(play: Any, namespace: str) -> None:
+    async def story(client: KubeClient) -> None:
+        elector = _elector(client, namespace, "first", FakeTime())
+        assert await elector._try()
+        elector._client = RenewedMeanwhile(client)  # type: ignore[assignment]
+        await elector.release()
+        assert (await _lease(client, namespace))["holderIdentity"] == ""
 
     play(story)
 

@@ -23,6 +23,7 @@ from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import ConflictError
 
 WEB_ANNOTATION = "earlyexit.dev/web"
+RELEASE_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +119,27 @@ class LeaderElector:
         held, self._renewed_at, self._own = self._renewed_at is not None, None, None
         if not held:
             return
-        try:
-            lease = await self._client.get(LEASE, self._settings.namespace, self._settings.name)
-            if lease is None or lease["spec"].get("holderIdentity") != self._settings.identity:
-                return
-            lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._now()}
+        why = "others write it again and again"
+        for _ in range(RELEASE_TRIES):
+            try:
+                if await self._let_go():
+                    return
+            except OfframpError as error:
+                why = str(error)
+                break
+        log_event("leadership-not-released", f"standbys wait until it ends: {why}", level=logging.WARNING)
+
+    async def _let_go(self) -> bool:
+        """Whether the Lease is another's now, or nobody's. A renewal that was under way when it was called off may come in between."""
+        lease = await self._client.get(LEASE, self._settings.namespace, self._settings.name)
+        if lease is None or lease["spec"].get("holderIdentity") != self._settings.identity:
+            return True
+        lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._now()}
+        with contextlib.suppress(ConflictError):
             await self._client.replace(LEASE, lease)
             log_event("leadership-released", f"{self._settings.identity} released its Lease")
-        except (ConflictError, OfframpError) as error:
-            log_event("leadership-not-released", f"standbys wait until it ends: {error}", level=logging.WARNING)
+            return True
+        return False
 
     async def _try_before_deadline(self) -> bool:
         """A call that hangs must not outlast the leadership."""
