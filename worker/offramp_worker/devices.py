@@ -6,9 +6,11 @@ on one device says nothing of another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from threading import RLock
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import helper
@@ -18,12 +20,16 @@ EXECUTOR = "onnxruntime-"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A kind of device: its ``name`` for people and for ONNX Runtime's memory, and its ``provider``, which ``package`` brings."""
+    """A kind of device: its ``name`` for people and for ONNX Runtime's memory, and its ``provider``, which ``package`` brings.
+
+    Whatever opens or runs a session there does so in its ``turn``.
+    """
 
     name: str
     provider: str
     package: str
     options: tuple[tuple[str, str], ...] = ()
+    turn: AbstractContextManager[object] = field(default_factory=nullcontext, compare=False)
 
     @property
     def executor(self) -> str:
@@ -45,7 +51,8 @@ CUDA = Device(
     "onnxruntime-gpu[cuda,cudnn]",
     (("use_tf32", "0"), ("cudnn_conv_algo_search", "HEURISTIC")),
 )
-WEBGPU = Device("webgpu", "WebGpuExecutionProvider", "onnxruntime-webgpu")
+# All sessions of WebGPU share one queue of commands, and two that run at once can end the process (microsoft/onnxruntime#32561).
+WEBGPU = Device("webgpu", "WebGpuExecutionProvider", "onnxruntime-webgpu", turn=RLock())
 DEVICES = {device.name: device for device in (CPU, CUDA, WEBGPU)}
 
 
@@ -54,8 +61,12 @@ def open_session(
 ) -> ort.InferenceSession:
     """A session that spins on no core while it waits. An ``optimised`` graph, one of the CPU's, is left as it is.
 
-    Operators that the device's provider does not have run on the CPU; where there is no such device, ONNX Runtime raises, or hands out a
-    session of the CPU (see :func:`missing`).
+    Operators that the device's provider does not have run on the CPU.
+
+    Raises
+    ------
+    RuntimeError
+        ONNX Runtime did not take the device; it may raise bare exceptions of its C++ side, too.
     """
     options = ort.SessionOptions()
     if optimised:
@@ -65,31 +76,39 @@ def open_session(
     options.log_severity_level = 4  # what fails is raised
     # Spinning pools of several sessions would fight for the cores that HTTP needs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return ort.InferenceSession(
-        model.SerializeToString(),
-        options,
-        providers=[(device.provider, dict(device.options))],
-        enable_fallback=0,  # to the CPU, when a run fails on the device: every price would be wrong from then on
-    )
+    with device.turn:
+        session = ort.InferenceSession(
+            model.SerializeToString(),
+            options,
+            providers=[(device.provider, dict(device.options))],
+            enable_fallback=0,  # to the CPU, when a run fails on the device: every price would be wrong from then on
+        )
+    if session.get_providers()[0] != device.provider:
+        raise RuntimeError(f"{device.provider} finds nothing to run on")
+    return session
 
 
-@cache
 def missing(device: Device) -> str:
     """Why nothing can run there, and what would help; empty where something can."""
+    if device.is_cpu:
+        return ""
     if device.provider not in ort.get_available_providers():
         return f"this ONNX Runtime has no {device.provider}; install {device.package} in place of onnxruntime"
     if device is CUDA:
         ort.preload_dlls()  # of NVIDIA's packages beside this one
     try:
-        used = open_session(_smallest_model(), threads=1, device=device).get_providers()
+        session = open_session(_small_model(), threads=1, device=device)
+        with device.turn:
+            session.run(None, {"x": np.ones((1, 1, 3, 3), np.float32)})
     except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
-        return f"{device.provider} does not start: {str(error).partition(chr(10))[0]}"
-    if used[0] != device.provider:
-        return f"{device.provider} finds nothing to run on; are a GPU, its driver and the libraries of {device.package} there, and handed to this container?"
+        return f"{str(error).partition(chr(10))[0]}; are a GPU, its driver and the libraries of {device.package} there, and handed to this container?"
     return ""
 
 
-def _smallest_model() -> onnx.ModelProto:
-    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "smallest", [x], [y])
+def _small_model() -> onnx.ModelProto:
+    """A convolution and a product: the libraries for these are looked for when the first one comes."""
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 1, 3, 3]) for name in "xy")
+    one = helper.make_tensor("one", onnx.TensorProto.FLOAT, [1, 1, 1, 1], [1.0])
+    nodes = [helper.make_node("Conv", ["x", "one"], ["c"]), helper.make_node("MatMul", ["c", "x"], ["y"])]
+    graph = helper.make_graph(nodes, "small", [x], [y], [one])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)

@@ -27,8 +27,7 @@ class DeviceStage:
     """
 
     def __init__(self, session: StageSession, device: Device, *, last: bool) -> None:
-        self._session, self._device = session, device
-        self._hands_on_to = "cpu" if last else device.name
+        self._session, self._device, self._last = session, device, last
 
     @property
     def ramps(self) -> tuple[int, ...]:
@@ -41,9 +40,11 @@ class DeviceStage:
 
     def run(self, features: Features, x: Array, rows: IndexArray | None = None) -> tuple[Features, list[Said]]:
         """Run a batch, as :meth:`offramp_worker.engine.stages.Stage.run` does; ``features`` is what the stage before returned."""
+        with self._device.turn:
+            return self._run(features if rows is None else take_rows(features, rows, self._device), x)
+
+    def _run(self, features: Features, x: Array) -> tuple[Features, list[Said]]:
         names = self._session
-        if rows is not None:
-            features = take_rows(features, rows, self._device)
         binding = names.session.io_binding()
         if isinstance(features, np.ndarray):
             binding.bind_cpu_input(names.source, np.ascontiguousarray(features))
@@ -52,12 +53,13 @@ class DeviceStage:
         if names.entry:
             binding.bind_cpu_input(names.entry, np.ascontiguousarray(x))
         for number, name in enumerate(names.outputs):
-            binding.bind_output(name, self._hands_on_to if names.hands_on and number == 0 else "cpu")
+            stays = names.hands_on and number == 0 and not self._last
+            binding.bind_output(name, self._device.name if stays else "cpu")
         names.session.run_with_iobinding(binding)
         outputs = binding.get_outputs()
         if names.hands_on:
             features, *outputs = outputs
-            if self._hands_on_to == "cpu":
+            if self._last:
                 features = features.numpy()
         said = [value.numpy() for value in outputs]
         return features, list(zip(said[::2], said[1::2], strict=True))
@@ -78,12 +80,13 @@ def wait_for(features: Features, device: Device) -> None:
 
 def _taken(features: Features, rows: IndexArray, device: Device, *, to: str) -> Features:
     session = _taker(device, features.element_type(), len(features.shape()))
-    binding = session.io_binding()
-    binding.bind_ortvalue_input("features", features)
-    binding.bind_cpu_input("rows", rows.astype(np.int32))
-    binding.bind_output("taken", to)
-    session.run_with_iobinding(binding)
-    return binding.get_outputs()[0]
+    with device.turn:
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("features", features)
+        binding.bind_cpu_input("rows", rows.astype(np.int32))
+        binding.bind_output("taken", to)
+        session.run_with_iobinding(binding)
+        return binding.get_outputs()[0]
 
 
 def stage_on(device: Device, session: StageSession, *, follows: bool, last: bool) -> Runnable:

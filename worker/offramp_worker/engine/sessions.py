@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -19,7 +20,7 @@ import onnx
 
 from offramp_core.bundle import BACKBONE_FILE, PROFILE_FILE, RAMPS_FILE, side_model_file
 from offramp_core.columns import EXACT, FINAL_HEAD
-from offramp_core.errors import InvalidBundleError, PlanRefusedError
+from offramp_core.errors import InvalidBundleError, OfframpError, PlanRefusedError
 from offramp_core.plan import Precision
 from offramp_worker.bundle.graph import input_name, output_name, tapped_model
 from offramp_worker.bundle.load import Bundle
@@ -92,12 +93,13 @@ class Sessions:
         )
         for file, session in self._approximations():
             self._check_answers(session, file)
-        self._check_probe(self.exact(bundle.probe_x), BACKBONE_FILE)
-        self._check_probe(self.tapped(bundle.probe_x).logits, RAMPS_FILE)
+        for file, logits in ((BACKBONE_FILE, self.exact), (RAMPS_FILE, lambda x: self.tapped(x).logits)):
+            with _named(file):
+                self._check_probe(logits(bundle.probe_x), file)
 
     def exact(self, x: Array) -> FloatArray:
         """Logits (n, n_classes) of the model as the user gave it."""
-        logits: FloatArray = self._exact.run(None, {self._input: x})[0]
+        logits: FloatArray = self._run(self._exact, x)[0]
         return logits
 
     def tapped(self, x: Array) -> Scores:
@@ -105,10 +107,10 @@ class Sessions:
 
         A row that is not :class:`UsualInputs` leaves nowhere and is answered by the exact executor at every precision, and that is what is said of it.
         """
-        said: dict[int, FloatArray] = {j: session.run(None, {self._input: x})[0] for j, session in self._sides.items()}
+        said: dict[int, FloatArray] = {j: self._run(session, x)[0] for j, session in self._sides.items()}
         whole: dict[Precision, FloatArray] = {}
         for precision, tap in self._taps.items():
-            whole[precision], *heads = tap.session.run(None, {self._input: x})
+            whole[precision], *heads = self._run(tap.session, x)
             said |= dict(zip(tap.ramps, heads, strict=True))
             if tap.final is not None:
                 said[tap.final] = whole[precision]
@@ -155,14 +157,22 @@ class Sessions:
         return chain_on(self._device, [whole])[0]
 
     def warm_up(self, most: int, stages: Sequence[Runnable]) -> None:
-        """Run batches of up to ``most`` rows through the stages, so that few requests pay for a first allocation."""
+        """Run batches of up to ``most`` rows through the stages, so that few requests pay for a first allocation.
+
+        Raises
+        ------
+        PlanRefusedError
+            The stages do not run here: a GPU's memory may be too small for one more plan.
+        """
 
         def run(x: Array) -> None:
-            features = x
+            features, rows = x, None
             for stage in stages:
-                features, _ = stage.run(features, x)
+                features, _ = stage.run(features, x, rows)
+                rows = None if self._device.is_cpu else np.arange(len(x))  # taking rows has a session of its own there
 
-        warm_up(run, self._bundle.probe_x, self._bundle.manifest.inputs[0], most=most)
+        with _refused("the plan's stages"):
+            warm_up(run, self._bundle.probe_x, self._bundle.manifest.inputs[0], most=most)
 
     def _build_stages(self, precision: Precision, active: tuple[int, ...]) -> tuple[StageSession, ...]:
         bundle = self._bundle
@@ -182,7 +192,8 @@ class Sessions:
         sessions += [(g, self._stage(graph, g, file)) for graph, g in zip(graphs[:-1], ramps, strict=True)]
         sessions.sort(key=lambda item: item[0])
         stages = (*(stage for _, stage in sessions), self._stage(graphs[-1], (), file))
-        self._check_stages(precision, chain_on(self._device, stages))
+        with _refused("the plan's stages"):
+            self._check_stages(precision, chain_on(self._device, stages))
         return stages
 
     def _stage(self, graph: StageGraph, ramps: tuple[int, ...], file: str) -> StageSession:
@@ -204,7 +215,7 @@ class Sessions:
 
     def _check_stages(self, precision: Precision, stages: Sequence[Runnable]) -> None:
         bundle, tap = self._bundle, self._taps[precision]
-        reference, *heads = tap.session.run(None, {self._input: bundle.probe_x})
+        reference, *heads = self._run(tap.session, bundle.probe_x)
         expected = dict(zip(tap.ramps, heads, strict=True))
         features = x = bundle.probe_x
         for stage in stages:
@@ -223,6 +234,10 @@ class Sessions:
         except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
             raise InvalidBundleError(f"{file}: ONNX Runtime refuses it: {str(error).partition(chr(10))[0]}") from error
 
+    def _run(self, session: Any, x: Array) -> Any:
+        with self._device.turn:
+            return session.run(None, {self._input: x})
+
     def _approximations(self) -> list[tuple[str, Any]]:
         """Whole models besides the reference: file and session."""
         others = [(self._bundle.file_of(p), tap.session) for p, tap in self._taps.items() if p != EXACT]
@@ -231,10 +246,8 @@ class Sessions:
     def _check_answers(self, session: Any, file: str) -> None:
         """There is nothing to reproduce, but it must run here and answer for every class."""
         probe, wanted = self._bundle.probe_x, self._bundle.probe_logits.shape
-        try:
-            logits = session.run(None, {self._input: probe})[0]
-        except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
-            raise InvalidBundleError(f"{file}: does not run: {str(error).partition(chr(10))[0]}") from error
+        with _named(file):
+            logits = self._run(session, probe)[0]
         if logits.shape != wanted or logits.dtype != np.float32 or not np.isfinite(logits).all():
             raise InvalidBundleError(
                 f"{file}: its output on probe.npz is {logits.dtype} {logits.shape}; it must be finite float32 {wanted}"
@@ -244,6 +257,28 @@ class Sessions:
         expected = self._bundle.probe_logits
         if logits.shape != expected.shape or not _close(logits, expected) or not _same_answers(logits, expected):
             raise InvalidBundleError(f"{file}: does not reproduce the logits of probe.npz on this machine")
+
+
+@contextmanager
+def _named(file: str) -> Iterator[None]:
+    """What a run of a bundle's file raises, by the file's name; ONNX Runtime raises bare exceptions of its C++ side."""
+    try:
+        yield
+    except OfframpError:
+        raise
+    except Exception as error:
+        raise InvalidBundleError(f"{file}: does not run here: {str(error).partition(chr(10))[0]}") from error
+
+
+@contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """The same for what a plan runs."""
+    try:
+        yield
+    except OfframpError:
+        raise
+    except Exception as error:
+        raise PlanRefusedError("Unsupported", f"{what} do not run here: {str(error).partition(chr(10))[0]}") from error
 
 
 def _close(value: Array, expected: Array) -> bool:

@@ -193,6 +193,8 @@ def prepare_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport
     """
     start = time.perf_counter()
     check_request(request)
+    if reason := missing(DEVICES[request.device]):
+        raise InvalidArgumentError(f"device {request.device}: {reason}")
     search = _begin(request, reporter, read_inputs(request))
     heads = _train(search)
     return _finish(search, heads, select_ramps(heads.fitted.merits(search.costs)), start=start)
@@ -255,8 +257,6 @@ def check_request(request: PrepareRequest) -> None:
         )
     if request.device not in DEVICES:
         raise InvalidArgumentError(f"device {request.device!r} is unknown; use {', '.join(DEVICES)}")
-    if reason := missing(DEVICES[request.device]):
-        raise InvalidArgumentError(f"device {request.device}: {reason}")
     if not 0 <= request.seed < 2**31:
         raise InvalidArgumentError(f"seed is {request.seed}; it must lie in [0, 2**31)")
 

@@ -226,7 +226,7 @@ class Job:
 def jobs_of(runs: Runs) -> dict[str, Job]:
     """Everything of a priced backbone, to be timed: exact, segment K, head ID, and regroup K behind segment K.
 
-    Waiting for a GPU is no part of a segment, since the next one is launched without; it is part of a head, whose decision is waited for.
+    Reading back from a GPU is no part of a segment, behind which the next one can be launched; it is part of a head, whose decision needs it.
     """
     jobs, wait = {"exact": Job(runs.exact)}, ""
     if runs.wait is not None:
