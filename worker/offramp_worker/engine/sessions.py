@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -41,6 +42,7 @@ FloatArray = npt.NDArray[np.float32]
 RELATIVE_TOLERANCE = 1e-3
 ABSOLUTE_TOLERANCE = 1e-3
 CACHED_STAGE_SETS = 4
+_UNSUPPORTED = partial(PlanRefusedError, "Unsupported")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Sessions:
         for file, session in self._approximations():
             self._check_answers(session, file)
         for file, logits in ((BACKBONE_FILE, self.exact), (RAMPS_FILE, lambda x: self.tapped(x).logits)):
-            with _named(file):
+            with _running(InvalidBundleError, f"{file}: does not run here"):
                 self._check_probe(logits(bundle.probe_x), file)
 
     def exact(self, x: Array) -> FloatArray:
@@ -171,7 +173,7 @@ class Sessions:
                 features, _ = stage.run(features, x, rows)
                 rows = None if self._device.is_cpu else np.arange(len(x))  # taking rows has a session of its own there
 
-        with _refused("the plan's stages"):
+        with _running(_UNSUPPORTED, "the plan's stages do not run here"):
             warm_up(run, self._bundle.probe_x, self._bundle.manifest.inputs[0], most=most)
 
     def _build_stages(self, precision: Precision, active: tuple[int, ...]) -> tuple[StageSession, ...]:
@@ -192,7 +194,7 @@ class Sessions:
         sessions += [(g, self._stage(graph, g, file)) for graph, g in zip(graphs[:-1], ramps, strict=True)]
         sessions.sort(key=lambda item: item[0])
         stages = (*(stage for _, stage in sessions), self._stage(graphs[-1], (), file))
-        with _refused("the plan's stages"):
+        with _running(_UNSUPPORTED, "the plan's stages do not run here"):
             self._check_stages(precision, chain_on(self._device, stages))
         return stages
 
@@ -246,7 +248,7 @@ class Sessions:
     def _check_answers(self, session: Any, file: str) -> None:
         """There is nothing to reproduce, but it must run here and answer for every class."""
         probe, wanted = self._bundle.probe_x, self._bundle.probe_logits.shape
-        with _named(file):
+        with _running(InvalidBundleError, f"{file}: does not run here"):
             logits = self._run(session, probe)[0]
         if logits.shape != wanted or logits.dtype != np.float32 or not np.isfinite(logits).all():
             raise InvalidBundleError(
@@ -260,25 +262,14 @@ class Sessions:
 
 
 @contextmanager
-def _named(file: str) -> Iterator[None]:
-    """What a run of a bundle's file raises, by the file's name; ONNX Runtime raises bare exceptions of its C++ side."""
+def _running(refused: Callable[[str], OfframpError], what: str) -> Iterator[None]:
+    """What ONNX Runtime raises meanwhile, bare exceptions of its C++ side, as an error of ours."""
     try:
         yield
     except OfframpError:
         raise
     except Exception as error:
-        raise InvalidBundleError(f"{file}: does not run here: {str(error).partition(chr(10))[0]}") from error
-
-
-@contextmanager
-def _refused(what: str) -> Iterator[None]:
-    """The same for what a plan runs."""
-    try:
-        yield
-    except OfframpError:
-        raise
-    except Exception as error:
-        raise PlanRefusedError("Unsupported", f"{what} do not run here: {str(error).partition(chr(10))[0]}") from error
+        raise refused(f"{what}: {str(error).partition(chr(10))[0]}") from error
 
 
 def _close(value: Array, expected: Array) -> bool:
