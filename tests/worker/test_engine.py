@@ -379,6 +379,20 @@ def test_a_batch_that_grows_beyond_the_buffers_is_answered_like_any_other(sessio
         np.testing.assert_array_equal(run_through(stages, x), sessions.exact(x))
 
 
+def held_up(bench: Bench, x: Any, hold: threading.Event) -> Ticket:
+    """A request that the engine runs until ``hold`` is set, so that those behind it queue up and share one batch."""
+    began, exact = threading.Event(), bench.engine._exact
+
+    def wait() -> None:
+        began.set()
+        hold.wait(30)
+
+    bench.engine._exact = behind(wait, exact)
+    blocker = bench.engine.submit(x, never_exit=True)
+    assert began.wait(30)
+    return blocker
+
+
 # --- early replies ---------------------------------------------------------------------------------
 
 
@@ -393,11 +407,9 @@ def test_a_row_that_leaves_is_answered_while_its_batch_still_runs(
 
     x = bundles.inputs(16, seed=3)
     bench.activate(bundle_dir, {"r00-grid": "0.5"}, execution=execution, wrap=gate_last)
-    hold = threading.Event()
-    exact = bench.engine._exact
-    bench.engine._exact = behind(lambda: hold.wait(30), exact)
+    hold, exact = threading.Event(), bench.engine._exact
     try:
-        blocker = bench.engine.submit(x[:1], never_exit=True)  # so that the others queue up and share one batch
+        blocker = held_up(bench, x[:1], hold)
         tickets = [bench.engine.submit(x[i : i + 1], never_exit=False) for i in range(16)]
         hold.set()
         eventually(lambda: [t for t in bench.done if t in tickets], what="an early reply")
@@ -420,9 +432,8 @@ NOBODY = "0.000001"
 def serve_together(bench: Bench, parts: Sequence[Any], deadlines: Sequence[float]) -> list[Ticket]:
     """Requests that share one batch, each with a deadline of its own (infinity: none)."""
     hold, exact = threading.Event(), bench.engine._exact
-    bench.engine._exact = behind(lambda: hold.wait(30), exact)
     try:
-        blocker = bench.engine.submit(parts[0], never_exit=True)
+        blocker = held_up(bench, parts[0], hold)
         tickets = [
             bench.engine.submit(part, never_exit=False, deadline_seconds=deadline)
             for part, deadline in zip(parts, deadlines, strict=True)
