@@ -2,7 +2,7 @@
 
     resnet56   ResNet-56 on CIFAR-10, with ResNet-20 as a model at the input; the digits where OFFRAMP_DATA has no CIFAR-10
     sst2       MiniLM-L6 fine-tuned on SST-2: sentences of up to 64 tokens
-    video      ResNet-56 with a probe on the tiles of a surveillance camera; heads from the 300 frames before the inputs
+    video      ResNet-56 with a probe on the tiles of a surveillance camera; heads from the 600 frames before the inputs
 
 The first half of the inputs finds and certifies plans, the other half is served.
 """
@@ -65,9 +65,10 @@ def video(console: Console) -> Subject:
     model = folder / "video-resnet56.pt2"
     if not model.is_file():
         exported(probed_model(probed), probed.x, model)
-    data = folder / "heads.npz"
+    data, known = folder / "heads.npz", folder / "known.npz"
     np.savez(data, x=heads.x)
-    options = ["--name", "video", "--head-share", str(VIDEO_HEAD_SHARE)]
+    np.savez(known, x=probed.x)  # what the probe learned from, too: heads may, records may not
+    options = ["--name", "video", "--head-share", str(VIDEO_HEAD_SHARE), "--head-data", str(known)]
     prepare(folder / "bundle", model=str(model), data=data, options=options, key=_digest(data), console=console)
     odd = (pool.frame - HEADS_END) // BLOCK_FRAMES % 2
     return Subject(folder / "bundle", np.concatenate([pool.x[odd == 0], pool.x[odd == 1]]))
