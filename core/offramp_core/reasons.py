@@ -201,6 +201,11 @@ AnyReason: TypeAlias = Reason | PassedOn
 MaybeReason: TypeAlias = Reason | PassedOn | Literal[""]
 
 
+def as_said(word: str) -> AnyReason:
+    """A word that came from elsewhere: one that is known here, or as it was said."""
+    return Reason.of(word) or PassedOn(word)
+
+
 class ConditionType(StrEnum):
     """A condition of an EarlyExitService: the status that it has when all is well, whether another one degrades health, and what it says."""
 
@@ -249,13 +254,13 @@ def condition_tone(kind: str, status: str, reason: str) -> Tone:
     return GOOD if status == asked.well else BAD
 
 
-class Outcome(StrEnum):
+class RequestOutcome(StrEnum):
     """What became of a request, or of one of its rows. Requests that were never read into rows have no rows to count."""
 
     tone: Tone
     meaning: str
 
-    def __new__(cls, word: str, tone: Tone, meaning: str) -> Outcome:
+    def __new__(cls, word: str, tone: Tone, meaning: str) -> RequestOutcome:
         member = str.__new__(cls, word)
         member._value_ = word
         member.tone, member.meaning = tone, meaning

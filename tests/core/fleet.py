@@ -30,6 +30,7 @@ from offramp_core.protocol import (
     Refusal,
     WorkerState,
 )
+from offramp_core.reasons import Reason
 from offramp_core.records import ExitCosts, Records
 from offramp_core.sketch import bucket_index
 from offramp_core.tuning import tune
@@ -346,6 +347,7 @@ class Fleet(MemoryShell):
     def reconcile(self) -> Decision:
         snapshot = self.snapshot()
         decision = decide(snapshot, self.now)
+        said_as_registered(decision)
         self.looked_on(snapshot, decision)
         self.act(decision)
         return decision
@@ -403,3 +405,15 @@ def pooled(parts: Sequence[Records], time: np.ndarray) -> Records:
 
 
 __all__ = ["BACKBONE", "RAMPS", "RAMP_SET", "Fleet", "SimWorker", "pool"]
+
+
+def said_as_registered(decision: Decision) -> None:
+    """Every reason stands in the registry for the very place where it is said; workers pass on what keeps them from running."""
+    for condition in decision.status.conditions:
+        place = f"{condition.type}={condition.status}"
+        known = Reason(condition.reason)
+        assert known.places & {place, "worker"}, f"{known} is not registered for {place}"
+    assert all("event" in Reason(event.reason).places for event in decision.events)
+    ends = [status.reason for status in decision.rollout_statuses.values() if status.reason]
+    assert all(Reason(reason).places & {"rollout", "refusal"} for reason in ends)
+    assert not decision.status.tuning.state or "tuning" in Reason(decision.status.tuning.state).places

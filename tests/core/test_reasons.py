@@ -7,7 +7,16 @@ import re
 
 import pytest
 
-from offramp_core.reasons import PLACES, AnyReason, ConditionType, Outcome, PassedOn, Reason, Tone, condition_tone
+from offramp_core.reasons import (
+    PLACES,
+    AnyReason,
+    ConditionType,
+    RequestOutcome,
+    PassedOn,
+    Reason,
+    Tone,
+    condition_tone,
+)
 
 CONDITIONS = {f"{kind}={status}" for kind in ConditionType for status in ("True", "False", "Unknown")}
 
@@ -58,4 +67,4 @@ def test_a_condition_can_be_well_and_not_well() -> None:
 
 
 def test_no_outcome_of_a_request_is_without_meaning() -> None:
-    assert all(outcome.meaning for outcome in Outcome)
+    assert all(outcome.meaning for outcome in RequestOutcome)

@@ -13,20 +13,13 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 
 import offramp_worker
+from offramp_core.reasons import Reason
 
 # Powers of two, as objectives lie anywhere between half a millisecond and seconds; the Python client has no native histograms.
 SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096)
 FIRST_OUTCOMES = (("stable", "ok"), ("stable", "failed"), ("", "rejected"), ("", "expired"))
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-REFUSALS = (
-    "BadSignature",
-    "Malformed",
-    "ForeignService",
-    "StaleEpoch",
-    "DigestMismatch",
-    "UnknownRamp",
-    "Unsupported",
-)
+REFUSALS = Reason.at("refusal")
 
 
 class Metrics:

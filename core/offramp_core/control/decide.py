@@ -16,6 +16,7 @@ from offramp_core.control.document import differs, plan_document
 from offramp_core.control.holdback import look, loss
 from offramp_core.control.ledger import BootReport, fold, impossible
 from offramp_core.control.objects import (
+    Condition,
     Config,
     ConfigStatus,
     Ledger,
@@ -72,6 +73,7 @@ from offramp_core.evaluate import evaluate_plan
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.plan import Plan, exits_off_plan
 from offramp_core.protocol import ArmCounts, Observations, PlanDocument
+from offramp_core.reasons import ConditionType, MaybeReason, Reason
 from offramp_core.sketch import SecondsSketch, merge_sketches
 from offramp_core.tuning import OVERHEAD_SLACK, TuningRequest
 
@@ -143,11 +145,11 @@ def _update(snapshot: Snapshot, now: float) -> Update:
 
 def _update_events(service: Service, update: Update) -> tuple[Event, ...]:
     """One when an update is held, and one when it goes on in place."""
-    told = next((c.reason for c in service.status.conditions if c.type == "WorkersUpdating"), "")
+    told = next((c.reason for c in service.status.conditions if c.type == ConditionType.WORKERS_UPDATING), "")
     if update.held and told != update.reason:
-        return (Event("NoRoomToSurge", update.message, warning=True),)
-    if update.reason == "Replacing" and told not in ("", update.reason):
-        return (Event("ReplacingInPlace", f"no room for one worker more; {update.message}"),)
+        return (Event(Reason.NO_ROOM_TO_SURGE, update.message, warning=True),)
+    if update.reason == Reason.REPLACING and told not in ("", update.reason):
+        return (Event(Reason.REPLACING_IN_PLACE, f"no room for one worker more; {update.message}"),)
     return ()
 
 
@@ -208,11 +210,11 @@ def _news(statuses: Mapping[str, ConfigStatus], known: Mapping[str, Config]) -> 
 
 def _wakes_up(facts: Facts) -> tuple[Event, ...]:
     """Told once when workers are wanted again after there were none."""
-    ready = next((c for c in facts.service.status.conditions if c.type == "Ready"), None)
+    ready = next((c for c in facts.service.status.conditions if c.type == ConditionType.READY), None)
     if not facts.desired or ready is None or ready.reason != "ScaledToZero":
         return ()
     under = f" under {facts.stable.name}" if facts.stable is not None else ""
-    return (Event("WakingUp", f"{facts.desired} workers start{under}"),)
+    return (Event(Reason.WAKING_UP, f"{facts.desired} workers start{under}"),)
 
 
 def _capacity(
@@ -220,7 +222,7 @@ def _capacity(
 ) -> Capacity:
     """What is known of the capacity with exits off; nothing new without workers that have told of themselves."""
     service = snapshot.service
-    was = next((c.status for c in service.status.conditions if c.type == "NoExitCapacity"), "")
+    was = next((c.status for c in service.status.conditions if c.type == ConditionType.NO_EXIT_CAPACITY), "")
     return next_capacity(
         CapacityView(
             before=service.status.capacity,
@@ -265,7 +267,7 @@ class _Pass:
         self.counts = tuple(c for o in self._trusted() for c in o.counts)
         self.update = _update(snapshot, now)
         self.events += [*_update_events(self.service, self.update), *self.version.events]
-        self.fell = ("", "")  # why the stable plan was switched off in this pass
+        self.fell: tuple[MaybeReason, str] = ("", "")  # why the stable plan was switched off in this pass
         self.measured = Measured()
         self.watch = Watch()
         self.configs: dict[str, Config] = dict(snapshot.configs)
@@ -407,7 +409,7 @@ class _Pass:
         stable = self.configs.get(self.service.status.stable_config, baseline)
         self.measured, self.watch = self._measure(stable), self._watch(stable)
         if self.outvoted:
-            self.fell = ("ModelChanged", "most workers serve another model or ramp set now")
+            self.fell = (Reason.MODEL_CHANGED, "most workers serve another model or ramp set now")
         return baseline if any(falls(self, stable) for falls in _REASONS_TO_FALL) else stable
 
     # --- rules: why the stable plan falls; each says whether it does, and in ``fell`` why ---
@@ -416,7 +418,7 @@ class _Pass:
         if self._fits(stable):
             return False
         self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None)
-        self.fell = ("ModelChanged", "the workers serve another model or ramp set now")
+        self.fell = (Reason.MODEL_CHANGED, "the workers serve another model or ramp set now")
         return True
 
     def _its_ramp_set_is_gone(self, stable: Config) -> bool:
@@ -426,7 +428,7 @@ class _Pass:
         """
         published = self.snapshot.published
         foreign = stable.plan.ramp_set_digest != self.served.ramp_set_digest
-        reasons = ("RampSetNotHeld", "DigestMismatch") if foreign else ("RampSetNotHeld",)
+        reasons = (Reason.RAMP_SET_NOT_HELD, Reason.DIGEST_MISMATCH) if foreign else (Reason.RAMP_SET_NOT_HELD,)
         refused = [
             w.state is not None
             and w.state.refused is not None
@@ -440,19 +442,19 @@ class _Pass:
         message = (
             f"{stable.name} needs {stable.plan.ramp_set_digest[:19]}, which no worker can load from the ramp-set store"
         )
-        self.events.append(Event("RampSetGone", f"{message}; exits are off", warning=True))
+        self.events.append(Event(Reason.RAMP_SET_GONE, f"{message}; exits are off", warning=True))
         self._use_sets(replace(self.ramp_sets, current=""))
         self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None, labels_needed=0)
-        self.fell = ("ModelChanged", message)
+        self.fell = (Reason.MODEL_CHANGED, message)
         return True
 
     def _no_longer_allowed(self, stable: Config) -> bool:
         why = "" if stable.plan.exits_off else forbidden(stable, self.service)
         if not why:
             return False
-        self.events.append(Event("ExitsOff", why))
+        self.events.append(Event(Reason.EXITS_OFF, why))
         self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None)
-        self.fell = ("NewerIntent", why)
+        self.fell = (Reason.NEWER_INTENT, why)
         return True
 
     def _a_detector_alarms(self, stable: Config) -> bool:
@@ -474,7 +476,7 @@ class _Pass:
         message = f"{stable.name}: {who_says} {broken}; exits are off"
         self._drifted(stable, message)
         self.tuning = after_alarm(self.tuning, now=self.now)
-        self.fell = ("DriftDetected", message)
+        self.fell = (Reason.DRIFT_DETECTED, message)
 
     def _it_costs_time(self, stable: Config) -> bool:
         """The holdback shows that exits cost more than they save. A pin stays all the same, as it is the user's; a condition says so."""
@@ -482,12 +484,12 @@ class _Pass:
         if not why or self.spec.mode not in ("Auto", "Recommend"):
             return False
         message = f"{stable.name}: compared with the batches held back from it, {why}"
-        self.events.append(Event("ExitsCostTime", f"{message}; exits are off", warning=True))
+        self.events.append(Event(Reason.EXITS_COST_TIME, f"{message}; exits are off", warning=True))
         self._reject(stable, message)
         self.tuning = after_rollback(
-            self.tuning, reason="ExitsCostTime", cooldown=self.spec.rollout.cooldown_seconds, now=self.now
+            self.tuning, reason=Reason.EXITS_COST_TIME, cooldown=self.spec.rollout.cooldown_seconds, now=self.now
         )
-        self.fell = ("ExitsCostTime", message)
+        self.fell = (Reason.EXITS_COST_TIME, message)
         return True
 
     def _measure(self, stable: Config) -> Measured:
@@ -525,7 +527,7 @@ class _Pass:
         for use in self._measured_of(stable).slices:
             if use.stopped and use.name not in before:
                 told = f"{stable.name}: {use.disagreements} of {use.audited} audits of slice {use.name} disagreed; its budget is {use.budget:.2%}, so {use.consequence} under this plan"
-                self.events.append(Event("SliceStopped", told, warning=True))
+                self.events.append(Event(Reason.SLICE_STOPPED, told, warning=True))
 
     def _trusted(self) -> tuple[Observations, ...]:
         return tuple(
@@ -542,7 +544,7 @@ class _Pass:
 
     def _drifted(self, stable: Config, message: str) -> None:
         """The inputs changed under the stable plan: it is rejected, and what was rejected on the old inputs may be tried again."""
-        self.events.append(Event("DriftDetected", message, warning=True))
+        self.events.append(Event(Reason.DRIFT_DETECTED, message, warning=True))
         for config in self.configs.values():
             status = self.config_statuses.get(config.name, config.status)
             if config.name != stable.name and (status.rejections or status.rejected_until_at is not None):
@@ -562,7 +564,7 @@ class _Pass:
         if tuned.stable_over_budget:
             self._drifted(stable, tuned.stable_over_budget)
         else:
-            self.events.append(Event("ExitsOff", tuned.stable_not_allowed))
+            self.events.append(Event(Reason.EXITS_OFF, tuned.stable_not_allowed))
         if tuned.new_rollout is None:
             return tuned
         return replace(tuned, new_rollout=replace(tuned.new_rollout, from_config=baseline.name))
@@ -592,7 +594,11 @@ class _Pass:
         unfinished = sorted((r for r in self.snapshot.rollouts if not r.status.finished), key=lambda r: r.number)
         for extra in unfinished[1:]:
             done = replace(
-                extra.status, phase="Superseded", verdict="Superseded", reason="AnotherIsActive", finished_at=self.now
+                extra.status,
+                phase="Superseded",
+                verdict="Superseded",
+                reason=Reason.ANOTHER_IS_ACTIVE,
+                finished_at=self.now,
             )
             self.rollout_statuses[extra.name] = done
         if not unfinished:
@@ -603,7 +609,7 @@ class _Pass:
                 rollout.status,
                 phase="Aborted",
                 verdict="Aborted",
-                reason="ConfigGone",
+                reason=Reason.CONFIG_GONE,
                 message=f"{rollout.to_config} does not exist",
                 finished_at=self.now,
             )
@@ -755,7 +761,7 @@ class _Pass:
             return
         self.events.append(
             Event(
-                "RampDoesNotPay",
+                Reason.RAMP_DOES_NOT_PAY,
                 f"{stable.name}: {', '.join(idle)} costs more than it saves; looking for a better plan",
             )
         )
@@ -961,7 +967,9 @@ class _Pass:
             if worker.observations is not None and worker.observations.boot_id in boots:
                 found.setdefault(worker.name, "its counts of this step went backwards or could not be true")
         for name in sorted(set(found) - set(self.service.status.workers.quarantined)):
-            self.events.append(Event("WorkerQuarantined", f"{name}: {found[name]}; it is not pooled", warning=True))
+            self.events.append(
+                Event(Reason.WORKER_QUARANTINED, f"{name}: {found[name]}; it is not pooled", warning=True)
+            )
         return found
 
     def _changed_configs(self, stable: Config, rollout: Rollout | None) -> Mapping[str, ConfigStatus]:
@@ -1113,12 +1121,12 @@ def _newest(snapshot: Snapshot, worker: Worker) -> int | None:
 
 def _summarise(status: ServiceStatus) -> ServiceStatus:
     """Phase and message: the first condition that a person should look at."""
-    by_type = {c.type: c for c in status.conditions}
+    by_type: dict[str, Condition] = {c.type: c for c in status.conditions}
     ready, stalled, reconciling = by_type["Ready"], by_type.get("Stalled"), by_type.get("Reconciling")
     if stalled is not None:
         return replace(status, phase="Stalled", message=stalled.message)
     if ready.status != "True":
-        return replace(status, phase="Starting" if ready.reason == "Starting" else ready.reason, message=ready.message)
+        return replace(status, phase=str(ready.reason), message=ready.message)
     if reconciling is not None:
         return replace(status, phase="Reconciling", message=reconciling.message)
     return replace(status, phase="Ready", message=ready.message)

@@ -9,7 +9,7 @@ that accumulated over them would be blind to a change today, so a restarting det
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from offramp_core.control.objects import BothArms, GateStatus
@@ -18,6 +18,7 @@ from offramp_core.evidence.exposure import audits_needed
 from offramp_core.evidence.one_arm import alternatives, log_average_ratio, log_e_value
 from offramp_core.evidence.two_arm import log_e_share
 from offramp_core.evidence.words import e_value
+from offramp_core.reasons import Reason
 
 HARMFUL_FACTOR = 3.0  # a plan at three times its budget is what the accuracy gate must be able to notice
 # Alternatives of its e-value, as multiples of the budget. Closer ones cannot show in the audits of a step, farther ones stop hardly sooner.
@@ -172,6 +173,15 @@ def acceptance(given: GateInput) -> GateStatus:
 
 
 GATES: tuple[Callable[[GateInput], GateStatus], ...] = (accuracy, drift, slowness, failures, acceptance)
+
+
+# What a rollout is told to have ended with; acceptance is earned or not, and rejects nothing.
+REJECTIONS: Mapping[str, Reason] = {
+    "accuracy": Reason.ACCURACY_REJECTED,
+    "drift": Reason.DRIFT_REJECTED,
+    "slowness": Reason.SLOWNESS_REJECTED,
+    "failures": Reason.FAILURES_REJECTED,
+}
 
 
 def read_gates(given: GateInput) -> tuple[GateStatus, ...]:

@@ -13,12 +13,14 @@ from offramp_core.control.spec import ServiceSpec
 from offramp_core.evidence.detector import DetectorState
 from offramp_core.plan import Plan
 from offramp_core.protocol import PlanCounts, class_of
+from offramp_core.reasons import ConditionType, MaybeReason, PassedOn
 
 Phase = Literal[
     "Pending", "Progressing", "Paused", "AwaitingPromotion", "Promoting", "RollingBack",
     "Succeeded", "RolledBack", "Aborted", "Superseded",
 ]  # fmt: skip
 FINISHED: frozenset[str] = frozenset({"Succeeded", "RolledBack", "Aborted", "Superseded"})
+Ending = Literal["RolledBack", "Aborted", "Superseded"]
 ConditionStatus = Literal["True", "False", "Unknown"]
 Cause = Literal["Tuned", "Pinned"]
 ConfigState = Literal["Proposed", "Certified", "Canary", "Stable", "Superseded", "Rejected"]
@@ -146,7 +148,7 @@ class RolloutStatus:
     outcome: str = ""
     objective: str = ""
     returns_to: str = ""
-    reason: str = ""
+    reason: MaybeReason = ""
     message: str = ""
     started_at: float | None = None
     step_started_at: float | None = None
@@ -249,9 +251,9 @@ class Config:
 class Condition:
     """A Kubernetes condition (kstatus style)."""
 
-    type: str
+    type: ConditionType | PassedOn
     status: ConditionStatus
-    reason: str
+    reason: MaybeReason
     message: str
     observed_generation: int = 0
     last_transition_at: float = 0.0
@@ -266,7 +268,7 @@ class TuningStatus:
     ``requested_for`` that of the one under way. ``handled_request`` is the last of the user's requests that was answered.
     """
 
-    state: str = ""
+    state: MaybeReason = ""
     message: str = ""
     tests_run: int = 0
     consumed_through_at: float | None = None
@@ -385,7 +387,7 @@ class VersionStatus:
     restarts: dict[str, int] = field(default_factory=dict)
     base: dict[str, VersionTally] = field(default_factory=dict)
     gates: tuple[GateStatus, ...] = ()
-    reason: str = ""
+    reason: MaybeReason = ""
     message: str = ""
     handled_request: str = ""
 

@@ -22,6 +22,7 @@ from offramp_core.control.rollout import CANARY_SERVES, begun_anew, forbidden
 from offramp_core.control.snapshot import Event, NewConfig, Snapshot
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import PlanDocument
+from offramp_core.reasons import ConditionType, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def at_rest(snapshot: Snapshot, now: float, *, canary_lease_seconds: float) -> R
         statuses,
         rollouts,
         document if differs(document, snapshot.published) else None,
-        (*([Event("ExitsOff", why)] if why else []), *_told(snapshot, stable.name)),
+        (*([Event(Reason.EXITS_OFF, why)] if why else []), *_told(snapshot, stable.name)),
     )
 
 
@@ -97,8 +98,8 @@ def _next_epoch(snapshot: Snapshot) -> int:
 
 
 def _told(snapshot: Snapshot, stable: str) -> tuple[Event, ...]:
-    ready = next((c for c in snapshot.service.status.conditions if c.type == "Ready"), None)
+    ready = next((c for c in snapshot.service.status.conditions if c.type == ConditionType.READY), None)
     if ready is not None and ready.reason == "ScaledToZero":
         return ()
     kept = f"; {stable}, its proof and its records are kept" if stable else ""
-    return (Event("ScaledToZero", f"no worker is wanted any more{kept}"),)
+    return (Event(Reason.SCALED_TO_ZERO, f"no worker is wanted any more{kept}"),)

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from offramp_core.control.audit import eager_rate
-from offramp_core.control.gates import GateInput, read_gates
+from offramp_core.control.gates import REJECTIONS, GateInput, read_gates
 from offramp_core.control.objects import (
     ArmTally,
     Config,
+    Ending,
     GateStatus,
     Ledger,
     Phase,
@@ -30,6 +31,7 @@ from offramp_core.control.snapshot import Event, Load, Worker
 from offramp_core.control.spec import Step
 from offramp_core.evidence import detector
 from offramp_core.evidence.exposure import judged_batches_needed
+from offramp_core.reasons import AnyReason, MaybeReason, Reason, as_said
 from offramp_core.sketch import SecondsSketch
 
 ACK_TIMEOUT_SECONDS = 120.0  # kubelet takes up to a minute and a half to show a changed ConfigMap when a poke is lost
@@ -38,6 +40,12 @@ SLOW_QUANTILE = 0.90
 HARMFUL_SLOWDOWN = 1.2  # beyond the allowed overhead
 MIN_BATCHES_PER_SIZE = 20
 MIN_STABLE_BATCHES = 50
+# What is told when a rollout has ended so; by verdict.
+ENDED: Mapping[str, Reason] = {
+    "RolledBack": Reason.ROLLED_BACK,
+    "Aborted": Reason.ABORTED,
+    "Superseded": Reason.SUPERSEDED,
+}
 PASSING = frozenset({"Clear", "NotApplicable"})
 CANARY_SERVES: frozenset[str] = frozenset({"Progressing", "Paused", "AwaitingPromotion"})
 
@@ -64,7 +72,7 @@ class RolloutView:
     load: Load
     stable_config: str
     now: float
-    fell: tuple[str, str] = ("", "")
+    fell: tuple[MaybeReason, str] = ("", "")
     returns_to: str = ""
     inputs_since: float | None = None
     watched_since: float = 0.0
@@ -191,12 +199,12 @@ def superseded_by_newer_intent(view: RolloutView) -> Change | None:
         return None
     if view.status.phase == "Promoting":
         why = forbidden(view.to, view.service)
-        return _stop(view, "Superseded", "NewerIntent", why) if why else None
+        return _stop(view, "Superseded", Reason.NEWER_INTENT, why) if why else None
     if not begun_for and view.rollout.generation == view.service.generation:
         return Change(
             replace(view.status, objective=wanted)
         )  # made by a pass that was cut short before it could say so
-    return _stop(view, "Superseded", "NewerIntent", "the service's objective, mode or pin changed")
+    return _stop(view, "Superseded", Reason.NEWER_INTENT, "the service's objective, mode or pin changed")
 
 
 def another_model_is_served(view: RolloutView) -> Change | None:
@@ -204,7 +212,7 @@ def another_model_is_served(view: RolloutView) -> Change | None:
     served = {w.state.backbone_digest for w in view.workers if w.state is not None}
     if view.status.phase == "RollingBack" or not served or view.to.plan.backbone_digest in served:
         return None
-    return _stop(view, "Aborted", "ModelChanged", "the workers serve another model now")
+    return _stop(view, "Aborted", Reason.MODEL_CHANGED, "the workers serve another model now")
 
 
 def stable_plan_fell(view: RolloutView) -> Change | None:
@@ -216,18 +224,18 @@ def stable_plan_fell(view: RolloutView) -> Change | None:
         return None
     reason, message = view.fell
     if reason:
-        outcomes = {"DriftDetected": "RolledBack", "ModelChanged": "Aborted"}
+        outcomes: dict[str, Ending] = {Reason.DRIFT_DETECTED: "RolledBack", Reason.MODEL_CHANGED: "Aborted"}
         return _stop(view, outcomes.get(reason, "Superseded"), reason, message)
     if view.status.phase == "Promoting" or view.stable_config == view.rollout.from_config:
         return None
-    return _stop(view, "Aborted", "StableChanged", f"{view.rollout.from_config} is no longer the stable plan")
+    return _stop(view, "Aborted", Reason.STABLE_CHANGED, f"{view.rollout.from_config} is no longer the stable plan")
 
 
 def aborted_by_a_person(view: RolloutView) -> Change | None:
     """Also while the plan is being promoted: what served before serves again."""
     if view.rollout.decision != "Abort" or view.status.phase == "RollingBack":
         return None
-    return _stop(view, "Aborted", "DecisionAbort", "spec.decision is Abort")
+    return _stop(view, "Aborted", Reason.DECISION_ABORT, "spec.decision is Abort")
 
 
 def refused_by_a_worker(view: RolloutView) -> Change | None:
@@ -238,7 +246,10 @@ def refused_by_a_worker(view: RolloutView) -> Change | None:
         refused = worker.state.refused if worker.state else None
         if refused is not None and refused.epoch == view.epoch:
             return _stop(
-                view, "RolledBack", refused.reason, f"worker {worker.name} refused the plan: {refused.message}"
+                view,
+                "RolledBack",
+                as_said(refused.reason),
+                f"worker {worker.name} refused the plan: {refused.message}",
             )
     return None
 
@@ -253,10 +264,12 @@ def worker_died_in_the_canary(view: RolloutView) -> Change | None:
     for worker in (*view.workers, *view.fallen):
         if worker.state is not None and worker.state.crashed_epoch == view.epoch:
             return _stop(
-                view, "RolledBack", "WorkerCrashed", f"worker {worker.name} died while executing a canary batch"
+                view, "RolledBack", Reason.WORKER_CRASHED, f"worker {worker.name} died while executing a canary batch"
             )
         if worker.restarts > view.status.restarts.get(worker.uid, worker.restarts):
-            return _stop(view, "RolledBack", "WorkerRestarted", f"worker {worker.name} restarted during the canary")
+            return _stop(
+                view, "RolledBack", Reason.WORKER_RESTARTED, f"worker {worker.name} restarted during the canary"
+            )
     return None
 
 
@@ -266,7 +279,7 @@ def a_gate_rejects(view: RolloutView) -> Change | None:
     rejected = next((gate for gate in view.status.gates if gate.state == "Rejected"), None)
     if rejected is None:
         return None
-    return _stop(view, "RolledBack", f"{rejected.name.capitalize()}Rejected", rejected.message)
+    return _stop(view, "RolledBack", REJECTIONS[rejected.name], rejected.message)
 
 
 # --- rules: endings --------------------------------------------------------------------------------
@@ -281,7 +294,11 @@ def rollback_is_complete(view: RolloutView) -> Change | None:
     status = _finish(view, view.status.outcome)
     return Change(
         status,
-        Event(status.verdict, f"{view.rollout.to_config}: {status.message}", warning=status.verdict != "Superseded"),
+        Event(
+            as_said(status.verdict),
+            f"{view.rollout.to_config}: {status.message}",
+            warning=status.verdict != "Superseded",
+        ),
     )
 
 
@@ -294,7 +311,7 @@ def promotion_is_complete(view: RolloutView) -> Change | None:
     status = replace(_finish(view, "Succeeded"), message=f"promoted after {n} audited requests with {k} disagreements")
     return Change(
         status,
-        Event("Promoted", f"{view.rollout.to_config} serves all traffic ({k} of {n} audited requests disagreed)"),
+        Event(Reason.PROMOTED, f"{view.rollout.to_config} serves all traffic ({k} of {n} audited requests disagreed)"),
     )
 
 
@@ -332,7 +349,7 @@ def begin(view: RolloutView) -> Change | None:
     started = _begin_step(view, view.steps[-1 if view.returns_to else 0])
     again = f"; it was stable after {view.returns_to}, so only the last step is taken" if view.returns_to else ""
     return Change(
-        started, Event("CanaryStarted", f"{view.rollout.to_config} takes {started.weight} % of batches{again}")
+        started, Event(Reason.CANARY_STARTED, f"{view.rollout.to_config} takes {started.weight} % of batches{again}")
     )
 
 
@@ -344,7 +361,9 @@ def wait_for_acknowledgement(view: RolloutView) -> Change | None:
         return Change(replace(view.status, step_started_at=view.now, message=f"canary at {view.status.weight} %"))
     if view.seconds_waited > ACK_TIMEOUT_SECONDS:
         late = ", ".join(view.late) or "any worker"
-        return _stop(view, "Aborted", "AckTimeout", f"not acknowledged within {ACK_TIMEOUT_SECONDS:.0f} s by {late}")
+        return _stop(
+            view, "Aborted", Reason.ACK_TIMEOUT, f"not acknowledged within {ACK_TIMEOUT_SECONDS:.0f} s by {late}"
+        )
     return Change(view.status)
 
 
@@ -360,7 +379,10 @@ def renew_a_lapsed_lease(view: RolloutView) -> Change | None:
     )  # fmt: skip
     return Change(
         renewed,
-        Event("CanaryRenewed", f"{view.rollout.to_config}: the canary's lease lapsed while nobody pulled the workers"),
+        Event(
+            Reason.CANARY_RENEWED,
+            f"{view.rollout.to_config}: the canary's lease lapsed while nobody pulled the workers",
+        ),
     )
 
 
@@ -418,7 +440,9 @@ def next_step(view: RolloutView) -> Change | None:
         return Change(replace(status, message=f"step {status.step + 1} passed; pausing as asked"))
     if view.upcoming and not status.returns_to:
         started = _begin_step(view, view.upcoming[0])
-        return Change(started, Event("StepAdvanced", f"{view.rollout.to_config} takes {started.weight} % of batches"))
+        return Change(
+            started, Event(Reason.STEP_ADVANCED, f"{view.rollout.to_config} takes {started.weight} % of batches")
+        )
     if view.service.spec.rollout.promotion == "Manual" and view.rollout.decision != "Promote":
         waiting = replace(
             status,
@@ -429,7 +453,8 @@ def next_step(view: RolloutView) -> Change | None:
         return Change(
             waiting,
             Event(
-                "AwaitingPromotion", f"{view.rollout.to_config} passed every step; promote it by spec.decision: Promote"
+                Reason.AWAITING_PROMOTION,
+                f"{view.rollout.to_config} passed every step; promote it by spec.decision: Promote",
             ),
         )
     return _promote(view)
@@ -444,7 +469,7 @@ def inconclusive(view: RolloutView) -> Change | None:
     open_gates = "; ".join(f"{g.name}: {g.message}" for g in status.gates if g.state == "Undecided")
     if policy.on_inconclusive == "Hold":
         return Change(replace(status, message=f"holding past the step deadline ({open_gates})"))
-    return _stop(view, "Aborted", "Inconclusive", f"undecided at the step deadline ({open_gates})")
+    return _stop(view, "Aborted", Reason.INCONCLUSIVE, f"undecided at the step deadline ({open_gates})")
 
 
 def wait_for_evidence(view: RolloutView) -> Change | None:
@@ -525,7 +550,12 @@ def awaits_approval(rollout: Rollout, service: Service) -> bool:
 def withdrawn(rollout: Rollout, message: str, *, now: float) -> RolloutStatus:
     """A recommendation that no longer holds; nobody had answered it."""
     return replace(
-        rollout.status, phase="Superseded", verdict="Superseded", reason="Withdrawn", message=message, finished_at=now
+        rollout.status,
+        phase="Superseded",
+        verdict="Superseded",
+        reason=Reason.WITHDRAWN,
+        message=message,
+        finished_at=now,
     )
 
 
@@ -627,13 +657,14 @@ def begun_anew(rollout: Rollout, message: str) -> RolloutStatus:
     )
 
 
-def _stop(view: RolloutView, outcome: str, reason: str, message: str) -> Change:
+def _stop(view: RolloutView, outcome: Ending, reason: AnyReason, message: str) -> Change:
     """Begin to roll back; the weight is 0 from the next published epoch on."""
     status = view.status
     if status.phase == "Pending":
         done = _finish(view, outcome)
         return Change(
-            replace(done, reason=reason, message=message), Event(outcome, f"{view.rollout.to_config}: {message}")
+            replace(done, reason=reason, message=message),
+            Event(ENDED[outcome], f"{view.rollout.to_config}: {message}"),
         )
     stopping = replace(
         status,
@@ -645,7 +676,7 @@ def _stop(view: RolloutView, outcome: str, reason: str, message: str) -> Change:
         message=message,
     )
     return Change(
-        stopping, Event("RollingBack", f"{view.rollout.to_config}: {message}", warning=outcome != "Superseded")
+        stopping, Event(Reason.ROLLING_BACK, f"{view.rollout.to_config}: {message}", warning=outcome != "Superseded")
     )
 
 

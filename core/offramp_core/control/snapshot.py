@@ -10,6 +10,7 @@ from offramp_core.control.objects import Cause, Config, ConfigStatus, Rollout, R
 from offramp_core.control.watch import Watch
 from offramp_core.plan import Plan
 from offramp_core.protocol import Observations, PlanDocument, WorkerState
+from offramp_core.reasons import AnyReason, MaybeReason, Reason
 from offramp_core.records import Records
 from offramp_core.tuning import TuningOutcome, TuningRequest
 
@@ -30,7 +31,7 @@ class Worker:
     current: bool = True
     restarts: int = 0
     failure: str = ""
-    failure_reason: str = ""
+    failure_reason: MaybeReason = ""
     no_room: bool = False
     ending: bool = False
     trial: bool = False
@@ -39,14 +40,14 @@ class Worker:
     distrusted: str = ""
 
     @property
-    def trouble(self) -> tuple[str, str]:
+    def trouble(self) -> tuple[MaybeReason, str]:
         """(reason, message) of what keeps it from serving, or empty."""
         if self.ready:
             return "", ""
         if self.failure:
-            return self.failure_reason or "WorkerFailed", self.failure
+            return self.failure_reason or Reason.WORKER_FAILED, self.failure
         if self.state is not None and not self.state.ready and self.state.message:
-            return "InvalidBundle", self.state.message
+            return Reason.INVALID_BUNDLE, self.state.message
         return "", ""
 
 
@@ -79,7 +80,7 @@ class Scaling:
     by: str
     desired: int
     failure: str = ""
-    failure_reason: str = ""
+    failure_reason: MaybeReason = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class TrainingReport:
 class RouteTrouble:
     """Why requests through a Gateway are not shared by weight, although the spec asks for it: the reason of a condition, and a sentence."""
 
-    reason: str
+    reason: AnyReason
     message: str
 
 
@@ -179,7 +180,7 @@ class NewRollout:
 class Event:
     """One Kubernetes Event on the service: a transition worth telling. ``rollout`` is the one that it happened to, if it did."""
 
-    reason: str
+    reason: AnyReason
     message: str
     warning: bool = False
     rollout: str = ""

@@ -18,6 +18,7 @@ from offramp_core.control.versions import concerns_versions
 from offramp_core.evaluate import chain_of
 from offramp_core.plan import Plan
 from offramp_core.protocol import slice_number
+from offramp_core.reasons import MaybeReason, Reason
 from offramp_core.tuning import NeedsLabels, NoGain, PinCheck, Proposed, TuningRequest, check_pin, testable_slices
 
 RETUNE_SECONDS = 3600.0
@@ -113,7 +114,7 @@ def tune_or_wait(view: TunerView) -> Tuned:
     if view.snapshot.tuning_outcome is not None:
         return _digest(view)
     if view.snapshot.tuning_running:
-        return Tuned(replace(status, state="Tuning", message="searching and certifying"))
+        return Tuned(replace(status, state=Reason.TUNING, message="searching and certifying"))
     if view.asks_the_unknown or not view.wanted:
         return _rest(view)
     if view.known and view.recommended is None and status.failures == 0:
@@ -122,7 +123,7 @@ def tune_or_wait(view: TunerView) -> Tuned:
     if view.snapshot.records is None or labels < needed:
         return Tuned(_collecting(view, labels=labels, needed=needed))
     begun = replace(
-        status, state="Tuning", labels=labels, requested_for=view.objective, message="searching and certifying"
+        status, state=Reason.TUNING, labels=labels, requested_for=view.objective, message="searching and certifying"
     )
     return Tuned(begun, request=_request(view, view.snapshot.records))
 
@@ -132,9 +133,9 @@ def _come_back(view: TunerView) -> Tuned:
     rollout = new_rollout(view.snapshot, view.known, from_config=view.stable.name, cause="Tuned")
     message = f"{view.known} was stable lately and comes back"
     status = replace(
-        view.status, state="RollingOut", message=message, tuned_for=view.objective, next_attempt_at=view.now + RETUNE_SECONDS
+        view.status, state=Reason.ROLLING_OUT, message=message, tuned_for=view.objective, next_attempt_at=view.now + RETUNE_SECONDS
     )  # fmt: skip
-    return Tuned(status, new_rollout=rollout, events=(Event("RampProposed", message),))
+    return Tuned(status, new_rollout=rollout, events=(Event(Reason.RAMP_PROPOSED, message),))
 
 
 def first_attempt_labels(budget: float) -> int:
@@ -145,14 +146,14 @@ def first_attempt_labels(budget: float) -> int:
 def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
     """How many labels are there, and how long the rest will take at the pace of the last ones."""
     status, shown = view.status, labels - labels % LABELS_STEP
-    if (status.state, status.labels, status.labels_needed) == ("CollectingLabels", shown, needed):
+    if (status.state, status.labels, status.labels_needed) == (Reason.COLLECTING_LABELS, shown, needed):
         return status
     message = f"{shown} of {needed} labels"
     store = view.snapshot.records
     if store is not None and store.records.time is not None and shown > 0 and needed > shown:
         seconds = max(0.0, view.now - float(store.records.time[-LABELS_STEP])) / LABELS_STEP * (needed - shown)
         message += f"; {_about(seconds)} more at today's traffic"
-    return replace(status, state="CollectingLabels", labels=shown, labels_needed=needed, message=message)
+    return replace(status, state=Reason.COLLECTING_LABELS, labels=shown, labels_needed=needed, message=message)
 
 
 def _about(seconds: float) -> str:
@@ -169,25 +170,32 @@ def _rest(view: TunerView) -> Tuned:
         return Tuned(_idle(view))
     told = f"annotation {view.request!r} asks for nothing known; use {TUNE}/TIME"
     status = replace(_idle(view), handled_request=view.request)
-    return Tuned(status, events=(Event("RequestRefused", told, warning=True),))
+    return Tuned(status, events=(Event(Reason.REQUEST_REFUSED, told, warning=True),))
 
 
 def _idle(view: TunerView) -> TuningStatus:
     spec = view.snapshot.service.spec
     if view.rollout is not None:
-        return replace(view.status, state="RollingOut", message=f"waiting for {view.rollout.name}")
+        return replace(view.status, state=Reason.ROLLING_OUT, message=f"waiting for {view.rollout.name}")
     if spec.suspend:
-        return replace(view.status, state="Suspended", message="spec.suspend is true")
+        return replace(view.status, state=Reason.SUSPENDED, message="spec.suspend is true")
     if spec.mode in ("Disabled", "Pinned"):  # whatever was found before, tuning begins anew when it is wanted again
         told = f"ramps.mode is {spec.mode}"
-        return replace(view.status, state=spec.mode, message=told, tuned_for="", next_attempt_at=None, failures=0)
+        return replace(
+            view.status,
+            state=Reason.PINNED if spec.mode == "Pinned" else Reason.DISABLED,
+            message=told,
+            tuned_for="",
+            next_attempt_at=None,
+            failures=0,
+        )
     if view.recommended is not None:
         asked = view.recommended
         return replace(
-            view.status, state="Recommended", message=f"{asked.to_config} waits for spec.decision: Promote on {asked.name}"
+            view.status, state=Reason.RECOMMENDED, message=f"{asked.to_config} waits for spec.decision: Promote on {asked.name}"
         )  # fmt: skip
-    stale = view.status.state in ("RollingOut", "Recommended")  # it told of a rollout that is over
-    return replace(view.status, state="Idle", message="" if stale else view.status.message)
+    stale = view.status.state in (Reason.ROLLING_OUT, Reason.RECOMMENDED)  # it told of a rollout that is over
+    return replace(view.status, state=Reason.IDLE, message="" if stale else view.status.message)
 
 
 def _labels(view: TunerView) -> int:
@@ -260,7 +268,7 @@ def _digest(view: TunerView) -> Tuned:
     if isinstance(outcome, NeedsLabels):
         message = f"about {outcome.needed} labels are needed for a certificate"
         waiting = replace(
-            status, state="CollectingLabels", labels=outcome.n, labels_needed=outcome.needed, message=message
+            status, state=Reason.COLLECTING_LABELS, labels=outcome.n, labels_needed=outcome.needed, message=message
         )
         return Tuned(waiting, stable_over_budget=over)
     status = replace(status, labels_needed=0, next_attempt_at=view.now + RETUNE_SECONDS, tuned_for=view.objective)
@@ -275,7 +283,7 @@ def _digest(view: TunerView) -> Tuned:
         )
         withdraw = "" if view.recommended is None else f"on newer records {message}"
         return Tuned(
-            replace(status, state="Idle", message=message), events=(Event("NoBetterPlan", message),), stable_over_budget=over,
+            replace(status, state=Reason.IDLE, message=message), events=(Event(Reason.NO_BETTER_PLAN, message),), stable_over_budget=over,
             stable_not_allowed=none_fits, withdraw=withdraw,
         )  # fmt: skip
     return replace(_propose(view, status, outcome), stable_over_budget=over)
@@ -291,10 +299,10 @@ _NO_GAIN = {
 def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     name = outcome.plan.name(view.snapshot.service.name)
     if name == view.stable.name:  # it came to serve while the tuning ran
-        return Tuned(replace(status, state="Idle", message=f"{name} is the best plan found, and serves"))
+        return Tuned(replace(status, state=Reason.IDLE, message=f"{name} is the best plan found, and serves"))
     known = view.snapshot.configs.get(name)
     if known is not None and (known.status.rejected_until_at or 0.0) > view.now:
-        return Tuned(replace(status, state="CoolingDown", message=f"{name} was rejected lately"))
+        return Tuned(replace(status, state=Reason.COOLING_DOWN, message=f"{name} was rejected lately"))
     certificates = (known.status.certificates if known is not None else ()) + (outcome.certificate.to_mapping(),)
     prediction = Prediction(round(outcome.predicted.saving, 4), round(outcome.predicted.disagreement, 6))
     rejections = known.status.rejections if known is not None else 0  # a further failure must cool down longer
@@ -305,7 +313,7 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     )
     at = "" if outcome.plan.precision == EXACT else f" at {outcome.plan.precision}"
     told = Event(
-        "RampProposed",
+        Reason.RAMP_PROPOSED,
         f"{name}: certified{at}, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its records",
     )
     if view.recommended is not None and view.recommended.to_config == name:
@@ -316,10 +324,10 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     withdraw = "" if view.recommended is None else f"{name} is better on newer records"
     if view.snapshot.service.spec.mode == "Recommend":
         status = replace(
-            status, state="Recommended", message=f"{name} waits for spec.decision: Promote on {rollout.name}"
+            status, state=Reason.RECOMMENDED, message=f"{name} waits for spec.decision: Promote on {rollout.name}"
         )
     else:
-        status = replace(status, state="RollingOut", message=f"rolling out {name}")
+        status = replace(status, state=Reason.ROLLING_OUT, message=f"rolling out {name}")
     return Tuned(status, None, config, rollout, (told,), withdraw=withdraw)
 
 
@@ -337,11 +345,11 @@ def after_alarm(status: TuningStatus, *, now: float) -> TuningStatus:
     return replace(status, records_since_at=now, tuned_for="", next_attempt_at=None, labels_needed=0)
 
 
-def after_rollback(status: TuningStatus, *, reason: str, cooldown: float, now: float) -> TuningStatus:
+def after_rollback(status: TuningStatus, *, reason: MaybeReason, cooldown: float, now: float) -> TuningStatus:
     """Look again soon, later after each failure. A certified plan that broke its budget means that the inputs moved."""
     failures = status.failures + 1
     retry = now + min(cooldown, RETRY_SECONDS * 2 ** (failures - 1))
-    if reason in ("AccuracyRejected", "DriftRejected", "DriftDetected"):
+    if reason in (Reason.ACCURACY_REJECTED, Reason.DRIFT_REJECTED, Reason.DRIFT_DETECTED):
         return replace(after_alarm(status, now=now), failures=failures)
     return replace(status, failures=failures, next_attempt_at=retry)
 
@@ -388,7 +396,7 @@ def judge_pin(snapshot: Snapshot, *, plan: Plan, stable: Config, rollout: Rollou
         return PinJudged(
             PinStatus(service.generation, "Rejected", refused, intent),
             NewConfig(name, plan, replace(before, state="Rejected", message=refused)),
-            events=(Event("PinRejected", refused, warning=True),),
+            events=(Event(Reason.PIN_REJECTED, refused, warning=True),),
         )
     config = NewConfig(name, plan, known.status if known is not None else ConfigStatus("Pinned", "Proposed"))
     return PinJudged(waiting, config, new_rollout(snapshot, name, from_config=stable.name, cause="Pinned"))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from offramp_core.control.objects import Service, UpdateStatus, UpdateStrategy
 from offramp_core.control.snapshot import Worker
 from offramp_core.control.spec import UpdatePolicy
+from offramp_core.reasons import MaybeReason, Reason
 
 MAX_BUSY = 0.9  # of the workers that stay; above it one fewer would make requests wait
 
@@ -57,12 +58,12 @@ class Update:
     """The next status, and what people are told: (reason, message) of the condition WorkersUpdating, empty where nothing is updated."""
 
     status: UpdateStatus = field(default_factory=UpdateStatus)
-    reason: str = ""
+    reason: MaybeReason = ""
     message: str = ""
 
     @property
     def held(self) -> bool:
-        return self.reason == "NoRoomToSurge"
+        return self.reason == Reason.NO_ROOM_TO_SURGE
 
 
 def resting_strategy(policy: UpdatePolicy, desired: int) -> UpdateStrategy:
@@ -92,13 +93,13 @@ def next_update(view: UpdateView) -> Update:
     n_new = sum(w.ready and w.current for w in view.workers)
     progress = f"{n_new} of {view.desired} workers run what the spec asks for"
     if strategy == "Replace":
-        return Update(status, "Replacing", f"{progress}; the next takes the place of an old one")
+        return Update(status, Reason.REPLACING, f"{progress}; the next takes the place of an old one")
     if view.refused is None or status.no_room_at is None:
-        return Update(status, "Surging", f"{progress}; the next starts before an old one goes")
+        return Update(status, Reason.SURGING, f"{progress}; the next starts before an old one goes")
     refused = f"no room for one worker more: {view.refused.name}: {view.refused.failure}"
     if view.waited_seconds(status.no_room_at) < view.policy.surge_deadline_seconds:
-        return Update(status, "WaitingForRoom", f"{progress}; {refused}; waiting {_minutes(view.policy)} for it")
-    return Update(status, "NoRoomToSurge", f"{progress}; {refused}; {_next_step(view)}")
+        return Update(status, Reason.WAITING_FOR_ROOM, f"{progress}; {refused}; waiting {_minutes(view.policy)} for it")
+    return Update(status, Reason.NO_ROOM_TO_SURGE, f"{progress}; {refused}; {_next_step(view)}")
 
 
 def _no_room_since(view: UpdateView) -> float | None:

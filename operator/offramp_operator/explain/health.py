@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from offramp_core.control.objects import Condition
+from offramp_core.reasons import Reason
 from offramp_operator.explain.capacity import capacity_data
 from offramp_operator.explain.family import Family
 from offramp_operator.explain.savings import savings_data
@@ -16,7 +17,7 @@ BAD_NEWS = ("Stalled", "Reconciling", "WorkersUpdating", "VersionOnTrial", "Work
 FORECASTS = ("NoExitCapacity", "RampTraining")
 Verdict = Literal["Healthy", "Progressing", "Degraded"]
 # What a service is called that nobody answers for, where that is no failure.
-_NOT_READY: dict[str, Verdict] = {"Starting": "Progressing", "ScaledToZero": "Healthy"}
+_NOT_READY: dict[str, Verdict] = {Reason.STARTING: "Progressing", Reason.SCALED_TO_ZERO: "Healthy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def health(family: Family) -> Health:
         return Health("Degraded", family.note)
     if status.observed_generation != service.generation:
         return Health("Progressing", f"generation {service.generation} has not been seen yet; does the operator run?")
-    by_type = {c.type: c for c in status.conditions}
+    by_type: dict[str, Condition] = {c.type: c for c in status.conditions}
     for kind, verdict in (("Stalled", "Degraded"), ("Reconciling", "Progressing")):
         condition = by_type.get(kind)
         if condition is not None and condition.status == "True":

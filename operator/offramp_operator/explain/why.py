@@ -9,6 +9,7 @@ from typing import Any
 from offramp_core.control.gates import FAILING
 from offramp_core.control.objects import GateStatus, Rollout
 from offramp_core.evidence.words import e_value
+from offramp_core.reasons import Reason
 from offramp_operator.explain.capacity import capacity_data
 from offramp_operator.explain.family import Family
 from offramp_operator.explain.health import BAD_NEWS
@@ -34,7 +35,7 @@ _BOUNDS = {
     "failures": "its weight, {bound}",
     _ALONE: "what a model may fail, {bound}",
 }
-_WAITS = {"CollectingLabels", "Tuning", "RollingOut"}
+_WAITS = {Reason.COLLECTING_LABELS, Reason.TUNING, Reason.ROLLING_OUT}
 
 
 # --- plans -----------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ def _because(family: Family) -> str:
             f"because the pin is {status.pin.verdict or 'still being judged'}: {status.pin.message}",
         ),
         (spec.suspend, "because spec.suspend stops tuning"),
-        (status.tuning.state == "CollectingLabels", "because nothing is certified yet"),
+        (status.tuning.state == Reason.COLLECTING_LABELS, "because nothing is certified yet"),
         (True, f"because {status.tuning.message or 'nothing has been certified'}"),
     )
     return next(reason for applies, reason in reasons if applies)
@@ -167,7 +168,7 @@ def tuning(family: Family, now: float) -> list[str]:
     if not status.state:
         return ["has not begun: no worker has told of its model yet"]
     lines = [f"{status.state}: {status.message}".rstrip(": ")]
-    if status.state == "CollectingLabels" and status.labels == 0:
+    if status.state == Reason.COLLECTING_LABELS and status.labels == 0:
         lines.append("labels come from audited requests: no traffic, no labels")
     if (
         status.state not in _WAITS

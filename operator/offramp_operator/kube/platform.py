@@ -27,6 +27,7 @@ from offramp_core.control.update import strategy_in_force
 from offramp_core.control.versions import Split, request_share, split_in_force
 from offramp_core.errors import InvalidSpecError, OfframpError
 from offramp_core.protocol import PlanDocument, SignedDocument
+from offramp_core.reasons import AnyReason, ConditionType, Reason, as_said
 from offramp_operator.kube import manifests, pods, routes, training
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import ApiError, GoneError, InvalidObjectError, KubeClient
@@ -99,7 +100,7 @@ class _Problem:
     """Why the workers, or the route to them, cannot be brought to a generation."""
 
     generation: int
-    reason: str
+    reason: AnyReason
     message: str
     retry_at: float
 
@@ -273,7 +274,7 @@ class KubePlatform:
         try:
             manifests.check_bundle(service)
         except InvalidSpecError as error:
-            return _failed_endpoint(service, "InvalidModel", str(error))
+            return _failed_endpoint(service, Reason.INVALID_MODEL, str(error))
         problem = memory.problem
         if problem is None or problem.generation != service.generation:
             return None
@@ -309,13 +310,13 @@ class KubePlatform:
             await self._ensure_trial(memory, service, identity)
             await self._ensure_scaled(memory, service, identity)
         except InvalidSpecError as error:
-            self._remember(key, service, "InvalidModel", str(error))
+            self._remember(key, service, Reason.INVALID_MODEL, str(error))
         except NameTakenError as error:
-            self._remember(key, service, "NameTaken", str(error))
+            self._remember(key, service, Reason.NAME_TAKEN, str(error))
         except InvalidObjectError as error:
-            self._remember(key, service, "InvalidSpec", error.message)
+            self._remember(key, service, Reason.INVALID_SPEC, error.message)
         except ApiError as error:
-            self._remember(key, service, error.reason or "Refused", error.message)
+            self._remember(key, service, as_said(error.reason) if error.reason else Reason.REFUSED, error.message)
         else:
             memory.problem = None
 
@@ -450,7 +451,7 @@ class KubePlatform:
         }
         self._cache.put(DEPLOYMENT, await self._client.apply(DEPLOYMENT, body, manager=HANDOVER_MANAGER))
 
-    def _remember(self, key: ServiceKey, service: Service, reason: str, message: str) -> None:
+    def _remember(self, key: ServiceKey, service: Service, reason: AnyReason, message: str) -> None:
         memory = self._memory(key, service.uid)
         if memory.problem is None or memory.problem.message != message:
             log_event("workers-refused", f"{key}: {message}", level=logging.WARNING, service=str(key), reason=reason)
@@ -485,15 +486,15 @@ class KubePlatform:
                 await self._ensure(memory, NETWORK_SERVICE, manifests.version_service(service, trial=trial))
             await self._ensure(memory, HTTP_ROUTE, manifests.http_route(service, gateway, share=share))
         except NameTakenError as error:
-            self._remember_route(memory, service, "RouteNameTaken", str(error), before=problem)
+            self._remember_route(memory, service, Reason.ROUTE_NAME_TAKEN, str(error), before=problem)
         except GoneError:
             told = f"the cluster has no HTTPRoute of {HTTP_ROUTE.api_version}: install Gateway API, or remove updatePolicy.sideBySide.gateway"
-            self._remember_route(memory, service, "NoGatewayAPI", told, before=problem)
+            self._remember_route(memory, service, Reason.NO_GATEWAY_API, told, before=problem)
         except ApiError as error:
-            self._remember_route(memory, service, "RouteRefused", error.message, before=problem)
+            self._remember_route(memory, service, Reason.ROUTE_REFUSED, error.message, before=problem)
 
     def _remember_route(
-        self, memory: _Memory, service: Service, reason: str, message: str, *, before: _Problem | None
+        self, memory: _Memory, service: Service, reason: Reason, message: str, *, before: _Problem | None
     ) -> None:
         if before is None or before.message != message:
             key = str(_key(service))
@@ -814,16 +815,22 @@ def invalid_spec_status(
     before: ServiceStatus, error: InvalidSpecError, *, generation: int, now: float
 ) -> ServiceStatus:
     """The status that tells of a spec that cannot be parsed; everything about plans and tuning stays as it was."""
-    told = {c.type: c for c in before.conditions if c.type not in ("Reconciling", "Stalled")}
-    was_stalled = next((c for c in before.conditions if c.type == "Stalled"), None)
-    told.setdefault("Ready", Condition("Ready", "False", "InvalidSpec", str(error), generation, now))
+    told: dict[str, Condition] = {
+        c.type: c for c in before.conditions if c.type not in (ConditionType.RECONCILING, ConditionType.STALLED)
+    }
+    was_stalled = next((c for c in before.conditions if c.type == ConditionType.STALLED), None)
+    told.setdefault(
+        ConditionType.READY, Condition(ConditionType.READY, "False", Reason.INVALID_SPEC, str(error), generation, now)
+    )
     since = was_stalled.last_transition_at if was_stalled is not None else now
-    told["Stalled"] = Condition("Stalled", "True", "InvalidSpec", str(error), generation, since)
+    told[ConditionType.STALLED] = Condition(
+        ConditionType.STALLED, "True", Reason.INVALID_SPEC, str(error), generation, since
+    )
     conditions = tuple(replace(c, observed_generation=generation) for c in told.values())
     return replace(before, observed_generation=generation, phase="Stalled", message=str(error), conditions=conditions)
 
 
-def _failed_endpoint(service: Service, reason: str, message: str) -> WorkerEndpoint:
+def _failed_endpoint(service: Service, reason: AnyReason, message: str) -> WorkerEndpoint:
     return WorkerEndpoint(
         f"deployment {service.name}", service.uid, ready=False, current=False, failure=message, failure_reason=reason
     )

@@ -21,6 +21,7 @@ from offramp_core.control.snapshot import (
     TrainingReport,
 )
 from offramp_core.protocol import PlanDocument, SignedDocument
+from offramp_core.reasons import MaybeReason
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,7 +45,7 @@ class WorkerEndpoint:
     current: bool = True
     restarts: int = 0
     failure: str = ""
-    failure_reason: str = ""
+    failure_reason: MaybeReason = ""
     no_room: bool = False
     ending: bool = False
     trial: bool = False

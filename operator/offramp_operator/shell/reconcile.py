@@ -15,6 +15,7 @@ from offramp_core.control.objects import Service, ServiceStatus
 from offramp_core.control.snapshot import Decision, RecordStore, Snapshot
 from offramp_core.control.watch import Watch
 from offramp_core.protocol import PlanDocument
+from offramp_core.reasons import Reason
 from offramp_core.records import Records
 from offramp_core.tuning import TuningOutcome, TuningRequest, tune
 from offramp_operator.shell.log import log_event
@@ -34,7 +35,7 @@ DECIDE_SECONDS = 120.0  # a decision is made at least so often, for what time al
 DECISIONS_A_SECOND = 5.0  # of that sort, about 1 % of a core: they become rarer where there are more than 600 services
 MOST_DECIDE_SECONDS = 600.0
 REFUSED_POKE_SECONDS = 60.0  # between pokes with a plan that was refused for what may pass without another plan
-MAY_PASS = ("RampSetNotHeld",)  # the store is mended, or was only slow to show a set
+MAY_PASS = (Reason.RAMP_SET_NOT_HELD,)  # the store is mended, or was only slow to show a set
 TUNING_CRASH_BACKOFF_SECONDS = 60.0
 MAX_TUNING_CRASH_DOUBLINGS = 6
 
@@ -179,7 +180,7 @@ class Reconciler:
         service = gathered.service
         workers_error = await self._ensure_workers(gathered)
         token = self._key.admin_token(service.uid)
-        collecting = service.status.tuning.state in ("CollectingLabels", "Tuning")
+        collecting = service.status.tuning.state in (Reason.COLLECTING_LABELS, Reason.TUNING)
         observed = await self._observer.observe(key, gathered.workers, token=token, collecting=collecting)
         revision = self._observer.revision(key)
         tuning = self._tunings.setdefault(key, _Tuning())

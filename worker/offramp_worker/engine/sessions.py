@@ -23,6 +23,7 @@ from offramp_core.bundle import BACKBONE_FILE, PROFILE_FILE, RAMPS_FILE, side_mo
 from offramp_core.columns import EXACT, FINAL_HEAD
 from offramp_core.errors import InvalidBundleError, OfframpError, PlanRefusedError
 from offramp_core.plan import Precision
+from offramp_core.reasons import Reason
 from offramp_worker.bundle.graph import input_name, output_name, tapped_model
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.stages import StageGraph, side_stage, stage_graphs
@@ -42,7 +43,7 @@ FloatArray = npt.NDArray[np.float32]
 RELATIVE_TOLERANCE = 1e-3
 ABSOLUTE_TOLERANCE = 1e-3
 CACHED_STAGE_SETS = 4
-_UNSUPPORTED = partial(PlanRefusedError, "Unsupported")
+_UNSUPPORTED = partial(PlanRefusedError, Reason.UNSUPPORTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +226,10 @@ class Sessions:
             for j, (logits, _) in zip(stage.ramps, said, strict=True):
                 if j in expected and not _close(logits, expected[j]):
                     raise PlanRefusedError(
-                        "Unsupported", f"stages up to ramp {bundle.columns[j].id!r} do not reproduce the probe"
+                        Reason.UNSUPPORTED, f"stages up to ramp {bundle.columns[j].id!r} do not reproduce the probe"
                     )
         if not _close(features, reference):
-            raise PlanRefusedError("Unsupported", "the plan's stages do not reproduce the probe at the output")
+            raise PlanRefusedError(Reason.UNSUPPORTED, "the plan's stages do not reproduce the probe at the output")
 
     def _session(self, model: onnx.ModelProto, file: str, *, optimised: bool = False) -> Any:
         try:

@@ -15,13 +15,17 @@ from fastapi import FastAPI, Request, Response
 
 from offramp_core.errors import PlanRefusedError
 from offramp_core.protocol import SignedDocument
+from offramp_core.reasons import Reason
 from offramp_worker.engine.ramp_sets import PlanPostponedError
 from offramp_worker.http.bodies import App, Receive, Scope, Send, TooLargeError, header, read_body, send_json
 from offramp_worker.worker import Worker
 
 MAX_DOCUMENT_BYTES = 1024 * 1024
 ALSO = re.compile(r"sha256:[0-9a-f]{64}=[0-9]{1,18}(,sha256:[0-9a-f]{64}=[0-9]{1,18}){0,3}")
-BAD_REQUESTS = ("Malformed", "BadSignature")  # the others are well-formed and in conflict with what this worker is
+BAD_REQUESTS = (
+    Reason.MALFORMED,
+    Reason.BAD_SIGNATURE,
+)  # the others are well-formed and in conflict with what this worker is
 
 
 def admin_app(worker: Worker) -> App:
@@ -65,9 +69,9 @@ def _rest(worker: Worker) -> FastAPI:
             body = await read_body(request.scope, request.receive, limit=MAX_DOCUMENT_BYTES)
             document = msgspec.json.decode(body, type=SignedDocument)
         except TooLargeError:
-            return _error(413, "Malformed", f"the document is larger than {MAX_DOCUMENT_BYTES} bytes")
+            return _error(413, Reason.MALFORMED, f"the document is larger than {MAX_DOCUMENT_BYTES} bytes")
         except msgspec.DecodeError as error:
-            return _error(400, "Malformed", f"the document does not parse: {error}")
+            return _error(400, Reason.MALFORMED, f"the document does not parse: {error}")
         if worker.desk is None:
             return _error(503, "Loading", worker.reason)
         try:
@@ -81,9 +85,9 @@ def _rest(worker: Worker) -> FastAPI:
     @app.get("/v1/observations")
     async def observations(after: str = "0", boot: str = "", state: str = "", also: str = "") -> Response:
         if not after.isdecimal() or len(after) > 18:
-            return _error(400, "Malformed", f"after is {after[:20]!r}; it must be a whole number >= 0")
+            return _error(400, Reason.MALFORMED, f"after is {after[:20]!r}; it must be a whole number >= 0")
         if len(also) > 1000 or (also and not ALSO.fullmatch(also)):
-            return _error(400, "Malformed", "also must be digest=number of ramp sets, separated by commas")
+            return _error(400, Reason.MALFORMED, "also must be digest=number of ramp sets, separated by commas")
         mine = boot == worker.boot_id
         others = {digest: int(n) for digest, _, n in (part.partition("=") for part in also.split(",")) if mine and n}
         told = await asyncio.to_thread(

@@ -23,6 +23,7 @@ from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.execution import Regrouping, carries_on
 from offramp_core.plan import Plan
 from offramp_core.protocol import Arm, ArmPlan, PlanDocument, Refusal, SignedDocument, class_of
+from offramp_core.reasons import Reason
 from offramp_core.simulate.costs import CostTable
 from offramp_core.uncertainty import exit_test
 from offramp_worker.engine.arms import Active, Runtime
@@ -128,12 +129,13 @@ class PlanDesk:
     def _check_addressee(self, document: PlanDocument) -> None:
         if document.service_uid != self._service_uid:
             raise PlanRefusedError(
-                "ForeignService",
+                Reason.FOREIGN_SERVICE,
                 f"the document is for service uid {document.service_uid!r}; this worker serves {self._service_uid!r}",
             )
         if document.epoch <= self._engine.active.epoch:
             raise PlanRefusedError(
-                "StaleEpoch", f"epoch {document.epoch} is not newer than {self._engine.active.epoch}, which is in force"
+                Reason.STALE_EPOCH,
+                f"epoch {document.epoch} is not newer than {self._engine.active.epoch}, which is in force",
             )
 
     def _prepare(self, document: PlanDocument) -> Active:
@@ -195,22 +197,22 @@ class PlanDesk:
         try:
             plan = Plan.from_mapping(arm.plan)
         except InvalidArgumentError as error:
-            raise PlanRefusedError("Malformed", str(error)) from error
+            raise PlanRefusedError(Reason.MALFORMED, str(error)) from error
         if plan.backbone_digest != manifest.backbone_digest:
             raise PlanRefusedError(
-                "DigestMismatch",
+                Reason.DIGEST_MISMATCH,
                 f"backboneDigest is {plan.backbone_digest}; this worker has loaded {manifest.backbone_digest}",
             )
         precisions = [EXACT, *(p.name for p in manifest.precisions)]
         if plan.precision not in precisions:
             raise PlanRefusedError(
-                "Unsupported", f"precision {plan.precision} is not in the loaded bundle, which has {precisions}"
+                Reason.UNSUPPORTED, f"precision {plan.precision} is not in the loaded bundle, which has {precisions}"
             )
         known = self._columns(plan)
         unknown = [ramp.id for ramp in plan.ramps if ramp.id not in known]
         if unknown:
             raise PlanRefusedError(
-                "UnknownRamp",
+                Reason.UNKNOWN_RAMP,
                 f"ramp {unknown[0]!r} is none of the loaded bundle's at {plan.precision}, which are {sorted(known)}",
             )
         return plan
@@ -222,7 +224,7 @@ class PlanDesk:
         odd = [plan.ramp_set_digest for plan in plans if plan.ramp_set_digest not in (sets.own_digest, *wanted)]
         if odd:
             raise PlanRefusedError(
-                "DigestMismatch", f"rampSetDigest is {odd[0]}; this worker has loaded {sets.own_digest}"
+                Reason.DIGEST_MISMATCH, f"rampSetDigest is {odd[0]}; this worker has loaded {sets.own_digest}"
             )
         return sets.loaded(wanted or [sets.own_digest])
 
@@ -242,7 +244,7 @@ class PlanDesk:
         try:
             return sessions.stages(active, plan.precision)
         except InvalidBundleError as error:
-            raise PlanRefusedError("Unsupported", str(error)) from error
+            raise PlanRefusedError(Reason.UNSUPPORTED, str(error)) from error
 
     def _runtime(
         self,
@@ -306,7 +308,9 @@ def verify(document: SignedDocument, key: Ed25519PublicKey) -> None:
     try:
         key.verify(base64.b64decode(document.signature, validate=True), document.payload.encode())
     except (InvalidSignature, binascii.Error, ValueError) as error:
-        raise PlanRefusedError("BadSignature", "the document is not signed with the key this worker trusts") from error
+        raise PlanRefusedError(
+            Reason.BAD_SIGNATURE, "the document is not signed with the key this worker trusts"
+        ) from error
 
 
 def parse(payload: str) -> PlanDocument:
@@ -320,7 +324,7 @@ def parse(payload: str) -> PlanDocument:
     try:
         document = msgspec.json.decode(payload, type=PlanDocument)
     except msgspec.DecodeError as error:
-        raise PlanRefusedError("Malformed", f"the document does not parse: {error}") from error
+        raise PlanRefusedError(Reason.MALFORMED, f"the document does not parse: {error}") from error
     arms = [document.stable] + ([document.canary] if document.canary else [])
     checks = {
         "epoch": document.epoch >= 1,
@@ -339,7 +343,7 @@ def parse(payload: str) -> PlanDocument:
     }
     wrong = [name for name, is_right in checks.items() if not is_right]
     if wrong:
-        raise PlanRefusedError("Malformed", f"{wrong[0]} of the document is out of range")
+        raise PlanRefusedError(Reason.MALFORMED, f"{wrong[0]} of the document is out of range")
     return document
 
 
