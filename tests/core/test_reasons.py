@@ -11,9 +11,9 @@ from offramp_core.reasons import (
     PLACES,
     AnyReason,
     ConditionType,
-    RequestOutcome,
     PassedOn,
     Reason,
+    RequestOutcome,
     Tone,
     condition_tone,
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from website.conditions import TROUBLESHOOTING, entries
 
-from offramp_core.reasons import ConditionType, Reason
+from offramp_core.reasons import ConditionType, Reason, RequestOutcome
 
 ROOT = Path(__file__).parents[2]
 REGISTRY = ROOT / "core" / "offramp_core" / "reasons.py"
@@ -61,6 +61,7 @@ def test_every_registered_word_is_said_somewhere() -> None:
     }
     words = [(Reason, r.name) for r in Reason if "kubelet" not in r.places]
     words += [(ConditionType, kind.name) for kind in ConditionType]
+    words += [(RequestOutcome, outcome.name) for outcome in RequestOutcome]
     assert [name for kind, name in words if (kind.__name__, name) not in used] == []
 
 
@@ -75,7 +76,7 @@ UNREGISTERED = """
 from offramp_core.control.objects import Condition, TuningStatus
 from offramp_core.control.snapshot import Event, Worker
 from offramp_core.errors import DeliveryError, PlanRefusedError
-from offramp_core.reasons import ConditionType, Reason
+from offramp_core.reasons import ConditionType, Reason, RequestOutcome
 
 Condition(ConditionType.READY, "True", Reason.SERVING, "registered")
 Condition(ConditionType.READY, "True", "NeverHeardOf", "")

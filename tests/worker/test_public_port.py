@@ -365,11 +365,12 @@ def test_metrics_agree_with_the_replies(worker: WorkerProcess, bundle_dir: Path)
     replies = [worker.infer(x[None]) for x in bundles.inputs(40)]
     left = sum(r["parameters"]["exit"] == "r02-linear" for r in replies)
     eventually(lambda: _metric(worker, "earlyexit_audited_total", arm="stable") == 40, what="audits")
-    assert _metric(worker, "earlyexit_requests_total", arm="stable", outcome="ok") == 40
+    assert _metric(worker, "earlyexit_requests_total", outcome="ok") == 40
+    assert _metric(worker, "earlyexit_rows_total", arm="stable", outcome="ok") == 40
     assert _metric(worker, "earlyexit_responses_total", protocol="rest", code="200") == 40
     assert _metric(worker, "earlyexit_exits_total", ramp="r02-linear", arm="stable") == left > 0
     assert _metric(worker, "earlyexit_exits_total", ramp="final", arm="stable") == 40 - left
-    assert _metric(worker, "earlyexit_request_duration_seconds_count", arm="stable") == 40
+    assert _metric(worker, "earlyexit_row_duration_seconds_count", arm="stable") == 40
     assert _metric(worker, "earlyexit_batch_duration_seconds_count", arm="stable") == 40
     assert _metric(worker, "earlyexit_epoch") == 1
     assert (

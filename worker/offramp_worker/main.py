@@ -133,7 +133,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
             await admin_task
         if worker.tracing is not None:
             await asyncio.to_thread(worker.tracing.close)
-        log_event("stopped", rows=worker.metrics.outcomes())
+        log_event("stopped", requests=worker.metrics.request_outcomes(), rows=worker.metrics.row_outcomes())
 
 
 async def _load_and_wait(worker: Worker, stop: asyncio.Event, *, stay_up_broken: bool) -> None:

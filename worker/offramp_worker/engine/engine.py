@@ -28,6 +28,7 @@ from offramp_core.batching import batching, exact_seconds, rows_within
 from offramp_core.columns import EXACT
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import Arm
+from offramp_core.reasons import RequestOutcome
 from offramp_worker.bundle.lengths import pad_rows, rows_bucket
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.answers import labels
@@ -125,9 +126,6 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         metrics.audit_backlog.set_function(lambda: len(self._desk))
         self._objective = latency_seconds
-        if latency_seconds is not None:
-            metrics.late("stable")
-            metrics.late("canary")
         self._utility = RampUtility(self.counters, bundle)
         metrics.registry.register(self._utility)
         metrics.registry.register(EngineState(self))
@@ -196,6 +194,7 @@ class Engine:
             self._batcher.put(ticket, wake=wake)
         except OverloadedError:
             self.metrics.inflight.dec(len(x))
+            self.metrics.rows("", RequestOutcome.REJECTED).inc(len(x))
             with self.counters.lock:
                 self.counters.refused += len(x)
             self._abandon(ticket)
@@ -209,7 +208,7 @@ class Engine:
             self._abandon(ticket)
         elif self._cache is not None and self._cache.leave(ticket):
             rows = len(ticket.x)
-        self._count_unanswered(rows, "cancelled")
+        self._count_unanswered(rows, RequestOutcome.CANCELLED)
 
     def serve(self) -> None:
         """See to what is queued: run it here if the engine is idle and the batch short, else wake the engine's thread."""
@@ -223,6 +222,13 @@ class Engine:
                 self._turn.release()
         if self._batcher.rows or len(self._desk):
             self._batcher.wake()
+
+    def count_reply(self, ticket: Ticket) -> None:
+        """A request that was admitted has had its reply; rows were counted as they were answered."""
+        if ticket.outcome is RequestOutcome.OK:
+            self.metrics.answered(self._clock() - ticket.admitted, objective=self._objective)
+        else:
+            self.metrics.requests[ticket.outcome].inc()
 
     def activate(self, active: Active) -> None:
         """Put a document in force from the next batch on."""
@@ -560,22 +566,22 @@ class Engine:
         for ticket in tickets:
             if not self._batcher.put_back(ticket):
                 ticket.error, ticket.pending = "the worker has shut down", 0
-                self._count_unanswered(len(ticket.x), "failed")
+                self._count_unanswered(len(ticket.x), RequestOutcome.FAILED)
                 self._deliver([ticket])
 
     def _give_up(self, tickets: Sequence[Ticket]) -> None:
         """The time of these requests ran out before all their rows could run."""
         for ticket in tickets:
             ticket.expired, ticket.pending = True, 0
-            self._count_unanswered(ticket.waiting, "expired")
+            self._count_unanswered(ticket.waiting, RequestOutcome.EXPIRED)
             self._abandon(ticket)
         if tickets:
             self._deliver(list(tickets))
 
-    def _count_unanswered(self, rows: int, outcome: str) -> None:
+    def _count_unanswered(self, rows: int, outcome: RequestOutcome) -> None:
         if rows:
             self.metrics.inflight.dec(rows)
-            self.metrics.requests("", outcome).inc(rows)
+            self.metrics.rows("", outcome).inc(rows)
 
     # --- counts ---------------------------------------------------------------------------------
 
@@ -621,16 +627,12 @@ class Engine:
 
     def _measure_replies(self, runtime: Runtime, exit_name: str, latencies: Sequence[float], *, due: bool) -> None:
         n, arm = len(latencies), runtime.counter.arm
-        self.metrics.requests(arm, "ok").inc(n)
+        self.metrics.rows(arm, RequestOutcome.OK).inc(n)
         (self.metrics.deadline_answers if due else self.metrics.exits)(exit_name, arm).inc(n)
         self.metrics.inflight.dec(n)
-        observe = self.metrics.request_seconds(arm).observe
+        observe = self.metrics.row_seconds(arm).observe
         for seconds in latencies:
             observe(seconds)
-        if self._objective is not None:
-            late = sum(map(self._objective.__lt__, latencies))
-            if late:
-                self.metrics.late(arm).inc(late)
 
     def _count_batch(
         self, batch: Batch, active: Active, runtime: Runtime, progress: _Progress, *, failed: bool
@@ -670,7 +672,7 @@ class Engine:
             self._abandon(ticket)
         failed = len(progress.open_rows)
         self.metrics.inflight.dec(failed)
-        self.metrics.requests(runtime.counter.arm, "failed").inc(failed)
+        self.metrics.rows(runtime.counter.arm, RequestOutcome.FAILED).inc(failed)
         self._deliver(done)
 
     def _end_expired_canary(self, active: Active) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import OfframpError
+from offramp_core.reasons import RequestOutcome
 from offramp_worker.engine.arms import EXITS_OFF, Runtime
 
 Array = npt.NDArray[Any]
@@ -109,6 +110,13 @@ class Ticket:
         A deadline that was asked for comes sooner to rows that do not leave early, so answers in time would be no fair sample; nor would the others.
         """
         return not self.never_exit and self.deadline == math.inf
+
+    @property
+    def outcome(self) -> RequestOutcome:
+        """What became of it, once it is done."""
+        if self.expired:
+            return RequestOutcome.EXPIRED
+        return RequestOutcome.OK if self.error is None else RequestOutcome.FAILED
 
     @property
     def waiting(self) -> int:

@@ -14,6 +14,7 @@ from grpc import StatusCode
 
 from offramp_core.bundle import TensorSpec
 from offramp_core.errors import InvalidArgumentError
+from offramp_core.reasons import RequestOutcome
 from offramp_worker.bundle.load import NUMPY_TYPES
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.tickets import EXPIRED, OverloadedError, Ticket, UnableError
@@ -62,7 +63,8 @@ class InferenceService:
 
         async def call(request: Message | None, context: Context) -> Message:
             if request is None:
-                await self._refuse(context, StatusCode.INVALID_ARGUMENT, "the request is no message of the protocol")
+                error = "the request is no message of the protocol"
+                await self._refuse(context, StatusCode.INVALID_ARGUMENT, error, inference=method == self.model_infer)
             return await method(request, context)
 
         return call
@@ -74,14 +76,14 @@ class InferenceService:
         return message("ServerReadyResponse")(ready=self._worker.ready)
 
     async def model_ready(self, request: Message, context: Context) -> Message:
-        await self._engine(request.name, request.version, context)
+        await self._engine(request.name, request.version, context, inference=False)
         return message("ModelReadyResponse")(ready=self._worker.ready)
 
     async def server_metadata(self, _: Message, __: Context) -> Message:
         return message("ServerMetadataResponse")(**server_metadata())
 
     async def model_metadata(self, request: Message, context: Context) -> Message:
-        engine = await self._engine(request.name, request.version, context)
+        engine = await self._engine(request.name, request.version, context, inference=False)
         return message("ModelMetadataResponse")(**model_metadata(engine.bundle.manifest))
 
     async def model_infer(self, request: Message, context: Context) -> Message:
@@ -125,25 +127,34 @@ class InferenceService:
             model, error = engine.bundle.manifest.name, code is not StatusCode.OK
             tracing.answered(ticket, context=told, model=model, code=code.name, error=error)
 
-    async def _engine(self, model: str, version: str, context: Context) -> Engine:
+    async def _engine(self, model: str, version: str, context: Context, *, inference: bool = True) -> Engine:
         engine = self._worker.engine
         if engine is None:
-            await self._refuse(context, StatusCode.UNAVAILABLE, self._worker.reason, retry_after=1)
+            await self._refuse(context, StatusCode.UNAVAILABLE, self._worker.reason, retry_after=1, inference=inference)
         if model != engine.bundle.manifest.name or version not in ("", VERSION):
             name = engine.bundle.manifest.name
             await self._refuse(
                 context,
                 StatusCode.NOT_FOUND,
                 f"model {shown(model)}, version {shown(version)} is unknown; this worker serves {name!r}, version {VERSION!r}",
+                inference=inference,
             )
         return engine
 
     async def _refuse(
-        self, context: Context, code: StatusCode, error: str, *, retry_after: int | None = None
+        self,
+        context: Context,
+        code: StatusCode,
+        error: str,
+        *,
+        retry_after: int | None = None,
+        inference: bool = True,
     ) -> NoReturn:
-        outcome = "rejected" if code in (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED) else "invalid"
-        self._worker.metrics.requests("", outcome).inc()
-        self._count(code, context)
+        """End a call; only those that ask for inference are counted."""
+        shed = code in (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
+        if inference:
+            self._worker.metrics.requests[RequestOutcome.REJECTED if shed else RequestOutcome.INVALID].inc()
+            self._count(code, context)
         metadata = () if retry_after is None else ((PUSHBACK, str(1000 * retry_after)),)
         await context.abort(code, error, metadata)
         raise AssertionError("abort raises")

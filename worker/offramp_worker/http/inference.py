@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import orjson
 
+from offramp_core.reasons import RequestOutcome
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.tickets import EXPIRED, OverloadedError, Ticket, UnableError
 from offramp_worker.front import Front
@@ -52,7 +53,9 @@ class Inference:
         """Answer one request: ``reply`` is called when the returned ticket is done, or now, when it is refused (None)."""
         engine = self._worker.engine
         if engine is None:
-            self._refuse(self.refusal(503, self._worker.reason, outcome="rejected", retry_after=1), headers, reply)
+            self._refuse(
+                self.refusal(503, self._worker.reason, outcome=RequestOutcome.REJECTED, retry_after=1), headers, reply
+            )
             return None
         try:
             model = unquote(path.partition("?")[0])[len(PREFIX) : -len(SUFFIX)]
@@ -69,7 +72,9 @@ class Inference:
         except OverloadedError as error:
             status = 503 if isinstance(error, UnableError) else 429
             self._refuse(
-                self.refusal(status, str(error), outcome="rejected", retry_after=error.retry_after_seconds),
+                self.refusal(
+                    status, str(error), outcome=RequestOutcome.REJECTED, retry_after=error.retry_after_seconds
+                ),
                 headers,
                 reply,
             )
@@ -94,10 +99,16 @@ class Inference:
         return self.refusal(408, f"the request did not arrive within {seconds:g} s", close=True)
 
     def refusal(
-        self, status: int, error: str, *, outcome: str = "invalid", retry_after: int | None = None, close: bool = False
+        self,
+        status: int,
+        error: str,
+        *,
+        outcome: RequestOutcome = RequestOutcome.INVALID,
+        retry_after: int | None = None,
+        close: bool = False,
     ) -> Response:
         """A counted error reply."""
-        self._worker.metrics.requests("", outcome).inc()
+        self._worker.metrics.requests[outcome].inc()
         self._worker.metrics.responses("rest", str(status)).inc()
         headers = [JSON_TYPE] if retry_after is None else [JSON_TYPE, (b"retry-after", str(retry_after).encode())]
         return Response(status, orjson.dumps({"error": error}), headers, close)
