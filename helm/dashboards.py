@@ -182,7 +182,7 @@ SERVICE = [
         Panel("Canary's share of batches", [(f"earlyexit_rollout_weight_ratio{{{ONE}}}", "weight")], unit="percentunit", top=1.0),
         Panel("Epochs", [(f"earlyexit_service_epoch{{{ONE}}}", "published"), (f"min(earlyexit_epoch{{{ONE}}})", "oldest in force")], "Apart: a worker has not acknowledged."),
         Panel("Evidence of harm", [(f"earlyexit_rollout_gate_evidence_ratio{{{ONE}}}", "{{gate}}")], "By gate; 1 rolls back.", "percentunit", width=12, top=1.0),
-        Panel("Exposure", [(f"earlyexit_rollout_gate_exposure_ratio{{{ONE}}}", "{{gate}}")], "Events seen by those with which a harmful plan would have shown itself; at 1 the step may pass.", "percentunit", width=12, top=1.0),
+        Panel("Exposure", [(f"earlyexit_rollout_gate_exposure_ratio{{{ONE}}}", "{{gate}}")], "What was seen, as a share of that with which a harmful plan would have shown itself; at 1 the step may pass.", "percentunit", width=12, top=1.0),
     ]),
     Row("Workers", [
         Panel("Workers by state", [(f"earlyexit_service_workers{{{ONE}}}", "{{state}}")]),

@@ -77,7 +77,7 @@ SERVICE_GAUGES: Mapping[str, Family] = {
         ("gate",),
     ),
     "earlyexit_rollout_gate_exposure_ratio": Family(
-        "Events a gate of the newest rollout has seen, as a share of those with which a harmful plan would have shown itself: at 1 the step may pass.",
+        "How much a gate of the newest rollout has seen, as a share of that with which a harmful plan would have shown itself (acceptance: of the evidence that it wants): at 1 the step may pass. No series for a gate that asks for none.",
         ("gate",),
     ),
 }  # fmt: skip
@@ -360,10 +360,10 @@ def _rollout_samples(rollouts: tuple[Rollout, ...], decision: Decision) -> Itera
     if status.phase_started_at is not None and not status.finished:
         yield "earlyexit_rollout_phase_start_timestamp_seconds", (), status.phase_started_at
     for gate in status.gates:
-        if gate.log_limit > 0:
+        if gate.log_limit > 0 and gate.name != "acceptance":  # whose evidence is of the good
             yield "earlyexit_rollout_gate_evidence_ratio", (gate.name,), gate.log_e_value / gate.log_limit
-        if gate.needed > 0:
-            yield "earlyexit_rollout_gate_exposure_ratio", (gate.name,), gate.n / gate.needed
+        if gate.exposure is not None:
+            yield "earlyexit_rollout_gate_exposure_ratio", (gate.name,), gate.exposure
 
 
 def _acknowledged(workers: Sequence[Worker], epoch: int) -> bool:

@@ -96,10 +96,10 @@ class TestWhy:
         status = replace(
             family.newest.status,
             step_started_at=now - 60,
-            gates=(GateStatus("accuracy", "Undecided", n=100, needed=400),),
+            gates=(GateStatus("accuracy", "Undecided", n=100, needed=400, message="100 of 400 audits", exposure=0.25),),
         )
         shown = plain(why_lines(family, replace(family.newest, status=status), now))
-        assert "100 of 400 audits" in shown and "about 3m more" in shown
+        assert "100 of 400 audits; about 3m more" in shown and " 25% " in shown
 
     def test_a_rejected_gate_shows_evidence_past_its_limit(self, in_state: InState) -> None:
         family, _ = in_state("rolled_back")

@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from offramp_core.control.objects import BothArms, GateStatus
+from offramp_core.control.objects import BothArms, GateState, GateStatus
 from offramp_core.evidence import detector
-from offramp_core.evidence.exposure import audits_needed
+from offramp_core.evidence.exposure import audits_needed, reached
 from offramp_core.evidence.one_arm import alternatives, log_average_ratio, log_e_value
 from offramp_core.evidence.two_arm import log_e_share
 from offramp_core.evidence.words import e_value
@@ -77,10 +77,11 @@ def accuracy(given: GateInput) -> GateStatus:
         bound=given.budget,
         evidence=log_average_ratio(arm.disagreements, arm.audited, p0=given.budget, grid=harmful),
         limit=math.log(1 / alpha),
-        exposure=arm.audited,
+        seen=arm.audited,
         needed=audits_needed(
             budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=alpha, power=POWER, grid=harmful
         ),
+        of="audits",
     )
 
 
@@ -123,8 +124,9 @@ def slowness(given: GateInput) -> GateStatus:
         bound=given.share,
         evidence=evidence,
         limit=given.log_limit,
-        exposure=canary.judged + stable.judged,
+        seen=canary.judged + stable.judged,
         needed=given.slow_needed,
+        of="judged batches",
     )
 
 
@@ -142,8 +144,6 @@ def failures(given: GateInput) -> GateStatus:
             bound=FAILING,
             evidence=log_e_value(canary.failed, canary.batches, p0=FAILING),
             limit=given.log_limit,
-            exposure=0,
-            needed=0,
         )
     evidence = log_e_share(canary.failed, canary.failed + stable.failed, share=given.share)
     return _judge(
@@ -153,8 +153,6 @@ def failures(given: GateInput) -> GateStatus:
         bound=given.share,
         evidence=evidence,
         limit=given.log_limit,
-        exposure=0,
-        needed=0,
     )
 
 
@@ -168,7 +166,8 @@ def acceptance(given: GateInput) -> GateStatus:
     accepted = evidence >= limit
     return GateStatus(
         "acceptance", "Clear" if accepted else "Undecided", arm.audited, arm.disagreements, given.budget, evidence, limit,
-        message="earned" if accepted else "uncertified: more agreeing audits are needed",
+        message="earned" if accepted else "uncertified: its e-value must reach the limit before it may be promoted",
+        exposure=reached(evidence, limit),
     )  # fmt: skip
 
 
@@ -190,18 +189,30 @@ def read_gates(given: GateInput) -> tuple[GateStatus, ...]:
 
 
 def _judge(
-    name: str, *, n: int, k: int, bound: float, evidence: float, limit: float, exposure: int, needed: int
+    name: str,
+    *,
+    n: int,
+    k: int,
+    bound: float,
+    evidence: float,
+    limit: float,
+    seen: int = 0,
+    needed: int = 0,
+    of: str = "",
 ) -> GateStatus:
+    """A reading. ``seen`` of ``needed`` observations are the exposure, in the unit ``of``."""
+    state: GateState
     if evidence >= limit:
         state, message = (
             "Rejected",
             f"{k} of {n} against {bound:.3g}: e-value {e_value(evidence)} passes the limit {e_value(limit)}",
         )
-    elif exposure < needed:
+    elif seen < needed:
         state, message = (
             "Undecided",
-            f"{exposure} of {needed} observations that a harmful plan would need to show itself",
+            f"{seen} of {needed} {of} with which a harmful plan would show itself",
         )
     else:
         state, message = "Clear", f"{k} of {n} against {bound:.3g}: no evidence of harm"
-    return GateStatus(name, state, n, k, bound, round(evidence, 6), round(limit, 6), needed, message)  # type: ignore[arg-type]
+    exposure = reached(seen, needed)
+    return GateStatus(name, state, n, k, bound, round(evidence, 6), round(limit, 6), needed, message, exposure)

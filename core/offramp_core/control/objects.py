@@ -25,6 +25,7 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 Cause = Literal["Tuned", "Pinned"]
 ConfigState = Literal["Proposed", "Certified", "Canary", "Stable", "Superseded", "Rejected"]
 Source = Literal["Tuned", "Pinned", "Baseline"]
+GateState = Literal["Clear", "Undecided", "Rejected", "NotApplicable"]
 UpdateStrategy = Literal["Surge", "Replace"]
 VersionPhase = Literal["", "Starting", "Comparing", "AwaitingPromotion", "Promoting", "Rejected"]
 
@@ -107,11 +108,13 @@ class Ledger:
 class GateStatus:
     """One gate's reading. ``k`` of ``n`` events against ``bound``; it rejects once ``log_e_value >= log_limit``.
 
-    ``needed`` is the minimum exposure; below it the gate is Undecided, never a pass.
+    ``needed`` is the minimum exposure; below it the gate is Undecided, never a pass. ``exposure`` is the share of it that has been reached, in [0, 1],
+    of observations that need not be the ``n`` of the evidence; for acceptance of the evidence that it wants. None where the gate asks for none, and
+    in a status that an operator wrote before there was this field.
     """
 
     name: str
-    state: Literal["Clear", "Undecided", "Rejected", "NotApplicable"]
+    state: GateState
     n: int = 0
     k: int = 0
     bound: float = 0.0
@@ -119,6 +122,7 @@ class GateStatus:
     log_limit: float = 0.0
     needed: int = 0
     message: str = ""
+    exposure: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from offramp_core.control.delivery import STALLING
-from offramp_core.control.objects import GateStatus, ModelSource, Service, UpdateStatus, VersionStatus, VersionTally
+from offramp_core.control.objects import (
+    GateState,
+    GateStatus,
+    ModelSource,
+    Service,
+    UpdateStatus,
+    VersionStatus,
+    VersionTally,
+)
 from offramp_core.control.snapshot import Event, Worker
 from offramp_core.control.spec import SideBySide
 from offramp_core.control.update import UpdateView, next_update, resting_strategy
-from offramp_core.evidence.exposure import audits_needed
+from offramp_core.evidence.exposure import audits_needed, reached
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.reasons import AnyReason, ConditionType, MaybeReason, Reason
 from offramp_core.sketch import bucket_index
@@ -490,8 +498,10 @@ def _rounded(rate: float) -> float:
 def _gate(name: str, n: int, k: int, *, p0: float, alpha: float, needed: int, what: str) -> GateStatus:
     evidence, limit = log_e_value(k, n, p0=p0), math.log(1 / alpha)
     told = f"{k} of {n} {what}, {p0:.2%} are allowed"
-    state = "Rejected" if evidence >= limit else "Undecided" if n < needed else "Clear"
-    return GateStatus(name, state, n, k, round(p0, 6), round(evidence, 6), round(limit, 6), needed, told)  # type: ignore[arg-type]
+    state: GateState = "Rejected" if evidence >= limit else "Undecided" if n < needed else "Clear"
+    return GateStatus(
+        name, state, n, k, round(p0, 6), round(evidence, 6), round(limit, 6), needed, told, reached(n, needed)
+    )  # fmt: skip
 
 
 def _since(base: Mapping[str, VersionTally], now: Mapping[str, VersionTally], boots: Iterable[str]) -> VersionTally:

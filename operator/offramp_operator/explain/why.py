@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,7 @@ class Reading:
     against: str
     e_value: str
     limit: str
+    exposure: str
     meaning: str
 
 
@@ -114,7 +116,7 @@ def readings(rollout: Rollout, now: float) -> list[Reading]:
 
 def _reading(gate: GateStatus, rollout: Rollout, now: float) -> Reading:
     if gate.state == "NotApplicable":
-        return Reading(gate.name, gate.state, "-", "-", "-", "-", gate.message)
+        return Reading(gate.name, gate.state, "-", "-", "-", "-", "-", gate.message)
     kind = _ALONE if gate.name == "failures" and gate.bound == FAILING else gate.name
     return Reading(
         gate=gate.name,
@@ -123,6 +125,7 @@ def _reading(gate: GateStatus, rollout: Rollout, now: float) -> Reading:
         against=_BOUNDS.get(kind, "{bound}").format(bound=share(gate.bound)),
         e_value=e_value(gate.log_e_value),
         limit=e_value(gate.log_limit),
+        exposure="-" if gate.exposure is None else f"{math.floor(100 * gate.exposure)}%",
         meaning=meaning(gate, rollout, now),
     )
 
@@ -135,28 +138,15 @@ def meaning(gate: GateStatus, rollout: Rollout, now: float) -> str:
         if gate.name == "acceptance":
             return "earned: surely below the budget"
         return "no evidence of harm" + (", and harm would have shown by now" if gate.needed else "")
-    seen, needed = _exposure(gate, rollout)
-    if gate.name == "acceptance":
-        told = "uncertified: its e-value must reach the limit before it may be promoted"
-    else:
-        told = f"{seen:.0f} of {needed:.0f} {'audits' if gate.name == 'accuracy' else 'judged batches'} with which a harmful plan would show itself"
-    left = _seconds_left(seen, needed, rollout, now)
-    return told if left is None else f"{told}; about {duration(left)} more"
+    left = _seconds_left(gate.exposure or 0.0, rollout, now)
+    return gate.message if left is None else f"{gate.message}; about {duration(left)} more"
 
 
-def _exposure(gate: GateStatus, rollout: Rollout) -> tuple[float, float]:
-    """What an undecided gate has, and what it needs."""
-    if gate.name == "acceptance":
-        return gate.log_e_value, gate.log_limit
-    total = rollout.status.ledger.total
-    return float(gate.n if gate.name == "accuracy" else total.canary.judged + total.stable.judged), float(gate.needed)
-
-
-def _seconds_left(seen: float, needed: float, rollout: Rollout, now: float) -> float | None:
+def _seconds_left(exposure: float, rollout: Rollout, now: float) -> float | None:
     began = rollout.status.step_started_at
-    if rollout.status.finished or began is None or seen <= 0 or needed <= seen or now <= began:
+    if rollout.status.finished or began is None or not 0 < exposure < 1 or now <= began:
         return None
-    return (needed - seen) * (now - began) / seen
+    return (1 - exposure) * (now - began) / exposure
 
 
 # --- everything else -------------------------------------------------------------------------------
@@ -237,7 +227,7 @@ def _rollout_data(rollout: Rollout, now: float) -> Mapping[str, Any]:
         "gates": [
             {
                 "name": g.name, "state": g.state, "n": g.n, "k": g.k, "bound": g.bound, "logEValue": g.log_e_value, "logLimit": g.log_limit,
-                "needed": g.needed, "meaning": g.message if g.state == "NotApplicable" else meaning(g, rollout, now),
+                "needed": g.needed, "exposure": g.exposure, "meaning": g.message if g.state == "NotApplicable" else meaning(g, rollout, now),
             }
             for g in status.gates
         ],
