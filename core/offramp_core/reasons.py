@@ -123,7 +123,7 @@ class Reason(StrEnum):
     REQUEST_REFUSED = "RequestRefused", WARNING, "event", "The annotation `earlyexit.dev/request` asks for something that is not known.", "use the command, which writes it rightly"
 
     # --- rollouts, how they go and how they end
-    RAMP_PROPOSED = "RampProposed", NEUTRAL, "event", "A plan was certified, or a known one comes back, and its rollout begins."
+    RAMP_PROPOSED = "RampProposed", GOOD, "event", "A plan was certified, or a known one comes back, and its rollout begins."
     CANARY_STARTED = "CanaryStarted", NEUTRAL, "event", "The first step's share of batches runs the new plan."
     STEP_ADVANCED = "StepAdvanced", NEUTRAL, "event", "A step passed and the next one begins."
     CANARY_RENEWED = "CanaryRenewed", NEUTRAL, "event", "Nobody pulled the workers for a minute, so they left the canary by themselves.", "look why the operator was away"

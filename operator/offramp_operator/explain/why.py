@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from offramp_core.control.gates import FAILING
-from offramp_core.control.objects import GateStatus, Rollout
+from offramp_core.control.objects import Condition, GateStatus, Rollout
 from offramp_core.evidence.words import e_value
-from offramp_core.reasons import Reason
+from offramp_core.reasons import Reason, Tone, condition_tone
 from offramp_operator.explain.capacity import capacity_data
 from offramp_operator.explain.family import Family
-from offramp_operator.explain.health import BAD_NEWS
 from offramp_operator.explain.plans import about, ramps
 from offramp_operator.explain.progress import progress
 from offramp_operator.explain.savings import savings_data
@@ -196,11 +195,18 @@ def cooling(family: Family, now: float) -> list[str]:
 
 def wrong(family: Family) -> list[str]:
     """Conditions that a person should look at."""
-    bad = [c for c in family.service.status.conditions if (c.status == "False") != (c.type in BAD_NEWS) and c.status != "Unknown"]  # fmt: skip
-    return [
-        *([family.note] if family.note else []),
-        *(f"{c.type} is {c.status} ({c.reason}): {c.message}" for c in bad),
-    ]
+    conditions = family.service.status.conditions
+    bad = [c for c in conditions if condition_tone(c.type, c.status, c.reason) in (Tone.WARNING, Tone.BAD)]
+    return [*([family.note] if family.note else []), *map(_wrong, bad)]
+
+
+def _wrong(condition: Condition) -> str:
+    """With the next step, where the message does not end with it: what keeps a worker from running does."""
+    told = f"{condition.type} is {condition.status} ({condition.reason}): {condition.message}"
+    known = Reason.of(condition.reason)
+    return (
+        told if known is None or not known.next_step or "worker" in known.places else f"{told}; next: {known.next_step}"
+    )
 
 
 def why_data(family: Family, rollout: Rollout | None, now: float) -> dict[str, Any]:

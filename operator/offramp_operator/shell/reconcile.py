@@ -15,7 +15,7 @@ from offramp_core.control.objects import Service, ServiceStatus
 from offramp_core.control.snapshot import Decision, RecordStore, Snapshot
 from offramp_core.control.watch import Watch
 from offramp_core.protocol import PlanDocument
-from offramp_core.reasons import Reason
+from offramp_core.reasons import ConditionType, Reason
 from offramp_core.records import Records
 from offramp_core.tuning import TuningOutcome, TuningRequest, tune
 from offramp_operator.shell.log import log_event
@@ -395,7 +395,7 @@ def _acts(decision: Decision, gathered: Gathered) -> bool:
 
 def _in_motion(decision: Decision) -> bool:
     """Whether workers are being replaced or a new spec is on its way: what is decided then hangs on the time that has passed."""
-    moving = ("Reconciling", "WorkersUpdating")
+    moving = (ConditionType.RECONCILING, ConditionType.WORKERS_UPDATING)
     return any(c.type in moving and c.status == "True" for c in decision.status.conditions)
 
 
