@@ -172,7 +172,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class ArmCounts:
-    """Counters of one (epoch, arm) since the process started.
+    """Counters of one (epoch, arm) since the process started. What is called a request on this wire is a row: one input, however many came together.
 
     ``drawn`` requests were drawn for audit, ``audited`` of them have been compared, ``disagreements`` differed. ``judged_batches`` had a
     size listed in ``slow_seconds``; ``slow_batches`` of them exceeded it. ``execution`` maps a batch size (text) to sketch counts (bucket
@@ -262,7 +262,7 @@ class Observations:
 
     ``held_back`` counts the batches that ran with exits off beside a stable plan, ``plans`` the newest plans that had a holdback. They stand
     apart from ``counts`` for operators of before, which know two arms.
-    ``refused`` counts requests that were turned away at once since the process started; together with those that were answered they are the demand.
+    ``refused`` counts rows of requests that were turned away at once since the process started; together with those that were answered they are the demand.
     ``records`` are those of the bundle's own ramp set, ``more_records`` those of others that are held.
     ``state`` comes along where it was asked for (``&state=1``), so that a pull is one request; a worker that is older than this leaves it out.
     """

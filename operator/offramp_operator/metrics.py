@@ -50,7 +50,7 @@ SERVICE_GAUGES: Mapping[str, Family] = {
         ("state",),
     ),
     "earlyexit_service_no_exit_headroom_ratio": Family(
-        "Requests per second that the ready workers answer with exits off, over the most that came in the last hour: below 1 a rollback overloads the service. No series while "
+        "Rows per second that the ready workers answer with exits off, over the most that came in the last hour: below 1 a rollback overloads the service. No series while "
         "either is not known. floor is spec.autoscaling.noExitFloor, Fixed without autoscaling.", ("floor",)
     ),
     "earlyexit_service_no_exit_workers": Family(

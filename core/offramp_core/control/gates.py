@@ -189,17 +189,8 @@ def read_gates(given: GateInput) -> tuple[GateStatus, ...]:
 
 
 def _judge(
-    name: str,
-    *,
-    n: int,
-    k: int,
-    bound: float,
-    evidence: float,
-    limit: float,
-    seen: int = 0,
-    needed: int = 0,
-    of: str = "",
-) -> GateStatus:
+    name: str, *, n: int, k: int, bound: float, evidence: float, limit: float, seen: int = 0, needed: int = 0, of: str = ""
+) -> GateStatus:  # fmt: skip
     """A reading. ``seen`` of ``needed`` observations are the exposure, in the unit ``of``."""
     state: GateState
     if evidence >= limit:

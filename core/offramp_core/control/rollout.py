@@ -279,7 +279,8 @@ def a_gate_rejects(view: RolloutView) -> Change | None:
     rejected = next((gate for gate in view.status.gates if gate.state == "Rejected"), None)
     if rejected is None:
         return None
-    return _stop(view, "RolledBack", REJECTIONS[rejected.name], rejected.message)
+    reason = REJECTIONS.get(rejected.name) or as_said(f"{rejected.name.capitalize()}Rejected")  # of another release
+    return _stop(view, "RolledBack", reason, rejected.message)
 
 
 # --- rules: endings --------------------------------------------------------------------------------

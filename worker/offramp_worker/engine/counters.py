@@ -83,7 +83,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.refused = 0  # requests turned away at once; change it only under the lock
+        self.refused = 0  # rows of requests turned away at once; change it only under the lock
         self._counters: OrderedDict[tuple[int, Arm], ArmCounter] = OrderedDict()
         self._meters: OrderedDict[tuple[str, float], HoldbackMeter] = OrderedDict()
 
