@@ -285,6 +285,8 @@ class _Pass:
             tuned = self._switch_off(tuned, stable, baseline)
             stable = baseline
         self.tuning = self._audit(tuned.status, rollout, stable)
+        if self.tuning.records_since_at != self.service.status.tuning.records_since_at:
+            self.measured = self.measured.after_change(stable.plan)
         document = self._document(stable, rollout)
         changed = differs(document, self.snapshot.published)
         status = self._status(stable, rollout, tuned, pin, document_changed=changed)
@@ -493,7 +495,7 @@ class _Pass:
     def _measure(self, stable: Config) -> Measured:
         """What the stable plan saves, by comparison with the batches that are held back from it."""
         if stable.plan.exits_off or not self._fits(stable):
-            return Measured()
+            return Measured(stops=self.service.status.measured.all_stops)
         before, trusted = self.service.status.measured, self._trusted()
         ids, costs = self.served.chain(stable.plan.precision)
         return look(

@@ -465,12 +465,21 @@ class SliceUse:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceStop:
+    """A plan was surely over the ``budget`` of the slice ``name``, on the inputs as they still are."""
+
+    plan_hash: str
+    name: str
+    budget: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What the stable plan saves, by comparison with the batches that are held back from it (both absent before enough of them), and by ramp.
 
     The figures speak of what was counted since ``previous_since_at``; that window and the one since ``since_at`` are summed apart so that
     the far past can be forgotten. ``live`` has the counters of worker processes by boot id, ``base`` what they were when the window began,
-    ``retired`` the sum of those that are gone.
+    ``retired`` the sum of those that are gone. ``stops`` are of this plan and of earlier ones, which may come back; the newest last.
     """
 
     plan_hash: str = ""
@@ -488,10 +497,21 @@ class Measured:
     base: dict[str, PlanCounts] = field(default_factory=dict)
     retired: PlanCounts = field(default_factory=PlanCounts)
     previous: PlanCounts = field(default_factory=PlanCounts)
+    stops: tuple[SliceStop, ...] = ()
 
     def of(self, plan: Plan) -> Measured:
-        """These figures, if they are of ``plan``; none else."""
-        return self if self.plan_hash == plan.content_hash else Measured()
+        """These figures, if they are of ``plan``; none else, but for the stops."""
+        return self if self.plan_hash == plan.content_hash else Measured(stops=self.all_stops)
+
+    @property
+    def all_stops(self) -> tuple[SliceStop, ...]:
+        """Of the slices of the plan as well: an operator of before told of them there alone."""
+        told = (SliceStop(self.plan_hash, use.name, use.budget) for use in self.slices if use.stopped)
+        return tuple(dict.fromkeys((*self.stops, *told)))
+
+    def after_change(self, serving: Plan) -> Measured:
+        """After the inputs changed: what other plans did on the old ones says nothing any more."""
+        return replace(self, stops=tuple(s for s in self.all_stops if s.plan_hash == serving.content_hash))
 
 
 @dataclass(frozen=True, slots=True)
