@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from fleet import MANIFEST, RAMPS, Fleet, SimWorker, pool  # type: ignore[import-not-found]
 from scores import with_int8
@@ -148,6 +149,21 @@ def test_a_reckless_pin_is_refused_from_the_records_and_serves_nobody(fleet: Fle
     assert fleet.status.stable_config == stable
     assert set(fleet.rollouts) == rollouts
     assert fleet.published is not None and fleet.published.canary is None
+
+
+@pytest.mark.parametrize("pinned_first", [False, True], ids=["after the alarm", "in the pass of the alarm"])
+def test_a_pin_is_not_judged_by_records_from_before_an_alarm(fleet: Fleet, pinned_first: bool) -> None:
+    fleet.run(promoted)
+    pin = {"mode": "Pinned", "pin": {"ramps": [{"id": RAMPS[2], "threshold": "0.3"}]}}
+    for part in range(len(fleet.labels)):  # what was recorded so far contradicts any pin
+        fleet.labels[part] = replace(fleet.labels[part], agrees=np.zeros_like(fleet.labels[part].agrees))
+    fleet.workers[0].breaker_open, fleet.now = True, fleet.now + 1
+    if not pinned_first:
+        fleet.reconcile()
+        assert fleet.stable.exits_off
+    fleet.edit(ramps=pin)
+    fleet.reconcile()
+    assert fleet.status.pin.verdict == "" and fleet.status.pin.message.endswith("is being judged")
 
 
 @pytest.mark.slow

@@ -806,7 +806,9 @@ class _Pass:
         )
         if plan is None:
             return PinJudged(PinStatus())
-        return judge_pin(self._snapshot_now(), plan=plan, stable=stable, rollout=rollout)
+        now = self._snapshot_now()
+        known = replace(now.service, status=replace(now.service.status, tuning=self.tuning))
+        return judge_pin(replace(now, service=known), plan=plan, stable=stable, rollout=rollout)
 
     def _snapshot_now(self) -> Snapshot:
         """What was seen, with what this pass has decided so far: an attempt that ends in it has ended."""
