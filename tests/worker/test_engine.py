@@ -492,9 +492,10 @@ def test_a_certain_row_is_an_exit_whether_or_not_its_deadline_comes(bench: Bench
     assert (ticket.exits, ticket.due) == (["r00-grid"] * 3, [False] * 3)
 
 
-def test_everyone_may_have_the_objective_as_deadline_but_rows_drawn_for_audit(
+def test_everyone_may_have_the_objective_as_deadline_whether_or_not_it_is_drawn_for_audit(
     bundle: Bundle, sessions: Sessions, bundle_dir: Path
 ) -> None:
+    """What is compared is what is served: else a plan that is cut short is judged by answers that nobody got."""
     draws = iter([0.9] * 3 + [0.1] * 2 + [0.9] * 9)  # the blocker, two rows that are not drawn, two that are, ...
     bench = Bench(
         bundle, sessions, latency_seconds=0.1, always_in_time=True, draw=lambda: next(draws), cache_bytes=10_000
@@ -503,11 +504,13 @@ def test_everyone_may_have_the_objective_as_deadline_but_rows_drawn_for_audit(
     bench.activate(bundle_dir, {"r00-grid": NOBODY}, audit_rate=0.5)
     x = bundles.inputs(4, seed=22)
     tickets = serve_together(bench, [x[i : i + 1] for i in range(4)], [float("inf")] * 4)
-    assert [t.due[0] for t in tickets] == [True, True, False, False]
-    assert [t.exits[0] for t in tickets] == ["r00-grid", "r00-grid", "final", "final"]
+    assert [t.due[0] for t in tickets] == [True] * 4
+    assert [t.exits[0] for t in tickets] == ["r00-grid"] * 4
     assert [t.audited[0] for t in tickets] == [False, False, True, True]
-    counts = bench.counts(1)
+    counts, reference = bench.counts(1), sessions.tapped(x[2:])
+    wrong = [int(t.labels[0]) for t in tickets[2:]] != labels(reference.logits)
     assert (counts.requests, counts.drawn, counts.audited, counts.exits) == (4, 2, 2, {"final": 4})
+    assert counts.disagreements == int(np.sum(wrong))
     again = bench.engine.submit(x[:1], never_exit=False)
     assert not again.cached  # what was cut short is not for others
     bench.engine.close()
