@@ -33,6 +33,7 @@ from offramp_core.control.rest import Rest, at_rest
 from offramp_core.control.rollout import (
     CANARY_SERVES,
     RolloutView,
+    acceptance_level,
     advance,
     awaits_approval,
     forbidden,
@@ -615,6 +616,8 @@ class _Pass:
             self.events.append(replace(change.event, rollout=rollout.name))
         if change.status != rollout.status:
             self.rollout_statuses[rollout.name] = change.status
+        tests = max(self.tuning.tests_run, change.status.acceptance_test)
+        self.tuning = replace(self.tuning, tests_run=tests)
         rollout = replace(rollout, status=change.status)
         if change.status.phase == "Promoting":
             self._accept(rollout)
@@ -629,7 +632,8 @@ class _Pass:
     def _accept(self, rollout: Rollout) -> None:
         """An uncertified plan that is promoted has earned it; that is written down before it serves as stable.
 
-        It is a proof for the objective that the canary was judged by, and for no other.
+        It is a proof for the objective that the canary was judged by, and for no other: the test of the gate ``acceptance``, one of those
+        that share the service's allowance.
         """
         config = self.configs[rollout.to_config]
         if is_certified(config, self.service) or not has_earned_acceptance(rollout.status, self.service):
@@ -637,6 +641,7 @@ class _Pass:
         n, k = rollout.status.audited
         earned = {
             "method": "canary-acceptance", "budget": repr(self.spec.max_disagreement), "delta": repr(1 - self.spec.confidence),
+            "testIndex": rollout.status.acceptance_test, "level": repr(acceptance_level(rollout.status, self.service)),
             "n": n, "k": k, "recordsThrough": repr(self.now),
         }  # fmt: skip
         certificates = (*config.status.certificates, earned)[-CERTIFICATES_KEPT:]
@@ -675,7 +680,13 @@ class _Pass:
             inputs_since=self.tuning.records_since_at,
             watched_since=self.snapshot.watched_since,
             fallen=tuple(w for w in self.snapshot.workers if not w.ready),
+            next_test=self._next_test(),
         )
+
+    def _next_test(self) -> int:
+        """The number of a test that begins now; those of a tuning that has not been digested are taken."""
+        pending = self.snapshot.tuning_running or self.snapshot.tuning_outcome is not None
+        return self.tuning.tests_run + 1 + pending * len(self.spec.precisions)
 
     def _promoted_lately(self, config: Config) -> str:
         """The rollout within the rollback window that promoted a plan, if the plan is still proven for what is asked and what comes in."""

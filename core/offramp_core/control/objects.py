@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from offramp_core.control.spec import ServiceSpec
 from offramp_core.evidence.detector import DetectorState
+from offramp_core.evidence.one_arm import Counts
 from offramp_core.plan import Plan
 from offramp_core.protocol import PlanCounts, class_of
 
@@ -85,17 +86,29 @@ class BothArms:
 class Ledger:
     """The fleet's counts for one epoch: live worker processes by boot id, and the sum of those that are gone.
 
-    A boot id listed in ``quarantined`` reported something impossible; nothing it says is pooled any more.
+    A boot id listed in ``quarantined`` reported something impossible; nothing it says is pooled any more. ``due`` has, by process, the
+    audits that the canary had drawn when the step had passed but for those, at ``due_since_at``; ``overdue`` of them came too late and
+    count as disagreements.
     """
 
     epoch: int = 0
     live: dict[str, BothArms] = field(default_factory=dict)
     retired: BothArms = BothArms()
     quarantined: tuple[str, ...] = ()
+    due: dict[str, int] = field(default_factory=dict)
+    due_since_at: float | None = None
+    overdue: int = 0
 
     @property
     def total(self) -> BothArms:
-        return sum(self.live.values(), self.retired)
+        lost = ArmTally(audited=self.overdue, disagreements=self.overdue)
+        return sum(self.live.values(), self.retired + BothArms(canary=lost))
+
+    @property
+    def awaited(self) -> int:
+        """Audits that are due and were not reported yet."""
+        live = {boot: both.canary.audited for boot, both in self.live.items()}
+        return sum(max(0, drawn - live[boot]) for boot, drawn in self.due.items() if boot in live)
 
 
 # --- rollout ---------------------------------------------------------------------------------------
@@ -136,7 +149,9 @@ class RolloutStatus:
     ``slow_seconds``, ``slow_needed`` and ``audit_rate`` are frozen when a step begins, ``restarts`` (per worker uid) then or when a later
     worker first was ready. ``step`` counts the steps that began before this one. ``objective`` is the intent for which the rollout was begun; ``outcome`` is the verdict that
     RollingBack is heading for. ``returns_to`` is the promoted rollout of the same plan, where the rollback window spares the first steps.
-    ``watch`` is the restarting detector over the canary's audits.
+    ``watch`` is the restarting detector over the canary's audits. ``gate_level`` is the share of errors that each gate of this step may
+    make, ``level_spent`` that of the steps before. ``acceptance_test`` is the number of the test by which an uncertified plan earns its
+    place, among all tests of the service; ``lapsed`` are the audits (n, k) of times at whose end the canary's lease had lapsed.
     """
 
     phase: Phase = "Pending"
@@ -155,6 +170,10 @@ class RolloutStatus:
     audit_rate: float = 0.0
     slow_seconds: dict[str, float] = field(default_factory=dict)
     slow_needed: int = 0
+    gate_level: float = 0.0
+    level_spent: float = 0.0
+    acceptance_test: int = 0
+    lapsed: Counts = field(default_factory=Counts)
     restarts: dict[str, int] = field(default_factory=dict)
     renewals: int = 0
     gates: tuple[GateStatus, ...] = ()
@@ -168,9 +187,10 @@ class RolloutStatus:
 
     @property
     def audited(self) -> tuple[int, int]:
-        """(n, k): audits and disagreements of the canary over all steps."""
-        now = self.ledger.total.canary
-        return now.audited + sum(s.n for s in self.history), now.disagreements + sum(s.k for s in self.history)
+        """(n, k): audits and disagreements of the canary over the whole attempt."""
+        now, lapsed = self.ledger.total.canary, self.lapsed
+        n, k = now.audited + lapsed.n, now.disagreements + lapsed.k
+        return n + sum(s.n for s in self.history), k + sum(s.k for s in self.history)
 
 
 @dataclass(frozen=True, slots=True)
