@@ -469,7 +469,8 @@ class _Pass:
         """What all workers' audits say together, which may be long before any worker's own detector does."""
         if stable.plan.exits_off or not self.watch.alarms:
             return False
-        self._fell_by_drift(stable, "the audits of all workers together say")
+        lost = f", {self.watch.lost} of which were never reported," if self.watch.lost else ""
+        self._fell_by_drift(stable, f"the audits of all workers together{lost} say")
         return True
 
     def _fell_by_drift(self, stable: Config, who_says: str) -> None:
@@ -521,6 +522,7 @@ class _Pass:
             boots=frozenset(o.boot_id for o in reporting if o is not None),
             plan=stable.plan,
             budget=self.spec.max_disagreement,
+            now=self.now,
         )
 
     def _tell_of_stopped_slices(self, stable: Config) -> None:
