@@ -21,9 +21,11 @@ from scipy.special import softmax
 from stages import behind, broken
 
 from offramp_core.batching import BATCHING
-from offramp_core.bundle import BatchProfile, Profile, TensorSpec
+from offramp_core.bundle import BatchProfile, Profile, TensorSpec, column_arrays, profile_arrays
+from offramp_core.evaluate import evaluate
 from offramp_core.execution import Regrouping, carries_on
 from offramp_core.protocol import ArmPlan, PlanDocument
+from offramp_core.records import records_from_arrays
 from offramp_core.sketch import SecondsSketch
 from offramp_core.uncertainty import STEPS, TABLE_SIZE, exit_test, uncertainty
 from offramp_worker.bundle.load import Bundle
@@ -609,6 +611,31 @@ def test_an_audit_that_fails_counts_against_the_plan(bench: Bench, bundle_dir: P
     bench.engine._desk._scored = lambda x: (_ for _ in ()).throw(RuntimeError("no memory"))  # type: ignore[assignment]
     bench.serve(bundles.inputs(5))
     assert (bench.counts(1).drawn, bench.counts(1).audited, bench.counts(1).disagreements) == (5, 5, 5)
+
+
+def test_an_audit_that_fails_leaves_a_record_that_disagrees_with_every_plan(bench: Bench, bundle_dir: Path) -> None:
+    bench.activate(bundle_dir, {"r02-linear": EVERYONE}, audit_rate=1.0)
+    bench.serve(bundles.inputs(3))
+    desk, whole = bench.engine._desk, bench.engine._desk._scored
+    desk._scored = lambda x: (
+        (_ for _ in ()).throw(RuntimeError("no memory")) if len(x) > 1 or x[0, 0, 0, 0] == 7 else whole(x)
+    )  # type: ignore[assignment]
+    poison = bundles.inputs(2, seed=9)
+    poison[:, 0, 0, 0] = 7
+    bench.serve(np.concatenate([poison, bundles.inputs(2, seed=8)]))
+    block, ramps = bench.engine.ring.read(0), bench.engine.bundle.columns
+    arrays = {
+        **{name: np.frombuffer(base64.b64decode(getattr(block, name)), dtype) for name, dtype in (("time", "<f8"), ("final", "<i4"), ("reference", "<i4"))},
+        **{name: np.frombuffer(base64.b64decode(getattr(block, name)), dtype).reshape(-1, len(ramps)) for name, dtype in (("uncertainty", "<f4"), ("prediction", "<i4"))},
+        **profile_arrays(bench.engine.bundle.profile), **column_arrays(ramps),
+    }  # fmt: skip
+    records = records_from_arrays(arrays)
+    assert len(records) == 7, "one for each, and none twice"
+    lost = ~records.agrees.any(axis=1) & (records.uncertainty == 0).all(axis=1)
+    assert lost.sum() == 2 and records.final_agrees.all()
+    for ramp in range(records.n_ramps):
+        assert evaluate(records.take(np.flatnonzero(lost)), [ramp], [0.000001]).disagreements == 2
+    assert evaluate(records, [], []).disagreements == 0
 
 
 # --- failures, slowness, leases, breaker ---------------------------------------------------------

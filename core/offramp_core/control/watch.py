@@ -58,7 +58,7 @@ class Watch:
     state: detector.DetectorState = field(default_factory=detector.init)
     seen: Mapping[Counter, Told] = field(default_factory=dict)
     lost: int = 0
-    losses: Losses = Losses()
+    losses: Losses = field(default_factory=Losses)
     at: float = 0.0
 
     @property
