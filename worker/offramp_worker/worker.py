@@ -20,6 +20,7 @@ from offramp_worker.engine.tickets import Ticket
 from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk
+from offramp_worker.plans.memory import PlanMemory
 from offramp_worker.plans.poll import PlanFile
 from offramp_worker.settings import Settings
 from offramp_worker.tracing import Tracing
@@ -35,6 +36,7 @@ class Worker:
         self.boot_id = uuid.uuid4().hex
         self.metrics = Metrics()
         self.marker = CrashMarker(settings.state_dir)
+        self.memory = PlanMemory(settings.state_dir)
         self.phase: Phase = "loading"
         self.reason = "the bundle is being loaded"
         self.fetching: FetchProgress | None = None  # of a process that fetches the bundle and never serves
@@ -69,7 +71,9 @@ class Worker:
         if self.marker.crashed_epoch is not None:
             log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
         if settings.public_key is not None:
-            self.desk = PlanDesk(engine, public_key=settings.public_key, service_uid=settings.service_uid)
+            self.desk = PlanDesk(
+                engine, public_key=settings.public_key, service_uid=settings.service_uid, memory=self.memory
+            )
             if settings.plan_file is not None:
                 self._plan_file = PlanFile(settings.plan_file, self.desk, poll_seconds=settings.poll_seconds)
                 self._plan_file.look()
@@ -119,6 +123,7 @@ class Worker:
             if self.engine.captures is not None:
                 self.engine.captures.close()
         self.marker.close()
+        self.memory.close()
 
     def state(self) -> WorkerState:
         """For ``GET /v1/state``. ``message`` of an unready worker is the reason of a broken bundle and nothing else."""
@@ -141,7 +146,7 @@ class Worker:
             crashed_epoch=self.marker.crashed_epoch, message=engine.describe() if self.ready else "",
             suspicion=engine.suspicion,
             ramp_sets=engine.sets.digests, captures=captures.count if captures else 0,
-            capture_since=captures.since if captures else None,
+            capture_since=captures.since if captures else None, newest_epoch=self.desk.newest_epoch if self.desk else 0,
         )  # fmt: skip
 
     def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations:

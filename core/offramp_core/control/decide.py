@@ -871,7 +871,8 @@ class _Pass:
     def _last_epoch(self) -> int:
         """The newest epoch anybody knows: workers refuse older ones, also when the published document was lost."""
         published = self.snapshot.published
-        seen = [w.state.epoch for w in self.everybody if w.state is not None and w.name not in self.quarantined]
+        states = [w.state for w in self.everybody if w.state is not None and w.name not in self.quarantined]
+        seen = [max(state.epoch, state.newest_epoch) for state in states]
         canaried = [r.status.ledger.epoch for r in self.snapshot.rollouts]
         newest = max([published.epoch if published is not None else 0, *canaried])
         return max([newest, *(e for e in seen if e <= newest + MAX_EPOCH_LEAP)])

@@ -613,6 +613,8 @@ class Engine:
             runtime.counter.count_replies(exit_name=exit_name, latencies=latencies, drawn=drawn)
             if runtime.meter is not None and not runtime.exits_off:
                 runtime.meter.count_replies(exit_name, len(latencies))
+        if runtime.breaker is not None:
+            runtime.breaker.draw(drawn)
 
     def _measure_replies(self, runtime: Runtime, exit_name: str, latencies: Sequence[float], *, due: bool) -> None:
         n, arm = len(latencies), runtime.counter.arm
