@@ -12,7 +12,7 @@ from scores import with_int8
 
 from offramp_core.control.codec import from_json, to_json
 from offramp_core.control.decide import decide
-from offramp_core.control.objects import RolloutStatus, ServiceStatus
+from offramp_core.control.objects import Ledger, RolloutStatus, ServiceStatus
 
 CLEAN = pool(4000, seed=1)
 DRIFTED = pool(4000, seed=2, confusion=0.35)
@@ -382,6 +382,20 @@ def test_a_lost_plan_document_is_published_again_under_a_newer_epoch(fleet: Flee
 
 
 @pytest.mark.slow
+def test_workers_that_restarted_without_the_lost_document_are_told_a_newer_epoch_than_they_remember(
+    fleet: Fleet,
+) -> None:
+    fleet.run(promoted)
+    assert fleet.published is not None
+    newest, fleet.published = fleet.published.epoch, None
+    for worker in fleet.workers:
+        worker.restart()
+    fleet.rollouts = {name: replace(r, status=replace(r.status, ledger=Ledger())) for name, r in fleet.rollouts.items()}
+    fleet.step()
+    assert fleet.published is not None and fleet.published.epoch == newest + 1
+    assert all(w.document is not None and w.refused is None for w in fleet.workers)
+
+
 def test_replaying_a_plan_that_workers_hold_is_not_a_change(fleet: Fleet) -> None:
     fleet.run(promoted)
     fleet.requests_per_second = 0

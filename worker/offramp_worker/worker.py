@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from offramp_core.bundle import profile_arrays
 from offramp_core.errors import InvalidBundleError
-from offramp_core.protocol import FetchProgress, Observations, RecordBlock, WorkerState
+from offramp_core.protocol import ArmCounts, FetchProgress, Observations, RecordBlock, WorkerState
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.captures import Captures
 from offramp_worker.engine.engine import Engine
@@ -44,6 +44,7 @@ class Worker:
         self.desk: PlanDesk | None = None
         self.tracing: Tracing | None = None
         self._plan_file: PlanFile | None = None
+        self._told: tuple[ArmCounts, ...] = ()
         self.metrics.ready.set_function(lambda: float(self.ready))
 
     def load(self) -> None:
@@ -125,6 +126,14 @@ class Worker:
         self.marker.close()
         self.memory.close()
 
+    @property
+    def owes_audits(self) -> bool:
+        """Whether the control plane was told of draws that were open then and are compared by now: it would take them for lost."""
+        if self.engine is None:
+            return False
+        now = {(c.epoch, c.arm): c.audited for c in self.engine.counters.snapshot()}
+        return any(c.audited < c.drawn and c.audited < now.get((c.epoch, c.arm), 0) for c in self._told)
+
     def state(self) -> WorkerState:
         """For ``GET /v1/state``. ``message`` of an unready worker is the reason of a broken bundle and nothing else."""
         if self.engine is None:
@@ -164,8 +173,9 @@ class Worker:
                 records = held.ring.read(after)
             else:
                 others.append(held.ring.read((also or {}).get(held.digest, 0)))
+        self._told = engine.counters.snapshot()
         return Observations(
-            self.settings.uid, self.boot_id, now, engine.counters.snapshot(), records,
+            self.settings.uid, self.boot_id, now, self._told, records,
             held_back=engine.counters.held_back(), plans=engine.counters.plans(), refused=engine.counters.refused,
             more_records=tuple(others),
         )  # fmt: skip
