@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet import BACKBONE, MANIFEST, RAMPS, Fleet, SimWorker, pool  # type: ignore[import-not-found]
+from fleet import BACKBONE, MANIFEST, RAMP_SET, RAMPS, Fleet, SimWorker, pool  # type: ignore[import-not-found]
 
+from offramp_core.control.codec import from_json, to_json
 from offramp_core.control.decide import decide
 from offramp_core.control.gates import N_GATES, GateInput, gate_level, read_gates
-from offramp_core.control.objects import ArmTally, BothArms, Rollout
+from offramp_core.control.objects import ArmTally, BothArms, Rollout, TuningStatus, ring
 from offramp_core.control.rollout import ACK_TIMEOUT_SECONDS
-from offramp_core.control.snapshot import Decision
+from offramp_core.control.snapshot import Decision, RecordStore
 from offramp_core.evidence import detector
 from offramp_core.tuning import NeedsLabels, NoGain
 
@@ -535,7 +536,35 @@ class TestPins:
         assert conditions["Ready"].status == "True" and set(fleet.rollouts) == {"sim-1"}
 
 
+class Ahead(Fleet):
+    """The clock of its first worker runs ahead: the pool says how many of its records there are."""
+
+    def _store(self) -> RecordStore | None:
+        store = super()._store()
+        return store and replace(store, ahead={self.workers[0].boot: len(store.records)})
+
+
 class TestRecords:
+    def test_where_a_clock_runs_ahead_the_status_knows_which_records_a_test_has_used_and_an_alarm_made_stale(
+        self,
+    ) -> None:
+        fleet = Ahead(CLEAN)
+        fleet.run(lambda f: f.status.tuning.consumed_through_at is not None)
+        tuning, key = fleet.status.tuning, ring(fleet.workers[0].boot, RAMP_SET)
+        assert set(tuning.used) == {key} and tuning.stale == {}
+        assert tuning.used[key] >= tuning.labels
+        fleet.run(lambda f: phase(f) == "Succeeded")
+        assert fleet.status.tuning.used == tuning.used, "written once for each test"
+        fleet.workers[0].breaker_open = True
+        fleet.step()
+        store = fleet._store()
+        assert store is not None and fleet.status.tuning.stale == {key: len(store.records)}
+        assert from_json(TuningStatus, to_json(fleet.status.tuning)) == fleet.status.tuning
+
+    def test_where_all_clocks_are_right_nothing_is_written_down(self) -> None:
+        tuning = at("Succeeded").status.tuning
+        assert tuning.tests_run > 0 and (tuning.used, tuning.stale) == ({}, {})
+
     def test_too_few_labels_for_a_test_may_still_be_enough_to_switch_the_stable_plan_off(self) -> None:
         fleet = at("Succeeded")
         bold = fleet.status.stable_config

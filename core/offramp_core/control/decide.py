@@ -28,6 +28,7 @@ from offramp_core.control.objects import (
     Service,
     ServiceStatus,
     TuningStatus,
+    ring,
 )
 from offramp_core.control.rest import Rest, at_rest
 from offramp_core.control.rollout import (
@@ -286,8 +287,7 @@ class _Pass:
             tuned = self._switch_off(tuned, stable, baseline)
             stable = baseline
         self.tuning = self._audit(tuned.status, rollout, stable)
-        if self.tuning.records_since_at != self.service.status.tuning.records_since_at:
-            self.measured = self.measured.after_change(stable.plan)
+        self._mark_records(stable)
         document = self._document(stable, rollout)
         changed = differs(document, self.snapshot.published)
         status = self._status(stable, rollout, tuned, pin, document_changed=changed)
@@ -320,6 +320,26 @@ class _Pass:
             requeue_after_seconds=BUSY_REQUEUE_SECONDS if busy or new_rollout is not None else QUIET_REQUEUE_SECONDS,
             watch=self.watch,
         )
+
+    def _mark_records(self, stable: Config) -> None:
+        """A test has used records, or the inputs have changed: which records these were must be known for good."""
+        before = self.service.status.tuning
+        if self.tuning.consumed_through_at != before.consumed_through_at:
+            self.tuning = replace(self.tuning, used=self._marks(before.used))
+        if self.tuning.records_since_at != before.records_since_at:
+            self.tuning = replace(self.tuning, stale=self._marks(before.stale))
+            self.measured = self.measured.after_change(stable.plan)
+
+    def _marks(self, known: Mapping[str, int]) -> dict[str, int]:
+        """Where the rings of processes whose clocks run ahead stand now, and stood when those that are silent now were last heard."""
+        boots = {key: key.partition("/")[0] for key in known}
+        live = _live_boots(self.snapshot.workers, boots.values())
+        now = {
+            ring(boot, store.ramp_set_digest): seq
+            for store in self.stores.values()
+            for boot, seq in store.ahead.items()
+        }
+        return {**{key: seq for key, seq in known.items() if boots[key] in live}, **now}
 
     # --- ramp sets -----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ seconds since the epoch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -284,6 +285,10 @@ class TuningStatus:
     ``consumed_through_at`` is the time of the newest record a test has used; ``records_since_at`` discards what is older (an alarm said
     that the inputs changed). ``unpaying`` is the plan for which a look was taken because one of its ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt,
     ``requested_for`` that of the one under way. ``handled_request`` is the last of the user's requests that was answered.
+
+    A worker whose clock runs ahead gives its records times that cannot be, and what they are taken for must not change when an operator
+    reads them again. So its records are known by :func:`ring`: those below a number of ``used`` were there when a test used records up to
+    ``consumed_through_at``, those below one of ``stale`` before ``records_since_at``.
     """
 
     state: str = ""
@@ -301,6 +306,22 @@ class TuningStatus:
     unpaying: str = ""
     audit: Literal["", "Off", "Quiet", "Eager"] = ""
     audit_rate: float = 0.0
+    used: dict[str, int] = field(default_factory=dict)
+    stale: dict[str, int] = field(default_factory=dict)
+
+    def not_younger(self, boot_id: str, ramp_set_digest: str) -> tuple[tuple[int, float], ...]:
+        """(number, time) pairs: records of a ring below the number are not younger than the time, whatever they say."""
+        key, marks = ring(boot_id, ramp_set_digest), []
+        if key in self.used and self.consumed_through_at is not None:
+            marks.append((self.used[key], self.consumed_through_at))
+        if key in self.stale and self.records_since_at is not None:
+            marks.append((self.stale[key], math.nextafter(self.records_since_at, -math.inf)))
+        return tuple(marks)
+
+
+def ring(boot_id: str, ramp_set_digest: str) -> str:
+    """What names the ring of records that a process keeps for a ramp set."""
+    return f"{boot_id}/{ramp_set_digest[-12:]}"
 
 
 @dataclass(frozen=True, slots=True)
