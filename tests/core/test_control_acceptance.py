@@ -50,6 +50,15 @@ class TestTheAllowance:
         fleet.step()
         assert fleet.status.tuning.tests_run == 3, "looking again is no further test"
 
+    def test_an_attempt_is_one_test_also_where_the_cluster_forgets_its_number(self) -> None:
+        """A schema that is older than the operator prunes what it does not know."""
+        fleet = tried("0.02")
+        for _ in range(5):
+            name, rollout = last(fleet).name, last(fleet)
+            fleet.rollouts[name] = replace(rollout, status=replace(rollout.status, acceptance_test=0, gate_level=0.0, level_spent=0.0, lapsed=Counts()))  # fmt: skip
+            fleet.step()
+        assert fleet.status.tuning.tests_run == last(fleet).status.acceptance_test == 1
+
     def test_a_tuning_that_follows_counts_on_from_there(self) -> None:
         fleet = tried("0.02")
         fleet.edit(ramps={"mode": "Auto"})

@@ -158,8 +158,7 @@ def advance(view: RolloutView) -> Change:
     view = replace(view, ledger=_with_overdue(view))
     status = replace(view.status, ledger=view.ledger)
     if status.phase in CANARY_SERVES and status.objective == intent_key(view.service):
-        test = status.acceptance_test or (0 if view.certified else view.next_test)
-        status = replace(status, watch=_watched(view), restarts=_restarts(view), acceptance_test=test)
+        status = replace(status, watch=_watched(view), restarts=_restarts(view), acceptance_test=_acceptance_test(view))
         status = replace(status, gates=gate_readings(replace(view, rollout=replace(view.rollout, status=status))))
     view = replace(view, rollout=replace(view.rollout, status=status))
     for rule in RULES:
@@ -561,6 +560,16 @@ def _watched(view: RolloutView) -> detector.DetectorState:
     n = max(0, now.audited - seen.audited)  # a worker that was quarantined took its counts along
     k = min(n, max(0, now.disagreements - seen.disagreements))
     return detector.update(view.status.watch, n, k, p0=view.service.spec.max_disagreement)
+
+
+def _acceptance_test(view: RolloutView) -> int:
+    """The number of the attempt's test: a new one when its gates are read for the first time. Where the number was lost later, because the
+    cluster's schema is older than this operator or another one began, it is the last that was given out."""
+    status = view.status
+    if status.acceptance_test or view.certified:
+        return status.acceptance_test
+    first = not (status.gates or status.history or status.renewals)
+    return view.next_test if first else max(1, view.next_test - 1)
 
 
 def _with_overdue(view: RolloutView) -> Ledger:
