@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pytest
 from fleet import MANIFEST, Fleet, SimWorker, pool  # type: ignore[import-not-found]
@@ -136,3 +138,48 @@ def test_a_fleet_whose_pulls_always_lack_the_last_audits_rolls_out_as_fast() -> 
         fleet.run(lambda f: "Succeeded" in f.verdicts())
         seconds.append(fleet.now)
     assert seconds[1] - seconds[0] < 30
+
+
+@cache
+def _promoted() -> Fleet:
+    fleet = Fleet(CLEAN, {**MANIFEST, "replicas": 4})
+    fleet.run(lambda f: "Succeeded" in f.verdicts())
+    return fleet
+
+
+class TestTheStablePlan:
+    def test_workers_that_are_killed_with_a_few_audits_each_turn_no_exits_off(self) -> None:
+        fleet = copy.deepcopy(_promoted())
+        plan, fleet.requests_per_second = fleet.status.stable_config, 80
+        for worker in fleet.workers[:2]:
+            Retold(worker, "stable", 4)
+        for _ in range(20):
+            fleet.step()
+        del fleet.workers[:2]
+        for _ in range(100):
+            fleet.step()
+        assert fleet.status.stable_config == plan
+        assert fleet.watch is not None and (fleet.watch.lost, fleet.watch.losses.owed) == (8, 0)
+
+    def test_workers_that_die_of_their_audits_again_and_again_do(self) -> None:
+        fleet = copy.deepcopy(_promoted())
+        plan = fleet.status.stable_config
+        lose = [Retold(worker, "stable", 10**9) for worker in fleet.workers]
+        for second in range(600):
+            fleet.step()
+            if second % 5 == 4:
+                lose[second // 5 % 4].worker.restart()
+            if fleet.stable.exits_off:
+                break
+        assert fleet.stable.exits_off
+        assert "of which were never reported, say" in fleet.configs[plan].status.message
+
+    def test_the_last_audits_of_every_pull_being_late_changes_nothing(self) -> None:
+        fleet = copy.deepcopy(_promoted())
+        plan, fleet.requests_per_second = fleet.status.stable_config, 12
+        for worker in fleet.workers:
+            Retold(worker, "stable", 6)
+        for _ in range(60):
+            fleet.step(30.0)
+        assert fleet.status.stable_config == plan
+        assert fleet.watch is not None and fleet.watch.lost == 0
