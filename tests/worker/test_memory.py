@@ -19,6 +19,7 @@ from offramp_core.evidence import detector
 from offramp_core.plan import exits_off_plan
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.breaker import Breaker
+from offramp_worker.engine.marker import FILE_NAME, CrashMarker
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.plans.memory import BREAKER_FILE, DOCUMENT_FILE, PlanMemory
 
@@ -104,8 +105,11 @@ def _made(file: Path) -> Path:
 def test_files_that_somebody_spoilt_keep_no_worker_from_its_plan(
     start: Start, bundle_dir: Path, tmp_path: Path, spoil: Callable[[Path, Path], object]
 ) -> None:
-    for name in (DOCUMENT_FILE, BREAKER_FILE):
+    for name in (DOCUMENT_FILE, BREAKER_FILE, FILE_NAME):
         spoil(tmp_path / name, bundle_dir)
+    marker = CrashMarker(tmp_path)
+    marker.enter(3)
+    marker.close()
     service = start()
     assert service.desk.newest_epoch == 0
     deliver(service, 3)
@@ -125,13 +129,14 @@ def test_a_full_disk_is_told_once_and_costs_nothing_else(start: Start, tmp_path:
 
     monkeypatch.setattr(os, "pwrite", full)
     monkeypatch.setattr(os, "fsync", full)
+    CrashMarker(tmp_path).enter(1)
     service = start()
     for epoch in (1, 2):
         deliver(service, epoch, audit_rate=1.0)
     service.serve(20)
     assert service.engine.active.epoch == 2
     told = capfd.readouterr()
-    assert (told.out + told.err).count('"event":"state-file-unusable"') == 2, "one for each file"
+    assert (told.out + told.err).count('"event":"state-file-unusable"') == 3, "one for each file"
 
 
 # --- the breaker -----------------------------------------------------------------------------------

@@ -369,7 +369,8 @@ def renew_a_lapsed_lease(view: RolloutView) -> Change | None:
     lapsed, arm = view.status.lapsed, view.ledger.total.canary
     renewed = replace(
         view.status, renewals=view.status.renewals + 1, phase="Progressing", phase_started_at=view.now, step_started_at=None,
-        gates=(), ledger=Ledger(), lapsed=Counts(lapsed.n + arm.audited, lapsed.k + arm.disagreements), watch=detector.init(), message="the canary's lease lapsed; beginning the step again",
+        gates=(), ledger=Ledger(), lapsed=Counts(lapsed.n + arm.audited, lapsed.k + arm.disagreements), watch=detector.init(),
+        message="the canary's lease lapsed; beginning the step again",
     )  # fmt: skip
     return Change(
         renewed,

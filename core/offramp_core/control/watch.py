@@ -4,9 +4,9 @@ A worker's breaker sees its own audits only: with twenty workers each is twenty 
 the audits of all workers since the last pass are one block. Counters are cumulative per worker process, so a pull that is lost or repeated
 changes nothing.
 
-An audit that was drawn and never compared counts as a disagreement, once (:mod:`offramp_core.evidence.losses` says when): those of a process that is gone, and those that are still open
-after ``OVERDUE_SECONDS``. A worker compares what it drew in order, so what is open are the last draws. One that comes after all was counted
-already.
+An audit that was drawn and never compared counts as a disagreement, once (:mod:`offramp_core.evidence.losses` says when): those of a
+process that is gone, and those that are still open after ``OVERDUE_SECONDS``. A worker compares what it drew in order, so what is open are
+the last draws. One that comes after all was counted already.
 
 The state is the shell's to keep from pass to pass, in memory: it changes with every audit, and a steady state writes nothing. An operator that
 starts begins with nothing seen, and at the counters as it finds them, so every audit counts once in a process.

@@ -23,9 +23,8 @@ Array = npt.NDArray[Any]
 MAX_CHUNK = 32
 BACKLOG_LIMIT = 256
 ROWS_PER_STEP = 16
-UNKNOWN = (
-    -2
-)  # what the reference of a lost audit says: no class, and not what it says of an input that it has no answer to
+# What the reference of a lost audit says: no class, and not what it says of an input that it has no answer to.
+UNKNOWN = -2
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ counts only with its signature, and what a breaker has seen can at most switch e
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from offramp_core.evidence.losses import Losses
 from offramp_core.protocol import SignedDocument
 from offramp_worker.engine.breaker import BreakerState
 from offramp_worker.logs import log_event
+from offramp_worker.private import open_private
 
 DOCUMENT_FILE, BREAKER_FILE = "newest-plan.json", "breaker.json"
 MAX_BYTES = 2 * 1024 * 1024  # twice the largest document
@@ -59,7 +59,7 @@ class PlanMemory:
         path = self._folder / DOCUMENT_FILE
         aside = path.with_suffix(".new")
         try:
-            with open(aside, "wb", opener=_private) as file:
+            with open(aside, "wb", opener=open_private) as file:
                 file.write(msgspec.json.encode(document))
                 file.flush()
                 os.fsync(file.fileno())
@@ -88,7 +88,7 @@ class PlanMemory:
         )  # fmt: skip
         try:
             if self._breaker is None:
-                self._breaker = _private(str(self._folder / BREAKER_FILE), os.O_RDWR | os.O_CREAT)
+                self._breaker = open_private(str(self._folder / BREAKER_FILE), os.O_RDWR | os.O_CREAT)
                 os.ftruncate(self._breaker, BREAKER_BYTES)
             os.pwrite(self._breaker, msgspec.json.encode(kept).ljust(BREAKER_BYTES), 0)
         except OSError as error:
@@ -112,7 +112,7 @@ class PlanMemory:
         if self._folder is None:
             return None
         try:
-            with open(self._folder / name, "rb", opener=_private) as file:
+            with open(self._folder / name, "rb", opener=open_private) as file:
                 content = file.read(MAX_BYTES + 1)
             return msgspec.json.decode(content[:MAX_BYTES], type=kind)
         except FileNotFoundError:
@@ -136,12 +136,3 @@ def _checked(kept: _KeptBreaker) -> BreakerState:
         )
     losses = Losses(kept.owed, kept.due)
     return BreakerState(kept.plan_hash, kept.budget, kept.run_length, detector, losses, kept.open, kept.is_open)
-
-
-def _private(path: str, flags: int) -> int:
-    """Open a file of this worker alone: no link that somebody laid there is followed, nothing but a regular file is waited for."""
-    file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise OSError(f"{path} is no regular file")
-    return file
