@@ -144,7 +144,8 @@ class WorkerState:
     ``fetching`` is said only by a worker that has no bundle yet.
     ``suspicion`` is how far its detector has come towards its alarm, in tenths: the share of logarithms, 1 where the breaker is open.
     ``ramp_set_digest`` is the bundle's own set, ``ramp_sets`` are those that are held now: columns and costs are the same for all of them.
-    ``captures`` inputs are kept for training, of ``capture_since`` on (None: none are asked for).
+    ``captures`` inputs are kept for training, of ``capture_since`` on (None: none are asked for). ``newest_epoch`` is the newest one that this
+    worker ever took, as far as it remembers: it refuses older ones.
     """
 
     uid: str
@@ -168,6 +169,7 @@ class WorkerState:
     ramp_sets: tuple[str, ...] = ()
     captures: int = 0
     capture_since: float | None = None
+    newest_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class SimWorker:
     sets: dict[str, Records] = field(default_factory=dict)  # what the same inputs score with other ramp sets of a store
     has_store: bool = True
     captures: int = 0
+    newest: int = 0  # epoch, in its state folder
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -101,6 +102,9 @@ class SimWorker:
 
     def configure(self, document: PlanDocument) -> None:
         if self.document is not None and document.epoch <= self.document.epoch:
+            return
+        if document.epoch < self.newest:
+            self.refused = Refusal(document.epoch, "StaleEpoch", f"it took {self.newest} before it restarted")
             return
         wanted = {arm.plan["rampSetDigest"] for arm in (document.stable, document.canary) if arm} | set(
             document.ramp_sets
@@ -122,7 +126,7 @@ class SimWorker:
             if unknown:
                 self.refused = Refusal(document.epoch, "UnknownRamp", f"{unknown[0]} is not in the bundle")
                 return
-        self.document, self.refused = document, None
+        self.document, self.refused, self.newest = document, None, document.epoch
 
     def serve(self, records: Records, requests: int, now: float) -> list[tuple[int, float]]:
         """Answer requests in batches of 1 to 4; returns the audited rows with their times."""
@@ -217,7 +221,7 @@ class SimWorker:
             stable_hash=Plan.from_mapping(self.document.stable.plan).content_hash if self.document else "",
             canary_hash=Plan.from_mapping(self.document.canary.plan).content_hash if self.document and self.document.canary else "",
             ramp_sets=(self.document.ramp_sets if self.document else ()) or (RAMP_SET,), captures=self.captures,
-            capture_since=self.document.capture_since if self.document else None, fetching=self.fetching,
+            capture_since=self.document.capture_since if self.document else None, fetching=self.fetching, newest_epoch=self.newest,
         )  # fmt: skip
         every = tuple(
             ArmCounts(

@@ -248,6 +248,24 @@ def test_the_plan_file_is_taken_before_ready_and_when_its_content_changes(bundle
         eventually(lambda: process.state().epoch == 2, what="epoch 2")
 
 
+@pytest.mark.slow
+def test_a_worker_that_drains_stays_until_the_audits_that_were_waited_for_are_told(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
+    with WorkerProcess(bundle_dir, env={"OFFRAMP_STATE_DIR": str(tmp_path)}) as process:
+        process.deliver(document(plan_for(bundle_dir, {"r02-linear": "0.5"}), audit_rate=1.0)).raise_for_status()
+
+        def still_open() -> bool:
+            process.infer(bundles.inputs(200, seed=3))
+            return any(c.drawn > c.audited for c in process.observations().counts)
+
+        eventually(still_open, what="audits that the control plane knows to be open")
+        process.process.send_signal(signal.SIGTERM)
+        time.sleep(1.5)  # an idle worker is done with them long before, and gone if it does not care
+        eventually(lambda: all(c.drawn == c.audited for c in process.observations().counts), what="the last of them")
+        assert process.process.wait(10) == 0
+
+
 # --- crashes ---------------------------------------------------------------------------------------
 
 

@@ -21,9 +21,11 @@ from scipy.special import softmax
 from stages import behind, broken
 
 from offramp_core.batching import BATCHING
-from offramp_core.bundle import BatchProfile, Profile, TensorSpec
+from offramp_core.bundle import BatchProfile, Profile, TensorSpec, column_arrays, profile_arrays
+from offramp_core.evaluate import evaluate
 from offramp_core.execution import Regrouping, carries_on
 from offramp_core.protocol import ArmPlan, PlanDocument
+from offramp_core.records import records_from_arrays
 from offramp_core.sketch import SecondsSketch
 from offramp_core.uncertainty import STEPS, TABLE_SIZE, exit_test, uncertainty
 from offramp_worker.bundle.load import Bundle
@@ -497,9 +499,10 @@ def test_a_certain_row_is_an_exit_whether_or_not_its_deadline_comes(bench: Bench
     assert (ticket.exits, ticket.due) == (["r00-grid"] * 3, [False] * 3)
 
 
-def test_everyone_may_have_the_objective_as_deadline_but_rows_drawn_for_audit(
+def test_everyone_may_have_the_objective_as_deadline_whether_or_not_it_is_drawn_for_audit(
     bundle: Bundle, sessions: Sessions, bundle_dir: Path
 ) -> None:
+    """What is compared is what is served: else a plan that is cut short is judged by answers that nobody got."""
     draws = iter([0.9] * 3 + [0.1] * 2 + [0.9] * 9)  # the blocker, two rows that are not drawn, two that are, ...
     bench = Bench(
         bundle, sessions, latency_seconds=0.1, always_in_time=True, draw=lambda: next(draws), cache_bytes=10_000
@@ -508,11 +511,13 @@ def test_everyone_may_have_the_objective_as_deadline_but_rows_drawn_for_audit(
     bench.activate(bundle_dir, {"r00-grid": NOBODY}, audit_rate=0.5)
     x = bundles.inputs(4, seed=22)
     tickets = serve_together(bench, [x[i : i + 1] for i in range(4)], [float("inf")] * 4)
-    assert [t.due[0] for t in tickets] == [True, True, False, False]
-    assert [t.exits[0] for t in tickets] == ["r00-grid", "r00-grid", "final", "final"]
+    assert [t.due[0] for t in tickets] == [True] * 4
+    assert [t.exits[0] for t in tickets] == ["r00-grid"] * 4
     assert [t.audited[0] for t in tickets] == [False, False, True, True]
-    counts = bench.counts(1)
+    counts, reference = bench.counts(1), sessions.tapped(x[2:])
+    wrong = [int(t.labels[0]) for t in tickets[2:]] != labels(reference.logits)
     assert (counts.requests, counts.drawn, counts.audited, counts.exits) == (4, 2, 2, {"final": 4})
+    assert counts.disagreements == int(np.sum(wrong))
     again = bench.engine.submit(x[:1], never_exit=False)
     assert not again.cached  # what was cut short is not for others
     bench.engine.close()
@@ -611,6 +616,31 @@ def test_an_audit_that_fails_counts_against_the_plan(bench: Bench, bundle_dir: P
     bench.engine._desk._scored = lambda x: (_ for _ in ()).throw(RuntimeError("no memory"))  # type: ignore[assignment]
     bench.serve(bundles.inputs(5))
     assert (bench.counts(1).drawn, bench.counts(1).audited, bench.counts(1).disagreements) == (5, 5, 5)
+
+
+def test_an_audit_that_fails_leaves_a_record_that_disagrees_with_every_plan(bench: Bench, bundle_dir: Path) -> None:
+    bench.activate(bundle_dir, {"r02-linear": EVERYONE}, audit_rate=1.0)
+    bench.serve(bundles.inputs(3))
+    desk, whole = bench.engine._desk, bench.engine._desk._scored
+    desk._scored = lambda x: (
+        (_ for _ in ()).throw(RuntimeError("no memory")) if len(x) > 1 or x[0, 0, 0, 0] == 7 else whole(x)
+    )  # type: ignore[assignment]
+    poison = bundles.inputs(2, seed=9)
+    poison[:, 0, 0, 0] = 7
+    bench.serve(np.concatenate([poison, bundles.inputs(2, seed=8)]))
+    block, ramps = bench.engine.ring.read(0), bench.engine.bundle.columns
+    arrays = {
+        **{name: np.frombuffer(base64.b64decode(getattr(block, name)), dtype) for name, dtype in (("time", "<f8"), ("final", "<i4"), ("reference", "<i4"))},
+        **{name: np.frombuffer(base64.b64decode(getattr(block, name)), dtype).reshape(-1, len(ramps)) for name, dtype in (("uncertainty", "<f4"), ("prediction", "<i4"))},
+        **profile_arrays(bench.engine.bundle.profile), **column_arrays(ramps),
+    }  # fmt: skip
+    records = records_from_arrays(arrays)
+    assert len(records) == 7, "one for each, and none twice"
+    lost = ~records.agrees.any(axis=1) & (records.uncertainty == 0).all(axis=1)
+    assert lost.sum() == 2 and records.final_agrees.all()
+    for ramp in range(records.n_ramps):
+        assert evaluate(records.take(np.flatnonzero(lost)), [ramp], [0.000001]).disagreements == 2
+    assert evaluate(records, [], []).disagreements == 0
 
 
 # --- failures, slowness, leases, breaker ---------------------------------------------------------

@@ -38,6 +38,8 @@ SWITCH_INTERVAL_SECONDS = 0.0005
 STARTED_POLL_SECONDS = 0.005
 SWEEP_SECONDS = 1.0
 REPLY_SECONDS = 12  # of a drain; what is left of it belongs to audits
+TELL_SECONDS = 5.0  # for a last pull; one comes each second, and at once where the platform tells that a worker leaves
+TELL_POLL_SECONDS = 0.05
 KEEP_ALIVE_SECONDS = (
     75  # longer than clients keep idle connections, so that they close them and no request meets a closing one
 )
@@ -128,6 +130,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         sweeper.cancel()
         # The admin port outlives the public one, so that the last audits can still be pulled.
         await asyncio.to_thread(worker.finish, seconds=max(1.0, deadline - loop.time()))
+        await _until_told(worker, until=min(deadline, loop.time() + TELL_SECONDS))
         if admin is not None and admin_task is not None:
             admin.should_exit = True
             await admin_task
@@ -143,6 +146,13 @@ async def _load_and_wait(worker: Worker, stop: asyncio.Event, *, stay_up_broken:
         if not stay_up_broken:
             raise
     await stop.wait()
+
+
+async def _until_told(worker: Worker, *, until: float) -> None:
+    """Give the control plane time for a last pull, where it waits for audits that are done by now."""
+    loop = asyncio.get_running_loop()
+    while worker.owes_audits and loop.time() < until:
+        await asyncio.sleep(TELL_POLL_SECONDS)
 
 
 async def _sweep(server: Server) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from offramp_core.bundle import profile_arrays
 from offramp_core.errors import InvalidBundleError
-from offramp_core.protocol import FetchProgress, Observations, RecordBlock, WorkerState
+from offramp_core.protocol import ArmCounts, FetchProgress, Observations, RecordBlock, WorkerState
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.captures import Captures
 from offramp_worker.engine.engine import Engine
@@ -20,6 +20,7 @@ from offramp_worker.engine.tickets import Ticket
 from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk
+from offramp_worker.plans.memory import PlanMemory
 from offramp_worker.plans.poll import PlanFile
 from offramp_worker.settings import Settings
 from offramp_worker.tracing import Tracing
@@ -35,6 +36,7 @@ class Worker:
         self.boot_id = uuid.uuid4().hex
         self.metrics = Metrics()
         self.marker = CrashMarker(settings.state_dir)
+        self.memory = PlanMemory(settings.state_dir)
         self.phase: Phase = "loading"
         self.reason = "the bundle is being loaded"
         self.fetching: FetchProgress | None = None  # of a process that fetches the bundle and never serves
@@ -42,6 +44,7 @@ class Worker:
         self.desk: PlanDesk | None = None
         self.tracing: Tracing | None = None
         self._plan_file: PlanFile | None = None
+        self._told: tuple[ArmCounts, ...] = ()
         self.metrics.ready.set_function(lambda: float(self.ready))
 
     def load(self) -> None:
@@ -69,7 +72,9 @@ class Worker:
         if self.marker.crashed_epoch is not None:
             log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
         if settings.public_key is not None:
-            self.desk = PlanDesk(engine, public_key=settings.public_key, service_uid=settings.service_uid)
+            self.desk = PlanDesk(
+                engine, public_key=settings.public_key, service_uid=settings.service_uid, memory=self.memory
+            )
             if settings.plan_file is not None:
                 self._plan_file = PlanFile(settings.plan_file, self.desk, poll_seconds=settings.poll_seconds)
                 self._plan_file.look()
@@ -119,6 +124,15 @@ class Worker:
             if self.engine.captures is not None:
                 self.engine.captures.close()
         self.marker.close()
+        self.memory.close()
+
+    @property
+    def owes_audits(self) -> bool:
+        """Whether the control plane was told of draws that were open then and are compared by now: it would take them for lost."""
+        if self.engine is None:
+            return False
+        now = {(c.epoch, c.arm): c.audited for c in self.engine.counters.snapshot()}
+        return any(c.audited < c.drawn and c.audited < now.get((c.epoch, c.arm), 0) for c in self._told)
 
     def state(self) -> WorkerState:
         """For ``GET /v1/state``. ``message`` of an unready worker is the reason of a broken bundle and nothing else."""
@@ -141,7 +155,7 @@ class Worker:
             crashed_epoch=self.marker.crashed_epoch, message=engine.describe() if self.ready else "",
             suspicion=engine.suspicion,
             ramp_sets=engine.sets.digests, captures=captures.count if captures else 0,
-            capture_since=captures.since if captures else None,
+            capture_since=captures.since if captures else None, newest_epoch=self.desk.newest_epoch if self.desk else 0,
         )  # fmt: skip
 
     def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations:
@@ -159,8 +173,9 @@ class Worker:
                 records = held.ring.read(after)
             else:
                 others.append(held.ring.read((also or {}).get(held.digest, 0)))
+        self._told = engine.counters.snapshot()
         return Observations(
-            self.settings.uid, self.boot_id, now, engine.counters.snapshot(), records,
+            self.settings.uid, self.boot_id, now, self._told, records,
             held_back=engine.counters.held_back(), plans=engine.counters.plans(), refused=engine.counters.refused,
             more_records=tuple(others),
         )  # fmt: skip

@@ -29,11 +29,13 @@ from offramp_core.control.objects import (
     Service,
     ServiceStatus,
     TuningStatus,
+    ring,
 )
 from offramp_core.control.rest import Rest, at_rest
 from offramp_core.control.rollout import (
     CANARY_SERVES,
     RolloutView,
+    acceptance_level,
     advance,
     awaits_approval,
     forbidden,
@@ -287,6 +289,7 @@ class _Pass:
             tuned = self._switch_off(tuned, stable, baseline)
             stable = baseline
         self.tuning = self._audit(tuned.status, rollout, stable)
+        self._mark_records(stable)
         document = self._document(stable, rollout)
         changed = differs(document, self.snapshot.published)
         status = self._status(stable, rollout, tuned, pin, document_changed=changed)
@@ -319,6 +322,26 @@ class _Pass:
             requeue_after_seconds=BUSY_REQUEUE_SECONDS if busy or new_rollout is not None else QUIET_REQUEUE_SECONDS,
             watch=self.watch,
         )
+
+    def _mark_records(self, stable: Config) -> None:
+        """A test has used records, or the inputs have changed: which records these were must be known for good."""
+        before = self.service.status.tuning
+        if self.tuning.consumed_through_at != before.consumed_through_at:
+            self.tuning = replace(self.tuning, used=self._marks(before.used))
+        if self.tuning.records_since_at != before.records_since_at:
+            self.tuning = replace(self.tuning, stale=self._marks(before.stale))
+            self.measured = self.measured.after_change(stable.plan)
+
+    def _marks(self, known: Mapping[str, int]) -> dict[str, int]:
+        """Where the rings of processes whose clocks run ahead stand now, and stood when those that are silent now were last heard."""
+        boots = {key: key.partition("/")[0] for key in known}
+        live = _live_boots(self.snapshot.workers, boots.values())
+        now = {
+            ring(boot, store.ramp_set_digest): seq
+            for store in self.stores.values()
+            for boot, seq in store.ahead.items()
+        }
+        return {**{key: seq for key, seq in known.items() if boots[key] in live}, **now}
 
     # --- ramp sets -----------------------------------------------------------------------------------
 
@@ -468,7 +491,8 @@ class _Pass:
         """What all workers' audits say together, which may be long before any worker's own detector does."""
         if stable.plan.exits_off or not self.watch.alarms:
             return False
-        self._fell_by_drift(stable, "the audits of all workers together say")
+        lost = f", {self.watch.lost} of which were never reported," if self.watch.lost else ""
+        self._fell_by_drift(stable, f"the audits of all workers together{lost} say")
         return True
 
     def _fell_by_drift(self, stable: Config, who_says: str) -> None:
@@ -495,7 +519,7 @@ class _Pass:
     def _measure(self, stable: Config) -> Measured:
         """What the stable plan saves, by comparison with the batches that are held back from it."""
         if stable.plan.exits_off or not self._fits(stable):
-            return Measured()
+            return Measured(stops=self.service.status.measured.all_stops)
         before, trusted = self.service.status.measured, self._trusted()
         ids, costs = self.served.chain(stable.plan.precision)
         return look(
@@ -520,6 +544,7 @@ class _Pass:
             boots=frozenset(o.boot_id for o in reporting if o is not None),
             plan=stable.plan,
             budget=self.spec.max_disagreement,
+            now=self.now,
         )
 
     def _tell_of_stopped_slices(self, stable: Config) -> None:
@@ -619,6 +644,8 @@ class _Pass:
             self.events.append(replace(change.event, rollout=rollout.name))
         if change.status != rollout.status:
             self.rollout_statuses[rollout.name] = change.status
+        tests = max(self.tuning.tests_run, change.status.acceptance_test)
+        self.tuning = replace(self.tuning, tests_run=tests)
         rollout = replace(rollout, status=change.status)
         if change.status.phase == "Promoting":
             self._accept(rollout)
@@ -633,7 +660,8 @@ class _Pass:
     def _accept(self, rollout: Rollout) -> None:
         """An uncertified plan that is promoted has earned it; that is written down before it serves as stable.
 
-        It is a proof for the objective that the canary was judged by, and for no other.
+        It is a proof for the objective that the canary was judged by, and for no other: the test of the gate ``acceptance``, one of those
+        that share the service's allowance.
         """
         config = self.configs[rollout.to_config]
         if is_certified(config, self.service) or not has_earned_acceptance(rollout.status, self.service):
@@ -641,6 +669,7 @@ class _Pass:
         n, k = rollout.status.audited
         earned = {
             "method": "canary-acceptance", "budget": repr(self.spec.max_disagreement), "delta": repr(1 - self.spec.confidence),
+            "testIndex": rollout.status.acceptance_test, "level": repr(acceptance_level(rollout.status, self.service)),
             "n": n, "k": k, "recordsThrough": repr(self.now),
         }  # fmt: skip
         certificates = (*config.status.certificates, earned)[-CERTIFICATES_KEPT:]
@@ -679,7 +708,13 @@ class _Pass:
             inputs_since=self.tuning.records_since_at,
             watched_since=self.snapshot.watched_since,
             fallen=tuple(w for w in self.snapshot.workers if not w.ready),
+            next_test=self._next_test(),
         )
+
+    def _next_test(self) -> int:
+        """The number of a test that begins now; those of a tuning that has not been digested are taken."""
+        pending = self.snapshot.tuning_running or self.snapshot.tuning_outcome is not None
+        return self.tuning.tests_run + 1 + pending * len(self.spec.precisions)
 
     def _promoted_lately(self, config: Config) -> str:
         """The rollout within the rollback window that promoted a plan, if the plan is still proven for what is asked and what comes in."""
@@ -810,7 +845,9 @@ class _Pass:
         )
         if plan is None:
             return PinJudged(PinStatus())
-        return judge_pin(self._snapshot_now(), plan=plan, stable=stable, rollout=rollout)
+        now = self._snapshot_now()
+        known = replace(now.service, status=replace(now.service.status, tuning=self.tuning))
+        return judge_pin(replace(now, service=known), plan=plan, stable=stable, rollout=rollout)
 
     def _snapshot_now(self) -> Snapshot:
         """What was seen, with what this pass has decided so far: an attempt that ends in it has ended."""
@@ -860,7 +897,8 @@ class _Pass:
     def _last_epoch(self) -> int:
         """The newest epoch anybody knows: workers refuse older ones, also when the published document was lost."""
         published = self.snapshot.published
-        seen = [w.state.epoch for w in self.everybody if w.state is not None and w.name not in self.quarantined]
+        states = [w.state for w in self.everybody if w.state is not None and w.name not in self.quarantined]
+        seen = [max(state.epoch, state.newest_epoch) for state in states]
         canaried = [r.status.ledger.epoch for r in self.snapshot.rollouts]
         newest = max([published.epoch if published is not None else 0, *canaried])
         return max([newest, *(e for e in seen if e <= newest + MAX_EPOCH_LEAP)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from offramp_core.control.objects import Config, Measured, Rollout, Service, TuningStatus
+from offramp_core.control.objects import Config, Measured, Rollout, Service, SliceStop, TuningStatus
 from offramp_core.control.rollout import CANARY_SERVES
 from offramp_core.protocol import ArmPlan, PlanDocument
 
@@ -46,7 +46,11 @@ def plan_document(
         canary_lease_seconds=canary_lease_seconds,
         holdback_share=0.0 if stable.plan.exits_off else spec.holdback,
         slices=() if stable.plan.exits_off else tuple(s.name for s in spec.slices),
-        stopped_slices=tuple(s.name for s in measured.slices if s.stopped),
+        stopped_slices=tuple(
+            s.name
+            for s in spec.slices
+            if SliceStop(stable.plan.content_hash, s.name, s.max_disagreement) in measured.all_stops
+        ),
         ramp_sets=ramp_sets,
         capture_since=capture_since,
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from offramp_core.control.objects import BothArms, GateState, GateStatus
 from offramp_core.evidence import detector
 from offramp_core.evidence.exposure import audits_needed, reached
-from offramp_core.evidence.one_arm import alternatives, log_average_ratio, log_e_value
+from offramp_core.evidence.one_arm import Counts, alternatives, log_average_ratio, log_e_value
 from offramp_core.evidence.two_arm import log_e_share
 from offramp_core.evidence.words import e_value
 from offramp_core.reasons import Reason
@@ -33,8 +33,9 @@ N_GATES = 3  # slowness, failures, acceptance; accuracy has the confidence of it
 class GateInput:
     """What the gates of one step read.
 
-    ``confidence`` is that of the whole rollout of ``n_steps`` steps, ``accuracy_confidence`` that of the accuracy budget. ``watch`` is the
-    detector over all audits of the canary so far.
+    ``confidence`` is that of the whole rollout of ``n_steps`` steps, ``accuracy_confidence`` that of the accuracy budget. ``level`` is what
+    was frozen when the step began (0: an even share). ``watch`` is the detector over all audits of the canary so far, ``attempt`` their
+    counts in all steps, this one included (None: there is no other), and ``acceptance_level`` what the test may spend that accepts a plan by them.
     """
 
     tally: BothArms
@@ -46,11 +47,14 @@ class GateInput:
     certified: bool
     accuracy_confidence: float = 0.95
     watch: detector.DetectorState = field(default_factory=detector.init)
+    level: float = 0.0
+    attempt: Counts | None = None
+    acceptance_level: float = 1.0
 
     @property
     def alpha(self) -> float:
         """False rejections allowed per gate and step, so that all together keep the rollout's confidence."""
-        return (1 - self.confidence) / (N_GATES * self.n_steps)
+        return self.level or gate_level(confidence=self.confidence, spent=0.0, n_steps=self.n_steps, left=self.n_steps)
 
     @property
     def log_limit(self) -> float:
@@ -59,6 +63,16 @@ class GateInput:
     @property
     def share(self) -> float:
         return self.weight / 100
+
+
+def gate_level(*, confidence: float, spent: float, n_steps: int, left: int) -> float:
+    """What each gate of the next of ``left`` steps may spend, of ``n_steps`` in all of which the others have ``spent`` their part.
+
+    An even share of what is left, so that editing the steps in mid-rollout leaves the sum as it is. Steps that are added when all of it is
+    given out have a little more each: 1/n^2 of it, less than two thirds together.
+    """
+    whole = (1 - confidence) / N_GATES
+    return max((whole - spent) / left, whole / n_steps**2)
 
 
 def accuracy(given: GateInput) -> GateStatus:
@@ -157,15 +171,20 @@ def failures(given: GateInput) -> GateStatus:
 
 
 def acceptance(given: GateInput) -> GateStatus:
-    """An uncertified plan must show that its disagreement is below the budget before it may be promoted."""
+    """An uncertified plan must show that its disagreement is below the budget before it may be promoted.
+
+    One test for the whole attempt: evidence of the plan's audits in all steps, so that a further step is no further chance, at a level of its
+    own among all tests of the service, so that a further attempt is none either. What it gives is as good as a certificate.
+    """
     if given.certified:
         return GateStatus("acceptance", "NotApplicable", message="the plan is certified")
     arm = given.tally.canary
-    evidence = log_e_value(arm.disagreements, arm.audited, p0=given.budget, alternative="less")
-    limit = max(given.log_limit, math.log(1 / (1 - given.accuracy_confidence)))  # it stands in for a certificate
+    seen = given.attempt or Counts(arm.audited, arm.disagreements)
+    evidence = log_e_value(seen.k, seen.n, p0=given.budget, alternative="less")
+    limit = max(given.log_limit, -math.log(min(given.acceptance_level, 1 - given.accuracy_confidence)))
     accepted = evidence >= limit
     return GateStatus(
-        "acceptance", "Clear" if accepted else "Undecided", arm.audited, arm.disagreements, given.budget, evidence, limit,
+        "acceptance", "Clear" if accepted else "Undecided", seen.n, seen.k, given.budget, evidence, limit,
         message="earned" if accepted else "uncertified: its e-value must reach the limit before it may be promoted",
         exposure=reached(evidence, limit),
     )  # fmt: skip

@@ -6,11 +6,13 @@ seconds since the epoch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from offramp_core.control.spec import ServiceSpec
 from offramp_core.evidence.detector import DetectorState
+from offramp_core.evidence.one_arm import Counts
 from offramp_core.plan import Plan
 from offramp_core.protocol import PlanCounts, class_of
 from offramp_core.reasons import ConditionType, MaybeReason, PassedOn
@@ -88,17 +90,29 @@ class BothArms:
 class Ledger:
     """The fleet's counts for one epoch: live worker processes by boot id, and the sum of those that are gone.
 
-    A boot id listed in ``quarantined`` reported something impossible; nothing it says is pooled any more.
+    A boot id listed in ``quarantined`` reported something impossible; nothing it says is pooled any more. ``due`` has, by process, the
+    audits that the canary had drawn when the step had passed but for those, at ``due_since_at``; ``overdue`` of them came too late and
+    count as disagreements.
     """
 
     epoch: int = 0
     live: dict[str, BothArms] = field(default_factory=dict)
     retired: BothArms = BothArms()
     quarantined: tuple[str, ...] = ()
+    due: dict[str, int] = field(default_factory=dict)
+    due_since_at: float | None = None
+    overdue: int = 0
 
     @property
     def total(self) -> BothArms:
-        return sum(self.live.values(), self.retired)
+        lost = ArmTally(audited=self.overdue, disagreements=self.overdue)
+        return sum(self.live.values(), self.retired + BothArms(canary=lost))
+
+    @property
+    def awaited(self) -> int:
+        """Audits that are due and were not reported yet."""
+        live = {boot: both.canary.audited for boot, both in self.live.items()}
+        return sum(max(0, drawn - live[boot]) for boot, drawn in self.due.items() if boot in live)
 
 
 # --- rollout ---------------------------------------------------------------------------------------
@@ -142,7 +156,9 @@ class RolloutStatus:
     ``slow_seconds``, ``slow_needed`` and ``audit_rate`` are frozen when a step begins, ``restarts`` (per worker uid) then or when a later
     worker first was ready. ``step`` counts the steps that began before this one. ``objective`` is the intent for which the rollout was begun; ``outcome`` is the verdict that
     RollingBack is heading for. ``returns_to`` is the promoted rollout of the same plan, where the rollback window spares the first steps.
-    ``watch`` is the restarting detector over the canary's audits.
+    ``watch`` is the restarting detector over the canary's audits. ``gate_level`` is the share of errors that each gate of this step may
+    make, ``level_spent`` that of the steps before. ``acceptance_test`` is the number of the test by which an uncertified plan earns its
+    place, among all tests of the service; ``lapsed`` are the audits (n, k) of times at whose end the canary's lease had lapsed.
     """
 
     phase: Phase = "Pending"
@@ -161,6 +177,10 @@ class RolloutStatus:
     audit_rate: float = 0.0
     slow_seconds: dict[str, float] = field(default_factory=dict)
     slow_needed: int = 0
+    gate_level: float = 0.0
+    level_spent: float = 0.0
+    acceptance_test: int = 0
+    lapsed: Counts = field(default_factory=Counts)
     restarts: dict[str, int] = field(default_factory=dict)
     renewals: int = 0
     gates: tuple[GateStatus, ...] = ()
@@ -174,9 +194,10 @@ class RolloutStatus:
 
     @property
     def audited(self) -> tuple[int, int]:
-        """(n, k): audits and disagreements of the canary over all steps."""
-        now = self.ledger.total.canary
-        return now.audited + sum(s.n for s in self.history), now.disagreements + sum(s.k for s in self.history)
+        """(n, k): audits and disagreements of the canary over the whole attempt."""
+        now, lapsed = self.ledger.total.canary, self.lapsed
+        n, k = now.audited + lapsed.n, now.disagreements + lapsed.k
+        return n + sum(s.n for s in self.history), k + sum(s.k for s in self.history)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +291,10 @@ class TuningStatus:
     ``consumed_through_at`` is the time of the newest record a test has used; ``records_since_at`` discards what is older (an alarm said
     that the inputs changed). ``unpaying`` is the plan for which a look was taken because one of its ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt,
     ``requested_for`` that of the one under way. ``handled_request`` is the last of the user's requests that was answered.
+
+    A worker whose clock runs ahead gives its records times that cannot be, and what they are taken for must not change when an operator
+    reads them again. So its records are known by :func:`ring`: those below a number of ``used`` were there when a test used records up to
+    ``consumed_through_at``, those below one of ``stale`` before ``records_since_at``.
     """
 
     state: MaybeReason = ""
@@ -287,6 +312,22 @@ class TuningStatus:
     unpaying: str = ""
     audit: Literal["", "Off", "Quiet", "Eager"] = ""
     audit_rate: float = 0.0
+    used: dict[str, int] = field(default_factory=dict)
+    stale: dict[str, int] = field(default_factory=dict)
+
+    def not_younger(self, boot_id: str, ramp_set_digest: str) -> tuple[tuple[int, float], ...]:
+        """(number, time) pairs: records of a ring below the number are not younger than the time, whatever they say."""
+        key, marks = ring(boot_id, ramp_set_digest), []
+        if key in self.used and self.consumed_through_at is not None:
+            marks.append((self.used[key], self.consumed_through_at))
+        if key in self.stale and self.records_since_at is not None:
+            marks.append((self.stale[key], math.nextafter(self.records_since_at, -math.inf)))
+        return tuple(marks)
+
+
+def ring(boot_id: str, ramp_set_digest: str) -> str:
+    """What names the ring of records that a process keeps for a ramp set."""
+    return f"{boot_id}/{ramp_set_digest[-12:]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,12 +512,21 @@ class SliceUse:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceStop:
+    """A plan was surely over the ``budget`` of the slice ``name``, on the inputs as they still are."""
+
+    plan_hash: str
+    name: str
+    budget: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What the stable plan saves, by comparison with the batches that are held back from it (both absent before enough of them), and by ramp.
 
     The figures speak of what was counted since ``previous_since_at``; that window and the one since ``since_at`` are summed apart so that
     the far past can be forgotten. ``live`` has the counters of worker processes by boot id, ``base`` what they were when the window began,
-    ``retired`` the sum of those that are gone.
+    ``retired`` the sum of those that are gone. ``stops`` are of this plan and of earlier ones, which may come back; the newest last.
     """
 
     plan_hash: str = ""
@@ -494,10 +544,21 @@ class Measured:
     base: dict[str, PlanCounts] = field(default_factory=dict)
     retired: PlanCounts = field(default_factory=PlanCounts)
     previous: PlanCounts = field(default_factory=PlanCounts)
+    stops: tuple[SliceStop, ...] = ()
 
     def of(self, plan: Plan) -> Measured:
-        """These figures, if they are of ``plan``; none else."""
-        return self if self.plan_hash == plan.content_hash else Measured()
+        """These figures, if they are of ``plan``; none else, but for the stops."""
+        return self if self.plan_hash == plan.content_hash else Measured(stops=self.all_stops)
+
+    @property
+    def all_stops(self) -> tuple[SliceStop, ...]:
+        """Of the slices of the plan as well: an operator of before told of them there alone."""
+        told = (SliceStop(self.plan_hash, use.name, use.budget) for use in self.slices if use.stopped)
+        return tuple(dict.fromkeys((*self.stops, *told)))
+
+    def after_change(self, serving: Plan) -> Measured:
+        """After the inputs changed: what other plans did on the old ones says nothing any more."""
+        return replace(self, stops=tuple(s for s in self.all_stops if s.plan_hash == serving.content_hash))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from offramp_core.certify import allowance
 from offramp_core.control.audit import eager_rate
-from offramp_core.control.gates import REJECTIONS, GateInput, read_gates
+from offramp_core.control.gates import REJECTIONS, GateInput, gate_level, read_gates
 from offramp_core.control.objects import (
     ArmTally,
     Config,
@@ -31,9 +32,11 @@ from offramp_core.control.snapshot import Event, Load, Worker
 from offramp_core.control.spec import Step
 from offramp_core.evidence import detector
 from offramp_core.evidence.exposure import judged_batches_needed
+from offramp_core.evidence.one_arm import Counts
 from offramp_core.reasons import AnyReason, MaybeReason, Reason, as_said
 from offramp_core.sketch import SecondsSketch
 
+AUDIT_WAIT_SECONDS = 120.0  # for the last audits of a step; a backlog is worked off much sooner
 ACK_TIMEOUT_SECONDS = 120.0  # kubelet takes up to a minute and a half to show a changed ConfigMap when a poke is lost
 CLOCKS_APART_SECONDS = 600.0  # two operators' clocks may differ by so much without a deadline ending early
 SLOW_QUANTILE = 0.90
@@ -59,7 +62,7 @@ class RolloutView:
     them is most of a pass. ``fell`` says why the plan that served was switched
     off in this very pass, as (reason, message), empty where it was not. ``returns_to`` is the promoted rollout of the same plan that the
     rollback window still covers. ``inputs_since`` is when the inputs last changed, and ``watched_since`` when this process began to look,
-    both by its own clock. ``fallen`` are workers that are not ready: they serve nobody, but may have died of the canary.
+    both by its own clock. ``next_test`` is the number that a test would have which began now. ``fallen`` are workers that are not ready: they serve nobody, but may have died of the canary.
     """
 
     rollout: Rollout
@@ -77,6 +80,7 @@ class RolloutView:
     inputs_since: float | None = None
     watched_since: float = 0.0
     fallen: tuple[Worker, ...] = ()
+    next_test: int = 1
 
     @property
     def status(self) -> RolloutStatus:
@@ -108,6 +112,10 @@ class RolloutView:
     def n_steps(self) -> int:
         """Steps begun and still to come; editing them in mid-rollout changes what is to come alone."""
         return self.status.step + 1 + len(self.upcoming)
+
+    @property
+    def certified(self) -> bool:
+        return is_certified(self.to, self.service, since=self.inputs_since)
 
     @property
     def pause_seconds(self) -> float:
@@ -155,9 +163,10 @@ Rule = Callable[[RolloutView], Change | None]
 
 def advance(view: RolloutView) -> Change:
     """One pass over one unfinished rollout: read the gates, then let the first rule that applies decide."""
+    view = replace(view, ledger=_with_overdue(view))
     status = replace(view.status, ledger=view.ledger)
     if status.phase in CANARY_SERVES and status.objective == intent_key(view.service):
-        status = replace(status, watch=_watched(view), restarts=_restarts(view))
+        status = replace(status, watch=_watched(view), restarts=_restarts(view), acceptance_test=_acceptance_test(view))
         status = replace(status, gates=gate_readings(replace(view, rollout=replace(view.rollout, status=status))))
     view = replace(view, rollout=replace(view.rollout, status=status))
     for rule in RULES:
@@ -178,9 +187,12 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
             confidence=spec.rollout.confidence,
             n_steps=view.n_steps,
             slow_needed=view.status.slow_needed,
-            certified=is_certified(view.to, view.service, since=view.inputs_since),
+            certified=view.certified,
             accuracy_confidence=spec.confidence,
             watch=view.status.watch,
+            level=view.status.gate_level,
+            attempt=Counts(*view.status.audited),
+            acceptance_level=acceptance_level(view.status, view.service),
         )
     )
 
@@ -374,9 +386,11 @@ def renew_a_lapsed_lease(view: RolloutView) -> Change | None:
         return None
     if all(w.state is not None and w.state.canary_hash for w in view.workers):
         return None
+    lapsed, arm = view.status.lapsed, view.ledger.total.canary
     renewed = replace(
         view.status, renewals=view.status.renewals + 1, phase="Progressing", phase_started_at=view.now, step_started_at=None,
-        gates=(), ledger=Ledger(), watch=detector.init(), message="the canary's lease lapsed; beginning the step again",
+        gates=(), ledger=Ledger(), lapsed=Counts(lapsed.n + arm.audited, lapsed.k + arm.disagreements), watch=detector.init(),
+        message="the canary's lease lapsed; beginning the step again",
     )  # fmt: skip
     return Change(
         renewed,
@@ -391,7 +405,9 @@ def promote_when_told(view: RolloutView) -> Change | None:
     """A person's Promote ends waiting, but never overrules a gate that has not seen enough, such as after its counts began anew."""
     if view.status.phase != "AwaitingPromotion" or view.rollout.decision != "Promote":
         return None
-    return _promote(view) if _passed(view.status.gates) else Change(replace(view.status, message=_not_overruled(view)))
+    if not _passed(view.status.gates):
+        return Change(replace(view.status, message=_not_overruled(view)))
+    return _read_what_is_due(view) or _promote(view)
 
 
 def stay_paused(view: RolloutView) -> Change | None:
@@ -439,6 +455,9 @@ def next_step(view: RolloutView) -> Change | None:
         return None
     if view.seconds_since(status.step_started_at) < view.pause_seconds:
         return Change(replace(status, message=f"step {status.step + 1} passed; pausing as asked"))
+    unread = _read_what_is_due(view)
+    if unread is not None:
+        return unread
     if view.upcoming and not status.returns_to:
         started = _begin_step(view, view.upcoming[0])
         return Change(
@@ -449,6 +468,7 @@ def next_step(view: RolloutView) -> Change | None:
             status,
             phase="AwaitingPromotion",
             phase_started_at=view.now,
+            ledger=replace(view.ledger, due={}, due_since_at=None),
             message="every step passed; set spec.decision: Promote",
         )
         return Change(
@@ -536,6 +556,11 @@ def forbidden(config: Config, service: Service) -> str:
     return ""
 
 
+def acceptance_level(status: RolloutStatus, service: Service) -> float:
+    """What the test that accepts an uncertified plan may spend: its own share of the service's allowance, like every certificate's."""
+    return allowance(1 - service.spec.confidence, max(1, status.acceptance_test))
+
+
 def has_earned_acceptance(status: RolloutStatus, service: Service) -> bool:
     """Whether a canary showed that its plan keeps to the budget, for what is asked now."""
     cleared = any(gate.name == "acceptance" and gate.state == "Clear" for gate in status.gates)
@@ -567,6 +592,40 @@ def _watched(view: RolloutView) -> detector.DetectorState:
     n = max(0, now.audited - seen.audited)  # a worker that was quarantined took its counts along
     k = min(n, max(0, now.disagreements - seen.disagreements))
     return detector.update(view.status.watch, n, k, p0=view.service.spec.max_disagreement)
+
+
+def _acceptance_test(view: RolloutView) -> int:
+    """The number of the attempt's test: a new one when its gates are read for the first time. Where the number was lost later, because the
+    cluster's schema is older than this operator or another one began, it is the last that was given out."""
+    status = view.status
+    if status.acceptance_test or view.certified:
+        return status.acceptance_test
+    first = not (status.gates or status.history or status.renewals)
+    return view.next_test if first else max(1, view.next_test - 1)
+
+
+def _with_overdue(view: RolloutView) -> Ledger:
+    """The ledger, with the audits of a step that were waited for in vain."""
+    ledger = view.ledger
+    late = ledger.due_since_at is not None and view.seconds_surely_since(ledger.due_since_at) >= AUDIT_WAIT_SECONDS
+    return replace(ledger, overdue=ledger.awaited if late else 0)
+
+
+def _read_what_is_due(view: RolloutView) -> Change | None:
+    """Whoever passes a step has read all of it: audits that were drawn before the gates had seen enough are waited for.
+
+    What a worker does not tell in time counts as disagreements, and the gates look once more.
+    """
+    ledger, status = view.ledger, view.status
+    if ledger.due_since_at is None:
+        arms = ((boot, both.canary) for boot, both in ledger.live.items())
+        ledger = replace(
+            ledger, due={boot: arm.drawn for boot, arm in arms if arm.drawn > arm.audited}, due_since_at=view.now
+        )
+    if ledger.awaited == ledger.overdue:
+        return None
+    told = f"step {status.step + 1} passed but for {ledger.awaited} audits that are still to be reported"
+    return Change(replace(status, ledger=ledger, message=told))
 
 
 def _restarts(view: RolloutView) -> dict[str, int]:
@@ -615,10 +674,13 @@ def _begin_step(view: RolloutView, step: Step) -> RolloutStatus:
         history = (*history, StepRecord(status.weight, arm.audited, arm.disagreements, view.now))
     policy = view.service.spec.rollout
     status = replace(status, step=number, weight=weight)
-    n_steps = replace(view, rollout=replace(view.rollout, status=status)).n_steps
-    alpha = GateInput(view.ledger.total, weight, 0.5, policy.confidence, n_steps, 0, certified=True).alpha
+    begun = replace(view, rollout=replace(view.rollout, status=status))
+    spent = status.level_spent + status.gate_level
+    level = gate_level(confidence=policy.confidence, spent=spent, n_steps=begun.n_steps, left=1 + len(begun.upcoming))
     return replace(
         status,
+        gate_level=level,
+        level_spent=spent,
         phase="Progressing",
         phase_started_at=view.now,
         step_started_at=None,
@@ -628,7 +690,7 @@ def _begin_step(view: RolloutView, step: Step) -> RolloutStatus:
             tuple(judged.values()),
             weight=weight,
             slowdown=HARMFUL_SLOWDOWN,
-            alpha=alpha,
+            alpha=level,
             power=0.95,
         ),
         restarts={w.uid: w.restarts for w in view.workers},
@@ -647,12 +709,15 @@ def begun_anew(rollout: Rollout, message: str) -> RolloutStatus:
         phase="Pending",
         step=0,
         weight=0,
+        gate_level=0.0,
+        level_spent=0.0,
         reason="",
         message=message,
         step_started_at=None,
         phase_started_at=None,
         gates=(),
         ledger=Ledger(),
+        lapsed=Counts(*rollout.status.audited),
         watch=detector.init(),
         history=(),
     )

@@ -53,12 +53,16 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class RecordStore:
-    """The fleet's records of one ramp set, oldest first (``records.time`` is set), and whose they are; ``ramp_ids`` names their columns."""
+    """The fleet's records of one ramp set, oldest first (``records.time`` is set), and whose they are; ``ramp_ids`` names their columns.
+
+    ``ahead`` are the processes whose clocks ran ahead, with the number of each one's next record.
+    """
 
     records: Records
     ramp_ids: tuple[str, ...]
     backbone_digest: str
     ramp_set_digest: str
+    ahead: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

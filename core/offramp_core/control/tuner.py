@@ -430,7 +430,9 @@ def _refused_by_records(snapshot: Snapshot, plan: Plan) -> str:
         return ""
     if not {r.id for r in plan.ramps} <= set(chain_of(store.records, plan, store.ramp_ids)[1]):
         return ""
-    recent = store.records.take(slice(-PIN_RECORDS, None))
+    since, time = snapshot.service.status.tuning.records_since_at, store.records.time
+    fresh = 0 if since is None or time is None else int(time.searchsorted(since))
+    recent = store.records.take(slice(max(fresh, len(store.records) - PIN_RECORDS), None))
     check = check_pin(recent, plan, store.ramp_ids, budget=spec.max_disagreement, alpha=1 - spec.rollout.confidence)
     if not isinstance(check, PinCheck) or not check.refused:
         return ""

@@ -22,9 +22,11 @@ import numpy as np
 
 from offramp_core.bundle import column_arrays
 from offramp_core.control.ledger import impossible, went_backwards
+from offramp_core.control.objects import TuningStatus
 from offramp_core.control.snapshot import Load, RecordStore, Worker
 from offramp_core.errors import InvalidRecordsError, UnavailableError
 from offramp_core.protocol import ArmCounts, Observations, SignedDocument, WorkerState
+from offramp_core.reasons import Reason
 from offramp_core.records import records_from_arrays
 from offramp_operator.shell import wire
 from offramp_operator.shell.bounded import refuse_unbounded
@@ -33,6 +35,8 @@ from offramp_operator.shell.peaks import Peaks
 from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
 from offramp_operator.shell.record_pool import CAPACITY_ROWS, RampSetKey, RecordPool, rows_each
 
+COLLECTING_STATES = (Reason.COLLECTING_LABELS, Reason.TUNING)
+COLLECTING = TuningStatus(Reason.COLLECTING_LABELS)
 MAX_PAGES = 8  # 40,000 rows: twice what is kept, so that one pass catches up whatever was missed
 FAILURES_UNTIL_SILENT = 3
 SECONDS_UNTIL_SILENT = 10.0
@@ -92,7 +96,7 @@ class _ServiceMemory:
     stores: dict[RampSetKey, tuple[tuple[int, int], RecordStore | None]] = field(default_factory=dict)
     revision: int = 0
     peaks: Peaks = field(default_factory=Peaks)
-    collecting: bool = True
+    tuning: TuningStatus = COLLECTING
 
 
 class Observer:
@@ -128,13 +132,18 @@ class Observer:
             self._session = None
 
     async def observe(
-        self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str, collecting: bool = True
+        self,
+        key: ServiceKey,
+        endpoints: Sequence[WorkerEndpoint],
+        *,
+        token: str,
+        tuning: TuningStatus = COLLECTING,
     ) -> Observed:
         """Pull all workers of a service once and pool the answers; never raises for a worker that is dead or talks nonsense.
 
-        One that is ``collecting`` labels for a tuning keeps as many rows as a pool can hold, others their share of the operator's memory.
+        One that is collecting labels for a tuning keeps as many rows as a pool can hold, others their share of the operator's memory.
         """
-        self._services.setdefault(key, _ServiceMemory()).collecting = collecting
+        self._services.setdefault(key, _ServiceMemory()).tuning = tuning
         memory = await self._pull_all(key, endpoints, token)
         workers = tuple(self._worker(endpoint, memory.seen[endpoint.uid]) for endpoint in endpoints)
         own, others = _records(memory, workers)
@@ -318,8 +327,10 @@ class Observer:
         if len(rows):
             fresh = RecordPool(n_ramps=len(state.ramps), names=column_arrays(state.ramps))
             pool = memory.pools.setdefault(RampSetKey(state.backbone_digest, ramp_set), fresh)
-            pool.keep(CAPACITY_ROWS if memory.collecting else rows_each(len(self._services), n_ramps=len(state.ramps)))
-            pool.add(state.boot_id, rows, latest_time=self._clock())
+            collecting = memory.tuning.state in COLLECTING_STATES
+            pool.keep(CAPACITY_ROWS if collecting else rows_each(len(self._services), n_ramps=len(state.ramps)))
+            marks = memory.tuning.not_younger(state.boot_id, ramp_set)
+            pool.add(state.boot_id, rows, latest_time=self._clock(), not_younger=marks)
 
     def _worker(self, endpoint: WorkerEndpoint, seen: _Seen) -> Worker:
         silent = self._silent(seen)
@@ -548,4 +559,5 @@ def _store(pool: RecordPool, state: WorkerState, ramp_set: str) -> RecordStore |
         ramp_ids=records.ramp_ids,
         backbone_digest=state.backbone_digest,
         ramp_set_digest=ramp_set,
+        ahead=pool.ahead(),
     )

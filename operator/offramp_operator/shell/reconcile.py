@@ -180,8 +180,7 @@ class Reconciler:
         service = gathered.service
         workers_error = await self._ensure_workers(gathered)
         token = self._key.admin_token(service.uid)
-        collecting = service.status.tuning.state in (Reason.COLLECTING_LABELS, Reason.TUNING)
-        observed = await self._observer.observe(key, gathered.workers, token=token, collecting=collecting)
+        observed = await self._observer.observe(key, gathered.workers, token=token, tuning=service.status.tuning)
         revision = self._observer.revision(key)
         tuning = self._tunings.setdefault(key, _Tuning())
         self._collect(key, tuning)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ class RecordPool:
         self.n_ramps, self._names = n_ramps, dict(names or {})
         self._capacity = capacity
         self._next: dict[str, int] = {}
+        self._ahead: set[str] = set()
         self._chunks: list[dict[str, npt.NDArray[Any]]] = []
         self._rows = 0
         self.version = 0
@@ -60,16 +61,24 @@ class RecordPool:
         """Sequence number of the first row of a process that is not here yet."""
         return self._next.get(boot_id, 0)
 
+    def ahead(self) -> dict[str, int]:
+        """Processes that said of a row that it came from the future, and the number of each one's next row."""
+        return {boot: self._next[boot] for boot in sorted(self._ahead & self._next.keys())}
+
     def keep(self, capacity: int) -> None:
         """Keep so many rows from now on."""
         self._capacity = capacity
         self._trim()
 
-    def add(self, boot_id: str, rows: RecordRows, *, latest_time: float) -> int:
+    def add(
+        self, boot_id: str, rows: RecordRows, *, latest_time: float, not_younger: Sequence[tuple[int, float]] = ()
+    ) -> int:
         """Add what is new of a block; returns how many rows were. No row is younger than ``latest_time``.
 
         A row cannot have been admitted after it was received, and one that claims so (a clock ahead of ours) would
-        make the tuner skip everything until that time comes.
+        make the tuner skip everything until that time comes. Read again after a restart, such a row would seem to be younger than it was
+        taken for at first, and one that a test has used would be fresh again: ``not_younger`` has (number, time) pairs, and rows below the
+        number are not younger than the time.
         """
         skip = max(0, self.next_of(boot_id) - rows.first)
         self._next[boot_id] = max(rows.next, self._next.pop(boot_id, 0))  # most recently heard of comes last
@@ -79,7 +88,12 @@ class RecordPool:
         if new <= 0:
             return 0
         chunk = {name: getattr(rows, name)[skip:] for name in COLUMNS}
+        if (chunk["time"] > latest_time).any():
+            self._ahead.add(boot_id)
         chunk["time"] = np.minimum(chunk["time"], latest_time)
+        number = rows.first + np.arange(skip, len(rows))
+        for below, time in not_younger:
+            chunk["time"] = np.where(number < below, np.minimum(chunk["time"], time), chunk["time"])
         self._append(chunk)
         return new
 
@@ -100,6 +114,7 @@ class RecordPool:
             **self._names,
             "boot": np.array(boots, dtype=np.str_),
             "next": np.array([self._next[b] for b in boots]),
+            "ahead": np.array([b in self._ahead for b in boots], dtype=np.bool_),
         }
 
     @classmethod
@@ -108,6 +123,8 @@ class RecordPool:
         names = {name: arrays[name] for name in NAMES if name in arrays}
         pool = cls(n_ramps=arrays["uncertainty"].shape[1], names=names, capacity=capacity)
         pool._next = {str(boot): int(seq) for boot, seq in zip(arrays["boot"], arrays["next"], strict=True)}
+        if "ahead" in arrays:
+            pool._ahead = {str(boot) for boot in arrays["boot"][arrays["ahead"]]}
         if len(arrays["time"]):
             before_slices = {
                 "slice": np.zeros(len(arrays["time"]), dtype=np.int32)

@@ -23,6 +23,8 @@ Array = npt.NDArray[Any]
 MAX_CHUNK = 32
 BACKLOG_LIMIT = 256
 ROWS_PER_STEP = 16
+# What the reference of a lost audit says: no class, and not what it says of an input that it has no answer to.
+UNKNOWN = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +99,31 @@ class AuditDesk:
                 self._finish_alone(audit)
 
     def _finish_alone(self, audit: Audit) -> None:
+        before = {held.digest: held.ring.next for held in self._sets()}
         try:
             self._finish([audit])
         except Exception as error:
             # What cannot be compared counts against the plan: losing it would bias the count towards agreement.
             log_event("audit-lost", level="error", error=repr(error))
+            if audit.record:
+                self._record_lost(audit, [held for held in self._sets() if held.ring.next == before.get(held.digest)])
             if audit.compare:
                 self._judge(audit.runtime, 1, 1, audit.slices)
+
+    @staticmethod
+    def _record_lost(audit: Audit, sets: Sequence[HeldSet]) -> None:
+        """A row that leaves at the first ramp of every plan with what was served, which is not what the reference says. Without it nobody
+        who tunes or certifies would hear of such inputs."""
+        for held in sets:
+            columns = len(held.bundle.columns)
+            held.ring.append(
+                time=[audit.wall_time],
+                uncertainty=np.zeros((1, columns), dtype=np.float32),
+                prediction=np.full((1, columns), audit.served),
+                final=[UNKNOWN],
+                reference=np.array([UNKNOWN]),
+                slices=[slice_number(audit.slice_name)],
+            )
 
     def _finish(self, audits: list[Audit]) -> None:
         scored = self._scored(self._join([audit.x[None] for audit in audits]))

@@ -89,7 +89,7 @@ class Engine:
         ramp_set_store: Path | None = None,
         captures: Captures | None = None,
     ) -> None:
-        """With ``always_in_time`` requests that ask for no deadline have the latency objective as one, but for those drawn for audit.
+        """With ``always_in_time`` requests that ask for no deadline have the latency objective as one, whether or not they are drawn for audit.
 
         ``ramp_set_store`` has other heads for the bundle's model, ``captures`` keeps inputs that may train such.
         """
@@ -445,21 +445,16 @@ class Engine:
     def _deadlines(self, batch: Batch, runtime: Runtime) -> _Deadlines | None:
         """When the rows of a batch must be answered, if any must.
 
-        A row drawn for audit has no deadline but one that its request asked for: what is compared stays a uniform draw of what the
-        plan answers, with nothing of it cut short.
+        A row drawn for audit is answered like any other, late or cut short: what is compared, after its reply, is a uniform draw of what
+        is served.
         """
-        seconds = None if runtime.judges_itself else self._everyones_deadline
-        if seconds is None:
-            if all(ticket.deadline == math.inf for ticket, _ in batch.owners):
-                return None
-            at = [ticket.deadline for ticket, _ in batch.owners]
-        else:
-            at = [
-                ticket.admitted + seconds
-                if ticket.deadline == math.inf and ticket.draws[row] >= runtime.audit_rate
-                else ticket.deadline
-                for ticket, row in batch.owners
-            ]
+        everyones = math.inf if runtime.judges_itself or self._everyones_deadline is None else self._everyones_deadline
+        at = [
+            ticket.admitted + everyones if ticket.deadline == math.inf else ticket.deadline
+            for ticket, _ in batch.owners
+        ]
+        if min(at) == math.inf:
+            return None
         return _Deadlines(np.array(at), runtime.stage_seconds, self._clock)
 
     def _answer(self, batch: Batch, runtime: Runtime, leave: Leave, progress: _Progress) -> None:
@@ -624,6 +619,8 @@ class Engine:
             runtime.counter.count_replies(exit_name=exit_name, latencies=latencies, drawn=drawn)
             if runtime.meter is not None and not runtime.exits_off:
                 runtime.meter.count_replies(exit_name, len(latencies))
+        if runtime.breaker is not None:
+            runtime.breaker.draw(drawn)
 
     def _measure_replies(self, runtime: Runtime, exit_name: str, latencies: Sequence[float], *, due: bool) -> None:
         n, arm = len(latencies), runtime.counter.arm

@@ -32,6 +32,7 @@ from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execute import Runnable
 from offramp_worker.engine.ramp_sets import HeldSet, PlanPostponedError
 from offramp_worker.logs import log_event
+from offramp_worker.plans.memory import PlanMemory
 
 MAX_SLICES = 64  # a document may name; memory must stay bounded
 PATIENCE_SECONDS = 60.0  # for a ramp set that the store does not show; half of a rollout's for acknowledgements
@@ -49,8 +50,11 @@ class _Postponed:
 class PlanDesk:
     """Where documents arrive, from the admin port and from the plan file. One is taken at a time."""
 
-    def __init__(self, engine: Engine, *, public_key: bytes, service_uid: str) -> None:
+    def __init__(
+        self, engine: Engine, *, public_key: bytes, service_uid: str, memory: PlanMemory | None = None
+    ) -> None:
         self._engine, self._service_uid = engine, service_uid
+        self._memory = memory or PlanMemory(None)
         self._key = Ed25519PublicKey.from_public_bytes(public_key)
         self._lock = threading.Lock()
         self._in_force: str = ""
@@ -58,6 +62,7 @@ class PlanDesk:
         self._given_up: str = ""  # the payload that had its minute
         self.clock: Callable[[], float] = time.monotonic
         self.refused: Refusal | None = None
+        self.newest_epoch = self._remembered()
 
     def deliver(self, document: SignedDocument) -> None:
         """Put a document in force, or refuse it and go on serving. Blocks while sessions are built; call it off the event loop.
@@ -91,7 +96,9 @@ class PlanDesk:
             self._check_addressee(plan)
             if plan.canary is None:  # a rollback waits for nothing, least of all for the sessions of what follows
                 self._engine.end_canary()
-            self._engine.activate(self._prepare(plan))
+            active = self._prepare(plan)
+            self._resume_breaker(active)
+            self._engine.activate(active)
         except PlanPostponedError as error:
             if self._may_wait(document, epoch, error):
                 raise
@@ -104,8 +111,38 @@ class PlanDesk:
             self._engine.captures.ask(plan.capture_since)
         if self._postponed is not None and self._postponed.epoch <= epoch:
             self._postponed = None
-        self._in_force, self.refused = document.payload, None
+        self._in_force, self.refused, self.newest_epoch = document.payload, None, epoch
+        self._memory.remember(document)
         log_event("plan-in-force", epoch=epoch, weight_percent=plan.weight_percent)
+
+    def _remembered(self) -> int:
+        """The epoch of the newest document that an earlier process took, 0 where that is not known. Nobody but the operator can have made it up."""
+        document = self._memory.newest()
+        if document is None:
+            return 0
+        try:
+            verify(document, self._key)
+            plan = parse(document.payload)
+        except PlanRefusedError as error:
+            log_event("remembered-plan-refused", level="warning", reason=error.reason, message=str(error))
+            return 0
+        return plan.epoch if plan.service_uid == self._service_uid else 0
+
+    def _resume_breaker(self, active: Active) -> None:
+        """Have what the breaker sees kept; one that is new in this process goes on where that of the process before stopped."""
+        was = self._engine.active
+        breaker, last = (a.stable.breaker if a.stable is not None else None for a in (active, was))
+        if breaker is last and breaker is not None:
+            return
+        if last is not None:
+            last.let_go()
+        if breaker is None:
+            self._memory.forget_breaker()
+        else:
+            before = self._memory.breaker() if was.document is None else None
+            breaker.go_on(before, self._memory.keep_breaker)
+            if breaker.is_open:
+                log_event("breaker-stays-open", level="warning", epoch=active.epoch)
 
     def _may_wait(self, document: SignedDocument, epoch: int, error: PlanPostponedError) -> bool:
         """Whether a document has time left to wait in. Of two that wait the newer one is kept."""
@@ -136,6 +173,11 @@ class PlanDesk:
             raise PlanRefusedError(
                 Reason.STALE_EPOCH,
                 f"epoch {document.epoch} is not newer than {self._engine.active.epoch}, which is in force",
+            )
+        if document.epoch < self.newest_epoch:
+            raise PlanRefusedError(
+                Reason.STALE_EPOCH,
+                f"epoch {document.epoch} is older than {self.newest_epoch}, which this worker took before it restarted",
             )
 
     def _prepare(self, document: PlanDocument) -> Active:
@@ -188,7 +230,11 @@ class PlanDesk:
         if stable.exits_off:
             return None
         in_force = self._engine.active.stable
-        fresh = Breaker(accuracy_budget=document.accuracy_budget, run_length=document.breaker_run_length)
+        fresh = Breaker(
+            accuracy_budget=document.accuracy_budget,
+            run_length=document.breaker_run_length,
+            plan_hash=stable.content_hash,
+        )
         kept = in_force.breaker if in_force is not None and in_force.plan == stable else None
         return kept if kept is not None and kept.watches_like(fresh) else fresh
 
