@@ -145,6 +145,7 @@ class WorkerState:
     ``suspicion`` is how far its detector has come towards its alarm, in tenths: the share of logarithms, 1 where the breaker is open.
     ``ramp_set_digest`` is the bundle's own set, ``ramp_sets`` are those that are held now: columns and costs are the same for all of them.
     ``captures`` inputs are kept for training, of ``capture_since`` on (None: none are asked for).
+    ``failing`` says why it takes no requests although its bundle is sound: every run fails. (``message`` of an unready worker is of its bundle.)
     """
 
     uid: str
@@ -168,6 +169,7 @@ class WorkerState:
     ramp_sets: tuple[str, ...] = ()
     captures: int = 0
     capture_since: float | None = None
+    failing: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,6 +283,28 @@ def test_a_broken_bundle_leaves_the_old_workers_serving_and_says_why(tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_worker_whose_every_run_fails_gets_no_traffic_says_why_and_comes_back(tmp_path: Path) -> None:
+    async def story() -> None:
+        bundle = folder(tmp_path, "bundle")
+        async with bench(tmp_path) as made:
+            await made.want(bundle, 2)
+            sick, well = await made.ready(2)
+            (bundle / f"failing-{sick.uid}").touch()
+            await until(lambda: any(e.failure for e in made.live), what="the reason", state=made.fleet.endpoints)
+            assert [(e.uid, e.failure_reason, e.failure) for e in made.live if e.failure] == [
+                (sick.uid, "ExecutorFailing", "every run fails")
+            ]
+            await until(
+                lambda: made.front.history[-1] == {well.name}, what="one in the front", state=lambda: made.front.history
+            )
+            (bundle / f"failing-{sick.uid}").unlink()
+            await made.ready(2)
+            assert [(e.restarts, e.failure, e.failure_reason) for e in made.live] == [(0, "", "")] * 2
+
+    run(story())
+
+
+@pytest.mark.slow
 def test_scaling_starts_and_stops_only_the_difference(tmp_path: Path) -> None:
     async def story() -> None:
         bundle = folder(tmp_path, "bundle")

@@ -45,6 +45,8 @@ class Worker:
             return "", ""
         if self.failure:
             return self.failure_reason or "WorkerFailed", self.failure
+        if self.state is not None and self.state.failing:
+            return "ExecutorFailing", self.state.failing
         if self.state is not None and not self.state.ready and self.state.message:
             return "InvalidBundle", self.state.message
         return "", ""

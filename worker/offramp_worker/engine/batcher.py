@@ -167,6 +167,11 @@ class Batcher:
         return self._policy.batch_rows
 
     @property
+    def closed(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._closed
+
+    @property
     def finished(self) -> bool:
         """Whether nothing waits and nothing will come."""
         return self._closed and not self._rows

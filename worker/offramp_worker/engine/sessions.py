@@ -257,7 +257,7 @@ class Sessions:
 
     def _check_probe(self, logits: FloatArray, file: str) -> None:
         expected = self._bundle.probe_logits
-        if logits.shape != expected.shape or not _close(logits, expected) or not _same_answers(logits, expected):
+        if not reproduces(logits, expected):
             raise InvalidBundleError(f"{file}: does not reproduce the logits of probe.npz on this machine")
 
 
@@ -270,6 +270,11 @@ def _running(refused: Callable[[str], OfframpError], what: str) -> Iterator[None
         raise
     except Exception as error:
         raise refused(f"{what}: {str(error).partition(chr(10))[0]}") from error
+
+
+def reproduces(logits: Array, expected: Array) -> bool:
+    """Whether an executor says of the probe's rows what the model says, by all that can be told on another machine."""
+    return logits.shape == expected.shape and _close(logits, expected) and _same_answers(logits, expected)
 
 
 def _close(value: Array, expected: Array) -> bool:
