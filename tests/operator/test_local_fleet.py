@@ -24,7 +24,7 @@ from offramp_core.errors import InvalidSpecError
 from offramp_operator.local.fleet import Fleet
 from offramp_operator.local.process import process_started
 from offramp_operator.local.state import StateFolder, StateFolderError
-from offramp_operator.local.template import WorkerTemplate, bundle_path, render
+from offramp_operator.local.template import WorkerTemplate, available_cpus, bundle_path, render
 from offramp_operator.shell.platform import WorkerEndpoint
 from offramp_operator.shell.signing import SigningKey
 
@@ -459,6 +459,15 @@ def test_cpus_are_shared_by_the_workers() -> None:
         return render("digits", "u", parse_spec({**SPEC, "replicas": replicas}), cpus=8).threads
 
     assert [threads(n) for n in (0, 1, 2, 3, 20)] == [8, 8, 4, 2, 1]
+
+
+def test_a_quota_of_this_machines_container_counts(tmp_path: Path) -> None:
+    for_all = available_cpus(tmp_path)  # no cgroup there
+    assert for_all >= 1
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    assert available_cpus(tmp_path) == 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert available_cpus(tmp_path) == for_all
 
 
 def test_templates_differ_exactly_when_a_worker_would() -> None:

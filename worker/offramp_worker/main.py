@@ -102,7 +102,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
     loop = asyncio.get_running_loop()
     front = Front(loop)
     stop = asyncio.Event()
-    worker = Worker(settings, deliver=front.deliver, on_lost=lambda: loop.call_soon_threadsafe(stop.set))
+    worker = Worker(settings, deliver=front.deliver, on_lost=partial(_tell, loop, stop))
     if settings.tracing == "otlp":
         name = settings.service or "offramp-worker"
         worker.tracing = Tracing(service=name, instance=settings.uid, version=offramp_worker.__version__)
@@ -146,6 +146,11 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         log_event("stopped", rows=worker.metrics.outcomes())
     if worker.lost:
         raise ExecutorLostError(worker.lost)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """From another thread."""
+    loop.call_soon_threadsafe(stop.set)
 
 
 async def _load_and_wait(worker: Worker, stop: asyncio.Event, *, stay_up_broken: bool) -> None:

@@ -41,7 +41,7 @@ FloatArray = npt.NDArray[np.float32]
 # Kernels of another processor sum in another order; a model that is the same differs by rounding, one that is not by far more.
 RELATIVE_TOLERANCE = 1e-3
 ABSOLUTE_TOLERANCE = 1e-3
-CACHED_STAGE_SETS = 4
+CACHED_STAGE_SETS = 2  # of a stable plan and a canary; each set has weights and threads of its own
 _UNSUPPORTED = partial(PlanRefusedError, "Unsupported")
 
 
