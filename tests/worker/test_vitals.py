@@ -149,7 +149,7 @@ def test_an_executor_whose_every_run_fails_takes_no_requests_until_its_probe_pas
     sound = bench.engine._exact
     bench.engine._exact = sick(sound)
     failed: list[Ticket] = []
-    with pytest.raises(UnableError, match=r"every run fails, the bundle's own probe included: .*; try another worker"):
+    with pytest.raises(UnableError, match="every run fails on this worker for now; try another one"):
         while True:
             failed.append(bench.engine.submit(bundles.inputs(1), never_exit=False))
             eventually(lambda: failed[-1] in bench.done, what="the error")

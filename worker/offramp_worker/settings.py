@@ -14,7 +14,7 @@
 | OFFRAMP_RAMP_SETS | folder of the ramp-set store: heads that plans may name besides the bundle's own |
 | OFFRAMP_CAPTURE_DIR, OFFRAMP_CAPTURE_BYTES | folder for inputs that may train ramps, kept only while a plan document asks for it; at most so many bytes (64 MiB) |
 | OFFRAMP_MODEL_DIGEST | the backbone digest this worker must serve |
-| OFFRAMP_THREADS | threads per session; default: CPUs this process may use |
+| OFFRAMP_THREADS | threads per session; default: CPUs this process may use, by its affinity and its cgroup's quota |
 | OFFRAMP_FEEDBACK_ROWS | answers kept for true labels that clients may send later; 0 (default) is off |
 | OFFRAMP_RECEIVE_SECONDS | how long a request may take to arrive; default 30 |
 | OFFRAMP_LATENCY_SECONDS | latency objective: batches adapt to it, and what cannot meet it is refused |

@@ -188,10 +188,10 @@ class Engine:
         UnableError
             The worker is shutting down, its executor fails, or it takes longer for this request alone than its timeout.
         """
-        if trouble := self.vitals.trouble:
+        if self.vitals.trouble:
             with self.counters.lock:
                 self.counters.refused += len(x)
-            raise UnableError(f"{trouble}; try another worker")
+            raise UnableError("every run fails on this worker for now; try another one")
         ticket = new_ticket(
             x, never_exit=never_exit, n_classes=self.bundle.manifest.n_classes, now=self._clock(), wall_time=self._wall_clock(), draw=self._draw,
             deadline_seconds=deadline_seconds, priority=priority, timeout_seconds=timeout_seconds,

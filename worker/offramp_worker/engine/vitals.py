@@ -52,7 +52,7 @@ class Vitals:
             self._failed = 0
             return
         self._failed += 1
-        if self._failed < FAILED_IN_A_ROW or self._asking or self._clock() < self._not_before:
+        if self._failed < FAILED_IN_A_ROW or self._asking or self.trouble or self._clock() < self._not_before:
             return
         self._failed, self._asking = 0, True
         threading.Thread(target=self._ask, args=(rows,), name="vitals", daemon=True).start()
@@ -78,7 +78,7 @@ class Vitals:
         while not self._closed.wait(self._pause):
             error = self._fails(rows)
             if not error:
-                self._well_since, self.trouble = self._clock(), ""
+                self._failed, self._well_since, self.trouble = 0, self._clock(), ""
                 log_event("executor-recovered", level="warning", seconds=round(self._well_since - began, 1))
                 self._recovered()
                 return
