@@ -127,9 +127,8 @@ class _Session(ort.InferenceSession):  # type: ignore[misc]
             enable_fallback=0,  # to the CPU, when a run fails on the device: every price would be wrong from then on
         )
         self._weights = weights
-        self._model_bytes = (
-            None  # of ONNX Runtime's class, which holds them for a fallback alone: the weights once more
-        )
+        # ONNX Runtime's class holds them, the weights once more, for a fallback alone.
+        self._model_bytes = None
 
 
 _opened: WeakValueDictionary[tuple[bytes, int], _Session] = WeakValueDictionary()

@@ -38,7 +38,7 @@ from offramp_worker.worker import ExecutorLostError, Worker
 SWITCH_INTERVAL_SECONDS = 0.0005
 STARTED_POLL_SECONDS = 0.005
 SWEEP_SECONDS = 1.0
-RELOAD_SECONDS = 120.0
+RELOAD_SECONDS = 120.0  # between two tries of a bundle that cannot be served
 EXECUTOR_LOST = 3  # the exit code
 REPLY_SECONDS = 12  # of a drain; what is left of it belongs to audits
 KEEP_ALIVE_SECONDS = (
@@ -75,9 +75,8 @@ def main() -> None:
         log_event("settings-refused", level="error", reason=str(error))
         sys.exit(2)
     except ExecutorLostError as error:
-        log_event(
-            "given-up", level="error", reason=str(error)
-        )  # last of all: a pod's last lines are what its condition says
+        # Last of all: a pod's last lines are what its condition says.
+        log_event("given-up", level="error", reason=str(error))
         sys.exit(EXECUTOR_LOST)
 
 
