@@ -146,6 +146,7 @@ class WorkerState:
     ``ramp_set_digest`` is the bundle's own set, ``ramp_sets`` are those that are held now: columns and costs are the same for all of them.
     ``captures`` inputs are kept for training, of ``capture_since`` on (None: none are asked for). ``newest_epoch`` is the newest one that this
     worker ever took, as far as it remembers: it refuses older ones.
+    ``failing`` says why it takes no requests although its bundle is sound: every run fails. (``message`` of an unready worker is of its bundle.)
     """
 
     uid: str
@@ -170,6 +171,7 @@ class WorkerState:
     captures: int = 0
     capture_since: float | None = None
     newest_epoch: int = 0
+    failing: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -400,6 +400,27 @@ def held_up(bench: Bench, x: Any, hold: threading.Event) -> Ticket:
     return blocker
 
 
+def test_a_single_row_is_answered_before_large_requests_that_came_first_and_so_is_a_smaller_one(
+    bundle: Bundle, sessions: Sessions
+) -> None:
+    bench = Bench(bundle, sessions)  # without an objective
+    bench.engine.start()
+    hold = threading.Event()
+    exact = bench.engine._exact
+    blocker = held_up(bench, bundles.inputs(1), hold)
+    large = [bench.engine.submit(bundles.inputs(n), never_exit=True) for n in (1024, 640)]
+    row = bench.engine.submit(bundles.inputs(1, seed=1), never_exit=True)
+    other = bench.engine.submit(bundles.inputs(1, seed=2), never_exit=False)
+    bench.engine._exact = exact
+    hold.set()
+    eventually(lambda: len(bench.done) == 5, what="all replies")
+    assert bench.done == [blocker, row, other, large[1], large[0]]
+    for ticket, x in ((row, bundles.inputs(1, seed=1)), (large[0], bundles.inputs(1024))):
+        np.testing.assert_array_equal(ticket.labels, labels(sessions.exact(x)))
+    bench.engine.close()
+    assert bench.engine.join(30)
+
+
 # --- early replies ---------------------------------------------------------------------------------
 
 

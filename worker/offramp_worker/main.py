@@ -1,6 +1,7 @@
 """Entry point of the worker process: two ports, one event loop, one engine thread.
 
-Exit codes: 0 after a clean drain (or a fetch), 1 for a bundle that could not be fetched, 2 for settings (or, from ``offramp serve``, a bundle) that cannot work.
+Exit codes: 0 after a clean drain (or a fetch), 1 for a bundle that could not be fetched, 2 for settings (or, from ``offramp serve``, a bundle) that cannot work, 3 when every run has
+failed for a minute, so that whoever supervises starts another process.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ from offramp_worker.http.public import public_app
 from offramp_worker.logs import log_event, route_library_logs
 from offramp_worker.settings import Settings, settings_from_env
 from offramp_worker.tracing import Tracing
-from offramp_worker.worker import Worker
+from offramp_worker.worker import ExecutorLostError, Worker
 
 # The event loop and the engine share one interpreter; at the default of 5 ms a reply could wait that long for the other's turn.
 SWITCH_INTERVAL_SECONDS = 0.0005
 STARTED_POLL_SECONDS = 0.005
 SWEEP_SECONDS = 1.0
+RELOAD_SECONDS = 120.0  # between two tries of a bundle that cannot be served
+EXECUTOR_LOST = 3  # the exit code
 REPLY_SECONDS = 12  # of a drain; what is left of it belongs to audits
 TELL_SECONDS = 5.0  # for a last pull; one comes each second, and at once where the platform tells that a worker leaves
 TELL_POLL_SECONDS = 0.05
@@ -73,6 +76,10 @@ def main() -> None:
     except InvalidArgumentError as error:
         log_event("settings-refused", level="error", reason=str(error))
         sys.exit(2)
+    except ExecutorLostError as error:
+        # Last of all: a pod's last lines are what its condition says.
+        log_event("given-up", level="error", reason=str(error))
+        sys.exit(EXECUTOR_LOST)
 
 
 def run(settings: Settings, *, stay_up_broken: bool) -> None:
@@ -84,6 +91,8 @@ def run(settings: Settings, *, stay_up_broken: bool) -> None:
         The bundle is broken, unless ``stay_up_broken``.
     InvalidArgumentError
         A port is taken, or the state folder is not writable.
+    ExecutorLostError
+        Every run failed for too long; it has drained.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     uvloop.run(serve(settings, stay_up_broken=stay_up_broken))
@@ -93,11 +102,11 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
     """See :func:`run`."""
     loop = asyncio.get_running_loop()
     front = Front(loop)
-    worker = Worker(settings, deliver=front.deliver)
+    stop = asyncio.Event()
+    worker = Worker(settings, deliver=front.deliver, on_lost=partial(_tell, loop, stop))
     if settings.tracing == "otlp":
         name = settings.service or "offramp-worker"
         worker.tracing = Tracing(service=name, instance=settings.uid, version=offramp_worker.__version__)
-    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         if threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(number, stop.set)
@@ -137,14 +146,26 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         if worker.tracing is not None:
             await asyncio.to_thread(worker.tracing.close)
         log_event("stopped", requests=worker.metrics.request_outcomes(), rows=worker.metrics.row_outcomes())
+    if worker.lost:
+        raise ExecutorLostError(worker.lost)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """From another thread."""
+    loop.call_soon_threadsafe(stop.set)
 
 
 async def _load_and_wait(worker: Worker, stop: asyncio.Event, *, stay_up_broken: bool) -> None:
-    try:
-        await asyncio.to_thread(worker.load)
-    except InvalidBundleError:
-        if not stay_up_broken:
-            raise
+    """What keeps a bundle from being served may pass: a device, after the process that lost it has ended. So a broken one is tried again."""
+    while not stop.is_set():
+        try:
+            await asyncio.to_thread(worker.load)
+            break
+        except InvalidBundleError:
+            if not stay_up_broken:
+                raise
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), RELOAD_SECONDS)
     await stop.wait()
 
 

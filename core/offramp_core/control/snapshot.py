@@ -46,6 +46,8 @@ class Worker:
             return "", ""
         if self.failure:
             return self.failure_reason or Reason.WORKER_FAILED, self.failure
+        if self.state is not None and self.state.failing:
+            return Reason.EXECUTOR_FAILING, self.state.failing
         if self.state is not None and not self.state.ready and self.state.message:
             return Reason.INVALID_BUNDLE, self.state.message
         return "", ""

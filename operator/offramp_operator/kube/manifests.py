@@ -703,9 +703,19 @@ def _environment(service: Service, identity: WorkerIdentity) -> list[Object]:
         # A container sees all processors of its node; without this a CPU limit would be spent on waiting threads.
         {
             "name": "OFFRAMP_THREADS",
-            "valueFrom": {"resourceFieldRef": {"containerName": CONTAINER, "resource": "limits.cpu"}},
+            "valueFrom": {"resourceFieldRef": {"containerName": CONTAINER, "resource": _cpus(spec.worker)}},
         },
     ]
+
+
+def _cpus(worker: Mapping[str, Any]) -> str:
+    """Which resource says how many threads a worker has: its limit, or what it asks for where it has none.
+
+    A limit that is not set reads as the whole node's processors, or as a LimitRange's; a request that is not set reads as 0.
+    """
+    resources = worker.get("resources") or {}
+    limit, request = (str((resources.get(kind) or {}).get("cpu", 0)).strip("0.m") for kind in ("limits", "requests"))
+    return "requests.cpu" if request and not limit else "limits.cpu"
 
 
 def _proven_digest(service: Service) -> Object:

@@ -282,11 +282,11 @@ class WorkerProcess:
             state = wire.decode_state(reply.content) if reply.status_code == httpx.codes.OK else None
         except (httpx.HTTPError, httpx.InvalidURL, UnavailableError):
             return
-        if state is not None and not state.ready and state.message and state.message != self.failure:
-            self.failure, self.failure_reason = state.message, Reason.INVALID_BUNDLE
-            log_event(
-                "worker-failed", f"{self.record.name}: {state.message}", level=logging.WARNING, worker=self.record.name
-            )
+        failure = "" if state is None or state.ready else state.failing or state.message
+        if state is not None and failure and failure != self.failure:
+            reason = Reason.EXECUTOR_FAILING if state.failing else Reason.INVALID_BUNDLE
+            self.failure, self.failure_reason = failure, reason
+            log_event("worker-failed", f"{self.record.name}: {failure}", level=logging.WARNING, worker=self.record.name)
             self._around.changed()
 
 

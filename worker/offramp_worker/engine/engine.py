@@ -42,9 +42,10 @@ from offramp_worker.engine.execute import Leave, run_again, run_apart, run_exact
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.ramp_sets import HeldSets
 from offramp_worker.engine.scrape import EngineState, RampUtility
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.tickets import HIGHEST_PRIORITY, OverloadedError, Ticket, new_ticket
+from offramp_worker.engine.sessions import Sessions, reproduces
+from offramp_worker.engine.tickets import HIGHEST_PRIORITY, OverloadedError, Ticket, UnableError, new_ticket
 from offramp_worker.engine.usual import UsualInputs
+from offramp_worker.engine.vitals import Vitals
 from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
 
@@ -88,10 +89,12 @@ class Engine:
         always_in_time: bool = False,
         ramp_set_store: Path | None = None,
         captures: Captures | None = None,
+        lost: Callable[[str], None] = lambda _: None,
     ) -> None:
         """With ``always_in_time`` requests that ask for no deadline have the latency objective as one, whether or not they are drawn for audit.
 
         ``ramp_set_store`` has other heads for the bundle's model, ``captures`` keeps inputs that may train such.
+        ``lost`` is told, from another thread, once the executor has failed for so long that only a new process may help.
         """
         self.bundle, self.metrics, self.marker, self.captures = bundle, metrics, marker, captures
         self.sets = HeldSets(bundle, sessions, store=ramp_set_store)
@@ -116,7 +119,8 @@ class Engine:
         self._cache = PredictionCache(max_bytes=cache_bytes) if cache_bytes else None
         self._desk = AuditDesk(sets=lambda: self.sets.held, judge=self._judge, join=join, captures=captures)
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
-        self._turn = threading.Lock()  # held while a batch or an audit runs
+        self._turn = threading.Lock()  # held while a batch, an audit or a probe runs
+        self.vitals = Vitals(probe=self._probe, recovered=self._batcher.wake, lost=lost)
         self._batches = 0
         self._last_pull = clock()
         self._met = False  # whether this process has heard of the control plane itself
@@ -180,8 +184,12 @@ class Engine:
         OverloadedError
             The queue is full, or too long for the timeout or the latency objective.
         UnableError
-            The worker is shutting down, or takes longer for this request alone than its timeout.
+            The worker is shutting down, its executor fails, or it takes longer for this request alone than its timeout.
         """
+        if self.vitals.trouble:
+            with self.counters.lock:
+                self.counters.refused += len(x)
+            raise UnableError("every run fails on this worker for now; try another one")
         ticket = new_ticket(
             x, never_exit=never_exit, n_classes=self.bundle.manifest.n_classes, now=self._clock(), wall_time=self._wall_clock(), draw=self._draw,
             deadline_seconds=deadline_seconds, priority=priority, timeout_seconds=timeout_seconds,
@@ -308,6 +316,7 @@ class Engine:
 
     def close(self) -> None:
         """Take no new requests. The thread ends once all queued ones are answered and all audits done."""
+        self.vitals.close()
         self._batcher.close()
 
     def join(self, timeout: float) -> bool:
@@ -323,7 +332,7 @@ class Engine:
 
     def _run(self) -> None:
         while True:
-            idle = len(self._desk) == 0
+            idle = len(self._desk) == 0 or self._audits_wait
             batch = self._batcher.take(wait=idle)
             self._give_up(self._batcher.given_up())
             with self._turn:
@@ -333,8 +342,22 @@ class Engine:
                     self._desk.step()
                 elif self._batcher.finished:
                     return
-                if self._desk.pressing:
+                if self._desk.pressing and not self._audits_wait:
                     self._desk.step()
+
+    @property
+    def _audits_wait(self) -> bool:
+        """While the executor fails, an audit would be lost, and count against its plan."""
+        return bool(self.vitals.trouble) and not self._batcher.closed
+
+    def _probe(self, rows: int) -> None:
+        """Run the exact executor on the bundle's probe, as many rows as a batch that failed had; raise unless it answers as it should."""
+        bundle = self.bundle
+        at = np.arange(max(rows, len(bundle.probe_x))) % len(bundle.probe_x)
+        with self._turn:
+            logits, _ = self._exact.run(bundle.probe_x[at], bundle.probe_x[at])
+            if not reproduces(logits, bundle.probe_logits[at]):
+                raise RuntimeError("its answers to the probe are not the model's")
 
     def _run_batch(self, batch: Batch) -> None:
         active = self.active
@@ -352,6 +375,7 @@ class Engine:
             for leave in self._execute(batch, runtime):
                 self._answer(batch, runtime, leave, progress)
             self._count_batch(batch, active, runtime, progress, failed=False)
+            self.vitals.ended(len(batch), failed=False)
         except Exception as error:
             log_event(
                 "batch-failed",
@@ -363,6 +387,7 @@ class Engine:
             )
             self._count_batch(batch, active, runtime, progress, failed=True)
             self._fail(batch, runtime, progress)
+            self.vitals.ended(len(batch), failed=True)
         finally:
             self._batcher.ended(batch)
             if canary:

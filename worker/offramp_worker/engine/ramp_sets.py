@@ -22,7 +22,7 @@ MAX_HELD = 2
 
 
 class PlanPostponedError(PlanRefusedError):
-    """A plan cannot be taken now for a cause that may pass by itself: a shared claim may show a new folder seconds late."""
+    """A plan cannot be taken now for a cause that may pass by itself: a shared claim may show a new folder seconds late, an executor recover."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,13 +74,13 @@ class PlanDesk:
         PlanRefusedError
             With the reason; the refusal is also kept in ``refused`` until another document is taken.
         PlanPostponedError
-            Its ramp set may still come: :meth:`try_again` takes it then. It is refused once ``PATIENCE_SECONDS`` have passed.
+            Its ramp set may still come, or the executor work again: :meth:`try_again` takes it then. It is refused once ``PATIENCE_SECONDS`` have passed.
         """
         with self._lock:
             self._deliver(document)
 
     def try_again(self) -> None:
-        """Take the document that waits for its ramp set, if there is one and the set has come."""
+        """Take the document that waits, if there is one and what it waits for has come."""
         with self._lock, contextlib.suppress(PlanRefusedError):
             if self._postponed is not None:
                 self._deliver(self._postponed.document)
@@ -96,6 +96,7 @@ class PlanDesk:
             self._check_addressee(plan)
             if plan.canary is None:  # a rollback waits for nothing, least of all for the sessions of what follows
                 self._engine.end_canary()
+            self._check_executor()
             active = self._prepare(plan)
             self._resume_breaker(active)
             self._engine.activate(active)
@@ -162,6 +163,11 @@ class PlanDesk:
         self._engine.metrics.plan_refusals(error.reason).inc()
         self.refused = Refusal(epoch, error.reason, str(error))
         log_event("plan-refused", level="warning", epoch=epoch, reason=error.reason, message=str(error))
+
+    def _check_executor(self) -> None:
+        """Sessions cannot be built and warmed now, which is no fault of the plan's."""
+        if trouble := self._engine.vitals.trouble:
+            raise PlanPostponedError(Reason.EXECUTOR_FAILING, trouble)
 
     def _check_addressee(self, document: PlanDocument) -> None:
         if document.service_uid != self._service_uid:
