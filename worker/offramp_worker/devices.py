@@ -15,6 +15,8 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
+from offramp_worker.bundle.tensors import closed_options
+
 EXECUTOR = "onnxruntime-"
 
 
@@ -68,7 +70,7 @@ def open_session(
     RuntimeError
         ONNX Runtime did not take the device; it may raise bare exceptions of its C++ side, too.
     """
-    options = ort.SessionOptions()
+    options = closed_options()
     if optimised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads

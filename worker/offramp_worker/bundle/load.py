@@ -41,6 +41,7 @@ from offramp_core.records import records_from_arrays
 from offramp_core.uncertainty import TABLE_SIZE
 from offramp_worker.bundle.graph import feature_shapes, feature_size, input_name, output_name
 from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_shapes
+from offramp_worker.bundle.tensors import external_tensors
 from offramp_worker.devices import DEVICES, Device
 
 Array = npt.NDArray[Any]
@@ -310,9 +311,9 @@ def _parse_model(raw: bytes, manifest: Manifest, file: str) -> onnx.ModelProto:
         model = onnx.load_model_from_string(raw)
     except Exception as error:  # protobuf's own type, which has no stubs
         raise InvalidBundleError(f"{file}: is no ONNX model ({error})") from error
-    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
+    for place, _ in external_tensors(model):
         # An external location is a path of the author's choice, outside of what the manifest hashes.
-        raise InvalidBundleError(f"{file}: keeps weights in other files; export it with the weights inside")
+        raise InvalidBundleError(f"{file}: keeps weights in other files ({place}); export it with the weights inside")
     if input_name(model, file) != manifest.inputs[0].name:
         raise InvalidBundleError(
             f"{file}: input is {input_name(model, file)!r}; {MANIFEST_FILE} says {manifest.inputs[0].name!r}"

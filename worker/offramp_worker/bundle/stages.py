@@ -37,6 +37,7 @@ from offramp_worker.bundle.graph import (
     tapped_model,
 )
 from offramp_worker.bundle.heads import HeadNodes
+from offramp_worker.bundle.tensors import closed_options
 
 Groups = Sequence[Sequence[HeadNodes]]
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
@@ -304,7 +305,7 @@ def optimised(model: onnx.ModelProto) -> onnx.ModelProto:
     InvalidBundleError
         ONNX Runtime refuses the model.
     """
-    options = ort.SessionOptions()
+    options = closed_options()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     try:
