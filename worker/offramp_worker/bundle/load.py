@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -39,6 +38,7 @@ from offramp_core.plan import PRECISIONS, Precision
 from offramp_core.protocol import RampInfo
 from offramp_core.records import records_from_arrays
 from offramp_core.uncertainty import TABLE_SIZE
+from offramp_worker.bundle.arrays import read_npz
 from offramp_worker.bundle.graph import feature_shapes, feature_size, input_name, output_name
 from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_shapes
 from offramp_worker.bundle.tensors import external_tensors
@@ -324,14 +324,9 @@ def _parse_model(raw: bytes, manifest: Manifest, file: str) -> onnx.ModelProto:
 
 def _load_npz(raw: bytes, name: str) -> dict[str, Array]:
     try:
-        with np.load(io.BytesIO(raw), allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-    except Exception as error:  # numpy, zipfile and zlib raise types of their own; all mean the same here
+        return read_npz(raw)
+    except (ValueError, OSError) as error:
         raise InvalidBundleError(f"{name}: is no npz archive of plain arrays ({error})") from error
-    for key, value in arrays.items():
-        if not isinstance(value, np.ndarray):  # numpy gives back the bytes of what is in no format of its own
-            raise InvalidBundleError(f"{name}: is no npz archive of plain arrays ({key} is none)")
-    return arrays
 
 
 def _parse_probe(raw: bytes, manifest: Manifest) -> tuple[Array, Array]:

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from offramp_core.bundle import RAMPS_FILE, TensorSpec
 from offramp_core.errors import InvalidBundleError
+from offramp_worker.bundle.arrays import read_npy
 from offramp_worker.bundle.lengths import used_length
 from offramp_worker.bundle.load import Bundle, with_heads
 
@@ -166,10 +167,10 @@ def _read_trained_on(file: Path, info: RampSetInfo) -> npt.NDArray[np.uint64]:
     if hashlib.sha256(raw).hexdigest() != info.trained_on_sha256:
         raise InvalidBundleError(f"{file}: its SHA-256 is not the one in {SET_FILE}; the ramp set is damaged")
     try:
-        table = np.load(io.BytesIO(raw), allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+        table = read_npy(raw)
+    except ValueError as error:
         raise InvalidBundleError(f"{file}: is no array ({error})") from error
-    if not isinstance(table, np.ndarray) or table.dtype != np.uint64 or table.ndim != 1 or (np.diff(table) == 0).any():
+    if table.dtype != np.uint64 or table.ndim != 1 or (np.diff(table) == 0).any():
         raise InvalidBundleError(f"{file}: must be distinct uint64 digests [n]")
     return np.sort(table)
 

@@ -125,10 +125,10 @@ def _existing(path: str) -> Path:
 
 
 def _from_family(uri: str, sample: InputArray, *, pad: int, sep: int | None) -> tuple[onnx.ModelProto, Any, str]:
-    from safetensors import SafetensorError
+    import torch
     from safetensors.torch import load_file
 
-    from offramp_worker.prepare.families import build_family, check_family, checkpoint_tensors
+    from offramp_worker.prepare.families import check_family
 
     name, _, query = uri.removeprefix("family:").partition("?")
     parameters = dict(parse_qsl(query, keep_blank_values=True))
@@ -138,15 +138,33 @@ def _from_family(uri: str, sample: InputArray, *, pad: int, sep: int | None) -> 
     check_family(name, parameters)
     try:
         tensors = load_file(_existing(weights))
-    except (SafetensorError, OSError) as error:
+    except InvalidArgumentError:
+        raise
+    except Exception as error:  # the library raises types of its own, and others for values that torch does not know
         raise InvalidArgumentError(f"model weights {weights} are not a readable safetensors file: {error}") from error
-    module = build_family(name, parameters, tensors, folder=Path(weights).parent)
+    with torch.device("meta"):  # the shapes of a checkpoint decide how large a model is made: first one without memory
+        _filled(name, parameters, tensors, weights)
+    module = _filled(name, parameters, tensors, weights)
+    return (*_export(module, sample, pad=pad, sep=sep), name)
+
+
+def _filled(name: str, parameters: Mapping[str, str], tensors: Mapping[str, Any], weights: str) -> Any:
+    """A family's module with the weights of a checkpoint."""
+    from offramp_worker.prepare.families import build_family, checkpoint_tensors
+
     try:
+        module = build_family(name, parameters, tensors, folder=Path(weights).parent)
         module.load_state_dict(checkpoint_tensors(tensors), assign=True)
+    except OfframpError:
+        raise
     except RuntimeError as error:
         first = str(error).partition("\n")[2].strip().partition("\n")[0]
-        raise InvalidArgumentError(f"model weights {weights} do not fit family {name}: {first}") from error
-    return (*_export(module, sample, pad=pad, sep=sep), name)
+        raise InvalidArgumentError(f"model weights {weights} do not fit family {name}: {first or error}") from error
+    except Exception as error:  # shapes that contradict each other, or a config of other types
+        raise InvalidArgumentError(
+            f"model weights {weights} do not fit family {name}: {type(error).__name__}: {_line(error)}"
+        ) from error
+    return module
 
 
 def _from_exported(path: Path, sample: InputArray, *, pad: int, sep: int | None) -> tuple[onnx.ModelProto, Any]:
