@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,11 +35,11 @@ from offramp_core.bundle import (
 )
 from offramp_core.columns import EXACT, chain
 from offramp_core.errors import InvalidBundleError, InvalidRecordsError
+from offramp_core.npz import read_npz
 from offramp_core.plan import PRECISIONS, Precision
 from offramp_core.protocol import RampInfo
 from offramp_core.records import records_from_arrays
 from offramp_core.uncertainty import TABLE_SIZE
-from offramp_worker.bundle.arrays import read_npz
 from offramp_worker.bundle.graph import feature_shapes, feature_size, input_name, output_name
 from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_shapes
 from offramp_worker.bundle.tensors import external_tensors
@@ -324,7 +325,7 @@ def _parse_model(raw: bytes, manifest: Manifest, file: str) -> onnx.ModelProto:
 
 def _load_npz(raw: bytes, name: str) -> dict[str, Array]:
     try:
-        return read_npz(raw)
+        return read_npz(io.BytesIO(raw))
     except (ValueError, OSError) as error:
         raise InvalidBundleError(f"{name}: is no npz archive of plain arrays ({error})") from error
 

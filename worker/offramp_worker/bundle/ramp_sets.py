@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from offramp_core.bundle import RAMPS_FILE, TensorSpec
 from offramp_core.errors import InvalidBundleError
-from offramp_worker.bundle.arrays import read_npy
+from offramp_core.npz import read_npy
 from offramp_worker.bundle.lengths import used_length
 from offramp_worker.bundle.load import Bundle, with_heads
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from offramp_core.bundle import MANIFEST_FILE, RAMPS_FILE
 from offramp_core.errors import InvalidArgumentError, OfframpError
-from offramp_worker.bundle.arrays import read_npz
+from offramp_core.npz import read_npz
 from offramp_worker.bundle.lengths import pad_rows
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.bundle.ramp_sets import DIGEST, load_ramp_set, write_ramp_set
@@ -181,7 +181,8 @@ def _read_shard(file: Path) -> dict[str, npt.NDArray[Any]] | None:
     try:
         if file.stat().st_size > MAX_SHARD_BYTES:
             return None
-        shard = read_npz(file, names=("x", "time", "digest"))
+        with file.open("rb") as opened:
+            shard = read_npz(opened, names=("x", "time", "digest"))
     except (ValueError, OSError):
         return None
     if len(shard) < 3 or any(array.ndim < 1 for array in shard.values()):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_worker.bundle.arrays import read_npz
+from offramp_core.npz import read_npz
 from offramp_worker.prepare.texts import TextReader, read_texts
 
 FloatArray = npt.NDArray[np.float32]
@@ -173,7 +173,8 @@ def _digest(row: InputArray) -> str:
 
 def _load_npz(path: Path) -> InputArray:
     try:
-        arrays = read_npz(path, names=("x",))
+        with path.open("rb") as file:
+            arrays = read_npz(file, names=("x",))
     except (OSError, ValueError) as error:
         raise InvalidArgumentError(f"data {path} is not a readable .npz file: {error}") from error
     if "x" not in arrays:

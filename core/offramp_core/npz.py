@@ -7,7 +7,6 @@ import math
 import zipfile
 from collections import Counter
 from collections.abc import Collection
-from pathlib import Path
 from typing import IO, Any
 
 import numpy.typing as npt
@@ -20,7 +19,7 @@ MAX_ARRAYS = 100_000
 READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-def read_npz(file: Path | bytes, *, names: Collection[str] | None = None) -> dict[str, Array]:
+def read_npz(file: IO[bytes], *, names: Collection[str] | None = None) -> dict[str, Array]:
     """The arrays of an ``.npz`` archive, or those among ``names``.
 
     Raises
@@ -30,11 +29,11 @@ def read_npz(file: Path | bytes, *, names: Collection[str] | None = None) -> dic
     OSError
         It cannot be read.
     """
-    source = io.BytesIO(file) if isinstance(file, bytes) else file
-    size = len(file) if isinstance(file, bytes) else file.stat().st_size
     try:
-        with zipfile.ZipFile(source) as archive:
-            entries = {entry.filename.removesuffix(".npy"): entry for entry in _checked(archive.infolist(), size)}
+        with zipfile.ZipFile(file) as archive:
+            entries = {
+                entry.filename.removesuffix(".npy"): entry for entry in _checked(archive.infolist(), _size(file))
+            }
             return {name: _read(archive, entry) for name, entry in entries.items() if names is None or name in names}
     except OSError:
         raise
@@ -53,9 +52,16 @@ def read_npy(raw: bytes) -> Array:
     try:
         _check_header(io.BytesIO(raw), len(raw))
         array: Array = npy.read_array(io.BytesIO(raw), allow_pickle=False)
-    except Exception as error:  # a header is parsed as a Python literal, which fails in many ways
+    except Exception as error:  # as above
         raise ValueError(str(error) or type(error).__name__) from error
     return array
+
+
+def _size(file: IO[bytes]) -> int:
+    at = file.tell()
+    size = file.seek(0, io.SEEK_END)
+    file.seek(at)
+    return size
 
 
 def _checked(entries: list[zipfile.ZipInfo], size: int) -> list[zipfile.ZipInfo]:
@@ -77,8 +83,8 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
         with archive.open(entry) as member:
             array: Array = npy.read_array(member, allow_pickle=False)
             return array
-    except ValueError as error:
-        raise ValueError(f"{entry.filename[:80]}: {error}") from error
+    except Exception as error:  # a header is parsed as a Python literal, which fails in many ways
+        raise ValueError(f"{entry.filename[:80]}: {error or type(error).__name__}") from error
 
 
 def _check_header(file: IO[bytes], size: int) -> None:
