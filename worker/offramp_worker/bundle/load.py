@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import math
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -44,10 +45,12 @@ from offramp_worker.bundle.graph import feature_shapes, feature_size, input_name
 from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_shapes
 from offramp_worker.bundle.tensors import external_tensors
 from offramp_worker.devices import DEVICES, Device
+from offramp_worker.documents import parse_document
 
 Array = npt.NDArray[Any]
 MEMBERS = (BACKBONE_FILE, RAMPS_FILE, RECORDS_FILE, PROFILE_FILE, PROBE_FILE)
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024  # thousands of times a usual one; it is parsed before anything of it is known
+MAX_CAUSE = 500  # characters of what a library says; names out of a model stand in it
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"), "FP16": np.dtype("<f2"), "BOOL": np.dtype("?"),
     "INT8": np.dtype("<i1"), "INT16": np.dtype("<i2"), "INT32": np.dtype("<i4"), "INT64": np.dtype("<i8"),
@@ -161,7 +164,7 @@ def check_files(path: Path) -> Manifest:
         if "/" in name or name in (".", ".."):
             raise InvalidBundleError(f"{MANIFEST_FILE}: files names {name!r}; a bundle is one flat folder")
         try:
-            with (path / name).open("rb") as file:
+            with _plain(path / name).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise InvalidBundleError(f"{name}: cannot be read ({error.strerror})") from error
@@ -205,14 +208,14 @@ def _read_manifest(file: Path) -> Manifest:
     try:
         if (size := file.stat().st_size) > MAX_MANIFEST_BYTES:
             raise InvalidBundleError(f"{MANIFEST_FILE}: has {size} bytes; at most {MAX_MANIFEST_BYTES} are read")
-        raw = file.read_bytes()
+        raw = _plain(file).read_bytes()
     except OSError as error:
         raise InvalidBundleError(
             f"{MANIFEST_FILE}: cannot be read ({error.strerror}); is {file.parent} a bundle?"
         ) from error
     try:
-        manifest = msgspec.json.decode(raw, type=Manifest)
-    except msgspec.DecodeError as error:
+        manifest = parse_document(raw, Manifest)
+    except ValueError as error:
         raise InvalidBundleError(f"{MANIFEST_FILE}: {error}") from error
     if manifest.schema_version != SCHEMA_VERSION:
         raise InvalidBundleError(
@@ -220,6 +223,13 @@ def _read_manifest(file: Path) -> Manifest:
         )
     _check_manifest(manifest)
     return manifest
+
+
+def _plain(file: Path) -> Path:
+    """The file, once it is sure that it ends: a device, or a pipe that nobody writes to, would be read for ever."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return file
 
 
 def _check_manifest(manifest: Manifest) -> None:
@@ -284,7 +294,7 @@ def _check_place(ramp: RampSpec, manifest: Manifest) -> None:
 
 def _read_member(path: Path, name: str, manifest: Manifest) -> bytes:
     try:
-        raw = (path / name).read_bytes()
+        raw = _plain(path / name).read_bytes()
     except OSError as error:
         raise InvalidBundleError(
             f"{name}: cannot be read ({error.strerror}); the bundle in {path} is incomplete"
@@ -300,7 +310,11 @@ def _read_member(path: Path, name: str, manifest: Manifest) -> bytes:
 def _check_digests(manifest: Manifest) -> None:
     if manifest.backbone_digest != "sha256:" + manifest.files[BACKBONE_FILE]:
         raise InvalidBundleError(f"{MANIFEST_FILE}: backbone_digest is not the digest of {BACKBONE_FILE}")
-    if manifest.ramp_set_digest != ramp_set_digest(manifest.ramps, manifest.files, manifest.precisions):
+    try:
+        digest = ramp_set_digest(manifest.ramps, manifest.files, manifest.precisions)
+    except KeyError as error:
+        raise InvalidBundleError(f"{MANIFEST_FILE}: files does not list {error}, which its ramps need") from error
+    if manifest.ramp_set_digest != digest:
         raise InvalidBundleError(
             f"{MANIFEST_FILE}: ramp_set_digest is not the digest of its ramps, {RAMPS_FILE} and the other graphs"
         )
@@ -440,8 +454,8 @@ def _check_records(raw: bytes, manifest: Manifest) -> None:
 
 def _parse_profile(raw: bytes, manifest: Manifest) -> Profile:
     try:
-        profile = msgspec.json.decode(raw, type=Profile)
-    except msgspec.DecodeError as error:
+        profile = parse_document(raw, Profile)
+    except ValueError as error:
         raise InvalidBundleError(f"{PROFILE_FILE}: {error}") from error
     sizes = [batch.batch_size for batch in profile.batches]
     if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
@@ -471,4 +485,4 @@ def _check_batch(batch: BatchProfile, *, n_ramps: int) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    return str(error).strip().partition("\n")[0][:MAX_CAUSE]

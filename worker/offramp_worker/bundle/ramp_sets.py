@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,6 +30,7 @@ from offramp_core.errors import InvalidBundleError
 from offramp_core.npz import read_npy
 from offramp_worker.bundle.lengths import used_length
 from offramp_worker.bundle.load import Bundle, with_heads
+from offramp_worker.documents import parse_document
 
 TRAINED_ON_FILE = "trained-on.npy"
 SET_FILE = "set.json"
@@ -97,8 +97,8 @@ def load_ramp_set(store: Path, digest: str, bundle: Bundle) -> RampSet:
             f"{folder / RAMPS_FILE}: with this bundle it is ramp set {refreshed.manifest.ramp_set_digest}; it is damaged, or made for another bundle"
         )
     try:
-        info = msgspec.json.decode(_read(folder / SET_FILE, limit=MAX_SMALL_BYTES), type=RampSetInfo)
-    except msgspec.DecodeError as error:
+        info = parse_document(_read(folder / SET_FILE, limit=MAX_SMALL_BYTES), RampSetInfo)
+    except ValueError as error:
         raise InvalidBundleError(f"{folder / SET_FILE}: {error}") from error
     return RampSet(refreshed, _read_trained_on(folder / TRAINED_ON_FILE, info))
 

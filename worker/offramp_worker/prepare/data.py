@@ -191,7 +191,7 @@ def _checked(x: npt.NDArray[Any], *, source: str) -> InputArray:
         raise InvalidArgumentError(f"data {source}: x has shape {x.shape}; it needs a row per input, [N, ...]")
     if x.dtype.kind == "i":
         return np.ascontiguousarray(x, dtype=np.int64)
-    finite = np.isfinite(x.reshape(len(x), -1)).all(axis=1)
+    finite = np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
     if not finite.all():
         raise InvalidArgumentError(f"data {source}: x[{int(np.argmin(finite))}] is not finite; remove NaN and infinity")
     return np.ascontiguousarray(x, dtype=np.float32)
