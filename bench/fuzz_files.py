@@ -569,7 +569,7 @@ def fuzz(
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "RAYON_NUM_THREADS": "1",
-        "RUST_BACKTRACE": "0",
+        "RUST_BACKTRACE": "0", "ORT_DISABLE_TELEMETRY": "1",
     }
     begun = time.monotonic()
     tally: dict[str, Counter[str]] = {name: Counter() for name in KINDS}
@@ -628,7 +628,6 @@ def _import_readers() -> None:
     import torch
     import torch.onnx._internal.exporter._core
 
-    import offramp_cli.npz
     import offramp_worker.engine.sessions
     import offramp_worker.fetch.unpack
     import offramp_worker.prepare.data
