@@ -40,7 +40,7 @@ CPU_SECONDS = 60  # of a case; conversions take a few
 SECONDS = 300.0  # by the clock, for what waits and does not compute; the machine may be busy
 LONGEST_CHILD = 65_536  # bytes of what a case tells
 GIBIBYTE = 2**30
-MEMORY = 6 * GIBIBYTE  # of address space, beyond what the libraries take
+MEMORY = 3 * GIBIBYTE  # of address space, beyond what the libraries take
 LONGEST_MESSAGE = 4_000
 ROWS = np.random.default_rng(5).normal(size=(24, 4)).astype(np.float32)
 READABLE = (
@@ -153,7 +153,9 @@ def _fit_manifest(folder: Path) -> None:
     from offramp_core.bundle import Manifest, ramp_set_digest
 
     document = json.loads((folder / "manifest.json").read_bytes())
-    document["files"] = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in document["files"]}
+    for name in document["files"]:
+        if (folder / name).is_file():  # not a pipe or a device, which would be read for ever
+            document["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     document["backbone_digest"] = "sha256:" + document["files"]["backbone.onnx"]
     manifest = msgspec.convert(document, type=Manifest)
     document["ramp_set_digest"] = ramp_set_digest(manifest.ramps, manifest.files, manifest.precisions)
@@ -416,6 +418,7 @@ def run_case(seed: int, number: int, seeds: Path, case: Path) -> dict[str, str]:
     """Make a case in folder ``case`` and read it, in this process, watched."""
     kind = KINDS[kind_of(seed, number)]
     rng = random.Random(f"case {seed} {number}")
+    _limit()
     try:
         kind.make(rng, seeds, case)
     except (
@@ -429,7 +432,6 @@ def run_case(seed: int, number: int, seeds: Path, case: Path) -> dict[str, str]:
     os.chdir(case)
     watch = Watch(case, seeds)
     sys.addaudithook(watch)
-    _limit()
     watch.on = True
     told = _told(kind.read, case)
     watch.on = False
@@ -569,7 +571,8 @@ def fuzz(
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "RAYON_NUM_THREADS": "1",
-        "RUST_BACKTRACE": "0", "ORT_DISABLE_TELEMETRY": "1",
+        "RUST_BACKTRACE": "0",
+        "ORT_DISABLE_TELEMETRY": "1",
     }
     begun = time.monotonic()
     tally: dict[str, Counter[str]] = {name: Counter() for name in KINDS}
@@ -585,7 +588,7 @@ def fuzz(
         maker.join()
         if maker.exitcode:
             raise RuntimeError("the seeds could not be made")
-        _import_readers()
+        _read_seeds(seeds, work)
         waiting = [n for n in numbers if only_kind is None or kind_of(seed, n) == only_kind]
         running: list[Child] = []
         while waiting or running:
@@ -619,23 +622,28 @@ def fuzz(
     }
 
 
-def _import_readers() -> None:
-    """Whatever a child needs, imported once; nothing is run, so there are no threads when it is forked."""
-    import onnxruntime  # noqa: F401
+def _read_seeds(seeds: Path, work: Path) -> None:
+    """Read a valid file of the dear kinds once, so that no child has to import and prepare what reading them takes.
+
+    With one thread for everything no library starts one, so that what is forked from this process is whole.
+    """
     import PIL.Image
-    import safetensors.torch  # noqa: F401
-    import tokenizers  # noqa: F401
     import torch
-    import torch.onnx._internal.exporter._core
+    import tqdm
 
-    import offramp_worker.engine.sessions
-    import offramp_worker.fetch.unpack
-    import offramp_worker.prepare.data
-    import offramp_worker.prepare.families
-    import offramp_worker.prepare.sources  # noqa: F401
-
-    PIL.Image.preinit()
     torch.set_num_threads(1)
+    tqdm.tqdm.monitor_interval = 0  # its thread
+    PIL.Image.preinit()
+    for kind in ("backbone", "torch.export", "ONNX", "safetensors", "inputs", "tokenizer"):
+        folder = work / f"valid-{kind}"
+        folder.mkdir()
+        shutil.copytree(seeds, folder, dirs_exist_ok=True)
+        shutil.copytree(seeds / "checkpoint", folder, dirs_exist_ok=True)
+        KINDS[kind].read(folder)
+        shutil.rmtree(folder)
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads != 1:
+        raise RuntimeError(f"{threads} threads run, and children would be forked without them")
 
 
 def main(arguments: list[str] | None = None) -> int:

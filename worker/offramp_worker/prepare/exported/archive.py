@@ -18,9 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-import msgspec
-
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
+from offramp_worker.documents import parse_document
 from offramp_worker.prepare.exported.schema import PARAMETER, PAYLOADS, PROGRAM, Json, Kind, refused
 
 ROOT = "model"
@@ -185,9 +184,11 @@ def _document(members: _Members, name: str, kind: Kind) -> bytes:
 
 def _read_document(members: _Members, name: str, kind: Kind) -> Json:
     try:
-        value = msgspec.json.decode(members.read(name, limit=MAX_DOCUMENT_BYTES))
-    except msgspec.DecodeError as error:
-        raise refused(name, f"is no JSON ({error})") from error
+        value = parse_document(members.read(name, limit=MAX_DOCUMENT_BYTES), dict)
+    except InvalidArgumentError:
+        raise
+    except ValueError as error:
+        raise refused(name, f"is no JSON object ({error})") from error
     read: Json = kind(value, PurePosixPath(name).stem)
     return read
 
