@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from offramp_core import npz
 from offramp_core.errors import InvalidRecordsError
 
 
@@ -24,9 +23,9 @@ def read_npz(path: Path, *, only: frozenset[str] | None = None) -> dict[str, npt
     if path.is_file() and not zipfile.is_zipfile(path):
         raise InvalidRecordsError(f"{path} is not an .npz file")
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files if only is None or name in only}
+        with path.open("rb") as file:
+            return npz.read_npz(file, names=only)
     except OSError as error:
         raise InvalidRecordsError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError) as error:
+    except ValueError as error:
         raise InvalidRecordsError(f"{path} does not hold plain arrays: {error}") from error

@@ -37,8 +37,8 @@ def test_a_reason_is_its_word_wherever_words_are_written_and_read() -> None:
     assert Reason.of("AckTimeout") is Reason.ACK_TIMEOUT and Reason.of("OfAnotherRelease") is None
 
 
-def test_a_plan_can_be_refused_for_nine_reasons() -> None:
-    assert len(Reason.at("refusal")) == 9
+def test_a_plan_can_be_refused_for_ten_reasons() -> None:
+    assert len(Reason.at("refusal")) == 10
 
 
 @pytest.mark.parametrize(

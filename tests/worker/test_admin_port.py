@@ -228,6 +228,13 @@ def test_records_are_pulled_in_pieces_without_gap_or_repeat(worker: WorkerProces
     assert worker.admin.get("/v1/observations", params={"after": "-1"}).status_code == 400
 
 
+@pytest.mark.slow
+def test_a_document_that_is_no_text_or_nested_without_end_is_malformed(worker: WorkerProcess) -> None:
+    for body in (b'{"payload": "\xff"}', b'{"more": ' + b"[" * 100_000, b"[", b""):
+        reply = worker.admin.post("/v1/config", content=body)
+        assert (reply.status_code, reply.json()["reason"]) == (400, "Malformed")
+
+
 # --- the plan file ---------------------------------------------------------------------------------
 
 
@@ -241,8 +248,12 @@ def test_the_plan_file_is_taken_before_ready_and_when_its_content_changes(bundle
     write(1, plan_for(bundle_dir, {"r02-linear": "0.5"}))
     with WorkerProcess(bundle_dir, env={"OFFRAMP_PLAN_FILE": str(file)}) as process:
         assert process.infer(bundles.inputs(1))["parameters"]["epoch"] == 1
-        file.write_text("half a docu")
-        eventually(lambda: process.events("plan-file-unreadable"), what="a complaint about the file")
+        for complaints, broken in enumerate((b"half a docu", b'{"payload": "\xff"}', b'{"more": ' + b"[" * 100_000), 1):
+            file.write_bytes(broken)
+            eventually(
+                lambda wanted=complaints: len(process.events("plan-file-unreadable")) == wanted,
+                what="a complaint about the file",
+            )
         assert process.state().epoch == 1
         write(2, plan_for(bundle_dir))
         eventually(lambda: process.state().epoch == 2, what="epoch 2")

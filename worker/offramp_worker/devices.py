@@ -23,6 +23,7 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
+from offramp_worker.bundle.tensors import closed_options
 from offramp_worker.weights import share
 
 EXECUTOR = "onnxruntime-"
@@ -147,7 +148,7 @@ def _open_shared(model: onnx.ModelProto, *, threads: int) -> ort.InferenceSessio
 
 
 def _options(*, threads: int) -> ort.SessionOptions:
-    options = ort.SessionOptions()
+    options = closed_options()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what fails is raised

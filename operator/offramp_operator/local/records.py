@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from offramp_core.npz import read_npz
 from offramp_operator.local.state import replace_file
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.record_pool import RampSetKey, RecordPool
@@ -32,10 +32,11 @@ def load_pools(folder: Path) -> dict[RampSetKey, RecordPool]:
     pools = {}
     for path in sorted(folder.glob("*.npz")):
         try:
-            with np.load(path, allow_pickle=False) as arrays:
-                backbone, ramps = (str(digest) for digest in arrays["digests"])
-                pools[RampSetKey(backbone, ramps)] = RecordPool.load(dict(arrays))
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            with path.open("rb") as file:
+                arrays = read_npz(file)
+            backbone, ramps = (str(digest) for digest in arrays["digests"])
+            pools[RampSetKey(backbone, ramps)] = RecordPool.load(arrays)
+        except (OSError, ValueError, KeyError) as error:
             log_event(
                 "records-lost", f"{path} cannot be read ({error}); they are collected anew", level=logging.WARNING
             )

@@ -20,6 +20,7 @@ from offramp_core.bundle import BACKBONE_FILE
 from offramp_core.errors import InvalidBundleError
 from offramp_worker.bundle.dataflow import captured, dependent_tensors, free_tensors, graph_steps
 from offramp_worker.bundle.heads import HeadNodes
+from offramp_worker.bundle.tensors import closed_options
 
 FLOAT = onnx.TensorProto.FLOAT
 Array = npt.NDArray[Any]
@@ -96,7 +97,7 @@ def tensor_values(session: Any, names: Sequence[str], rows: Array, *, entry: str
 
 
 def _shapes_of(model: onnx.ModelProto, names: Sequence[str], sample: Array) -> dict[str, tuple[int, ...]]:
-    options = ort.SessionOptions()
+    options = closed_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 3

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import math
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -35,17 +36,21 @@ from offramp_core.bundle import (
 )
 from offramp_core.columns import EXACT, chain
 from offramp_core.errors import InvalidBundleError, InvalidRecordsError
+from offramp_core.npz import read_npz
 from offramp_core.plan import PRECISIONS, Precision
 from offramp_core.protocol import RampInfo
 from offramp_core.records import records_from_arrays
 from offramp_core.uncertainty import TABLE_SIZE
 from offramp_worker.bundle.graph import feature_shapes, feature_size, input_name, output_name
 from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_shapes
+from offramp_worker.bundle.tensors import external_tensors
 from offramp_worker.devices import DEVICES, Device
+from offramp_worker.documents import parse_document
 
 Array = npt.NDArray[Any]
 MEMBERS = (BACKBONE_FILE, RAMPS_FILE, RECORDS_FILE, PROFILE_FILE, PROBE_FILE)
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024  # thousands of times a usual one; it is parsed before anything of it is known
+MAX_CAUSE = 500  # characters of what a library says; names out of a model stand in it
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"), "FP16": np.dtype("<f2"), "BOOL": np.dtype("?"),
     "INT8": np.dtype("<i1"), "INT16": np.dtype("<i2"), "INT32": np.dtype("<i4"), "INT64": np.dtype("<i8"),
@@ -159,7 +164,7 @@ def check_files(path: Path) -> Manifest:
         if "/" in name or name in (".", ".."):
             raise InvalidBundleError(f"{MANIFEST_FILE}: files names {name!r}; a bundle is one flat folder")
         try:
-            with (path / name).open("rb") as file:
+            with _plain(path / name).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise InvalidBundleError(f"{name}: cannot be read ({error.strerror})") from error
@@ -203,14 +208,14 @@ def _read_manifest(file: Path) -> Manifest:
     try:
         if (size := file.stat().st_size) > MAX_MANIFEST_BYTES:
             raise InvalidBundleError(f"{MANIFEST_FILE}: has {size} bytes; at most {MAX_MANIFEST_BYTES} are read")
-        raw = file.read_bytes()
+        raw = _plain(file).read_bytes()
     except OSError as error:
         raise InvalidBundleError(
             f"{MANIFEST_FILE}: cannot be read ({error.strerror}); is {file.parent} a bundle?"
         ) from error
     try:
-        manifest = msgspec.json.decode(raw, type=Manifest)
-    except msgspec.DecodeError as error:
+        manifest = parse_document(raw, Manifest)
+    except ValueError as error:
         raise InvalidBundleError(f"{MANIFEST_FILE}: {error}") from error
     if manifest.schema_version != SCHEMA_VERSION:
         raise InvalidBundleError(
@@ -218,6 +223,13 @@ def _read_manifest(file: Path) -> Manifest:
         )
     _check_manifest(manifest)
     return manifest
+
+
+def _plain(file: Path) -> Path:
+    """The file, once it is sure that it ends: a device, or a pipe that nobody writes to, would be read for ever."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return file
 
 
 def _check_manifest(manifest: Manifest) -> None:
@@ -282,7 +294,7 @@ def _check_place(ramp: RampSpec, manifest: Manifest) -> None:
 
 def _read_member(path: Path, name: str, manifest: Manifest) -> bytes:
     try:
-        raw = (path / name).read_bytes()
+        raw = _plain(path / name).read_bytes()
     except OSError as error:
         raise InvalidBundleError(
             f"{name}: cannot be read ({error.strerror}); the bundle in {path} is incomplete"
@@ -298,7 +310,11 @@ def _read_member(path: Path, name: str, manifest: Manifest) -> bytes:
 def _check_digests(manifest: Manifest) -> None:
     if manifest.backbone_digest != "sha256:" + manifest.files[BACKBONE_FILE]:
         raise InvalidBundleError(f"{MANIFEST_FILE}: backbone_digest is not the digest of {BACKBONE_FILE}")
-    if manifest.ramp_set_digest != ramp_set_digest(manifest.ramps, manifest.files, manifest.precisions):
+    try:
+        digest = ramp_set_digest(manifest.ramps, manifest.files, manifest.precisions)
+    except KeyError as error:
+        raise InvalidBundleError(f"{MANIFEST_FILE}: files does not list {error}, which its ramps need") from error
+    if manifest.ramp_set_digest != digest:
         raise InvalidBundleError(
             f"{MANIFEST_FILE}: ramp_set_digest is not the digest of its ramps, {RAMPS_FILE} and the other graphs"
         )
@@ -310,9 +326,9 @@ def _parse_model(raw: bytes, manifest: Manifest, file: str) -> onnx.ModelProto:
         model = onnx.load_model_from_string(raw)
     except Exception as error:  # protobuf's own type, which has no stubs
         raise InvalidBundleError(f"{file}: is no ONNX model ({error})") from error
-    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
+    for place, _ in external_tensors(model):
         # An external location is a path of the author's choice, outside of what the manifest hashes.
-        raise InvalidBundleError(f"{file}: keeps weights in other files; export it with the weights inside")
+        raise InvalidBundleError(f"{file}: keeps weights in other files ({place}); export it with the weights inside")
     if input_name(model, file) != manifest.inputs[0].name:
         raise InvalidBundleError(
             f"{file}: input is {input_name(model, file)!r}; {MANIFEST_FILE} says {manifest.inputs[0].name!r}"
@@ -323,14 +339,9 @@ def _parse_model(raw: bytes, manifest: Manifest, file: str) -> onnx.ModelProto:
 
 def _load_npz(raw: bytes, name: str) -> dict[str, Array]:
     try:
-        with np.load(io.BytesIO(raw), allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-    except Exception as error:  # numpy, zipfile and zlib raise types of their own; all mean the same here
+        return read_npz(io.BytesIO(raw))
+    except (ValueError, OSError) as error:
         raise InvalidBundleError(f"{name}: is no npz archive of plain arrays ({error})") from error
-    for key, value in arrays.items():
-        if not isinstance(value, np.ndarray):  # numpy gives back the bytes of what is in no format of its own
-            raise InvalidBundleError(f"{name}: is no npz archive of plain arrays ({key} is none)")
-    return arrays
 
 
 def _parse_probe(raw: bytes, manifest: Manifest) -> tuple[Array, Array]:
@@ -443,8 +454,8 @@ def _check_records(raw: bytes, manifest: Manifest) -> None:
 
 def _parse_profile(raw: bytes, manifest: Manifest) -> Profile:
     try:
-        profile = msgspec.json.decode(raw, type=Profile)
-    except msgspec.DecodeError as error:
+        profile = parse_document(raw, Profile)
+    except ValueError as error:
         raise InvalidBundleError(f"{PROFILE_FILE}: {error}") from error
     sizes = [batch.batch_size for batch in profile.batches]
     if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
@@ -474,4 +485,4 @@ def _check_batch(batch: BatchProfile, *, n_ramps: int) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    return str(error).strip().partition("\n")[0][:MAX_CAUSE]

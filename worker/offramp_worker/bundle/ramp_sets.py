@@ -22,14 +22,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from offramp_core.bundle import RAMPS_FILE, TensorSpec
 from offramp_core.errors import InvalidBundleError
+from offramp_core.npz import read_npy
 from offramp_worker.bundle.lengths import used_length
 from offramp_worker.bundle.load import Bundle, with_heads
+from offramp_worker.documents import parse_document
 
 TRAINED_ON_FILE = "trained-on.npy"
 SET_FILE = "set.json"
@@ -96,8 +97,8 @@ def load_ramp_set(store: Path, digest: str, bundle: Bundle) -> RampSet:
             f"{folder / RAMPS_FILE}: with this bundle it is ramp set {refreshed.manifest.ramp_set_digest}; it is damaged, or made for another bundle"
         )
     try:
-        info = msgspec.json.decode(_read(folder / SET_FILE, limit=MAX_SMALL_BYTES), type=RampSetInfo)
-    except msgspec.DecodeError as error:
+        info = parse_document(_read(folder / SET_FILE, limit=MAX_SMALL_BYTES), RampSetInfo)
+    except ValueError as error:
         raise InvalidBundleError(f"{folder / SET_FILE}: {error}") from error
     return RampSet(refreshed, _read_trained_on(folder / TRAINED_ON_FILE, info))
 
@@ -166,10 +167,10 @@ def _read_trained_on(file: Path, info: RampSetInfo) -> npt.NDArray[np.uint64]:
     if hashlib.sha256(raw).hexdigest() != info.trained_on_sha256:
         raise InvalidBundleError(f"{file}: its SHA-256 is not the one in {SET_FILE}; the ramp set is damaged")
     try:
-        table = np.load(io.BytesIO(raw), allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+        table = read_npy(raw)
+    except ValueError as error:
         raise InvalidBundleError(f"{file}: is no array ({error})") from error
-    if not isinstance(table, np.ndarray) or table.dtype != np.uint64 or table.ndim != 1 or (np.diff(table) == 0).any():
+    if table.dtype != np.uint64 or table.ndim != 1 or (np.diff(table) == 0).any():
         raise InvalidBundleError(f"{file}: must be distinct uint64 digests [n]")
     return np.sort(table)
 

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 from offramp_core.errors import PlanRefusedError
 from offramp_core.protocol import SignedDocument
 from offramp_core.reasons import Reason
+from offramp_worker.documents import parse_document
 from offramp_worker.engine.ramp_sets import PlanPostponedError
 from offramp_worker.http.bodies import App, Receive, Scope, Send, TooLargeError, header, read_body, send_json
 from offramp_worker.worker import Worker
@@ -67,10 +68,10 @@ def _rest(worker: Worker) -> FastAPI:
     async def config(request: Request) -> Response:
         try:
             body = await read_body(request.scope, request.receive, limit=MAX_DOCUMENT_BYTES)
-            document = msgspec.json.decode(body, type=SignedDocument)
+            document = parse_document(body, SignedDocument)
         except TooLargeError:
             return _error(413, Reason.MALFORMED, f"the document is larger than {MAX_DOCUMENT_BYTES} bytes")
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             return _error(400, Reason.MALFORMED, f"the document does not parse: {error}")
         if worker.desk is None:
             return _error(503, "Loading", worker.reason)

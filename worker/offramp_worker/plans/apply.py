@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -26,6 +25,7 @@ from offramp_core.protocol import Arm, ArmPlan, PlanDocument, Refusal, SignedDoc
 from offramp_core.reasons import Reason
 from offramp_core.simulate.costs import CostTable
 from offramp_core.uncertainty import exit_test
+from offramp_worker.documents import parse_document
 from offramp_worker.engine.arms import Active, Runtime
 from offramp_worker.engine.breaker import Breaker
 from offramp_worker.engine.engine import Engine
@@ -374,8 +374,8 @@ def parse(payload: str) -> PlanDocument:
         ``Malformed``; the message names the field.
     """
     try:
-        document = msgspec.json.decode(payload, type=PlanDocument)
-    except msgspec.DecodeError as error:
+        document = parse_document(payload, PlanDocument)
+    except ValueError as error:
         raise PlanRefusedError(Reason.MALFORMED, f"the document does not parse: {error}") from error
     arms = [document.stable] + ([document.canary] if document.canary else [])
     checks = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
-
-import msgspec
 
 from offramp_core.errors import PlanRefusedError
 from offramp_core.protocol import SignedDocument
+from offramp_worker.documents import parse_document
 from offramp_worker.logs import log_event
 from offramp_worker.plans.apply import PlanDesk
 
@@ -36,11 +36,13 @@ class PlanFile:
             return
         self._seen = content
         try:
-            self._desk.deliver(msgspec.json.decode(content, type=SignedDocument))
-        except msgspec.DecodeError as error:
+            document = parse_document(content, SignedDocument)
+        except ValueError as error:
             log_event("plan-file-unreadable", level="warning", file=self._file.name, error=str(error))
-        except PlanRefusedError:
-            return  # the desk has logged it, and keeps the refusal or, where it may yet be taken, the document
+            return
+        # The desk logs a refusal, and keeps it or, where it may yet be taken, the document.
+        with suppress(PlanRefusedError):
+            self._desk.deliver(document)
 
     def start(self) -> None:
         self._thread.start()

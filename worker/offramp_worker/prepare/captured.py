@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from offramp_core.bundle import MANIFEST_FILE, RAMPS_FILE
 from offramp_core.errors import InvalidArgumentError, OfframpError
+from offramp_core.npz import read_npz
 from offramp_worker.bundle.lengths import pad_rows
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.bundle.ramp_sets import DIGEST, load_ramp_set, write_ramp_set
@@ -180,9 +181,11 @@ def _read_shard(file: Path) -> dict[str, npt.NDArray[Any]] | None:
     try:
         if file.stat().st_size > MAX_SHARD_BYTES:
             return None
-        with np.load(file, allow_pickle=False) as arrays:
-            shard = {name: arrays[name] for name in ("x", "time", "digest")}
-    except Exception:  # whatever a damaged archive makes numpy and zipfile raise
+        with file.open("rb") as opened:
+            shard = read_npz(opened, names=("x", "time", "digest"))
+    except (ValueError, OSError):
+        return None
+    if len(shard) < 3 or any(array.ndim < 1 for array in shard.values()):
         return None
     n = len(shard["x"])
     fits = shard["time"].shape == shard["digest"].shape == (n,) and shard["digest"].dtype == np.uint64

@@ -6,7 +6,6 @@ Rows that train or steer a head never become records: a plan tuned on them would
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import InvalidArgumentError
+from offramp_core.npz import read_npz
 from offramp_worker.prepare.texts import TextReader, read_texts
 
 FloatArray = npt.NDArray[np.float32]
@@ -23,6 +23,8 @@ SplitName = Literal["default", "apparate"]
 
 TEXT_SUFFIXES = frozenset({".json", ".jsonl", ".ndjson"})
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".webp"})
+IMAGE_FORMATS = ("BMP", "JPEG", "PNG", "WEBP")
+MAX_PIXELS = 64 * 1024 * 1024  # of one image; a small file can say that it has billions
 MIN_ROWS = 40
 MIN_HEAD_ROWS = 200
 MAX_HEAD_SHARE = 0.8
@@ -171,15 +173,13 @@ def _digest(row: InputArray) -> str:
 
 def _load_npz(path: Path) -> InputArray:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            if not hasattr(arrays, "files") or "x" not in arrays.files:
-                raise InvalidArgumentError(f"data {path}: array x is missing; save it with np.savez(FILE, x=inputs)")
-            x = np.asarray(arrays["x"])
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        if isinstance(error, InvalidArgumentError):
-            raise
+        with path.open("rb") as file:
+            arrays = read_npz(file, names=("x",))
+    except (OSError, ValueError) as error:
         raise InvalidArgumentError(f"data {path} is not a readable .npz file: {error}") from error
-    return _checked(x, source=str(path))
+    if "x" not in arrays:
+        raise InvalidArgumentError(f"data {path}: array x is missing; save it with np.savez(FILE, x=inputs)")
+    return _checked(arrays["x"], source=str(path))
 
 
 def _checked(x: npt.NDArray[Any], *, source: str) -> InputArray:
@@ -191,14 +191,14 @@ def _checked(x: npt.NDArray[Any], *, source: str) -> InputArray:
         raise InvalidArgumentError(f"data {source}: x has shape {x.shape}; it needs a row per input, [N, ...]")
     if x.dtype.kind == "i":
         return np.ascontiguousarray(x, dtype=np.int64)
-    finite = np.isfinite(x.reshape(len(x), -1)).all(axis=1)
+    finite = np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
     if not finite.all():
         raise InvalidArgumentError(f"data {source}: x[{int(np.argmin(finite))}] is not finite; remove NaN and infinity")
     return np.ascontiguousarray(x, dtype=np.float32)
 
 
 def _load_folder(folder: Path) -> FloatArray:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not files:
@@ -207,10 +207,11 @@ def _load_folder(folder: Path) -> FloatArray:
     mode = ""
     for file in files:
         try:
-            with Image.open(file) as image:
+            with Image.open(file, formats=IMAGE_FORMATS) as image:
+                _check_pixels(image.width, image.height)
                 mode = mode or ("L" if image.mode in ("1", "L") else "RGB")
                 pixels = np.asarray(image.convert(mode), dtype=np.float32) / 255
-        except (OSError, UnidentifiedImageError) as error:
+        except Exception as error:  # decoders raise what a broken file makes them raise
             raise InvalidArgumentError(f"data {file} is not a readable image: {error}") from error
         row = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
         if rows and row.shape != rows[0].shape:
@@ -220,3 +221,8 @@ def _load_folder(folder: Path) -> FloatArray:
             )
         rows.append(row.astype(np.float32))
     return np.ascontiguousarray(np.stack(rows))
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"it has {width}x{height} pixels; at most {MAX_PIXELS} are read")

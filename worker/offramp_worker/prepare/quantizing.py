@@ -28,6 +28,7 @@ from offramp_core.bundle import TensorSpec
 from offramp_worker.bundle.dataflow import dependent_tensors, graph_steps
 from offramp_worker.bundle.graph import input_name, output_name, with_outputs
 from offramp_worker.bundle.lengths import typical_batch
+from offramp_worker.bundle.tensors import closed_options
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.calibration import RANGE_METHODS, Histogram, RangeMethod, collect_histograms, value_range
 from offramp_worker.prepare.cuts import WEIGHTED_OPERATORS, float_tensors
@@ -191,7 +192,7 @@ def _call(session: ort.InferenceSession, rows: Array) -> Callable[[], object]:
 def _optimised(model: onnx.ModelProto, *, keep: Collection[str]) -> onnx.ModelProto:
     """The graph with constants folded and normalisation merged into convolutions; tensors in ``keep`` survive."""
     probe, outputs = with_outputs(model, sorted(keep)), len(model.graph.output)
-    options = ort.SessionOptions()
+    options = closed_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.log_severity_level = 3
     options.intra_op_num_threads = 1

@@ -196,12 +196,14 @@ class _Refreshing:
         for spec in manifest.precisions:
             ramps = [ramp for ramp in self._heads if manifest.precision_of(ramp) == spec.name]
             shared = {ramp.id: parameters[_namesake(ramp)] for ramp in ramps}
-            graph = onnx.load(str(bundle.path / spec.file))
+            graph = onnx.load(str(bundle.path / spec.file), load_external_data=False)
             whole, heads = self._heads_at(graph, ramps, shared, x, lambda _: None)
             said |= {**heads, final_id(spec.name): whole}
         for ramp in manifest.ramps:
             if ramp.head == "model":
-                said[ramp.id] = _answers(onnx.load(str(bundle.path / side_model_file(ramp.id))), x)
+                said[ramp.id] = _answers(
+                    onnx.load(str(bundle.path / side_model_file(ramp.id)), load_external_data=False), x
+                )
         return reference, said
 
     def _heads_at(

@@ -1,7 +1,7 @@
 """From a model URI to ``backbone.onnx``: loading, exporting and checking the model as the user gave it.
 
-Everything after this module works on the ONNX graph alone. Nothing is unpickled: families read safetensors,
-and an archive of ``torch.export`` is opened only where it holds no pickled objects. Text models become graphs of one
+Everything after this module works on the ONNX graph alone. Nothing is unpickled or evaluated: families read safetensors, and of an
+archive of ``torch.export`` torch sees what :mod:`offramp_worker.prepare.exported` made of it. Text models become graphs of one
 input, the token ids (:mod:`offramp_worker.prepare.tokens`).
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,14 +19,17 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 import onnx
+from onnx.external_data_helper import load_external_data_for_tensor
 
 from offramp_core.bundle import TensorSpec
-from offramp_core.errors import InvalidArgumentError, ModelRefusedError
+from offramp_core.errors import InvalidArgumentError, ModelRefusedError, OfframpError
 from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.bundle.lengths import bucket_length, used_length
 from offramp_worker.bundle.load import NUMPY_TYPES
+from offramp_worker.bundle.tensors import external_tensors
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.data import FloatArray, InputArray
+from offramp_worker.prepare.exported import checked_archive
 from offramp_worker.prepare.packing import pack_exits
 from offramp_worker.prepare.tokens import (
     DEFAULT_PAD,
@@ -123,10 +125,10 @@ def _existing(path: str) -> Path:
 
 
 def _from_family(uri: str, sample: InputArray, *, pad: int, sep: int | None) -> tuple[onnx.ModelProto, Any, str]:
-    from safetensors import SafetensorError
+    import torch
     from safetensors.torch import load_file
 
-    from offramp_worker.prepare.families import build_family, check_family, checkpoint_tensors
+    from offramp_worker.prepare.families import check_family
 
     name, _, query = uri.removeprefix("family:").partition("?")
     parameters = dict(parse_qsl(query, keep_blank_values=True))
@@ -136,41 +138,82 @@ def _from_family(uri: str, sample: InputArray, *, pad: int, sep: int | None) -> 
     check_family(name, parameters)
     try:
         tensors = load_file(_existing(weights))
-    except (SafetensorError, OSError) as error:
+    except InvalidArgumentError:
+        raise
+    except Exception as error:  # the library raises types of its own, and others for values that torch does not know
         raise InvalidArgumentError(f"model weights {weights} are not a readable safetensors file: {error}") from error
-    module = build_family(name, parameters, tensors, folder=Path(weights).parent)
+    with torch.device("meta"):  # the shapes of a checkpoint decide how large a model is made: first one without memory
+        _filled(name, parameters, tensors, weights)
+    module = _filled(name, parameters, tensors, weights)
+    return (*_export(module, sample, pad=pad, sep=sep), name)
+
+
+def _filled(name: str, parameters: Mapping[str, str], tensors: Mapping[str, Any], weights: str) -> Any:
+    """A family's module with the weights of a checkpoint."""
+    from offramp_worker.prepare.families import build_family, checkpoint_tensors
+
     try:
+        module = build_family(name, parameters, tensors, folder=Path(weights).parent)
         module.load_state_dict(checkpoint_tensors(tensors), assign=True)
+    except OfframpError:
+        raise
     except RuntimeError as error:
         first = str(error).partition("\n")[2].strip().partition("\n")[0]
-        raise InvalidArgumentError(f"model weights {weights} do not fit family {name}: {first}") from error
-    return (*_export(module, sample, pad=pad, sep=sep), name)
+        raise InvalidArgumentError(f"model weights {weights} do not fit family {name}: {first or error}") from error
+    except Exception as error:  # shapes that contradict each other, or a config of other types
+        raise InvalidArgumentError(
+            f"model weights {weights} do not fit family {name}: {type(error).__name__}: {_line(error)}"
+        ) from error
+    return module
 
 
 def _from_exported(path: Path, sample: InputArray, *, pad: int, sep: int | None) -> tuple[onnx.ModelProto, Any]:
     import torch
 
-    _refuse_pickled(path)
-    with _weights_only():
+    with checked_archive(path) as archive, _weights_only():
         try:
-            program = torch.export.load(path)
+            program = torch.export.load(archive)
         except Exception as error:  # torch raises whatever the broken member makes it raise
             raise InvalidArgumentError(
                 f"model {path} is not a readable torch.export program: {_line(error)}"
             ) from error
     try:
         return _onnx_program(program, sample, pad=pad, sep=sep), program
-    except AssertionError as error:
+    except OfframpError:
+        raise
+    except (AssertionError, RuntimeError) as error:
         raise _shape_error(path, error) from error
+    except Exception as error:  # a program that contradicts itself makes torch raise anything
+        raise ModelRefusedError(
+            f"the program in {path} cannot be run or converted: {type(error).__name__}: {_line(error)}"
+        ) from error
 
 
 def _from_onnx(path: Path) -> onnx.ModelProto:
     try:
-        model = onnx.load(path)
+        model = onnx.load(path, load_external_data=False)
+        _load_external(model, path)
         onnx.checker.check_model(model)
+    except InvalidArgumentError:
+        raise
     except Exception as error:  # protobuf's and onnx's errors share no base but Exception
         raise InvalidArgumentError(f"model {path} is not a valid ONNX file: {_line(error)}") from error
     return model
+
+
+def _load_external(model: onnx.ModelProto, path: Path) -> None:
+    """Take in the weights that the model keeps in files beside it; no file elsewhere is read."""
+    for place, tensor in external_tensors(model):
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        file = path.parent / location
+        if not location or Path(location).name != location or file.is_symlink() or not file.is_file():
+            raise InvalidArgumentError(
+                f"model {path} keeps the weights of {place} in {location[:80]!r}; "
+                "only plain files in the model's own folder are read: save it with the weights inside or beside it"
+            )
+        load_external_data_for_tensor(tensor, str(path.parent))
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
 
 
 def _export(module: Any, sample: InputArray, *, pad: int, sep: int | None) -> tuple[onnx.ModelProto, Any]:
@@ -436,18 +479,6 @@ def _run_all(model: onnx.ModelProto, values: Mapping[str, InputArray]) -> list[F
 
 def _close(a: FloatArray, b: FloatArray) -> bool:
     return a.shape == b.shape and bool(np.allclose(a, b, rtol=0, atol=LOGITS_RTOL * max(1.0, float(np.abs(b).max()))))
-
-
-def _refuse_pickled(path: Path) -> None:
-    """torch.export.load unpickles custom objects; such archives are not opened at all."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [Path(name).name for name in archive.namelist()]
-    except (zipfile.BadZipFile, OSError) as error:
-        raise InvalidArgumentError(f"model {path} is not a readable torch.export program: {error}") from error
-    for member in members:
-        if member.startswith(("custom_obj", "opaque_obj")):
-            raise ModelRefusedError(f"model {path} holds a pickled object ({member}), which is never loaded")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ TOKENIZER_FILE = "tokenizer.json"
 SEP_NAMES = ("[SEP]", "</s>", "<sep>")
 PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 CHUNK = 1_000
+MAX_LINE = 16 * 1024 * 1024  # characters; a file without line breaks would be read as one
+MAX_TOKENIZER_BYTES = 256 * 1024 * 1024  # those of the largest vocabularies have some 30 MiB
+PANIC = "PanicException"  # of Rust code called from Python; the type itself is not to be had
 
 Text = str | tuple[str, str]  # one, or a pair
 
@@ -35,7 +39,7 @@ class TextReader:
         """Token ids with the tokenizer's own marks around them, (texts, longest of them), filled up with ``pad``."""
         ids: list[list[int]] = []
         for start in range(0, len(texts), CHUNK):
-            ids += [encoded.ids for encoded in self.tokenizer.encode_batch(texts[start : start + CHUNK])]
+            ids += [encoded.ids for encoded in _encoded(self.tokenizer, texts[start : start + CHUNK])]
         rows = np.full((len(ids), max(map(len, ids), default=0)), self.pad, dtype=np.int64)
         for row, found in zip(rows, ids, strict=True):
             row[: len(found)] = found
@@ -73,11 +77,11 @@ def load_tokenizer(path: Path, *, most: int) -> TextReader:
         raise InvalidArgumentError(
             "texts are divided into tokens by the library tokenizers, which is not installed; pip install 'offramp[prepare]'"
         ) from error
-    try:
+    if (size := path.stat().st_size) > MAX_TOKENIZER_BYTES:
+        raise InvalidArgumentError(f"tokenizer {path} has {size} bytes; at most {MAX_TOKENIZER_BYTES} are read")
+    with _named_panics(f"tokenizer {path} is no tokenizer.json"):
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare exceptions of its Rust side
-        raise InvalidArgumentError(f"tokenizer {path} is no tokenizer.json: {str(error)[:200]}") from error
-    tokenizer.enable_truncation(most)
+        tokenizer.enable_truncation(most)
     padding = tokenizer.padding
     known = (tokenizer.token_to_id(name) for name in PAD_NAMES)
     pad = padding["pad_id"] if padding else next((found for found in known if found is not None), None)
@@ -89,13 +93,31 @@ def load_tokenizer(path: Path, *, most: int) -> TextReader:
 
 def _separator(tokenizer: Any, *, pad: int) -> int | None:
     """The id behind which the tokenizer's second text begins; None where its token types follow another rule."""
-    pair = tokenizer.encode("a", "b")
+    (pair,) = _encoded(tokenizer, [("a", "b")])
     ids = np.array([pair.ids])
     found = (tokenizer.token_to_id(name) for name in SEP_NAMES)
     return next(
         (sep for sep in found if sep in pair.ids and token_types(ids, pad=pad, sep=sep).tolist() == [pair.type_ids]),
         None,
     )
+
+
+def _encoded(tokenizer: Any, texts: list[Text]) -> list[Any]:
+    """The texts as the tokenizer's library divides them; it gives up on patterns that try too many ways."""
+    with _named_panics("the tokenizer cannot divide a text"):
+        encoded: list[Any] = tokenizer.encode_batch(texts)
+    return encoded
+
+
+@contextmanager
+def _named_panics(what: str) -> Iterator[None]:
+    """One error of ours for whatever the library's Rust side raises; its panics are no ``Exception``."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        raise InvalidArgumentError(f"{what}: {str(error)[:200]}") from error
 
 
 def read_texts(path: Path) -> list[Text]:
@@ -114,12 +136,14 @@ def read_texts(path: Path) -> list[Text]:
 
 def _lines(path: Path) -> Iterator[Text]:
     with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), ""), start=1):
+            if len(line) == MAX_LINE:
+                raise InvalidArgumentError(f"data {path}, line {number} has more than {MAX_LINE} characters")
             if not line.strip():
                 continue
             try:
                 value = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise InvalidArgumentError(f"data {path}, line {number} is no JSON: {error}") from error
             text = value.get("text") if isinstance(value, dict) else value
             if not isinstance(text, str):

@@ -27,6 +27,7 @@ from offramp_worker.prepare.families.encoders import Shapes, build_bert, build_d
 from offramp_worker.prepare.families.vision import build_torchvision
 
 Tensors = Mapping[str, Tensor]
+MAX_CONFIG = 1024 * 1024  # characters; those in the world have some thousand
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,9 @@ def _config(folder: Path | None) -> Mapping[str, Any]:
     if file is None or not file.is_file():
         return {}
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        with file.open(encoding="utf-8") as opened:
+            config = json.loads(opened.read(MAX_CONFIG))
+    except (ValueError, RecursionError, OSError) as error:
         raise InvalidArgumentError(f"model config {file} is no JSON: {error}") from error
     if not isinstance(config, dict):
         raise InvalidArgumentError(f"model config {file} is no JSON object")
