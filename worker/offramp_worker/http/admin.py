@@ -58,7 +58,7 @@ def _authorised(scope: Scope, token_sha256: str | None) -> bool:
 
 
 def _rest(worker: Worker) -> FastAPI:
-    app = FastAPI(title="Offramp worker, admin port", openapi_url=None)
+    app = FastAPI(title="Offramp worker, admin port", openapi_url=None, redirect_slashes=False)
 
     @app.get("/v1/state")
     async def state() -> Response:

@@ -20,7 +20,7 @@ MAX_FEEDBACK_BYTES = 64 * 1024
 
 def public_app(worker: Worker, front: Front) -> App:
     """The ASGI application of the public port."""
-    app = FastAPI(title="Offramp worker", openapi_url=None)
+    app = FastAPI(title="Offramp worker", openapi_url=None, redirect_slashes=False)
 
     @app.get("/v2")
     async def server() -> dict[str, Any]:
