@@ -13,8 +13,10 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from offramp_worker import main
+from offramp_worker.http.budget import ByteBudget
 from offramp_worker.http.connection import SEND_SECONDS, Connection
-from offramp_worker.http.inference import Reply, Response
+from offramp_worker.http.inference import Reply
+from offramp_worker.http.refusals import Refusals, Response
 
 REQUEST = b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\n\r\nbody"
 IN_ITS_HEAD, IN_ITS_BODY = 20, len(REQUEST) - 2
@@ -31,12 +33,10 @@ class Line:
         self.transport.is_closing.return_value = False
         loop: Any = SimpleNamespace(time=lambda: self.now, call_soon=lambda call, *args: call(*args), call_later=Mock())
         inference: Any = SimpleNamespace(
-            max_body_bytes=1000,
-            answer=lambda path, headers, body, reply: self.replies.append(reply),
-            too_slow=lambda seconds: Response(408, b"", [], close=True),
+            max_body_bytes=1000, answer=lambda path, headers, body, reply: self.replies.append(reply)
         )
         self.connection = Connection(
-            inference=inference, idle_seconds=75.0, receive_seconds=RECEIVE_SECONDS, config=uvicorn.Config(_app, log_config=None),
+            inference=inference, refusals=Refusals(), budget=ByteBudget(1000), idle_seconds=75.0, receive_seconds=RECEIVE_SECONDS, config=uvicorn.Config(_app, log_config=None),
             server_state=ServerState(), app_state={}, _loop=loop,
         )  # fmt: skip
         self.connection.connection_made(self.transport)

@@ -218,7 +218,7 @@ def test_binary_data_without_its_size_gets_a_400(plain: WorkerProcess) -> None:
     assert reply.json()["error"].startswith("inputs[0].parameters.binary_data_size: is missing")
 
 
-def test_an_unknown_model_is_404_and_a_compressed_body_400(plain: WorkerProcess) -> None:
+def test_an_unknown_model_is_404_and_a_body_that_claims_to_be_gzip_400(plain: WorkerProcess) -> None:
     for path, method in (("/v2/models/other/infer", "POST"), ("/v2/models/other", "GET"), ("/v3", "GET")):
         assert plain.public.request(method, path, json={}).status_code == 404
     reply = plain.public.post("/v2/models/tiny/infer", content=b"x", headers={"Content-Encoding": "gzip"})

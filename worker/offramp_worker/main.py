@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -26,9 +26,11 @@ from offramp_worker.feedback import Feedback
 from offramp_worker.front import Front
 from offramp_worker.http.admin import admin_app
 from offramp_worker.http.bodies import App
+from offramp_worker.http.budget import ByteBudget
 from offramp_worker.http.connection import Connection
 from offramp_worker.http.inference import Inference
 from offramp_worker.http.public import public_app
+from offramp_worker.http.refusals import Refusals
 from offramp_worker.logs import log_event, route_library_logs
 from offramp_worker.settings import Settings, settings_from_env
 from offramp_worker.tracing import Tracing
@@ -112,20 +114,24 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
             loop.add_signal_handler(number, stop.set)
     if settings.feedback_rows:
         front.feedback = Feedback(rows=settings.feedback_rows, metrics=worker.metrics)
-    protocol = partial(
-        Connection,
-        inference=Inference(worker, front),
-        idle_seconds=KEEP_ALIVE_SECONDS,
-        receive_seconds=settings.receive_seconds,
-    )
+    inference = Inference(worker, front)
     public, public_task = await listen(
-        "public", public_app(worker, front), settings.host, settings.port, protocol=protocol
+        "public",
+        public_app(worker, front),
+        settings.host,
+        settings.port,
+        protocol=connections(settings, inference=inference),
     )
-    sweeper = loop.create_task(_sweep(public))
     rpc = await _listen_grpc(worker, front)
     admin, admin_task = None, None
     if settings.has_control_plane:
-        admin, admin_task = await listen("admin", admin_app(worker), settings.host, settings.admin_port)
+        admin, admin_task = await listen(
+            "admin",
+            admin_app(worker),
+            settings.host,
+            settings.admin_port,
+            protocol=connections(settings),
+        )
     try:
         await _load_and_wait(worker, stop, stay_up_broken=stay_up_broken)
     finally:
@@ -136,7 +142,6 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         if rpc is not None:
             await rpc.stop(REPLY_SECONDS)
         await public_task
-        sweeper.cancel()
         # The admin port outlives the public one, so that the last audits can still be pulled.
         await asyncio.to_thread(worker.finish, seconds=max(1.0, deadline - loop.time()))
         await _until_told(worker, until=min(deadline, loop.time() + TELL_SECONDS))
@@ -176,6 +181,18 @@ async def _until_told(worker: Worker, *, until: float) -> None:
         await asyncio.sleep(TELL_POLL_SECONDS)
 
 
+def connections(settings: Settings, *, inference: Inference | None = None) -> Callable[..., Connection]:
+    """What handles the connections of a port, with its limits; ``inference`` is answered on the public one."""
+    return partial(
+        Connection,
+        inference=inference,
+        refusals=Refusals() if inference is None else inference.refusals,
+        budget=ByteBudget(settings.max_bodies_bytes),
+        idle_seconds=KEEP_ALIVE_SECONDS,
+        receive_seconds=settings.receive_seconds,
+    )
+
+
 async def _sweep(server: Server) -> None:
     """Let every connection see to its own timeouts once a second: no timer per request."""
     loop = asyncio.get_running_loop()
@@ -190,7 +207,7 @@ async def _sweep(server: Server) -> None:
 
 
 async def listen(
-    name: str, app: App | FastAPI, host: str, port: int, *, protocol: Any = "httptools"
+    name: str, app: App | FastAPI, host: str, port: int, *, protocol: Any
 ) -> tuple[Server, asyncio.Task[None]]:
     """Open a port and serve ``app`` there. ``protocol`` makes what handles a connection."""
     config = uvicorn.Config(
@@ -204,6 +221,8 @@ async def listen(
         await asyncio.sleep(STARTED_POLL_SECONDS)
     if task.done():
         await task  # raises what went wrong
+    sweeper = asyncio.create_task(_sweep(server))
+    task.add_done_callback(lambda _: sweeper.cancel())
     log_event("listening", name=name, host=host, port=server.bound_port)
     return server, task
 
@@ -213,14 +232,10 @@ async def _listen_grpc(worker: Worker, front: Front) -> Any:
     settings = worker.settings
     if settings.grpc_port is None:
         return None
+    from offramp_worker.grpc.health import Health
     from offramp_worker.grpc.service import InferenceService, start_server
 
-    server, port = await start_server(
-        InferenceService(worker, front),
-        host=settings.host,
-        port=settings.grpc_port,
-        max_body_bytes=settings.max_body_bytes,
-    )
+    server, port = await start_server(InferenceService(worker, front), Health(worker), settings=settings)
     log_event("listening", name="grpc", host=settings.host, port=port)
     return server
 

@@ -79,6 +79,7 @@ class Settings:
     tracing: str = "none"
     max_queue_rows: int = 1024
     max_body_bytes: int = 64 * 1024 * 1024
+    max_bodies_bytes: int = 128 * 1024 * 1024  # of all requests together
     poll_seconds: float = 2.0
     drain_seconds: float = 18.0  # in all, from the signal on: replies first, then audits
 

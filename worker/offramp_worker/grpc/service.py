@@ -19,6 +19,7 @@ from offramp_worker.bundle.load import NUMPY_TYPES
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.tickets import EXPIRED, OverloadedError, Ticket, UnableError
 from offramp_worker.front import Front
+from offramp_worker.grpc.health import Health
 from offramp_worker.grpc.messages import SERVICE, ModelInferResponse, message
 from offramp_worker.http.tensors import (
     DATATYPES,
@@ -34,6 +35,7 @@ from offramp_worker.http.tensors import (
     server_metadata,
     shown,
 )
+from offramp_worker.settings import Settings
 from offramp_worker.tracing import context_of
 from offramp_worker.worker import Worker
 
@@ -50,6 +52,8 @@ CONTENTS = {
 }  # fmt: skip
 PUSHBACK = "grpc-retry-pushback-ms"  # trailing metadata that gRPC clients' retries respect
 HEAD_BYTES = 64 * 1024  # of a message beside its tensor
+FEWEST_READERS = 4
+MOST_CALLS = 2048  # at once; each may have a window of 64 KiB in memory before it is read
 
 
 class InferenceService:
@@ -238,7 +242,37 @@ def _values(parameters: Message, path: str) -> dict[str, Any]:
     return values
 
 
-async def start_server(service: InferenceService, *, host: str, port: int, max_body_bytes: int) -> tuple[Any, int]:
+class Door:
+    """Reads the messages of calls, a few at a time.
+
+    gRPC puts a message together before anybody sees how large it is. So only so many are being read at once as their largest sizes fit into the
+    memory for bodies; the others wait in their connections. A small message is there at once and holds its place for no time.
+    """
+
+    def __init__(self, *, max_body_bytes: int, max_bodies_bytes: int, receive_seconds: float) -> None:
+        self.places = max(FEWEST_READERS, max_bodies_bytes // max_body_bytes)
+        self._reading = asyncio.Semaphore(self.places)
+        self._seconds = receive_seconds
+
+    def unary(self, call: Callable[[Message | None, Context], Awaitable[Message]]) -> Callable[..., Awaitable[None]]:
+        """A method of one message and one reply, as a handler of streams: these say when they read."""
+
+        async def handle(_: Any, context: Context) -> None:
+            try:
+                async with asyncio.timeout(self._seconds), self._reading:
+                    request = await context.read()
+            except TimeoutError:
+                await context.abort(
+                    StatusCode.DEADLINE_EXCEEDED, f"the request did not arrive within {self._seconds:g} s"
+                )
+            if request is grpc.aio.EOF:
+                await context.abort(StatusCode.INVALID_ARGUMENT, "the call has no request")
+            await context.write(await call(request, context))
+
+        return handle
+
+
+async def start_server(service: InferenceService, health: Health, *, settings: Settings) -> tuple[Any, int]:
     """Listen for gRPC; the server and its port.
 
     Raises
@@ -246,21 +280,28 @@ async def start_server(service: InferenceService, *, host: str, port: int, max_b
     InvalidArgumentError
         The port is taken.
     """
+    host, port = settings.host, settings.grpc_port
+    door = Door(
+        max_body_bytes=settings.max_body_bytes,
+        max_bodies_bytes=settings.max_bodies_bytes,
+        receive_seconds=settings.receive_seconds,
+    )
     server = grpc.aio.server(
         options=(
-            ("grpc.max_receive_message_length", max_body_bytes + HEAD_BYTES),
+            ("grpc.max_receive_message_length", settings.max_body_bytes + HEAD_BYTES),
             ("grpc.so_reuseport", 0),  # else two workers would share a port without knowing
-        )
+        ),
+        maximum_concurrent_rpcs=MOST_CALLS,
     )
     methods = {
-        name: grpc.unary_unary_rpc_method_handler(
-            service.readable(call),
+        name: grpc.stream_stream_rpc_method_handler(
+            door.unary(service.readable(call)),
             request_deserializer=_reader(f"{name}Request"),
             response_serializer=lambda reply: reply.SerializeToString(),
         )
         for name, call in _methods(service).items()
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods), health.handler()))
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:

@@ -19,6 +19,7 @@ from offramp_core.reasons import Reason
 from offramp_worker.documents import parse_document
 from offramp_worker.engine.ramp_sets import PlanPostponedError
 from offramp_worker.http.bodies import App, Receive, Scope, Send, TooLargeError, header, read_body, send_json
+from offramp_worker.http.methods import with_methods
 from offramp_worker.worker import Worker
 
 MAX_DOCUMENT_BYTES = 1024 * 1024
@@ -31,7 +32,7 @@ BAD_REQUESTS = (
 
 def admin_app(worker: Worker) -> App:
     """The ASGI application of the admin port. The token is checked before anything of a request is read."""
-    rest = _rest(worker)
+    rest = with_methods(_rest(worker))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -58,7 +59,7 @@ def _authorised(scope: Scope, token_sha256: str | None) -> bool:
 
 
 def _rest(worker: Worker) -> FastAPI:
-    app = FastAPI(title="Offramp worker, admin port", openapi_url=None)
+    app = FastAPI(title="Offramp worker, admin port", openapi_url=None, redirect_slashes=False)
 
     @app.get("/v1/state")
     async def state() -> Response:

@@ -66,7 +66,9 @@ class InferRequest:
     slice_name: str = ""
 
 
-def parse_request(body: bytes, *, header_length: int | None, spec: TensorSpec, max_rows: int) -> InferRequest:
+def parse_request(
+    body: bytes | bytearray, *, header_length: int | None, spec: TensorSpec, max_rows: int
+) -> InferRequest:
     """Parse an inference request.
 
     Parameters
@@ -153,7 +155,7 @@ def read_header(request: Any, *, spec: TensorSpec, max_rows: int) -> RequestHead
     )
 
 
-def _parse_header(text: bytes, spec: TensorSpec, max_rows: int) -> RequestHeader:
+def _parse_header(text: bytes | bytearray, spec: TensorSpec, max_rows: int) -> RequestHeader:
     try:
         request = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -307,7 +309,7 @@ def _from_json(tensor: dict[str, Any], *, shape: tuple[int, ...], dtype: np.dtyp
     if odd:
         # Checked before NumPy sees them: one long string would make every element of an array as large.
         raise BadRequestError(
-            f"inputs[0].data: has a value of type {_json_type(odd.pop())}; the tensor holds {dtype.name}"
+            f"inputs[0].data: has a value of type {json_type(odd.pop())}; the tensor holds {dtype.name}"
         )
     try:
         with np.errstate(
@@ -334,7 +336,8 @@ def _flat(data: Any, *, shape: tuple[int, ...]) -> list[Any]:
     return values
 
 
-def _json_type(kind: type) -> str:
+def json_type(kind: type) -> str:
+    """What JSON calls a value of this type."""
     return {str: "string", bool: "boolean", list: "list", dict: "object", float: "fraction", int: "whole number"}.get(
         kind, "null"
     )
