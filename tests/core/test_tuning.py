@@ -143,8 +143,8 @@ class TestRecordsServeInOneTest:
     def test_without_fresh_records_no_test_is_run(self, records: Records) -> None:
         outcome = tune(records, replace(REQUEST, consumed_through=1999.0))
         assert isinstance(outcome, NeedsLabels)
-        assert outcome.tests_run == 0
-        assert outcome.needed > 2000
+        assert (outcome.n, outcome.tests_run) == (0, 0)
+        assert 300 < outcome.needed < 1000  # fresh ones: what was used is not awaited again
 
     def test_discarded_records_are_not_used_at_all(self) -> None:
         old, new = recorded(2000, 6, seed=5), recorded(2000, 6, seed=6)
@@ -208,7 +208,7 @@ class TestNothingToPropose:
         assert outcome == NoGain("NothingSaves", 0.0, 2000, current_over_budget=True)
 
     def test_ramps_that_got_worse_since_are_not_certified(self) -> None:
-        good, bad = recorded(500, 6, seed=5), recorded(1500, 6, seed=6, harder=20.0)
+        good, bad = recorded(240, 6, seed=5), recorded(1760, 6, seed=6, harder=20.0)
         joined = Records(
             np.concatenate([good.uncertainty, bad.uncertainty]),
             np.concatenate([good.agrees, bad.agrees]),

@@ -349,15 +349,8 @@ class _Pass:
         return trained.order
 
     def _use_sets(self, sets: RampSetStatus) -> None:
-        """From now on plans are looked for in what these sets say; how many labels a tuning waits for is known of each set apart."""
-        tried, self.ramp_sets = self.ramp_sets.candidate, sets
-        if sets.candidate and not tried:
-            self.ramp_sets = replace(sets, labels_needed=self.tuning.labels_needed)
-            self.tuning = replace(self.tuning, labels_needed=0)
-        elif tried and not sets.candidate:
-            kept = sets.current == tried  # else it was discarded, and the set before is tuned again
-            self.ramp_sets = replace(sets, labels_needed=0)
-            self.tuning = replace(self.tuning, labels_needed=0 if kept else sets.labels_needed)
+        """From now on plans are looked for in what these sets say."""
+        self.ramp_sets = sets
         self.ramp_set = working_set(self.ramp_sets, self.served.ramp_set_digest)
         self.snapshot = replace(self.snapshot, records=self.stores.get(self.ramp_set))
 

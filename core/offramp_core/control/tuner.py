@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from offramp_core.certify import SliceBudget
+from offramp_core.certify import SliceBudget, allowance
 from offramp_core.columns import EXACT
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
@@ -18,7 +18,16 @@ from offramp_core.control.versions import concerns_versions
 from offramp_core.evaluate import chain_of
 from offramp_core.plan import Plan
 from offramp_core.protocol import slice_number
-from offramp_core.tuning import NeedsLabels, NoGain, PinCheck, Proposed, TuningRequest, check_pin, testable_slices
+from offramp_core.tuning import (
+    NeedsLabels,
+    NoGain,
+    PinCheck,
+    Proposed,
+    TuningRequest,
+    check_pin,
+    testable_labels,
+    testable_slices,
+)
 
 RETUNE_SECONDS = 3600.0
 MIN_GAIN = 0.01
@@ -29,6 +38,8 @@ TUNE = "tune"  # what a user may ask for, besides what the spec says
 LABELS_STEP = 100  # labels are told in steps, so that the status is not written for every one
 _LABELS_PER_BUDGET = 10  # a first attempt waits for this many budgeted disagreements' worth of labels
 _MIN_LABELS, _MAX_LABELS = 300, 5000
+MOST_LABELS = 200_000  # that are ever waited for: an operator keeps them in memory, and inputs change meanwhile
+_PATIENCE = 4  # times what a test is worth: a plan that needs more labels is given up for a more cautious one
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +129,12 @@ def tune_or_wait(view: TunerView) -> Tuned:
         return _rest(view)
     if view.known and view.recommended is None and status.failures == 0:
         return _come_back(view)
-    needed = max(status.labels_needed, first_attempt_labels(view.snapshot.service.spec.max_disagreement))
+    needed = labels_awaited(view)
     if view.snapshot.records is None or labels < needed:
-        return Tuned(_collecting(view, labels=labels, needed=needed))
+        waiting = (
+            _hopeless(view, needed=needed) if needed > MOST_LABELS else _collecting(view, labels=labels, needed=needed)
+        )
+        return Tuned(waiting)
     begun = replace(
         status, state="Tuning", labels=labels, requested_for=view.objective, message="searching and certifying"
     )
@@ -137,9 +151,33 @@ def _come_back(view: TunerView) -> Tuned:
     return Tuned(status, new_rollout=rollout, events=(Event("RampProposed", message),))
 
 
+def labels_awaited(view: TunerView) -> int:
+    """Fresh labels that the next attempt waits for: computed anew in every pass, since budget, tests and what labels are worth change.
+
+    What the last attempt for the same objective asked for counts as well, within reason.
+    """
+    status, spec = view.status, view.snapshot.service.spec
+    level = allowance(1 - spec.confidence, status.tests_run + 1)
+    worth = math.ceil(status.design_effect * testable_labels(spec.max_disagreement, level))
+    asked = status.labels_needed if status.requested_for == view.objective else 0
+    first = first_attempt_labels(spec.max_disagreement) if status.consumed_through_at is None else 0
+    return max(first, worth, min(asked, _PATIENCE * worth))
+
+
 def first_attempt_labels(budget: float) -> int:
     """Labels worth waiting for before a first attempt: fewer would mostly waste a test."""
     return min(_MAX_LABELS, max(_MIN_LABELS, math.ceil(_LABELS_PER_BUDGET / budget)))
+
+
+def _hopeless(view: TunerView, *, needed: int) -> TuningStatus:
+    """No sample that is ever kept proves such a budget: nothing is waited for, and audits stay few."""
+    budget = view.snapshot.service.spec.max_disagreement
+    worth = f", as {view.status.design_effect:.1f} of them are worth one" if view.status.design_effect > 1 else ""
+    message = (
+        f"a certificate for a budget of {budget:.4%} takes about {needed} labels{worth}; at most {MOST_LABELS} are kept. "
+        "Raise maxDisagreement, or name the streams of requests that resemble each other"
+    )
+    return replace(view.status, state="Idle", labels=0, labels_needed=needed, message=message)
 
 
 def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
@@ -191,11 +229,13 @@ def _idle(view: TunerView) -> TuningStatus:
 
 
 def _labels(view: TunerView) -> int:
-    """Records that no alarm has made stale; the ones a test has used may still find a plan."""
-    store = view.snapshot.records
+    """Fresh records: no alarm has made them stale and no test has used them."""
+    store, status = view.snapshot.records, view.status
     if store is None or store.records.time is None:
         return 0
-    return int((store.records.time >= (view.status.records_since_at or 0.0)).sum())
+    time = store.records.time
+    used = -math.inf if status.consumed_through_at is None else status.consumed_through_at
+    return int(((time >= (status.records_since_at or 0.0)) & (time > used)).sum())
 
 
 def _request(view: TunerView, store: RecordStore) -> TuningRequest:
@@ -254,11 +294,13 @@ def _digest(view: TunerView) -> Tuned:
         return Tuned(_idle(replace(view, status=status)))
     if (outcome.records_through or math.inf) < (status.records_since_at or 0.0):  # so did the inputs
         return Tuned(_idle(replace(view, status=status)))
+    if outcome.design_effect is not None:
+        status = replace(status, design_effect=round(outcome.design_effect, 2))
     over = ""
     if outcome.current_over_budget and not view.stable.plan.exits_off:
         over = f"{view.stable.name} breaks the budget of {view.snapshot.service.spec.max_disagreement:.2%} on recent records; exits are off"
     if isinstance(outcome, NeedsLabels):
-        message = f"about {outcome.needed} labels are needed for a certificate"
+        message = f"about {outcome.needed} labels are needed for a certificate{_resemblance(outcome)}"
         waiting = replace(
             status, state="CollectingLabels", labels=outcome.n, labels_needed=outcome.needed, message=message
         )
@@ -279,6 +321,13 @@ def _digest(view: TunerView) -> Tuned:
             stable_not_allowed=none_fits, withdraw=withdraw,
         )  # fmt: skip
     return replace(_propose(view, status, outcome), stable_over_budget=over)
+
+
+def _resemblance(outcome: NeedsLabels) -> str:
+    """What is to be said where labels are worth less than one each."""
+    if outcome.design_effect is None:
+        return ": mistakes come together over so many requests that nobody can say what a label is worth; name the streams they come from"
+    return f": {outcome.design_effect:.1f} of them are worth one" if outcome.design_effect > 1 else ""
 
 
 _NO_GAIN = {

@@ -31,7 +31,7 @@ from offramp_operator.shell.bounded import refuse_unbounded
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.peaks import Peaks
 from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
-from offramp_operator.shell.record_pool import CAPACITY_ROWS, RampSetKey, RecordPool, rows_each
+from offramp_operator.shell.record_pool import RampSetKey, RecordPool, rows_each, rows_for
 
 MAX_PAGES = 8  # 40,000 rows: twice what is kept, so that one pass catches up whatever was missed
 FAILURES_UNTIL_SILENT = 3
@@ -92,7 +92,7 @@ class _ServiceMemory:
     stores: dict[RampSetKey, tuple[tuple[int, int], RecordStore | None]] = field(default_factory=dict)
     revision: int = 0
     peaks: Peaks = field(default_factory=Peaks)
-    collecting: bool = True
+    awaited: int | None = 0  # fresh rows that a tuning waits for; None: no tuning does
 
 
 class Observer:
@@ -128,13 +128,14 @@ class Observer:
             self._session = None
 
     async def observe(
-        self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str, collecting: bool = True
+        self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str, awaited: int | None = 0
     ) -> Observed:
         """Pull all workers of a service once and pool the answers; never raises for a worker that is dead or talks nonsense.
 
-        One that is ``collecting`` labels for a tuning keeps as many rows as a pool can hold, others their share of the operator's memory.
+        One that collects labels for a tuning keeps as many rows as that takes, ``awaited`` fresh ones; others (None) their share of the
+        operator's memory.
         """
-        self._services.setdefault(key, _ServiceMemory()).collecting = collecting
+        self._services.setdefault(key, _ServiceMemory()).awaited = awaited
         memory = await self._pull_all(key, endpoints, token)
         workers = tuple(self._worker(endpoint, memory.seen[endpoint.uid]) for endpoint in endpoints)
         own, others = _records(memory, workers)
@@ -318,7 +319,8 @@ class Observer:
         if len(rows):
             fresh = RecordPool(n_ramps=len(state.ramps), names=column_arrays(state.ramps))
             pool = memory.pools.setdefault(RampSetKey(state.backbone_digest, ramp_set), fresh)
-            pool.keep(CAPACITY_ROWS if memory.collecting else rows_each(len(self._services), n_ramps=len(state.ramps)))
+            share = rows_each(len(self._services), n_ramps=len(state.ramps))
+            pool.keep(share if memory.awaited is None else rows_for(memory.awaited))
             pool.add(state.boot_id, rows, latest_time=self._clock())
 
     def _worker(self, endpoint: WorkerEndpoint, seen: _Seen) -> Worker:

@@ -179,8 +179,9 @@ class Reconciler:
         service = gathered.service
         workers_error = await self._ensure_workers(gathered)
         token = self._key.admin_token(service.uid)
-        collecting = service.status.tuning.state in ("CollectingLabels", "Tuning")
-        observed = await self._observer.observe(key, gathered.workers, token=token, collecting=collecting)
+        tuning_status = service.status.tuning
+        awaited = tuning_status.labels_needed if tuning_status.state in ("CollectingLabels", "Tuning") else None
+        observed = await self._observer.observe(key, gathered.workers, token=token, awaited=awaited)
         revision = self._observer.revision(key)
         tuning = self._tunings.setdefault(key, _Tuning())
         self._collect(key, tuning)
