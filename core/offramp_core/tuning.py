@@ -450,9 +450,9 @@ def check_scores(records: Records) -> None:
 
 
 def _usable(records: Records, request: TuningRequest) -> tuple[Records, int]:
-    """Records in time order, and the first row that may test."""
+    """Records of equal weight in time order, and the first row that may test."""
     if records.time is None:
-        return records, 0
+        return records.take(np.flatnonzero(records.equal_weight())), 0
     records = records.take(np.argsort(records.time, kind="stable"))
     times = records.time
     assert times is not None
@@ -460,7 +460,20 @@ def _usable(records: Records, request: TuningRequest) -> tuple[Records, int]:
     fresh = (
         0 if request.consumed_through is None else int(np.searchsorted(times, request.consumed_through, side="right"))
     )
-    return records.take(slice(start, None)), max(0, fresh - start)
+    records, fresh = records.take(slice(start, None)), max(0, fresh - start)
+    kept = records.equal_weight(since=fresh)
+    return records.take(np.flatnonzero(kept)), int(np.count_nonzero(kept[:fresh]))
+
+
+def fresh_rows(records: Records, *, consumed_through: float | None, discard_before: float | None) -> int:
+    """How many records of equal weight there are that no test has used and no alarm has made stale."""
+    if records.time is None:
+        return 0
+    order = np.argsort(records.time, kind="stable")
+    time = records.time[order]
+    used = -math.inf if consumed_through is None else consumed_through
+    first = int(max(np.searchsorted(time, used, side="right"), np.searchsorted(time, discard_before or -math.inf)))
+    return int(np.count_nonzero(records.take(order[first:]).equal_weight()))
 
 
 def split_rows(

@@ -25,6 +25,7 @@ from offramp_core.tuning import (
     Proposed,
     TuningRequest,
     check_pin,
+    fresh_rows,
     testable_labels,
     testable_slices,
 )
@@ -231,11 +232,11 @@ def _idle(view: TunerView) -> TuningStatus:
 def _labels(view: TunerView) -> int:
     """Fresh records: no alarm has made them stale and no test has used them."""
     store, status = view.snapshot.records, view.status
-    if store is None or store.records.time is None:
+    if store is None:
         return 0
-    time = store.records.time
-    used = -math.inf if status.consumed_through_at is None else status.consumed_through_at
-    return int(((time >= (status.records_since_at or 0.0)) & (time > used)).sum())
+    return fresh_rows(
+        store.records, consumed_through=status.consumed_through_at, discard_before=status.records_since_at
+    )
 
 
 def _request(view: TunerView, store: RecordStore) -> TuningRequest:
