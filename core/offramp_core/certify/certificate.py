@@ -16,11 +16,10 @@ import numpy as np
 
 from offramp_core import binomial
 from offramp_core.certify.betting import betting_p_value
-from offramp_core.certify.dependence import check_design_effect
 from offramp_core.certify.slices import SliceBudget, SliceResult, in_slice
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evaluate import answered_labels, answers_agree, evaluate_plan, leave_position, plan_columns
-from offramp_core.evidence.one_arm import check_counts, check_rate
+from offramp_core.evidence.one_arm import check_counts, check_design_effect, check_rate
 from offramp_core.plan import Plan
 from offramp_core.records import BoolArray, IndexArray, LabelArray, Records, SecondsArray
 

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.evidence.one_arm import check_rate
+from offramp_core.evidence.one_arm import check_design_effect, check_rate
 from offramp_core.records import IndexArray, Records
 
 Floats = npt.NDArray[np.float64]
@@ -45,12 +45,6 @@ SLIGHTEST = 0.01  # correlation; less is a change of difficulty
 MARGIN = 1.0  # standard errors that are added to the sum of correlations
 SHORT = 64  # records of a run that are compared distance by distance; longer ones by Fourier transforms
 SHORTEST_RUN = 6  # blocks that a run of records must have: a longer block cannot be told from a change of the inputs
-
-
-def check_design_effect(value: float) -> None:
-    """Refuse a design effect below 1: labels are never worth more than independent ones here."""
-    if not 1 <= value < np.inf:
-        raise InvalidArgumentError(f"design_effect is {value}; it must be a finite number of at least 1")
 
 
 @dataclass(frozen=True, slots=True)
