@@ -156,9 +156,15 @@ class Records:
         Audit rates fall when load rises. Taken as they are, the records of quiet nights would outnumber those of busy days, on
         which most requests come.
         """
-        if self.draw is None or self.audit_rate is None or since >= len(self):
+        if self.draw is None:
             return np.ones(len(self), dtype=np.bool_)
-        return np.asarray(self.draw < self.audit_rate[since:].min())
+        return np.asarray(self.draw < self.sampled(since=since))
+
+    def sampled(self, *, since: int = 0) -> float:
+        """The smallest share of requests that were recorded, from row ``since`` on; 1 where nobody knows."""
+        if self.audit_rate is None or since >= len(self):
+            return 1.0
+        return float(self.audit_rate[since:].min())
 
     def take(self, rows: IndexArray | slice) -> Records:
         """The records of some rows, in the order given."""

@@ -134,7 +134,7 @@ class Proposed:
     """A certified plan that saves more than the one in force.
 
     With ``current_over_budget`` the plan in force breaks the budget on the held-out records, so that the new one need not save more than it.
-    ``design_effect`` labels are worth one.
+    ``design_effect`` labels are worth one, of which the share ``sampled`` of requests had one.
     """
 
     plan: Plan
@@ -146,6 +146,7 @@ class Proposed:
     tests_run: int = 1
     current_over_budget: bool = False
     design_effect: float = 1.0
+    sampled: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class NeedsLabels:
     ``n`` there are now; ``needed`` is about how many there must be for the next attempt to be worth a test. ``tests_run`` is 1,
     and ``records_through`` set, when a test was run and failed by little: ``n`` is 0 then. With ``current_over_budget`` these records are
     enough to show that the plan in force breaks the budget. ``design_effect`` labels are worth one; None where mistakes come together over so
-    large a part of the records that these cannot say.
+    large a part of the records that these cannot say. The share ``sampled`` of requests had a label.
     """
 
     n: int
@@ -164,6 +165,7 @@ class NeedsLabels:
     records_through: float | None = None
     current_over_budget: bool = False
     design_effect: float | None = 1.0
+    sampled: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,7 @@ class NoGain:
     current_allowed: bool = True
     slices: tuple[SliceBudget, ...] = ()
     design_effect: float = 1.0
+    sampled: float = 1.0
 
 
 TuningOutcome = Proposed | NeedsLabels | NoGain
@@ -207,7 +210,7 @@ def tune(records: Records, request: TuningRequest, *, should_stop: Callable[[], 
     """
     _check(records, request)
     records, fresh = _usable(records, request)
-    outcome = _attempt(records, fresh, request, should_stop)
+    outcome = replace(_attempt(records, fresh, request, should_stop), sampled=records.sampled(since=fresh))
     if not isinstance(outcome, Proposed) and _surely_over_budget(records, request):
         outcome = replace(outcome, current_over_budget=True)
     if isinstance(outcome, NoGain) and request.current is not None and not _allows(records, request, request.current):

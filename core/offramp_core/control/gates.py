@@ -33,7 +33,7 @@ class GateInput:
     """What the gates of one step read.
 
     ``confidence`` is that of the whole rollout of ``n_steps`` steps, ``accuracy_confidence`` that of the accuracy budget. ``watch`` is the
-    detector over all audits of the canary so far.
+    detector over all audits of the canary so far. ``design_effect`` audits are worth one.
     """
 
     tally: BothArms
@@ -45,6 +45,7 @@ class GateInput:
     certified: bool
     accuracy_confidence: float = 0.95
     watch: detector.DetectorState = field(default_factory=detector.init)
+    design_effect: float = 1.0
 
     @property
     def alpha(self) -> float:
@@ -74,11 +75,16 @@ def accuracy(given: GateInput) -> GateStatus:
         n=arm.audited,
         k=arm.disagreements,
         bound=given.budget,
-        evidence=log_average_ratio(arm.disagreements, arm.audited, p0=given.budget, grid=harmful),
+        evidence=log_average_ratio(
+            arm.disagreements, arm.audited, p0=given.budget, grid=harmful, design_effect=given.design_effect
+        ),
         limit=math.log(1 / alpha),
         exposure=arm.audited,
-        needed=audits_needed(
-            budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=alpha, power=POWER, grid=harmful
+        needed=math.ceil(
+            given.design_effect
+            * audits_needed(
+                budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=alpha, power=POWER, grid=harmful
+            )
         ),
     )
 
@@ -162,7 +168,9 @@ def acceptance(given: GateInput) -> GateStatus:
     if given.certified:
         return GateStatus("acceptance", "NotApplicable", message="the plan is certified")
     arm = given.tally.canary
-    evidence = log_e_value(arm.disagreements, arm.audited, p0=given.budget, alternative="less")
+    evidence = log_e_value(
+        arm.disagreements, arm.audited, p0=given.budget, alternative="less", design_effect=given.design_effect
+    )
     limit = max(given.log_limit, math.log(1 / (1 - given.accuracy_confidence)))  # it stands in for a certificate
     accepted = evidence >= limit
     return GateStatus(

@@ -46,6 +46,7 @@ def look(
     now: float,
     slices: Sequence[SliceObjective] = (),
     slice_alpha: float = 0.05,
+    design_effect: float = 1.0,
 ) -> Measured:
     """Bring the figures of the stable plan up to date.
 
@@ -65,6 +66,8 @@ def look(
         Probability that any of the intervals of a window is ever wrong; the two savings share it, and so do the ramps.
     slices, slice_alpha
         Groups with a budget of their own, and the probability that any of them is stopped, in a window, though it keeps to it.
+    design_effect : float
+        So many audits are worth one.
 
     Returns
     -------
@@ -93,7 +96,9 @@ def look(
         answer_time=_saving(total, total.answer_time, share=share, alpha=alpha / 2),
         engine_time=_saving(total, total.engine_time, share=share, alpha=alpha / 2),
         ramps=_ramps(total, plan, ramp_ids, costs, alpha=alpha),
-        slices=tuple(_slice(s, total, known, alpha=slice_alpha / len(slices)) for s in slices),
+        slices=tuple(
+            _slice(s, total, known, alpha=slice_alpha / len(slices), design_effect=design_effect) for s in slices
+        ),
     )
 
 
@@ -233,13 +238,16 @@ def _ramps(
     return tuple(uses)
 
 
-def _slice(asked: SliceObjective, total: PlanCounts, before: Measured, *, alpha: float) -> SliceUse:
+def _slice(
+    asked: SliceObjective, total: PlanCounts, before: Measured, *, alpha: float, design_effect: float
+) -> SliceUse:
     """A slice is stopped once its audits are surely over its budget, and stays so while the plan serves: its later audits, all answered by
     the model itself, say nothing about the plan."""
     seen = total.slices.get(asked.name, SliceCounts())
     known = (s for s in before.slices if (s.name, s.budget) == (asked.name, asked.max_disagreement))
     stopped = any(s.stopped for s in known)
-    over = log_e_value(seen.disagreements, seen.audited, p0=asked.max_disagreement) >= math.log(1 / alpha)
+    evidence = log_e_value(seen.disagreements, seen.audited, p0=asked.max_disagreement, design_effect=design_effect)
+    over = evidence >= math.log(1 / alpha)
     return SliceUse(asked.name, asked.max_disagreement, seen.audited, seen.disagreements, stopped or over)
 
 

@@ -263,7 +263,8 @@ class TuningStatus:
 
     ``consumed_through_at`` is the time of the newest record a test has used; ``records_since_at`` discards what is older (an alarm said
     that the inputs changed). ``labels`` are those that no test has used, ``labels_needed`` how many of them the next attempt waits for, and
-    ``design_effect`` of them are worth one, as far as the last attempt could tell. ``unpaying`` is the plan for which a look was taken because one of its ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt,
+    ``design_effect`` of them are worth one, as far as the last attempt could tell; ``clustering`` is by how much that grows with the share of
+    requests that are audited. ``unpaying`` is the plan for which a look was taken because one of its ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt,
     ``requested_for`` that of the one under way. ``handled_request`` is the last of the user's requests that was answered.
     """
 
@@ -278,6 +279,7 @@ class TuningStatus:
     labels: int = 0
     labels_needed: int = 0
     design_effect: float = 1.0
+    clustering: float = 0.0
     failures: int = 0
     handled_request: str = ""
     unpaying: str = ""

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from offramp_core.control.audit import eager_rate
+from offramp_core.control.audit import eager_rate, worth_one
 from offramp_core.control.gates import GateInput, read_gates
 from offramp_core.control.objects import (
     ArmTally,
@@ -173,8 +173,14 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
             certified=is_certified(view.to, view.service, since=view.inputs_since),
             accuracy_confidence=spec.confidence,
             watch=view.status.watch,
+            design_effect=_worth_one(view),
         )
     )
+
+
+def _worth_one(view: RolloutView) -> float:
+    """So many audits of the canary are worth one in this step."""
+    return worth_one(view.service.status.tuning, rate=view.status.audit_rate)
 
 
 # --- rules: reasons to stop ------------------------------------------------------------------------
@@ -535,7 +541,9 @@ def _watched(view: RolloutView) -> detector.DetectorState:
     seen = before.total.canary if before.epoch == view.ledger.epoch else ArmTally()
     n = max(0, now.audited - seen.audited)  # a worker that was quarantined took its counts along
     k = min(n, max(0, now.disagreements - seen.disagreements))
-    return detector.update(view.status.watch, n, k, p0=view.service.spec.max_disagreement)
+    return detector.update(
+        view.status.watch, n, k, p0=view.service.spec.max_disagreement, design_effect=_worth_one(view)
+    )
 
 
 def _restarts(view: RolloutView) -> dict[str, int]:

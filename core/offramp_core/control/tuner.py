@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from offramp_core.certify import SliceBudget, allowance
 from offramp_core.columns import EXACT
+from offramp_core.control.audit import clustering
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
 from offramp_core.control.spec import SliceObjective
@@ -296,7 +297,9 @@ def _digest(view: TunerView) -> Tuned:
     if (outcome.records_through or math.inf) < (status.records_since_at or 0.0):  # so did the inputs
         return Tuned(_idle(replace(view, status=status)))
     if outcome.design_effect is not None:
-        status = replace(status, design_effect=round(outcome.design_effect, 2))
+        effect = outcome.design_effect
+        known = clustering(status.clustering, design_effect=effect, sampled=outcome.sampled)
+        status = replace(status, design_effect=round(effect, 2), clustering=known)
     over = ""
     if outcome.current_over_budget and not view.stable.plan.exits_off:
         over = f"{view.stable.name} breaks the budget of {view.snapshot.service.spec.max_disagreement:.2%} on recent records; exits are off"

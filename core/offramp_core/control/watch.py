@@ -36,11 +36,18 @@ class Watch:
 
 
 def watched(
-    before: Watch | None, trusted: Iterable[Observations], *, boots: frozenset[str], plan: Plan, budget: float
+    before: Watch | None,
+    trusted: Iterable[Observations],
+    *,
+    boots: frozenset[str],
+    plan: Plan,
+    budget: float,
+    design_effect: float = 1.0,
 ) -> Watch:
     """The detector with the audits that came since the last pass; another plan or budget begins anew.
 
-    ``boots`` are the processes that may still report, trusted or not: what they had told must not count again.
+    ``boots`` are the processes that may still report, trusted or not: what they had told must not count again. ``design_effect`` audits are
+    worth one.
     """
     reports = tuple(trusted)
     now = {
@@ -59,7 +66,7 @@ def watched(
     same = (before.plan_hash, before.budget) == (plan.content_hash, budget)
     state = before.state if same else detector.init()
     if not plan.exits_off and 0 <= k <= n:  # a counter that went backwards is quarantined from its next report on
-        state = detector.update(state, n, k, p0=budget)
+        state = detector.update(state, n, k, p0=budget, design_effect=design_effect)
     silent = boots - {o.boot_id for o in reports}
     kept = {counter: counts for counter, counts in before.seen.items() if counter[0] in silent}
     return Watch(plan.content_hash, budget, state, {**kept, **now})

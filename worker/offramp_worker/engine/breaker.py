@@ -8,13 +8,14 @@ from offramp_core.evidence import detector
 class Breaker:
     """Feeds audited outcomes to a Shiryaev-Roberts detector; once open it stays open (another plan brings a new breaker)."""
 
-    def __init__(self, *, accuracy_budget: float, run_length: float) -> None:
+    def __init__(self, *, accuracy_budget: float, run_length: float, design_effect: float = 1.0) -> None:
         self._p0, self._run_length = accuracy_budget, run_length
+        self.design_effect = design_effect  # so many audits are worth one; it follows the audit rate
         self._state = detector.init()
         self.is_open = False
 
     def watches_like(self, other: Breaker) -> bool:
-        """Whether both alarm on the same evidence."""
+        """Whether both watch for the same harm."""
         return (self._p0, self._run_length) == (other._p0, other._run_length)
 
     @property
@@ -31,6 +32,8 @@ class Breaker:
         """Add outcomes; True when these ones opened it."""
         if self.is_open or audited == 0:
             return False
-        self._state = detector.update(self._state, audited, disagreements, p0=self._p0)
+        self._state = detector.update(
+            self._state, audited, disagreements, p0=self._p0, design_effect=self.design_effect
+        )
         self.is_open = detector.alarm(self._state, run_length=self._run_length)
         return self.is_open
