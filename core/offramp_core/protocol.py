@@ -45,11 +45,13 @@ class ArmPlan:
     """A plan and what is measured while it serves.
 
     ``plan`` is :meth:`offramp_core.plan.Plan.to_mapping`. ``audit_rate`` is π: each request is audited with this probability, drawn
-    once at admission, whether or not it leaves early; constant within an epoch so that counts are binomial.
+    once at admission, whether or not it leaves early; constant within an epoch so that counts are binomial. ``design_effect`` audits are
+    worth one, because requests that resemble each other share their mistakes.
     """
 
     plan: dict[str, Any]
     audit_rate: float
+    design_effect: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

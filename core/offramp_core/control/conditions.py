@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from offramp_core.control.audit import worth_one
 from offramp_core.control.capacity import Capacity
 from offramp_core.control.codec import format_time
 from offramp_core.control.delivery import STALLING, fetching
@@ -208,7 +209,9 @@ def _accuracy(facts: Facts, *, n: int, k: int) -> Condition:
             Reason.INSUFFICIENT_SAMPLES,
             f"{MIN_SAMPLES} audited requests are needed for a statement",
         )
-    broken = log_e_value(k, n, p0=spec.max_disagreement) >= np.log(1 / (1 - spec.confidence))
+    tuning = facts.service.status.tuning
+    evidence = log_e_value(k, n, p0=spec.max_disagreement, design_effect=worth_one(tuning, rate=tuning.audit_rate))
+    broken = evidence >= np.log(1 / (1 - spec.confidence))
     text = f"budget {spec.max_disagreement:.2%}"
     return _condition(
         ConditionType.ACCURACY_WITHIN_BUDGET,

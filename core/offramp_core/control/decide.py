@@ -8,7 +8,7 @@ from functools import partial
 from math import log
 from typing import Literal
 
-from offramp_core.control.audit import eager_rate, followed_rate, quiet_rate
+from offramp_core.control.audit import eager_rate, followed_rate, quiet_rate, worth_one
 from offramp_core.control.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
 from offramp_core.control.delivery import proven_models
@@ -374,15 +374,8 @@ class _Pass:
         return trained.order
 
     def _use_sets(self, sets: RampSetStatus) -> None:
-        """From now on plans are looked for in what these sets say; how many labels a tuning waits for is known of each set apart."""
-        tried, self.ramp_sets = self.ramp_sets.candidate, sets
-        if sets.candidate and not tried:
-            self.ramp_sets = replace(sets, labels_needed=self.tuning.labels_needed)
-            self.tuning = replace(self.tuning, labels_needed=0)
-        elif tried and not sets.candidate:
-            kept = sets.current == tried  # else it was discarded, and the set before is tuned again
-            self.ramp_sets = replace(sets, labels_needed=0)
-            self.tuning = replace(self.tuning, labels_needed=0 if kept else sets.labels_needed)
+        """From now on plans are looked for in what these sets say."""
+        self.ramp_sets = sets
         self.ramp_set = working_set(self.ramp_sets, self.served.ramp_set_digest)
         self.snapshot = replace(self.snapshot, records=self.stores.get(self.ramp_set))
 
@@ -534,6 +527,7 @@ class _Pass:
             now=self.now,
             slices=self.spec.slices,
             slice_alpha=1 - self.spec.confidence,
+            design_effect=worth_one(self.tuning, rate=self.tuning.audit_rate),
         )
 
     def _watch(self, stable: Config) -> Watch:
@@ -545,6 +539,7 @@ class _Pass:
             plan=stable.plan,
             budget=self.spec.max_disagreement,
             now=self.now,
+            design_effect=worth_one(self.tuning, rate=self.tuning.audit_rate),
         )
 
     def _tell_of_stopped_slices(self, stable: Config) -> None:
@@ -971,7 +966,9 @@ class _Pass:
         rate = worker_rate(
             self.served.costs, counts, exits_off_hash=off.content_hash, latency_seconds=self.spec.latency_seconds
         )
-        evidence = log_e_value(k, n, p0=self.spec.max_disagreement) / log(1 / (1 - self.spec.confidence))
+        effect = worth_one(self.tuning, rate=self.tuning.audit_rate)
+        evidence = log_e_value(k, n, p0=self.spec.max_disagreement, design_effect=effect)
+        evidence /= log(1 / (1 - self.spec.confidence))
         suspicion = max((w.state.suspicion for w in self.everybody if w.ready and w.state is not None), default=0.0)
         under_way = rollout is not None and rollout.status.phase != "Pending" and not rollout.status.finished
         return _capacity(
@@ -1078,9 +1075,12 @@ def _stores(snapshot: Snapshot, backbone_digest: str) -> dict[str, RecordStore]:
 
 def _same_plans(a: PlanDocument, b: PlanDocument) -> bool:
     """Whether two documents make workers run the same thing; epoch, captures and stable audit rate aside."""
-    return replace(a, epoch=0, capture_since=None, stable=replace(a.stable, audit_rate=0.0)) == replace(
-        b, epoch=0, capture_since=None, stable=replace(b.stable, audit_rate=0.0)
-    )
+    return _plans_alone(a) == _plans_alone(b)
+
+
+def _plans_alone(document: PlanDocument) -> PlanDocument:
+    stable = replace(document.stable, audit_rate=0.0, design_effect=1.0)
+    return replace(document, epoch=0, capture_since=None, stable=stable)
 
 
 def _live_boots(workers: tuple[Worker, ...], counted: Iterable[str]) -> frozenset[str]:

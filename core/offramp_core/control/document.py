@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from offramp_core.control.audit import worth_one
 from offramp_core.control.objects import Config, Measured, Rollout, Service, SliceStop, TuningStatus
 from offramp_core.control.rollout import CANARY_SERVES
 from offramp_core.protocol import ArmPlan, PlanDocument
@@ -30,13 +31,13 @@ def plan_document(
     arm, weight, salt, slow = None, 0, "", {}
     if rollout is not None and canary is not None and rollout.status.phase in CANARY_SERVES:
         status = rollout.status
-        arm = ArmPlan(canary.plan.to_mapping(), status.audit_rate)
+        arm = ArmPlan(canary.plan.to_mapping(), status.audit_rate, worth_one(tuning, rate=status.audit_rate))
         weight, slow, salt = status.weight, status.slow_seconds, f"{rollout.name}/{status.step}/{status.renewals}"
     return PlanDocument(
         service=service.name,
         service_uid=service.uid,
         epoch=epoch,
-        stable=ArmPlan(stable.plan.to_mapping(), tuning.audit_rate),
+        stable=ArmPlan(stable.plan.to_mapping(), tuning.audit_rate, worth_one(tuning, rate=tuning.audit_rate)),
         canary=arm,
         weight_percent=weight,
         salt=salt,

@@ -36,6 +36,7 @@ class GateInput:
     ``confidence`` is that of the whole rollout of ``n_steps`` steps, ``accuracy_confidence`` that of the accuracy budget. ``level`` is what
     was frozen when the step began (0: an even share). ``watch`` is the detector over all audits of the canary so far, ``attempt`` their
     counts in all steps, this one included (None: there is no other), and ``acceptance_level`` what the test may spend that accepts a plan by them.
+    ``design_effect`` audits are worth one.
     """
 
     tally: BothArms
@@ -50,6 +51,7 @@ class GateInput:
     level: float = 0.0
     attempt: Counts | None = None
     acceptance_level: float = 1.0
+    design_effect: float = 1.0
 
     @property
     def alpha(self) -> float:
@@ -89,11 +91,16 @@ def accuracy(given: GateInput) -> GateStatus:
         n=arm.audited,
         k=arm.disagreements,
         bound=given.budget,
-        evidence=log_average_ratio(arm.disagreements, arm.audited, p0=given.budget, grid=harmful),
+        evidence=log_average_ratio(
+            arm.disagreements, arm.audited, p0=given.budget, grid=harmful, design_effect=given.design_effect
+        ),
         limit=math.log(1 / alpha),
         seen=arm.audited,
-        needed=audits_needed(
-            budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=alpha, power=POWER, grid=harmful
+        needed=math.ceil(
+            given.design_effect
+            * audits_needed(
+                budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=alpha, power=POWER, grid=harmful
+            )
         ),
         of="audits",
     )
@@ -180,7 +187,7 @@ def acceptance(given: GateInput) -> GateStatus:
         return GateStatus("acceptance", "NotApplicable", message="the plan is certified")
     arm = given.tally.canary
     seen = given.attempt or Counts(arm.audited, arm.disagreements)
-    evidence = log_e_value(seen.k, seen.n, p0=given.budget, alternative="less")
+    evidence = log_e_value(seen.k, seen.n, p0=given.budget, alternative="less", design_effect=given.design_effect)
     limit = max(given.log_limit, -math.log(min(given.acceptance_level, 1 - given.accuracy_confidence)))
     accepted = evidence >= limit
     return GateStatus(

@@ -47,6 +47,7 @@ def look(
     now: float,
     slices: Sequence[SliceObjective] = (),
     slice_alpha: float = 0.05,
+    design_effect: float = 1.0,
 ) -> Measured:
     """Bring the figures of the stable plan up to date.
 
@@ -66,6 +67,8 @@ def look(
         Probability that any of the intervals of a window is ever wrong; the two savings share it, and so do the ramps.
     slices, slice_alpha
         Groups with a budget of their own, and the probability that any of them is stopped, in a window, though it keeps to it.
+    design_effect : float
+        So many audits are worth one.
 
     Returns
     -------
@@ -86,7 +89,7 @@ def look(
     declared = [(s.name, s.max_disagreement) for s in slices] == [(s.name, s.budget) for s in before.slices]
     if known is before and not due and declared and not _grew(before, total):
         return before
-    uses = tuple(_slice(s, total, known, alpha=slice_alpha / len(slices)) for s in slices)
+    uses = tuple(_slice(s, total, known, alpha=slice_alpha / len(slices), design_effect=design_effect) for s in slices)
     return replace(
         folded,
         requests=total.requests,
@@ -236,12 +239,15 @@ def _ramps(
     return tuple(uses)
 
 
-def _slice(asked: SliceObjective, total: PlanCounts, before: Measured, *, alpha: float) -> SliceUse:
+def _slice(
+    asked: SliceObjective, total: PlanCounts, before: Measured, *, alpha: float, design_effect: float
+) -> SliceUse:
     """A slice is stopped once its audits are surely over its budget, and stays so under the plan: its later audits, all answered by
     the model itself, say nothing about the plan."""
     seen = total.slices.get(asked.name, SliceCounts())
     stopped = SliceStop(before.plan_hash, asked.name, asked.max_disagreement) in before.all_stops
-    over = log_e_value(seen.disagreements, seen.audited, p0=asked.max_disagreement) >= math.log(1 / alpha)
+    evidence = log_e_value(seen.disagreements, seen.audited, p0=asked.max_disagreement, design_effect=design_effect)
+    over = evidence >= math.log(1 / alpha)
     return SliceUse(asked.name, asked.max_disagreement, seen.audited, seen.disagreements, stopped or over)
 
 

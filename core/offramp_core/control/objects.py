@@ -289,7 +289,9 @@ class TuningStatus:
     """What the tuner must remember: tests are counted for good, and a record serves in one test only.
 
     ``consumed_through_at`` is the time of the newest record a test has used; ``records_since_at`` discards what is older (an alarm said
-    that the inputs changed). ``unpaying`` is the plan for which a look was taken because one of its ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt,
+    that the inputs changed). ``labels`` are those that no test has used, ``labels_needed`` how many of them the next attempt waits for, and
+    ``design_effect`` of them are worth one, as far as the last attempt could tell; ``clustering`` is by how much that grows with the share of
+    requests that are audited. ``unpaying`` is the plan for which a look was taken because one of its ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt,
     ``requested_for`` that of the one under way. ``handled_request`` is the last of the user's requests that was answered.
 
     A worker whose clock runs ahead gives its records times that cannot be, and what they are taken for must not change when an operator
@@ -307,6 +309,8 @@ class TuningStatus:
     next_attempt_at: float | None = None
     labels: int = 0
     labels_needed: int = 0
+    design_effect: float = 1.0
+    clustering: float = 0.0
     failures: int = 0
     handled_request: str = ""
     unpaying: str = ""
@@ -574,7 +578,7 @@ class RampSetStatus:
     """Ramp sets besides the bundle's own, and the training of the next one.
 
     ``bundle`` is what they are for. Plans are looked for in ``current`` (empty: the bundle's own) and, while a new set is on trial, in
-    ``candidate``; meanwhile ``labels_needed`` remembers what a tuning of the current set waits for. Inputs admitted after ``capture_since_at`` are kept for training ``attempt``, the number of the last one.
+    ``candidate``. Inputs admitted after ``capture_since_at`` are kept for training ``attempt``, the number of the last one.
     ``failure`` is what keeps ramps from being trained, in one sentence.
     """
 
@@ -590,7 +594,6 @@ class RampSetStatus:
     trained_at: float | None = None
     next_attempt_at: float | None = None
     failures: int = 0
-    labels_needed: int = 0
     failure: str = ""
 
 

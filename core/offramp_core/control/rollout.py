@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from offramp_core.certify import allowance
-from offramp_core.control.audit import eager_rate
+from offramp_core.control.audit import eager_rate, worth_one
 from offramp_core.control.gates import REJECTIONS, GateInput, gate_level, read_gates
 from offramp_core.control.objects import (
     ArmTally,
@@ -193,8 +193,14 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
             level=view.status.gate_level,
             attempt=Counts(*view.status.audited),
             acceptance_level=acceptance_level(view.status, view.service),
+            design_effect=_worth_one(view),
         )
     )
+
+
+def _worth_one(view: RolloutView) -> float:
+    """So many audits of the canary are worth one in this step."""
+    return worth_one(view.service.status.tuning, rate=view.status.audit_rate)
 
 
 # --- rules: reasons to stop ------------------------------------------------------------------------
@@ -591,7 +597,9 @@ def _watched(view: RolloutView) -> detector.DetectorState:
     seen = before.total.canary if before.epoch == view.ledger.epoch else ArmTally()
     n = max(0, now.audited - seen.audited)  # a worker that was quarantined took its counts along
     k = min(n, max(0, now.disagreements - seen.disagreements))
-    return detector.update(view.status.watch, n, k, p0=view.service.spec.max_disagreement)
+    return detector.update(
+        view.status.watch, n, k, p0=view.service.spec.max_disagreement, design_effect=_worth_one(view)
+    )
 
 
 def _acceptance_test(view: RolloutView) -> int:

@@ -128,8 +128,7 @@ def _not_asked(view: TrainingView) -> Trained:
 
 def _ended(status: RampSetStatus) -> RampSetStatus:
     """Nothing but the set that serves."""
-    kept = status.labels_needed if status.candidate else 0
-    return RampSetStatus(bundle=status.bundle, current=status.current, attempt=status.attempt, labels_needed=kept)
+    return RampSetStatus(bundle=status.bundle, current=status.current, attempt=status.attempt)
 
 
 def _training(view: TrainingView) -> Trained:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from offramp_core.certify import SliceBudget
+from offramp_core.certify import SliceBudget, allowance
 from offramp_core.columns import EXACT
+from offramp_core.control.audit import clustering
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
 from offramp_core.control.spec import SliceObjective
@@ -19,7 +20,17 @@ from offramp_core.evaluate import chain_of
 from offramp_core.plan import Plan
 from offramp_core.protocol import slice_number
 from offramp_core.reasons import MaybeReason, Reason
-from offramp_core.tuning import NeedsLabels, NoGain, PinCheck, Proposed, TuningRequest, check_pin, testable_slices
+from offramp_core.tuning import (
+    NeedsLabels,
+    NoGain,
+    PinCheck,
+    Proposed,
+    TuningRequest,
+    check_pin,
+    fresh_rows,
+    testable_labels,
+    testable_slices,
+)
 
 RETUNE_SECONDS = 3600.0
 MIN_GAIN = 0.01
@@ -30,6 +41,8 @@ TUNE = "tune"  # what a user may ask for, besides what the spec says
 LABELS_STEP = 100  # labels are told in steps, so that the status is not written for every one
 _LABELS_PER_BUDGET = 10  # a first attempt waits for this many budgeted disagreements' worth of labels
 _MIN_LABELS, _MAX_LABELS = 300, 5000
+MOST_LABELS = 200_000  # that are ever waited for: an operator keeps them in memory, and inputs change meanwhile
+_PATIENCE = 4  # times what a test is worth: a plan that needs more labels is given up for a more cautious one
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +132,12 @@ def tune_or_wait(view: TunerView) -> Tuned:
         return _rest(view)
     if view.known and view.recommended is None and status.failures == 0:
         return _come_back(view)
-    needed = max(status.labels_needed, first_attempt_labels(view.snapshot.service.spec.max_disagreement))
+    needed = labels_awaited(view)
     if view.snapshot.records is None or labels < needed:
-        return Tuned(_collecting(view, labels=labels, needed=needed))
+        waiting = (
+            _hopeless(view, needed=needed) if needed > MOST_LABELS else _collecting(view, labels=labels, needed=needed)
+        )
+        return Tuned(waiting)
     begun = replace(
         status, state=Reason.TUNING, labels=labels, requested_for=view.objective, message="searching and certifying"
     )
@@ -138,9 +154,33 @@ def _come_back(view: TunerView) -> Tuned:
     return Tuned(status, new_rollout=rollout, events=(Event(Reason.RAMP_PROPOSED, message),))
 
 
+def labels_awaited(view: TunerView) -> int:
+    """Fresh labels that the next attempt waits for: computed anew in every pass, since budget, tests and what labels are worth change.
+
+    What the last attempt for the same objective asked for counts as well, within reason.
+    """
+    status, spec = view.status, view.snapshot.service.spec
+    level = allowance(1 - spec.confidence, status.tests_run + 1)
+    worth = math.ceil(status.design_effect * testable_labels(spec.max_disagreement, level))
+    asked = status.labels_needed if status.requested_for == view.objective else 0
+    first = first_attempt_labels(spec.max_disagreement) if status.consumed_through_at is None else 0
+    return max(first, worth, min(asked, _PATIENCE * worth))
+
+
 def first_attempt_labels(budget: float) -> int:
     """Labels worth waiting for before a first attempt: fewer would mostly waste a test."""
     return min(_MAX_LABELS, max(_MIN_LABELS, math.ceil(_LABELS_PER_BUDGET / budget)))
+
+
+def _hopeless(view: TunerView, *, needed: int) -> TuningStatus:
+    """No sample that is ever kept proves such a budget: nothing is waited for, and audits stay few."""
+    budget = view.snapshot.service.spec.max_disagreement
+    worth = f", as {view.status.design_effect:.1f} of them are worth one" if view.status.design_effect > 1 else ""
+    message = (
+        f"a certificate for a budget of {budget:.4%} takes about {needed} labels{worth}; at most {MOST_LABELS} are kept. "
+        "Raise maxDisagreement, or name the streams of requests that resemble each other"
+    )
+    return replace(view.status, state=Reason.IDLE, labels=0, labels_needed=needed, message=message)
 
 
 def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
@@ -199,11 +239,13 @@ def _idle(view: TunerView) -> TuningStatus:
 
 
 def _labels(view: TunerView) -> int:
-    """Records that no alarm has made stale; the ones a test has used may still find a plan."""
-    store = view.snapshot.records
-    if store is None or store.records.time is None:
+    """Fresh records: no alarm has made them stale and no test has used them."""
+    store, status = view.snapshot.records, view.status
+    if store is None:
         return 0
-    return int((store.records.time >= (view.status.records_since_at or 0.0)).sum())
+    return fresh_rows(
+        store.records, consumed_through=status.consumed_through_at, discard_before=status.records_since_at
+    )
 
 
 def _request(view: TunerView, store: RecordStore) -> TuningRequest:
@@ -262,11 +304,15 @@ def _digest(view: TunerView) -> Tuned:
         return Tuned(_idle(replace(view, status=status)))
     if (outcome.records_through or math.inf) < (status.records_since_at or 0.0):  # so did the inputs
         return Tuned(_idle(replace(view, status=status)))
+    if outcome.design_effect is not None:
+        effect = outcome.design_effect
+        known = clustering(status.clustering, design_effect=effect, sampled=outcome.sampled)
+        status = replace(status, design_effect=round(effect, 2), clustering=known)
     over = ""
     if outcome.current_over_budget and not view.stable.plan.exits_off:
         over = f"{view.stable.name} breaks the budget of {view.snapshot.service.spec.max_disagreement:.2%} on recent records; exits are off"
     if isinstance(outcome, NeedsLabels):
-        message = f"about {outcome.needed} labels are needed for a certificate"
+        message = f"about {outcome.needed} labels are needed for a certificate{_resemblance(outcome)}"
         waiting = replace(
             status, state=Reason.COLLECTING_LABELS, labels=outcome.n, labels_needed=outcome.needed, message=message
         )
@@ -287,6 +333,13 @@ def _digest(view: TunerView) -> Tuned:
             stable_not_allowed=none_fits, withdraw=withdraw,
         )  # fmt: skip
     return replace(_propose(view, status, outcome), stable_over_budget=over)
+
+
+def _resemblance(outcome: NeedsLabels) -> str:
+    """What is to be said where labels are worth less than one each."""
+    if outcome.design_effect is None:
+        return ": mistakes come together over so many requests that nobody can say what a label is worth; name the streams they come from"
+    return f": {outcome.design_effect:.1f} of them are worth one" if outcome.design_effect > 1 else ""
 
 
 _NO_GAIN = {

@@ -74,10 +74,12 @@ def watched(
     plan: Plan,
     budget: float,
     now: float,
+    design_effect: float = 1.0,
 ) -> Watch:
     """The detector with the audits that came, or were lost, since the last pass; another plan or budget begins anew.
 
-    ``boots`` are the processes that may still report, trusted or not: what they had told must not count again.
+    ``boots`` are the processes that may still report, trusted or not: what they had told must not count again. ``design_effect`` audits are
+    worth one.
     """
     reports = tuple(trusted)
     told = {(o.boot_id, c.epoch, c.plan_hash): c for o in reports for c in o.counts if c.arm == "stable"}
@@ -104,7 +106,11 @@ def watched(
     if (before.plan_hash, before.budget) != (plan.content_hash, budget):
         before = Watch(plan.content_hash, budget)
     losses, counted = count(before.losses, lost=lost, seen=n + lost, budget=budget)
-    state = before.state if plan.exits_off else detector.update(before.state, n + counted, k + counted, p0=budget)
+    state = (
+        before.state
+        if plan.exits_off
+        else detector.update(before.state, n + counted, k + counted, p0=budget, design_effect=design_effect)
+    )
     return Watch(plan.content_hash, budget, state, seen, before.lost + lost, losses, now)
 
 

@@ -33,7 +33,7 @@ from offramp_operator.shell.bounded import refuse_unbounded
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.peaks import Peaks
 from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
-from offramp_operator.shell.record_pool import CAPACITY_ROWS, RampSetKey, RecordPool, rows_each
+from offramp_operator.shell.record_pool import RampSetKey, RecordPool, rows_each, rows_for
 
 COLLECTING_STATES = (Reason.COLLECTING_LABELS, Reason.TUNING)
 COLLECTING = TuningStatus(Reason.COLLECTING_LABELS)
@@ -141,7 +141,7 @@ class Observer:
     ) -> Observed:
         """Pull all workers of a service once and pool the answers; never raises for a worker that is dead or talks nonsense.
 
-        One that is collecting labels for a tuning keeps as many rows as a pool can hold, others their share of the operator's memory.
+        One that is collecting labels for a tuning keeps as many rows as that takes, others their share of the operator's memory.
         """
         self._services.setdefault(key, _ServiceMemory()).tuning = tuning
         memory = await self._pull_all(key, endpoints, token)
@@ -327,8 +327,9 @@ class Observer:
         if len(rows):
             fresh = RecordPool(n_ramps=len(state.ramps), names=column_arrays(state.ramps))
             pool = memory.pools.setdefault(RampSetKey(state.backbone_digest, ramp_set), fresh)
+            share = rows_each(len(self._services), n_ramps=len(state.ramps))
             collecting = memory.tuning.state in COLLECTING_STATES
-            pool.keep(CAPACITY_ROWS if collecting else rows_each(len(self._services), n_ramps=len(state.ramps)))
+            pool.keep(rows_for(memory.tuning.labels_needed) if collecting else share)
             marks = memory.tuning.not_younger(state.boot_id, ramp_set)
             pool.add(state.boot_id, rows, latest_time=self._clock(), not_younger=marks)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,11 @@ def rows_each(services: int, *, n_ramps: int) -> int:
     """
     share = POOLS_BYTES // (max(1, services) * (8 * n_ramps + 20))
     return min(CAPACITY_ROWS, max(ENOUGH_ROWS, share))
+
+
+def rows_for(awaited: int) -> int:
+    """Rows that a pool keeps while a tuning waits for so many fresh ones, with those that plans are searched on."""
+    return max(CAPACITY_ROWS, math.ceil(1.25 * awaited))
 
 
 class RecordPool:

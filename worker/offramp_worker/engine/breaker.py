@@ -26,8 +26,11 @@ class BreakerState:
 class Breaker:
     """Feeds audited outcomes to a Shiryaev-Roberts detector; once open it stays open (another plan brings a new breaker)."""
 
-    def __init__(self, *, accuracy_budget: float, run_length: float, plan_hash: str = "") -> None:
+    def __init__(
+        self, *, accuracy_budget: float, run_length: float, plan_hash: str = "", design_effect: float = 1.0
+    ) -> None:
         self._state = BreakerState(plan_hash, accuracy_budget, run_length)
+        self.design_effect = design_effect  # so many audits are worth one; it follows the audit rate
         self._keep: Callable[[BreakerState], None] = _nowhere
 
     @property
@@ -86,7 +89,7 @@ class Breaker:
     def _count(self, n: int, k: int, *, lost: int = 0) -> None:
         state = self._state
         losses, now = count(state.losses, lost=lost, seen=n + lost, budget=state.budget)
-        seen = detector.update(state.detector, n + now, k + now, p0=state.budget)
+        seen = detector.update(state.detector, n + now, k + now, p0=state.budget, design_effect=self.design_effect)
         alarms = detector.alarm(seen, run_length=state.run_length)
         self._state = replace(state, detector=seen, losses=losses, is_open=state.is_open or alarms)
 

@@ -240,9 +240,13 @@ class PlanDesk:
             accuracy_budget=document.accuracy_budget,
             run_length=document.breaker_run_length,
             plan_hash=stable.content_hash,
+            design_effect=document.stable.design_effect,
         )
         kept = in_force.breaker if in_force is not None and in_force.plan == stable else None
-        return kept if kept is not None and kept.watches_like(fresh) else fresh
+        if kept is None or not kept.watches_like(fresh):
+            return fresh
+        kept.design_effect = fresh.design_effect
+        return kept
 
     def _plan(self, arm: ArmPlan) -> Plan:
         manifest = self._engine.bundle.manifest
@@ -387,6 +391,7 @@ def parse(payload: str) -> PlanDocument:
         "canary_lease_seconds": _positive(document.canary_lease_seconds),
         "stable_lease_seconds": _positive(document.stable_lease_seconds),
         "breaker_run_length": 1 < document.breaker_run_length < math.inf,
+        "design_effect": all(1 <= arm.design_effect < math.inf for arm in (document.stable, document.canary) if arm),
         "max_overhead": 0 <= document.max_overhead < math.inf,
         "holdback_share": 0 <= document.holdback_share <= 0.5,
         "slices": len(document.slices) <= MAX_SLICES and set(document.stopped_slices) <= set(document.slices),
