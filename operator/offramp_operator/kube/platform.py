@@ -96,12 +96,13 @@ class _Applied:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """Why the workers, or the route to them, cannot be brought to a generation."""
+    """Why the workers, or the route to them, cannot be brought to a generation. ``unreadable`` is what kept routes from being read then."""
 
     generation: int
     reason: str
     message: str
     retry_at: float
+    unreadable: str = ""
 
 
 @dataclass(slots=True)
@@ -471,7 +472,8 @@ class KubePlatform:
                 await self._delete(service, NETWORK_SERVICE, name)
             return
         problem = memory.route_problem
-        if problem is not None and problem.generation == service.generation and self._monotonic() < problem.retry_at:
+        same = problem is not None and (problem.generation, problem.unreadable) == (service.generation, self._cache.unreadable(HTTP_ROUTE))  # fmt: skip
+        if problem is not None and same and self._monotonic() < problem.retry_at:
             return
         share = request_share(
             service,
@@ -498,7 +500,9 @@ class KubePlatform:
         if before is None or before.message != message:
             key = str(_key(service))
             log_event("route-refused", f"{key}: {message}", level=logging.WARNING, service=key, reason=reason)
-        memory.route_problem = _Problem(service.generation, reason, message, self._monotonic() + REFUSED_RETRY_SECONDS)
+        memory.route_problem = _Problem(
+            service.generation, reason, message, self._monotonic() + REFUSED_RETRY_SECONDS, self._cache.unreadable(HTTP_ROUTE)
+        )  # fmt: skip
 
     def _answers(self, service: Service, name: str, counted: str) -> bool:
         """Whether a Deployment of the service has pods that answer, by a count in its status."""
@@ -526,6 +530,10 @@ class KubePlatform:
         problem, route = memory.route_problem, self._route(service)
         if problem is not None:
             return RouteTrouble(problem.reason, problem.message)
+        if unreadable := self._cache.unreadable(HTTP_ROUTE):
+            return RouteTrouble(
+                "RoutesUnreadable", f"HTTPRoutes cannot be read, so nobody knows what Gateways do: {unreadable}"
+            )
         return None if route is None else routes.trouble(route)
 
     # --- configs, rollouts, statuses ---------------------------------------------------------------
