@@ -28,13 +28,13 @@ from offramp_core.control.spec import parse_duration, parse_size
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError, UnavailableError
 from offramp_operator.health import serve_health
 from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.client import KubeClient, load_api_client
+from offramp_operator.kube.client import WRITE_SECONDS, KubeClient, load_api_client
 from offramp_operator.kube.kinds import SERVICE
 from offramp_operator.kube.leader import LeaderElector, LeaseSettings
 from offramp_operator.kube.manifests import DeliverySettings, OperatorPods, WorkerSettings
 from offramp_operator.kube.platform import KubePlatform
 from offramp_operator.kube.queue import WorkQueue
-from offramp_operator.kube.shards import MAX_SHARDS, Shards, lease_names
+from offramp_operator.kube.shards import MAX_SHARDS, Shards, lease_names, lease_threads
 from offramp_operator.kube.watch import LATE_SECONDS, Feed, service_key, watch
 from offramp_operator.metrics import Metrics
 from offramp_operator.shell.log import configure_json_logging, log_event
@@ -227,7 +227,9 @@ class Operator:
     async def run(self) -> int:
         """Serve health, stand by, lead, stop. Returns the exit code."""
         self._take_signals()
-        lease_client = KubeClient(load_api_client(), threads=1)
+        lease_client = KubeClient(
+            load_api_client(), threads=lease_threads(self._settings.shards), read_seconds=WRITE_SECONDS
+        )
         shards = self._shards(lease_client)
         health = await serve_health(
             port=self._settings.port, alive=self._alive, ready=self._ready, metrics=self._metrics

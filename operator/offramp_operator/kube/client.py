@@ -36,6 +36,7 @@ READ_SECONDS = 15.0
 WRITE_CONNECT_SECONDS = 1.0
 WRITE_SECONDS = 3.0
 THREADS = 4  # of each lane
+MAX_CONNECTIONS = 64  # kept open; more are closed after each call
 BUSY_ATTEMPTS = 4  # of a call that a busy server turns away
 BUSY_SECONDS = 2.0  # where it asks for no longer wait than this
 LIST_PAGE = 500
@@ -366,6 +367,7 @@ def load_api_client() -> kubernetes_client.ApiClient:
         kubernetes_config.load_kube_config(client_configuration=configuration)
     # Retries are the work queue's, which knows about backoff and leadership.
     configuration.retries = False
+    configuration.connection_pool_maxsize = MAX_CONNECTIONS
     return kubernetes_client.ApiClient(configuration)
 
 
