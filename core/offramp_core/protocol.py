@@ -53,6 +53,20 @@ class ArmPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A plan that a document takes away, and why: what the pass that did so leaves to the next ones where its verdict cannot be stored.
+
+    ``rollout`` is the attempt whose canary it was, and ``outcome`` how that ends; both are empty for a plan that was stable.
+    """
+
+    config: str
+    reason: str
+    message: str
+    rollout: str = ""
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanDocument:
     """What every worker of a service should run from ``epoch`` on.
 
@@ -66,7 +80,8 @@ class PlanDocument:
     may be of the answers that name a class (:func:`class_slice`): a request that an exit would give such an answer does not leave.
     ``ramp_sets`` are the digests of the ramp sets that audits are scored with; with those of the arms they are what a worker holds, its
     bundle's own where nothing is named. ``capture_since`` asks for inputs to be kept for training: those admitted after that time
-    (seconds since the epoch); None for none at all, and what was kept is deleted.
+    (seconds since the epoch); None for none at all, and what was kept is deleted. ``withdrawn`` says nothing to workers: it is the control
+    plane's own note of what this document takes away.
     """
 
     service: str
@@ -87,6 +102,7 @@ class PlanDocument:
     stopped_slices: tuple[str, ...] = ()
     ramp_sets: tuple[str, ...] = ()
     capture_since: float | None = None
+    withdrawn: tuple[Withdrawn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ from offramp_core.control.watch import Watch, watched
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.plan import Plan, exits_off_plan
-from offramp_core.protocol import ArmCounts, Observations, PlanDocument
+from offramp_core.protocol import ArmCounts, Observations, PlanDocument, Withdrawn
 from offramp_core.sketch import SecondsSketch, merge_sketches
 from offramp_core.tuning import OVERHEAD_SLACK, TuningRequest
 
@@ -266,6 +266,9 @@ class _Pass:
         self.update = _update(snapshot, now)
         self.events += [*_update_events(self.service, self.update), *self.version.events]
         self.fell = ("", "")  # why the stable plan was switched off in this pass
+        self.withdrawn: tuple[
+            Withdrawn, ...
+        ] = ()  # where that follows from evidence, which may be gone with the next pass
         self.measured = Measured()
         self.watch = Watch()
         self.configs: dict[str, Config] = dict(snapshot.configs)
@@ -446,6 +449,25 @@ class _Pass:
         self.fell = ("ModelChanged", message)
         return True
 
+    def _it_was_switched_off_already(self, stable: Config) -> bool:
+        """By a pass that could not store why: the workers run without it, so nothing of what spoke against it need be seen again."""
+        published = self.snapshot.published
+        notes = published.withdrawn if published is not None else ()
+        told = next((note for note in notes if note.config == stable.name and not note.rollout), None)
+        if told is None or stable.plan.exits_off or not self._is_off(stable):
+            return False
+        if told.reason == "ExitsCostTime":
+            self._fell_by_cost(stable, told.message)
+        else:
+            self._fell_by_drift(stable, told.message)
+        return True
+
+    def _is_off(self, stable: Config) -> bool:
+        """Whether no worker is asked to run a plan."""
+        published = self.snapshot.published
+        arms = (published.stable, published.canary) if published is not None else ()
+        return stable.plan.to_mapping() not in [arm.plan for arm in arms if arm is not None]
+
     def _no_longer_allowed(self, stable: Config) -> bool:
         why = "" if stable.plan.exits_off else forbidden(stable, self.service)
         if not why:
@@ -459,19 +481,20 @@ class _Pass:
         alarmed = [] if stable.plan.exits_off else self._alarmed(stable.plan)
         if not alarmed:
             return False
-        self._fell_by_drift(stable, f"the detector of {', '.join(alarmed)} says")
+        self._fell_by_drift(stable, self._over_budget(stable, f"the detector of {', '.join(alarmed)} says"))
         return True
 
     def _the_fleet_is_over_budget(self, stable: Config) -> bool:
         """What all workers' audits say together, which may be long before any worker's own detector does."""
         if stable.plan.exits_off or not self.watch.alarms:
             return False
-        self._fell_by_drift(stable, "the audits of all workers together say")
+        self._fell_by_drift(stable, self._over_budget(stable, "the audits of all workers together say"))
         return True
 
-    def _fell_by_drift(self, stable: Config, who_says: str) -> None:
-        broken = f"that the budget of {self.spec.max_disagreement:.2%} is broken"
-        message = f"{stable.name}: {who_says} {broken}; exits are off"
+    def _over_budget(self, stable: Config, who_says: str) -> str:
+        return f"{stable.name}: {who_says} that the budget of {self.spec.max_disagreement:.2%} is broken; exits are off"
+
+    def _fell_by_drift(self, stable: Config, message: str) -> None:
         self._drifted(stable, message)
         self.tuning = after_alarm(self.tuning, now=self.now)
         self.fell = ("DriftDetected", message)
@@ -481,14 +504,17 @@ class _Pass:
         why = "" if stable.plan.exits_off else loss(self.measured, max_overhead=self.spec.max_overhead)
         if not why or self.spec.mode not in ("Auto", "Recommend"):
             return False
-        message = f"{stable.name}: compared with the batches held back from it, {why}"
+        self._fell_by_cost(stable, f"{stable.name}: compared with the batches held back from it, {why}")
+        return True
+
+    def _fell_by_cost(self, stable: Config, message: str) -> None:
         self.events.append(Event("ExitsCostTime", f"{message}; exits are off", warning=True))
         self._reject(stable, message)
         self.tuning = after_rollback(
             self.tuning, reason="ExitsCostTime", cooldown=self.spec.rollout.cooldown_seconds, now=self.now
         )
         self.fell = ("ExitsCostTime", message)
-        return True
+        self.withdrawn = (Withdrawn(stable.name, *self.fell),)
 
     def _measure(self, stable: Config) -> Measured:
         """What the stable plan saves, by comparison with the batches that are held back from it."""
@@ -542,6 +568,7 @@ class _Pass:
 
     def _drifted(self, stable: Config, message: str) -> None:
         """The inputs changed under the stable plan: it is rejected, and what was rejected on the old inputs may be tried again."""
+        self.withdrawn = (Withdrawn(stable.name, "DriftDetected", message),)
         self.events.append(Event("DriftDetected", message, warning=True))
         for config in self.configs.values():
             status = self.config_statuses.get(config.name, config.status)
@@ -673,6 +700,9 @@ class _Pass:
             inputs_since=self.tuning.records_since_at,
             watched_since=self.snapshot.watched_since,
             fallen=tuple(w for w in self.snapshot.workers if not w.ready),
+            withdrawn=next((note for note in published.withdrawn if note.rollout == rollout.name), None)
+            if published
+            else None,
         )
 
     def _promoted_lately(self, config: Config) -> str:
@@ -849,7 +879,16 @@ class _Pass:
             canary=self.configs[rollout.to_config] if rollout is not None else None,
             ramp_sets=self._named_sets(stable, rollout),
             capture_since=self.ramp_sets.capture_since_at,
+            withdrawn=(*self.withdrawn, *self._stopped(rollout)),
         )
+
+    @staticmethod
+    def _stopped(rollout: Rollout | None) -> tuple[Withdrawn, ...]:
+        """The canary that is being rolled back."""
+        if rollout is None or rollout.status.phase != "RollingBack":
+            return ()
+        status = rollout.status
+        return (Withdrawn(rollout.to_config, status.reason, status.message, rollout.name, status.outcome),)
 
     def _last_epoch(self) -> int:
         """The newest epoch anybody knows: workers refuse older ones, also when the published document was lost."""
@@ -1016,6 +1055,7 @@ class _Pass:
 # Why exits go off under a plan that was stable; asked in this order, and the first that applies decides.
 _REASONS_TO_FALL: tuple[Callable[[_Pass, Config], bool], ...] = (
     _Pass._another_model_is_served,
+    _Pass._it_was_switched_off_already,
     _Pass._its_ramp_set_is_gone,
     _Pass._no_longer_allowed,
     _Pass._a_detector_alarms,
@@ -1031,10 +1071,9 @@ def _stores(snapshot: Snapshot, backbone_digest: str) -> dict[str, RecordStore]:
 
 
 def _same_plans(a: PlanDocument, b: PlanDocument) -> bool:
-    """Whether two documents make workers run the same thing; epoch, captures and stable audit rate aside."""
-    return replace(a, epoch=0, capture_since=None, stable=replace(a.stable, audit_rate=0.0)) == replace(
-        b, epoch=0, capture_since=None, stable=replace(b.stable, audit_rate=0.0)
-    )
+    """Whether two documents make workers run the same thing; epoch, captures, stable audit rate and notes aside."""
+    one, other = (replace(d, epoch=0, capture_since=None, stable=replace(d.stable, audit_rate=0.0), withdrawn=()) for d in (a, b))  # fmt: skip
+    return one == other
 
 
 def _live_boots(workers: tuple[Worker, ...], counted: Iterable[str]) -> frozenset[str]:

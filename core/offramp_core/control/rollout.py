@@ -30,6 +30,7 @@ from offramp_core.control.snapshot import Event, Load, Worker
 from offramp_core.control.spec import Step
 from offramp_core.evidence import detector
 from offramp_core.evidence.exposure import judged_batches_needed
+from offramp_core.protocol import Withdrawn
 from offramp_core.sketch import SecondsSketch
 
 ACK_TIMEOUT_SECONDS = 120.0  # kubelet takes up to a minute and a half to show a changed ConfigMap when a poke is lost
@@ -51,7 +52,8 @@ class RolloutView:
     them is most of a pass. ``fell`` says why the plan that served was switched
     off in this very pass, as (reason, message), empty where it was not. ``returns_to`` is the promoted rollout of the same plan that the
     rollback window still covers. ``inputs_since`` is when the inputs last changed, and ``watched_since`` when this process began to look,
-    both by its own clock. ``fallen`` are workers that are not ready: they serve nobody, but may have died of the canary.
+    both by its own clock. ``fallen`` are workers that are not ready: they serve nobody, but may have died of the canary. ``withdrawn`` is
+    how the attempt ended by a pass that took the canary away and could not store that.
     """
 
     rollout: Rollout
@@ -69,6 +71,7 @@ class RolloutView:
     inputs_since: float | None = None
     watched_since: float = 0.0
     fallen: tuple[Worker, ...] = ()
+    withdrawn: Withdrawn | None = None
 
     @property
     def status(self) -> RolloutStatus:
@@ -228,6 +231,14 @@ def aborted_by_a_person(view: RolloutView) -> Change | None:
     if view.rollout.decision != "Abort" or view.status.phase == "RollingBack":
         return None
     return _stop(view, "Aborted", "DecisionAbort", "spec.decision is Abort")
+
+
+def taken_away_already(view: RolloutView) -> Change | None:
+    """Workers have left the canary, and what they had counted by then may be known to nobody any more: the verdict of then stands."""
+    told = view.withdrawn
+    if told is None or view.status.phase in ("Pending", "RollingBack"):
+        return None
+    return _stop(view, told.outcome, told.reason, told.message)
 
 
 def refused_by_a_worker(view: RolloutView) -> Change | None:
@@ -459,6 +470,7 @@ RULES: tuple[Rule, ...] = (
     another_model_is_served,
     stable_plan_fell,
     aborted_by_a_person,
+    taken_away_already,
     refused_by_a_worker,
     worker_died_in_the_canary,
     a_gate_rejects,
