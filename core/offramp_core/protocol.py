@@ -72,8 +72,8 @@ class PlanDocument:
 
     A batch runs under ``canary`` when ``hash(salt, worker uid, batch number)`` falls below ``weight_percent``.
     ``slow_seconds`` maps a batch size (as text) to the stable arm's p90 of execution seconds, frozen when the step began: a stable batch
-    is slow above it, a canary batch above (1 + ``max_overhead``) times it. A canary ends by itself ``canary_lease_seconds`` after the last authenticated
-    pull; stable exits end after ``stable_lease_seconds``. ``accuracy_budget`` and ``breaker_run_length`` arm the worker's own detector: a
+    is slow above it, a canary batch above (1 + ``max_overhead``) times it. A canary ends by itself ``canary_lease_seconds`` after the last
+    authenticated pull of an operator that could act on what it saw; stable exits end after ``stable_lease_seconds``. ``accuracy_budget`` and ``breaker_run_length`` arm the worker's own detector: a
     quiet stable plan alarms at most about once in that many audited requests. ``holdback_share`` of the batches run with exits off while
     the stable plan has exits; they are drawn before the canary is, so that the others are shared as ``weight_percent`` says.
     ``slices`` are the names whose audits are counted apart; requests of ``stopped_slices`` take no exits of the stable plan. Some of them

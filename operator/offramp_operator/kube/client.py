@@ -40,6 +40,10 @@ MAX_CONNECTIONS = 64  # kept open; more are closed after each call
 BUSY_ATTEMPTS = 4  # of a call that a busy server turns away
 BUSY_SECONDS = 2.0  # where it asks for no longer wait than this
 LIST_PAGE = 500
+TOO_LARGE = (
+    "etcdserver: request is too large",
+    "trying to send message larger than max",
+)  # told as a failure of the server's own
 WATCH_SECONDS = 300  # the server ends a watch after this long; it goes on from where it was
 WATCH_SILENCE_SECONDS = (
     150.0  # the server sends a bookmark about every minute, so a watch that is silent for longer is dead
@@ -85,6 +89,10 @@ class InvalidObjectError(ApiError):
     """The API server calls the object invalid (422, or a malformed 400)."""
 
 
+class TooLargeError(ApiError):
+    """The object would be larger than the API server or its store takes: it must become smaller, repeating it will not help."""
+
+
 class ExpiredError(ApiError):
     """A resource version is too old to watch from (410): list again."""
 
@@ -125,8 +133,8 @@ class KubeClient:
         Somebody else wrote first, or the object exists already (409).
     ApiUnavailableError
         429, 5xx, timeouts, no connection.
-    GoneError, InvalidObjectError, ApiError
-        404; 422; any other refusal.
+    GoneError, InvalidObjectError, TooLargeError, ApiError
+        404; 422; 413, or more than etcd takes; any other refusal.
     """
 
     def __init__(
@@ -388,12 +396,14 @@ def _error(error: ApiException, what: str) -> Exception:
     message = f"{what}: {message}"
     if status == 409:
         return ConflictError(message)
-    if status == 410:
-        return ExpiredError(status, reason, message)
-    if status == 404:
-        return GoneError(status, reason, message)
+    if status in (404, 410):
+        return (GoneError if status == 404 else ExpiredError)(status, reason, message)
     if status == 422 or (status == 400 and reason == "Invalid"):
         return InvalidObjectError(status, reason, message)
+    if status == 413 or any(words in message for words in TOO_LARGE):
+        return TooLargeError(
+            status, "TooLarge", f"{message}; the whole object must stay below etcd's limit, 1.5 MiB unless it is set"
+        )
     if status in (0, 408, 429) or status >= 500:
         kind = BusyError if status == 429 else ApiUnavailableError
         return kind(f"{message} ({status} {reason})", _retry_after(error.headers or {}))
