@@ -294,9 +294,10 @@ def _look_at_both_pages(browser: Any, leader: Process, standby: Process, path: s
 def test_no_replica_is_ready_before_it_has_listed_everything_and_each_says_what_is_missing(
     api: Any, start: Any, chart: Any
 ) -> None:
-    role = next(obj for obj in chart(signingKey={"existingSecret": "key"}) if obj["kind"] == "ClusterRole" and obj["metadata"]["name"] == "offramp")  # fmt: skip
+    roles = [obj for obj in chart(signingKey={"existingSecret": "key"}) if obj["kind"] == "ClusterRole"]
+    (role,) = (role for role in roles if any("pods" in rule["resources"] for rule in role["rules"]))
     without = [rule | {"resources": [r for r in rule["resources"] if r != "pods"]} for rule in role["rules"]]
-    path = "/apis/rbac.authorization.k8s.io/v1/clusterroles/offramp"
+    path = f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{role['metadata']['name']}"
 
     def allow(rules: list[dict[str, Any]]) -> None:
         answer = api.request("PATCH", path, {"rules": rules}, content_type="application/merge-patch+json")

@@ -40,6 +40,8 @@ MAX_CONNECTIONS = 64  # kept open; more are closed after each call
 BUSY_ATTEMPTS = 4  # of a call that a busy server turns away
 BUSY_SECONDS = 2.0  # where it asks for no longer wait than this
 LIST_PAGE = 500
+# Told as failures of the server's own.
+UNDECLARED = "field not declared in schema"
 TOO_LARGE = (
     "etcdserver: request is too large",
     "trying to send message larger than max",
@@ -134,7 +136,7 @@ class KubeClient:
     ApiUnavailableError
         429, 5xx, timeouts, no connection.
     GoneError, InvalidObjectError, TooLargeError, ApiError
-        404; 422; 413, or more than etcd takes; any other refusal.
+        404; 422, or a field that the cluster does not know; 413, or more than etcd takes; any other refusal.
     """
 
     def __init__(
@@ -396,18 +398,26 @@ def _error(error: ApiException, what: str) -> Exception:
     message = f"{what}: {message}"
     if status == 409:
         return ConflictError(message)
-    if status in (404, 410):
-        return (GoneError if status == 404 else ExpiredError)(status, reason, message)
-    if status == 422 or (status == 400 and reason == "Invalid"):
-        return InvalidObjectError(status, reason, message)
-    if status == 413 or any(words in message for words in TOO_LARGE):
-        return TooLargeError(
-            status, "TooLarge", f"{message}; the whole object must stay below etcd's limit, 1.5 MiB unless it is set"
-        )
-    if status in (0, 408, 429) or status >= 500:
+    refusal = _refusal(status, reason, message)
+    if refusal is None and (status in (0, 408, 429) or status >= 500):
         kind = BusyError if status == 429 else ApiUnavailableError
         return kind(f"{message} ({status} {reason})", _retry_after(error.headers or {}))
-    return ApiError(status, reason, message)
+    return refusal or ApiError(status, reason, message)
+
+
+def _refusal(status: int, reason: str, message: str) -> ApiError | None:
+    """A refusal that callers tell from others; some come as failures of the server's own."""
+    if status in (404, 410):
+        return (GoneError if status == 404 else ExpiredError)(status, reason, message)
+    if UNDECLARED in message:
+        told = f"{message}; the cluster's definitions are older than this operator: install those of its release"
+        return InvalidObjectError(status, "Invalid", told)
+    if status == 413 or any(words in message for words in TOO_LARGE):
+        told = f"{message}; the whole object must stay below what etcd takes, 1.5 MiB where nobody has set it"
+        return TooLargeError(status, "TooLarge", told)
+    if status == 422 or (status == 400 and reason == "Invalid"):
+        return InvalidObjectError(status, reason, message)
+    return None
 
 
 def _reason_and_message(error: ApiException) -> tuple[str, str]:
