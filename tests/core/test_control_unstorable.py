@@ -95,6 +95,39 @@ def test_exits_that_an_alarm_switched_off_stay_off_until_that_is_stored(promoted
     assert promoted.events[-1].reason == "DriftDetected" and "the detector of w0 says" in promoted.events[-1].message
 
 
+def test_a_verdict_that_could_not_be_stored_stands_for_the_next_workers_of_a_service_at_zero(canaried: Refused) -> None:
+    canaried.refuses = True
+    canaried.drift(DRIFTED)
+    canaried.run(lambda f: f.canary is None, limit=60)
+    canaried.drift(CLEAN)
+    workers, canaried.workers = canaried.workers, []
+    canaried.edit(replicas=0)
+    canaried.step()
+    canaried.refuses = False
+    canaried.step()
+    assert canaried.rollouts["sim-1"].status.phase == "RollingBack"
+    for worker in workers:
+        worker.restart()
+    canaried.workers = workers
+    canaried.edit(replicas=2)
+    canaried.run(lambda f: "RolledBack" in f.verdicts() or f.canary is not None, limit=60)
+    assert canaried.rollouts["sim-1"].status.reason == "AccuracyRejected"
+
+
+def test_a_plan_that_an_alarm_switched_off_does_not_lie_in_wait_for_the_next_workers(promoted: Refused) -> None:
+    fallen = promoted.status.stable_config
+    promoted.refuses = True
+    promoted.workers[0].breaker_open = True
+    promoted.step()
+    promoted.workers = []
+    promoted.edit(replicas=0)
+    promoted.step()
+    promoted.refuses = False
+    promoted.step()
+    assert promoted.stable.exits_off and Plan.from_mapping(promoted.published.stable.plan).exits_off
+    assert promoted.configs[fallen].status.state == "Rejected"
+
+
 def test_nothing_is_given_before_it_can_be_stored(fleet: Refused) -> None:
     fleet.run(lambda f: any(r.status.phase == "Pending" for r in f.rollouts.values()))
     fleet.refuses = True

@@ -44,7 +44,13 @@ class PaperObserver(Observer):
     epochs: dict[str, int] = field(default_factory=dict)
 
     async def observe(
-        self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str, collecting: bool = True
+        self,
+        key: ServiceKey,
+        endpoints: Sequence[WorkerEndpoint],
+        *,
+        token: str,
+        collecting: bool = True,
+        renew: bool = True,
     ) -> Observed:
         return Observed(tuple(self._worker(endpoint) for endpoint in endpoints), load=Load(utilisation=0.2))
 

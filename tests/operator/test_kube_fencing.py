@@ -17,6 +17,9 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from offramp_core.control.objects import ServiceStatus
+from offramp_core.plan import Plan
+from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_operator.kube import client as client_module
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
@@ -34,7 +37,7 @@ KEY = SigningKey.from_seed(b"k" * 32)
 
 
 class Proxy(ThreadingHTTPServer):
-    """Passes requests on to the API server; one that ``holds`` picks waits until ``go``, whoever gave it up meanwhile."""
+    """Passes requests on to the API server; the first one that ``holds`` picks waits until ``go``, whoever gave it up meanwhile."""
 
     daemon_threads = True
 
@@ -44,6 +47,7 @@ class Proxy(ThreadingHTTPServer):
         self.upstream, self.token = urlsplit(cluster["server"]), user["token"]
         self.trust = ssl.create_default_context(cafile=cluster["certificate-authority"])
         self.holds: Callable[[str, str], bool] = lambda _method, _path: False
+        self.only_first = True  # of those that are picked
         self.held, self.go = threading.Event(), threading.Event()
         self.answers: list[tuple[str, int]] = []  # of what was held
 
@@ -53,7 +57,8 @@ class _Passing(BaseHTTPRequestHandler):
 
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        held = self.server.holds(self.command, self.path) and not self.server.held.is_set()
+        picked = self.server.holds(self.command, self.path)
+        held = picked and not (self.server.only_first and self.server.held.is_set())
         if held:
             self.server.held.set()
             self.server.go.wait(120)
@@ -243,6 +248,35 @@ def test_a_write_that_is_held_up_is_given_up_before_another_may_lead(
         await tools.eventually(proxy.held.is_set, what="a write on its way")
         done, _pending = await asyncio.wait({writing}, timeout=3 * budget)
         assert done and isinstance(writing.exception(), client_module.ApiUnavailableError)
+
+    with both(api, proxy, tools, namespace) as run:
+        run(story)
+
+
+def test_a_rollback_is_written_and_published_while_applies_fill_every_thread_of_theirs(
+    api: Any, proxy: Proxy, tools: Any, manifests: Any, namespace: str
+) -> None:
+    api.create(service(manifests, namespace), keep=True)
+    arm = ArmPlan(Plan("sha256:" + "a" * 64, "sha256:" + "b" * 64).to_mapping(), 0.1)
+
+    async def story(old: Leader, _: Leader) -> None:
+        await old.look()
+        gathered = await old.platform.gather(ServiceKey(namespace, "digits"))
+        assert gathered is not None
+        proxy.holds, proxy.only_first = lambda method, path: method == "PATCH" and "/deployments/" in path, False
+        body = {
+            "apiVersion": DEPLOYMENT.api_version,
+            "kind": DEPLOYMENT.name,
+            "metadata": {"name": "slow", "namespace": namespace},
+        }
+        slow = [asyncio.create_task(old.client.apply(DEPLOYMENT, body)) for _ in range(5 * client_module.THREADS)]
+        await tools.eventually(proxy.held.is_set, what="an apply on its way")
+        document = PlanDocument("digits", gathered.service.uid, 1, arm, None, 0, "", 0.02)
+        await old.platform.publish(gathered.service, document, KEY.sign(document), previous_epoch=0)
+        await old.platform.write_service_status(gathered.service, ServiceStatus(phase="Ready"))
+        assert not all(task.done() for task in slow), "they are still waited for"
+        for task in slow:
+            task.cancel()
 
     with both(api, proxy, tools, namespace) as run:
         run(story)

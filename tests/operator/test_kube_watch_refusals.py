@@ -165,11 +165,11 @@ def test_a_kind_that_may_not_be_read_for_a_while_is_kept_and_told_and_works_agai
     feed = Feed(cache, woken.append)
 
     def forbidden() -> bool:
-        if (problem := cache.unreadable(HTTP_ROUTE)) and not told:
+        if (problem := cache.unreadable(HTTP_ROUTE, "default")) and not told:
             told.append(problem)
             assert cache.get(HTTP_ROUTE, "default", "digits") is not None, "nobody said that it is gone"
             server.lists = [page(9, route)]
-        return bool(told) and not cache.unreadable(HTTP_ROUTE)
+        return bool(told) and not cache.unreadable(HTTP_ROUTE, "default")
 
     server.lists = [page(3, route), (403, FORBIDDEN)]
     server.watches = [[{"type": "ERROR", "object": FORBIDDEN}], None]

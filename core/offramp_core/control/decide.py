@@ -12,7 +12,7 @@ from offramp_core.control.audit import eager_rate, followed_rate, quiet_rate
 from offramp_core.control.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
 from offramp_core.control.delivery import proven_models
-from offramp_core.control.document import differs, plan_document
+from offramp_core.control.document import differs, plan_document, switched_off
 from offramp_core.control.holdback import look, loss
 from offramp_core.control.ledger import BootReport, fold, impossible
 from offramp_core.control.objects import (
@@ -451,22 +451,14 @@ class _Pass:
 
     def _it_was_switched_off_already(self, stable: Config) -> bool:
         """By a pass that could not store why: the workers run without it, so nothing of what spoke against it need be seen again."""
-        published = self.snapshot.published
-        notes = published.withdrawn if published is not None else ()
-        told = next((note for note in notes if note.config == stable.name and not note.rollout), None)
-        if told is None or stable.plan.exits_off or not self._is_off(stable):
+        told = switched_off(stable, self.snapshot.published)
+        if told is None:
             return False
         if told.reason == "ExitsCostTime":
             self._fell_by_cost(stable, told.message)
         else:
             self._fell_by_drift(stable, told.message)
         return True
-
-    def _is_off(self, stable: Config) -> bool:
-        """Whether no worker is asked to run a plan."""
-        published = self.snapshot.published
-        arms = (published.stable, published.canary) if published is not None else ()
-        return stable.plan.to_mapping() not in [arm.plan for arm in arms if arm is not None]
 
     def _no_longer_allowed(self, stable: Config) -> bool:
         why = "" if stable.plan.exits_off else forbidden(stable, self.service)

@@ -65,6 +65,15 @@ def differs(document: PlanDocument, published: PlanDocument | None) -> bool:
     return replace(document, epoch=published.epoch, withdrawn=published.withdrawn) != published
 
 
+def switched_off(stable: Config, published: PlanDocument | None) -> Withdrawn | None:
+    """Why a plan that is stored as stable was switched off, by a pass that could not store that; None where it was not."""
+    if published is None or stable.plan.exits_off:
+        return None
+    arms = [Plan.from_mapping(arm.plan) for arm in (published.stable, published.canary) if arm is not None]
+    notes = (note for note in published.withdrawn if note.config == stable.name and not note.rollout)
+    return None if stable.plan in arms else next(notes, None)
+
+
 def only_takes_away(document: PlanDocument, published: PlanDocument | None) -> bool:
     """Whether a document gives no plan more requests than what is published, and some plan fewer.
 

@@ -81,7 +81,7 @@ class ObjectCache:
         self._owned: dict[Kind, dict[str, set[str]]] = {kind: {} for kind in kinds}
         self._scaling: dict[tuple[str, str], set[str]] = {}
         self._deleted: OrderedDict[str, float] = OrderedDict()
-        self._unreadable: dict[Kind, str] = {}
+        self._unreadable: dict[tuple[Kind, str | None], str] = {}
 
     def tell(self, changed: Callable[[Object], None]) -> None:
         """Call ``changed`` with every object that is added, changed or dropped, whoever brings the news."""
@@ -139,21 +139,21 @@ class ObjectCache:
             self.remove(kind, uid, version=kept.version)
         return [kept.unpacked() for _, kept in gone]
 
-    def tell_unreadable(self, kind: Kind, problem: str) -> bool:
+    def tell_unreadable(self, kind: Kind, namespace: str | None, problem: str) -> bool:
         """Note why a kind cannot be read now, or with an empty text that it can; whether that is news. What is known of it stays.
 
         News are a change of every service: what could not be done about it can be tried again, or has to be told.
         """
-        if self._unreadable.get(kind, "") == problem:
+        if self._unreadable.get((kind, namespace), "") == problem:
             return False
-        self._unreadable[kind] = problem
+        self._unreadable[kind, namespace] = problem
         for service in self.all(SERVICE):
             self._changed(service)
         return True
 
-    def unreadable(self, kind: Kind) -> str:
-        """Why a kind cannot be read; empty where it can."""
-        return self._unreadable.get(kind, "")
+    def unreadable(self, kind: Kind, namespace: str) -> str:
+        """Why a kind cannot be read in a namespace; empty where it can."""
+        return self._unreadable.get((kind, namespace), "") or self._unreadable.get((kind, None), "")
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         uid = self._named[kind].get((namespace, name))

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Any, TypeVar, cast
@@ -125,6 +125,8 @@ class KubeClient:
         Calls that may be under way at once, in each lane.
     read_seconds : float, optional
         How long an answer to a read may take, where that is less than usual.
+    fenced : bool
+        Whether a write must be over before another may lead; not so for people's tools, which may be far from the API server.
     may_write : callable
         Asked right before every write is sent. False means that this process may no longer act (it lost the
         leadership), and the write is refused here.
@@ -145,11 +147,13 @@ class KubeClient:
         *,
         threads: int = THREADS,
         read_seconds: float | None = None,
+        fenced: bool = True,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self._dynamic = DynamicClient(api, discoverer=_NoDiscovery)
         self._pools = {lane: ThreadPoolExecutor(threads, thread_name_prefix=f"kube-{lane}") for lane in Lane}
         self._read_seconds = read_seconds
+        self._fenced = fenced
         self._may_write = may_write
         self._resources: dict[Kind, Resource] = {}
 
@@ -266,12 +270,8 @@ class KubeClient:
         except GoneError:
             return
 
-    async def _write(
-        self, verb: str, kind: Kind, *, query_params: Sequence[tuple[str, str]] = (), **arguments: Any
-    ) -> Object:
-        return cast(
-            Object, await self._call(verb, kind, write=True, query_params=[*query_params, _IN_TIME], **arguments)
-        )
+    async def _write(self, verb: str, kind: Kind, **arguments: Any) -> Object:
+        return cast(Object, await self._call(verb, kind, write=True, **arguments))
 
     async def _call(
         self,
@@ -287,9 +287,10 @@ class KubeClient:
         resource = self._resource(kind)
         target = resource.subresources[subresource] if subresource else resource
 
-        limits = (
-            (WRITE_CONNECT_SECONDS, WRITE_SECONDS) if write else (CONNECT_SECONDS, self._read_seconds or READ_SECONDS)
-        )
+        limits = CONNECT_SECONDS, self._read_seconds or READ_SECONDS
+        if write and self._fenced:
+            limits = WRITE_CONNECT_SECONDS, WRITE_SECONDS
+            arguments["query_params"] = [*arguments.get("query_params", ()), _IN_TIME]
 
         def call() -> Any:
             if write and not self._may_write():

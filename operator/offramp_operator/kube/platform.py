@@ -496,8 +496,12 @@ class KubePlatform:
                 await self._delete(service, NETWORK_SERVICE, name)
             return
         problem = memory.route_problem
-        same = problem is not None and (problem.generation, problem.unreadable) == (service.generation, self._cache.unreadable(HTTP_ROUTE))  # fmt: skip
-        if problem is not None and same and self._monotonic() < problem.retry_at:
+        unreadable = self._cache.unreadable(HTTP_ROUTE, service.namespace)
+        if (
+            problem is not None
+            and (problem.generation, problem.unreadable) == (service.generation, unreadable)
+            and self._monotonic() < problem.retry_at
+        ):
             return
         share = request_share(
             service,
@@ -524,9 +528,9 @@ class KubePlatform:
         if before is None or before.message != message:
             key = str(_key(service))
             log_event("route-refused", f"{key}: {message}", level=logging.WARNING, service=key, reason=reason)
-        memory.route_problem = _Problem(
-            service.generation, reason, message, self._monotonic() + REFUSED_RETRY_SECONDS, self._cache.unreadable(HTTP_ROUTE)
-        )  # fmt: skip
+        unreadable = self._cache.unreadable(HTTP_ROUTE, service.namespace)
+        retry_at = self._monotonic() + REFUSED_RETRY_SECONDS
+        memory.route_problem = _Problem(service.generation, reason, message, retry_at, unreadable)
 
     def _answers(self, service: Service, name: str, counted: str) -> bool:
         """Whether a Deployment of the service has pods that answer, by a count in its status."""
@@ -554,11 +558,12 @@ class KubePlatform:
         problem, route = memory.route_problem, self._route(service)
         if problem is not None:
             return RouteTrouble(problem.reason, problem.message)
-        if unreadable := self._cache.unreadable(HTTP_ROUTE):
-            return RouteTrouble(
-                "RoutesUnreadable", f"HTTPRoutes cannot be read, so nobody knows what Gateways do: {unreadable}"
-            )
-        return None if route is None else routes.trouble(route)
+        if route is None:
+            return None
+        if unreadable := self._cache.unreadable(HTTP_ROUTE, service.namespace):
+            told = f"HTTPRoutes cannot be read, so nobody knows what Gateways make of {service.name}: {unreadable}"
+            return RouteTrouble("RoutesUnreadable", told)
+        return routes.trouble(route)
 
     # --- configs, rollouts, statuses ---------------------------------------------------------------
 

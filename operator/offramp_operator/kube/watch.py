@@ -280,16 +280,16 @@ class Feed:
             if error.status == ABSENT_KIND:
                 for obj in self._cache.drop(kind, namespace=namespace):
                     self._wake_for(obj, wake)
-            self._tell_readable(kind, str(error), wake)
+            self._tell_readable(scope, str(error), wake)
             return None
         for obj in self._cache.sweep(kind, present, version=version, namespace=namespace):
             self._wake_for(obj, wake)
-        self._tell_readable(kind, "", wake)
+        self._tell_readable(scope, "", wake)
         return newest, version
 
-    def _tell_readable(self, kind: Kind, problem: str, wake: Wake) -> None:
+    def _tell_readable(self, scope: Scope, problem: str, wake: Wake) -> None:
         """Every service may have waited for that, or has to say so: nothing else would wake those whose objects are as they were."""
-        if kind.optional and self._cache.tell_unreadable(kind, problem):
+        if scope[0].optional and self._cache.tell_unreadable(*scope, problem):
             for namespace, name in self._cache.names(SERVICE):
                 wake(ServiceKey(namespace, name))
 
