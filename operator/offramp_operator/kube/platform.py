@@ -68,6 +68,7 @@ from offramp_operator.kube.slim import content, slim
 from offramp_operator.kube.watch import service_key
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.manifests import (
+    OBJECT_LIMIT_BYTES,
     bounded,
     config_from_manifest,
     rollout_from_manifest,
@@ -624,7 +625,7 @@ class KubePlatform:
         live = self._cache.get(kind, key.namespace, name)
         if live is None or not (uid_of(live) == uid if kind is SERVICE else pods.controls(uid, live)):
             raise ConflictError(f"{kind.name} {key.namespace}/{name} is gone")
-        status = bounded(status)
+        status = bounded(status, limit_bytes=OBJECT_LIMIT_BYTES - _bytes_beside_status(live))
         if same_status(live, status):
             return
         memory = self._memory(key, uid)
@@ -907,6 +908,11 @@ def _document(config_map: Object | None) -> PlanDocument | None:
             level=logging.WARNING,
         )
         return None
+
+
+def _bytes_beside_status(live: Object) -> int:
+    """What the rest of an object takes, about: tools may keep a second copy of its spec in an annotation."""
+    return len(msgspec.json.encode((live["metadata"], live.get("spec"), live.get("spec"))))
 
 
 def _on(body: Object, live: Object) -> Object:

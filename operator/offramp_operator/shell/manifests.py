@@ -24,9 +24,7 @@ S = TypeVar("S", ServiceStatus, ConfigStatus, RolloutStatus)
 GROUP = "earlyexit.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
-STATUS_LIMIT_BYTES = (
-    1_000_000  # of the 1.5 MiB that etcd takes by default; a spec and the API server's own notes need the rest
-)
+OBJECT_LIMIT_BYTES = 1_500_000  # of the 1.5 MiB that etcd takes by default; the API server's own notes need the rest
 STEPS_KEPT = 16  # of a rollout's history, where it must be short
 TEXT_KEPT = 1000  # characters of a text, where it must be short
 REQUEST_ANNOTATION = f"{GROUP}/request"
@@ -112,7 +110,7 @@ def status_json(status: ServiceStatus | ConfigStatus | RolloutStatus) -> dict[st
     return told
 
 
-def bounded(status: S, *, limit_bytes: int = STATUS_LIMIT_BYTES) -> S:
+def bounded(status: S, *, limit_bytes: int) -> S:
     """A status that a store can be expected to take: while it is larger than ``limit_bytes``, the next thing on its list is left out.
 
     First goes what can be counted again (what each worker process has counted under the stable plan), then what is history, then the ends of
