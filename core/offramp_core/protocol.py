@@ -55,20 +55,35 @@ class ArmPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A plan that a document takes away, and why: what the pass that did so leaves to the next ones where its verdict cannot be stored.
+
+    ``rollout`` is the attempt whose canary it was, and ``outcome`` how that ends; both are empty for a plan that was stable.
+    """
+
+    config: str
+    reason: str
+    message: str
+    rollout: str = ""
+    outcome: Literal["", "RolledBack", "Aborted", "Superseded"] = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanDocument:
     """What every worker of a service should run from ``epoch`` on.
 
     A batch runs under ``canary`` when ``hash(salt, worker uid, batch number)`` falls below ``weight_percent``.
     ``slow_seconds`` maps a batch size (as text) to the stable arm's p90 of execution seconds, frozen when the step began: a stable batch
-    is slow above it, a canary batch above (1 + ``max_overhead``) times it. A canary ends by itself ``canary_lease_seconds`` after the last authenticated
-    pull; stable exits end after ``stable_lease_seconds``. ``accuracy_budget`` and ``breaker_run_length`` arm the worker's own detector: a
+    is slow above it, a canary batch above (1 + ``max_overhead``) times it. A canary ends by itself ``canary_lease_seconds`` after the last
+    authenticated pull of an operator that could act on what it saw; stable exits end after ``stable_lease_seconds``. ``accuracy_budget`` and ``breaker_run_length`` arm the worker's own detector: a
     quiet stable plan alarms at most about once in that many audited requests. ``holdback_share`` of the batches run with exits off while
     the stable plan has exits; they are drawn before the canary is, so that the others are shared as ``weight_percent`` says.
     ``slices`` are the names whose audits are counted apart; requests of ``stopped_slices`` take no exits of the stable plan. Some of them
     may be of the answers that name a class (:func:`class_slice`): a request that an exit would give such an answer does not leave.
     ``ramp_sets`` are the digests of the ramp sets that audits are scored with; with those of the arms they are what a worker holds, its
     bundle's own where nothing is named. ``capture_since`` asks for inputs to be kept for training: those admitted after that time
-    (seconds since the epoch); None for none at all, and what was kept is deleted.
+    (seconds since the epoch); None for none at all, and what was kept is deleted. ``withdrawn`` says nothing to workers: it is the control
+    plane's own note of what this document takes away.
     """
 
     service: str
@@ -89,6 +104,7 @@ class PlanDocument:
     stopped_slices: tuple[str, ...] = ()
     ramp_sets: tuple[str, ...] = ()
     capture_since: float | None = None
+    withdrawn: tuple[Withdrawn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ class Reason(StrEnum):
     NO_GATEWAY_API = "NoGatewayAPI", BAD, "RouteAccepted=False", "`spec.updatePolicy.sideBySide.gateway` asks for an HTTPRoute, and the cluster has no `gateway.networking.k8s.io/v1`.", "install Gateway API and a Gateway, or remove `sideBySide.gateway`"
     ROUTE_NAME_TAKEN = "RouteNameTaken", BAD, "RouteAccepted=False", "An HTTPRoute of the service's name, or a Service named `NAME-main` or `NAME-next`, exists and belongs to somebody else.", "delete it or give it another name"
     ROUTE_REFUSED = "RouteRefused", BAD, "RouteAccepted=False", "The API server refuses the HTTPRoute, or one of the two Services for it.", "correct `sideBySide.gateway`, or install the chart that belongs to the operator"
+    ROUTES_UNREADABLE = "RoutesUnreadable", BAD, "RouteAccepted=False", "The operator may not read HTTPRoutes: its role has lost them.", "install the chart that belongs to the operator, with `rbac.httpRoutes: true`"
     ROUTE_NOT_ACCEPTED = "RouteNotAccepted", BAD, "RouteAccepted=False", "The HTTPRoute is there, and a Gateway refuses it, or none has taken it.", "compare `gateway.parentRefs` and `hostnames` with the Gateway's listeners"
 
     # --- promises

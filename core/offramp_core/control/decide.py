@@ -12,7 +12,7 @@ from offramp_core.control.audit import eager_rate, followed_rate, quiet_rate, wo
 from offramp_core.control.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
 from offramp_core.control.delivery import proven_models
-from offramp_core.control.document import differs, plan_document
+from offramp_core.control.document import differs, plan_document, switched_off
 from offramp_core.control.holdback import look, loss
 from offramp_core.control.ledger import BootReport, fold, impossible
 from offramp_core.control.objects import (
@@ -74,7 +74,7 @@ from offramp_core.control.watch import Watch, watched
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.plan import Plan, exits_off_plan
-from offramp_core.protocol import ArmCounts, Observations, PlanDocument
+from offramp_core.protocol import ArmCounts, Observations, PlanDocument, Withdrawn
 from offramp_core.reasons import ConditionType, MaybeReason, Reason
 from offramp_core.sketch import SecondsSketch, merge_sketches
 from offramp_core.tuning import OVERHEAD_SLACK, TuningRequest
@@ -270,6 +270,8 @@ class _Pass:
         self.update = _update(snapshot, now)
         self.events += [*_update_events(self.service, self.update), *self.version.events]
         self.fell: tuple[MaybeReason, str] = ("", "")  # why the stable plan was switched off in this pass
+        # where that follows from evidence, which may be gone with the next pass
+        self.withdrawn: tuple[Withdrawn, ...] = ()
         self.measured = Measured()
         self.watch = Watch()
         self.configs: dict[str, Config] = dict(snapshot.configs)
@@ -464,6 +466,17 @@ class _Pass:
         self.fell = (Reason.MODEL_CHANGED, message)
         return True
 
+    def _it_was_switched_off_already(self, stable: Config) -> bool:
+        """By a pass that could not store why: the workers run without it, so nothing of what spoke against it need be seen again."""
+        told = switched_off(stable, self.snapshot.published)
+        if told is None:
+            return False
+        if told.reason == Reason.EXITS_COST_TIME:
+            self._fell_by_cost(stable, told.message)
+        else:
+            self._fell_by_drift(stable, told.message)
+        return True
+
     def _no_longer_allowed(self, stable: Config) -> bool:
         why = "" if stable.plan.exits_off else forbidden(stable, self.service)
         if not why:
@@ -477,7 +490,7 @@ class _Pass:
         alarmed = [] if stable.plan.exits_off else self._alarmed(stable.plan)
         if not alarmed:
             return False
-        self._fell_by_drift(stable, f"the detector of {', '.join(alarmed)} says")
+        self._fell_by_drift(stable, self._over_budget(stable, f"the detector of {', '.join(alarmed)} says"))
         return True
 
     def _the_fleet_is_over_budget(self, stable: Config) -> bool:
@@ -485,12 +498,13 @@ class _Pass:
         if stable.plan.exits_off or not self.watch.alarms:
             return False
         lost = f", {self.watch.lost} of which were never reported," if self.watch.lost else ""
-        self._fell_by_drift(stable, f"the audits of all workers together{lost} say")
+        self._fell_by_drift(stable, self._over_budget(stable, f"the audits of all workers together{lost} say"))
         return True
 
-    def _fell_by_drift(self, stable: Config, who_says: str) -> None:
-        broken = f"that the budget of {self.spec.max_disagreement:.2%} is broken"
-        message = f"{stable.name}: {who_says} {broken}; exits are off"
+    def _over_budget(self, stable: Config, who_says: str) -> str:
+        return f"{stable.name}: {who_says} that the budget of {self.spec.max_disagreement:.2%} is broken; exits are off"
+
+    def _fell_by_drift(self, stable: Config, message: str) -> None:
         self._drifted(stable, message)
         self.tuning = after_alarm(self.tuning, now=self.now)
         self.fell = (Reason.DRIFT_DETECTED, message)
@@ -500,14 +514,17 @@ class _Pass:
         why = "" if stable.plan.exits_off else loss(self.measured, max_overhead=self.spec.max_overhead)
         if not why or self.spec.mode not in ("Auto", "Recommend"):
             return False
-        message = f"{stable.name}: compared with the batches held back from it, {why}"
+        self._fell_by_cost(stable, f"{stable.name}: compared with the batches held back from it, {why}")
+        return True
+
+    def _fell_by_cost(self, stable: Config, message: str) -> None:
         self.events.append(Event(Reason.EXITS_COST_TIME, f"{message}; exits are off", warning=True))
         self._reject(stable, message)
         self.tuning = after_rollback(
             self.tuning, reason=Reason.EXITS_COST_TIME, cooldown=self.spec.rollout.cooldown_seconds, now=self.now
         )
         self.fell = (Reason.EXITS_COST_TIME, message)
-        return True
+        self.withdrawn = (Withdrawn(stable.name, *self.fell),)
 
     def _measure(self, stable: Config) -> Measured:
         """What the stable plan saves, by comparison with the batches that are held back from it."""
@@ -564,6 +581,7 @@ class _Pass:
 
     def _drifted(self, stable: Config, message: str) -> None:
         """The inputs changed under the stable plan: it is rejected, and what was rejected on the old inputs may be tried again."""
+        self.withdrawn = (Withdrawn(stable.name, Reason.DRIFT_DETECTED, message),)
         self.events.append(Event(Reason.DRIFT_DETECTED, message, warning=True))
         for config in self.configs.values():
             status = self.config_statuses.get(config.name, config.status)
@@ -704,6 +722,9 @@ class _Pass:
             watched_since=self.snapshot.watched_since,
             fallen=tuple(w for w in self.snapshot.workers if not w.ready),
             next_test=self._next_test(),
+            withdrawn=next((note for note in published.withdrawn if note.rollout == rollout.name), None)
+            if published
+            else None,
         )
 
     def _next_test(self) -> int:
@@ -887,7 +908,16 @@ class _Pass:
             canary=self.configs[rollout.to_config] if rollout is not None else None,
             ramp_sets=self._named_sets(stable, rollout),
             capture_since=self.ramp_sets.capture_since_at,
+            withdrawn=(*self.withdrawn, *self._stopped(rollout)),
         )
+
+    @staticmethod
+    def _stopped(rollout: Rollout | None) -> tuple[Withdrawn, ...]:
+        """The canary that is being rolled back."""
+        if rollout is None or rollout.status.phase != "RollingBack":
+            return ()
+        status = rollout.status
+        return (Withdrawn(rollout.to_config, status.reason, status.message, rollout.name, status.outcome),)
 
     def _last_epoch(self) -> int:
         """The newest epoch anybody knows: workers refuse older ones, also when the published document was lost."""
@@ -1059,6 +1089,7 @@ class _Pass:
 # Why exits go off under a plan that was stable; asked in this order, and the first that applies decides.
 _REASONS_TO_FALL: tuple[Callable[[_Pass, Config], bool], ...] = (
     _Pass._another_model_is_served,
+    _Pass._it_was_switched_off_already,
     _Pass._its_ramp_set_is_gone,
     _Pass._no_longer_allowed,
     _Pass._a_detector_alarms,
@@ -1074,13 +1105,13 @@ def _stores(snapshot: Snapshot, backbone_digest: str) -> dict[str, RecordStore]:
 
 
 def _same_plans(a: PlanDocument, b: PlanDocument) -> bool:
-    """Whether two documents make workers run the same thing; epoch, captures and stable audit rate aside."""
+    """Whether two documents make workers run the same thing; epoch, captures, stable audit rate and notes aside."""
     return _plans_alone(a) == _plans_alone(b)
 
 
 def _plans_alone(document: PlanDocument) -> PlanDocument:
     stable = replace(document.stable, audit_rate=0.0, design_effect=1.0)
-    return replace(document, epoch=0, capture_since=None, stable=stable)
+    return replace(document, epoch=0, capture_since=None, stable=stable, withdrawn=())
 
 
 def _live_boots(workers: tuple[Worker, ...], counted: Iterable[str]) -> frozenset[str]:

@@ -33,6 +33,7 @@ from offramp_core.control.spec import Step
 from offramp_core.evidence import detector
 from offramp_core.evidence.exposure import judged_batches_needed
 from offramp_core.evidence.one_arm import Counts
+from offramp_core.protocol import Withdrawn
 from offramp_core.reasons import AnyReason, MaybeReason, Reason, as_said
 from offramp_core.sketch import SecondsSketch
 
@@ -62,7 +63,9 @@ class RolloutView:
     them is most of a pass. ``fell`` says why the plan that served was switched
     off in this very pass, as (reason, message), empty where it was not. ``returns_to`` is the promoted rollout of the same plan that the
     rollback window still covers. ``inputs_since`` is when the inputs last changed, and ``watched_since`` when this process began to look,
-    both by its own clock. ``next_test`` is the number that a test would have which began now. ``fallen`` are workers that are not ready: they serve nobody, but may have died of the canary.
+    both by its own clock. ``next_test`` is the number that a test would have which began now. ``fallen`` are workers that are not ready: they
+    serve nobody, but may have died of the canary. ``withdrawn`` is how the attempt ended by a pass that took the canary away and could not
+    store that.
     """
 
     rollout: Rollout
@@ -81,6 +84,7 @@ class RolloutView:
     watched_since: float = 0.0
     fallen: tuple[Worker, ...] = ()
     next_test: int = 1
+    withdrawn: Withdrawn | None = None
 
     @property
     def status(self) -> RolloutStatus:
@@ -254,6 +258,14 @@ def aborted_by_a_person(view: RolloutView) -> Change | None:
     if view.rollout.decision != "Abort" or view.status.phase == "RollingBack":
         return None
     return _stop(view, "Aborted", Reason.DECISION_ABORT, "spec.decision is Abort")
+
+
+def taken_away_already(view: RolloutView) -> Change | None:
+    """Workers have left the canary, and what they had counted by then may be known to nobody any more: the verdict of then stands."""
+    told = view.withdrawn
+    if told is None or view.status.phase in ("Pending", "RollingBack"):
+        return None
+    return _stop(view, told.outcome or "RolledBack", as_said(told.reason), told.message)
 
 
 def refused_by_a_worker(view: RolloutView) -> Change | None:
@@ -511,6 +523,7 @@ RULES: tuple[Rule, ...] = (
     another_model_is_served,
     stable_plan_fell,
     aborted_by_a_person,
+    taken_away_already,
     refused_by_a_worker,
     worker_died_in_the_canary,
     a_gate_rejects,

@@ -198,7 +198,9 @@ class Decision:
 
     1. create configs, then write config statuses; 2. create the rollout; 3. write rollout statuses: evidence is persisted before it is
     acted on; 4. write the service status; 5. delete what history no longer needs; 6. publish the document with a compare-and-swap on its
-    epoch, then poke workers; 7. start the tuning and the training; 8. emit events.
+    epoch, then poke workers; 7. start the tuning and the training; 8. emit events. A document that only takes exits away (see
+    :func:`offramp_core.control.document.only_takes_away`) comes before all of that: it carries a note of why, and a store that takes no writes
+    must not keep a harmful plan in force.
 
     ``watch`` is for the snapshot of this process's next decision, also where one of these steps fails.
     """

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import msgspec
 
@@ -30,7 +32,8 @@ from offramp_core.protocol import PlanDocument, SignedDocument
 from offramp_core.reasons import AnyReason, ConditionType, Reason, as_said
 from offramp_operator.kube import manifests, pods, routes, training
 from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.client import ApiError, GoneError, InvalidObjectError, KubeClient
+from offramp_operator.kube.client import ApiError, GoneError, InvalidObjectError, KubeClient, Lane
+from offramp_operator.kube.fields import adopted
 from offramp_operator.kube.kinds import (
     APPLIED_ANNOTATION,
     AUTOSCALER,
@@ -39,6 +42,7 @@ from offramp_operator.kube.kinds import (
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     EVENT,
+    FIELD_MANAGER,
     GROUP_VERSION,
     HANDOVER_MANAGER,
     HTTP_ROUTE,
@@ -65,6 +69,8 @@ from offramp_operator.kube.slim import content, slim
 from offramp_operator.kube.watch import service_key
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.manifests import (
+    OBJECT_LIMIT_BYTES,
+    bounded,
     config_from_manifest,
     rollout_from_manifest,
     rollout_spec,
@@ -82,6 +88,8 @@ EVENT_MESSAGE_LIMIT = 1024
 SAME_EVENT_SECONDS = 60.0
 REPORTER = "earlyexit.dev/offramp"
 
+S = TypeVar("S", ServiceStatus, ConfigStatus, RolloutStatus)
+
 
 class NameTakenError(OfframpError):
     """An object of the name that a child needs exists and belongs to somebody else."""
@@ -97,12 +105,13 @@ class _Applied:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """Why the workers, or the route to them, cannot be brought to a generation."""
+    """Why the workers, or the route to them, cannot be brought to a generation. ``unreadable`` is what kept routes from being read then."""
 
     generation: int
     reason: AnyReason
     message: str
     retry_at: float
+    unreadable: str = ""
 
 
 @dataclass(slots=True)
@@ -327,8 +336,7 @@ class KubePlatform:
         name = manifests.training_name(service.name, sets.capture_since_at or 0.0) if wanted else ""
         for job in self._cache.owned(JOB, service.uid):
             if name_of(job) != name and training.runs(job, self._cache.owned(POD, uid_of(job))):
-                await self._client.delete(JOB, job)
-                self._cache.remove(JOB, uid_of(job))
+                await self._remove(JOB, job)
 
     async def _ensure_network_policy(self, memory: _Memory, service: Service) -> None:
         operator = self._workers.admin_from
@@ -351,8 +359,10 @@ class KubePlatform:
             _check_owner(live, memory.uid, CONFIG_MAP)
             if desired["data"].items() <= (live.get("data") or {}).items():
                 return
-            desired["metadata"]["uid"] = uid_of(live)
-        self._cache.put(CONFIG_MAP, await self._client.apply(CONFIG_MAP, desired, force=live is not None))
+        written = await (
+            self._client.create(CONFIG_MAP, desired) if live is None else self._change(CONFIG_MAP, desired, live)
+        )
+        self._cache.put(CONFIG_MAP, written)
 
     async def _ensure_trial(self, memory: _Memory, service: Service, identity: WorkerIdentity) -> None:
         """Workers whose model is on trial. Before the others, so that those of a rejected model are gone when their room is asked for."""
@@ -374,8 +384,7 @@ class KubePlatform:
         found, wanted = self._scalers(service), service.spec.autoscaling
         if wanted is None or found.others:
             for obj in self._cache.owned(AUTOSCALER, service.uid):
-                await self._client.delete(AUTOSCALER, obj)
-                self._cache.remove(AUTOSCALER, uid_of(obj))
+                await self._remove(AUTOSCALER, obj)
         decides, desired, split = self._split(service, memory)
         live = await self._live(DEPLOYMENT, service.namespace, service.name)
         # Workers that started together could find different bundles at a URI without a digest: the first one goes ahead alone.
@@ -413,7 +422,8 @@ class KubePlatform:
         marked = desired | {"metadata": desired["metadata"] | {"annotations": notes}}
         live = await self._live(kind, namespace_of(desired), name_of(desired))
         if live is None:
-            written = await self._client.apply(kind, marked, force=False)
+            # Never an apply: one that was held up would change what a newer leader has made meanwhile.
+            written = await self._client.create(kind, marked)
         else:
             live = slim(kind, live)
             _check_owner(live, memory.uid, kind)
@@ -421,10 +431,7 @@ class KubePlatform:
             if known == seen or (known is None and _stands(live, desired, digest)):
                 memory.applied[uid_of(live)] = seen
                 return
-            if hands_over is not None:
-                await self._hand_over(live, hands_over)
-            pinned = marked | {"metadata": marked["metadata"] | {"uid": uid_of(live)}}
-            written = await self._client.apply(kind, pinned)
+            written = await self._change(kind, marked, live, hands_over=hands_over)
         self._cache.put(kind, written)
         memory.applied[uid_of(written)] = _Applied(digest, fingerprint(slim(kind, written), desired))
 
@@ -433,23 +440,42 @@ class KubePlatform:
         live = self._cache.get(kind, namespace, name)
         return live if live is not None else await self._client.get(kind, namespace, name)
 
-    async def _hand_over(self, deployment: Object, replicas: int) -> None:
+    async def _change(self, kind: Kind, body: Object, seen: Object, *, hands_over: int | None = None) -> Object:
+        """Apply to a child as it was seen, and to nothing that somebody has made of it since."""
+        async with self._as_seen(kind, seen):
+            live = await self._client.get(kind, namespace_of(seen), name_of(seen))
+            if live is None or _version(live) != _version(seen):
+                raise ConflictError(f"{kind.name} {namespace_of(seen)}/{name_of(seen)} has changed")
+            live = await self._adopt(kind, live)
+            if hands_over is not None and holds_replicas_alone(live):
+                live = await self._hand_over(live, hands_over)
+            return await self._client.apply(kind, _on(body, live))
+
+    async def _adopt(self, kind: Kind, live: Object) -> Object:
+        """Own by apply what was made by a create: fields of another operation would stay when they are asked for no more.
+
+        Source: "Upgrading from client-side apply" in the Kubernetes documentation of server-side apply, and client-go's csaupgrade.
+        """
+        entries = adopted(live["metadata"].get("managedFields") or ())
+        if entries is None:
+            return live
+        patch = {"metadata": {"uid": uid_of(live), "resourceVersion": _version(live), "managedFields": entries}}
+        return await self._client.merge(kind, namespace_of(live), name_of(live), patch, manager=FIELD_MANAGER)
+
+    async def _hand_over(self, live: Object, replicas: int) -> Object:
         """Let another manager hold the number of workers until an autoscaler takes it.
 
         What nobody but the operator holds would vanish with its next apply, and the default is one worker. Source: "Transferring
         ownership" in the Kubernetes documentation of server-side apply.
         """
-        live = await self._client.get(DEPLOYMENT, namespace_of(deployment), name_of(deployment))
-        if live is None or not holds_replicas_alone(live):
-            return
-        identity = {"name": name_of(live), "namespace": namespace_of(live), "uid": uid_of(live)}
+        identity = {"name": name_of(live), "namespace": namespace_of(live)}
         body = {
             "apiVersion": DEPLOYMENT.api_version,
             "kind": DEPLOYMENT.name,
-            "metadata": identity | {"resourceVersion": _version(live)},
+            "metadata": identity,
             "spec": {"replicas": replicas},
         }
-        self._cache.put(DEPLOYMENT, await self._client.apply(DEPLOYMENT, body, manager=HANDOVER_MANAGER))
+        return await self._client.apply(DEPLOYMENT, _on(body, live), manager=HANDOVER_MANAGER)
 
     def _remember(self, key: ServiceKey, service: Service, reason: AnyReason, message: str) -> None:
         memory = self._memory(key, service.uid)
@@ -472,7 +498,12 @@ class KubePlatform:
                 await self._delete(service, NETWORK_SERVICE, name)
             return
         problem = memory.route_problem
-        if problem is not None and problem.generation == service.generation and self._monotonic() < problem.retry_at:
+        unreadable = self._cache.unreadable(HTTP_ROUTE, service.namespace)
+        if (
+            problem is not None
+            and (problem.generation, problem.unreadable) == (service.generation, unreadable)
+            and self._monotonic() < problem.retry_at
+        ):
             return
         share = request_share(
             service,
@@ -499,7 +530,9 @@ class KubePlatform:
         if before is None or before.message != message:
             key = str(_key(service))
             log_event("route-refused", f"{key}: {message}", level=logging.WARNING, service=key, reason=reason)
-        memory.route_problem = _Problem(service.generation, reason, message, self._monotonic() + REFUSED_RETRY_SECONDS)
+        unreadable = self._cache.unreadable(HTTP_ROUTE, service.namespace)
+        retry_at = self._monotonic() + REFUSED_RETRY_SECONDS
+        memory.route_problem = _Problem(service.generation, reason, message, retry_at, unreadable)
 
     def _answers(self, service: Service, name: str, counted: str) -> bool:
         """Whether a Deployment of the service has pods that answer, by a count in its status."""
@@ -527,7 +560,12 @@ class KubePlatform:
         problem, route = memory.route_problem, self._route(service)
         if problem is not None:
             return RouteTrouble(problem.reason, problem.message)
-        return None if route is None else routes.trouble(route)
+        if route is None:
+            return None
+        if unreadable := self._cache.unreadable(HTTP_ROUTE, service.namespace):
+            told = f"HTTPRoutes cannot be read, so nobody knows what Gateways make of {service.name}: {unreadable}"
+            return RouteTrouble(Reason.ROUTES_UNREADABLE, told)
+        return routes.trouble(route)
 
     # --- configs, rollouts, statuses ---------------------------------------------------------------
 
@@ -554,9 +592,9 @@ class KubePlatform:
         }
         # Never an apply: it would take over what an earlier service of that name left behind, with its status.
         try:
-            written = await self._client.create(kind, body)
+            written = await self._client.create(kind, body, lane=Lane.STATUSES)
         except ConflictError:
-            live = await self._client.get(kind, service.namespace, name)
+            live = await self._client.get(kind, service.namespace, name, lane=Lane.STATUSES)
             if live is not None and pods.controls(service.uid, live):
                 self._cache.put(kind, live)  # made by a pass that this one has not seen: decide again on it
             raise
@@ -579,7 +617,7 @@ class KubePlatform:
         uid: str,
         kind: Kind,
         name: str,
-        status: ServiceStatus | ConfigStatus | RolloutStatus,
+        status: S,
     ) -> None:
         """Apply a status on exactly the version that was decided on: an old leader, or a pass on stale reads, gets a conflict.
 
@@ -588,6 +626,7 @@ class KubePlatform:
         live = self._cache.get(kind, key.namespace, name)
         if live is None or not (uid_of(live) == uid if kind is SERVICE else pods.controls(uid, live)):
             raise ConflictError(f"{kind.name} {key.namespace}/{name} is gone")
+        status = bounded(status, limit_bytes=OBJECT_LIMIT_BYTES - _bytes_beside_status(live))
         if same_status(live, status):
             return
         memory = self._memory(key, uid)
@@ -598,22 +637,29 @@ class KubePlatform:
             "metadata": {"name": name, "namespace": key.namespace, "uid": uid_of(live), "resourceVersion": version},
             "status": status_json(status),
         }
-        written = await self._swap(kind, body, subresource="status")
+        written = await self._swap(kind, body, subresource="status", lane=Lane.STATUSES)
         memory.versions[kind, name] = _version(written)
 
-    async def _swap(self, kind: Kind, body: Object, *, subresource: str | None = None) -> Object:
-        """Apply on exactly the version in the body. After a conflict the cache has what is there, so the next pass need not wait for the watch."""
+    async def _swap(self, kind: Kind, body: Object, *, lane: Lane, subresource: str | None = None) -> Object:
+        """Apply on exactly the version in the body: what was decided on an older one is decided again."""
+        async with self._as_seen(kind, body, lane=lane):
+            written = await self._client.apply(kind, body, subresource=subresource, lane=lane)
+        self._cache.put(kind, written)
+        return written
+
+    @asynccontextmanager
+    async def _as_seen(self, kind: Kind, obj: Object, *, lane: Lane = Lane.BULK) -> AsyncIterator[None]:
+        """Around a write that goes through on what was seen alone. After a conflict the cache has what is there, so the next pass need not wait
+        for the watch."""
         try:
-            written = await self._client.apply(kind, body, subresource=subresource)
+            yield
         except GoneError as error:
             raise ConflictError(str(error)) from error
         except ConflictError:
-            live = await self._client.get(kind, namespace_of(body), name_of(body))
+            live = await self._client.get(kind, namespace_of(obj), name_of(obj), lane=lane)
             if live is not None:
                 self._cache.put(kind, live)
             raise
-        self._cache.put(kind, written)
-        return written
 
     async def delete_config(self, service: Service, name: str) -> None:
         await self._delete(service, CONFIG, name)
@@ -625,7 +671,12 @@ class KubePlatform:
         obj = self._cache.get(kind, service.namespace, name)
         if obj is None or not pods.controls(service.uid, obj):
             return
-        await self._client.delete(kind, obj)
+        await self._remove(kind, obj)
+
+    async def _remove(self, kind: Kind, obj: Object) -> None:
+        lane = Lane.STATUSES if kind in (CONFIG, ROLLOUT) else Lane.BULK
+        async with self._as_seen(kind, obj, lane=lane):
+            await self._client.delete(kind, obj, lane=lane)
         self._cache.remove(kind, uid_of(obj))
 
     # --- plan and events ---------------------------------------------------------------------------
@@ -650,22 +701,19 @@ class KubePlatform:
         text = msgspec.json.encode(signed).decode()
         body = manifests.plan_config_map(service, document=text, epoch=document.epoch)
         if stored is None:
-            written = await self._client.create(CONFIG_MAP, body)
+            self._cache.put(CONFIG_MAP, await self._client.create(CONFIG_MAP, body, lane=Lane.PLANS))
         else:
-            body["metadata"] |= {"uid": uid_of(stored), "resourceVersion": _version(stored)}
-            await self._swap(CONFIG_MAP, body)
-            return
-        self._cache.put(CONFIG_MAP, written)
+            await self._swap(CONFIG_MAP, _on(body, stored), lane=Lane.PLANS)
 
     async def _look_for_hidden_plan(self, service: Service) -> None:
         """Watches see only what carries our label: before a plan is created, make sure that none hides from them."""
-        live = await self._client.get(CONFIG_MAP, service.namespace, manifests.plan_name(service.name))
+        name = manifests.plan_name(service.name)
+        live = await self._client.get(CONFIG_MAP, service.namespace, name, lane=Lane.PLANS)
         if live is None:
             return
         _check_owner(live, service.uid, CONFIG_MAP)
         body = manifests.plan_config_map(service, document="", epoch=0) | {"data": live.get("data") or {}}
-        body["metadata"] |= {"uid": uid_of(live), "resourceVersion": _version(live)}
-        self._cache.put(CONFIG_MAP, await self._client.apply(CONFIG_MAP, body))
+        self._cache.put(CONFIG_MAP, await self._client.apply(CONFIG_MAP, _on(body, live), lane=Lane.PLANS))
         raise ConflictError(f"ConfigMap {service.namespace}/{name_of(live)} had lost its labels")
 
     async def train(self, service: Service, order: TrainingOrder) -> None:
@@ -723,7 +771,7 @@ class KubePlatform:
 
     async def _post(self, body: Object) -> None:
         try:
-            await self._client.create(EVENT, body)
+            await self._client.create(EVENT, body, lane=Lane.STATUSES)
         except ConflictError:
             return  # it has been told
         except OfframpError as error:
@@ -867,6 +915,16 @@ def _document(config_map: Object | None) -> PlanDocument | None:
             level=logging.WARNING,
         )
         return None
+
+
+def _bytes_beside_status(live: Object) -> int:
+    """What the rest of an object takes, about: tools may keep a second copy of its spec in an annotation."""
+    return len(msgspec.json.encode((live["metadata"], live.get("spec"), live.get("spec"))))
+
+
+def _on(body: Object, live: Object) -> Object:
+    """A body that is applied only to exactly what was seen: an older leader's write that was held up meets what a newer one has made of it."""
+    return body | {"metadata": body["metadata"] | {"uid": uid_of(live), "resourceVersion": _version(live)}}
 
 
 def _version(obj: Object) -> str:

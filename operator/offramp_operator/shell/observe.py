@@ -138,13 +138,15 @@ class Observer:
         *,
         token: str,
         tuning: TuningStatus = COLLECTING,
+        renew: bool = True,
     ) -> Observed:
         """Pull all workers of a service once and pool the answers; never raises for a worker that is dead or talks nonsense.
 
-        One that is collecting labels for a tuning keeps as many rows as that takes, others their share of the operator's memory.
+        ``renew`` says that what is decided can be carried out, as far as is known: else a canary must be left to end with its lease. One that
+        is collecting labels for a tuning keeps as many rows as that takes, others their share of the operator's memory.
         """
         self._services.setdefault(key, _ServiceMemory()).tuning = tuning
-        memory = await self._pull_all(key, endpoints, token)
+        memory = await self._pull_all(key, endpoints, token, renew=renew)
         workers = tuple(self._worker(endpoint, memory.seen[endpoint.uid]) for endpoint in endpoints)
         own, others = _records(memory, workers)
         return Observed(workers, own, others, _load(memory, self._monotonic()))
@@ -161,7 +163,9 @@ class Observer:
         """A number that grows whenever a worker reports, or fails to report, something new."""
         return self._services.get(key, _ServiceMemory()).revision
 
-    async def _pull_all(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], token: str) -> _ServiceMemory:
+    async def _pull_all(
+        self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], token: str, *, renew: bool = True
+    ) -> _ServiceMemory:
         memory = self._services.setdefault(key, _ServiceMemory())
         for gone in set(memory.seen) - {endpoint.uid for endpoint in endpoints}:
             _cancel(memory.seen.pop(gone))
@@ -170,7 +174,7 @@ class Observer:
         for endpoint in endpoints:
             seen = memory.seen.setdefault(endpoint.uid, _Seen())
             if seen.pull is None or seen.pull.done():
-                seen.pull = asyncio.create_task(self._pull(key, memory, endpoint, token))
+                seen.pull = asyncio.create_task(self._pull(key, memory, endpoint, token, renew=renew))
             (suspect if seen.failures else prompt).append(seen.pull)
         if prompt:
             await asyncio.gather(*prompt)
@@ -206,13 +210,15 @@ class Observer:
 
     # --- one worker --------------------------------------------------------------------------------
 
-    async def _pull(self, key: ServiceKey, memory: _ServiceMemory, endpoint: WorkerEndpoint, token: str) -> None:
+    async def _pull(
+        self, key: ServiceKey, memory: _ServiceMemory, endpoint: WorkerEndpoint, token: str, *, renew: bool
+    ) -> None:
         seen = memory.seen[endpoint.uid]
         if endpoint.admin_url is None:
             return
         try:
             async with self._at_once, asyncio.timeout(self._deadline):
-                await self._pull_pages(memory, seen, endpoint, token)
+                await self._pull_pages(memory, seen, endpoint, token, renew=renew)
         except (aiohttp.ClientError, ValueError, OSError, UnavailableError, TimeoutError) as error:
             self._failed(key, memory, seen, endpoint, str(error) or type(error).__name__)
             return
@@ -236,9 +242,12 @@ class Observer:
     def _silent(self, seen: _Seen) -> bool:
         return seen.failures >= FAILURES_UNTIL_SILENT and self._monotonic() - seen.answered_at > SECONDS_UNTIL_SILENT
 
-    async def _pull_pages(self, memory: _ServiceMemory, seen: _Seen, endpoint: WorkerEndpoint, token: str) -> None:
+    async def _pull_pages(
+        self, memory: _ServiceMemory, seen: _Seen, endpoint: WorkerEndpoint, token: str, *, renew: bool
+    ) -> None:
         for _ in range(MAX_PAGES):
-            body = await self._get(endpoint, "/v1/observations", token, self._query(memory, seen))
+            query = self._query(memory, seen) | ({} if renew else {"renew": "0"})
+            body = await self._get(endpoint, "/v1/observations", token, query)
             told = hash(wire.without_time(body))
             if seen.observations is not None and told == seen.told:
                 _rested(seen, wire.decode_time(body))

@@ -259,7 +259,7 @@ class Engine:
             log_event("canary-ended", epoch=active.epoch)
 
     def renew_lease(self) -> None:
-        """An authenticated pull arrived: the control plane is alive."""
+        """The control plane is alive and can act: it delivered a document, or pulled and said so."""
         self._met = True
         self._renew()
 

@@ -35,17 +35,10 @@ def admin_app(worker: Worker) -> App:
     rest = with_methods(_rest(worker))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            if not _authorised(scope, worker.settings.token_sha256):
-                await send_json(
-                    send,
-                    401,
-                    {"error": "Authorization: a valid bearer token is needed"},
-                    [(b"www-authenticate", b"Bearer")],
-                )
-                return
-            if worker.engine is not None:
-                worker.engine.renew_lease()
+        if scope["type"] == "http" and not _authorised(scope, worker.settings.token_sha256):
+            refusal = {"error": "Authorization: a valid bearer token is needed"}
+            await send_json(send, 401, refusal, [(b"www-authenticate", b"Bearer")])
+            return
         await rest(scope, receive, send)
 
     return app
@@ -67,6 +60,7 @@ def _rest(worker: Worker) -> FastAPI:
 
     @app.post("/v1/config")
     async def config(request: Request) -> Response:
+        _renew_lease(worker)
         try:
             body = await read_body(request.scope, request.receive, limit=MAX_DOCUMENT_BYTES)
             document = parse_document(body, SignedDocument)
@@ -85,7 +79,11 @@ def _rest(worker: Worker) -> FastAPI:
         return _json(worker.state())
 
     @app.get("/v1/observations")
-    async def observations(after: str = "0", boot: str = "", state: str = "", also: str = "") -> Response:
+    async def observations(
+        after: str = "0", boot: str = "", state: str = "", also: str = "", renew: str = "1"
+    ) -> Response:
+        if renew != "0":  # who watches says itself when it could not act on what it sees
+            _renew_lease(worker)
         if not after.isdecimal() or len(after) > 18:
             return _error(400, Reason.MALFORMED, f"after is {after[:20]!r}; it must be a whole number >= 0")
         if len(also) > 1000 or (also and not ALSO.fullmatch(also)):
@@ -98,6 +96,11 @@ def _rest(worker: Worker) -> FastAPI:
         return _json(replace(told, state=worker.state()) if state == "1" else told)
 
     return app
+
+
+def _renew_lease(worker: Worker) -> None:
+    if worker.engine is not None:
+        worker.engine.renew_lease()
 
 
 def _json(value: Any, status: int = 200) -> Response:
