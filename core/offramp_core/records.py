@@ -380,7 +380,13 @@ def _profile(arrays: Mapping[str, npt.NDArray[Any]], *, n_ramps: int) -> Profile
     sizes = _array(arrays, "batch_size", ndim=1, kind="fiu")
     order = np.argsort(sizes, kind="stable")
     sizes = sizes[order]
-    if sizes[0] < 1 or (sizes != np.floor(sizes)).any() or (np.diff(sizes) == 0).any():
+    if (
+        not len(sizes)
+        or not np.isfinite(sizes).all()
+        or sizes[0] < 1
+        or (sizes != np.floor(sizes)).any()
+        or (np.diff(sizes) == 0).any()
+    ):
         raise InvalidRecordsError(f"batch_size is {sizes.tolist()}; sizes must be different whole numbers from 1 on")
     segment = _seconds(arrays, "segment_seconds", (len(sizes), n_ramps + 1))[order]
     ramp = _seconds(arrays, "ramp_seconds", (len(sizes), n_ramps))[order]

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from offramp_core import npz
+from offramp_core.errors import InvalidRecordsError
 from offramp_core.npz import read_npy, read_npz
+from offramp_core.records import records_from_arrays
 
 
 def saved(**values: object) -> bytes:
@@ -105,3 +107,14 @@ def test_any_other_bytes_are_a_value_error(raw: bytes) -> None:
     for read in (read_npy, lambda raw: read_npz(io.BytesIO(raw))):
         with pytest.raises(ValueError, match=r"."):
             read(raw)
+
+
+@pytest.mark.parametrize("sizes", [[], [1.0, np.inf], [np.nan], [0.5]], ids=str)
+def test_batch_sizes_of_records_that_are_no_sizes_are_refused(sizes: list[float]) -> None:
+    n, b = 3, len(sizes)
+    arrays = {
+        "uncertainty": np.zeros((n, 1)), "prediction": np.zeros((n, 1), np.int64), "final": np.zeros(n, np.int64),
+        "batch_size": np.array(sizes), "segment_seconds": np.ones((b, 2)), "ramp_seconds": np.ones((b, 1)),
+    }  # fmt: skip
+    with pytest.raises(InvalidRecordsError, match="batch_size"):
+        records_from_arrays(arrays)

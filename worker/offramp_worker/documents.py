@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 Kind = TypeVar("Kind")
+MAX_CAUSE = 500  # characters of what the parser says; values of the document stand in it
 
 
 def parse_document(raw: bytes | str, kind: type[Kind]) -> Kind:
@@ -29,7 +30,7 @@ def parse_document(raw: bytes | str, kind: type[Kind]) -> Kind:
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.DecodeError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(str(error)[:MAX_CAUSE]) from error
     except UnicodeError as error:
         raise ValueError("it is no UTF-8 text") from error
     except RecursionError as error:
