@@ -65,7 +65,7 @@ class Withdrawn:
     reason: str
     message: str
     rollout: str = ""
-    outcome: Literal["", "RolledBack", "Aborted", "Superseded"] = ""
+    outcome: str = ""
 
 
 @dataclass(frozen=True, slots=True)

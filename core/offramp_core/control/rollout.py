@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from offramp_core.certify import allowance
 from offramp_core.control.audit import eager_rate, worth_one
@@ -265,7 +266,10 @@ def taken_away_already(view: RolloutView) -> Change | None:
     told = view.withdrawn
     if told is None or view.status.phase in ("Pending", "RollingBack"):
         return None
-    return _stop(view, told.outcome or "RolledBack", as_said(told.reason), told.message)
+    outcome: Ending = "RolledBack"
+    for known in get_args(Ending):  # a document of another release may know others
+        outcome = known if known == told.outcome else outcome
+    return _stop(view, outcome, as_said(told.reason), told.message)
 
 
 def refused_by_a_worker(view: RolloutView) -> Change | None:
