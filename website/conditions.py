@@ -33,7 +33,7 @@ TYPES = {
     "WorkersQuarantined": "There while some worker's counts are not pooled.",
     "ExitsCostTime": "There while a pinned plan takes more time than exits off, by its holdback. It informs; a tuned plan is switched off instead.",
     "RampTraining": "There, and False, while something keeps ramps from being trained on live traffic. It degrades no health.",
-    "WorkersUpdating": "There while workers with another bundle or image replace those that serve.",
+    "WorkersUpdating": "There while workers with another bundle or image replace those that serve; False once the only one was replaced, with the length of the interruption.",
     "VersionOnTrial": "There while two versions of the model serve side by side (`spec.updatePolicy.sideBySide`).",
     "RouteAccepted": "There, and False, while requests through a Gateway are not shared by weight although `spec.updatePolicy.sideBySide.gateway` asks for it.",
     "AutoscalingActive": "There while an autoscaler cannot do its work. A HorizontalPodAutoscaler's own words are passed on.",

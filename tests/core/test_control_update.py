@@ -96,8 +96,8 @@ class TestHold:
     @pytest.mark.parametrize(
         ("arguments", "next_step"),
         [
-            pytest.param({"desired": 1}, "set replicas to 0 and back", id="the only worker"),
-            pytest.param({"kind": "ResourceAware", "desired": 1}, "set replicas to 0 and back", id="the only worker, resource-aware"),
+            pytest.param({"desired": 1}, "set updatePolicy.type to Recreate", id="the only worker"),
+            pytest.param({"kind": "ResourceAware", "desired": 1}, "set updatePolicy.type to Recreate", id="the only worker, resource-aware"),
             pytest.param({"kind": "Availability"}, "set updatePolicy.type to Auto", id="availability"),
             pytest.param({"busy": 0.8}, "set updatePolicy.type to ResourceAware", id="too busy to spare one"),
         ],

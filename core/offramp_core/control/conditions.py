@@ -26,6 +26,7 @@ from offramp_core.control.objects import (
     VersionStatus,
     WorkersStatus,
 )
+from offramp_core.control.recreate import interruption
 from offramp_core.control.snapshot import RouteTrouble, Scaling, Worker
 from offramp_core.control.spec import Autoscaling
 from offramp_core.control.update import Update
@@ -278,9 +279,13 @@ def _training(facts: Facts) -> list[Condition]:
 
 
 def _updating(facts: Facts) -> list[Condition]:
-    """Said only while workers are being replaced, also where the operator's administrator changed what they run."""
+    """Said while workers are being replaced, also where the operator's administrator changed what they run, and after an interruption how long it was."""
     update = facts.update
-    return [_condition("WorkersUpdating", "True", update.reason, update.message)] if update.reason else []
+    if update.reason:
+        return [_condition("WorkersUpdating", "True", update.reason, update.message)]
+    if update.status.silent_seconds:
+        return [_condition("WorkersUpdating", "False", "Recreated", interruption(update.status))]
+    return []
 
 
 def _on_trial(facts: Facts) -> list[Condition]:
@@ -322,10 +327,11 @@ def _user_generation(facts: Facts, settled_generation: int) -> list[Condition]:
                 or f"{len(facts.ready)} of {facts.desired} workers are ready with this generation"
             )
         why = "; ".join(pending) or "waiting for every worker to acknowledge"
-        reconciling = _condition("Reconciling", "True", "NoRoomToSurge" if held else "Progressing", why)
+        stopped = "RecreateFailed" if blocked.reason == "RecreateFailed" else "NoRoomToSurge"
+        reconciling = _condition("Reconciling", "True", stopped if held else "Progressing", why)
         if reason in STALLING:
             return [reconciling, _condition("Stalled", "True", reason, message)]
-        return [reconciling, *([_condition("Stalled", "True", "NoRoomToSurge", why)] if held else [])]
+        return [reconciling, *([_condition("Stalled", "True", stopped, why)] if held else [])]
     return []
 
 

@@ -29,6 +29,7 @@ from offramp_core.control.objects import (
     ServiceStatus,
     TuningStatus,
 )
+from offramp_core.control.recreate import interruption, recreated, recreates
 from offramp_core.control.rest import Rest, at_rest
 from offramp_core.control.rollout import (
     CANARY_SERVES,
@@ -128,24 +129,29 @@ def _update(snapshot: Snapshot, now: float) -> Update:
     before, version = service.status.update, service.status.version
     if version.phase == "Promoting" and version.strategy == "Replace":  # there was no room for one more before
         before = replace(before, strategy="Replace")
-    return next_update(
-        UpdateView(
-            before=before,
-            policy=service.spec.update_policy,
-            workers=snapshot.workers,
-            desired=snapshot.desired,
-            utilisation=snapshot.load.utilisation,
-            now=now,
-            watched_since=snapshot.watched_since,
-        )
+    view = UpdateView(
+        before=before,
+        policy=service.spec.update_policy,
+        workers=snapshot.workers,
+        desired=snapshot.desired,
+        utilisation=snapshot.load.utilisation,
+        now=now,
+        watched_since=snapshot.watched_since,
+        asked=snapshot.template,
     )
+    return recreated(view) if recreates(view) else next_update(view)
 
 
 def _update_events(service: Service, update: Update) -> tuple[Event, ...]:
-    """One when an update is held, and one when it goes on in place."""
+    """One when an update is held, one when it goes on in place, and those of an interruption: its beginning and its end."""
     told = next((c.reason for c in service.status.conditions if c.type == "WorkersUpdating"), "")
     if update.held and told != update.reason:
-        return (Event("NoRoomToSurge", update.message, warning=True),)
+        reason = "RecreateFailed" if update.reason == "RecreateFailed" else "NoRoomToSurge"
+        return (Event(reason, update.message, warning=True),)
+    if update.reason == "Recreating" and told != update.reason:
+        return (Event("Recreating", update.message, warning=True),)
+    if told == "Recreating" and update.status.silent_seconds and not update.reason:
+        return (Event("Recreated", interruption(update.status)),)
     if update.reason == "Replacing" and told not in ("", update.reason):
         return (Event("ReplacingInPlace", f"no room for one worker more; {update.message}"),)
     return ()

@@ -21,7 +21,7 @@ class Worker:
     ``ready`` is the platform's readiness (pod condition, process health). ``current`` says that it runs the template the spec asks for
     now; ``trial`` that it serves the version on trial, beside those of the other one. ``ending`` says that it is on its way out. ``failure`` is why the platform cannot run it, in one sentence; ``no_room`` that another
     worker's leaving may cure it. ``state`` and ``observations`` are the last successful pull, or None.
-    ``distrusted`` says why nothing this process reports is believed until it restarts; empty where it is.
+    ``distrusted`` says why nothing this process reports is believed until it restarts; empty where it is. ``template`` is the digest of what it was made of.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Worker:
     state: WorkerState | None = None
     observations: Observations | None = None
     distrusted: str = ""
+    template: str = ""
 
     @property
     def trouble(self) -> tuple[str, str]:
@@ -130,6 +131,7 @@ class Snapshot:
     ramp-set store and trains; ``training`` is what it tells of the last training.
     ``watch`` is what the last decision of this process returned, None at its first.
     ``scaling`` is None where ``spec.replicas`` says how many workers there are, ``route`` where nothing is wrong with a route through a Gateway.
+    ``template`` is the digest of the workers that the spec asks for now, empty where there can be none.
     """
 
     service: Service
@@ -148,6 +150,7 @@ class Snapshot:
     training: TrainingReport | None = None
     route: RouteTrouble | None = None
     watch: Watch | None = None
+    template: str = ""
 
     @property
     def desired(self) -> int:

@@ -18,7 +18,10 @@ MAX_BUSY = 0.9  # of the workers that stay; above it one fewer would make reques
 
 @dataclass(frozen=True, slots=True)
 class UpdateView:
-    """What the decision may look at. ``desired`` workers are wanted; ``utilisation`` is their busy share in [0, 1]."""
+    """What the decision may look at. ``desired`` workers are wanted; ``utilisation`` is their busy share in [0, 1].
+
+    ``asked`` is the digest of the workers that the spec asks for, empty where there can be none.
+    """
 
     before: UpdateStatus
     policy: UpdatePolicy
@@ -27,6 +30,7 @@ class UpdateView:
     utilisation: float
     now: float
     watched_since: float = 0.0
+    asked: str = ""
 
     @property
     def old(self) -> tuple[Worker, ...]:
@@ -62,20 +66,31 @@ class Update:
 
     @property
     def held(self) -> bool:
-        return self.reason == "NoRoomToSurge"
+        return self.reason in ("NoRoomToSurge", "RecreateFailed")
 
 
 def resting_strategy(policy: UpdatePolicy, desired: int) -> UpdateStrategy:
-    """How an update begins. The only worker of a service is never taken away for one that is not there yet."""
+    """How an update begins. The only worker is taken away for one that is not there yet where the user has said so, and nowhere else."""
+    if policy.type == "Recreate":
+        return "Replace"
     return "Replace" if policy.type == "ResourceAware" and desired >= 2 else "Surge"
 
 
 def strategy_in_force(service: Service, desired: int) -> UpdateStrategy:
     """What the platform must apply. The status is one pass old, so what it says is checked against what is wanted now."""
     status, policy = service.status, service.spec.update_policy
+    if policy.type == "Recreate":
+        return "Replace"
     if status.update.strategy == "Replace" and (desired >= 2 or status.workers.ready == 0):
         return "Replace"
     return resting_strategy(policy, desired)
+
+
+def brought_back(service: Service, asked: str) -> str:
+    """Digest of the workers that serve instead of those ``asked`` for, which failed; empty where the latter are to be had."""
+    update = service.status.update
+    given_up = service.spec.update_policy.type == "Recreate" and update.strategy == "Return" and update.asked == asked
+    return update.serving if given_up else ""
 
 
 def next_update(view: UpdateView) -> Update:
@@ -135,7 +150,7 @@ def _failed(worker: Worker) -> bool:
 def _next_step(view: UpdateView) -> str:
     room = "free room (or raise the quota) for one worker more"
     if view.desired < 2:
-        return f"{room}, or set replicas to 0 and back, which interrupts the service"
+        return f"{room}, or set updatePolicy.type to Recreate, which interrupts the service"
     if view.policy.type == "Availability":
         return f"{room}, or set updatePolicy.type to Auto, which then replaces workers in place"
     return f"{room}, or set updatePolicy.type to ResourceAware: the other workers are too busy to do without one"

@@ -405,10 +405,10 @@ def _wait_for_room(view: VersionView) -> Version:
         view.watched_since,
     )
     found = next_update(asked)
-    refused = asked.refused
+    refused, how = asked.refused, found.status.strategy
     status = replace(
         status,
-        strategy=found.status.strategy or status.strategy,
+        strategy=how if how == "Surge" or how == "Replace" else status.strategy,  # noqa: PLR1714 - narrows
         no_room_at=found.status.no_room_at,
         phase_started_at=view.now if status.no_room_at is not None and refused is None else status.phase_started_at,
     )

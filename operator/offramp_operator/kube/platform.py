@@ -23,7 +23,7 @@ from offramp_core.control.snapshot import (
     TrainingReport,
 )
 from offramp_core.control.spec import Gateway
-from offramp_core.control.update import strategy_in_force
+from offramp_core.control.update import brought_back, strategy_in_force
 from offramp_core.control.versions import Split, request_share, split_in_force
 from offramp_core.errors import InvalidSpecError, OfframpError
 from offramp_core.protocol import PlanDocument, SignedDocument
@@ -110,7 +110,7 @@ class _Memory:
 
     ``scaler`` is the user's autoscaler that was last seen. ``refused`` is the last training whose Job could not be made.
     ``versions`` are the resource versions that the present pass decided on; its writes go through only on those. ``leaving_since`` is when workers
-    on trial were found that are to go as soon as no Gateway sends them requests.
+    on trial were found that are to go as soon as no Gateway sends them requests. ``earlier`` are the pods that were brought back, by their digest.
     """
 
     uid: str
@@ -122,6 +122,7 @@ class _Memory:
     scaler: Scaling | None = None
     scaler_seen_at: float = 0.0
     refused: TrainingReport | None = None
+    earlier: tuple[str, Object] | None = None
     versions: dict[tuple[Kind, str], str] = field(default_factory=dict)
 
 
@@ -196,6 +197,7 @@ class KubePlatform:
             can_train=service.spec.store_claim is not None,
             training=self._training(service, memory),
             route=self._route_trouble(service, memory),
+            template=self._template(service, memory, trial=False) or "",
         )
 
     def _training(self, service: Service, memory: _Memory) -> TrainingReport | None:
@@ -387,6 +389,7 @@ class KubePlatform:
             replicas=min(split.n_main, at_most) if decides is None or live is None else None,
             strategy=strategy_in_force(service, desired),
         )
+        await self._bring_back(memory, service, live, body)
         changes = live is not None and _template_mark(msgspec.json.decode(content(live))) != _template_mark(
             body["spec"]
         )
@@ -404,6 +407,28 @@ class KubePlatform:
         await self._ensure(memory, DEPLOYMENT, body, hands_over=given)
         if own is not None:
             await self._ensure(memory, AUTOSCALER, own)
+
+    async def _bring_back(self, memory: _Memory, service: Service, live: Object | None, body: Object) -> None:
+        """Put the pods that served before into the Deployment where those that the spec asks for failed. Kubernetes keeps them in a ReplicaSet."""
+        wanted = brought_back(service, self._template(service, memory, trial=False) or "")
+        if not wanted or live is None:
+            memory.earlier = None
+            return
+        if memory.earlier is None or memory.earlier[0] != wanted:
+            memory.earlier = await self._earlier_pods(live, wanted)
+        if memory.earlier is not None:
+            body["spec"]["template"] = memory.earlier[1]
+
+    async def _earlier_pods(self, deployment: Object, wanted: str) -> tuple[str, Object] | None:
+        for known in self._cache.owned(REPLICA_SET, uid_of(deployment)):
+            found = await self._client.get(REPLICA_SET, namespace_of(known), name_of(known))
+            if found is not None and _template_mark(found["spec"]) == wanted:
+                return wanted, manifests.pods_of(found)
+        told = (
+            f"{namespace_of(deployment)}/{name_of(deployment)}: no ReplicaSet has the pods {wanted} that served before"
+        )
+        log_event("earlier-pods-gone", told, level=logging.WARNING)
+        return None
 
     async def _ensure(self, memory: _Memory, kind: Kind, desired: Object, *, hands_over: int | None = None) -> None:
         """Apply an object where it differs. ``hands_over`` is the number of workers with which an autoscaler begins."""

@@ -48,6 +48,7 @@ class WorkerEndpoint:
     no_room: bool = False
     ending: bool = False
     trial: bool = False
+    template: str = ""
     admin_url: str | None = None
 
 
@@ -58,7 +59,7 @@ class Gathered:
     ``scaling`` is None where ``spec.replicas`` says how many workers there are.
     ``published`` is the document in force at the platform (ConfigMap, file), with its epoch; None before the first.
     ``can_train`` says that there is a ramp-set store and a way to train; ``training`` tells of the last training.
-    ``route`` is what is wrong with a route through a Gateway that the spec asks for.
+    ``route`` is what is wrong with a route through a Gateway that the spec asks for. ``template`` is the digest of the workers that it asks for.
     """
 
     service: Service
@@ -71,6 +72,7 @@ class Gathered:
     can_train: bool = False
     training: TrainingReport | None = None
     route: RouteTrouble | None = None
+    template: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,6 +370,7 @@ def _snapshot(
         training=gathered.training,
         route=gathered.route,
         watch=watch,
+        template=gathered.template,
     )
 
 
