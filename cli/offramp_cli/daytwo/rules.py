@@ -22,6 +22,19 @@ _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d+)|([numkMGTPE
 _UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
+def without_nulls(schema: Mapping[str, Any], value: Any) -> Any:
+    """A value as the API server reads it: a known field that is null is not there."""
+    if isinstance(value, Mapping):
+        known = schema.get("properties") or {}
+        kept = {name: each for name, each in value.items() if each is not None or name not in known}
+        others = schema.get("additionalProperties")
+        inner = others if isinstance(others, Mapping) else {}
+        return {name: without_nulls(known.get(name, inner), each) for name, each in kept.items()}
+    if isinstance(value, list):
+        return [without_nulls(schema.get("items") or {}, each) for each in value]
+    return value
+
+
 def defaulted(schema: Mapping[str, Any], value: Any) -> Any:
     """A value as the API server completes it: missing fields take the schema's defaults, level by level."""
     if isinstance(value, Mapping):
@@ -142,8 +155,13 @@ def _matches(pattern: str, text: str, longest: int) -> bool:
     return len(text) <= longest and re.fullmatch(pattern, text) is not None
 
 
+def is_subdomain(text: str) -> bool:
+    """Whether a text can be the name of an object."""
+    return _matches(_SUBDOMAIN, text, 253)
+
+
 _FORMATS: dict[str, Callable[[str], bool]] = {
-    "dns1123Subdomain": lambda text: _matches(_SUBDOMAIN, text, 253),
+    "dns1123Subdomain": is_subdomain,
     "qualifiedName": _qualified,
     "labelValue": lambda text: text == "" or _matches(_NAME, text, 63),
 }

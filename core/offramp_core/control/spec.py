@@ -622,10 +622,11 @@ class _Reader:
     def __init__(self, value: Any, where: str, known: set[str]) -> None:
         if not isinstance(value, Mapping):
             raise InvalidSpecError(where, f"must be an object, got {value!r}")
-        unknown = sorted(set(value) - known)
+        unknown = sorted(map(str, set(value) - known))
         if unknown:
             raise InvalidSpecError(f"{where}.{unknown[0]}", f"unknown field; known are {', '.join(sorted(known))}")
-        self.value, self.where = value, where
+        # As the API server has it: a field that is null is a field that is not there.
+        self.value, self.where = {name: each for name, each in value.items() if each is not None}, where
 
     def path(self, name: str) -> str:
         return f"{self.where}.{name}"
@@ -661,6 +662,8 @@ class _Reader:
 
     def integer(self, name: str, default: int | None, *, low: int, high: int) -> int:
         value = self.value.get(name, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # JSON has one kind of number, and the API server keeps a 2.0 as it came
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise InvalidSpecError(self.path(name), f"must be a whole number from {low} to {high}; got {value!r}")
         return value
