@@ -43,6 +43,7 @@ PASSED_ON = {
     "version.reason": "next_version",
     "scaling.failure_reason": "AnotherAutoscaler, or the HorizontalPodAutoscaler's own word",
     "trouble.reason": "RouteTrouble",
+    "facts.turn.reason": "Turn",
     "self.reason": "carried along",
     "self.failure_reason": "carried along",
     "": "nothing to say",
@@ -55,8 +56,8 @@ STANDS_FOR = {
 }
 
 
-# Decisions whose second argument is the reason of a condition that is True.
-CONDITION_OF = {"Update": "WorkersUpdating", "Version": "VersionOnTrial"}
+# Decisions that make a condition True, and which argument is its reason.
+CONDITION_OF = {"Update": ("WorkersUpdating", 1), "Version": ("VersionOnTrial", 1), "Turn": ("WorkersUpdating", 0)}
 # Calls that say what is wrong with a route, and which argument is the reason.
 ROUTE_TROUBLE = {"RouteTrouble": 0, "_remember_route": 2}
 
@@ -119,8 +120,9 @@ class _Reader(ast.NodeVisitor):
         args = node.args
         if name in ("_condition", "Condition") and len(args) >= 4:
             self._condition(args)
-        elif name in CONDITION_OF and len(args) >= 2:
-            self._say("condition", args[1], types=(CONDITION_OF[name],), statuses=("True",))
+        elif name in CONDITION_OF and len(args) > CONDITION_OF[name][1]:
+            kind, place = CONDITION_OF[name]
+            self._say("condition", args[place], types=(kind,), statuses=("True",))
         elif name == "Scaling" and len(args) >= 4:
             self._say("condition", args[3], types=("AutoscalingActive",), statuses=("False",))
         elif name in ROUTE_TROUBLE and len(args) > ROUTE_TROUBLE[name]:

@@ -51,6 +51,7 @@ WORKERS = 64  # passes under way; most of one is waiting for workers, which may 
 NETWORK_POLICIES = ("None", "Ingress", "IngressAndEgress")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 STUCK_SECONDS = 600.0
+TURN_SECONDS = 2.0  # between two looks whose turn it is
 M_ARENA_MAX, ARENAS = -8, 2  # of mallopt(3)
 NEW_OBJECTS = 20_000  # between two looks for garbage in cycles, of which there is hardly any
 STOP_SECONDS = 15.0  # within the pod's grace period, with time left to release the Lease
@@ -285,6 +286,7 @@ class Operator:
             jitter=random.random,
         )
         feed = self._feed = Feed(cache, lambda key: queue.add(key) if shards.owns(key) else None)
+        self._metrics.pace(platform.standing)
         self._metrics.watch(late_seconds=feed.late_seconds, queued=lambda: len(queue))
         if not await self._until_stopped(feed.begin(client, self._settings.namespaces)):
             return 0
@@ -299,8 +301,9 @@ class Operator:
             name="watch",
         )
         growing = asyncio.create_task(self._take_more(shards, feed, client), name="shards")
+        turning = asyncio.create_task(_take_turns(platform, queue), name="turns")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
-        parts = {working, relisting, watching, growing, stopping}
+        parts = {working, relisting, watching, growing, turning, stopping}
         ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         queue.stop()
         await asyncio.wait({working}, timeout=STOP_SECONDS)
@@ -397,6 +400,14 @@ class Operator:
         if self._leads and not self._synced:
             return "leading, but the first list is not complete"
         return self._alive()
+
+
+async def _take_turns(platform: KubePlatform, queue: WorkQueue[ServiceKey]) -> None:
+    """Wake services whose turn has come to take what the administrator asks for."""
+    while True:
+        for key in platform.take_turns():
+            queue.add(key)
+        await asyncio.sleep(TURN_SECONDS)
 
 
 def _process_seconds() -> float:

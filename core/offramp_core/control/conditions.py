@@ -27,7 +27,7 @@ from offramp_core.control.objects import (
     WorkersStatus,
 )
 from offramp_core.control.recreate import interruption
-from offramp_core.control.snapshot import RouteTrouble, Scaling, Worker
+from offramp_core.control.snapshot import RouteTrouble, Scaling, Turn, Worker
 from offramp_core.control.spec import Autoscaling
 from offramp_core.control.update import Update
 from offramp_core.control.versions import Version
@@ -62,6 +62,7 @@ class Facts:
     ramp_sets: RampSetStatus = field(default_factory=RampSetStatus)
     version: Version = field(default_factory=Version)
     route: RouteTrouble | None = None
+    turn: Turn | None = None
 
     @property
     def desired(self) -> int:
@@ -283,6 +284,8 @@ def _updating(facts: Facts) -> list[Condition]:
     update = facts.update
     if update.reason:
         return [_condition("WorkersUpdating", "True", update.reason, update.message)]
+    if facts.turn is not None:
+        return [_condition("WorkersUpdating", "True", facts.turn.reason, facts.turn.message)]
     if update.status.silent_seconds:
         return [_condition("WorkersUpdating", "False", "Recreated", interruption(update.status))]
     return []

@@ -148,6 +148,8 @@ def _update_events(service: Service, update: Update) -> tuple[Event, ...]:
     if update.held and told != update.reason:
         reason = "RecreateFailed" if update.reason == "RecreateFailed" else "NoRoomToSurge"
         return (Event(reason, update.message, warning=True),)
+    if update.reason == "NewWorkersFail" and told != update.reason:
+        return (Event("NewWorkersFail", update.message, warning=True),)
     if update.reason == "Recreating" and told != update.reason:
         return (Event("Recreating", update.message, warning=True),)
     if told == "Recreating" and update.status.silent_seconds and not update.reason:
@@ -182,6 +184,7 @@ def _without_workers(snapshot: Snapshot, trial: _Trial, now: float) -> Decision:
         capacity=_capacity(snapshot, now),
         version=trial.version,
         route=snapshot.route,
+        turn=snapshot.turn,
     )
     # Scaled to zero there is nobody to wait for: without this the generation would be reconciling for ever.
     settled = service.generation if not facts.desired and facts.settled else service.status.settled_generation
@@ -891,6 +894,7 @@ class _Pass:
             ramp_sets=self.ramp_sets,
             version=self.version,
             route=self.snapshot.route,
+            turn=self.snapshot.turn,
         )
         observed, latency, n, k = observe(facts, *self.served.chain(stable.plan.precision))
         facts = replace(facts, capacity=self._capacity(stable, rollout, n=n, k=k))

@@ -124,6 +124,14 @@ class RouteTrouble:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """Why the workers of a service are not yet what the administrator asks for: the reason of a condition, and a sentence."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything one decision may look at. ``watched_since`` is when this process began to look at the service, by its own clock.
 
@@ -131,7 +139,7 @@ class Snapshot:
     ramp-set store and trains; ``training`` is what it tells of the last training.
     ``watch`` is what the last decision of this process returned, None at its first.
     ``scaling`` is None where ``spec.replicas`` says how many workers there are, ``route`` where nothing is wrong with a route through a Gateway.
-    ``template`` is the digest of the workers that the spec asks for now, empty where there can be none.
+    ``template`` is the digest of the workers that the spec asks for now, empty where there can be none. ``turn`` is None where nothing of the administrator's waits.
     """
 
     service: Service
@@ -151,6 +159,7 @@ class Snapshot:
     route: RouteTrouble | None = None
     watch: Watch | None = None
     template: str = ""
+    turn: Turn | None = None
 
     @property
     def desired(self) -> int:

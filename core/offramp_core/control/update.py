@@ -7,12 +7,22 @@ new one serves, so a bundle that never does costs nothing in the first case and 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from offramp_core.control.objects import Service, UpdateStatus, UpdateStrategy
 from offramp_core.control.snapshot import Worker
 from offramp_core.control.spec import UpdatePolicy
+from offramp_core.evidence.one_arm import log_e_value
 
+ALPHA = 0.01  # chance of calling new workers worse that are like the old ones
+FAILED_SHARE = 0.01  # of batches; more is broken
+MOST_FAILED = 0.9  # above it there is nothing to compare
+ENOUGH = 100  # batches, before what failed of them says anything
+CIRCUMSTANCES = frozenset(
+    {"Unschedulable", "SchedulingGated", "Evicted", "NodeLost"}
+)  # nothing that other pods would not meet
 MAX_BUSY = 0.9  # of the workers that stay; above it one fewer would make requests wait
 
 
@@ -106,6 +116,9 @@ def next_update(view: UpdateView) -> Update:
     status = replace(status, strategy=strategy)
     n_new = sum(w.ready and w.current for w in view.workers)
     progress = f"{n_new} of {view.desired} workers run what the spec asks for"
+    waits_for_room = strategy == "Surge" and view.refused is not None and status.no_room_at is not None
+    if not waits_for_room and (failing := _failing(view)):
+        return Update(status, "NewWorkersFail", f"{progress}; {failing}; no further one is replaced before it serves")
     if strategy == "Replace":
         return Update(status, "Replacing", f"{progress}; the next takes the place of an old one")
     if view.refused is None or status.no_room_at is None:
@@ -114,6 +127,36 @@ def next_update(view: UpdateView) -> Update:
     if view.waited_seconds(status.no_room_at) < view.policy.surge_deadline_seconds:
         return Update(status, "WaitingForRoom", f"{progress}; {refused}; waiting {_minutes(view.policy)} for it")
     return Update(status, "NoRoomToSurge", f"{progress}; {refused}; {_next_step(view)}")
+
+
+def _failing(view: UpdateView) -> str:
+    """What is wrong with the first new worker that cannot serve, or with what those that serve do; a lack of room is no fault of theirs."""
+    for worker in view.workers:
+        message = worker.trouble[1]
+        if worker.current and message and not worker.no_room and worker.trouble[0] not in CIRCUMSTANCES:
+            return f"{worker.name}: {message}"
+    return _fail_more(view)
+
+
+def _fail_more(view: UpdateView) -> str:
+    """Where the new workers fail more batches than the old ones beyond doubt: the sentence that says so."""
+    new, old = (_batches(w for w in view.workers if w.ready and w.current is now) for now in (True, False))
+    bound = failures_allowed(*old)
+    if new[0] == 0 or log_e_value(new[1], new[0], p0=bound) < math.log(1 / ALPHA):
+        return ""
+    return f"{new[1]} of {new[0]} batches of the new workers failed, {old[1]} of {old[0]} of the old ones"
+
+
+def _batches(workers: Iterable[Worker]) -> tuple[int, int]:
+    """Batches that workers ran, and how many of them failed."""
+    seen = [w.observations for w in workers if w.observations is not None and not w.distrusted]
+    counts = [count for told in seen for count in (*told.counts, *told.held_back)]
+    return sum(c.batches for c in counts), sum(c.failed_batches for c in counts)
+
+
+def failures_allowed(batches: int, failed: int) -> float:
+    """The share of batches that new workers may fail, where others failed so many: more is a broken one."""
+    return min(MOST_FAILED, max(FAILED_SHARE, 2 * failed / batches if batches >= ENOUGH else 0.0))
 
 
 def _no_room_since(view: UpdateView) -> float | None:

@@ -19,6 +19,7 @@ from offramp_core.control.snapshot import (
     Scaling,
     TrainingOrder,
     TrainingReport,
+    Turn,
 )
 from offramp_core.protocol import PlanDocument, SignedDocument
 
@@ -60,6 +61,7 @@ class Gathered:
     ``published`` is the document in force at the platform (ConfigMap, file), with its epoch; None before the first.
     ``can_train`` says that there is a ramp-set store and a way to train; ``training`` tells of the last training.
     ``route`` is what is wrong with a route through a Gateway that the spec asks for. ``template`` is the digest of the workers that it asks for.
+    ``turn`` says why they are not yet what the administrator asks for.
     """
 
     service: Service
@@ -73,6 +75,7 @@ class Gathered:
     training: TrainingReport | None = None
     route: RouteTrouble | None = None
     template: str = ""
+    turn: Turn | None = None
 
 
 @dataclass(frozen=True, slots=True)
