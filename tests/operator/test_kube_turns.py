@@ -85,7 +85,26 @@ class Services:
             path = f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{name}/status"
             assert self.api.request("PATCH", path, {"status": status}, content_type=STATUS).status_code == 200
 
-    async def say(self, name: str, *, reason: str = "", ready: int = 2) -> None:
+    async def keep(self, deployment: Object) -> None:
+        """The ReplicaSet that Kubernetes keeps of a Deployment's earlier pods."""
+        meta, spec = deployment["metadata"], deployment["spec"]
+        owner = {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "name": meta["name"],
+            "uid": meta["uid"],
+            "controller": True,
+        }
+        body = {
+            "apiVersion": "apps/v1",
+            "kind": "ReplicaSet",
+            "metadata": {"name": f"{meta['name']}-1", "labels": meta["labels"], "ownerReferences": [owner]},
+            "spec": {"replicas": 0, "selector": spec["selector"], "template": spec["template"]},
+        }
+        path = f"/apis/apps/v1/namespaces/{self.namespace}/replicasets"
+        assert self.api.request("POST", path, body).status_code == 201
+
+    async def say(self, name: str, *, reason: str = "", **more: Any) -> None:
         """What a pass would have written: the spec is served, and perhaps the workers fail."""
         live = await self.client.get(SERVICE, self.namespace, name)
         assert live is not None
@@ -98,7 +117,8 @@ class Services:
         }
         status = {
             "settledGeneration": live["metadata"]["generation"],
-            "workers": {"desired": 2, "ready": ready},
+            "workers": {"desired": 2, "ready": 2},
+            **more,
             "conditions": [failing] if reason else [],
         }
         path = f"/apis/earlyexit.dev/v1alpha1/namespaces/{self.namespace}/earlyexitservices/{name}/status"
@@ -177,6 +197,28 @@ def test_a_failure_stops_it_says_why_and_is_the_first_to_take_what_mends_it(serv
             await s.complete("s0")
             s.now += PROVEN_SECONDS
             assert await s.look() == ["3", "3", "1", "1"]
+
+    tools.run(story())
+
+
+def test_a_service_that_went_back_to_the_old_image_stops_the_fleet_too(services: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with services(3) as s:
+            for name in s.names:
+                s.edit(name, updatePolicy={"type": "Recreate"})
+                await s.say(name)
+            before = await s.deployment("s0")
+            s.operator("offramp/worker:2")
+            assert await s.look() == ["2", "1", "1"]
+            taken = (await s.deployment("s0"))["spec"]["template"]
+            mark, earlier = (
+                t["metadata"]["annotations"]["earlyexit.dev/template"] for t in (taken, before["spec"]["template"])
+            )
+            await s.keep(before)
+            await s.say("s0", reason="RecreateFailed", update={"strategy": "Return", "asked": mark, "serving": earlier})
+            s.now += 10 * PROVEN_SECONDS
+            assert await s.look() == ["1", "1", "1"]
+            assert s.turns["s1"].reason == "FleetUpdateStopped" and s.turns["s0"] is None
 
     tools.run(story())
 

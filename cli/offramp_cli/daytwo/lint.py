@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 import yaml
 
-from offramp_cli.daytwo.rules import broken_rules, defaulted, is_subdomain, without_nulls
+from offramp_cli.daytwo.rules import broken_rules, defaulted, is_subdomain
 from offramp_cli.daytwo.session import CANNOT, NO, formatted
 from offramp_cli.documents import Document, constructed, documents
 from offramp_core.control.spec import check_name, parse_spec
@@ -162,9 +162,9 @@ def _schema_and_rule_mistakes(value: Mapping[str, Any]) -> list[tuple[str, str]]
     from jsonschema import Draft202012Validator
 
     schema = _crd_schema(str(value["kind"]))
-    value = without_nulls(schema, value)
-    errors = list(Draft202012Validator(_schema(str(value["kind"]))).iter_errors(value))
-    complete = {**defaulted(schema, value), "metadata": _named(value["metadata"])}
+    complete = defaulted(schema, value)
+    errors = list(Draft202012Validator(_schema(str(value["kind"]))).iter_errors(complete))
+    complete = {**complete, "metadata": _named(value["metadata"])}
     broken = broken_rules(schema, complete, spare=[tuple(error.absolute_path) for error in errors])
     told = ((_rule_field(path), f"{said}{_given(complete, path)}") for path, said in broken)
     return [*map(_told, errors), *told, *_name_mistakes(value["metadata"])]

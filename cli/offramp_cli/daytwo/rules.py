@@ -22,24 +22,12 @@ _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d+)|([numkMGTPE
 _UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
-def without_nulls(schema: Mapping[str, Any], value: Any) -> Any:
-    """A value as the API server reads it: a known field that is null is not there."""
-    if isinstance(value, Mapping):
-        known = schema.get("properties") or {}
-        kept = {name: each for name, each in value.items() if each is not None or name not in known}
-        others = schema.get("additionalProperties")
-        inner = others if isinstance(others, Mapping) else {}
-        return {name: without_nulls(known.get(name, inner), each) for name, each in kept.items()}
-    if isinstance(value, list):
-        return [without_nulls(schema.get("items") or {}, each) for each in value]
-    return value
-
-
 def defaulted(schema: Mapping[str, Any], value: Any) -> Any:
-    """A value as the API server completes it: missing fields take the schema's defaults, level by level."""
+    """A value as the API server completes it: missing fields take the schema's defaults, level by level, and a known one that is null is missing."""
     if isinstance(value, Mapping):
         known = schema.get("properties") or {}
-        given = {**{name: each["default"] for name, each in known.items() if "default" in each}, **value}
+        told = {name: each for name, each in value.items() if each is not None or name not in known}
+        given = {**{name: each["default"] for name, each in known.items() if "default" in each}, **told}
         others = schema.get("additionalProperties")
         inner = others if isinstance(others, Mapping) else {}
         return {name: defaulted(known.get(name, inner), each) for name, each in given.items()}

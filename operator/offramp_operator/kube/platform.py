@@ -186,10 +186,10 @@ class KubePlatform:
             return None
         memory = self._memory(key, uid_of(obj))
         memory.versions = {(SERVICE, key.name): _version(obj)}
+        self._turns.note(key, Member(counts=False))  # one that cannot be read must not keep the others waiting
         try:
             service = service_from_manifest(obj)
         except InvalidSpecError as error:
-            self._turns.note(key, Member(counts=False))
             await self._report_invalid_spec(obj, error)
             raise
         turn = self._turn(key, service, memory)
@@ -292,7 +292,7 @@ class KubePlatform:
         """Look whose turn it is; returns the services that are to be woken for it."""
         if not self._turns.standing("Waiting"):
             return frozenset()
-        woken = self._turns.look(self._cache.names(SERVICE))
+        woken = self._turns.woken(services=len(self._cache.names(SERVICE)))
         for key in woken:
             self._changes[key] = self._changes.get(key, 0) + 1
         return woken
@@ -310,16 +310,15 @@ class KubePlatform:
         live, asked = self._cache.get(DEPLOYMENT, service.namespace, service.name), self._workers.image
         memory.image, memory.kept = asked, None
         if live is None or not pods.controls(service.uid, live):
-            self._turns.note(key, Member(counts=False))
             return None
-        mark, image = _template_mark(msgspec.json.decode(content(live))), administrators_image(service, live)
+        deployed = msgspec.json.decode(content(live))
+        mark, image = _template_mark(deployed), administrators_image(service, deployed)
         wanted = self._digest_with(asked, service, memory, trial=False)
         served = service.status.settled_generation == service.generation
-        behind = wanted is not None and mark != wanted and not brought_back(service, wanted)
-        waits = behind and (served or image not in (None, asked))
-        busy = service.status.capacity.peak_rate > 0
-        self._turns.note(key, member(service, live, waits=waits, counts=served and image == asked, busy=busy))
-        if not waits or self._turns.may_go(key, self._cache.names(SERVICE)):
+        given_up = bool(wanted and brought_back(service, wanted))
+        waits = wanted is not None and mark != wanted and not given_up and (served or image not in (None, asked))
+        self._turns.note(key, member(service, live, waits=waits, counts=served and (image == asked or given_up)))
+        if not waits or self._turns.may_go(key, services=len(self._cache.names(SERVICE))):
             return None
         memory.image, memory.kept = image or asked, mark if served else None
         return self._turns.told()
