@@ -37,6 +37,7 @@ from kubernetes import config as kubernetes_config
 
 from bench.fleet.api import load_starter
 from offramp_cli.daytwo.lint import lint_text
+from offramp_cli.documents import Loader
 from offramp_cli.manifest import load_intent, notes
 from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import TrainingOrder
@@ -343,10 +344,17 @@ class Cluster:
                         self.api.request("DELETE", f"{path}/{item['metadata']['name']}")
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes what a reader would take for a number."""
+
+
+_Dumper.yaml_implicit_resolvers = Loader.yaml_implicit_resolvers
+
+
 def one(number: int, cluster: Cluster, folder: Path, report: Report) -> None:
     """One manifest through every door."""
     manifest = made(number)
-    text = yaml.safe_dump(manifest, allow_unicode=True) if number % 2 else json.dumps(manifest)
+    text = yaml.dump(manifest, Dumper=_Dumper, allow_unicode=True) if number % 2 else json.dumps(manifest)
     clean = read_here(text, number, folder, report)
     stored, said = cluster.takes(manifest)
     taken = stored is not None

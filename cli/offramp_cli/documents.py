@@ -22,19 +22,19 @@ class TooMuchError(yaml.YAMLError):
         self.problem, self.problem_mark = problem, mark
 
 
-class _Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):
     """Plain scalars as kubectl takes them, and so JSON in its whole width: ``1e3`` is a number, a date and ``12:30:45`` are texts."""
 
 
 _OTHERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
-_Loader.yaml_implicit_resolvers = {
+Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in known if tag not in _OTHERS]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
+Loader.add_implicit_resolver(
     _OTHERS[0], re.compile(r"^[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)$"), list("-+0123456789")
 )
-_Loader.add_implicit_resolver(
+Loader.add_implicit_resolver(
     _OTHERS[1],
     re.compile(
         r"^(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
@@ -60,7 +60,7 @@ def documents(text: str) -> Iterator[Document]:
         The text is no YAML, or more than a manifest can be.
     """
     try:
-        nodes = list(yaml.compose_all(text, Loader=_Loader))
+        nodes = list(yaml.compose_all(text, Loader=Loader))
     except RecursionError as error:
         raise TooMuchError(f"nested more than {DEEPEST} deep") from error
     for node in nodes:
@@ -73,7 +73,7 @@ def documents(text: str) -> Iterator[Document]:
 
 def constructed(node: yaml.Node) -> Any:
     """The value of a node, as JSON could have said it."""
-    loader = _Loader("")
+    loader = Loader("")
     try:
         return _plain(loader.construct_document(node))
     except (ValueError, OverflowError) as error:  # what a tag forces into another type

@@ -207,6 +207,8 @@ def _told(error: Any) -> tuple[str, str]:
 
 
 def _rule(rule: str, wanted: Any) -> str:
+    if rule == "type" and isinstance(wanted, list):
+        wanted = wanted[0]  # or null
     words = {
         "enum": lambda: f"must be one of {', '.join(map(str, wanted))}",
         "type": lambda: (
