@@ -166,7 +166,10 @@ def test_one_service_takes_a_new_image_and_the_others_follow_as_it_is_proven(ser
             assert s.turns["s0"] is None
             await s.complete("s0")
             assert await s.look() == ["2", "1", "1", "1", "1"], "available is not proven"
+            assert s.platform.take_turns() == {ServiceKey(s.namespace, "s0")}
             s.now += PROVEN_SECONDS
+            assert s.platform.take_turns() == {ServiceKey(s.namespace, "s1")}, "whose turn it is, is woken"
+            assert s.platform.take_turns() == frozenset()
             assert await s.look() == ["2", "2", "1", "1", "1"]
             s.operator("offramp/worker:2")
             assert await s.look() == ["2", "2", "1", "1", "1"], "another process goes on where this one was"
