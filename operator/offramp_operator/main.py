@@ -51,6 +51,7 @@ WORKERS = 64  # passes under way; most of one is waiting for workers, which may 
 NETWORK_POLICIES = ("None", "Ingress", "IngressAndEgress")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 STUCK_SECONDS = 600.0
+TURN_SECONDS = 2.0  # between two looks whose turn it is
 M_ARENA_MAX, ARENAS = -8, 2  # of mallopt(3)
 NEW_OBJECTS = 20_000  # between two looks for garbage in cycles, of which there is hardly any
 STOP_SECONDS = 15.0  # within the pod's grace period, with time left to release the Lease
@@ -332,18 +333,21 @@ class Operator:
             clock=time.monotonic,
             jitter=random.random,
         )
+        self._metrics.pace(platform.standing)
         self._catching_up = {ServiceKey(*name) for name in cache.names(SERVICE)}
         log_event("listed", f"{len(self._catching_up)} services", seconds=_process_seconds())
         for key in self._catching_up:
             queue.add(key)
         working = asyncio.create_task(queue.run(), name="queue")
         growing = asyncio.create_task(self._take_more(shards, feed, client), name="shards")
+        turning = asyncio.create_task(_take_turns(platform, queue), name="turns")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
-        await asyncio.wait({working, growing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        ended = [task for task in (working, growing) if task.done()]
+        parts = {working, growing, turning, stopping}
+        await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        ended = [task for task in (working, growing, turning) if task.done()]
         queue.stop()
         await asyncio.wait({working}, timeout=STOP_SECONDS)
-        for task in (working, growing, stopping):
+        for task in parts:
             task.cancel()
         for task in ended:
             task.result()
@@ -445,6 +449,14 @@ class Operator:
         if self._leads and not self._synced:
             return "leading, but what belongs to its shards is not listed to the end yet"
         return self._alive()
+
+
+async def _take_turns(platform: KubePlatform, queue: WorkQueue[ServiceKey]) -> None:
+    """Wake services whose turn has come to take what the administrator asks for."""
+    while True:
+        for key in platform.take_turns():
+            queue.add(key)
+        await asyncio.sleep(TURN_SECONDS)
 
 
 def _process_seconds() -> float:

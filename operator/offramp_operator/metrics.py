@@ -11,6 +11,8 @@ import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from offramp_core.control.capacity import headroom
 from offramp_core.control.objects import FINISHED, Config, Measured, Rollout, RolloutStatus, ServiceStatus
+from offramp_core.control.pace import Standing
 from offramp_core.control.snapshot import Decision, Worker
 from offramp_core.control.spec import ServiceSpec
 from offramp_operator.shell.onlook import Seen
@@ -90,6 +93,7 @@ UNITS: Mapping[str, str] = {
     "earlyexit_operator_acknowledgement_duration_seconds": "seconds by documents",
     "earlyexit_operator_leader": "",
     "earlyexit_operator_queue_keys": "keys",
+    "earlyexit_operator_fleet_services": "services",
     "earlyexit_operator_reconcile_duration_seconds": "seconds by passes",
     "earlyexit_operator_reconcile_errors_total": "passes",
     "earlyexit_operator_reconcile_total": "passes",
@@ -162,6 +166,13 @@ class Metrics:
             registry=self.registry,
         )
         self._queued = Gauge("earlyexit_operator_queue_keys", "Services that wait for a pass.", registry=self.registry)
+        self._paced = Gauge(
+            "earlyexit_operator_fleet_services",
+            "Services of this process by how they stand with what the administrator wants workers to run: Waiting for their turn, UnderWay, Proven, Failed (which stops those that wait), "
+            "Apart (the user's own change is under way, or there are no workers).",
+            ["standing"],
+            registry=self.registry,
+        )
         self._acknowledged = Histogram(
             "earlyexit_operator_acknowledgement_duration_seconds",
             "From a plan document's publication to the pass that found it in force in every ready worker; canary tells whether the document "
@@ -174,6 +185,11 @@ class Metrics:
         self.registry.register(_Services(self._services))
 
     # --- the process ---------------------------------------------------------------------------------
+
+    def pace(self, standing: Callable[[Standing], int]) -> None:
+        """Show how many services stand in each way, counted when somebody scrapes."""
+        for how in get_args(Standing):
+            self._paced.labels(how).set_function(partial(standing, how))
 
     def reconciled(self, seconds: float, *, failed: bool) -> None:
         """One pass has ended."""

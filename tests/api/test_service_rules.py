@@ -151,7 +151,9 @@ RULES: list[Rule] = [
     Rule("spec.replicas", 0, -1, "should be greater than or equal to 0"),
     Rule("spec.replicas", 1000, 1001, "should be less than or equal to 1000"),
     Rule("spec.suspend", True, "yes", "must be of type boolean"),
-    Rule("spec.updatePolicy.type", "Availability", "Recreate", 'Unsupported value: "Recreate"'),
+    Rule("spec.updatePolicy.type", "Recreate", "OnDelete", 'Unsupported value: "OnDelete"'),
+    Rule("spec.updatePolicy.recreateDeadline", "90s", "0s", "recreateDeadline must be a number above 0"),
+    Rule("spec.updatePolicy", {"type": "ResourceAware", "sideBySide": {}}, {"type": "Recreate", "sideBySide": {}}, "type Recreate has room for one"),
     Rule("spec.updatePolicy.surgeDeadline", "0s", "soon", "surgeDeadline must be a number with the unit us, ms, s, m or h"),
     Rule("spec.updatePolicy.sideBySide", {}, {"share": 20}, 'unknown field "spec.updatePolicy.sideBySide.share"'),
     Rule("spec.updatePolicy.sideBySide", {"weight": 50}, {"weight": 51}, "should be less than or equal to 50"),
@@ -321,7 +323,7 @@ def test_every_default_comes_from_the_schema(api: Any, manifests: Any) -> None:
             "historyLimit": 10,
             "steps": [{"weight": 5}, {"weight": 25}, {"weight": 50}],
         },
-        "updatePolicy": {"type": "Auto", "surgeDeadline": "5m"},
+        "updatePolicy": {"type": "Auto", "surgeDeadline": "5m", "recreateDeadline": "10m"},
         "suspend": False,
     }
 

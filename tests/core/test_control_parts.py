@@ -115,7 +115,7 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
         ("autoscaling", {"maxReplicas": 2, "targetInFlight": 8, "minReplicas": 0}, "spec.autoscaling.minReplicas"),
         ("autoscaling", {"maxReplicas": 2, "targetInFlight": 8, "minReplicas": 3}, "spec.autoscaling.maxReplicas"),
         ("autoscaling", {"maxReplicas": 2, "targetInFlight": 8, "metric": "cpu"}, "spec.autoscaling.metric"),
-        ("updatePolicy", {"type": "Recreate"}, "spec.updatePolicy.type"),
+        ("updatePolicy", {"type": "OnDelete"}, "spec.updatePolicy.type"),
         ("updatePolicy", {"surgeDeadline": "soon"}, "spec.updatePolicy.surgeDeadline"),
         ("updatePolicy", {"sideBySide": {"weight": 51}}, "spec.updatePolicy.sideBySide.weight"),
         ("updatePolicy", {"sideBySide": {"weight": 0}}, "spec.updatePolicy.sideBySide.weight"),

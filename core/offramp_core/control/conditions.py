@@ -27,7 +27,8 @@ from offramp_core.control.objects import (
     VersionStatus,
     WorkersStatus,
 )
-from offramp_core.control.snapshot import RouteTrouble, Scaling, Worker
+from offramp_core.control.recreate import interruption
+from offramp_core.control.snapshot import RouteTrouble, Scaling, Turn, Worker
 from offramp_core.control.spec import Autoscaling
 from offramp_core.control.update import Update
 from offramp_core.control.versions import Version
@@ -63,6 +64,7 @@ class Facts:
     ramp_sets: RampSetStatus = field(default_factory=RampSetStatus)
     version: Version = field(default_factory=Version)
     route: RouteTrouble | None = None
+    turn: Turn | None = None
 
     @property
     def desired(self) -> int:
@@ -299,9 +301,16 @@ def _training(facts: Facts) -> list[Condition]:
 
 
 def _updating(facts: Facts) -> list[Condition]:
-    """Said only while workers are being replaced, also where the operator's administrator changed what they run."""
+    """Said while workers are being replaced, also where the operator's administrator changed what they run, and after an interruption how long it was."""
     update = facts.update
-    return [_condition(ConditionType.WORKERS_UPDATING, "True", update.reason, update.message)] if update.reason else []
+    if update.reason:
+        return [_condition(ConditionType.WORKERS_UPDATING, "True", update.reason, update.message)]
+    if facts.turn is not None:
+        return [_condition(ConditionType.WORKERS_UPDATING, "True", facts.turn.reason, facts.turn.message)]
+    if update.status.silent_seconds:
+        said = interruption(update.status)
+        return [_condition(ConditionType.WORKERS_UPDATING, "False", Reason.RECREATED, said)]
+    return []
 
 
 def _on_trial(facts: Facts) -> list[Condition]:
@@ -347,15 +356,12 @@ def _user_generation(facts: Facts, settled_generation: int) -> list[Condition]:
                 or f"{len(facts.ready)} of {facts.desired} workers are ready with this generation"
             )
         why = "; ".join(pending) or "waiting for every worker to acknowledge"
-        reconciling = _condition(
-            ConditionType.RECONCILING, "True", Reason.NO_ROOM_TO_SURGE if held else Reason.PROGRESSING, why
-        )
+        failed = blocked.reason == Reason.RECREATE_FAILED
+        stopped = Reason.RECREATE_FAILED if failed else Reason.NO_ROOM_TO_SURGE
+        reconciling = _condition(ConditionType.RECONCILING, "True", stopped if held else Reason.PROGRESSING, why)
         if reason and reason in STALLING:
             return [reconciling, _condition(ConditionType.STALLED, "True", reason, message)]
-        return [
-            reconciling,
-            *([_condition(ConditionType.STALLED, "True", Reason.NO_ROOM_TO_SURGE, why)] if held else []),
-        ]
+        return [reconciling, *([_condition(ConditionType.STALLED, "True", stopped, why)] if held else [])]
     return []
 
 

@@ -31,6 +31,7 @@ from offramp_core.control.objects import (
     TuningStatus,
     ring,
 )
+from offramp_core.control.recreate import interruption, recreated, recreates
 from offramp_core.control.rest import Rest, at_rest
 from offramp_core.control.rollout import (
     CANARY_SERVES,
@@ -132,24 +133,32 @@ def _update(snapshot: Snapshot, now: float) -> Update:
     before, version = service.status.update, service.status.version
     if version.phase == "Promoting" and version.strategy == "Replace":  # there was no room for one more before
         before = replace(before, strategy="Replace")
-    return next_update(
-        UpdateView(
-            before=before,
-            policy=service.spec.update_policy,
-            workers=snapshot.workers,
-            desired=snapshot.desired,
-            utilisation=snapshot.load.utilisation,
-            now=now,
-            watched_since=snapshot.watched_since,
-        )
+    view = UpdateView(
+        before=before,
+        policy=service.spec.update_policy,
+        workers=snapshot.workers,
+        desired=snapshot.desired,
+        utilisation=snapshot.load.utilisation,
+        now=now,
+        watched_since=snapshot.watched_since,
+        asked=snapshot.template,
     )
+    return recreated(view) if recreates(view) else next_update(view)
 
 
 def _update_events(service: Service, update: Update) -> tuple[Event, ...]:
-    """One when an update is held, and one when it goes on in place."""
+    """One when an update is held, one when it goes on in place, and those of an interruption: its beginning and its end."""
     told = next((c.reason for c in service.status.conditions if c.type == ConditionType.WORKERS_UPDATING), "")
     if update.held and told != update.reason:
-        return (Event(Reason.NO_ROOM_TO_SURGE, update.message, warning=True),)
+        failed = update.reason == Reason.RECREATE_FAILED
+        reason = Reason.RECREATE_FAILED if failed else Reason.NO_ROOM_TO_SURGE
+        return (Event(reason, update.message, warning=True),)
+    if update.reason == Reason.NEW_WORKERS_FAIL and told != update.reason:
+        return (Event(Reason.NEW_WORKERS_FAIL, update.message, warning=True),)
+    if update.reason == Reason.RECREATING and told != update.reason:
+        return (Event(Reason.RECREATING, update.message, warning=True),)
+    if told == Reason.RECREATING and update.status.silent_seconds and not update.reason:
+        return (Event(Reason.RECREATED, interruption(update.status)),)
     if update.reason == Reason.REPLACING and told not in ("", update.reason):
         return (Event(Reason.REPLACING_IN_PLACE, f"no room for one worker more; {update.message}"),)
     return ()
@@ -180,6 +189,7 @@ def _without_workers(snapshot: Snapshot, trial: _Trial, now: float) -> Decision:
         capacity=_capacity(snapshot, now),
         version=trial.version,
         route=snapshot.route,
+        turn=snapshot.turn,
     )
     # Scaled to zero there is nobody to wait for: without this the generation would be reconciling for ever.
     settled = service.generation if not facts.desired and facts.settled else service.status.settled_generation
@@ -954,6 +964,7 @@ class _Pass:
             ramp_sets=self.ramp_sets,
             version=self.version,
             route=self.snapshot.route,
+            turn=self.snapshot.turn,
         )
         observed, latency, n, k = observe(facts, *self.served.chain(stable.plan.precision))
         facts = replace(facts, capacity=self._capacity(stable, rollout, n=n, k=k))

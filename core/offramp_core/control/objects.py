@@ -358,10 +358,21 @@ class WorkersStatus:
 
 @dataclass(frozen=True, slots=True)
 class UpdateStatus:
-    """How workers are being replaced; empty while all run what the spec asks for. ``no_room_at`` is since when one more finds no room."""
+    """How workers are being replaced; empty while all run what the spec asks for, but for ``serving`` and ``silent_seconds``.
 
-    strategy: Literal["", "Surge", "Replace"] = ""
+    ``no_room_at`` is since when one more finds no room. Where the only worker goes before its successor comes (``Recreate``), ``serving`` is the digest of the pods that served last, ``asked`` of those
+    that are tried since ``tried_at``, or were given up for them (``Return``) for ``failure``. ``silent_at`` is since when nobody answers for it,
+    ``silent_seconds`` how long nobody did the last time.
+    """
+
+    strategy: Literal["", "Surge", "Replace", "Recreate", "Return"] = ""
     no_room_at: float | None = None
+    serving: str = ""
+    asked: str = ""
+    tried_at: float | None = None
+    silent_at: float | None = None
+    silent_seconds: float = 0.0
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)

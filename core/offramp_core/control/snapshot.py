@@ -22,7 +22,7 @@ class Worker:
     ``ready`` is the platform's readiness (pod condition, process health). ``current`` says that it runs the template the spec asks for
     now; ``trial`` that it serves the version on trial, beside those of the other one. ``ending`` says that it is on its way out. ``failure`` is why the platform cannot run it, in one sentence; ``no_room`` that another
     worker's leaving may cure it. ``state`` and ``observations`` are the last successful pull, or None.
-    ``distrusted`` says why nothing this process reports is believed until it restarts; empty where it is.
+    ``distrusted`` says why nothing this process reports is believed until it restarts; empty where it is. ``template`` is the digest of what it was made of.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Worker:
     state: WorkerState | None = None
     observations: Observations | None = None
     distrusted: str = ""
+    template: str = ""
 
     @property
     def trouble(self) -> tuple[MaybeReason, str]:
@@ -130,6 +131,14 @@ class RouteTrouble:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """Why the workers of a service are not yet what the administrator asks for: the reason of a condition, and a sentence."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything one decision may look at. ``watched_since`` is when this process began to look at the service, by its own clock.
 
@@ -137,6 +146,7 @@ class Snapshot:
     ramp-set store and trains; ``training`` is what it tells of the last training.
     ``watch`` is what the last decision of this process returned, None at its first.
     ``scaling`` is None where ``spec.replicas`` says how many workers there are, ``route`` where nothing is wrong with a route through a Gateway.
+    ``template`` is the digest of the workers that the spec asks for now, empty where there can be none. ``turn`` is None where nothing of the administrator's waits.
     """
 
     service: Service
@@ -155,6 +165,8 @@ class Snapshot:
     training: TrainingReport | None = None
     route: RouteTrouble | None = None
     watch: Watch | None = None
+    template: str = ""
+    turn: Turn | None = None
 
     @property
     def desired(self) -> int:

@@ -29,7 +29,7 @@ from offramp_core.control.objects import (
 )
 from offramp_core.control.snapshot import Event, Worker
 from offramp_core.control.spec import SideBySide
-from offramp_core.control.update import UpdateView, next_update, resting_strategy
+from offramp_core.control.update import UpdateView, failures_allowed, next_update, resting_strategy
 from offramp_core.evidence.exposure import audits_needed, reached
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.reasons import AnyReason, ConditionType, MaybeReason, Reason
@@ -38,7 +38,6 @@ from offramp_core.sketch import bucket_index
 PROMOTE, ABORT = "promote", "abort"  # requests by annotation, as VERB/TIME
 ON_TRIAL = frozenset({"Starting", "Comparing", "AwaitingPromotion", "Promoting"})
 SERVES_BESIDE = frozenset({"Starting", "Comparing", "AwaitingPromotion"})
-FAILED_SHARE = 0.01  # of batches; more is a broken model
 HARMFUL_FACTOR = 3.0  # a version at three times a bound is what a gate must be able to notice
 WORSE = 1.5  # a version may miss so many times what the other one misses, as both have the same load
 MOST_MISSED = 0.9  # above it there is nothing to compare
@@ -416,10 +415,10 @@ def _wait_for_room(view: VersionView) -> Version:
         view.watched_since,
     )
     found = next_update(asked)
-    refused = asked.refused
+    refused, how = asked.refused, found.status.strategy
     status = replace(
         status,
-        strategy=found.status.strategy or status.strategy,
+        strategy=how if how == "Surge" or how == "Replace" else status.strategy,  # noqa: PLR1714 - narrows
         no_room_at=found.status.no_room_at,
         phase_started_at=view.now if status.no_room_at is not None and refused is None else status.phase_started_at,
     )
@@ -475,7 +474,7 @@ def read_gates(view: VersionView, *, old: VersionTally, new: VersionTally) -> tu
     (the design effect of clusters; Kish, Survey Sampling, 1965).
     """
     alpha = (1 - view.service.spec.rollout.confidence) / N_GATES
-    failing = min(MOST_MISSED, max(FAILED_SHARE, 2 * old.failed / old.batches if old.batches >= MIN_REQUESTS else 0.0))
+    failing = failures_allowed(old.batches, old.failed)
     allowed = 1 - view.service.spec.latency_percentile / 100
     missing = min(MOST_MISSED, max(allowed, WORSE * old.missed / old.came if old.came >= MIN_REQUESTS else 0.0))
     together = max(1.0, new.squares / new.rows) if new.rows else 1.0

@@ -15,6 +15,7 @@ import msgspec
 
 from offramp_core.control.capacity import floor_in_force
 from offramp_core.control.objects import Condition, ConfigStatus, ModelSource, RolloutStatus, Service, ServiceStatus
+from offramp_core.control.pace import Member, Standing
 from offramp_core.control.snapshot import (
     Event,
     NewConfig,
@@ -23,9 +24,10 @@ from offramp_core.control.snapshot import (
     Scaling,
     TrainingOrder,
     TrainingReport,
+    Turn,
 )
 from offramp_core.control.spec import Gateway
-from offramp_core.control.update import strategy_in_force
+from offramp_core.control.update import brought_back, strategy_in_force
 from offramp_core.control.versions import Split, request_share, split_in_force
 from offramp_core.errors import InvalidSpecError, OfframpError
 from offramp_core.protocol import PlanDocument, SignedDocument
@@ -66,6 +68,7 @@ from offramp_operator.kube.kinds import (
 )
 from offramp_operator.kube.scaling import Scalers, handed_over, holds_replicas_alone, scalers, scaling
 from offramp_operator.kube.slim import content, slim
+from offramp_operator.kube.turns import TurnKeeper, administrators_image, member
 from offramp_operator.kube.watch import service_key
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.manifests import (
@@ -120,11 +123,12 @@ class _Memory:
 
     ``scaler`` is the user's autoscaler that was last seen. ``refused`` is the last training whose Job could not be made.
     ``versions`` are the resource versions that the present pass decided on; its writes go through only on those. ``leaving_since`` is when workers
-    on trial were found that are to go as soon as no Gateway sends them requests.
+    on trial were found that are to go as soon as no Gateway sends them requests. ``earlier`` are the pods that were brought back, by their digest.
+    ``image`` is the administrator's image that the pods are to have now, and ``kept`` the digest of pods that stay as they are until the service's turn comes.
     """
 
     uid: str
-    templates: dict[bool, tuple[tuple[int, ModelSource], str | None]] = field(default_factory=dict)
+    templates: dict[tuple[bool, str], tuple[tuple[int, ModelSource], str | None]] = field(default_factory=dict)
     applied: dict[str, _Applied] = field(default_factory=dict)
     problem: _Problem | None = None
     route_problem: _Problem | None = None
@@ -132,6 +136,9 @@ class _Memory:
     scaler: Scaling | None = None
     scaler_seen_at: float = 0.0
     refused: TrainingReport | None = None
+    earlier: tuple[str, Object] | None = None
+    image: str = ""
+    kept: str | None = None
     versions: dict[tuple[Kind, str], str] = field(default_factory=dict)
 
 
@@ -168,6 +175,7 @@ class KubePlatform:
         self._monotonic = monotonic
         self._memories: dict[ServiceKey, _Memory] = {}
         self._changes: dict[ServiceKey, int] = {}
+        self._turns = TurnKeeper(clock=clock, monotonic=monotonic)
         cache.tell(self._note)
 
     def _note(self, obj: Object) -> None:
@@ -188,11 +196,13 @@ class KubePlatform:
             return None
         memory = self._memory(key, uid_of(obj))
         memory.versions = {(SERVICE, key.name): _version(obj)}
+        self._turns.note(key, Member(counts=False))  # one that cannot be read must not keep the others waiting
         try:
             service = service_from_manifest(obj)
         except InvalidSpecError as error:
             await self._report_invalid_spec(obj, error)
             raise
+        turn = self._turn(key, service, memory)
         configs = self._children(memory, CONFIG)
         rollouts = tuple(rollout_from_manifest(child) for child in self._children(memory, ROLLOUT))
         return Gathered(
@@ -206,6 +216,8 @@ class KubePlatform:
             can_train=service.spec.store_claim is not None,
             training=self._training(service, memory),
             route=self._route_trouble(service, memory),
+            template=self._template(service, memory, trial=False) or "",
+            turn=turn,
         )
 
     def _training(self, service: Service, memory: _Memory) -> TrainingReport | None:
@@ -266,17 +278,60 @@ class KubePlatform:
 
     def _template(self, service: Service, memory: _Memory, *, trial: bool) -> str | None:
         """Digest of the pods that the main Deployment, or that of the trial, should have now."""
+        if not trial and memory.kept is not None:
+            return memory.kept
+        return self._digest_with(memory.image, service, memory, trial=trial)
+
+    def _digest_with(self, image: str, service: Service, memory: _Memory, *, trial: bool) -> str | None:
         if not trial:
             service = split_in_force(service, 0, scaled=False).main
         made_of = service.generation, ModelSource.of(service.spec)
-        known = memory.templates.get(trial)
+        known = memory.templates.get((trial, image))
         if known is None or known[0] != made_of:
             try:
-                known = made_of, manifests.template_digest(service, self._workers, trial=trial)
+                settings = replace(self._workers, image=image)
+                known = made_of, manifests.template_digest(service, settings, trial=trial)
             except InvalidSpecError:
                 known = made_of, None
-            memory.templates[trial] = known
+            memory.templates[trial, image] = known
         return known[1]
+
+    # --- whose turn it is to be changed by the administrator ---------------------------------------------
+
+    def take_turns(self) -> frozenset[ServiceKey]:
+        """Look whose turn it is; returns the services that are to be woken for it."""
+        if not self._turns.standing("Waiting"):
+            return frozenset()
+        woken = self._turns.woken(services=len(self._cache.names(SERVICE)))
+        for key in woken:
+            self._changes[key] = self._changes.get(key, 0) + 1
+        return woken
+
+    def standing(self, how: Standing) -> int:
+        """How many services stand in one way with what the administrator asks for."""
+        return self._turns.standing(how)
+
+    def _turn(self, key: ServiceKey, service: Service, memory: _Memory) -> Turn | None:
+        """Why the workers stay as they are, where they are not what the administrator asks for. Decides what they are to be until then.
+
+        What differs although the user's spec has been served before is the administrator's change. While a spec is still to be served, its pods are made with the image that
+        the others have.
+        """
+        live, asked = self._cache.get(DEPLOYMENT, service.namespace, service.name), self._workers.image
+        memory.image, memory.kept = asked, None
+        if live is None or not pods.controls(service.uid, live):
+            return None
+        deployed = msgspec.json.decode(content(live))
+        mark, image = _template_mark(deployed), administrators_image(service, deployed)
+        wanted = self._digest_with(asked, service, memory, trial=False)
+        served = service.status.settled_generation == service.generation
+        given_up = bool(wanted and brought_back(service, wanted))
+        waits = wanted is not None and mark != wanted and not given_up and (served or image not in (None, asked))
+        self._turns.note(key, member(service, live, waits=waits, counts=served and (image == asked or given_up)))
+        if not waits or self._turns.may_go(key, services=len(self._cache.names(SERVICE))):
+            return None
+        memory.image, memory.kept = image or asked, mark if served else None
+        return self._turns.told()
 
     def _problem(self, service: Service, memory: _Memory) -> WorkerEndpoint | None:
         """What keeps workers from being made at all, as a worker that does not come."""
@@ -376,7 +431,7 @@ class KubePlatform:
         live = await self._live(DEPLOYMENT, service.namespace, name)
         if service.spec.may_move and service.proven_digest is None:
             n = min(n, max(1, _replicas(live)))
-        body = manifests.deployment(service, identity, self._workers, replicas=n, trial=True)
+        body = manifests.deployment(service, identity, self._settings(memory), replicas=n, trial=True)
         await self._ensure(memory, DEPLOYMENT, body)
 
     async def _ensure_scaled(self, memory: _Memory, service: Service, identity: WorkerIdentity) -> None:
@@ -393,10 +448,13 @@ class KubePlatform:
         body = manifests.deployment(
             split.main,
             identity,
-            self._workers,
+            self._settings(memory),
             replicas=min(split.n_main, at_most) if decides is None or live is None else None,
             strategy=strategy_in_force(service, desired),
         )
+        if memory.kept is not None and _template_mark(body["spec"]) != memory.kept:
+            return  # more than the image differs, such as what another release makes of a spec
+        await self._bring_back(memory, service, live, body)
         changes = live is not None and _template_mark(msgspec.json.decode(content(live))) != _template_mark(
             body["spec"]
         )
@@ -414,6 +472,32 @@ class KubePlatform:
         await self._ensure(memory, DEPLOYMENT, body, hands_over=given)
         if own is not None:
             await self._ensure(memory, AUTOSCALER, own)
+
+    def _settings(self, memory: _Memory) -> manifests.WorkerSettings:
+        """What the administrator decided, with the image that the service's turn has come for."""
+        return replace(self._workers, image=memory.image or self._workers.image)
+
+    async def _bring_back(self, memory: _Memory, service: Service, live: Object | None, body: Object) -> None:
+        """Put the pods that served before into the Deployment where those that the spec asks for failed. Kubernetes keeps them in a ReplicaSet."""
+        wanted = brought_back(service, self._template(service, memory, trial=False) or "")
+        if not wanted or live is None:
+            memory.earlier = None
+            return
+        if memory.earlier is None or memory.earlier[0] != wanted:
+            memory.earlier = await self._earlier_pods(live, wanted)
+        if memory.earlier is not None:
+            body["spec"]["template"] = memory.earlier[1]
+
+    async def _earlier_pods(self, deployment: Object, wanted: str) -> tuple[str, Object] | None:
+        for known in self._cache.owned(REPLICA_SET, uid_of(deployment)):
+            found = await self._client.get(REPLICA_SET, namespace_of(known), name_of(known))
+            if found is not None and _template_mark(found["spec"]) == wanted:
+                return wanted, manifests.pods_of(found)
+        told = (
+            f"{namespace_of(deployment)}/{name_of(deployment)}: no ReplicaSet has the pods {wanted} that served before"
+        )
+        log_event("earlier-pods-gone", told, level=logging.WARNING)
+        return None
 
     async def _ensure(self, memory: _Memory, kind: Kind, desired: Object, *, hands_over: int | None = None) -> None:
         """Apply an object where it differs. ``hands_over`` is the number of workers with which an autoscaler begins."""
@@ -720,7 +804,9 @@ class KubePlatform:
         """Make the Job. What the API server refuses for good (a quota, an admission rule) is a training that failed."""
         try:
             main = split_in_force(service, 0, scaled=False).main  # ramps are trained for the model that serves
-            await self._make_job(service, manifests.training_job(main, order, self._workers))
+            await self._make_job(
+                service, manifests.training_job(main, order, self._settings(self._memory(_key(service))))
+            )
         except (InvalidSpecError, NameTakenError, ApiError) as error:
             said = error.message if isinstance(error, ApiError) else str(error)
             message = f"no Job could be made: {said}"
@@ -790,6 +876,7 @@ class KubePlatform:
 
     def _forget(self, key: ServiceKey) -> None:
         self._memories.pop(key, None)
+        self._turns.forget(key)
         self._changes.pop(key, None)
 
 

@@ -86,6 +86,7 @@ def endpoint(pod: Object, *, current: bool, ended: Iterable[Object] = ()) -> Wor
         failure_reason=reason,
         no_room=not ending and crowded_out(pod),
         ending=ending,
+        template=_template(pod) or "",
         admin_url=admin_url(pod),
     )
 

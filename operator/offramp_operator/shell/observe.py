@@ -355,6 +355,7 @@ class Observer:
             no_room=endpoint.no_room,
             ending=endpoint.ending,
             trial=endpoint.trial,
+            template=endpoint.template,
             state=None if silent else seen.state,
             # The last counts stay: a process that is slow to answer has not lost the audits it reported.
             observations=seen.observations,

@@ -399,6 +399,8 @@ def _snapshot(
         training=gathered.training,
         route=gathered.route,
         watch=watch,
+        template=gathered.template,
+        turn=gathered.turn,
     )
 
 
@@ -422,9 +424,13 @@ def _acts(decision: Decision, gathered: Gathered) -> bool:
 
 
 def _in_motion(decision: Decision) -> bool:
-    """Whether workers are being replaced or a new spec is on its way: what is decided then hangs on the time that has passed."""
+    """Whether workers are being replaced or a new spec is on its way: what is decided then hangs on the time that has passed.
+
+    A service that waits for its turn is told when it comes.
+    """
     moving = (ConditionType.RECONCILING, ConditionType.WORKERS_UPDATING)
-    return any(c.type in moving and c.status == "True" for c in decision.status.conditions)
+    waits = (Reason.WAITING_FOR_TURN, Reason.FLEET_UPDATE_STOPPED)
+    return any(c.type in moving and c.status == "True" and c.reason not in waits for c in decision.status.conditions)
 
 
 def _lives(gathered: Gathered) -> bool:
