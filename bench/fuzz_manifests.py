@@ -26,7 +26,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -421,11 +421,11 @@ def run(count: int, *, start: int = 0, api: Any = None) -> Report:
     return report
 
 
-def main() -> int:
+def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--start", type=int, default=0, help="number of the first manifest")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     started = time.monotonic()
     report = run(arguments.count, start=arguments.start)
     print("\n".join(report.findings))

@@ -10,6 +10,7 @@ by its ``boot_id``, so a restart can never be mistaken for a counter that went b
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,6 +22,11 @@ Arm = Literal["stable", "canary", "holdback"]
 def slice_number(name: str) -> int:
     """What stands for a slice in records: the same number everywhere, whatever else is declared; 0 for requests that name none."""
     return zlib.crc32(name.encode()) & 0x7FFFFFFF if name else 0
+
+
+def stream_number(name: str) -> int:
+    """What stands for a stream in records: the same number everywhere; 0 for requests that name none."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1 if name else 0
 
 
 _OF_A_CLASS = "class/"  # no request can mean it: names that services declare for requests have no slash
@@ -260,7 +266,9 @@ class PlanCounts:
 class RecordBlock:
     """Equal-weight records, columns as base64 little-endian arrays, rows in order of completion.
 
-    ``slice`` int32 [n] has the :func:`slice_number` of what the request named; workers of before leave it out.
+    ``slice`` int32 [n] has the :func:`slice_number` of what the request named, ``stream`` int64 [n] the :func:`stream_number`. ``draw`` and
+    ``audit_rate`` float32 [n] are the number that was drawn for the request and the probability it was compared with. Workers of before leave
+    some of these out.
     ``time`` float64 [n] (worker's clock, seconds since the epoch, at admission), ``uncertainty`` float32 [n, R], ``prediction`` int32
     [n, R], ``final`` int32 [n] (what the served executor says at the end), ``reference`` int32 [n]. R and the order of columns are those of
     the worker's state at ``ramp_set_digest``. ``first`` is the sequence number of row 0, ``next`` the one to ask for
@@ -276,6 +284,9 @@ class RecordBlock:
     final: str = ""
     reference: str = ""
     slice: str = ""
+    stream: str = ""
+    draw: str = ""
+    audit_rate: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Front:
         """
         ticket = engine.submit(
             request.x, never_exit=request.never_exit, deadline_seconds=request.deadline_seconds,
-            priority=request.priority, timeout_seconds=request.timeout_seconds, slice_name=request.slice_name, wake=False,
+            priority=request.priority, timeout_seconds=request.timeout_seconds, slice_name=request.slice_name, stream=request.stream, wake=False,
         )  # fmt: skip
         self._waiting[ticket] = _Waiting(engine, done, request.id)
         if ticket.cached:

@@ -114,13 +114,13 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
             loop.add_signal_handler(number, stop.set)
     if settings.feedback_rows:
         front.feedback = Feedback(rows=settings.feedback_rows, metrics=worker.metrics)
-    inference = Inference(worker, front)
+    inference, budget = Inference(worker, front), ByteBudget(settings.max_bodies_bytes)
     public, public_task = await listen(
         "public",
         public_app(worker, front),
         settings.host,
         settings.port,
-        protocol=connections(settings, inference=inference),
+        protocol=connections(settings, budget=budget, inference=inference),
     )
     rpc = await _listen_grpc(worker, front)
     admin, admin_task = None, None
@@ -130,7 +130,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
             admin_app(worker),
             settings.host,
             settings.admin_port,
-            protocol=connections(settings),
+            protocol=connections(settings, budget=budget),
         )
     try:
         await _load_and_wait(worker, stop, stay_up_broken=stay_up_broken)
@@ -181,13 +181,15 @@ async def _until_told(worker: Worker, *, until: float) -> None:
         await asyncio.sleep(TELL_POLL_SECONDS)
 
 
-def connections(settings: Settings, *, inference: Inference | None = None) -> Callable[..., Connection]:
+def connections(
+    settings: Settings, *, budget: ByteBudget, inference: Inference | None = None
+) -> Callable[..., Connection]:
     """What handles the connections of a port, with its limits; ``inference`` is answered on the public one."""
     return partial(
         Connection,
         inference=inference,
         refusals=Refusals() if inference is None else inference.refusals,
-        budget=ByteBudget(settings.max_bodies_bytes),
+        budget=budget,
         idle_seconds=KEEP_ALIVE_SECONDS,
         receive_seconds=settings.receive_seconds,
     )

@@ -17,7 +17,13 @@ ENOUGH_ROWS = 2_000  # to certify a plan worth five points or more, nearly alway
 POOLS_BYTES = 128 * 2**20  # of all services of an operator; some more where that is not enough for each
 _MAX_BOOTS = 4_096  # processes remembered; far more than can still hold rows of ours
 NAMES = ("ramp_id", "ramp_precision")
-COLUMNS = ("time", "uncertainty", "prediction", "final", "reference", "slice")
+ABSENT = {
+    "slice": ("<i4", 0),
+    "stream": ("<i8", 0),
+    "draw": ("<f4", 0.0),
+    "audit_rate": ("<f4", 1.0),
+}  # where nobody told
+COLUMNS = ("time", "uncertainty", "prediction", "final", "reference", "slice", "stream", "draw", "audit_rate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +37,9 @@ class RampSetKey:
 def rows_each(services: int, *, n_ramps: int) -> int:
     """Rows that the pool of each of so many services may keep while it collects no labels for a tuning.
 
-    Else an operator's memory would grow with the traffic of all its services, by megabytes each. A row has 8 bytes per ramp and 20 more.
+    Else an operator's memory would grow with the traffic of all its services, by megabytes each. A row has 8 bytes per ramp and 36 more.
     """
-    share = POOLS_BYTES // (max(1, services) * (8 * n_ramps + 20))
+    share = POOLS_BYTES // (max(1, services) * (8 * n_ramps + 36))
     return min(CAPACITY_ROWS, max(ENOUGH_ROWS, share))
 
 
@@ -104,13 +110,16 @@ class RecordPool:
         return new
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """All rows as one array per column, sorted by time (ties as they came). Where no row names a slice there is no such column, so that
-        a certificate is the same as before there were slices."""
+        """All rows as one array per column, sorted by time (ties as they came). Where no row names a slice or a stream, or all were drawn alike,
+        there is no such column, so that a certificate is the same as before there were any."""
         self._compact()
         if not self._chunks:
             shapes = {"uncertainty": (0, self.n_ramps), "prediction": (0, self.n_ramps)}
-            return {name: np.zeros(shapes.get(name, (0,))) for name in COLUMNS if name != "slice"}
-        return {name: column for name, column in self._chunks[0].items() if name != "slice" or column.any()}
+            return {name: np.zeros(shapes.get(name, (0,))) for name in COLUMNS if name not in ABSENT}
+        chunk = self._chunks[0]
+        alike = {"draw", "audit_rate"} if bool((chunk["audit_rate"] == 1).all()) else set[str]()
+        empty = {name for name in ("slice", "stream") if not chunk[name].any()}
+        return {name: column for name, column in chunk.items() if name not in alike | empty}
 
     def dump(self) -> dict[str, npt.NDArray[Any]]:
         """Everything needed to go on after a restart, as arrays for an npz file."""
@@ -132,10 +141,9 @@ class RecordPool:
         if "ahead" in arrays:
             pool._ahead = {str(boot) for boot in arrays["boot"][arrays["ahead"]]}
         if len(arrays["time"]):
-            before_slices = {
-                "slice": np.zeros(len(arrays["time"]), dtype=np.int32)
-            }  # what was kept by a version without
-            pool._append({name: {**before_slices, **arrays}[name] for name in COLUMNS})
+            n = len(arrays["time"])
+            absent = {name: np.full(n, value, dtype=kind) for name, (kind, value) in ABSENT.items()}
+            pool._append({name: {**absent, **arrays}[name] for name in COLUMNS})
         return pool
 
     def _append(self, chunk: dict[str, npt.NDArray[Any]]) -> None:

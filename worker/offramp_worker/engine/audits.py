@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.protocol import slice_number
+from offramp_core.protocol import slice_number, stream_number
 from offramp_worker.bundle.ramp_sets import input_digest
 from offramp_worker.engine.answers import LabelArray, labels
 from offramp_worker.engine.arms import Runtime
 from offramp_worker.engine.captures import Captures
+from offramp_worker.engine.counters import Origin
 from offramp_worker.engine.ramp_sets import HeldSet
 from offramp_worker.engine.sessions import Scores
 from offramp_worker.logs import log_event
@@ -32,7 +33,7 @@ class Audit:
     """A reply to be run to the reference: the input, what was ``served`` and whether it ``left`` early.
 
     ``compare`` asks for the comparison with what was served (in results-only it is made in the batch already), ``record`` for a
-    row in the ring of records.
+    row in the ring of records. ``draw`` is the number that was drawn for it.
     """
 
     x: Array
@@ -43,6 +44,8 @@ class Audit:
     record: bool
     runtime: Runtime
     slice_name: str = ""
+    stream: str = ""
+    draw: float = 0.0
 
     @property
     def slices(self) -> tuple[str, ...]:
@@ -122,7 +125,7 @@ class AuditDesk:
                 prediction=np.full((1, columns), audit.served),
                 final=[UNKNOWN],
                 reference=np.array([UNKNOWN]),
-                slices=[slice_number(audit.slice_name)],
+                origins=[_origin(audit)],
             )
 
     def _finish(self, audits: list[Audit]) -> None:
@@ -160,7 +163,7 @@ class AuditDesk:
                 prediction=scores.prediction[rows],
                 final=[self._final(audits[i], scores, i) for i in rows],
                 reference=reference[rows],
-                slices=[slice_number(audits[i].slice_name) for i in rows],
+                origins=[_origin(audits[i]) for i in rows],
             )
         if self._captures is not None:
             for i, digest in zip(kept, digests, strict=True):
@@ -170,3 +173,7 @@ class AuditDesk:
     def _final(audit: Audit, scores: Scores, i: int) -> int:
         """What the executor that served the request says at the end, whether or not the request got there."""
         return int(scores.finals[audit.runtime.plan.precision][i]) if audit.left else audit.served
+
+
+def _origin(audit: Audit) -> Origin:
+    return Origin(slice_number(audit.slice_name), stream_number(audit.stream), audit.draw, audit.runtime.audit_rate)

@@ -169,6 +169,7 @@ class Engine:
         priority: int = HIGHEST_PRIORITY,
         timeout_seconds: float | None = None,
         slice_name: str = "",
+        stream: str = "",
         wake: bool = True,
     ) -> Ticket:
         """Admit a request of n rows; it comes back through ``deliver`` when all are answered or its time has run out.
@@ -194,6 +195,7 @@ class Engine:
             x, never_exit=never_exit, n_classes=self.bundle.manifest.n_classes, now=self._clock(), wall_time=self._wall_clock(), draw=self._draw,
             deadline_seconds=deadline_seconds, priority=priority, timeout_seconds=timeout_seconds,
             slice_name=slice_name,
+            stream=stream,
         )  # fmt: skip
         self.metrics.inflight.inc(len(x))
         if self._cache is not None and self._from_cache(self._cache, ticket):
@@ -758,4 +760,15 @@ def _breaker_open(active: Active) -> bool:
 
 def _audit_of(ticket: Ticket, row: int, x: Array, runtime: Runtime, *, compare: bool, record: bool) -> Audit:
     left = ticket.exits[row] != "final"
-    return Audit(x, ticket.wall_time, int(ticket.labels[row]), left, compare, record, runtime, ticket.slice_name)
+    return Audit(
+        x,
+        ticket.wall_time,
+        int(ticket.labels[row]),
+        left,
+        compare,
+        record,
+        runtime,
+        ticket.slice_name,
+        ticket.stream,
+        ticket.draws[row],
+    )

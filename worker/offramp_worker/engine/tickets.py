@@ -70,8 +70,8 @@ class Ticket:
         Requests of one group may share a batch.
     began_at, batch_rows : float, int
         When its last batch began (infinite: never) and how many rows that had; noted only for traces.
-    slice_name : str
-        What the request says it belongs to, declared or not.
+    slice_name, stream : str
+        What the request says it belongs to, declared or not, and which source it comes from.
     """
 
     x: Array
@@ -102,6 +102,7 @@ class Ticket:
     began_at: float = math.inf
     batch_rows: int = 0
     slice_name: str = ""
+    stream: str = ""
 
     @property
     def counted(self) -> bool:
@@ -156,6 +157,7 @@ def new_ticket(
     priority: int = HIGHEST_PRIORITY,
     timeout_seconds: float | None = None,
     slice_name: str = "",
+    stream: str = "",
 ) -> Ticket:
     """Admit ``x`` (n, ...): the one uniform number of each row is drawn here, before anything is known of its fate."""
     n = len(x)
@@ -178,4 +180,5 @@ def new_ticket(
         priority=priority,
         expires=math.inf if timeout_seconds is None else now + timeout_seconds,
         slice_name=slice_name,
+        stream=stream,
     )

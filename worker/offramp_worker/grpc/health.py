@@ -6,8 +6,8 @@ Its two messages have one field each, so they are on the wire what protobuf's wr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
@@ -21,6 +21,14 @@ SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 MOST_WATCHES = 64
 LOOK_SECONDS = 0.5
 Context = Any  # grpc.aio.ServicerContext; the library has no types
+
+
+class Door(Protocol):
+    """What reads the messages of calls, see :class:`offramp_worker.grpc.service.Door`."""
+
+    def unary(self, call: Callable[[Any, Context], Awaitable[Any]]) -> Callable[..., Awaitable[None]]: ...
+
+    async def read(self, context: Context) -> Any: ...
 
 
 class Health:
@@ -46,7 +54,7 @@ class Health:
             )
         return Int32Value(value=status)
 
-    async def watch(self, request: Any, context: Context) -> AsyncIterator[Any]:
+    async def watch(self, request: Any, context: Context) -> None:
         """The status now, and each time that it changes; a service that is unknown may become known."""
         if request is None:
             await context.abort(StatusCode.INVALID_ARGUMENT, "the request is no message of the protocol")
@@ -60,19 +68,23 @@ class Health:
                 status = self._status(request.value)
                 if status != told:
                     told = status
-                    yield Int32Value(value=status)
+                    await context.write(Int32Value(value=status))
                 if draining:  # a watch must not hold up the end
                     return
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             self._watches -= 1
 
-    def handler(self) -> Any:
-        """For :meth:`grpc.aio.Server.add_generic_rpc_handlers`."""
+    def handler(self, door: Door) -> Any:
+        """For :meth:`grpc.aio.Server.add_generic_rpc_handlers`; ``door`` reads the messages."""
+
+        async def watch(_: Any, context: Context) -> None:
+            await self.watch(await door.read(context), context)
+
         forms = {"request_deserializer": _read, "response_serializer": lambda reply: reply.SerializeToString()}
         methods = {
-            "Check": grpc.unary_unary_rpc_method_handler(self.check, **forms),
-            "Watch": grpc.unary_stream_rpc_method_handler(self.watch, **forms),
+            "Check": grpc.stream_stream_rpc_method_handler(door.unary(self.check), **forms),
+            "Watch": grpc.stream_stream_rpc_method_handler(watch, **forms),
         }
         return grpc.method_handlers_generic_handler(HEALTH_SERVICE, methods)
 

@@ -52,7 +52,7 @@ CONTENTS = {
 }  # fmt: skip
 PUSHBACK = "grpc-retry-pushback-ms"  # trailing metadata that gRPC clients' retries respect
 HEAD_BYTES = 64 * 1024  # of a message beside its tensor
-FEWEST_READERS = 4
+FEWEST_READERS = 2
 MOST_CALLS = 2048  # at once; each may have a window of 64 KiB in memory before it is read
 
 
@@ -258,18 +258,20 @@ class Door:
         """A method of one message and one reply, as a handler of streams: these say when they read."""
 
         async def handle(_: Any, context: Context) -> None:
-            try:
-                async with asyncio.timeout(self._seconds), self._reading:
-                    request = await context.read()
-            except TimeoutError:
-                await context.abort(
-                    StatusCode.DEADLINE_EXCEEDED, f"the request did not arrive within {self._seconds:g} s"
-                )
-            if request is grpc.aio.EOF:
-                await context.abort(StatusCode.INVALID_ARGUMENT, "the call has no request")
-            await context.write(await call(request, context))
+            await context.write(await call(await self.read(context), context))
 
         return handle
+
+    async def read(self, context: Context) -> Message | None:
+        """The message of a call, once there is a place."""
+        try:
+            async with asyncio.timeout(self._seconds), self._reading:
+                request = await context.read()
+        except TimeoutError:
+            await context.abort(StatusCode.DEADLINE_EXCEEDED, f"the request did not arrive within {self._seconds:g} s")
+        if request is grpc.aio.EOF:
+            await context.abort(StatusCode.INVALID_ARGUMENT, "the call has no request")
+        return request
 
 
 async def start_server(service: InferenceService, health: Health, *, settings: Settings) -> tuple[Any, int]:
@@ -289,6 +291,8 @@ async def start_server(service: InferenceService, health: Health, *, settings: S
     server = grpc.aio.server(
         options=(
             ("grpc.max_receive_message_length", settings.max_body_bytes + HEAD_BYTES),
+            ("grpc.http2.bdp_probe", 0),  # else each call may have megabytes in memory before it is read
+            ("grpc.http2.lookahead_bytes", 64 * 1024),
             ("grpc.so_reuseport", 0),  # else two workers would share a port without knowing
         ),
         maximum_concurrent_rpcs=MOST_CALLS,
@@ -301,7 +305,7 @@ async def start_server(service: InferenceService, health: Health, *, settings: S
         )
         for name, call in _methods(service).items()
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods), health.handler()))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods), health.handler(door)))
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:

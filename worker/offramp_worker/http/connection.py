@@ -13,6 +13,7 @@ What is overridden of uvicorn has no promise of staying. The versions that work 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -152,14 +153,19 @@ class Connection(HttpToolsProtocol):
             return
         if self._upgrading:
             return
+        if not _is_plain(self.headers):
+            self._fail(self._refusals.unknown_transfer_coding())
+            return
         if self._inference is not None and is_inference(self.parser.get_method(), self.url):
             self._line_up()
+            self.headers = []  # what follows a chunked body is no header
             return
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()  # the ASGI scope
         self.url, self.expect_100_continue = url, expects
         self.headers += headers
         super().on_headers_complete()
+        self.headers = []
 
     def _line_up(self) -> None:
         """The head of an inference request is complete."""
@@ -343,11 +349,20 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        held, self._held = self._held, 0
+        give = partial(self._release_later, held)
         if self._pending is not None and self._inference is not None:
-            self._inference.cancel(self._pending)
+            self._inference.cancel(self._pending, gone=give)
             self._pending = None
-        if self._held:
-            self._release(self._held)
+        elif held:
+            give()
+        if self._starved_since is not None:
+            self._starved_since = None
+            self._budget.give_up(self)
+
+    def _release_later(self, size: int) -> None:
+        """Nothing of the bodies of a client that has gone away is in memory any more."""
+        self._budget.give(size)
 
 
 def _announced(headers: Headers) -> int:
@@ -356,6 +371,11 @@ def _announced(headers: Headers) -> int:
         if name == b"content-length":
             return int(value)
     return 0
+
+
+def _is_plain(headers: Headers) -> bool:
+    """Whether a body comes as it is, or in chunks and nothing else."""
+    return all(name != b"transfer-encoding" or value.strip().lower() == b"chunked" for name, value in headers)
 
 
 def _size(headers: Headers) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -45,11 +45,17 @@ class _Form(NamedTuple):
 
 @dataclass(slots=True)
 class Reading:
-    """A request whose body is being read in a thread; later its ticket."""
+    """A request whose ``body`` waits for a thread that reads it; later its ticket."""
 
+    body: bytes | bytearray
+    job: Future[InferRequest] | None = None
     cancelled: bool = False
     ticket: Ticket | None = None
-    future: asyncio.Future[InferRequest] | None = None
+
+    def take_body(self) -> bytes | bytearray:
+        """The body; it is not kept here."""
+        body, self.body = self.body, b""
+        return body
 
 
 Pending = Ticket | Reading
@@ -116,13 +122,14 @@ class Inference:
         self, engine: Engine, form: _Form, body: bytes | bytearray, headers: Headers, reply: Reply
     ) -> Reading:
         """Read a large or packed body in a thread, so that the loop goes on; then it is a request like any other."""
-        reading = Reading()
-        reading.future = asyncio.get_running_loop().run_in_executor(self._readers, self._read, engine, form, body)
-        reading.future.add_done_callback(partial(self._was_read, reading, engine, headers, reply))
+        reading = Reading(body)
+        reading.job = self._readers.submit(self._read, engine, form, reading)
+        read = asyncio.wrap_future(reading.job)
+        read.add_done_callback(partial(self._was_read, reading, engine, headers, reply))
         return reading
 
-    def _read(self, engine: Engine, form: _Form, body: bytes | bytearray) -> InferRequest:
-        limit, settings = self.max_body_bytes, self._worker.settings
+    def _read(self, engine: Engine, form: _Form, reading: Reading) -> InferRequest:
+        limit, settings, body = self.max_body_bytes, self._worker.settings, reading.take_body()
         if form.packed:
             body = unpack(body, limit=limit)
         return parse_large(
@@ -152,15 +159,20 @@ class Inference:
             return self.refusals.refusal(status, str(error), outcome=RequestOutcome.REJECTED, retry_after=after)
         return self.refusals.refusal(400, str(error))
 
-    def cancel(self, pending: Pending) -> None:
-        """The client has gone away."""
-        if isinstance(pending, Reading):
-            pending.cancelled = True
-            if pending.ticket is None:
+    def cancel(self, pending: Pending, *, gone: Callable[[], None]) -> None:
+        """The client has gone away; ``gone`` is called once nothing of its body is read any more."""
+        if isinstance(pending, Reading) and pending.ticket is None:
+            pending.cancelled, job = True, pending.job
+            if job is not None and not job.cancel():  # it is being read
+                loop = asyncio.get_running_loop()
+                job.add_done_callback(lambda _: loop.call_soon_threadsafe(gone))
                 return
-            pending = pending.ticket
-        if self._worker.engine is not None:
-            self._front.cancel(self._worker.engine, pending)
+            pending.take_body()  # the thread's queue keeps what was cancelled until it gets there
+        else:
+            ticket = pending.ticket if isinstance(pending, Reading) else pending
+            if self._worker.engine is not None and ticket is not None:
+                self._front.cancel(self._worker.engine, ticket)
+        gone()
 
     def _count(self, outcome: RequestOutcome, status: int) -> None:
         self._worker.metrics.requests[outcome].inc()

@@ -74,11 +74,12 @@ def parse_large(body: bytes | bytearray, *, header_length: int | None, spec: Ten
 def _without_cutting(
     body: bytes | bytearray, *, header_length: int | None, spec: TensorSpec, max_rows: int
 ) -> InferRequest:
-    """Where ``data`` is not plain, the whole is read at once: it must not have more values than a request may have."""
-    most = max_rows * most_values(spec) + LARGE_BYTES
-    text = body if header_length is None else body[:header_length]
-    if text.count(b",") + text.count(b"[") + text.count(b"{") > most:
-        raise BadRequestError(f"body: has more than {most} values; a request may have {max_rows} rows")
+    """Where ``data`` is not plain, the whole is read at once: then it must be small, as it may be all brackets."""
+    size = len(body) if header_length is None else header_length
+    if size > LARGE_BYTES:
+        raise BadRequestError(
+            f"body: has {size} bytes of JSON, of which inputs[0].data cannot be told apart; name it once, or send binary data"
+        )
     return parse_request(body, header_length=header_length, spec=spec, max_rows=max_rows)
 
 

@@ -53,7 +53,8 @@ class Refusals:
 
     def body_too_large(self, limit: int) -> Response:
         """What is left of the body is not read."""
-        return self.refusal(413, f"body: is larger than {limit} bytes, the most that a request may have", close=True)
+        error = f"body: is larger than {limit} bytes, the most that this model's largest request takes; send fewer rows at a time"
+        return self.refusal(413, error, close=True)
 
     def head_too_large(self, limit: int) -> Response:
         return self.refusal(431, f"the headers are larger than the limit of {limit} bytes", close=True)
@@ -63,6 +64,9 @@ class Refusals:
 
     def too_slow(self, seconds: float) -> Response:
         return self.refusal(408, f"the request did not arrive within {seconds:g} s", close=True)
+
+    def unknown_transfer_coding(self) -> Response:
+        return self.refusal(501, "Transfer-Encoding: only chunked is understood", close=True)
 
     def no_tunnel(self) -> Response:
         return self.refusal(

@@ -34,6 +34,7 @@ MAX_DEADLINE_MS = 86_400_000
 KNOWN_HEADER_BYTES = 4096
 LOWEST_PRIORITY = 2**32 - 1  # what tritonclient sends is any unsigned number
 MAX_SLICE_LENGTH = 32
+MAX_STREAM_LENGTH = 128
 MAX_SHOWN = 80  # characters of a value in an error
 MAX_TIMEOUT_MICROS = 86_400_000_000  # a day
 
@@ -64,6 +65,7 @@ class InferRequest:
     priority: int = HIGHEST_PRIORITY
     timeout_seconds: float | None = None
     slice_name: str = ""
+    stream: str = ""
 
 
 def parse_request(
@@ -108,6 +110,7 @@ class RequestHeader:
     priority: int
     timeout_seconds: float | None
     slice_name: str
+    stream: str
 
     def request(self, x: Array) -> InferRequest:
         """With the values of its input, (n, ...)."""
@@ -120,6 +123,7 @@ class RequestHeader:
             self.priority,
             self.timeout_seconds,
             self.slice_name,
+            self.stream,
         )
 
 
@@ -151,7 +155,8 @@ def read_header(request: Any, *, spec: TensorSpec, max_rows: int) -> RequestHead
         ),
         priority=parse_priority(parameters),
         timeout_seconds=parse_timeout(parameters),
-        slice_name=_slice_name(parameters),
+        slice_name=_name(parameters, "slice", longest=MAX_SLICE_LENGTH),
+        stream=_name(parameters, "stream", longest=MAX_STREAM_LENGTH),
     )
 
 
@@ -372,13 +377,12 @@ def _never_exit(parameters: dict[str, Any]) -> bool:
     return wish == "never"
 
 
-def _slice_name(parameters: dict[str, Any]) -> str:
-    """``slice``: the group of requests this one belongs to; one that the service does not declare is as good as none."""
-    wish = parameters.get("slice", "")
-    if not isinstance(wish, str) or len(wish) > MAX_SLICE_LENGTH:
-        raise BadRequestError(
-            f"parameters.slice: is {shown(wish)}; it must be a text of at most {MAX_SLICE_LENGTH} characters"
-        )
+def _name(parameters: dict[str, Any], key: str, *, longest: int) -> str:
+    """``slice``: the group of requests this one belongs to; one that the service does not declare is as good as none. ``stream``: the source
+    that it comes from, whose requests may resemble each other."""
+    wish = parameters.get(key, "")
+    if not isinstance(wish, str) or len(wish) > longest:
+        raise BadRequestError(f"parameters.{key}: is {shown(wish)}; it must be a text of at most {longest} characters")
     return wish
 
 
