@@ -29,6 +29,7 @@ class Line:
     def __init__(self) -> None:
         self.now, self.sent = 0.0, b""
         self.replies: list[Reply] = []
+        self.budget = ByteBudget(1000)
         self.transport = Mock(asyncio.Transport, write=self._write, get_extra_info=lambda *_: None)
         self.transport.is_closing.return_value = False
         loop: Any = SimpleNamespace(time=lambda: self.now, call_soon=lambda call, *args: call(*args), call_later=Mock())
@@ -36,7 +37,7 @@ class Line:
             max_body_bytes=1000, answer=lambda path, headers, body, reply: self.replies.append(reply)
         )
         self.connection = Connection(
-            inference=inference, refusals=Refusals(), budget=ByteBudget(1000), idle_seconds=75.0, receive_seconds=RECEIVE_SECONDS, config=uvicorn.Config(_app, log_config=None),
+            inference=inference, refusals=Refusals(), budget=self.budget, idle_seconds=75.0, receive_seconds=RECEIVE_SECONDS, config=uvicorn.Config(_app, log_config=None),
             server_state=ServerState(), app_state={}, _loop=loop,
         )  # fmt: skip
         self.connection.connection_made(self.transport)
@@ -91,6 +92,22 @@ def test_so_has_one_behind_replies_that_were_not_taken(line: Line, received: int
     line.connection.data_received(REQUEST[received:])
     line.answer()
     assert line.statuses == [200, 200]
+
+
+def test_a_request_that_is_complete_waits_for_no_room_and_gets_one_answer(line: Line) -> None:
+    line.budget.take(line.budget.limit)
+    line.connection.data_received(REQUEST)
+    line.pass_seconds(10)
+    line.answer()
+    assert line.statuses == [200]
+
+
+def test_one_that_is_not_is_told_to_come_again(line: Line) -> None:
+    line.budget.take(line.budget.limit)
+    line.connection.data_received(REQUEST[:IN_ITS_BODY])
+    line.pass_seconds(3)
+    assert line.statuses == [503]
+    assert line.budget.used == line.budget.limit
 
 
 @pytest.mark.parametrize("received", [IN_ITS_HEAD, IN_ITS_BODY])

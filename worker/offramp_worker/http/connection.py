@@ -186,9 +186,11 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
         exchange = self.cycle
+        if self._last is not None:
+            return
         if not isinstance(exchange, Exchange):
             super().on_body(body)
-        elif not exchange.response_complete and self._last is None:
+        elif not exchange.response_complete:
             self._keep(exchange, body)
 
     def _keep(self, exchange: Exchange, body: bytes) -> None:
@@ -214,15 +216,20 @@ class Connection(HttpToolsProtocol):
 
     def _release(self, size: int) -> None:
         self._held -= size
+        self._stop_starving()
+        self._budget.give(size)
+
+    def _stop_starving(self) -> None:
+        """Nothing waits for room any more: the body is complete, or gone."""
         if self._starved_since is not None:
             self._starved_since = None
             self._budget.give_up(self)
-        self._budget.give(size)
 
     def on_message_complete(self) -> None:
-        if self._upgrading:
+        if self._upgrading or self._last is not None:
             return
         self._waits_since = None
+        self._stop_starving()
         exchange = self.cycle
         if not isinstance(exchange, Exchange):
             super().on_message_complete()
@@ -356,9 +363,7 @@ class Connection(HttpToolsProtocol):
             self._pending = None
         elif held:
             give()
-        if self._starved_since is not None:
-            self._starved_since = None
-            self._budget.give_up(self)
+        self._stop_starving()
 
     def _release_later(self, size: int) -> None:
         """Nothing of the bodies of a client that has gone away is in memory any more."""
