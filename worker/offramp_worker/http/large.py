@@ -34,6 +34,7 @@ LARGE_BYTES = 256 * 1024  # of JSON; below it one call reads all in a few millis
 PIECE_BYTES = 32 * 1024
 _KEY = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*(?=\[)')
 _OF_NUMBERS = b"0123456789.eE+- \t\r\n"
+_FLAT = bytes.maketrans(b"[]", b"  ")  # not left out: what stands on both sides of a bracket is no number
 
 
 def is_large(body: bytes | bytearray, *, header_length: int | None) -> bool:
@@ -105,7 +106,7 @@ def _values(body: bytes | bytearray, start: int, end: int, *, shape: tuple[int, 
     for first, last in pairwise(cuts):
         piece = bytes(body[first:last])
         skeleton += piece.translate(None, _OF_NUMBERS)
-        numbers = _numbers(piece.translate(None, b"[]").strip().removesuffix(b","), dtype)
+        numbers = _numbers(piece.translate(_FLAT).strip().removesuffix(b","), dtype)
         if filled + len(numbers) > wanted:
             raise mismatch
         out[filled : filled + len(numbers)] = numbers
