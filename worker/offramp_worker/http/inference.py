@@ -163,6 +163,7 @@ class Inference:
         """The client has gone away; ``gone`` is called once nothing of its body is read any more."""
         if isinstance(pending, Reading) and pending.ticket is None:
             pending.cancelled, job = True, pending.job
+            self._worker.metrics.requests[RequestOutcome.CANCELLED].inc()
             if job is not None and not job.cancel():  # it is being read
                 loop = asyncio.get_running_loop()
                 job.add_done_callback(lambda _: loop.call_soon_threadsafe(gone))

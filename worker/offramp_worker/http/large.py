@@ -56,6 +56,11 @@ def parse_large(body: bytes | bytearray, *, header_length: int | None, spec: Ten
     start = keys[0].end()
     ends = [at for at in (body.find(b'"', start), body.find(b"}", start)) if at >= 0]
     end = body.rfind(b"]", start, min(ends, default=len(body))) + 1
+    quote = body.find(b'"', start)
+    if end <= start and 0 <= quote == min(ends):
+        raise BadRequestError(
+            f"inputs[0].data: has a value of type string; the tensor holds {NUMPY_TYPES[spec.datatype].name}"
+        )
     if end <= start:
         return _without_cutting(body, header_length=header_length, spec=spec, max_rows=max_rows)
     around = b"".join((body[:start], b"[]", body[end:]))
@@ -77,7 +82,7 @@ def _without_cutting(
 ) -> InferRequest:
     """Where ``data`` is not plain, the whole is read at once: then it must be small, as it may be all brackets."""
     size = len(body) if header_length is None else header_length
-    if size > LARGE_BYTES:
+    if LARGE_BYTES < size <= len(body):
         raise BadRequestError(
             f"body: has {size} bytes of JSON, of which inputs[0].data cannot be told apart; name it once, or send binary data"
         )
