@@ -896,7 +896,7 @@ class _Pass:
                 replace(tuning, audit_rate=followed_rate(tuning.audit_rate, self.snapshot.load)) if follows else tuning
             )
         rate = {"Off": 0.0, "Quiet": quiet_rate(self.snapshot.load), "Eager": eager_rate(self.snapshot.load)}[wanted]
-        return replace(tuning, audit=wanted, audit_rate=rate)
+        return replace(tuning, audit=wanted, audit_rate=rate, eager_since_at=self.now if wanted == "Eager" else None)
 
     def _waits_for_captures(self, stable: Config) -> bool:
         """Whether nothing leaves early and nothing will before ramps are trained: what audits draw is what there is to train on."""

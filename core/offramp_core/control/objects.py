@@ -291,7 +291,7 @@ class TuningStatus:
     ``consumed_through_at`` is the time of the newest record a test has used; ``records_since_at`` discards what is older (an alarm said
     that the inputs changed). ``labels`` are those that no test has used, ``labels_needed`` how many of them the next attempt waits for, and
     ``design_effect`` of them are worth one, as far as the last attempt could tell; ``clustering`` is by how much that grows with the share of
-    requests that are audited. ``unpaying`` is the plan for which a look was taken because one of its ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt,
+    requests that are audited. ``eager_since_at`` is when audits became as many as can be. ``unpaying`` is the plan for which a look was taken because one of its ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt,
     ``requested_for`` that of the one under way. ``handled_request`` is the last of the user's requests that was answered.
 
     A worker whose clock runs ahead gives its records times that cannot be, and what they are taken for must not change when an operator
@@ -315,6 +315,7 @@ class TuningStatus:
     handled_request: str = ""
     unpaying: str = ""
     audit: Literal["", "Off", "Quiet", "Eager"] = ""
+    eager_since_at: float | None = None
     audit_rate: float = 0.0
     used: dict[str, int] = field(default_factory=dict)
     stale: dict[str, int] = field(default_factory=dict)

@@ -240,12 +240,27 @@ def _idle(view: TunerView) -> TuningStatus:
 
 def _labels(view: TunerView) -> int:
     """Fresh records: no alarm has made them stale and no test has used them."""
-    store, status = view.snapshot.records, view.status
+    return max(_fresh(view, view.status.consumed_through_at), _fresh(view, _eager_from(view.status)))
+
+
+def _fresh(view: TunerView, used: float | None) -> int:
+    store = view.snapshot.records
     if store is None:
         return 0
-    return fresh_rows(
-        store.records, consumed_through=status.consumed_through_at, discard_before=status.records_since_at
-    )
+    return fresh_rows(store.records, consumed_through=used, discard_before=view.status.records_since_at)
+
+
+def _eager_from(status: TuningStatus) -> float | None:
+    """Records from then on were drawn at one high rate; with those of before, only as many would count as their low rate had drawn."""
+    known = [at for at in (status.consumed_through_at, status.eager_since_at) if at is not None]
+    return max(known, default=None)
+
+
+def _used_through(view: TunerView) -> float | None:
+    """Records up to then test nothing: those that a test has used, and those of before audits became many, where the former leave too few."""
+    status = view.status
+    enough = _fresh(view, status.consumed_through_at) >= _fresh(view, _eager_from(status))
+    return status.consumed_through_at if enough else _eager_from(status)
 
 
 def _request(view: TunerView, store: RecordStore) -> TuningRequest:
@@ -263,7 +278,7 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
         current=None if view.on_trial else view.stable.plan,
         saving_to_beat=view.saving_to_beat if view.on_trial else 0.0,
         min_gain=_min_gain(view),
-        consumed_through=view.status.consumed_through_at,
+        consumed_through=_used_through(view),
         discard_before=view.status.records_since_at,
         precisions=spec.precisions,
         slices=_slices_to_certify(view, store),
