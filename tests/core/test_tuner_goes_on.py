@@ -114,15 +114,15 @@ def test_where_mistakes_come_together_too_far_the_streams_are_asked_for() -> Non
 def test_a_few_rows_of_a_quiet_while_do_not_thin_out_those_of_an_eager_one() -> None:
     """With them only two of a hundred eager rows would count, and a tuning that had its labels in seconds waited for minutes."""
     fleet = settled()
-    now = view(fleet, rows=2_000, fresh=1_000, status=TuningStatus(tests_run=1))
+    now = view(fleet, rows=2_500, fresh=1_500, status=TuningStatus(tests_run=1))
     store = now.snapshot.records
     assert store is not None and store.records.time is not None
-    rate = np.where(np.arange(2_000) < 1_100, 0.02, 1.0).astype(np.float32)
-    draw = (np.random.default_rng(1).random(2_000) * rate).astype(np.float32)
+    rate = np.where(np.arange(2_500) < 1_100, 0.02, 1.0).astype(np.float32)
+    draw = (np.random.default_rng(1).random(2_500) * rate).astype(np.float32)
     records = replace(store.records, draw=draw, audit_rate=rate)
     eager = replace(now.status, eager_since_at=float(store.records.time[1_100]) - 0.5)
     thinned = replace(now, snapshot=replace(now.snapshot, records=replace(store, records=records)))
     assert tune_or_wait(thinned).status.labels < 200
     told = tune_or_wait(replace(thinned, status=eager))
-    assert told.request is not None and told.status.labels == 900
+    assert told.request is not None and told.status.labels == 1_400
     assert told.request.consumed_through == eager.eager_since_at
