@@ -323,7 +323,7 @@ def test_every_default_comes_from_the_schema(api: Any, manifests: Any) -> None:
             "historyLimit": 10,
             "steps": [{"weight": 5}, {"weight": 25}, {"weight": 50}],
         },
-        "updatePolicy": {"type": "Auto", "surgeDeadline": "5m", "recreateDeadline": "10m"},
+        "updatePolicy": {"type": "Auto", "surgeDeadline": "5m"},
         "suspend": False,
     }
 

@@ -185,7 +185,7 @@ def test_every_field_of_every_status_survives_the_api_server(world: Any, tools: 
         async with world() as w:
             service = (await w.gathered()).service
             rollout_status = _filled(ROLLOUT_STATUS)
-            tuning = _filled(dataclasses.replace(SERVICE_STATUS.tuning, audit="Quiet"))
+            tuning = _filled(dataclasses.replace(SERVICE_STATUS.tuning, audit="Quiet", eager_since_at=1_700_000_000.5))
             service_status = dataclasses.replace(SERVICE_STATUS, tuning=tuning)
             await w.platform.create_config(service, NewConfig(CONFIG_NAME, PLAN, CONFIG_STATUS))
             await w.platform.create_rollout(
