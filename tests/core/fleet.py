@@ -82,6 +82,8 @@ class SimWorker:
     night_wrong: float = (
         0.0  # of three requests in ten, which belong to the first slice: how often an exit disagrees besides
     )
+    scene: int = 1  # requests in a row that show the same input
+    shown: list[int] = field(default_factory=list)  # what is left of the scene
     exits_take: float = 0.8  # time of a batch with exits on, in times of one with exits off
     meters: dict[tuple[str, float], HoldbackMeter] = field(default_factory=dict)
     sets: dict[str, Records] = field(default_factory=dict)  # what the same inputs score with other ramp sets of a store
@@ -137,6 +139,15 @@ class SimWorker:
             audited += self._batch(records, size, now)
         return audited
 
+    def _shown(self, n: int, size: int) -> np.ndarray:
+        """Which of ``n`` inputs the next requests show."""
+        if self.scene == 1:
+            return self.rng.integers(n, size=size)
+        while len(self.shown) < size:
+            self.shown += [int(self.rng.integers(n))] * self.scene
+        rows, self.shown = self.shown[:size], self.shown[size:]
+        return np.array(rows)
+
     def _batch(self, records: Records, size: int, now: float) -> list[tuple[int, float]]:
         doc = self.document
         canary = doc is not None and doc.canary is not None and self.rng.random() < doc.weight_percent / 100
@@ -150,7 +161,7 @@ class SimWorker:
         off = meter is not None and self.coin.random() < meter.share
         if off:
             name, plan = "holdback", Plan(BACKBONE, RAMP_SET)
-        rows = self.rng.integers(len(records), size=size)
+        rows = self._shown(len(records), size)
         records = self.sets.get(plan.ramp_set_digest, records)
         view = records.at(plan.precision)
         names = view.ramp_ids or RAMPS

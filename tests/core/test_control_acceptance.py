@@ -17,6 +17,11 @@ from offramp_core.evidence.one_arm import Counts
 from offramp_core.plan import Plan
 
 CLEAN = pool(4000, seed=1)
+CONFUSED = pool(4000, seed=1, confusion=0.1)
+TWICE, WITHIN = (
+    "0.08",
+    "0.02",
+)  # thresholds of the last ramp, at which it is wrong twice and half as often as the budget allows
 
 
 def pin(threshold: str) -> dict[str, object]:
@@ -154,3 +159,26 @@ def test_an_older_acceptance_is_still_one() -> None:
         "recordsThrough": "5.0",
     }
     assert is_certified(Config("c", plan, ConfigStatus("Pinned", certificates=(proof,))), Fleet(CLEAN).service)
+
+
+class TestScenes:
+    """Nobody has tuned where a plan is pinned from the first day, so nobody has measured what its audits are worth."""
+
+    @pytest.mark.slow
+    def test_a_pin_at_twice_its_budget_is_not_accepted_for_a_few_lucky_scenes(self) -> None:
+        """Two of these were accepted while each audit counted as one."""
+        assert "Accepted" not in [self.verdict(seed, scene=200) for seed in (5, 6, 7)]
+
+    @pytest.mark.parametrize("seed", [2, 3])
+    def test_a_pin_within_its_budget_is_not_rejected_for_one_bad_scene(self, seed: int) -> None:
+        assert self.verdict(seed, scene=20, threshold=WITHIN) != "Rejected"
+
+    def verdict(self, seed: int, *, scene: int, threshold: str = TWICE) -> str:
+        fleet = Fleet(CONFUSED, {**MANIFEST, "ramps": pin(threshold)})
+        for worker in fleet.workers:
+            worker.scene, worker.rng = scene, np.random.default_rng([seed, worker.seed])
+        for _ in range(150):
+            fleet.step()
+            if fleet.status.pin.verdict:
+                break
+        return fleet.status.pin.verdict

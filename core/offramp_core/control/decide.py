@@ -8,7 +8,10 @@ from functools import partial
 from math import log
 from typing import Literal
 
-from offramp_core.control.audit import eager_rate, followed_rate, quiet_rate, worth_one
+import numpy as np
+
+from offramp_core.certify import dependence
+from offramp_core.control.audit import clustering, eager_rate, followed_rate, quiet_rate, worth_one
 from offramp_core.control.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
 from offramp_core.control.delivery import proven_models
@@ -85,6 +88,7 @@ QUIET_REQUEUE_SECONDS = 10.0
 IDLE_CONFIGS_KEPT = 10
 CANARY_LEASE_SECONDS = 60.0
 COOLDOWN_DOUBLINGS = 6
+CLUSTERING_RECORDS = 5000  # newest ones, that tell how much requests resemble each other beside a pin
 MAX_HELD_SETS = 2  # that a worker holds
 MAX_EPOCH_LEAP = 1_000_000  # a worker that claims to be further ahead of what is published is not believed
 
@@ -286,6 +290,7 @@ class _Pass:
         self.watch = Watch()
         self.configs: dict[str, Config] = dict(snapshot.configs)
         self.tuning = self.service.status.tuning
+        self.clustering: float | None = None  # where this pass has measured it
 
     def decision(self) -> Decision:
         baseline = self._ensure_baseline()
@@ -668,7 +673,8 @@ class _Pass:
         if change.status != rollout.status:
             self.rollout_statuses[rollout.name] = change.status
         tests = max(self.tuning.tests_run, change.status.acceptance_test)
-        self.tuning = replace(self.tuning, tests_run=tests)
+        known = self.tuning.clustering if self.clustering is None else self.clustering
+        self.tuning = replace(self.tuning, tests_run=tests, clustering=known)
         rollout = replace(rollout, status=change.status)
         if change.status.phase == "Promoting":
             self._accept(rollout)
@@ -723,6 +729,7 @@ class _Pass:
             epoch=epoch,
             ledger=ledger,
             execution=partial(_execution, self.counts, stable.plan.content_hash),
+            clustering=self._measured_clustering,
             load=self.snapshot.load,
             stable_config=stable.name,
             now=self.now,
@@ -736,6 +743,19 @@ class _Pass:
             if published
             else None,
         )
+
+    def _measured_clustering(self) -> float | None:
+        """How much requests resemble each other, by the newest records; None where these cannot say."""
+        store, before = self.snapshot.records, self.tuning.clustering
+        if store is None:
+            return before
+        newest = store.records.take(slice(max(0, len(store.records) - CLUSTERING_RECORDS), None))
+        newest = newest.take(np.flatnonzero(newest.equal_weight()))
+        seen = dependence(newest, budget=self.spec.max_disagreement)
+        if seen is None:
+            return None
+        self.clustering = clustering(before, design_effect=seen.design_effect, sampled=newest.sampled())
+        return self.clustering
 
     def _next_test(self) -> int:
         """The number of a test that begins now; those of a tuning that has not been digested are taken."""

@@ -66,7 +66,8 @@ class RolloutView:
     rollback window still covers. ``inputs_since`` is when the inputs last changed, and ``watched_since`` when this process began to look,
     both by its own clock. ``next_test`` is the number that a test would have which began now. ``fallen`` are workers that are not ready: they
     serve nobody, but may have died of the canary. ``withdrawn`` is how the attempt ended by a pass that took the canary away and could not
-    store that.
+    store that. ``clustering`` measures on the newest records how much requests resemble each other (:func:`.audit.clustering`; None: nobody can
+    say); it is asked only when an uncertified plan is about to be accepted or rejected.
     """
 
     rollout: Rollout
@@ -76,6 +77,7 @@ class RolloutView:
     epoch: int | None
     ledger: Ledger
     execution: Callable[[], Mapping[int, SecondsSketch]]
+    clustering: Callable[[], float | None]
     load: Load
     stable_config: str
     now: float
@@ -165,6 +167,9 @@ class Change:
 
 Rule = Callable[[RolloutView], Change | None]
 
+DECIDED_BY_AUDITS = (("acceptance", "Clear"), ("accuracy", "Rejected"), ("drift", "Rejected"))
+UNCLEAR = "mistakes come together over so many requests that nobody can say what an audit is worth; name the streams they come from"
+
 
 def advance(view: RolloutView) -> Change:
     """One pass over one unfinished rollout: read the gates, then let the first rule that applies decide."""
@@ -172,7 +177,7 @@ def advance(view: RolloutView) -> Change:
     status = replace(view.status, ledger=view.ledger)
     if status.phase in CANARY_SERVES and status.objective == intent_key(view.service):
         status = replace(status, watch=_watched(view), restarts=_restarts(view), acceptance_test=_acceptance_test(view))
-        status = replace(status, gates=gate_readings(replace(view, rollout=replace(view.rollout, status=status))))
+        status = _judged(replace(view, rollout=replace(view.rollout, status=status)))
     view = replace(view, rollout=replace(view.rollout, status=status))
     for rule in RULES:
         change = rule(view)
@@ -201,6 +206,27 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
             design_effect=_worth_one(view),
         )
     )
+
+
+def _judged(view: RolloutView) -> RolloutStatus:
+    """The status with its gates read. No tuning may ever have measured what a label is worth where a plan is pinned: before audits decide
+    about it, the records that came with them tell."""
+    status = replace(view.status, gates=gate_readings(view))
+    if view.certified or not any((gate.name, gate.state) in DECIDED_BY_AUDITS for gate in status.gates):
+        return status
+    clustering, tuning = view.clustering(), view.service.status.tuning
+    if clustering is None:
+        doubted = (
+            replace(g, state="Undecided", message=UNCLEAR) if g.name == "acceptance" else g for g in status.gates
+        )
+        return replace(status, gates=tuple(doubted))
+    if clustering <= tuning.clustering:
+        return status
+    known = replace(view.service.status, tuning=replace(tuning, clustering=clustering))
+    view = replace(view, service=replace(view.service, status=known))
+    arm = view.ledger.total.canary
+    status = replace(status, watch=_updated(detector.init(), view, n=arm.audited, k=arm.disagreements))
+    return replace(status, gates=gate_readings(replace(view, rollout=replace(view.rollout, status=status))))
 
 
 def _worth_one(view: RolloutView) -> float:
@@ -614,9 +640,12 @@ def _watched(view: RolloutView) -> detector.DetectorState:
     seen = before.total.canary if before.epoch == view.ledger.epoch else ArmTally()
     n = max(0, now.audited - seen.audited)  # a worker that was quarantined took its counts along
     k = min(n, max(0, now.disagreements - seen.disagreements))
-    return detector.update(
-        view.status.watch, n, k, p0=view.service.spec.max_disagreement, design_effect=_worth_one(view)
-    )
+    return _updated(view.status.watch, view, n=n, k=k)
+
+
+def _updated(state: detector.DetectorState, view: RolloutView, *, n: int, k: int) -> detector.DetectorState:
+    budget = view.service.spec.max_disagreement
+    return detector.update(state, n, k, p0=budget, design_effect=_worth_one(view))
 
 
 def _acceptance_test(view: RolloutView) -> int:

@@ -1,0 +1,381 @@
+"""Traffic whose requests resemble each other: ``python -m bench.streams [--runs 200] [--jobs 2] [--only PART...]``.
+
+| part | question |
+|---|---|
+| scenes | how often is a certificate wrong where cameras show scenes, by their length and how many take turns |
+| cycles | the same where days are busy and hard, nights quiet and easy, and audits are fewer by day |
+| orders | the same in the real order of recorded sets: frames of a road, reviews as they stand in their files |
+| pins | how often is a plan at twice the budget accepted by its canary's audits |
+| alarms | how often does the detector alarm within 100,000 labels of a plan at half its budget |
+| power | what is lost on independent requests |
+
+A recorded set is the population; requests of a scene are copies of one of its rows, which is the worst that a scene can be. A plan's truth is
+its rate over the population, weighted by requests where these come in cycles. Dependence, tuner, gates, detector and audit rates are the product's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bench.control_world import BUDGET, DELTA, World
+from offramp_core import tuning
+from offramp_core.certify import INDEPENDENT, allowance, dependence
+from offramp_core.control.audit import clustering, eager_rate, worth_one
+from offramp_core.control.gates import GateInput, acceptance, accuracy
+from offramp_core.control.objects import ArmTally, BothArms, TuningStatus
+from offramp_core.control.snapshot import Load
+from offramp_core.evaluate import evaluate_plan
+from offramp_core.evidence import detector
+from offramp_core.evidence.one_arm import Counts
+from offramp_core.plan import Plan
+from offramp_core.records import Records
+from offramp_core.tuning import Proposed, tune
+
+Json = dict[str, Any]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+RECORDS, OUT = Path("build/records"), Path("build/bench/streams.json")
+SET, RAMPS = "resnet56-mx4", 6
+ORDERS = ("video-grid", "imdb-mean", "sst2-mean", "amazon-mean")
+SCENES, SOURCES = (1, 10, 30, 100, 1000), (1, 8, 64)
+FEWEST, MOST = 5_000, 20_000  # labels of a run; longer scenes need more before anything can be certified
+STEP = 50  # audits between two looks of a canary's gates
+CANARY_AUDITS = 20_000  # a step ends undecided after so many
+ALARM_LABELS = 100_000
+POWER_LABELS = 2_000
+
+# A day of four hours: three quiet ones with easy requests, a busy one with hard requests. Utilization follows the rate.
+NIGHT, DAY = (3 * 3600.0, 1.0, -1.0, 0.01), (3600.0, 50.0, 1.0, 0.5)  # seconds, requests per second, tilt, utilization
+CYCLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``sources`` take turns at random, each shows scenes of ``scene`` requests. With ``named`` their requests name them."""
+
+    scene: int
+    sources: int
+    named: bool = False
+    cycle: bool = False
+
+    @property
+    def name(self) -> str:
+        if self.scene == 1:
+            return "independent" + (", day and night" if self.cycle else "")
+        unnamed = "" if self.named or self.sources == 1 else ", unnamed"
+        return f"scenes of {self.scene}, {self.sources} source{'s' * (self.sources > 1)}{unnamed}" + (
+            ", day and night" if self.cycle else ""
+        )
+
+    @property
+    def labels(self) -> int:
+        return min(MOST, max(FEWEST, 200 * self.scene))
+
+
+def kinds(*, cycle: bool = False) -> tuple[Kind, ...]:
+    """Scenes of every length from every number of sources, which name themselves or do not."""
+    scenes = [
+        Kind(s, n, named, cycle) for s in SCENES[1:] for n in SOURCES for named in (True, False) if n > 1 or named
+    ]
+    return (Kind(1, 1, cycle=cycle), *scenes)
+
+
+# --- traffic ---------------------------------------------------------------------------------------
+
+
+def scene_rows(kind: Kind, rng: np.random.Generator, weights: Floats, begins: Ints) -> tuple[Ints, Ints]:
+    """Rows of the population that requests show, and the source of each: both (n,).
+
+    ``begins`` (n,) says which of the ``weights`` (kinds, population) a scene is drawn by that begins with that request.
+    """
+    n = len(begins)
+    source = rng.integers(0, kind.sources, n)
+    rows = np.empty(n, dtype=np.int64)
+    cumulated = np.cumsum(weights, axis=1)
+    for s in range(kind.sources):
+        mine = np.flatnonzero(source == s)
+        scene = (np.arange(len(mine)) + rng.integers(0, kind.scene)) // kind.scene
+        first = np.unique(scene, return_index=True)[1]
+        draw = rng.random(len(first)) * (1 - 1e-12)
+        of = begins[mine[first]]
+        shown = np.empty(len(first), dtype=np.int64)
+        for k in range(len(weights)):
+            shown[of == k] = np.searchsorted(cumulated[k], draw[of == k])
+        rows[mine] = shown[scene - scene[0]] if len(scene) else []
+    return rows, source
+
+
+def dense(world: World, kind: Kind, rng: np.random.Generator, n: int) -> Records:
+    """``n`` requests in a row, each with a label."""
+    even = np.full((1, len(world.records)), 1 / len(world.records))
+    rows, source = scene_rows(kind, rng, even, np.zeros(n, dtype=np.int64))
+    return replace(world.records.take(rows), time=np.arange(float(n)), stream=source if kind.named else None)
+
+
+def tilted(world: World) -> Floats:
+    """Weights of the population's rows by night and by day, (2, population): uncertain ones come mostly by day."""
+    rank = np.argsort(np.argsort(world.records.uncertainty.mean(axis=1))) / len(world.records)
+    weights = np.exp(np.multiply.outer([NIGHT[2], DAY[2]], rank))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+
+def day_and_night(world: World, kind: Kind, rng: np.random.Generator) -> Records:
+    """What is kept of some days with the audit rates that the product takes while it waits for labels."""
+    parts = [(part, int(seconds * rate), eager_rate(Load(rate, used)))
+             for _ in range(CYCLES) for part, (seconds, rate, _, used) in enumerate((NIGHT, DAY))]  # fmt: skip
+    begins = np.concatenate([np.full(n, part) for part, n, _ in parts])
+    audit_rate = np.concatenate([np.full(n, rate) for _, n, rate in parts])
+    length, turn = len(begins), int(rng.integers(0, len(begins)))
+    begins, audit_rate = np.roll(begins, turn), np.roll(audit_rate, turn)
+    rows, source = scene_rows(kind, rng, tilted(world), begins)
+    draw = rng.random(length)
+    kept = np.flatnonzero(draw < audit_rate)
+    records = world.records.take(rows[kept])
+    return replace(
+        records, time=kept.astype(np.float64), stream=source[kept] if kind.named else None,
+        draw=draw[kept].astype(np.float32), audit_rate=audit_rate[kept].astype(np.float32),
+    )  # fmt: skip
+
+
+def truth(world: World, plan: Plan, kind: Kind) -> float:
+    """A plan's disagreement over all requests."""
+    wrong = world.served(plan).wrong
+    if not kind.cycle:
+        return float(wrong.mean())
+    requests = np.array([seconds * rate for seconds, rate, *_ in (NIGHT, DAY)])
+    return float(requests @ (tilted(world) @ wrong) / requests.sum())
+
+
+def in_blocks(world: World, rng: np.random.Generator, n: int) -> Records:
+    """Stretches of the recorded order, each a twentieth of the set: whole blocks of what resembles its neighbors."""
+    size = len(world.records)
+    length = size // 20
+    starts = rng.integers(0, size, math.ceil(n / length))
+    rows = ((starts[:, None] + np.arange(length)) % size).ravel()[:n]
+    return replace(world.records.take(rows), time=np.arange(float(n)))
+
+
+# --- parts -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One run: ``wrong`` is what must be rare; ``decided`` whether there was anything to be wrong about."""
+
+    wrong: bool
+    decided: bool
+    value: float = 0.0
+
+
+def certificate(world: World, kind: Kind, seed: int) -> Seen:
+    """Whether a certificate is given and breaks the budget; ``value`` is what a label was worth (0: nobody can say)."""
+    rng = np.random.default_rng([seed, kind.scene, kind.sources])
+    records = day_and_night(world, kind, rng) if kind.cycle else dense(world, kind, rng, kind.labels)
+    outcome = tune(records, world.request())
+    proven = isinstance(outcome, Proposed)
+    wrong = isinstance(outcome, Proposed) and truth(world, outcome.plan, kind) > BUDGET
+    return Seen(wrong, proven, outcome.design_effect or 0.0)
+
+
+def ordered(world: World, kind: Kind, seed: int) -> Seen:
+    """The same for stretches of a set's own order."""
+    records = in_blocks(world, np.random.default_rng(seed), min(FEWEST, len(world.records)))
+    outcome = tune(records, world.request())
+    wrong = isinstance(outcome, Proposed) and truth(world, outcome.plan, kind) > BUDGET
+    return Seen(wrong, isinstance(outcome, Proposed), outcome.design_effect or 0.0)
+
+
+def pin(world: World, kind: Kind, seed: int) -> Seen:
+    """Whether a plan at twice the budget earns acceptance in one step; ``value`` is after how many audits the step was decided."""
+    rng = np.random.default_rng([seed, kind.scene, kind.sources, 1])
+    plan = world.plan_at(2 * BUDGET)
+    audits = dense(world, kind, rng, CANARY_AUDITS)
+    wrong = np.cumsum(_wrong(world, audits, plan))
+    worth = 1.0
+    for n in range(STEP, CANARY_AUDITS + 1, STEP):
+        k = int(wrong[n - 1])
+        tally = BothArms(ArmTally(audited=n, disagreements=k), ArmTally())
+        given = GateInput(
+            tally, 50, BUDGET, 0.99, 3, 0, certified=False, attempt=Counts(n, k), acceptance_level=allowance(DELTA, 1), design_effect=worth,
+        )  # fmt: skip
+        if accuracy(given).state == "Rejected":
+            return Seen(False, True, n)
+        if acceptance(given).state == "Clear":
+            seen = dependence(audits.take(slice(n)), budget=BUDGET)
+            if seen is not None and seen.design_effect <= worth:
+                return Seen(True, True, n)
+            worth = math.inf if seen is None else worth_one(_status(seen.design_effect), rate=1.0)
+            if seen is None:
+                return Seen(False, False, n)
+    return Seen(False, False, CANARY_AUDITS)
+
+
+def alarm(world: World, kind: Kind, seed: int) -> Seen:
+    """Whether the detector alarms although the plan is at half its budget; ``value`` is after how many labels."""
+    rng = np.random.default_rng([seed, kind.scene, kind.sources, 2])
+    seen = dependence(dense(world, kind, rng, kind.labels), budget=BUDGET)
+    if seen is None:
+        return Seen(False, False, ALARM_LABELS)  # nothing is certified there, so nothing serves that could fall
+    plan = world.plan_at(BUDGET / 2)
+    wrong = _wrong(world, dense(world, kind, rng, ALARM_LABELS), plan)
+    state = detector.init()
+    effect = worth_one(_status(seen.design_effect), rate=1.0)
+    for n in range(0, ALARM_LABELS, STEP):
+        state = detector.update(state, STEP, int(wrong[n : n + STEP].sum()), p0=BUDGET, design_effect=effect)
+        if detector.alarm(state, run_length=1e6):
+            return Seen(True, True, n + STEP)
+    return Seen(False, True, ALARM_LABELS)
+
+
+def power(world: World, _: Kind, seed: int) -> Seen:
+    """What looking for scenes costs where there are none: ``value`` in points of saving."""
+    rng = np.random.default_rng([seed, 3])
+    records = dense(world, Kind(1, 1), rng, POWER_LABELS)
+    outcome = tune(records, world.request())
+    with patch.object(tuning, "dependence", lambda *_, **__: INDEPENDENT):
+        without = tune(records, world.request())
+    saving = [
+        evaluate_plan(world.records, o.plan, world.ramp_ids).saving if isinstance(o, Proposed) else 0.0
+        for o in (without, outcome)
+    ]
+    return Seen(outcome.design_effect != 1, True, 100 * (saving[0] - saving[1]))
+
+
+def _wrong(world: World, records: Records, plan: Plan) -> npt.NDArray[np.bool_]:
+    return World(replace(records, time=None), world.ramp_ids).served(plan).wrong
+
+
+def _status(design_effect: float) -> TuningStatus:
+    return replace(TuningStatus(), clustering=clustering(0.0, design_effect=design_effect, sampled=1.0))
+
+
+Run = Callable[[World, Kind, int], Seen]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Runs of each kind on a record set; ``wrong`` names what may happen in a share ``allowed`` of them."""
+
+    name: str
+    run: Run
+    kinds: tuple[Kind, ...]
+    wrong: str
+    allowed: float
+    sets: tuple[str, ...] = (SET,)
+
+
+PARTS = (
+    Part("scenes", certificate, kinds(), "certificates over budget", 0.05),
+    Part("cycles", certificate, kinds(cycle=True), "certificates over budget", 0.05),
+    Part("orders", ordered, (Kind(1, 1),), "certificates over budget", 0.05, ORDERS),
+    Part("pins", pin, kinds(), "pins at twice the budget accepted", 0.05),
+    Part("alarms", alarm, kinds(), "false alarms within 100,000 labels at half the budget", 0.5),
+    Part("power", power, (Kind(1, 1),), "taken for scenes", 0.05),
+)
+
+
+# --- the command -----------------------------------------------------------------------------------
+
+_WORLDS: dict[str, World] = {}
+
+
+def _world(name: str, records: Path) -> World:
+    if name not in _WORLDS:
+        _WORLDS[name] = World.read(records / f"{name}.npz").narrowed(RAMPS)
+    return _WORLDS[name]
+
+
+def _run(run: Run, name: str, records: Path, kind: Kind, seed: int) -> Seen:
+    return run(_world(name, records), kind, seed)
+
+
+def summary(seen: Sequence[Seen]) -> Json:
+    """One row of a table."""
+    values = [s.value for s in seen]
+    return {
+        "runs": len(seen), "wrong": sum(s.wrong for s in seen), "decided": sum(s.decided for s in seen),
+        "median": float(np.median(values)), "mean": float(np.mean(values)),
+    }  # fmt: skip
+
+
+def rows(options: argparse.Namespace, progress: Progress) -> Iterator[tuple[str, str, Json]]:
+    """Part, row and figures, as they come."""
+    with ProcessPoolExecutor(options.jobs, get_context("forkserver")) as pool:
+        for part in (p for p in PARTS if not options.only or p.name in options.only):
+            task = progress.add_task(part.name, total=len(part.sets) * len(part.kinds) * options.runs)
+            for name in part.sets:
+                for kind in part.kinds:
+                    seen = []
+                    work = partial(_run, part.run, name, options.records, kind)
+                    for one in pool.map(work, range(options.runs), chunksize=max(1, options.runs // 20)):
+                        seen.append(one)
+                        progress.advance(task)
+                    row = kind.name if part.sets == (SET,) else name
+                    yield part.name, row, summary(seen)
+
+
+def print_tables(found: Json, console: Console) -> None:
+    """A table for each part."""
+    for part in PARTS:
+        if part.name not in found:
+            continue
+        table = Table("traffic", part.wrong, "decided", "median", title=part.name)
+        for row, figures in found[part.name].items():
+            told = (f"{figures['wrong']} of {figures['runs']}", str(figures["decided"]), f"{figures['median']:.4g}")
+            table.add_row(row, *told, style="" if figures["wrong"] <= part.allowed * figures["runs"] else "bold red")
+        console.print(table)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; exit code 1 where records are missing or something happens more often than it may."""
+    parser = argparse.ArgumentParser(prog="bench.streams", description="traffic whose requests resemble each other")
+    parser.add_argument("--runs", type=int, default=200, help="of each row")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--only", nargs="*", default=[], choices=[p.name for p in PARTS], metavar="PART")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    options = parser.parse_args(arguments)
+    needed = {n for p in PARTS if not options.only or p.name in options.only for n in p.sets}
+    missing = sorted(n for n in needed if not (options.records / f"{n}.npz").is_file())
+    if missing:
+        print(f"bench.streams: make the records first: python -m bench.record {' '.join(missing)}", file=sys.stderr)
+        return 1
+    found: Json = json.loads(options.out.read_text()) if options.out.is_file() else {}
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    fresh: set[str] = set()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with Progress(*columns, console=console) as progress:
+        for part, row, figures in rows(options, progress):
+            found[part] = {**(found[part] if part in fresh else {}), row: figures}
+            fresh.add(part)
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print_tables(found, Console())
+    held = all(f["wrong"] <= p.allowed * f["runs"] for p in PARTS if p.name in fresh for f in found[p.name].values())
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
