@@ -160,6 +160,10 @@ class Records:
             return np.ones(len(self), dtype=np.bool_)
         return np.asarray(self.draw < self.sampled(since=since))
 
+    def dense(self, rate: float) -> BoolArray:
+        """Rows (n,) of requests that were recorded with a probability of at least ``rate``; all of them where nobody knows."""
+        return np.ones(len(self), dtype=np.bool_) if self.audit_rate is None else np.asarray(self.audit_rate >= rate)
+
     def sampled(self, *, since: int = 0) -> float:
         """The smallest share of requests that were recorded, from row ``since`` on; 1 where nobody knows."""
         if self.audit_rate is None or since >= len(self):

@@ -228,7 +228,7 @@ def _attempt(
         wanted = math.ceil(testable_labels(budget, level) * MANY_ARE_ONE)
         return NeedsLabels(n - fresh, max(wanted, UNCLEAR_GROWTH * (n - fresh)), design_effect=None)
     effect = seen.design_effect
-    needed = _rows_for(math.ceil(effect * testable_labels(budget, level)), fresh=fresh)
+    needed = _rows_for(math.ceil(effect * testable_labels(budget, level)), fresh=fresh, seen=seen)
     if n < needed:
         return NeedsLabels(n - fresh, needed - fresh, design_effect=effect)
     outcome = _searched(records, fresh, request, level=level, seen=seen, should_stop=should_stop)
@@ -494,7 +494,8 @@ def split_rows(
     independent labels gains nothing from further ones until they allow one more disagreement, and A has those instead.
     """
     gap = max(round(GAP_SHARE * n), seen.block if seen.block > 1 else 0)
-    a_end = max(0, max(round(SEARCH_SHARE * n), min(FEWEST_SEARCH_ROWS, n // 2), fresh) - gap)
+    a_end = max(round(SEARCH_SHARE * n), min(FEWEST_SEARCH_ROWS, n // 2), fresh) - gap
+    a_end = max(a_end, 0 if seen.block == 1 else min(FEWEST_SEARCH_ROWS, n // 2))
     b_start = min(n, a_end + gap)
     if budget is None or level is None or seen.design_effect > 1 or n - b_start < fewest_labels(budget, level):
         return a_end, b_start
@@ -504,12 +505,12 @@ def split_rows(
     return b_start - gap, b_start
 
 
-def _rows_for(wanted: int, *, fresh: int) -> int:
+def _rows_for(wanted: int, *, fresh: int, seen: Dependence = INDEPENDENT) -> int:
     """Rows in all with which B has ``wanted``, of which ``fresh`` and older ones may not test."""
-    low, high = wanted, 2 * (wanted + fresh) + 2 * FEWEST_SEARCH_ROWS
+    low, high = wanted, 2 * (wanted + fresh + seen.block) + 2 * FEWEST_SEARCH_ROWS
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if middle - split_rows(middle, fresh)[1] >= wanted else (middle, high)
+        low, high = (low, middle) if middle - split_rows(middle, fresh, seen=seen)[1] >= wanted else (middle, high)
     return high
 
 

@@ -14,7 +14,10 @@ so that n labels are worth n / d. For copies this is the length of a scene; for 
 label from each block would throw the difference away.
 
 A slow change of difficulty, as between day and night, barely makes mistakes come together. It is no dependence in this sense: a
-count is then about the average over the time that it covers, and the detector watches for what comes after.
+count is then about the average over the time that it covers, and the detector watches for what comes after. Where many sources take turns
+the correlation of scenes is as slight, but reaches as far. The two are told apart by the share of mistakes: if their chance
+changes, mistakes of a share p are correlated in proportion to p; those of copies are whatever p is. So the correlation at the shares that are
+looked at is extrapolated to p = 0, where only scenes are left of it.
 
 Source: design effect, Kish (1965), Survey Sampling; exact binomial limits with an effective sample size, Korn and Graubard (1998);
 variance of sample autocorrelations, Bartlett (1946).
@@ -41,7 +44,10 @@ MOST_RAMPS = 12  # looked at, evenly over the network: neighbors say the same
 GROWTH = 1.41  # from one distance that is looked at to the next
 SURE = 3.0  # standard errors at one distance that nobody sees by chance
 SUSPECT = 2.0  # over all distances up to one: averaged over ramps, so that independent records hardly ever get there
-SLIGHTEST = 0.01  # correlation; less is a change of difficulty
+SLIGHTEST = 0.01  # correlation; less may be a change of difficulty
+CLEAR = 7.0  # standard errors of the correlation that is extrapolated to no mistakes; many pairs are needed, and day and night stay below
+SLIGHTEST_CLEAR = 0.002  # extrapolated; a change of difficulty leaves less
+FEWEST_COINCIDENCES = 20.0  # of mistakes that chance alone would bring: with fewer a standard error says little
 MARGIN = 1.0  # standard errors that are added to the sum of correlations
 SHORT = 64  # records of a run that are compared distance by distance; longer ones by Fourier transforms
 SHORTEST_RUN = 6  # blocks that a run of records must have: a longer block cannot be told from a change of the inputs
@@ -130,10 +136,14 @@ def _standardized(rows: IndexArray, n: int) -> Floats:
 @dataclass(frozen=True, slots=True)
 class _Pairs:
     """``products`` [distance - 1]: sum over pairs of records at a distance of the product of their standardized mistakes, averaged over
-    the kinds of mistakes. ``pairs``: how many pairs there are. ``longest`` is the length of the longest run of records."""
+    the kinds of mistakes; ``extrapolated`` [distance - 1] to a share of none, with ``spread`` as variance of one pair. ``pairs``: how many
+    pairs there are, ``rarest`` the least share of mistakes. ``longest`` is the length of the longest run of records."""
 
     products: Floats
+    extrapolated: Floats
+    spread: float
     pairs: Floats
+    rarest: float
     longest: int
 
     @classmethod
@@ -143,28 +153,62 @@ class _Pairs:
         runs = np.split(order, np.flatnonzero(np.diff(stream[order])) + 1)
         longest = max(len(run) for run in runs)
         most = max(1, longest // 2)
-        products, pairs = np.zeros(most), np.zeros(most)
+        share = 1 / (1 + mistakes.max(axis=0) ** 2)
+        means = _means(share)
+        products, pairs = np.zeros((most, 2)), np.zeros(most)
         short = np.concatenate([run for run in runs if len(run) <= SHORT] or [np.empty(0, dtype=np.intp)])
         for distance in range(1, min(most, SHORT - 1, len(short) - 1) + 1):
             first, second = short[:-distance], short[distance:]
             same = stream[first] == stream[second]
             pairs[distance - 1] += np.count_nonzero(same)
-            products[distance - 1] += float((mistakes[first[same]] * mistakes[second[same]]).sum()) / mistakes.shape[1]
+            products[distance - 1] += (mistakes[first[same]] * mistakes[second[same]]).sum(axis=0) @ means
         for run in (run for run in runs if len(run) > SHORT):
             reach = min(most, len(run) - 1)
             pairs[:reach] += len(run) - np.arange(1, reach + 1)
-            products[:reach] += _lagged_products(mistakes[run], reach)
-        return cls(products, pairs, longest)
+            products[:reach] += _lagged_products(mistakes[run], means, reach)
+        alike = (mistakes.T @ mistakes / len(mistakes)) ** 2
+        spread = float(means[:, 1] @ alike @ means[:, 1])
+        return cls(products[:, 0], products[:, 1], spread, pairs, float(share.min()), longest)
 
     def dependence(self, *, n: int) -> Dependence | None:
-        reach = self._reach()
-        if reach == 0:
-            return INDEPENDENT
+        """What ``n`` records of these pairs are worth."""
+        found = [(self._reach(), self.products, 1.0), (self._clear_reach(), self.extrapolated, self.spread)]
+        reach = max(reach for reach, *_ in found)
         if reach * SHORTEST_RUN > self.longest:
             return None
+        seen = [self._effect(*one, n=n) for one in found if one[0]]
+        return Dependence(max(d.block for d in seen), max(d.design_effect for d in seen)) if seen else INDEPENDENT
+
+    def _effect(self, reach: int, products: Floats, spread: float, *, n: int) -> Dependence:
         block = next(distance for distance in _distances(self.longest) if distance > reach)
-        total = float(self.products[:block].sum()) + MARGIN * math.sqrt(self._variance(0, block, known=block))
-        return Dependence(block, max(1.0, 1 + 2 * total / n))
+        total = float(products[:block].sum()) + MARGIN * math.sqrt(spread * self._variance(0, block, known=block))
+        within = (
+            block / n * (2 - block / n)
+        )  # the mean is that of the same records: all correlations are too small by the effect / n
+        return Dependence(block, max(1.0, (1 + 2 * total / n) / (1 - within)))
+
+    def _clear_reach(self) -> int:
+        """How far mistakes come together however rare they are; 0 where they clearly do at no distance.
+
+        As far as is clearest, and on from there while each further stretch shows it too: far ones alone may by chance.
+        """
+        best, reach, before = CLEAR, 0, 0
+        for distance in _distances(len(self.products)):
+            if float(self.pairs[:distance].sum()) * self.rarest**2 >= FEWEST_COINCIDENCES:
+                so_far = self._errors(0, distance)
+                if so_far >= best:
+                    best, reach = so_far, distance
+                elif reach == before and self._errors(before, distance) >= SURE:
+                    reach = distance
+            before = distance
+        return reach
+
+    def _errors(self, start: int, end: int) -> float:
+        """By how many standard errors the extrapolated correlation from one distance to another is above 0; 0 where it is slight."""
+        total, pairs = float(self.extrapolated[start:end].sum()), float(self.pairs[start:end].sum())
+        if total <= SLIGHTEST_CLEAR * pairs:
+            return 0.0
+        return total / math.sqrt(self.spread * self._variance(start, end, known=end))
 
     def _reach(self) -> int:
         """The largest distance at which mistakes come together; 0 where they do at none."""
@@ -189,12 +233,21 @@ class _Pairs:
         return float(self.pairs[start:end].sum()) * (1 + 2 * float(np.sum(np.clip(correlation, 0, None) ** 2)))
 
 
-def _lagged_products(mistakes: Floats, reach: int) -> Floats:
-    """Sums of products at distances 1 to ``reach`` within a run, averaged over kinds of mistakes, (reach,)."""
+def _means(share: Floats) -> Floats:
+    """Weights (kinds, 2) of kinds of mistakes with such shares: for their average, and for the value at a share of 0 of a line through them."""
+    average = np.full(len(share), 1 / len(share))
+    off = share - share.mean()
+    spread = float(off @ off)
+    line = average - off * share.mean() / spread if spread > 0 else np.zeros(len(share))
+    return np.stack([average, line], axis=1)
+
+
+def _lagged_products(mistakes: Floats, means: Floats, reach: int) -> Floats:
+    """Sums of products at distances 1 to ``reach`` within a run, in each of the ``means`` over kinds of mistakes, (reach, 2)."""
     size = 1 << (len(mistakes) + reach).bit_length()
     spectrum = np.fft.rfft(mistakes, size, axis=0)
-    power = (spectrum * spectrum.conj()).real.mean(axis=1)
-    return np.asarray(np.fft.irfft(power, size)[1 : reach + 1])
+    power = (spectrum * spectrum.conj()).real @ means
+    return np.asarray(np.fft.irfft(power, size, axis=0)[1 : reach + 1])
 
 
 def _distances(most: int) -> Iterator[int]:

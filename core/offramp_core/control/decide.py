@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from offramp_core.certify import dependence
-from offramp_core.control.audit import clustering, eager_rate, followed_rate, quiet_rate, worth_one
+from offramp_core.control.audit import DENSE, clustering, eager_rate, followed_rate, quiet_rate, worth_one
 from offramp_core.control.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
 from offramp_core.control.delivery import proven_models
@@ -746,16 +746,18 @@ class _Pass:
 
     def _measured_clustering(self) -> float | None:
         """How much requests resemble each other, by the newest records; None where these cannot say."""
-        store, before = self.snapshot.records, self.tuning.clustering
+        store, known = self.snapshot.records, self.tuning.clustering
         if store is None:
-            return before
+            return known
         newest = store.records.take(slice(max(0, len(store.records) - CLUSTERING_RECORDS), None))
-        newest = newest.take(np.flatnonzero(newest.equal_weight()))
-        seen = dependence(newest, budget=self.spec.max_disagreement)
-        if seen is None:
-            return None
-        self.clustering = clustering(before, design_effect=seen.design_effect, sampled=newest.sampled())
-        return self.clustering
+        for sample in (newest.dense(DENSE), newest.equal_weight()):
+            records = newest.take(np.flatnonzero(sample))
+            seen = dependence(records, budget=self.spec.max_disagreement)
+            if seen is None:
+                return None
+            known = max(known, clustering(known, design_effect=seen.design_effect, sampled=records.sampled()))
+        self.clustering = known
+        return known
 
     def _next_test(self) -> int:
         """The number of a test that begins now; those of a tuning that has not been digested are taken."""
