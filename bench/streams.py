@@ -64,7 +64,7 @@ QUIET_RECORDS, QUIET_RATE = 2_000, 0.02  # of the time before a pin
 POWER_LABELS = 2_000
 
 # A day of four hours: three quiet ones with easy requests, a busy one with hard requests. Utilization follows the rate.
-NIGHT, DAY = (3 * 3600.0, 1.0, -1.0, 0.01), (3600.0, 50.0, 1.0, 0.5)  # seconds, requests per second, tilt, utilization
+NIGHT, DAY = (3 * 3600.0, 1.0, -1.0, 0.01), (3600.0, 50.0, 1.0, 0.65)  # seconds, requests per second, tilt, utilization
 CYCLES = 3
 
 
