@@ -78,7 +78,7 @@ class Year:
 
 def year(world: World, scenario: YearScenario, seed: int) -> Year:
     """Live through one year."""
-    life = _Life(world.narrowed(RAMPS), scenario, seed)
+    life = Life(world.narrowed(RAMPS), scenario, seed)
     life.reconcile()
     while life.day < scenario.days:
         life.step()
@@ -86,7 +86,7 @@ def year(world: World, scenario: YearScenario, seed: int) -> Year:
 
 
 @dataclass
-class _Worker:
+class SimWorker:
     """One worker's counters and breaker."""
 
     uid: str
@@ -113,14 +113,14 @@ class _Worker:
         return self.counters[-1]
 
 
-class _Life(MemoryShell):
+class Life(MemoryShell):
     """The service and its fleet over a year."""
 
     def __init__(self, world: World, scenario: YearScenario, seed: int) -> None:
         super().__init__(service_of(MANIFEST), now=0.0)
         self.world, self.scenario, self.rng = world, scenario, np.random.default_rng([seed, 3])
         self.hardness, self.traffic = hardness_by_day(self.rng, scenario.drift), traffic_by_day()
-        self.workers = [_Worker(f"w{i}") for i in range(self.service.spec.replicas)]
+        self.workers = [SimWorker(f"w{i}") for i in range(self.service.spec.replicas)]
         self.requests, self.wrong, self.saved, self.off = (np.zeros(scenario.days) for _ in range(4))
         self.rows: Ints = np.zeros(0, dtype=np.int64)
         self.times: Floats = np.zeros(0)
@@ -128,12 +128,26 @@ class _Life(MemoryShell):
         self.decision: Decision | None = None
         self.ended: dict[str, RolloutStatus] = {}
         self.alarms = 0
-        self._weights: tuple[int, Floats] = (-1, np.zeros(0))
-        self._rates: dict[tuple[int, str], tuple[float, float]] = {}
+        self._weights: tuple[tuple[int, ...], Floats] = ((), np.zeros(0))
+        self._rates: dict[tuple[tuple[int, ...], str], tuple[float, float]] = {}
 
     @property
     def day(self) -> int:
         return int(self.now // DAY)
+
+    @property
+    def moment(self) -> tuple[int, ...]:
+        """What tells times of different inputs apart."""
+        return (self.day,)
+
+    @property
+    def next_change(self) -> float:
+        """When other inputs come."""
+        return (self.day + 1) * DAY
+
+    @property
+    def load(self) -> Load:
+        return Load(self.rate, 0.3)
 
     @property
     def rate(self) -> float:
@@ -142,16 +156,20 @@ class _Life(MemoryShell):
     # --- the inputs of a day -----------------------------------------------------------------------
 
     def weights(self) -> Floats:
-        """Of the pool's rows, today."""
-        if self._weights[0] != self.day:
-            weights = np.exp(self.hardness[self.day] * self.world.hardness)
-            self._weights = (self.day, weights / weights.sum())
+        """Of the pool's rows, now."""
+        if self._weights[0] != self.moment:
+            weights = np.exp(self.difficulty * self.world.hardness)
+            self._weights = (self.moment, weights / weights.sum())
         return self._weights[1]
 
+    @property
+    def difficulty(self) -> float:
+        return float(self.hardness[self.day])
+
     def truth(self, plan: Plan) -> tuple[float, float]:
-        """Disagreement and saving of a plan today."""
+        """Disagreement and saving of a plan now."""
         served = self.world.served(plan)
-        key = (self.day, served.hash)
+        key = (self.moment, served.hash)
         if key not in self._rates:
             weights = self.weights()
             self._rates[key] = (float(weights @ served.wrong), float(weights @ self.world.savings(plan)))
@@ -161,7 +179,7 @@ class _Life(MemoryShell):
 
     def step(self) -> None:
         """Serve until something happens, then one pass."""
-        planned = min(self._pause(), (self.day + 1) * DAY - self.now)
+        planned = min(self._pause(), self.next_change - self.now)
         outcomes = [self._outcomes(worker, planned) for worker in self.workers]
         opened = [self._opens_after(worker, seen) for worker, seen in zip(self.workers, outcomes, strict=True)]
         share = min((after / len(seen) for after, seen in zip(opened, outcomes, strict=True) if after), default=1.0)
@@ -181,25 +199,32 @@ class _Life(MemoryShell):
         live = any(not r.status.finished for r in self.rollouts.values())
         return BUSY_SECONDS if live or decision.status.tuning.state == "CollectingLabels" else DAY
 
-    def _outcomes(self, worker: _Worker, seconds: float) -> Outcomes:
+    def _outcomes(self, worker: SimWorker, seconds: float) -> Outcomes:
         """Audited requests of the stable arm in the order they come, True where they disagree."""
         document = worker.document
         if document is None or worker.open:
             return np.zeros(0, dtype=np.bool_)
         share = 1 - _weight(document)
         audited = self.rng.poisson(self.rate / len(self.workers) * seconds * share * document.stable.audit_rate)
-        plan = Plan.from_mapping(document.stable.plan)
+        plan = self._plan(document)
         return np.asarray(self.rng.random(audited) < (0.0 if plan.exits_off else self.truth(plan)[0]))
 
-    def _opens_after(self, worker: _Worker, outcomes: Outcomes) -> int | None:
+    @staticmethod
+    def _plan(document: PlanDocument) -> Plan:
+        return Plan.from_mapping(document.stable.plan)
+
+    def _opens_after(self, worker: SimWorker, outcomes: Outcomes) -> int | None:
         """How many audits it takes until the worker's breaker opens."""
         document = worker.document
         if not self.scenario.watched or document is None or not len(outcomes) or not outcomes.any():
             return None
-        budget, length = document.accuracy_budget, document.breaker_run_length
-        return detector.watch(worker.state, outcomes, p0=budget, run_length=length).alarm_after
+        return self._watched(document, worker.state, outcomes).alarm_after
 
-    def _serve(self, worker: _Worker, outcomes: Outcomes, seconds: float, opened: int | None) -> None:
+    def _watched(self, document: PlanDocument, state: detector.DetectorState, outcomes: Outcomes) -> detector.Watched:
+        """The breaker after these audits."""
+        return detector.watch(state, outcomes, p0=document.accuracy_budget, run_length=document.breaker_run_length)
+
+    def _serve(self, worker: SimWorker, outcomes: Outcomes, seconds: float, opened: int | None) -> None:
         """Count what a worker did in a stretch, and account for what its users got."""
         document = worker.document
         if document is None:
@@ -211,10 +236,7 @@ class _Life(MemoryShell):
             outcomes, worker.open, self.alarms = outcomes[:opened], True, self.alarms + 1
         else:
             on = 0.0 if worker.open else seconds
-            budget = document.accuracy_budget
-            worker.state = detector.watch(
-                worker.state, outcomes, p0=budget, run_length=document.breaker_run_length
-            ).state
+            worker.state = self._watched(document, worker.state, outcomes).state
         requests = self.rate / len(self.workers) * on
         weight = _weight(document)
         if on:
@@ -228,7 +250,7 @@ class _Life(MemoryShell):
             self._account(canary, requests * weight, on * weight)
         self._account(plan, requests * (1 - weight), on * (1 - weight))
         self._account(self.world.exits_off, self.rate / len(self.workers) * (seconds - on), seconds - on)
-        self._record(seconds, round(self.rate / len(self.workers) * seconds * document.stable.audit_rate))
+        self._record(worker, seconds, document.stable.audit_rate)
 
     def _account(self, plan: Plan, requests: float, seconds: float) -> None:
         day = self.day
@@ -238,7 +260,7 @@ class _Life(MemoryShell):
         self.saved[day] += requests * saving
         self.off[day] += seconds / (DAY * len(self.workers)) if plan.exits_off else 0.0
 
-    def _count(self, worker: _Worker, arm: Arm, *, requests: int, outcomes: Outcomes) -> None:
+    def _count(self, worker: SimWorker, arm: Arm, *, requests: int, outcomes: Outcomes) -> None:
         """Batches of one request, of the same times in both arms."""
         document = worker.document
         assert document is not None
@@ -259,9 +281,9 @@ class _Life(MemoryShell):
             counter.judged_batches += n if limit is not None else 0
             counter.slow_batches += n if limit is not None and bucket_seconds(bucket) > limit else 0
 
-    def _record(self, seconds: float, n: int) -> None:
-        """Equal-weight records of a stretch; only the newest are kept."""
-        n = min(n, KEPT_RECORDS)
+    def _record(self, worker: SimWorker, seconds: float, audit_rate: float) -> None:  # noqa: ARG002 - others ask which
+        """Equal-weight records of a worker's stretch; only the newest are kept."""
+        n = min(round(self.rate / len(self.workers) * seconds * audit_rate), KEPT_RECORDS)
         rows = np.searchsorted(np.cumsum(self.weights()), self.rng.random(n) * (1 - 1e-12))
         self.rows = np.append(self.rows, rows)
         self.times = np.append(self.times, self.now + np.sort(self.rng.uniform(0.0, seconds, n)))
@@ -269,13 +291,12 @@ class _Life(MemoryShell):
     # --- a pass ------------------------------------------------------------------------------------
 
     def reconcile(self) -> None:
-        newest = np.argsort(self.times, kind="stable")[-KEPT_RECORDS:]
-        self.rows, self.times = self.rows[newest], self.times[newest]
+        self._keep_newest()
         outcome, self.outcome = self.outcome, None
         records = self._store() if len(self.rows) else None
         snapshot = Snapshot(
             self.service, dict(self.configs), tuple(self.rollouts.values()), tuple(self._report(w) for w in self.workers), self.published,
-            records, Load(self.rate, 0.3), outcome, watch=self.watch,
+            records, self.load, outcome, watch=self.watch,
         )  # fmt: skip
         self.decision = decision = decide(snapshot, self.now)
         self.store(decision)
@@ -286,11 +307,15 @@ class _Life(MemoryShell):
         if decision.tune is not None and records is not None:
             self.outcome = tune(records.records, decision.tune)
 
+    def _keep_newest(self) -> None:
+        newest = np.argsort(self.times, kind="stable")[-KEPT_RECORDS:]
+        self.rows, self.times = self.rows[newest], self.times[newest]
+
     def _store(self) -> RecordStore:
         records = replace(self.world.records.take(self.rows), time=self.times)
         return RecordStore(records, self.world.ramp_ids, BACKBONE, RAMP_SET)
 
-    def _report(self, worker: _Worker) -> Worker:
+    def _report(self, worker: SimWorker) -> Worker:
         document = worker.document
         canary = document.canary if document is not None else None
         state = WorkerState(

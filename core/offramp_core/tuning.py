@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -350,8 +351,9 @@ def _level(request: TuningRequest, test_index: int) -> float:
     return allowance(request.delta, test_index) / (1 + len(request.slices))
 
 
+@lru_cache(maxsize=4096)
 def testable_labels(budget: float, level: float) -> int:
-    """Held-out labels worth a test, each worth one."""
+    """Held-out labels worth a test, each worth one. Remembered, because every pass of every service that waits for labels asks."""
     wanted = labels_for(budget * TESTABLE_RATE, budget=budget, level=level, power=TEST_POWER)
     return fewest_labels(budget, level) if wanted is None else wanted
 
@@ -472,11 +474,12 @@ def fresh_rows(records: Records, *, consumed_through: float | None, discard_befo
     """How many records of equal weight there are that no test has used and no alarm has made stale."""
     if records.time is None:
         return 0
-    order = np.argsort(records.time, kind="stable")
-    time = records.time[order]
     used = -math.inf if consumed_through is None else consumed_through
-    first = int(max(np.searchsorted(time, used, side="right"), np.searchsorted(time, discard_before or -math.inf)))
-    return int(np.count_nonzero(records.take(order[first:]).equal_weight()))
+    since = -math.inf if discard_before is None else discard_before
+    fresh = (records.time > used) & (records.time >= since)
+    if records.draw is None or records.audit_rate is None or not fresh.any():
+        return int(np.count_nonzero(fresh))
+    return int(np.count_nonzero(records.draw[fresh] < records.audit_rate[fresh].min()))
 
 
 def split_rows(
