@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from offramp_core.certify import SliceBudget, allowance
 from offramp_core.columns import EXACT
-from offramp_core.control.audit import clustering
+from offramp_core.control.audit import clustering, quiet_rate
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
 from offramp_core.control.spec import SliceObjective
@@ -33,6 +33,7 @@ from offramp_core.tuning import (
 )
 
 RETUNE_SECONDS = 3600.0
+EAGER_PAUSE = 9.0  # times as long as audits were many for an attempt they are few after it, where that is longer
 MIN_GAIN = 0.01
 RETRY_SECONDS = 10.0
 PIN_RECORDS = 2000
@@ -332,7 +333,7 @@ def _digest(view: TunerView) -> Tuned:
             status, state=Reason.COLLECTING_LABELS, labels=outcome.n, labels_needed=outcome.needed, message=message
         )
         return Tuned(waiting, stable_over_budget=over)
-    status = replace(status, labels_needed=0, next_attempt_at=view.now + RETUNE_SECONDS, tuned_for=view.objective)
+    status = replace(status, labels_needed=0, next_attempt_at=view.now + _pause(view), tuned_for=view.objective)
     if view.asks_to_tune:
         status = replace(status, handled_request=view.request)
     if isinstance(outcome, NoGain):
@@ -348,6 +349,14 @@ def _digest(view: TunerView) -> Tuned:
             stable_not_allowed=none_fits, withdraw=withdraw,
         )  # fmt: skip
     return replace(_propose(view, status, outcome), stable_over_budget=over)
+
+
+def _pause(view: TunerView) -> float:
+    """Seconds to the next attempt: an hour, or longer where labels took long, so that audits are many for a tenth of the time at most."""
+    status = view.status
+    if status.eager_since_at is None or status.audit_rate <= quiet_rate(view.snapshot.load):
+        return RETUNE_SECONDS
+    return max(RETUNE_SECONDS, EAGER_PAUSE * (view.now - status.eager_since_at))
 
 
 def _resemblance(outcome: NeedsLabels) -> str:
