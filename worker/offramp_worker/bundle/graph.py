@@ -96,13 +96,17 @@ def tensor_values(session: Any, names: Sequence[str], rows: Array, *, entry: str
     return {name: found[name] for name in names}
 
 
-def _shapes_of(model: onnx.ModelProto, names: Sequence[str], sample: Array) -> dict[str, tuple[int, ...]]:
+def plain_session(model: onnx.ModelProto) -> ort.InferenceSession:
+    """A session that runs a graph as it is written, to look into it."""
     options = closed_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    probe = with_outputs(model, names)
-    session = ort.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _shapes_of(model: onnx.ModelProto, names: Sequence[str], sample: Array) -> dict[str, tuple[int, ...]]:
+    session = plain_session(with_outputs(model, names))
     values = tensor_values(session, names, sample, entry=input_name(model))
     return {name: tuple(int(d) for d in value.shape[1:]) for name, value in values.items()}
 
