@@ -148,7 +148,9 @@ def _run(session: Any, names: Sequence[str], feed: Mapping[str, Array]) -> list[
         return list(session.run(names, dict(feed)))
     except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
         rows = {name: list(value.shape) for name, value in feed.items()}
-        raise ModelRefusedError(f"ONNX Runtime cannot run the model on {rows}: {' '.join(str(error).split())[:300]}") from error
+        raise ModelRefusedError(
+            f"ONNX Runtime cannot run the model on {rows}: {' '.join(str(error).split())[:300]}"
+        ) from error
 
 
 def _close(got: Array, wanted: Array) -> bool:

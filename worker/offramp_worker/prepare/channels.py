@@ -41,11 +41,23 @@ PRODUCTS = {
 RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 WITH_A_VECTOR = frozenset({"Add", "BiasGelu", "Div", "Mul", "PRelu", "Pow", "Sub"})
 REDUCTIONS = frozenset(
-    {"ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"}
+    {
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceLogSumExp",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSum",
+        "ReduceSumSquare",
+    }
 )
 RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 # Axes stay what they are, though their sizes may change: those of all inputs, or of the first one.
-JOINING = WITH_A_VECTOR | NORMS | frozenset({"Concat", "Max", "Mean", "Min", "QLinearAdd", "QLinearMul", "Sum", "Where"})
+JOINING = (
+    WITH_A_VECTOR | NORMS | frozenset({"Concat", "Max", "Mean", "Min", "QLinearAdd", "QLinearMul", "Sum", "Where"})
+)
 KEEPING = JOINING | frozenset(
     {
         "Abs", "Cast", "Ceil", "Celu", "Clip", "DequantizeLinear", "Dropout", "Elu", "Erf", "Exp", "Expand", "FastGelu", "Floor", "Gelu",
@@ -69,7 +81,9 @@ class Channels:
 
     def __init__(self, graph: onnx.GraphProto, shapes: Mapping[str, Shape], *, source: str) -> None:
         self._constants = {t.name: t for t in graph.initializer}
-        self._constants |= {n.output[0]: a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"}
+        self._constants |= {
+            n.output[0]: a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"
+        }
         self._shapes = {name: tuple(t.dims) for name, t in self._constants.items()} | dict(shapes)
         self._dependent = dependent_tensors(graph_steps(graph), source=source)
         self._maker = {name: node for node in graph.node for name in node.output if name}
@@ -160,24 +174,29 @@ class Channels:
 
     def _told(self, node: onnx.NodeProto) -> Told:
         operator = node.op_type
-        rank = len(self._shapes.get(node.input[0], ())) if node.input else 0
-        last = frozenset({rank - 1})
-        if operator in SECOND:
-            return Told({0: frozenset({1})}, frozenset({1}))
-        if operator in NORMS:
-            sizes = self._shapes.get(node.input[0], ())[_attribute(node, "axis", -1) :]
-            return Told({0: last, 1: last}, last) if sizes and max(sizes[:-1], default=1) == 1 else Told()
-        if operator == "Gemm":
-            reads_rows = not _attribute(node, "transA", 0) and self._is_constant(node, 1)
-            return Told({0: last}, last) if reads_rows else Told()
         if operator in PRODUCTS:
             return self._told_by_product(node, *PRODUCTS[operator])
-        if operator in RECURRENT:
-            made = {0: {1, 3}, 1: {2, 3}}[_attribute(node, "layout", 0)]
-            return Told({0: last}, frozenset(made)) if node.output[0] else Told({0: last})
-        if operator == "Gather" and self._is_constant(node, 0):
-            return Told(made=frozenset({len(self._shapes.get(node.output[0], ())) - 1}))
-        return self._told_by_vector(node) if operator in WITH_A_VECTOR else Told()
+        if operator in WITH_A_VECTOR:
+            return self._told_by_vector(node)
+        return self._told_by_layer(node)
+
+    def _told_by_layer(self, node: onnx.NodeProto) -> Told:
+        read, told = self._shapes.get(node.input[0], ()) if node.input else (), Told()
+        last = frozenset({len(read) - 1})
+        match node.op_type:
+            case operator if operator in SECOND:
+                told = Told({0: frozenset({1})}, frozenset({1}))
+            case operator if operator in NORMS:
+                along = read[_attribute(node, "axis", -1) :]
+                told = Told({0: last, 1: last}, last) if along and max(along[:-1], default=1) == 1 else told
+            case "Gemm" if not _attribute(node, "transA", 0) and self._is_constant(node, 1):
+                told = Told({0: last}, last)
+            case operator if operator in RECURRENT:
+                made = {0: {1, 3}, 1: {2, 3}}[_attribute(node, "layout", 0)]
+                told = Told({0: last}, frozenset(made) if node.output[0] else frozenset())
+            case "Gather" if self._is_constant(node, 0):
+                told = Told(made=frozenset({len(self._shapes.get(node.output[0], ())) - 1}))
+        return told
 
     def _told_by_product(self, node: onnx.NodeProto, left: int, right: int) -> Told:
         ranks = [len(self._shapes.get(node.input[place], ())) for place in (left, right)]
@@ -195,7 +214,9 @@ class Channels:
         if len(constants) != 1 or made is None or len(node.input) < 2:
             return Told()
         shape = self._shapes.get(node.input[constants[0]], ())
-        long = [axis - len(shape) for axis, size in enumerate(shape) if size > 1]  # from the end, where shapes are aligned
+        long = [
+            axis - len(shape) for axis, size in enumerate(shape) if size > 1
+        ]  # from the end, where shapes are aligned
         other = 1 - constants[0]
         read = self._shapes.get(node.input[other], ())
         if len(long) != 1 or len(read) + long[0] < 0 or read[long[0]] != made[long[0]]:
@@ -210,21 +231,30 @@ class Channels:
         read, made = self._shapes.get(node.input[place]), self._shapes.get(target)
         if read is None or made is None:
             return None
-        if node.op_type == "Transpose":
-            permutation = _attribute(node, "perm", list(reversed(range(len(read)))))
-            return tuple(frozenset({axis}) for axis in permutation)
-        if place == 0 and node.op_type in RESHAPES:
-            return _regrouped(read, made)
+        if place == 0 and node.op_type in ("Gather", "GatherND"):
+            return self._picked(node, read, made)
         if place == 0 and node.op_type in REDUCTIONS:
             return self._reduced(node, read, made)
-        if place == 0 and node.op_type == "Gather":
-            axis, picked = _attribute(node, "axis", 0) % len(read), len(made) - len(read) + 1
-            within = [frozenset({axis}) if picked == 1 else frozenset[int]()] * picked
+        relation: Relation | None = None
+        if node.op_type == "Transpose":
+            relation = tuple(map(_one, _attribute(node, "perm", list(reversed(range(len(read)))))))
+        elif place == 0 and node.op_type in RESHAPES:
+            relation = _regrouped(read, made)
+        elif node.op_type in (KEEPING if place == 0 else JOINING):
+            relation = _aligned(read, made)
+        return relation
+
+    def _picked(self, node: onnx.NodeProto, read: Shape, made: Shape) -> Relation | None:
+        """Of entries picked by indices, the axes that are not picked from."""
+        if node.op_type == "Gather":
+            axis, new = _attribute(node, "axis", 0) % len(read), len(made) - len(read) + 1
+            within = [_one(axis) if new == 1 else frozenset[int]()] * new
             return (*map(_one, range(axis)), *within, *map(_one, range(axis + 1, len(read))))
-        if place == 0 and node.op_type == "GatherND" and not _attribute(node, "batch_dims", 0):
-            rest = len(read) - self._shapes[node.input[1]][-1]  # axes behind those that the indices pick from
-            return (*[frozenset[int]()] * (len(made) - rest), *map(_one, range(len(read) - rest, len(read))))
-        return _aligned(read, made) if node.op_type in (KEEPING if place == 0 else JOINING) else None
+        indices = self._shapes.get(node.input[1])
+        if _attribute(node, "batch_dims", 0) or not indices:
+            return None
+        rest = len(read) - indices[-1]
+        return (*[frozenset[int]()] * (len(made) - rest), *map(_one, range(len(read) - rest, len(read))))
 
     def _reduced(self, node: onnx.NodeProto, read: Shape, made: Shape) -> Relation | None:
         if len(made) == len(read):

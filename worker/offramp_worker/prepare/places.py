@@ -112,7 +112,9 @@ class _Search:
         self._shapes = observed_shapes(self._model, self._rows, tokens=tokens, varies=self._spec.varies)
         self._channels = Channels(self._model.graph, self._shapes.three, source=self._spec.name)
         floats = set(float_tensors(self._model, self.cuts))
-        readings = {name: _layout(name, self._spec, self._shapes, self._channels) for name in self.cuts if name in floats}
+        readings = {
+            name: _layout(name, self._spec, self._shapes, self._channels) for name in self.cuts if name in floats
+        }
         self._layouts = {name: reading for name, reading in readings.items() if isinstance(reading, Layout)}
         self._reasons = {name: "it is no float32, which heads read" for name in self.cuts if name not in floats}
         self._reasons |= {name: reading for name, reading in readings.items() if isinstance(reading, str)}
@@ -148,7 +150,11 @@ class _Search:
         axis = self._channels.axis(spec.name, rows=0)
         if axis == 1:
             return Place(INPUT_POSITION, spec.name, spec.shape), ()
-        reason = axis if isinstance(axis, str) else f"its channels lie on axis {axis}; heads at the input read [channels, height, width]"
+        reason = (
+            axis
+            if isinstance(axis, str)
+            else f"its channels lie on axis {axis}; heads at the input read [channels, height, width]"
+        )
         return None, (Unread(spec.name, reason),)
 
     def _representatives(self) -> tuple[Place, ...]:
@@ -182,32 +188,39 @@ def _layout(name: str, spec: TensorSpec, shapes: Shapes, channels: Channels) -> 
     rows = shapes.row_axis(name)
     if isinstance(rows, str):
         return rows
-    shape = shapes.three[name]
-    if len(shape) not in (3, 4):
-        what = "is a single vector" if len(shape) < 3 else f"has {len(shape) - 2} axes of positions"
+    rank = len(shapes.three[name])
+    if rank not in (3, 4):
+        what = "is a single vector" if rank < 3 else f"has {rank - 2} axes of positions"
         return f"it {what} for each row; heads read maps and tokens"
     channel = channels.axis(name, rows=rows)
     if isinstance(channel, str):
         return channel
-    varying = shapes.varying(name)
-    if channel in varying:
+    if channel in shapes.varying(name):
         return f"its axis {channel}, which holds its channels, varies with the length of the rows"
-    positions = [axis for axis in range(len(shape)) if axis not in (rows, channel)]
+    positions = [axis for axis in range(rank) if axis not in (rows, channel)]
     if len(positions) == 2:
-        return _map(shape, rows, channel, positions) if not varying else "it is a map whose size varies with the length of the rows"
-    (position,) = positions
-    if spec.pad is not None:
-        if not shapes.counts_tokens(name, position):
-            return f"its axis {position} has {shape[position]} entries for rows of {shapes.lengths[0]} tokens, so that padding cannot be told"
-        return Layout((rows, position, channel), (-1 if varying else shape[position], shape[channel]))
-    tokens = Layout((rows, position, channel), (shape[position], shape[channel]))
-    return tokens if position < channel else tokens.as_line()
+        return _map(name, shapes, rows, channel, positions)
+    return _tokens(name, spec, shapes, (rows, *positions, channel))
 
 
-def _map(shape: tuple[int, ...], rows: int, channel: int, positions: Sequence[int]) -> Layout | str:
+def _map(name: str, shapes: Shapes, rows: int, channel: int, positions: Sequence[int]) -> Layout | str:
+    shape = shapes.three[name]
     layout = Layout((rows, channel, *positions), (shape[channel], *(shape[axis] for axis in positions)))
+    if shapes.varying(name):
+        return "it is a map whose size varies with the length of the rows"
     if not layout.as_it_lies and min(layout.shape[1:]) == 1:
         return f"one of its axes has a single entry ({list(shape)} for {shape[rows]} rows)"
+    return layout
+
+
+def _tokens(name: str, spec: TensorSpec, shapes: Shapes, order: tuple[int, ...]) -> Layout | str:
+    shape, (_, position, channel) = shapes.three[name], order
+    layout = Layout(order, (-1 if shapes.varying(name) else shape[position], shape[channel]))
+    if spec.pad is None:
+        return layout if position < channel else layout.as_line()
+    if not shapes.counts_tokens(name, position):
+        long, _ = shapes.lengths
+        return f"its axis {position} has {shape[position]} entries for rows of {long} tokens, so that padding cannot be told"
     return layout
 
 

@@ -66,7 +66,9 @@ class Layout:
             return []
         channels, height, width = self.shape
         shapes = {"map": (0, channels, height, width), "flat": (0, channels, width)}
-        return [numpy_helper.from_array(np.array(shape, dtype=np.int64), f"{name}/{kind}") for kind, shape in shapes.items()]
+        return [
+            numpy_helper.from_array(np.array(shape, dtype=np.int64), f"{name}/{kind}") for kind, shape in shapes.items()
+        ]
 
 
 def turned_name(tensor: str, layout: Layout) -> str:
