@@ -12,6 +12,7 @@ import layouts
 import numpy as np
 import onnx
 import pytest
+import texts
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from test_engine import Bench
@@ -40,16 +41,19 @@ def node(operator: str, *names: str, **attributes: Any) -> onnx.NodeProto:
     return helper.make_node(operator, list(names[:-1]), [names[-1]], **attributes)
 
 
-def graph(path: Path, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array], *, row: Sequence[int]) -> str:
-    """A model from ``x`` [batch, *row] to ``y``."""
+def graph(
+    path: Path, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array], *, row: Sequence[int | str], name: str = "x",
+    kind: int = TensorProto.FLOAT,
+) -> str:  # fmt: skip
+    """A model from the input ``name`` [batch, *row] to ``y``."""
     made = helper.make_graph(
         list(nodes),
         "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", *row])],
+        [helper.make_tensor_value_info(name, kind, ["batch", *row])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", CLASSES])],
         [
-            numpy_helper.from_array(value.astype(np.int64 if value.dtype.kind == "i" else np.float32), name)
-            for name, value in constants.items()
+            numpy_helper.from_array(value.astype(np.int64 if value.dtype.kind == "i" else np.float32), constant)
+            for constant, value in constants.items()
         ],
     )
     onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
@@ -153,7 +157,7 @@ def test_rows_of_any_layout_leave_and_are_dropped_as_each_of_them_would_be_alone
     uncertainty = np.concatenate([scores.uncertainty for scores in alone])
     ids = [ramp.id for ramp in bundle.ramps]
     active = sorted(ids.index(spec.id) for spec in {spec.position: spec for spec in inside}.values())
-    limits = {j: float(np.round(np.quantile(uncertainty[:, j], 0.4), 3)) for j in active}
+    limits = {j: round(float(np.quantile(uncertainty[:, j], 0.4)), 3) for j in active}
     bench = Bench(bundle, sessions)
     bench.engine.start()
     try:
@@ -384,3 +388,36 @@ def test_a_ramp_at_a_tensor_whose_rows_lie_elsewhere_is_refused_at_the_workers_d
         InvalidBundleError, match=r"'a' is \[8, 1, 4\] for a batch of 1; the first axis .* must count rows"
     ):
         feature_shapes(onnx.load(uri), ["a"], channel_rows(1, *sides, seed=3))
+
+
+TEXT_ORDERS = {
+    "steps first": [node("Transpose", "h", "t", perm=[1, 0, 2]), node("MatMul", "t", "w", "a"), node("MatMul", "a", "w", "b"), node("Transpose", "b", "z", perm=[1, 0, 2])],
+    "channels first": [node("Transpose", "h", "t", perm=[0, 2, 1]), node("Conv", "t", "k", "a"), node("Conv", "a", "k", "b"), node("Transpose", "b", "z", perm=[0, 2, 1])],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("length", ["length", 24], ids=["of any length", "of one length"])
+@pytest.mark.parametrize("order", TEXT_ORDERS)
+def test_the_tokens_of_a_text_are_found_on_any_axis_as_many_as_there_are_channels(
+    order: str, length: str | int, tmp_path: Path
+) -> None:
+    rng, width = np.random.default_rng(0), 24
+    nodes = [
+        node("Equal", "input_ids", "pad", "unseen"), node("Not", "unseen", "seen"), node("Cast", "seen", "float", to=TensorProto.FLOAT),
+        node("Unsqueeze", "float", "last", "column"), node("Gather", "table", "input_ids", "words"), node("Mul", "words", "column", "h"),
+        *TEXT_ORDERS[order], node("Mul", "z", "column", "kept"), node("ReduceSum", "kept", "axis", "sum", keepdims=0),
+        node("ReduceSum", "column", "axis", "count", keepdims=0), node("Div", "sum", "count", "mean"), node("MatMul", "mean", "v", "y"),
+    ]  # fmt: skip
+    weights = {
+        "table": rng.normal(size=(texts.WORDS, width)),
+        "v": eye(width, CLASSES),
+        "w": eye(width),
+        "k": eye(width)[:, :, None],
+    }
+    whole = {"pad": np.array(0), "last": np.array([2]), "axis": np.array([1])}
+    uri = graph(tmp_path / "m.onnx", nodes, weights | whole, row=[length], name="input_ids", kind=TensorProto.INT64)
+    x = texts.texts(20, seed=1, longest=24)
+    found = find_places(load_backbone(uri, x), x)
+    tokens = -1 if length == "length" else 24
+    assert {place.tensor: place.shape for place in found.places}["a/turned"] == (tokens, width)
+    assert not found.unread
