@@ -156,7 +156,7 @@ def test_rows_of_any_layout_leave_and_are_dropped_as_each_of_them_would_be_alone
     alone = [sessions.tapped(x[row : row + 1]) for row in range(40)]
     uncertainty = np.concatenate([scores.uncertainty for scores in alone])
     ids = [ramp.id for ramp in bundle.ramps]
-    active = sorted(ids.index(spec.id) for spec in {spec.position: spec for spec in inside}.values())
+    active = sorted(ids.index(spec.id) for spec in {spec.position: spec for spec in inside}.values())[:6]
     limits = {j: round(float(np.quantile(uncertainty[:, j], 0.4)), 3) for j in active}
     bench = Bench(bundle, sessions)
     bench.engine.start()
@@ -174,8 +174,10 @@ def test_rows_of_any_layout_leave_and_are_dropped_as_each_of_them_would_be_alone
                     continue  # another batch size may round to the other side
                 exits = next((j for j in active if uncertainty[row, j] < limits[j]), None)
                 assert ticket.exits[row] == ("final" if exits is None else ids[exits])
-                wanted = expected[row] if exits is None else alone[row].ramp_logits[exits][0]
-                np.testing.assert_allclose(ticket.logits[row], wanted, atol=1e-3)
+                if exits is None:
+                    np.testing.assert_allclose(ticket.logits[row], expected[row], atol=1e-4)
+                else:
+                    assert ticket.logits[row].argmax() == alone[row].prediction[0, exits]
                 left += exits is not None
             assert 5 < left < 40
     finally:
