@@ -17,7 +17,8 @@ from offramp_worker.bundle.graph import feature_shapes
 from offramp_worker.bundle.heads import parameter_shapes
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.features import candidate_ramps, collect_features, heads_of, tapped_logits
-from offramp_worker.prepare.pipeline import find_places, training_threads
+from offramp_worker.prepare.pipeline import training_threads
+from offramp_worker.prepare.places import find_places
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.sources import Backbone, load_backbone
 from offramp_worker.prepare.training import Parameters, head_logits, train_heads
@@ -88,7 +89,7 @@ def places_and_ramps(
     backbone: Backbone, x: FloatArray, *, blocks: int
 ) -> tuple[tuple[Place, ...], tuple[RampSpec, ...]]:
     """The last ``blocks`` places of a model and both kinds of head at each of them."""
-    places = last_places(find_places(backbone, x)[1], blocks=blocks)
+    places = last_places(find_places(backbone, x).places, blocks=blocks)
     specs = candidate_ramps(places, kinds=("grid-mlp", "pooled-linear"))
     return places, tuple(replace(s, hidden=HIDDEN) if s.hidden else s for s in specs)
 

@@ -17,7 +17,8 @@ from offramp_worker.bundle.graph import stage_model
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.features import heads_of, tapped_logits
 from offramp_worker.prepare.fitting import candidate_rungs
-from offramp_worker.prepare.pipeline import PrepareRequest, find_places, prepare_bundle
+from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
+from offramp_worker.prepare.places import find_places
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import print_report
 from offramp_worker.prepare.sources import load_backbone
@@ -73,7 +74,8 @@ def test_a_networks_own_exits_become_ramps_that_say_what_its_outputs_said(tmp_pa
     path = branching(tmp_path / "m.onnx")
     backbone = load_backbone(str(path), ROWS)
     assert [value.name for value in backbone.model.graph.output] == ["final"]
-    _, places, exits = find_places(backbone, ROWS)
+    found = find_places(backbone, ROWS)
+    places, exits = found.places, found.exits
     assert exits == {"early": "a", "late": "b"}
     rungs = candidate_rungs(places, entry=None, exits=exits)
     assert [(ramp.head, ramp.tensor, ramp.output) for ramp in rungs.own] == [
@@ -90,7 +92,8 @@ def test_a_networks_own_exits_become_ramps_that_say_what_its_outputs_said(tmp_pa
 def test_a_stage_with_an_own_exit_computes_the_exit_and_goes_on(tmp_path: Path) -> None:
     path = branching(tmp_path / "m.onnx")
     backbone = load_backbone(str(path), ROWS)
-    _, places, exits = find_places(backbone, ROWS)
+    found = find_places(backbone, ROWS)
+    places, exits = found.places, found.exits
     (_, late) = heads_of(
         own := candidate_rungs(places, entry=None, exits=exits).own, places, tensors={ramp.id: {} for ramp in own}
     )
@@ -133,7 +136,8 @@ def test_exits_between_blocks_that_hand_on_several_scales_are_taken_where_these_
 ) -> None:
     path = multi_scale(tmp_path / "m.onnx", classifiers_last=classifiers_last)
     backbone = load_backbone(str(path), ROWS)
-    _, places, exits = find_places(backbone, ROWS)
+    found = find_places(backbone, ROWS)
+    places, exits = found.places, found.exits
     assert exits == {"exit1": "packed1", "exit2": "packed2"}
     own = candidate_rungs(places, entry=None, exits=exits).own
     heads = heads_of(own, places, tensors={ramp.id: {} for ramp in own})
@@ -146,7 +150,8 @@ def test_exits_between_blocks_that_hand_on_several_scales_are_taken_where_these_
 def test_what_is_behind_packed_scales_needs_nothing_from_before_them(tmp_path: Path) -> None:
     path = multi_scale(tmp_path / "m.onnx", classifiers_last=True)
     backbone = load_backbone(str(path), ROWS)
-    _, places, exits = find_places(backbone, ROWS)
+    found = find_places(backbone, ROWS)
+    places, exits = found.places, found.exits
     shapes = {place.tensor: place.shape for place in places}
     (first, _) = heads_of(
         own := candidate_rungs(places, entry=None, exits=exits).own, places, tensors={ramp.id: {} for ramp in own}
@@ -173,7 +178,7 @@ def test_a_dense_block_has_a_place_after_every_layer_and_the_same_answers(tmp_pa
     shapes = {"k0": (4, 3, 3, 3), "k1": (4, 4, 3, 3), "k2": (4, 8, 3, 3), "k3": (4, 12, 3, 3), "w": (16, 3)}
     path = save(tmp_path / "m.onnx", nodes, shapes, ("y",))
     backbone = load_backbone(str(path), ROWS)
-    _, places, _ = find_places(backbone, ROWS)
+    places = find_places(backbone, ROWS).places
     assert [place.tensor for place in places] == ["f0", "cat2", "cat3", "all"]
     (logits,) = open_session(backbone.model, threads=1).run(None, {"x": ROWS})
     np.testing.assert_array_equal(logits, ort.InferenceSession(str(path)).run(None, {"x": ROWS})[0])

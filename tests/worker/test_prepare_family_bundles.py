@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from test_prepare_families import bert_shapes, checkpoint, distilbert_shapes, loaded, vit_shapes
 
 from offramp_worker.prepare import pipeline
-from offramp_worker.prepare.pipeline import PrepareRequest, find_places, prepare_bundle
+from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
+from offramp_worker.prepare.places import find_places
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.selection import Verdict, select_ramps
 from offramp_worker.prepare.sources import load_backbone
@@ -74,8 +75,8 @@ def test_a_family_becomes_a_graph_with_places_for_exits(
     uri, model = make(name, tmp_path)
     x = rows_for(name, 4, size=size)
     backbone = load_backbone(uri, x, **tokens(x))
-    n_cuts, places, exits = find_places(backbone, x)
-    assert n_cuts >= 2 and len(places) >= 2 and not exits
+    found = find_places(backbone, x)
+    assert found.n_cuts >= 2 and len(found.places) >= 2 and not found.exits
     assert backbone.output.shape == (says(model, x).shape[1],)
 
 

@@ -33,7 +33,8 @@ from offramp_worker.prepare import executors, quantizing
 from offramp_worker.prepare.calibration import Histogram, collect_histograms, value_range
 from offramp_worker.prepare.cuts import cut_vertices, graph_steps
 from offramp_worker.prepare.executors import compare_executors
-from offramp_worker.prepare.pipeline import PrepareRequest, find_places, prepare_bundle
+from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
+from offramp_worker.prepare.places import find_places
 from offramp_worker.prepare.pricing import Priced
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.quantizing import choose_quantized, quantized_models
@@ -59,7 +60,7 @@ def rows() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def cuts(backbone: Backbone, rows: np.ndarray) -> dict[str, tuple[int, ...]]:
-    return {place.tensor: place.shape for place in find_places(backbone, rows)[1]}
+    return {place.tensor: place.shape for place in find_places(backbone, rows).places}
 
 
 @pytest.fixture(scope="module")

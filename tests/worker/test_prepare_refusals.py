@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from offramp_cli.prepare import prepare
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_worker.prepare.families import build_family
-from offramp_worker.prepare.pipeline import PrepareRequest, find_places, prepare_bundle
+from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
+from offramp_worker.prepare.places import find_places
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.sources import load_backbone
 from offramp_worker.prepare.writing import check_target
@@ -212,9 +213,9 @@ def test_whole_number_tensors_between_the_blocks_are_no_place(tmp_path: Path) ->
     uri = save_graph(
         tmp_path / "m.onnx", nodes, [weight("w", 4, 3, 3, 3), weight("w2", 4, 4, 3, 3), weight("v", 256, 5)]
     )
-    n_cuts, places, _ = find_places(load_backbone(uri, ROWS), ROWS)
-    assert n_cuts == 5
-    assert [place.tensor for place in places] == ["back", "d"]
+    found = find_places(load_backbone(uri, ROWS), ROWS)
+    assert found.n_cuts == 5
+    assert [place.tensor for place in found.places] == ["back", "d"]
 
 
 REQUESTS = {

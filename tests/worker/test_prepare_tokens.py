@@ -20,7 +20,8 @@ from offramp_worker.bundle.lengths import bucket_length, buckets, by_length, pad
 from offramp_worker.bundle.load import load_bundle
 from offramp_worker.devices import open_session
 from offramp_worker.engine.sessions import Sessions
-from offramp_worker.prepare.pipeline import PrepareRequest, find_places, prepare_bundle
+from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
+from offramp_worker.prepare.places import find_places
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.sources import load_backbone
 
@@ -88,8 +89,9 @@ def test_there_is_an_exit_at_the_embedding_and_after_every_layer_though_all_laye
     tmp_path: Path,
 ) -> None:
     x = texts(20, seed=3)
-    n_cuts, places, _ = find_places(load_backbone(str(text_model(tmp_path / "m.onnx")), x), x)
-    assert n_cuts >= 3
+    found = find_places(load_backbone(str(text_model(tmp_path / "m.onnx")), x), x)
+    places = found.places
+    assert found.n_cuts >= 3
     assert [place.shape for place in places][:2] == [(-1, 24), (-1, 24)]
     assert places[0].tensor == "h0"
     assert {"h1"} <= {place.tensor for place in places}

@@ -61,6 +61,11 @@ def feature_shapes(
 
     Running is surer than shape inference, which gives up on exported graphs with computed reshapes. Where the length of token rows
     may vary, a shorter sample is run too, and axes that change with it are -1.
+
+    Raises
+    ------
+    InvalidBundleError
+        There is no such tensor, or its first axis does not count rows, along which a worker drops them.
     """
     names = sorted(set(tensors))
     if not names:
@@ -69,10 +74,10 @@ def feature_shapes(
     unknown = [name for name in names if name not in known]
     if unknown:
         raise InvalidBundleError(f"{file} has no tensor {unknown[0]!r} that a ramp of manifest.json names")
-    values = _shapes_of(model, names, sample)
+    values = _shapes_of(model, names, sample, file)
     if not _length_varies(model) or sample.shape[1] < 2:
         return values
-    shorter = _shapes_of(model, names, np.ascontiguousarray(sample[:, : (sample.shape[1] + 1) // 2]))
+    shorter = _shapes_of(model, names, np.ascontiguousarray(sample[:, : (sample.shape[1] + 1) // 2]), file)
     return {
         name: tuple(a if a == b else -1 for a, b in zip(shape, shorter[name], strict=True))
         for name, shape in values.items()
@@ -96,14 +101,23 @@ def tensor_values(session: Any, names: Sequence[str], rows: Array, *, entry: str
     return {name: found[name] for name in names}
 
 
-def _shapes_of(model: onnx.ModelProto, names: Sequence[str], sample: Array) -> dict[str, tuple[int, ...]]:
+def plain_session(model: onnx.ModelProto) -> ort.InferenceSession:
+    """A session that runs a graph as it is written, to look into it."""
     options = closed_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    probe = with_outputs(model, names)
-    session = ort.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _shapes_of(model: onnx.ModelProto, names: Sequence[str], sample: Array, file: str) -> dict[str, tuple[int, ...]]:
+    session = plain_session(with_outputs(model, names))
     values = tensor_values(session, names, sample, entry=input_name(model))
+    for name, value in values.items():
+        if value.shape[:1] != sample.shape[:1]:
+            raise InvalidBundleError(
+                f"{file}: tensor {name!r} is {list(value.shape)} for a batch of {len(sample)}; the first axis of what a ramp reads must count rows"
+            )
     return {name: tuple(int(d) for d in value.shape[1:]) for name, value in values.items()}
 
 

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import onnx
 
 from offramp_worker.bundle.dataflow import Step, dependent_tensors, free_tensors, graph_steps
+from offramp_worker.bundle.graph import feature_size
 
-__all__ = ["Place", "Step", "cut_vertices", "distinct_places", "float_tensors", "graph_steps"]
+__all__ = ["Place", "Step", "cut_vertices", "distinct_places", "float_tensors", "graph_steps", "place_groups"]
 
 MIN_GRID_CELLS = 4
 INPUT_POSITION = 0  # of ramps that read the model's input itself; places inside the network count from 1
@@ -42,37 +43,38 @@ class Place:
     """A candidate for exits. ``position`` counts places in network order from 1; 0 is the model's input.
 
     ``shape`` is the tensor's without the batch axis: (channels, height, width) of a map, or (tokens, channels), where -1 tokens
-    stands for a length that varies.
+    stands for a length that varies. What is not ``readable`` can only feed an exit of the network's own.
     """
 
     position: int
     tensor: str
     shape: tuple[int, ...]
+    readable: bool = True
 
     @property
     def is_image(self) -> bool:
         """Whether the tensor is a map."""
-        return len(self.shape) == 3
+        return self.readable and len(self.shape) == 3
 
     @property
     def is_tokens(self) -> bool:
         """Whether the tensor is a sequence of tokens; what is neither can only feed an exit of the network's own."""
-        return len(self.shape) == 2 and self.shape[1] > 0
+        return self.readable and len(self.shape) == 2
 
     @property
     def channels(self) -> int:
         """Width of the features at a cell or token."""
-        return self.shape[0] if self.is_image else self.shape[-1]
+        return feature_size(self.shape)[0]
 
     @property
     def height(self) -> int:
         """Rows of the map; 1 for tokens."""
-        return self.shape[1] if self.is_image else 1
+        return feature_size(self.shape)[1]
 
     @property
     def width(self) -> int:
         """Columns of the map; for tokens their number (-1: it varies)."""
-        return self.shape[2] if self.is_image else self.shape[0] if self.is_tokens else 1
+        return feature_size(self.shape)[2]
 
     @property
     def has_grid(self) -> bool:
@@ -125,6 +127,7 @@ def distinct_places(
     *,
     shapes: Mapping[str, tuple[int, ...]],
     trunks: Container[str] = (),
+    turned: Container[str] = (),
 ) -> tuple[Place, ...]:
     """Reduce cut vertices to one tensor per place.
 
@@ -133,11 +136,19 @@ def distinct_places(
     cuts : iterable of str
         Cut vertices in network order.
     shapes : mapping
-        Shape without the batch axis of the cut vertices that are float32; those that are neither maps (channels, height,
-        width) nor tokens (tokens, channels) are left out.
+        What a head reads of the cut vertices that it can read, without the batch axis: maps (channels, height, width) or tokens (tokens, channels).
     trunks : container of str
         Tensors that the network's own exits branch off; they represent their places.
+    turned : container of str
+        Tensors that are turned before a head reads them; one that lies as it is read is better.
     """
+    groups = place_groups(steps, cuts)
+    chosen = [tensor for group in groups if (tensor := _representative(group, shapes, trunks, turned)) is not None]
+    return tuple(Place(i, name, shapes[name]) for i, name in enumerate(chosen, start=INPUT_POSITION + 1))
+
+
+def place_groups(steps: Sequence[Step], cuts: Iterable[str]) -> list[list[str]]:
+    """Cut vertices (in network order) by place: no weighted operator lies between those of one."""
     groups: list[list[str]] = []
     order = {name: index for index, step in enumerate(steps) for name in step.outputs}
     previous: str | None = None
@@ -146,8 +157,7 @@ def distinct_places(
             groups.append([])
         groups[-1].append(name)
         previous = name
-    chosen = [tensor for group in groups if (tensor := _representative(group, shapes, trunks)) is not None]
-    return tuple(Place(i, name, shapes[name]) for i, name in enumerate(chosen, start=INPUT_POSITION + 1))
+    return groups
 
 
 def float_tensors(model: onnx.ModelProto, names: Iterable[str]) -> tuple[str, ...]:
@@ -171,15 +181,17 @@ def _costly(steps: Sequence[Step], *, source: str) -> list[Step]:
     return paid
 
 
-def _representative(group: Sequence[str], shapes: Mapping[str, tuple[int, ...]], trunks: Container[str]) -> str | None:
+def _representative(
+    group: Sequence[str], shapes: Mapping[str, tuple[int, ...]], trunks: Container[str], turned: Container[str]
+) -> str | None:
     branching = [name for name in group if name in trunks]
     if branching:
         return branching[-1]
-    images = [name for name in group if len(shapes.get(name, ())) == 3]
+    read = [name for name in group if name in shapes]
+    usable = [name for name in read if name not in turned] or read
+    images = [name for name in usable if len(shapes[name]) == 3]
     grids = [name for name in images if min(shapes[name][1:]) >= MIN_GRID_CELLS]
-    tokens = [name for name in group if len(shapes.get(name, ())) == 2 and shapes[name][1] > 0]
-    usable = grids or images or tokens
-    return usable[-1] if usable else None
+    return next((names[-1] for names in (grids, images, usable) if names), None)
 
 
 def _is_separated(steps: Sequence[Step], first: int, last: int, *, before: str) -> bool:

@@ -15,7 +15,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from offramp_worker.bundle.dataflow import Step, captured, dependent_tensors, free_tensors, graph_steps
-from offramp_worker.bundle.graph import feature_shapes, input_name, output_name
+from offramp_worker.bundle.graph import input_name, output_name
+from offramp_worker.prepare.axes import ROWS, observed_shapes
 from offramp_worker.prepare.cuts import WEIGHTED_OPERATORS, cut_vertices, exit_trunks, float_tensors
 from offramp_worker.prepare.data import InputArray
 
@@ -25,7 +26,7 @@ FIRST_OPSET = 13  # whose Split reads its sizes as an input
 def pack_exits(model: onnx.ModelProto, exits: Iterable[str], rows: InputArray) -> None:
     """Change the graph so that each of its own ``exits`` (tensors with logits, in network order) branches off one tensor near it.
 
-    An exit that already does stays as it is, and so does one whose block hands on something other than float32 features of a fixed shape.
+    An exit that already does stays as it is, and so does one whose block hands on something other than float32 features of a fixed shape, row by row.
     ``rows`` (n, ...) are run to learn the shapes.
     """
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
@@ -42,9 +43,10 @@ def pack_exits(model: onnx.ModelProto, exits: Iterable[str], rows: InputArray) -
             list(captured(model.graph.node[i])) for i in readers
         ):
             continue
-        shapes = feature_shapes(model, features, rows)
-        if len(shapes) == len(features):
-            _pack(model.graph, {name: shapes[name] for name in features}, readers, at=behind, name=f"packed{number}")
+        shapes = observed_shapes(model, np.resize(rows, (ROWS, *rows.shape[1:])), tokens=False, varies=False)
+        if all(shapes.row_axis(name) == 0 for name in features):
+            sizes = {name: shapes.three[name][1:] for name in features}
+            _pack(model.graph, sizes, readers, at=behind, name=f"packed{number}")
 
 
 def _works_twice(model: onnx.ModelProto, steps: Sequence[Step], exit_tensor: str, shared: set[int]) -> bool:

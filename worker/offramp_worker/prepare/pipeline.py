@@ -15,18 +15,9 @@ import numpy.typing as npt
 from offramp_core.bundle import RampSpec, TensorSpec, profile_arrays
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_core.uncertainty import quantile_table, raw_score, uncertainty
-from offramp_worker.bundle.graph import feature_shapes
 from offramp_worker.bundle.lengths import pad_rows
 from offramp_worker.devices import CPU, DEVICES, missing
-from offramp_worker.prepare.cuts import (
-    INPUT_POSITION,
-    Place,
-    cut_vertices,
-    distinct_places,
-    exit_trunks,
-    float_tensors,
-    graph_steps,
-)
+from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import (
     FloatArray,
     HeadSplit,
@@ -58,6 +49,7 @@ from offramp_worker.prepare.fitting import (
     fit_pooled,
 )
 from offramp_worker.prepare.outlook import outlooks
+from offramp_worker.prepare.places import Found, find_places
 from offramp_worker.prepare.precisions import Allowed, Approximations, Chain, Work, approximate, merits
 from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure
 from offramp_worker.prepare.progress import Reporter
@@ -65,7 +57,6 @@ from offramp_worker.prepare.report import PrepareReport, RampLine, approximation
 from offramp_worker.prepare.selection import RampCost, Verdict, cost_of, merit, select_ramps
 from offramp_worker.prepare.sources import Backbone, fitted_rows, load_backbone
 from offramp_worker.prepare.texts import find_tokenizer, load_tokenizer
-from offramp_worker.prepare.tokens import add_constant_weight
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
 from offramp_worker.settings import available_cpus
 
@@ -161,7 +152,7 @@ class _Search:
     reporter: Reporter
     inputs: Inputs
     backbone: Backbone
-    n_cuts: int
+    found: Found
     places: tuple[Place, ...]
     rungs: Rungs
     measured: Measurements
@@ -198,41 +189,6 @@ def prepare_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport
     search = _begin(request, reporter, read_inputs(request))
     heads = _train(search)
     return _finish(search, heads, select_ramps(heads.fitted.merits(search.costs)), start=start)
-
-
-def weighted_tokens(backbone: Backbone, places: tuple[Place, ...]) -> tuple[Backbone, tuple[Place, ...]]:
-    """Places whose tokens a head can average, and the backbone with the weights of that mean."""
-    if backbone.input.pad is not None or not any(place.is_tokens for place in places):
-        return backbone, places
-    tokens = next(place.shape[0] for place in places if place.is_tokens)
-    readable = tuple(place for place in places if not place.is_tokens or place.shape[0] == tokens)
-    return replace(backbone, model=add_constant_weight(backbone.model, tokens=tokens)), readable
-
-
-def find_places(backbone: Backbone, x: InputArray) -> tuple[int, tuple[Place, ...], dict[str, str]]:
-    """Number of cut vertices of the backbone, the distinct places for exits among them, and where its own exits branch off.
-
-    Raises
-    ------
-    ModelRefusedError
-        There is none with a map or tokens.
-    """
-    steps = graph_steps(backbone.model.graph)
-    cuts = cut_vertices(steps, source=backbone.input.name, sink=backbone.output.name)
-    rows = pad_rows([x[:2]], backbone.input)
-    floats = float_tensors(backbone.model, cuts)
-    trunks = exit_trunks(steps, cuts, backbone.exits, source=backbone.input.name)
-    shapes = feature_shapes(backbone.model, floats, rows)
-    places = distinct_places(steps, cuts, shapes=shapes, trunks=set(trunks.values()))
-    if not places:
-        reason = (
-            "every tensor between them is bypassed by another path" if not cuts else "none of them is a map or tokens"
-        )
-        raise ModelRefusedError(
-            f"no exit can be attached: input and output are separated by {len(cuts)} cut vertices, and {reason} "
-            "([channels, height, width] or [tokens, channels]); exits need a network that narrows to one tensor between its blocks"
-        )
-    return len(cuts), places, trunks
 
 
 def training_threads() -> int:
@@ -331,11 +287,10 @@ def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Sear
     inputs = inputs.fitted(backbone.input)
     if request.variations and inputs.x.ndim != 4:
         raise InvalidArgumentError("variations need images, x of shape [N, channels, height, width]; use 0")
-    n_cuts, found, exits = find_places(backbone, inputs.x)
-    backbone, found = weighted_tokens(backbone, found)
-    places = _worthwhile(request, backbone, found, inputs.x)
-    entry = _entry(backbone)
-    rungs = candidate_rungs(places, entry=entry, exits=exits)
+    found = find_places(backbone, inputs.x)
+    backbone, entry = found.backbone, found.entry
+    places = _worthwhile(request, backbone, found.places, inputs.x)
+    rungs = candidate_rungs(places, entry=entry, exits=found.exits)
     places = places if entry is None else (entry, *places)
     heads = blank_heads(rungs.all, places, n_classes=backbone.n_classes)
     with reporter.step("measure the profile", total=len(BATCH_SIZES)) as advance:
@@ -349,13 +304,7 @@ def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Sear
             device=DEVICES[request.device],
             advance=advance,
         )
-    return _Search(request, reporter, inputs, backbone, n_cuts, places, rungs, measured)
-
-
-def _entry(backbone: Backbone) -> Place | None:
-    """The model's input as a place for ramps, where it is an image."""
-    spec = backbone.input
-    return Place(INPUT_POSITION, spec.name, spec.shape) if spec.datatype == "FP32" and len(spec.shape) == 3 else None
+    return _Search(request, reporter, inputs, backbone, found, places, rungs, measured)
 
 
 def _train(search: _Search) -> Taught:
@@ -431,7 +380,8 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         backbone_digest=manifest.backbone_digest,
         ramp_set_digest=manifest.ramp_set_digest,
         places=len(search.places),
-        cut_vertices=search.n_cuts,
+        cut_vertices=search.found.n_cuts,
+        unread=search.found.unread,
         lines=tuple(
             RampLine(replace(v, merit=seen[v.spec.id]), "records") if v.spec.id in seen else RampLine(v, "validation")
             for v in verdicts

@@ -13,6 +13,7 @@ from offramp_core.columns import EXACT, final_id
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.executors import Executors
 from offramp_worker.prepare.outlook import USUAL_OVERHEAD, Outlook
+from offramp_worker.prepare.places import Unread
 from offramp_worker.prepare.precisions import INT8, Approximations
 from offramp_worker.prepare.quantizing import Quantized
 from offramp_worker.prepare.selection import BUDGETS, RampMerit, Untrained, Verdict
@@ -92,7 +93,7 @@ class PrepareReport:
     """What a bundle holds, which rows went where, and how long each part took.
 
     ``outlooks_before`` is the outlook with the earlier heads on the same records, where heads were refreshed. ``served`` is the output whose
-    answers are served, ``exits`` are those that were taken for exits of the network's own.
+    answers are served, ``exits`` are those that were taken for exits of the network's own. ``unread`` are the places that no head can be fed from.
     """
 
     out: Path
@@ -113,6 +114,7 @@ class PrepareReport:
     executors: Executors = field(default_factory=Executors)
     served: str = ""
     exits: tuple[str, ...] = ()
+    unread: tuple[Unread, ...] = ()
 
     @property
     def kept(self) -> tuple[RampLine, ...]:
@@ -134,6 +136,7 @@ class PrepareReport:
             "ramp_set_digest": self.ramp_set_digest,
             "cut_vertices": self.cut_vertices,
             "places": self.places,
+            "unread": [{"tensor": each.tensor, "reason": each.reason} for each in self.unread],
             "served_output": self.served,
             "own_exits": list(self.exits),
             "ramps": [line.to_mapping() for line in self.kept],
@@ -299,6 +302,7 @@ def _notes(report: PrepareReport) -> list[str]:
     lines += [report.executors.faster] if report.executors.faster else []
     lines += _refusals(
         [
+            *((each.tensor, each.reason) for each in report.unread),
             *((line.verdict.spec.id, line.verdict.refused) for line in report.lines if line.verdict.refused),
             *((each.spec.id, each.reason) for each in report.untrained),
         ]
