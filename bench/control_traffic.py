@@ -26,6 +26,7 @@ from rich.table import Table
 
 from bench.control_world import BACKBONE, BUDGET, RAMP_SET, Ints, World
 from bench.control_year import BUSY_SECONDS, DAY, KEPT_RECORDS, RAMPS, Life, Outcomes, SimWorker, Year, YearScenario
+from bench.provenance import provenance
 from bench.replays import OUT as OUT_FOLDER
 from bench.replays import RECORDS
 from offramp_core.control import tuner
@@ -182,7 +183,11 @@ class Everything(Life):
         return RecordStore(records, self.world.ramp_ids, BACKBONE, RAMP_SET)
 
 
-SIGHTS = {"independent": Sights(1, 1), "scenes of 30 from 8 sources": Sights(30, 8), "scenes of 100 from 1 source": Sights(100, 1)}  # fmt: skip
+SIGHTS = {
+    "scenes of 30 from 8 sources": Sights(30, 8),
+    "independent requests": Sights(1, 1),
+    "scenes of 100 from 1 source": Sights(100, 1),
+}
 _WORLDS: dict[Path, World] = {}
 
 
@@ -233,7 +238,9 @@ def main(arguments: list[str] | None = None) -> int:
                 years.append(one)
                 progress.advance(task)
                 found[name] = {**summary(years), "days": options.days, "years": [asdict(y) for y in years]}
+                found["measured"] = provenance()
                 options.out.write_text(json.dumps(found) + "\n")
+    found.pop("measured", None)
     if options.json:
         print(json.dumps({name: {k: v for k, v in row.items() if k != "years"} for name, row in found.items()}))
     else:

@@ -23,6 +23,7 @@ from rich.table import Table
 from bench.control_fleet import MANIFEST, service_of
 from bench.control_world import BACKBONE, RAMP_SET
 from bench.replays import OUT as OUT_FOLDER
+from bench.report.streams import span
 from offramp_core.control.audit import eager_rate, quiet_rate
 from offramp_core.control.objects import Config, ConfigStatus, Service, TuningStatus
 from offramp_core.control.snapshot import Load, RecordStore, Snapshot
@@ -154,15 +155,8 @@ def table(decades: Sequence[Decade]) -> Table:
         if d.hopeless:
             shown.add_row(f"{d.rate:g}", f"{d.budget:.2%}", "0", d.hopeless)
         else:
-            shown.add_row(f"{d.rate:g}", f"{d.budget:.2%}", f"{d.tests:,}", _span(d.first), _span(d.last), f"{d.eager:.1%}")  # fmt: skip
+            shown.add_row(f"{d.rate:g}", f"{d.budget:.2%}", f"{d.tests:,}", span(d.first), span(d.last), f"{d.eager:.1%}")  # fmt: skip
     return shown
-
-
-def _span(seconds: float) -> str:
-    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def main(arguments: list[str] | None = None) -> int:

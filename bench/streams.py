@@ -35,6 +35,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bench.control_world import BUDGET, DELTA, World
+from bench.provenance import provenance
 from offramp_core import tuning
 from offramp_core.certify import INDEPENDENT, allowance, dependence
 from offramp_core.control.audit import clustering, eager_rate, worth_one
@@ -372,6 +373,7 @@ def main(arguments: list[str] | None = None) -> int:
         for part, row, figures in rows(options, progress):
             found[part] = {**(found[part] if part in fresh else {}), row: figures}
             fresh.add(part)
+            found["measured"] = provenance()
             options.out.write_text(json.dumps(found, indent=1) + "\n")
     if options.json:
         print(json.dumps(found, indent=1))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bench.report import scale, serving
+from bench.report import scale, serving, streams
 from bench.report.results import MISSING, Goal, Results, percent, policy_row
 from offramp_core import binomial
 
@@ -318,6 +318,7 @@ _PARTS: tuple[Callable[[Results], list[Goal]], ...] = (
     search_speed,
     promise,
     control_loop,
+    lambda results: list(streams.goals(results)),
     simulator,
     serving.goals,
     scale.goals,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.report import scale, serving
+from bench.report import scale, serving, streams
 from bench.report.goals import goals
 from bench.report.papers import rows
 from bench.report.results import MISSING, Results, holds, percent, policy_row, spread, table
@@ -28,7 +28,7 @@ LIMITS = """## Limits
 - Records were made with one checkpoint and one head-training seed per task; video is one scene.
 - The simulator knows no audits and no neighbours. Its latencies begin at the worker's door.
 - Draws are exchangeable by construction. Streams that drift are the matter of `bench.promise` and of the simulated years of
-  `bench.control`.
+  `bench.control`; requests that resemble each other that of `bench.streams`.
 """
 
 
@@ -53,6 +53,7 @@ def make_page(results: Results, pictures: dict[str, Path], page: Path) -> str:
         scale.section(results),
         _papers(results),
         _power(results),
+        streams.section(results),
         _control(results, links),
         _search(results),
         LIMITS.splitlines(),

@@ -1,0 +1,136 @@
+"""Traffic whose requests resemble each other, years of everything at once, and ten years of attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bench.report.results import MISSING, Goal, Results, measured_line, percent, table
+
+WRONG, BROKEN_YEARS = 0.05, 0.05
+POWER_POINTS = 1.0
+# Part of bench.streams: what is asked, what its runs may come to, and the share of them that may.
+ASKED = {
+    "scenes": ("scenes of 1 to 1,000 requests from 1 to 64 named sources: certificates over a budget of 1 % in <= 5 % of runs", WRONG),
+    "cycles": ("the same where days are busy and hard, nights quiet and easy, and audits follow load", WRONG),
+    "orders": ("stretches of the real order of highway video, IMDB and SST-2: certificates over budget in <= 5 % of runs", WRONG),
+    "pins": ("the same scenes: pins at twice the budget accepted by their canary in <= 5 % of runs", WRONG),
+    "alarms": ("the same scenes: median time to a false alarm at half the budget > 100,000 labels", 0.5),
+}  # fmt: skip
+UNNAMED = "unnamed"
+
+
+def goals(results: Results) -> Iterator[Goal]:
+    """What was asked of evidence on real traffic."""
+    found, when = results.get("streams") or {}, results.measured("streams")
+    for part, (asked, allowed) in ASKED.items():
+        rows = {row: f for row, f in found.get(part, {}).items() if UNNAMED not in row}
+        if not rows:
+            yield Goal(asked, MISSING, f"bench.streams --only {part}", None)
+            continue
+        worst = max(rows, key=lambda row: rows[row]["wrong"] / rows[row]["runs"])
+        most = rows[worst]
+        measured = f"at most {most['wrong']} of {most['runs']} ({worst})" if most["wrong"] else f"0 of {most['runs']} in each of {len(rows)} kinds of traffic"  # fmt: skip
+        yield Goal(asked, measured, "bench.streams", most["wrong"] <= allowed * most["runs"], when)
+    asked = "power lost on independent rows by looking for scenes <= 1 point of saving at 2,000 labels"
+    rows = found.get("power", {})
+    if not rows:
+        yield Goal(asked, MISSING, "bench.streams --only power", None)
+    for figures in rows.values():
+        measured = f"{figures['mean']:.2f} points; {figures['wrong']} of {figures['runs']} samples taken for scenes"
+        yield Goal(asked, measured, "bench.streams", figures["mean"] <= POWER_POINTS, when)
+    yield _years(results)
+    yield _decades(results)
+
+
+def _years(results: Results) -> Goal:
+    asked = "a year of days and nights, load peaks, drift and scenes through the real control loop keeps its budget in >= 95 % of runs"
+    found = results.get("traffic")
+    if found is None:
+        return Goal(asked, MISSING, "bench.control_traffic", None)
+    rows = {name: row for name, row in found.items() if name != "measured"}
+    broken, runs = sum(row["broken"] for row in rows.values()), sum(row["runs"] for row in rows.values())
+    worst = max(row["worst"] for row in rows.values())
+    days = min(row["days"] for row in rows.values())
+    return Goal(
+        asked, f"kept in {runs - broken} of {runs} runs of {days} days, the worst at {percent(worst, 2)} of a budget of 1 %",
+        "bench.control_traffic", broken <= BROKEN_YEARS * runs, results.measured("traffic"),
+    )  # fmt: skip
+
+
+def _decades(results: Results) -> Goal:
+    asked = "ten years of attempts at 0.1 to 1,000 requests a second and budgets of 0.1 to 5 %: never locked, never many audits for ever"
+    found = results.rows("decade")
+    if found is None:
+        return Goal(asked, MISSING, "bench.decade", None)
+    locked = [d for d in found if not d["tests"] and not d["hopeless"]]
+    eager = max(d["eager"] for d in found)
+    measured = f"{len(locked)} of {len(found)} locked; audits beyond the quiet rate for at most {percent(eager)} of the time"  # fmt: skip
+    return Goal(asked, measured, "bench.decade", not locked and eager < 0.5)
+
+
+def section(results: Results) -> list[str]:
+    """All of it in full."""
+    found = results.get("streams") or {}
+    lines = [
+        "## Requests that resemble each other",
+        "",
+        "A source shows scenes, copies of one recorded row each, which is the worst that a scene can be; sources take turns at random. *Decided* are the runs with a certificate, an",
+        "accepted or rejected pin, or a plan that the detector watches; in the others more labels are awaited. *Worth one* is how many labels count as one (median; 0: nobody can say).",
+        "Sources that do not name themselves are told as what naming is for: very many of them with scenes as long as the sample cannot be told from independent requests.",
+        "",
+    ]  # fmt: skip
+    for part, head in (("scenes", "certificates over budget"), ("cycles", "over budget, day and night"), ("orders", "over budget, own order")):  # fmt: skip
+        body = [[row, _of(f, "wrong"), _of(f, "decided"), f"{f['median']:.1f}"] for row, f in found.get(part, {}).items()]  # fmt: skip
+        lines += table(["traffic", head, "decided", "worth one"], body)
+    for part, head, last in (("pins", "pins at twice the budget accepted", "audits"), ("alarms", "false alarms within 100,000 labels", "labels")):  # fmt: skip
+        body = [[row, _of(f, "wrong"), _of(f, "decided"), f"{f['median']:,.0f}"] for row, f in found.get(part, {}).items()]  # fmt: skip
+        lines += table(["traffic", head, "decided", f"{last}, median"], body)
+    lines += measured_line(results.measured("streams")) if found else []
+    return [*lines, *_traffic(results), *_decade(results)]
+
+
+def _of(figures: dict[str, Any], name: str) -> str:
+    return f"{figures[name]} of {figures['runs']}"
+
+
+def _traffic(results: Results) -> list[str]:
+    found = results.get("traffic") or {}
+    body = [
+        [
+            name, f"{row['broken']} of {row['runs']}", str(row["days"]), f"{percent(row['disagreement'], 2)} / {percent(row['worst'], 2)}",
+            percent(row["saving"]), f"{row['days_above']:.0f}", f"{row['days_off']:.1f}", f"{row['tests']:.0f}, {row['rollouts']:.0f}, {row['alarms']:.0f}",
+        ]
+        for name, row in found.items() if name != "measured"
+    ]  # fmt: skip
+    return [
+        "*A year with everything*: `bench.control_traffic` adds hours, load peaks, audits that follow the load and scenes of named sources to the simulated years below.",
+        "",
+        *table(["years of", "over budget", "days", "disagreement p50 / worst", "saving", "days above budget", "days off", "tests, rollouts, alarms"], body),
+        *(measured_line(results.measured("traffic")) if found else []),
+    ]  # fmt: skip
+
+
+def _decade(results: Results) -> list[str]:
+    found = results.rows("decade") or []
+    body = [
+        [f"{d['rate']:g}", percent(d["budget"]), f"{d['tests']:,}", span(d["first"]), span(d["last"]), percent(d["eager"])]
+        if not d["hopeless"] else [f"{d['rate']:g}", percent(d["budget"]), "0", d["hopeless"], "", ""]
+        for d in found
+    ]  # fmt: skip
+    return [
+        "*Ten years of attempts*: a tuner that tries in every hour that it may, at the end of which each test is the strictest.",
+        "",
+        *table(
+            ["requests a second", "budget", "tests", "labels for the first certificate", "for the next, after ten years", "audits beyond the quiet rate"],
+            body,
+        ),
+    ]  # fmt: skip
+
+
+def span(seconds: float) -> str:
+    """A duration in its largest unit."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
