@@ -180,6 +180,7 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended", NEUTRAL, "tuning", "`spec.suspend` is true: nothing is tuned and rollouts rest.", "set it to false when you are ready"
     DISABLED = "Disabled", NEUTRAL, "tuning", "`ramps.mode` is Disabled: exits are off and nothing is tuned.", "`mode: Auto` turns tuning on again"
     PINNED = "Pinned", NEUTRAL, "tuning", "`ramps.mode` is Pinned: your thresholds serve, or are being judged, and nothing is tuned."
+    STREAMS_ALL_DIFFER = "StreamsAllDiffer", WARNING, "event", "Nearly every request names a stream of its own, so that streams do not tell which requests resemble each other.", "name the source in `parameters.stream`: the camera, the user or the conversation, never the request"
     NO_BETTER_PLAN = "NoBetterPlan", NEUTRAL, "event", "A tuning ended and proposes nothing: no plan saves time within the budget, or none saves at least one point more than the one that serves, or none could be certified.", "if you expected savings, look at `report.json` of the bundle, and at the budget"
     TRAINING_STARTED = "TrainingStarted", NEUTRAL, "event", "Enough inputs were captured (`spec.ramps.training: LiveTraffic`), and ramps are being trained on them: in a process of low priority, or in a Job."
     RAMPS_TRAINED = "RampsTrained", GOOD, "event", "A new ramp set is on trial: workers hold it beside the one that serves, audits are scored with both, and a plan of it is canaried once it is certified on the new set's own records."

@@ -126,3 +126,17 @@ def test_a_few_rows_of_a_quiet_while_do_not_thin_out_those_of_an_eager_one() -> 
     told = tune_or_wait(replace(thinned, status=eager))
     assert told.request is not None and told.status.labels == 1_400
     assert told.request.consumed_through == eager.eager_since_at
+
+
+@pytest.mark.parametrize(("named", "told"), [("each", True), ("cameras", False), ("nobody", False)])
+def test_a_stream_for_each_request_is_told_of_at_every_attempt(named: str, told: bool) -> None:
+    fleet = settled()
+    before = view(fleet, rows=2_000, fresh=1_000, status=TuningStatus(tests_run=1))
+    store = before.snapshot.records
+    assert store is not None
+    stream = {"each": np.arange(1, 2_001), "cameras": np.arange(2_000) % 8 + 1, "nobody": np.zeros(2_000)}[named]
+    records = replace(store.records, stream=stream.astype(np.int64))
+    snapshot = replace(before.snapshot, records=replace(store, records=records), tuning_outcome=NeedsLabels(900, 1_200))
+    status = replace(before.status, requested_for=before.objective)
+    seen = tune_or_wait(replace(before, status=status, snapshot=snapshot))
+    assert ("StreamsAllDiffer" in [event.reason for event in seen.events]) == told

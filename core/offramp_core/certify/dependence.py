@@ -49,6 +49,7 @@ CLEAR = 7.0  # standard errors of the correlation that is extrapolated to no mis
 SLIGHTEST_CLEAR = 0.002  # extrapolated; a change of difficulty leaves less
 FEWEST_COINCIDENCES = 20.0  # of mistakes that chance alone would bring: with fewer a standard error says little
 MARGIN = 1.0  # standard errors that are added to the sum of correlations
+FEWEST_NAMED, ALL_DIFFER = 300, 0.9  # so many records with names, of which this share are different ones
 SHORT = 64  # records of a run that are compared distance by distance; longer ones by Fourier transforms
 SHORTEST_RUN = 6  # blocks that a run of records must have: a longer block cannot be told from a change of the inputs
 
@@ -106,6 +107,14 @@ def dependence(records: Records, *, budget: float) -> Dependence | None:
         return None
     known = [one for one in found if one is not None]
     return Dependence(max(d.block for d in known), max(d.design_effect for d in known))
+
+
+def all_streams_differ(records: Records) -> bool:
+    """Whether nearly every one of many records names a stream of its own, so that names tell nothing."""
+    if records.stream is None:
+        return False
+    named = records.stream[records.stream != 0]
+    return len(named) >= FEWEST_NAMED and len(np.unique(named)) > ALL_DIFFER * len(named)
 
 
 def _mistakes(records: Records, budget: float) -> Iterator[Floats]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from offramp_core.certify import SliceBudget, allowance
+from offramp_core.certify import SliceBudget, all_streams_differ, allowance
 from offramp_core.columns import EXACT
 from offramp_core.control.audit import clustering, quiet_rate
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
@@ -310,6 +310,15 @@ def _min_gain(view: TunerView) -> float:
 
 
 def _digest(view: TunerView) -> Tuned:
+    """What came out, and what keeps streams from being of use."""
+    told, store = _outcome_digested(view), view.snapshot.records
+    if store is None or not all_streams_differ(store.records):
+        return told
+    message = f"{len(store.records)} records name nearly as many streams; name the source of requests, such as a camera or a conversation"
+    return replace(told, events=(*told.events, Event(Reason.STREAMS_ALL_DIFFER, message, warning=True)))
+
+
+def _outcome_digested(view: TunerView) -> Tuned:
     """Whatever came out, tests that ran are counted and the records they used are spent."""
     outcome, status = view.snapshot.tuning_outcome, view.status
     assert outcome is not None
