@@ -297,7 +297,9 @@ def test_the_report_tells_what_was_tried_and_how_fast_executors_are(report: Prep
     mapping = json.loads(json.dumps(report.to_mapping()))
     int8, side = mapping["approximations"]
     assert (int8["name"], side["name"]) == ("int8", "side-resnet")
-    assert {c["method"] for c in int8["tried"]} == {"static-minmax", "static-percentile", "static-entropy"}
+    whole = {c["method"] for c in int8["tried"] if quantizing.IN_FLOAT not in c["method"]}
+    assert whole == {"static-minmax", "static-percentile", "static-entropy"}
+    assert len(int8["tried"]) > len(whole)  # and with parts in float
     assert 0 <= int8["disagreement"] < 0.05
     seconds = mapping["executors"]["seconds"]
     assert set(seconds) == {"onnxruntime-fp32", "onnxruntime-int8", "torch-eager"}

@@ -61,8 +61,7 @@ def collect_histograms(
     def values(rows: Array) -> Mapping[str, Array]:
         return tensor_values(session, tensors, rows, entry=spec.name)
 
-    bytes_of_a_row = sum(value.nbytes for value in values(x[:1]).values())
-    step = max(1, min(MAX_CHUNK_ROWS, CHUNK_BYTES // max(1, bytes_of_a_row)))
+    step = rows_at_once(values(x[:1]))
     chunks = [pad_rows([x[rows]], spec) for rows in by_length(x, spec, size=step)]
     ends = {name: (np.inf, -np.inf) for name in tensors}
     for rows in chunks:
@@ -74,6 +73,12 @@ def collect_histograms(
         for name, value in values(rows).items():
             counts[name] += np.histogram(value, BINS, range=ends[name])[0]
     return {name: Histogram(counts[name], *ends[name]) for name in tensors}
+
+
+def rows_at_once(of_one: Mapping[str, Array]) -> int:
+    """How many rows to hold the activations of, by those of one."""
+    size = sum(value.nbytes for value in of_one.values())
+    return max(1, min(MAX_CHUNK_ROWS, CHUNK_BYTES // max(1, size)))
 
 
 def value_range(histogram: Histogram, method: RangeMethod) -> tuple[float, float]:

@@ -19,10 +19,11 @@ from offramp_worker.devices import Device
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import FloatArray, InputArray
 from offramp_worker.prepare.features import Advance, blank_heads, heads_of, tapped_logits
+from offramp_worker.prepare.mixing import Exits
 from offramp_worker.prepare.profiling import Measurements, measure, profile_of, with_chain, with_heads
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.quantizing import Quantized, choose_quantized
-from offramp_worker.prepare.selection import LOOSEST, RampCost, RampMerit, Verdict, merit
+from offramp_worker.prepare.selection import BUDGETS, LOOSEST, RampCost, RampMerit, Verdict, cost_of, merit
 from offramp_worker.prepare.side import Side, cannot_pay, load_side, side_logits, side_merit
 from offramp_worker.prepare.sources import Backbone
 
@@ -155,10 +156,10 @@ def approximate(exact: Chain, side_uris: Sequence[str], work: Work) -> Approxima
     InvalidArgumentError
         A side model cannot be loaded, or does not fit the backbone.
     """
-    reference, _ = replace(exact, ramps=()).score(work.validation, threads=work.pass_threads, advance=_silent)
+    reference, heard = exact.score(work.validation, threads=work.pass_threads, advance=_silent)
     sides = _sides(exact, side_uris, reference, work)
     kept = tuple(side for side in sides if not side.refused)
-    quantized, int8 = _int8_chain(exact, work)
+    quantized, int8 = _int8_chain(exact, _exits(exact, heard, reference), work)
     said = _score_others(exact, kept, int8, work.validation, threads=work.pass_threads)
     refused = [Verdict(side.spec, side.merit, side.refused) for side in sides if side.refused and side.merit]
     if int8 is not None:
@@ -202,7 +203,13 @@ def _sides(exact: Chain, uris: Sequence[str], reference: FloatArray, work: Work)
     return sides
 
 
-def _int8_chain(exact: Chain, work: Work) -> tuple[Quantized | None, Chain | None]:
+def _exits(exact: Chain, said: Mapping[str, FloatArray], reference: FloatArray) -> Exits:
+    """What the best single ramp saves of the fp32 time, by budget."""
+    worths = [merit(said[s.id], reference.argmax(axis=1), cost_of(s, exact.measured)) for s in exact.ramps]
+    return Exits({budget: max([0.0, *(worth.utility[budget] for worth in worths)]) for budget in BUDGETS})
+
+
+def _int8_chain(exact: Chain, exits: Exits, work: Work) -> tuple[Quantized | None, Chain | None]:
     """The int8 graph with all heads read off it, measured."""
     if work.allowed == "exact":
         return None, None
@@ -213,6 +220,7 @@ def _int8_chain(exact: Chain, work: Work) -> tuple[Quantized | None, Chain | Non
             exact.backbone,
             work.rows,
             cuts={place.tensor for place in inside},
+            exits=exits,
             seed=work.seed,
             threads=work.threads,
             seconds=work.seconds / 2,

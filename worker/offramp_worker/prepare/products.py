@@ -143,8 +143,10 @@ def how_to_count(read: Activation, weights: Sequence[Array]) -> Counting:
     return Counting(scale, floor if one_sided else None)
 
 
-def round_weights(weights: Array, moments: Array) -> tuple[npt.NDArray[np.int8], Single]:
-    """Levels (k, m) of weights in seven bits, and what a level is worth in each column (m,).
+def round_weights(
+    weights: Array, moments: Array, *, levels: int = WEIGHT_LEVELS
+) -> tuple[npt.NDArray[np.int8], Single]:
+    """Levels (k, m) of weights in seven bits, at most ``levels`` in size, and what a level is worth in each column (m,).
 
     Weights are rounded one after the other, those that read the loudest channels first; those not yet rounded make up for the error, so
     that products with inputs of these second ``moments`` (k, k) change least. To the nearest level where the moments are zero or not finite.
@@ -152,28 +154,28 @@ def round_weights(weights: Array, moments: Array) -> tuple[npt.NDArray[np.int8],
     Source: Frantar et al. (2023), "GPTQ", section 3 (the order is the one of its published code, ``act-order``).
     """
     values = weights.astype(np.float64)
-    step = np.maximum(np.abs(values).max(axis=0) / WEIGHT_LEVELS, SMALLEST_STEP)
+    step = np.maximum(np.abs(values).max(axis=0) / levels, SMALLEST_STEP)
     diagonal = np.diag(moments).astype(np.float64)
     damping = DAMPING * float(diagonal.mean())
     if not (np.isfinite(moments).all() and damping > 0):
-        return _nearest(values, step).astype(np.int8), step.astype(np.float32)
+        return _nearest(values, step, levels).astype(np.int8), step.astype(np.float32)
     order = np.argsort(-diagonal, kind="stable")
-    values, levels = values[order], np.empty_like(values)
+    values, rounded = values[order], np.empty_like(values)
     damped = moments[np.ix_(order, order)].astype(np.float64) + damping * np.eye(len(order))
     upper = np.linalg.cholesky(np.linalg.inv(damped)).T
     for start in range(0, len(order), BLOCK):
         end = min(start + BLOCK, len(order))
         errors = np.empty((end - start, values.shape[1]))
         for i in range(start, end):
-            levels[i] = _nearest(values[i], step)
-            errors[i - start] = (values[i] - levels[i] * step) / upper[i, i]
+            rounded[i] = _nearest(values[i], step, levels)
+            errors[i - start] = (values[i] - rounded[i] * step) / upper[i, i]
             values[i + 1 : end] -= np.outer(upper[i, i + 1 : end], errors[i - start])
         values[end:] -= upper[start:end, end:].T @ errors
-    return levels[np.argsort(order)].astype(np.int8), step.astype(np.float32)
+    return rounded[np.argsort(order)].astype(np.int8), step.astype(np.float32)
 
 
-def _nearest(values: Floats, step: Floats) -> Floats:
-    return np.rint(values / step).clip(-WEIGHT_LEVELS, WEIGHT_LEVELS)
+def _nearest(values: Floats, step: Floats, levels: int) -> Floats:
+    return np.rint(values / step).clip(-levels, levels)
 
 
 def _shared_constants() -> list[onnx.TensorProto]:

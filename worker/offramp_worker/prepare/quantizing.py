@@ -31,8 +31,28 @@ from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.bundle.tensors import closed_options
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.calibration import RANGE_METHODS, Histogram, RangeMethod, collect_histograms, value_range
+from offramp_worker.prepare.convolutions import (
+    SCALING,
+    Studied,
+    add_channels_last,
+    study_convolutions,
+    with_even_channels,
+    with_levels,
+)
 from offramp_worker.prepare.cuts import WEIGHTED_OPERATORS, float_tensors
+from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.features import model_logits
+from offramp_worker.prepare.mixing import (
+    Exits,
+    Measure,
+    Part,
+    error_variance,
+    expected_disagreement,
+    margin_errors,
+    parts_of,
+    promising,
+    worth,
+)
 from offramp_worker.prepare.products import integer_products
 from offramp_worker.prepare.profiling import Job, time_jobs
 from offramp_worker.prepare.sources import Backbone
@@ -43,7 +63,10 @@ MAX_DISAGREEMENT = 0.05
 WORTHWHILE = 0.9  # of the fp32 time, at some batch size
 AS_FAST = 1.05  # times that differ by less are equal
 COMPARED_SIZES = (1, 4, 16, 32)
+QUICK_SIZES = (1, 16)
 DYNAMIC = "dynamic"
+KEEPS_FLOAT = ("Relu", "Clip")
+IN_FLOAT = ", in float: "
 CONVOLUTIONS, PRODUCTS = ("Conv", "ConvTranspose"), ("MatMul", "Gemm")
 
 Array = npt.NDArray[Any]
@@ -53,14 +76,20 @@ Array = npt.NDArray[Any]
 class Candidate:
     """One way to quantise and what it is worth.
 
-    ``disagreement`` is the share of judged rows it answers differently from fp32, ``ratio`` its time over fp32's by batch
-    size. ``refused`` says why it does not stay; empty for the one that does.
+    ``disagreement`` is the share of judged rows it answers differently from fp32, ``expected`` the same by its errors on all of them, ``ratio`` its
+    time over fp32's by batch size. ``refused`` says why it does not stay; empty for the one that does.
     """
 
     method: str
     disagreement: float
+    expected: float
     ratio: Mapping[int, float]
     refused: str = ""
+
+    @property
+    def time(self) -> float:
+        """Mean ratio."""
+        return float(np.mean(list(self.ratio.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +113,7 @@ def choose_quantized(
     x: Array,
     *,
     cuts: Collection[str] = (),
+    exits: Exits | None = None,
     seed: int,
     threads: int,
     seconds: float,
@@ -96,8 +126,10 @@ def choose_quantized(
         Rows that are no records: up to 128 calibrate, up to 1,000 others judge the answers.
     cuts : collection of str
         Tensors that feed ramps; they keep their names.
+    exits : Exits, optional
+        What exits save. With them, parts of the network that spend more of the budget than their time is worth stay in float; without, none does.
     seed : int
-        Draws the rows. The same seed and rows give the same bytes.
+        Draws the rows. The same seed, rows and parts give the same bytes.
     threads : int
         CPU threads of the sessions that are timed.
     seconds : float
@@ -112,14 +144,24 @@ def choose_quantized(
     n_calibration = min(CALIBRATION_ROWS, len(x) // 2)
     calibration = x[np.sort(order[:n_calibration])]
     judged = x[np.sort(order[n_calibration : n_calibration + JUDGED_ROWS])]
-    models = dict(quantized_models(backbone, calibration, cuts=cuts, threads=threads))
+    static = static_parts(backbone, calibration, cuts=cuts, threads=threads)
+    models = static.models if static else _dynamic_models(backbone, calibration, cuts=cuts, threads=threads)
     if not models:
         return Quantized(None, "", ())
-    tried = _judged(backbone, models, judged, threads=threads, seconds=seconds)
+    judge = _Judge.of(backbone, judged, threads=threads)
+    tried = judge.candidates(models, seconds=seconds / 2)
     best = _best([c for c in tried if not c.refused])
+    if static is not None and exits is not None:
+        # One sensitive part is reason enough to refuse the whole, and none to do without the rest.
+        base = best or min(tried, key=lambda c: c.expected)
+        mixtures = _mixtures(static, base.method, judge, exits, seconds=seconds / 2)
+        models |= mixtures
+        tried += judge.candidates(mixtures, seconds=seconds / 2)
+        rivals = [c for c in tried if not c.refused and (c is best or c.method in mixtures)]
+        best = max(rivals, key=lambda c: worth(c.time, c.expected, exits), default=None)
     if best is None:
         return Quantized(None, "", tried)
-    better = f"{best.method} is faster, or as fast and disagrees no more"
+    better = f"{best.method} is worth more: the least time and disagreement together"
     tried = tuple(c if c.refused or c is best else replace(c, refused=better) for c in tried)
     return Quantized(models[best.method], best.method, tried)
 
@@ -128,40 +170,151 @@ def quantized_models(
     backbone: Backbone, calibration: Array, *, cuts: Collection[str], threads: int
 ) -> Iterator[tuple[str, onnx.ModelProto]]:
     """Every candidate with its method's name: static ranges where convolutions prevail, dynamic ones for matrix products."""
+    static = static_parts(backbone, calibration, cuts=cuts, threads=threads)
+    if static is not None:
+        yield from static.models.items()
+    else:
+        yield from _dynamic_models(backbone, calibration, cuts=cuts, threads=threads).items()
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """What static graphs are made of: the prepared fp32 graph, what calibration rows say of it, nodes in float in all of them, and tensors that feed ramps."""
+
+    prepared: onnx.ModelProto
+    histograms: Mapping[str, Histogram]
+    studied: Studied
+    exclude: tuple[str, ...]
+    cuts: frozenset[str]
+
+    @property
+    def models(self) -> dict[str, onnx.ModelProto]:
+        """All on integers, by the name of the ranges."""
+        return {_static_name(method): self.model(method) for method in RANGE_METHODS}
+
+    def model(self, method: RangeMethod, parts: Sequence[Part] = ()) -> onnx.ModelProto:
+        """The graph with ``parts`` in float."""
+        names = frozenset().union(*(part.nodes for part in parts))
+        even, ranges = with_even_channels(self.prepared, names, self.studied.channels)
+        ranges |= {name: value_range(h, method) for name, h in self.histograms.items()}
+        model = _static(even, ranges, floats={*names, *self.exclude}, cuts=self.cuts)
+        with_levels(model, self.studied.levels)
+        return _tidied(model)
+
+
+def static_parts(backbone: Backbone, calibration: Array, *, cuts: Collection[str], threads: int) -> Static | None:
+    """What static graphs are made of; None where no convolutions prevail."""
     prepared = _optimised(backbone.model, keep=cuts)
-    operators = [node.op_type for node in prepared.graph.node]
+    if not _convolutions_prevail(prepared):
+        return None
+    return Static(
+        prepared,
+        _activations(prepared, calibration, backbone.input, threads=threads),
+        study_convolutions(prepared, calibration, backbone.input, threads=threads),
+        tuple(_last_weighted(prepared)),
+        frozenset(cuts),
+    )
+
+
+def _convolutions_prevail(model: onnx.ModelProto) -> bool:
+    operators = [node.op_type for node in model.graph.node]
     convolutions, products = (sum(operators.count(name) for name in names) for names in (CONVOLUTIONS, PRODUCTS))
+    return convolutions > 0 and convolutions >= products
+
+
+def _dynamic_models(
+    backbone: Backbone, calibration: Array, *, cuts: Collection[str], threads: int
+) -> dict[str, onnx.ModelProto]:
+    prepared = _optimised(backbone.model, keep=cuts)
+    if not any(node.op_type in PRODUCTS for node in prepared.graph.node):
+        return {}
     last = _last_weighted(prepared)
-    if convolutions and convolutions >= products:
-        histograms = _activations(prepared, calibration, backbone.input, threads=threads)
-        for method in RANGE_METHODS:
-            yield f"static-{method}", _static(prepared, histograms, method, exclude=last, cuts=cuts)
-    elif products:
-        yield DYNAMIC, _tidied(integer_products(prepared, calibration, backbone.input, exclude=last, threads=threads))
+    return {DYNAMIC: _tidied(integer_products(prepared, calibration, backbone.input, exclude=last, threads=threads))}
 
 
-def _judged(
-    backbone: Backbone, models: Mapping[str, onnx.ModelProto], rows: Array, *, threads: int, seconds: float
-) -> tuple[Candidate, ...]:
-    sessions = {"fp32": open_session(backbone.model, threads=threads)}
-    sessions |= {method: open_session(model, threads=threads) for method, model in models.items()}
-    said = {method: _answers(session, rows, backbone.input) for method, session in sessions.items()}
-    # Static ranges are numbers in one and the same graph. Its time is measured once, so that the choice between them is a
-    # matter of answers alone, and the same for the same seed.
-    timed = {_kind(method): session for method, session in sessions.items()}
-    ratios: dict[str, dict[int, float]] = {kind: {} for kind in timed}
-    for size in COMPARED_SIZES:
-        batch = typical_batch(rows, backbone.input, size=size)
-        jobs = {kind: Job(_call(session, batch)) for kind, session in timed.items()}
-        medians = time_jobs(jobs, threads=threads, seconds=seconds / len(COMPARED_SIZES))
-        for kind in timed:
-            ratios[kind][size] = medians[kind] / medians["fp32"]
-    candidates = (Candidate(m, float((said[m] != said["fp32"]).mean()), ratios[_kind(m)]) for m in models)
-    return tuple(replace(c, refused=_cannot_pay(c)) for c in candidates)
+def _mixtures(static: Static, base: str, judge: _Judge, exits: Exits, *, seconds: float) -> dict[str, onnx.ModelProto]:
+    """The graph ``base`` with parts in float, for the sets of parts that promise most."""
+    method: RangeMethod = next(m for m in RANGE_METHODS if base == _static_name(m))
+    parts = parts_of(static.prepared, exclude=static.exclude)
+    models = {"": static.model(method)} | {part.name: static.model(method, [part]) for part in parts}
+    measured = judge.measures(models, seconds=seconds)
+    alone = {part: measured[part.name] for part in parts}
+    sets = promising(measured[""], alone, judge.margins, exits)
+    return {f"{base}{IN_FLOAT}{', '.join(part.name for part in some)}": static.model(method, some) for some in sets}
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Rows with what fp32 says of them, and what to compare with it."""
+
+    fp32: ort.InferenceSession
+    rows: Array
+    spec: TensorSpec
+    logits: FloatArray
+    threads: int
+
+    @classmethod
+    def of(cls, backbone: Backbone, rows: Array, *, threads: int) -> _Judge:
+        session = open_session(backbone.model, threads=threads)
+        return cls(session, rows, backbone.input, model_logits(session, rows, backbone.input), threads)
+
+    @property
+    def margins(self) -> npt.NDArray[np.float64]:
+        return margin_errors(self.logits, self.logits)[0]
+
+    def candidates(self, models: Mapping[str, onnx.ModelProto], *, seconds: float) -> tuple[Candidate, ...]:
+        sessions = {method: open_session(model, threads=self.threads) for method, model in models.items()}
+        # Static ranges are numbers in one and the same graph. Its time is measured once, so that the choice between them is a
+        # matter of answers alone, and the same for the same seed.
+        ratios = self._ratios({_kind(method): session for method, session in sessions.items()}, COMPARED_SIZES, seconds)
+        said = {method: self._said(session, self.rows) for method, session in sessions.items()}
+        candidates = (
+            Candidate(
+                method,
+                float((logits.argmax(axis=1) != self.logits.argmax(axis=1)).mean()),
+                expected_disagreement(error_variance(logits, self.logits), self.margins),
+                ratios[_kind(method)],
+            )
+            for method, logits in said.items()
+        )
+        return tuple(replace(c, refused=_cannot_pay(c)) for c in candidates)
+
+    def measures(self, models: Mapping[str, onnx.ModelProto], *, seconds: float) -> dict[str, Measure]:
+        """Quick ones, on the rows that matter: those with the least margins."""
+        near = np.argsort(self.margins, kind="stable")[: max(1, len(self.rows) // 4)]
+        sessions = {name: open_session(model, threads=self.threads) for name, model in models.items()}
+        ratios = self._ratios(sessions, QUICK_SIZES, seconds)
+        return {
+            name: Measure(
+                float(np.mean(list(ratios[name].values()))),
+                float((margin_errors(self._said(session, self.rows[near]), self.logits[near])[1] ** 2).mean()),
+            )
+            for name, session in sessions.items()
+        }
+
+    def _said(self, session: ort.InferenceSession, rows: Array) -> FloatArray:
+        return model_logits(session, rows, self.spec)
+
+    def _ratios(
+        self, sessions: Mapping[str, ort.InferenceSession], sizes: Sequence[int], seconds: float
+    ) -> dict[str, dict[int, float]]:
+        timed = {"fp32": self.fp32, **sessions}
+        ratios: dict[str, dict[int, float]] = {name: {} for name in timed}
+        for size in sizes:
+            batch = typical_batch(self.rows, self.spec, size=size)
+            jobs = {name: Job(_call(session, batch)) for name, session in timed.items()}
+            medians = time_jobs(jobs, threads=self.threads, seconds=seconds / len(sizes))
+            for name in timed:
+                ratios[name][size] = medians[name] / medians["fp32"]
+        return ratios
+
+
+def _static_name(method: RangeMethod) -> str:
+    return f"static-{method}"
 
 
 def _kind(method: str) -> str:
-    return method.partition("-")[0]
+    return method if IN_FLOAT in method else method.partition("-")[0]
 
 
 def _cannot_pay(candidate: Candidate) -> str:
@@ -174,14 +327,8 @@ def _cannot_pay(candidate: Candidate) -> str:
 
 def _best(candidates: Sequence[Candidate]) -> Candidate | None:
     """The least disagreement among the fastest."""
-    time = {c.method: float(np.mean(list(c.ratio.values()))) for c in candidates}
-    fast = [c for c in candidates if time[c.method] <= AS_FAST * min(time.values())]
-    return min(fast, key=lambda c: c.disagreement, default=None)
-
-
-def _answers(session: ort.InferenceSession, x: Array, spec: TensorSpec) -> npt.NDArray[np.intp]:
-    answers: npt.NDArray[np.intp] = model_logits(session, x, spec).argmax(axis=1)
-    return answers
+    fast = [c for c in candidates if c.time <= AS_FAST * min(other.time for other in candidates)]
+    return min(fast, key=lambda c: c.expected, default=None)
 
 
 def _call(session: ort.InferenceSession, rows: Array) -> Callable[[], object]:
@@ -235,19 +382,14 @@ def _activations(model: onnx.ModelProto, x: Array, spec: TensorSpec, *, threads:
 
 
 def _static(
-    model: onnx.ModelProto,
-    histograms: Mapping[str, Histogram],
-    method: RangeMethod,
-    *,
-    exclude: list[str],
-    cuts: Collection[str],
+    model: onnx.ModelProto, ranges: Mapping[str, tuple[float, float]], *, floats: Collection[str], cuts: Collection[str]
 ) -> onnx.ModelProto:
     from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType
     from onnxruntime.quantization.calibrate import TensorsData
     from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
-    ranges = {name: value_range(h, method) for name, h in histograms.items()}
     single = {name: (np.float32(low), np.float32(high)) for name, (low, high) in ranges.items()}
+    scalings = [node.name for node in model.graph.node if node.op_type == "Mul" and node.name.endswith(SCALING)]
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     with _quiet():
@@ -259,15 +401,48 @@ def _static(
             activation_qType=QuantType.QUInt8,
             tensors_range=TensorsData(CalibrationMethod.MinMax, single),
             nodes_to_quantize=[],
-            nodes_to_exclude=exclude,
+            nodes_to_exclude=sorted({*floats, *scalings}),
             op_types_to_quantize=sorted({*QDQRegistry, *QLinearOpsRegistry}),
             extra_options={},
         )
         quantizer.quantize_model()
     quantizer.model.topological_sort()
     quantized: onnx.ModelProto = quantizer.model.model
-    _name_rounded(quantized.graph, cuts)
-    return _tidied(quantized)
+    raw = _unrounded(quantized.graph, floats)
+    _name_rounded(quantized.graph, set(cuts) - raw)
+    return quantized
+
+
+def _unrounded(graph: onnx.GraphProto, floats: Collection[str]) -> set[str]:
+    """Let nodes in float read what others of them give as it is, not rounded for the integers that read it too. Returns the tensors read so."""
+    producer = {name: node for node in graph.node for name in node.output}
+    given: set[str] = set()
+    for node in graph.node:
+        if node.name in floats or (node.op_type in KEEPS_FLOAT and node.input[0] in given):
+            given.update(node.output)
+    raw: set[str] = set()
+    for node in graph.node:
+        for index, name in enumerate(node.input if node.name in floats else ()):
+            back = producer.get(name)
+            if back is None or back.op_type != "DequantizeLinear" or (to := producer.get(back.input[0])) is None:
+                continue
+            if to.input[0] in given:
+                node.input[index] = to.input[0]
+                raw.add(to.input[0])
+    images = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 4}
+    additions = {node.name for node in graph.node if node.op_type == "Add" and node.name in floats}
+    for name in sorted(raw & {read for node in graph.node if node.name in additions for read in node.input}):
+        if _convolved(producer, name, images):
+            add_channels_last(graph, name, readers=additions)
+    return raw
+
+
+def _convolved(producer: Mapping[str, onnx.NodeProto], name: str, images: Collection[str]) -> bool:
+    """Whether a tensor in float comes right out of a convolution over images, whose weights are among ``images``."""
+    node = producer[name]
+    while node.op_type in KEEPS_FLOAT and node.input[0] in producer:
+        node = producer[node.input[0]]
+    return str(node.op_type) == "Conv" and node.input[1] in images
 
 
 def _name_rounded(graph: onnx.GraphProto, cuts: Collection[str]) -> None:

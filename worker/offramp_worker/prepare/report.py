@@ -80,6 +80,7 @@ class ApproximationLine:
                 {
                     "method": c.method,
                     "disagreement": round(c.disagreement, 4),
+                    "expected_disagreement": round(c.expected, 5),
                     "ratio": {str(size): round(ratio, 3) for size, ratio in c.ratio.items()},
                     "refused": c.refused,
                 }
@@ -275,7 +276,7 @@ def _approximation_notes(line: ApproximationLine) -> list[str]:
         notes.append(f"{line.name}: {line.quantized.method or 'kept at fp32'}{shares}")
     return notes + [
         f"{line.name} {c.method}: {', '.join(f'{r:.2f}' for r in c.ratio.values())} of the fp32 time at batch sizes "
-        f"{', '.join(map(str, c.ratio))}, {c.disagreement:.2%} of the head rows differ from fp32"
+        f"{', '.join(map(str, c.ratio))}, {c.disagreement:.2%} of the head rows differ from fp32, {c.expected:.2%} by the size of the errors"
         + (f"; refused: {c.refused}" if c.refused else "")
         for c in line.quantized.tried
     ]
