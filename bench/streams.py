@@ -89,7 +89,7 @@ class Kind:
 
     @property
     def labels(self) -> int:
-        return min(MOST, max(FEWEST, 600 * self.scene))
+        return min(MOST, max(FEWEST, 1_000 * self.scene))
 
 
 def kinds(*, cycle: bool = False) -> tuple[Kind, ...]:

@@ -163,6 +163,7 @@ class Traffic:
 
     def stop(self) -> Json:
         if not self.summary:
+            self.process.stdout.readline()  # a process that has hardly begun would end without a summary
             self.process.send_signal(signal.SIGTERM)
             self.summary = json.loads(self.process.stdout.read().splitlines()[-1])
             self.process.wait(60)

@@ -105,6 +105,7 @@ async def main(url: str, rate: float, rows: np.ndarray) -> None:
     stop = asyncio.Event()
     rng, clients = np.random.default_rng(1), Clients(url, stop)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    print("ready to be told to stop", flush=True)
     timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=3.0)
     connector = aiohttp.TCPConnector(force_close=True, limit=0, ttl_dns_cache=300, socket_factory=numbered)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
