@@ -22,7 +22,7 @@ from offramp_worker.prepare import mixing, quantizing
 from offramp_worker.prepare.convolutions import patches, study_convolutions, with_even_channels, with_levels
 from offramp_worker.prepare.cuts import cut_vertices, graph_steps
 from offramp_worker.prepare.mixing import Exits, Measure, Part, expected_disagreement, parts_of, promising, worth
-from offramp_worker.prepare.pipeline import find_places
+from offramp_worker.prepare.places import find_places
 from offramp_worker.prepare.products import round_weights
 from offramp_worker.prepare.quantizing import Static, choose_quantized, static_parts
 from offramp_worker.prepare.sources import Backbone, load_backbone
@@ -103,7 +103,7 @@ def rows() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def cuts(backbone: Backbone, rows: np.ndarray) -> dict[str, tuple[int, ...]]:
-    return {place.tensor: place.shape for place in find_places(backbone, rows)[1]}
+    return {place.tensor: place.shape for place in find_places(backbone, rows).places}
 
 
 @pytest.fixture(scope="module")
