@@ -18,7 +18,9 @@ def prepare(
     *,
     model: Annotated[
         str,
-        typer.Option(help="family:NAME?weights=FILE.safetensors, a torch.export program (.pt2) or an .onnx file."),
+        typer.Option(
+            help="family:NAME?weights=FILE.safetensors, a torch.export program (.pt2) or an .onnx file; a path or file:///PATH."
+        ),
     ] = "",
     refresh: Annotated[
         Path | None,
@@ -30,7 +32,7 @@ def prepare(
     data: Annotated[
         str,
         typer.Option(
-            help="Unlabelled inputs, oldest first: an .npz with x [N, ...], a folder of images, or JSON lines of text."
+            help="Unlabelled inputs, oldest first: an .npz with x [N, ...], a folder of images, or JSON lines of text; a path or file:///PATH."
         ),
     ],
     out: Annotated[

@@ -57,6 +57,7 @@ from offramp_worker.prepare.fitting import (
     fit_growing,
     fit_pooled,
 )
+from offramp_worker.prepare.locations import FAMILY, model_file
 from offramp_worker.prepare.outlook import outlooks
 from offramp_worker.prepare.precisions import Allowed, Approximations, Chain, Work, approximate, merits
 from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure
@@ -526,7 +527,7 @@ def provenance(request: PrepareRequest, split: HeadSplit, inputs: Inputs) -> dic
 
 def _source(uri: str) -> str:
     """The model URI without folders, which mean nothing on another machine."""
-    return re.sub(r"(?<=weights=)[^&]*/", "", uri) if uri.startswith("family:") else Path(uri).name
+    return re.sub(r"(?<=weights=)[^&]*/", "", uri) if uri.startswith(FAMILY) else model_file(uri).name
 
 
 def _default_name(name: str) -> str:

@@ -30,6 +30,7 @@ from offramp_worker.bundle.tensors import external_tensors
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.data import FloatArray, InputArray
 from offramp_worker.prepare.exported import checked_archive
+from offramp_worker.prepare.locations import FAMILY, model_file
 from offramp_worker.prepare.packing import pack_exits
 from offramp_worker.prepare.tokens import (
     DEFAULT_PAD,
@@ -79,7 +80,7 @@ def load_backbone(uri: str, x: InputArray, *, pad: int | None = None, sep: int |
     Parameters
     ----------
     uri : str
-        ``family:NAME?weights=FILE.safetensors[&parameter=value]``, a ``.pt2`` file or an ``.onnx`` file.
+        ``family:NAME?weights=FILE.safetensors[&parameter=value]``, or the path or ``file://`` URI of a ``.pt2`` or an ``.onnx`` file.
     x : (N, ...) float32, or (N, length) int64 of token ids
         Inputs; the first 16 are run to check the model.
     pad : int, optional
@@ -96,12 +97,13 @@ def load_backbone(uri: str, x: InputArray, *, pad: int | None = None, sep: int |
     """
     sample, pad = x[:SAMPLE_ROWS], DEFAULT_PAD if pad is None else pad
     program = None
-    if uri.startswith("family:"):
+    file = model_file(uri)
+    if uri.startswith(FAMILY):
         model, program, name = _from_family(uri, sample, pad=pad, sep=sep)
-    elif uri.endswith(".pt2"):
-        (model, program), name = _from_exported(_existing(uri), sample, pad=pad, sep=sep), Path(uri).stem
-    elif uri.endswith(".onnx"):
-        model, name = _from_onnx(_existing(uri)), Path(uri).stem
+    elif file.suffix == ".pt2":
+        (model, program), name = _from_exported(_existing(file), sample, pad=pad, sep=sep), file.stem
+    elif file.suffix == ".onnx":
+        model, name = _from_onnx(_existing(file)), file.stem
     else:
         raise InvalidArgumentError(
             f"model {uri!r} is none of family:NAME?weights=FILE.safetensors, FILE.pt2 and FILE.onnx; "
@@ -118,10 +120,10 @@ def fitted_rows(x: InputArray, spec: TensorSpec) -> InputArray:
     return x if spec.varies else _with_length(x, spec.shape[0], pad=spec.pad)
 
 
-def _existing(path: str) -> Path:
-    if not Path(path).is_file():
+def _existing(path: Path) -> Path:
+    if not path.is_file():
         raise InvalidArgumentError(f"model {path} does not exist or is not a file")
-    return Path(path)
+    return path
 
 
 def _from_family(uri: str, sample: InputArray, *, pad: int, sep: int | None) -> tuple[onnx.ModelProto, Any, str]:
@@ -130,12 +132,12 @@ def _from_family(uri: str, sample: InputArray, *, pad: int, sep: int | None) -> 
 
     from offramp_worker.prepare.families import check_family
 
-    name, _, query = uri.removeprefix("family:").partition("?")
+    name, _, query = uri.removeprefix(FAMILY).partition("?")
     parameters = dict(parse_qsl(query, keep_blank_values=True))
-    weights = parameters.pop("weights", "")
-    if not weights:
+    if not parameters.pop("weights", ""):
         raise InvalidArgumentError(f"model {uri!r} names no weights; write family:{name}?weights=FILE.safetensors")
     check_family(name, parameters)
+    weights = model_file(uri)
     try:
         tensors = load_file(_existing(weights))
     except InvalidArgumentError:
@@ -148,12 +150,12 @@ def _from_family(uri: str, sample: InputArray, *, pad: int, sep: int | None) -> 
     return (*_export(module, sample, pad=pad, sep=sep), name)
 
 
-def _filled(name: str, parameters: Mapping[str, str], tensors: Mapping[str, Any], weights: str) -> Any:
+def _filled(name: str, parameters: Mapping[str, str], tensors: Mapping[str, Any], weights: Path) -> Any:
     """A family's module with the weights of a checkpoint."""
     from offramp_worker.prepare.families import build_family, checkpoint_tensors
 
     try:
-        module = build_family(name, parameters, tensors, folder=Path(weights).parent)
+        module = build_family(name, parameters, tensors, folder=weights.parent)
         module.load_state_dict(checkpoint_tensors(tensors), assign=True)
     except OfframpError:
         raise
