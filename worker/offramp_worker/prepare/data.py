@@ -60,8 +60,8 @@ def load_inputs(uri: str, *, texts: TextReader | None = None) -> InputArray:
     Parameters
     ----------
     uri : str
-        A path or ``file://`` URI of: an ``.npz`` file with an array ``x``, floats [N, ...], or token ids [N, length] as int64 (other arrays, such as labels,
-        are not read); a folder of images of one size (read in order of name, scaled to [0, 1], channels first: [N, 3 or 1,
+        A path or ``file://`` URI of: an ``.npz`` file with an array ``x``, floats [N, ...] or token ids [N, length] as int64
+        (other arrays, such as labels, are not read); a folder of images of one size (read in order of name, scaled to [0, 1], channels first: [N, 3 or 1,
         H, W]); or JSON lines of text.
     texts : TextReader, optional
         Divides texts into tokens.

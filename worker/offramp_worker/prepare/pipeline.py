@@ -116,6 +116,8 @@ class PrepareRequest:
         The token id that fills rows up. None: the tokenizer's, else 0.
     sep : int, optional
         The token id that ends each text of a pair. None: the tokenizer's.
+    own_exits : tuple of str
+        Outputs of the model that are earlier exits of the network's own; they become ramps.
     """
 
     model: str
@@ -137,6 +139,7 @@ class PrepareRequest:
     max_tokens: int = 512
     pad: int | None = None
     sep: int | None = None
+    own_exits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +330,7 @@ def _worthwhile(
 def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Search:
     """Load the model, find places and measure them."""
     with reporter.step("export the model", total=1) as advance:
-        backbone = load_backbone(request.model, inputs.x, pad=inputs.pad, sep=inputs.sep)
+        backbone = load_backbone(request.model, inputs.x, pad=inputs.pad, sep=inputs.sep, own_exits=request.own_exits)
         advance(1)
     inputs = inputs.fitted(backbone.input)
     if request.variations and inputs.x.ndim != 4:

@@ -92,7 +92,7 @@ class PrepareReport:
     """What a bundle holds, which rows went where, and how long each part took.
 
     ``outlooks_before`` is the outlook with the earlier heads on the same records, where heads were refreshed. ``served`` is the output whose
-    answers are served, ``exits`` are those that were taken for exits of the network's own.
+    answers are served, ``exits`` are those that the request named as exits of the network's own.
     """
 
     out: Path
@@ -321,14 +321,14 @@ def _rounded(shares: Mapping[Any, float]) -> dict[str, float]:
 
 
 def _own_exits(report: PrepareReport) -> list[str]:
-    """What became of several outputs: nothing in a graph tells the exits of one task from the answers to two."""
+    """What the network's own exits are worth: one that seldom agrees may answer another question."""
     if not report.exits:
         return []
     own = (line.verdict for line in report.lines if line.verdict.spec.head == "own")
     agreement = ", ".join(f"{verdict.spec.id} {verdict.merit.agreement:.0%}" for verdict in own)
     return [
         f"outputs: {report.served} is served; {', '.join(report.exits)} {'are' if len(report.exits) > 1 else 'is'} taken for earlier exits of the same task, "
-        f"which agree with it on {agreement}; export the model with one output if that is another task"
+        f"as --own-exits says, which agree with it on {agreement}"
     ]
 
 

@@ -74,7 +74,9 @@ class Backbone:
         return self.output.shape[0]
 
 
-def load_backbone(uri: str, x: InputArray, *, pad: int | None = None, sep: int | None = None) -> Backbone:
+def load_backbone(
+    uri: str, x: InputArray, *, pad: int | None = None, sep: int | None = None, own_exits: tuple[str, ...] = ()
+) -> Backbone:
     """Load a model and turn it into a checked ONNX graph.
 
     Parameters
@@ -87,13 +89,15 @@ def load_backbone(uri: str, x: InputArray, *, pad: int | None = None, sep: int |
         The token id that fills rows up; None: 0.
     sep : int, optional
         The token id that ends each text of a pair; a model that reads token types needs it.
+    own_exits : tuple of str
+        Outputs that are earlier exits of the network's own, in its order; all but the one that is served.
 
     Raises
     ------
     InvalidArgumentError
         The URI, a file it names, or the shape of the inputs is at fault.
     ModelRefusedError
-        The model is no classifier with one input and one output, or its answers depend on the batch.
+        The model is no classifier with one input and one output besides its own exits, or its answers depend on the batch.
     """
     sample, pad = x[:SAMPLE_ROWS], DEFAULT_PAD if pad is None else pad
     program = None
@@ -109,7 +113,8 @@ def load_backbone(uri: str, x: InputArray, *, pad: int | None = None, sep: int |
             f"model {uri!r} is none of family:NAME?weights=FILE.safetensors, FILE.pt2 and FILE.onnx; "
             "other checkpoints: export them with torch.export.save or torch.onnx.export"
         )
-    return replace(_checked(_normalised(model), name=name, sample=sample, pad=pad, sep=sep), program=program, sep=sep)
+    backbone = _checked(_normalised(model), name=name, sample=sample, pad=pad, sep=sep, own_exits=own_exits)
+    return replace(backbone, program=program, sep=sep)
 
 
 def fitted_rows(x: InputArray, spec: TensorSpec) -> InputArray:
@@ -345,14 +350,16 @@ def _share_concatenations(graph: onnx.GraphProto) -> None:
         made[axis, *parts] = node.output[0]
 
 
-def _checked(model: onnx.ModelProto, *, name: str, sample: InputArray, pad: int, sep: int | None) -> Backbone:
+def _checked(
+    model: onnx.ModelProto, *, name: str, sample: InputArray, pad: int, sep: int | None, own_exits: tuple[str, ...]
+) -> Backbone:
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in constants]
     tokens = takes_tokens(inputs)
     if (len(inputs) != 1 and not tokens) or not model.graph.output:
         raise ModelRefusedError(
             f"the model has {len(inputs)} inputs and {len(model.graph.output)} outputs; exits need a classifier with one input "
-            "(or token ids with their mask) and one output of logits, or one for each exit, the last one last"
+            "(or token ids with their mask) and one output of class scores"
         )
     if not tokens and inputs[0].type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
         raise ModelRefusedError(
@@ -367,29 +374,65 @@ def _checked(model: onnx.ModelProto, *, name: str, sample: InputArray, pad: int,
         _check_shape(inputs[0], sample)
         spec = TensorSpec(inputs[0].name, "FP32", tuple(int(d) for d in sample.shape[1:]))
     _free_batch_axis(model)
-    exits = _own_exits(model, sample)
+    _take_exits_off(model, sample, own_exits)
     if not tokens:
-        pack_exits(model, exits, sample[:2])
+        pack_exits(model, own_exits, sample[:2])
     answers = _run(model, sample)
     _check_answers(model, answers, sample)
     if tokens:
         check_padding(model, spec, sample, run=_run, close=_close)
     output = TensorSpec(output_name(model), "FP32", (int(answers.shape[1]),))
-    return Backbone(model=model, name=name, input=spec, output=output, exits=exits)
+    return Backbone(model=model, name=name, input=spec, output=output, exits=own_exits)
 
 
-def _own_exits(model: onnx.ModelProto, sample: InputArray) -> tuple[str, ...]:
-    """Take all outputs but the last one off the graph: exits of the network's own, whose logits stay inside it as tensors."""
-    names = [value.name for value in model.graph.output]
-    *exits, last = _run_all(model, {input_name(model): sample})
-    for name, logits in zip(names, exits, strict=False):
-        if logits.shape != last.shape:
+def _take_exits_off(model: onnx.ModelProto, sample: InputArray, own_exits: tuple[str, ...]) -> None:
+    """Leave the graph one output: the exits of the network's own stay inside it as tensors with their logits."""
+    values = _outputs(model, {input_name(model): sample})
+    found = {output.name: _described(value) for output, value in zip(model.graph.output, values, strict=True)}
+    for name in own_exits:
+        if name not in found:
+            raise InvalidArgumentError(f"own-exits names {name!r}; the model's outputs are {_listing(found)}")
+        if own_exits.count(name) > 1:
+            raise InvalidArgumentError(f"own-exits names {name!r} twice")
+    served = {name: shape for name, shape in found.items() if name not in own_exits}
+    if own_exits and len(served) != 1:
+        left = f"{len(served)} outputs: {_listing(served)}" if served else "no output"
+        raise InvalidArgumentError(f"own-exits leaves {left}; name all outputs but the one whose answers are served")
+    if len(served) > 1:
+        raise ModelRefusedError(_several_outputs(model, found))
+    ((last, shape),) = served.items()
+    for name in own_exits:
+        if found[name] != shape:
             raise ModelRefusedError(
-                f"output {name!r} has shape {list(logits.shape)}, the last one {list(last.shape)}; the outputs of a network with "
-                "exits of its own must all be logits [batch, classes], the final ones last"
+                f"output {name!r} is {found[name]}, {last!r} is {shape}; exits of a network's own must score the classes "
+                "of its answer, [batch, classes]"
             )
-    del model.graph.output[:-1]
-    return tuple(names[:-1])
+    for output in [value for value in model.graph.output if value.name in own_exits]:
+        model.graph.output.remove(output)
+
+
+def _several_outputs(model: onnx.ModelProto, found: Mapping[str, str]) -> str:
+    """Why a model of several outputs is refused: nothing in a graph tells exits of one task from the answers to two."""
+    *others, last = found
+    extract = f"onnx.utils.extract_model(FILE, NEW, [{input_name(model)!r}], [{last!r}])"
+    exits = f"; if the others are earlier exits of the same task, name them: --own-exits {','.join(others)}"
+    return (
+        f"the model has {len(found)} outputs: {_listing(found)}; a bundle serves one of them. Export the model with that one alone "
+        f"(ONNX: {extract}; PyTorch: a module whose forward returns it and nothing else)"
+        + (exits if len(set(found.values())) == 1 else "")
+    )
+
+
+def _described(value: Any) -> str:
+    """What an output is, as far as its kind says: a shape, and the type where it holds no floating-point numbers."""
+    if not isinstance(value, np.ndarray):
+        return f"a {type(value).__name__}"
+    kind = "" if value.dtype.kind == "f" else f"{'text' if value.dtype.kind == 'O' else value.dtype} "
+    return f"{kind}{list(value.shape)}"
+
+
+def _listing(found: Mapping[str, str]) -> str:
+    return ", ".join(f"{name!r} {shape}" for name, shape in found.items())
 
 
 def _token_input(
@@ -468,15 +511,26 @@ def _run(model: onnx.ModelProto, x: InputArray) -> FloatArray:
 
 
 def _run_all(model: onnx.ModelProto, values: Mapping[str, InputArray]) -> list[FloatArray]:
+    found = dict(zip((output.name for output in model.graph.output), _outputs(model, values), strict=True))
+    for name, value in found.items():
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+            raise ModelRefusedError(
+                f"output {name!r} is {_described(value)}, not scores; exits need logits or probabilities in floating point, "
+                "[batch, classes]: export the model with that tensor as its one output"
+            )
+    return [np.asarray(value, dtype=np.float32) for value in found.values()]
+
+
+def _outputs(model: onnx.ModelProto, values: Mapping[str, InputArray]) -> list[Any]:
+    """What ONNX Runtime answers: arrays, or the lists and maps of classical models."""
     try:
         session = open_session(model, threads=1)
-        outputs = session.run(None, dict(values))
+        return list(session.run(None, dict(values)))
     except Exception as error:  # ORT's exceptions share no base but Exception
         rows = len(next(iter(values.values())))
         raise ModelRefusedError(
             f"ONNX Runtime cannot run the model on a batch of {rows} (is its batch axis fixed? {DYNAMIC_SHAPES_HINT}): {_line(error)}"
         ) from error
-    return [np.asarray(value, dtype=np.float32) for value in outputs]
 
 
 def _close(a: FloatArray, b: FloatArray) -> bool:
