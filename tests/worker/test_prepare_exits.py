@@ -242,5 +242,7 @@ def test_a_network_with_its_own_exits_is_prepared_with_them_among_the_candidates
     with io.StringIO() as out:
         print_report(report, Console(file=out, width=400))
         said = out.getvalue()
+    assert f"task: top label of 3 classes: output {names[-1]!r} ends in MatMul" in said
+    assert told["assumed"][0] in said
     assert f"outputs: {names[-1]} is served; {', '.join(names[:-1])}" in said
     assert "r01-own" in said[said.index("outputs:") :].partition("\n")[0]

@@ -452,6 +452,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         executors=executors,
         served=backbone.output.name,
         exits=backbone.exits,
+        assumed=backbone.task.assumed(reference) if backbone.task is not None else (),
     )
     write_report(report)
     return report

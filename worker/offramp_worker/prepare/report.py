@@ -92,7 +92,7 @@ class PrepareReport:
     """What a bundle holds, which rows went where, and how long each part took.
 
     ``outlooks_before`` is the outlook with the earlier heads on the same records, where heads were refreshed. ``served`` is the output whose
-    answers are served, ``exits`` are those that the request named as exits of the network's own.
+    answers are served, ``exits`` are those that the request named as exits of the network's own. ``assumed`` says what the model's answers were taken for.
     """
 
     out: Path
@@ -113,6 +113,7 @@ class PrepareReport:
     executors: Executors = field(default_factory=Executors)
     served: str = ""
     exits: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     @property
     def kept(self) -> tuple[RampLine, ...]:
@@ -136,6 +137,7 @@ class PrepareReport:
             "places": self.places,
             "served_output": self.served,
             "own_exits": list(self.exits),
+            "assumed": list(self.assumed),
             "ramps": [line.to_mapping() for line in self.kept],
             "refused": [line.to_mapping() for line in self.lines if line.verdict.refused],
             "untrained": [
@@ -287,6 +289,7 @@ def _notes(report: PrepareReport) -> list[str]:
         f"data: {data['head_training']} rows trained heads, {data['head_validation']} validated them, "
         f"{data['records']} are records; no row is in two of them",
     ]
+    lines += _task(report)
     lines += _own_exits(report)
     if data["extra_training"] or data["variations"]:
         lines.append(
@@ -318,6 +321,14 @@ def _plan_name(outlook: Outlook) -> str:
 
 def _rounded(shares: Mapping[Any, float]) -> dict[str, float]:
     return {str(key): round(share, 4) for key, share in shares.items()}
+
+
+def _task(report: PrepareReport) -> list[str]:
+    """What the model's answers were taken for; what speaks against it stands below."""
+    if not report.assumed:
+        return []
+    taken, *doubts = report.assumed
+    return [f"task: {taken}", *(f"      {doubt}; is this a classifier's top label?" for doubt in doubts)]
 
 
 def _own_exits(report: PrepareReport) -> list[str]:

@@ -32,6 +32,7 @@ from offramp_worker.prepare.data import FloatArray, InputArray
 from offramp_worker.prepare.exported import checked_archive
 from offramp_worker.prepare.locations import FAMILY, model_file
 from offramp_worker.prepare.packing import pack_exits
+from offramp_worker.prepare.task import TopLabel, declared_task
 from offramp_worker.prepare.tokens import (
     DEFAULT_PAD,
     IDS,
@@ -58,6 +59,7 @@ class Backbone:
 
     ``program`` is what torch.export made of it, where torch had it.
     ``exits`` are tensors with logits of exits that the network brings with it. ``sep`` is the token id that ends each text of a pair.
+    ``task`` is what the model was found to do when it was loaded.
     """
 
     model: Any  # onnx.ModelProto
@@ -67,6 +69,7 @@ class Backbone:
     program: Any = None  # torch.export.ExportedProgram
     exits: tuple[str, ...] = ()
     sep: int | None = None
+    task: TopLabel | None = None
 
     @property
     def n_classes(self) -> int:
@@ -378,11 +381,14 @@ def _checked(
     if not tokens:
         pack_exits(model, own_exits, sample[:2])
     answers = _run(model, sample)
-    _check_answers(model, answers, sample)
+    if not np.isfinite(answers).all():
+        raise ModelRefusedError("the model answers sample inputs with NaN or infinity")
+    task = declared_task(model, output_name(model), answers, n_rows=len(sample))
+    _check_alone(model, answers, sample)
     if tokens:
         check_padding(model, spec, sample, run=_run, close=_close)
     output = TensorSpec(output_name(model), "FP32", (int(answers.shape[1]),))
-    return Backbone(model=model, name=name, input=spec, output=output, exits=own_exits)
+    return Backbone(model=model, name=name, input=spec, output=output, exits=own_exits, task=task)
 
 
 def _take_exits_off(model: onnx.ModelProto, sample: InputArray, own_exits: tuple[str, ...]) -> None:
@@ -490,14 +496,7 @@ def _free_batch_axis(model: onnx.ModelProto) -> None:
             value.type.tensor_type.shape.dim[0].dim_param = "batch"
 
 
-def _check_answers(model: onnx.ModelProto, answers: FloatArray, sample: InputArray) -> None:
-    if answers.ndim != 2 or len(answers) != len(sample) or answers.shape[1] < 2:
-        raise ModelRefusedError(
-            f"the model's output has shape {list(answers.shape)} for {len(sample)} inputs; "
-            "it must be [batch, classes] with at least two classes"
-        )
-    if not np.isfinite(answers).all():
-        raise ModelRefusedError("the model answers sample inputs with NaN or infinity")
+def _check_alone(model: onnx.ModelProto, answers: FloatArray, sample: InputArray) -> None:
     alone = np.concatenate([_run(model, sample[i : i + 1]) for i in range(min(3, len(sample)))])
     if not _close(alone, answers[: len(alone)]):
         raise ModelRefusedError(
