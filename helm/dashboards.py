@@ -17,6 +17,7 @@ from typing import Any
 FOLDER = Path(__file__).parent / "offramp" / "files" / "dashboards"
 SCHEMA_VERSION = 39  # Grafana 10.4 and later read it as it is
 COLUMNS = 24
+ROWS_PER_SECOND = "suffix: rows/s"
 PROMETHEUS = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -92,7 +93,7 @@ FLEET = [
         stat("Leaders", "sum(earlyexit_operator_leader)", about="One, or one per shard."),
     ]),
     Row("Services", [
-        Panel("Requests", [(f'sum by ({BY}) (rate(earlyexit_requests_total{{{NS}, outcome="ok"}}[$__rate_interval]))', "{{namespace}}/{{service}}")], "Rows answered per second.", "reqps"),
+        Panel("Requests", [(f'sum by ({BY}) (rate(earlyexit_requests_total{{{NS}, outcome="ok"}}[$__rate_interval]))', "{{namespace}}/{{service}}")], "Requests answered per second.", "reqps"),
         Panel("Late, failed or shed", [(bad(NS, BY), "{{namespace}}/{{service}}")], "Share of requests that missed the service's objective.", "percentunit"),
         Panel("Time saved", [(saved(NS, BY), "{{namespace}}/{{service}}")], "Share of the model's time that exits save: seconds spared less what ramps cost, at the profile's prices.", "percentunit"),
         Panel("Left early", [(early(NS, BY), "{{namespace}}/{{service}}")], "Share of rows answered at a ramp.", "percentunit"),
@@ -133,12 +134,15 @@ SERVICE = [
         stat("Age of the certificate", f"time() - earlyexit_service_certificate_timestamp_seconds{{{ONE}}}", unit="s", width=3),
     ]),
     Row("Requests", [
-        Panel("Rows by outcome", [(f"sum by (outcome) (rate(earlyexit_requests_total{{{ONE}}}{RATE}))", "{{outcome}}")], unit="reqps"),
+        Panel("Requests by outcome", [(f"sum by (outcome) (rate(earlyexit_requests_total{{{ONE}}}{RATE}))", "{{outcome}}")], unit="reqps"),
+        Panel("Rows by outcome", [(f"sum by (outcome) (rate(earlyexit_rows_total{{{ONE}}}{RATE}))", "{{outcome}}")], "A request of 8 rows counts 8.", ROWS_PER_SECOND),
         Panel("Replies by status", [(f"sum by (protocol, code) (rate(earlyexit_responses_total{{{ONE}}}{RATE}))", "{{protocol}} {{code}}")], unit="reqps"),
         Panel("Late, failed or shed", [(bad(ONE, "service"), "bad"), (f"1 - earlyexit_service_latency_objective_ratio{{{ONE}}}", "allowed")], unit="percentunit"),
         Panel("Latency", [
-            *((quantile(q, "earlyexit_request_duration_seconds", ONE, "arm"), f"p{round(100 * q)} {{{{arm}}}}") for q in (0.5, 0.95, 0.99)),
-            (f"earlyexit_service_latency_objective_seconds{{{ONE}}}", "objective")], "Of a row from admission to reply.", "s"),
+            *((quantile(q, "earlyexit_request_duration_seconds", ONE), f"p{round(100 * q)}") for q in (0.5, 0.95, 0.99)),
+            (f"earlyexit_service_latency_objective_seconds{{{ONE}}}", "objective")], "Of a request from admission to reply.", "s"),
+        Panel("Latency of rows by arm", [(quantile(q, "earlyexit_row_duration_seconds", ONE, "arm"), f"p{round(100 * q)} {{{{arm}}}}") for q in (0.5, 0.95)],
+            "Of a row from admission until its answer was there.", "s"),
         Panel("Execution of a batch", [(quantile(0.95, "earlyexit_batch_duration_seconds", ONE, "arm"), "p95 {{arm}}")], unit="s"),
         Panel("Rows of a batch", [
             (f"sum by (arm) (rate(earlyexit_batch_rows_sum{{{ONE}}}{RATE})) / (sum by (arm) (rate(earlyexit_batch_rows_count{{{ONE}}}{RATE})) > 0)", "mean {{arm}}"),
@@ -159,7 +163,7 @@ SERVICE = [
         Panel("Slices without exits", [(f"earlyexit_service_slice_stopped{{{ONE}}}", "{{slice}}")], "1: its audits are over its budget."),
         Panel("Exits on", [(f"earlyexit_service_exits_active{{{ONE}}}", "by plan"), (f"min(earlyexit_exits_active{{{ONE}}})", "in every worker"), (f"max(earlyexit_breaker_open{{{ONE}}})", "a breaker is open")]),
         Panel("Plans in force", [(f"count by (arm, config, precision, execution) (earlyexit_plan_info{{{ONE}}})", "{{arm}}: {{config}}, {{precision}}, {{execution}}")], "Workers by plan."),
-        Panel("Answers by deadline", [(f"sum by (ramp) (rate(earlyexit_deadline_answers_total{{{ONE}}}{RATE}))", "{{ramp}}")], "Rows that got the best answer so far; they are no exits.", "reqps"),
+        Panel("Answers by deadline", [(f"sum by (ramp) (rate(earlyexit_deadline_answers_total{{{ONE}}}{RATE}))", "{{ramp}}")], "Rows that got the best answer so far; they are no exits.", ROWS_PER_SECOND),
     ]),
     Row("Accuracy", [
         Panel("Disagreement", [
@@ -178,7 +182,7 @@ SERVICE = [
         Panel("Canary's share of batches", [(f"earlyexit_rollout_weight_ratio{{{ONE}}}", "weight")], unit="percentunit", top=1.0),
         Panel("Epochs", [(f"earlyexit_service_epoch{{{ONE}}}", "published"), (f"min(earlyexit_epoch{{{ONE}}})", "oldest in force")], "Apart: a worker has not acknowledged."),
         Panel("Evidence of harm", [(f"earlyexit_rollout_gate_evidence_ratio{{{ONE}}}", "{{gate}}")], "By gate; 1 rolls back.", "percentunit", width=12, top=1.0),
-        Panel("Exposure", [(f"earlyexit_rollout_gate_exposure_ratio{{{ONE}}}", "{{gate}}")], "Events seen by those with which a harmful plan would have shown itself; at 1 the step may pass.", "percentunit", width=12, top=1.0),
+        Panel("Exposure", [(f"earlyexit_rollout_gate_exposure_ratio{{{ONE}}}", "{{gate}}")], "What was seen, as a share of that with which a harmful plan would have shown itself; at 1 the step may pass.", "percentunit", width=12, top=1.0),
     ]),
     Row("Workers", [
         Panel("Workers by state", [(f"earlyexit_service_workers{{{ONE}}}", "{{state}}")]),

@@ -13,14 +13,15 @@ from typing import Any
 import yaml
 from prometheus_client import CollectorRegistry
 
+from offramp_operator.metrics import UNITS as OPERATOR_UNITS
 from offramp_operator.metrics import Metrics as OperatorMetrics
 from offramp_worker.engine.scrape import EngineState, RampUtility
+from offramp_worker.metrics import UNITS as WORKER_UNITS
 from offramp_worker.metrics import Metrics as WorkerMetrics
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
 RULES = ROOT / "helm" / "offramp" / "files" / "rules"
-UNITS = ("seconds", "ratio", "bytes", "rows", "keys")
 HEAD = """\
 # Metrics
 
@@ -28,7 +29,8 @@ What operator and workers tell Prometheus. Base units throughout: seconds, bytes
 No label takes a value from a request, and none grows with time: there are as many series as arms, ramps of the loaded bundle, status codes and
 services. This page is generated from the code: `make gen`.
 
-A *row* is one input of a request; a request of 8 rows counts 8. The *arm* is `stable` or `canary`. Every process also has the usual `process_*` metrics.
+A *row* is one input of a request. Metrics of requests count a request once; those of rows count one of 8 rows 8 times. The *unit* says what a metric is told in,
+for histograms also by what they count; only ratios of equal units mean anything, and a test holds the chart's rules and dashboards to that. The *arm* is `stable` or `canary`. Every process also has the usual `process_*` metrics.
 
 | where | address | labels that the scrape has to add |
 |---|---|---|
@@ -66,17 +68,13 @@ def rows(registry: CollectorRegistry, *more: Any) -> Iterator[Row]:
 
 
 _SUFFIX = {"counter": "_total", "info": "_info"}
-
-
-def unit(name: str) -> str:
-    words = name.removesuffix("_total").split("_")
-    return next((unit for unit in UNITS if words[-1] == unit), "")
+UNITS = {**WORKER_UNITS, **OPERATOR_UNITS}
 
 
 def table(metrics: Iterator[Row]) -> str:
     head = "| metric | type | labels | unit | meaning |\n|---|---|---|---|---|\n"
     return head + "".join(
-        f"| `{row.name}` | {row.kind} | {', '.join(f'`{label}`' for label in row.labels)} | {unit(row.name)} | {row.meaning} |\n"
+        f"| `{row.name}` | {row.kind} | {', '.join(f'`{label}`' for label in row.labels)} | {UNITS[row.name]} | {row.meaning} |\n"
         for row in metrics
     )
 

@@ -401,7 +401,7 @@ def engine_time(pages: list[str]) -> tuple[float, float]:
     requests = busy = 0.0
     for page in pages:
         for line in page.splitlines():
-            if line.startswith("earlyexit_requests_total{"):
+            if line.startswith('earlyexit_requests_total{outcome="ok"}'):
                 requests += float(line.rsplit(" ", 1)[1])
             elif line.startswith("earlyexit_batch_duration_seconds_sum"):
                 busy += float(line.rsplit(" ", 1)[1])

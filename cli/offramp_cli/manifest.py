@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from offramp_cli.documents import documents
 from offramp_cli.fetched import fetched_bundle
 from offramp_core.control.spec import check_name, parse_spec
 from offramp_core.errors import InvalidSpecError
@@ -57,15 +58,15 @@ def notes(intent: Intent) -> tuple[str, ...]:
 
 def _one_document(path: Path) -> Mapping[str, Any]:
     try:
-        documents = [d for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d is not None]
+        found = [document.value for document in documents(path.read_text(encoding="utf-8"))]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" in line {where.line + 1}" if where is not None else ""
         reason = " ".join(str(getattr(error, "problem", None) or error).split())
         raise InvalidSpecError("manifest", f"not YAML{line}: {reason}") from error
-    if len(documents) != 1 or not isinstance(documents[0], Mapping):
-        raise InvalidSpecError("manifest", f"must hold exactly one {SERVICE_KIND}; found {len(documents)} documents")
-    return documents[0]
+    if len(found) != 1 or not isinstance(found[0], Mapping):
+        raise InvalidSpecError("manifest", f"must hold exactly one {SERVICE_KIND}; found {len(found)} documents")
+    return found[0]
 
 
 def _checked_spec(spec: Any, path: Path, bundles: Path | None) -> Mapping[str, Any]:

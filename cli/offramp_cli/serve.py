@@ -28,8 +28,9 @@ def serve(
     """
     # The serving stack is the optional part `worker`; the other commands must not need it.
     from offramp_worker.logs import route_library_logs
-    from offramp_worker.main import run
+    from offramp_worker.main import EXECUTOR_LOST, run
     from offramp_worker.settings import settings_from_env
+    from offramp_worker.worker import ExecutorLostError
 
     route_library_logs()
     overrides = {"OFFRAMP_BUNDLE": str(bundle), "OFFRAMP_PORT": str(port), "OFFRAMP_HOST": host}
@@ -39,4 +40,4 @@ def serve(
         run(settings_from_env({**os.environ, **overrides}), stay_up_broken=False)
     except OfframpError as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(EXECUTOR_LOST if isinstance(error, ExecutorLostError) else 2) from None

@@ -18,13 +18,14 @@ from rich.text import Text
 
 from offramp_cli.manifest import load_intent, notes
 from offramp_core.errors import OfframpError
+from offramp_core.reasons import Reason, Tone
 from offramp_operator.local.embedded import EmbeddedShell
 from offramp_operator.local.state import StateFolder
 from offramp_operator.shell.log import LOGGER, record_facts
 
 DEFAULT_STATE = Path(".offramp")
 _STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red", "critical": "bold red"}
-_GOOD_EVENTS = frozenset({"listening", "web", "worker-ready", "Promoted", "RolloutSucceeded", "RampProposed"})
+_GOOD_EVENTS = frozenset({"listening", "web", "worker-ready", *(r for r in Reason.at("event") if r.tone is Tone.GOOD)})
 
 
 def up(

@@ -22,6 +22,7 @@ from offramp_core.errors import InvalidArgumentError, InvalidRecordsError, Inval
 from offramp_core.plan import Plan
 from offramp_core.records import Records, records_from_arrays
 
+ACCEPTANCE = "canary-acceptance"  # what a canary earned, beside the certificates of tests on records
 NOT_VERIFIED = 1
 INVALID_INPUT = 2
 _ARRAYS = frozenset(
@@ -143,7 +144,14 @@ def load_certificates(file: Path, plan_file: Path | None) -> tuple[Plan, list[Ce
     if not isinstance(listed, list):
         raise InvalidSpecError("status.certificates", f"must be a list; got {listed!r}")
     plan = Plan.from_mapping(_mapping(value.get("spec"), "spec")) if plan_file is None else _plan_of(plan_file)
-    return plan, [Certificate.from_mapping(_mapping(c, f"status.certificates[{i}]")) for i, c in enumerate(listed)]
+    proofs = [_mapping(c, f"status.certificates[{i}]") for i, c in enumerate(listed)]
+    counted = [proof for proof in proofs if proof.get("method") != ACCEPTANCE]
+    if proofs and not counted:
+        raise InvalidSpecError(
+            "status.certificates",
+            "the plan has earned its place in a canary, whose audits nobody can count again offline",
+        )
+    return plan, [Certificate.from_mapping(proof) for proof in counted]
 
 
 def load_held_out(path: Path) -> HeldOut:

@@ -233,6 +233,28 @@ class ClockworkBatching(_Plain):
         return self
 
 
+def in_turn(waiting: Sequence[int], *, batch_rows: int, may_pass: bool) -> Sequence[int]:
+    """The order in which requests join the next batch, as indices into ``waiting``: the rows of each that wait, first in order first.
+
+    They come in order, but for one case: a request that needs more than a batch would keep everybody behind it from all of its batches. So of
+    those batches every second one takes the smallest first instead. A single row waits for one batch of such a request, however many rows that
+    has and however many such requests there are; and whatever comes in the meantime, the first in order begins every other batch.
+
+    Parameters
+    ----------
+    waiting : sequence of int
+        Of one priority.
+    batch_rows : int
+        The most rows that run together now.
+    may_pass : bool
+        Whether the first in order has been promised no time, and began the batch before.
+    """
+    order = range(len(waiting))
+    if not may_pass or waiting[0] <= batch_rows:
+        return order
+    return sorted(order, key=waiting.__getitem__)
+
+
 def check_sizes(**sizes: int) -> None:
     """Every size is a whole number from 1 on."""
     for name, value in sizes.items():

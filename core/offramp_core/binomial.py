@@ -22,6 +22,20 @@ def cdf(k: Number, n: Number, p: float) -> npt.NDArray[np.float64]:
     return np.where(k < 0, 0.0, np.where(k >= n, 1.0, inner))
 
 
+def continued_cdf(k: float, n: float, p: float) -> float:
+    """:func:`cdf` continued to counts between whole numbers, by the regularized incomplete beta function."""
+    from scipy import special
+
+    return float(special.betainc(n - k, k + 1, 1 - p)) if k < n else 1.0
+
+
+def continued_tail(k: float, n: float, p: float) -> float:
+    """P(Bin(n, p) >= k), continued likewise."""
+    from scipy import special
+
+    return float(special.betainc(k, n - k + 1, p)) if k > 0 else 1.0
+
+
 def sf(k: Number, n: Number, p: float) -> npt.NDArray[np.float64]:
     """P(Bin(n, p) > k); 1 below the support and 0 from n on."""
     from scipy import special

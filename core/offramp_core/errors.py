@@ -15,6 +15,8 @@ Too few samples is never an error: it is the value ``Undecided`` or "no certific
 
 from __future__ import annotations
 
+from offramp_core.reasons import AnyReason, Reason
+
 
 class OfframpError(Exception):
     """Base of all errors Offramp raises on purpose."""
@@ -59,11 +61,10 @@ class InvalidBundleError(OfframpError, ValueError):
 class PlanRefusedError(OfframpError, ValueError):
     """A worker refuses a plan document; it goes on serving under the one it has.
 
-    ``reason`` is one of ``UnknownRamp``, ``DigestMismatch``, ``BadSignature``, ``StaleEpoch``, ``ForeignService``,
-    ``Malformed``, ``Unsupported``.
+    ``reason`` is one of the registered ones for refusals, see Conditions and reasons.
     """
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -75,11 +76,10 @@ class ModelRefusedError(OfframpError, ValueError):
 class DeliveryError(OfframpError):
     """A bundle could not be fetched. The message is the cause and, after a semicolon, the next step; it holds no secret.
 
-    ``reason`` is one of ``FetchFailed``, ``FetchRefused``, ``AddressRefused``, ``DigestMismatch``, ``BundleTooLarge``, ``DiskFull``,
-    ``InvalidBundle``.
+    ``reason`` is one of the registered ones that a fetch may end with, see Conditions and reasons.
     """
 
-    def __init__(self, reason: str, cause: str, remedy: str) -> None:
+    def __init__(self, reason: AnyReason, cause: str, remedy: str) -> None:
         super().__init__(f"{cause}; {remedy}")
         self.reason, self.cause, self.remedy = reason, cause, remedy
 

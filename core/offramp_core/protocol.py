@@ -10,6 +10,7 @@ by its ``boot_id``, so a restart can never be mistaken for a counter that went b
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,6 +22,11 @@ Arm = Literal["stable", "canary", "holdback"]
 def slice_number(name: str) -> int:
     """What stands for a slice in records: the same number everywhere, whatever else is declared; 0 for requests that name none."""
     return zlib.crc32(name.encode()) & 0x7FFFFFFF if name else 0
+
+
+def stream_number(name: str) -> int:
+    """What stands for a stream in records: the same number everywhere; 0 for requests that name none."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1 if name else 0
 
 
 _OF_A_CLASS = "class/"  # no request can mean it: names that services declare for requests have no slash
@@ -45,11 +51,27 @@ class ArmPlan:
     """A plan and what is measured while it serves.
 
     ``plan`` is :meth:`offramp_core.plan.Plan.to_mapping`. ``audit_rate`` is π: each request is audited with this probability, drawn
-    once at admission, whether or not it leaves early; constant within an epoch so that counts are binomial.
+    once at admission, whether or not it leaves early; constant within an epoch so that counts are binomial. ``design_effect`` audits are
+    worth one, because requests that resemble each other share their mistakes.
     """
 
     plan: dict[str, Any]
     audit_rate: float
+    design_effect: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A plan that a document takes away, and why: what the pass that did so leaves to the next ones where its verdict cannot be stored.
+
+    ``rollout`` is the attempt whose canary it was, and ``outcome`` how that ends; both are empty for a plan that was stable.
+    """
+
+    config: str
+    reason: str
+    message: str
+    rollout: str = ""
+    outcome: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +80,16 @@ class PlanDocument:
 
     A batch runs under ``canary`` when ``hash(salt, worker uid, batch number)`` falls below ``weight_percent``.
     ``slow_seconds`` maps a batch size (as text) to the stable arm's p90 of execution seconds, frozen when the step began: a stable batch
-    is slow above it, a canary batch above (1 + ``max_overhead``) times it. A canary ends by itself ``canary_lease_seconds`` after the last authenticated
-    pull; stable exits end after ``stable_lease_seconds``. ``accuracy_budget`` and ``breaker_run_length`` arm the worker's own detector: a
+    is slow above it, a canary batch above (1 + ``max_overhead``) times it. A canary ends by itself ``canary_lease_seconds`` after the last
+    authenticated pull of an operator that could act on what it saw; stable exits end after ``stable_lease_seconds``. ``accuracy_budget`` and ``breaker_run_length`` arm the worker's own detector: a
     quiet stable plan alarms at most about once in that many audited requests. ``holdback_share`` of the batches run with exits off while
     the stable plan has exits; they are drawn before the canary is, so that the others are shared as ``weight_percent`` says.
     ``slices`` are the names whose audits are counted apart; requests of ``stopped_slices`` take no exits of the stable plan. Some of them
     may be of the answers that name a class (:func:`class_slice`): a request that an exit would give such an answer does not leave.
     ``ramp_sets`` are the digests of the ramp sets that audits are scored with; with those of the arms they are what a worker holds, its
     bundle's own where nothing is named. ``capture_since`` asks for inputs to be kept for training: those admitted after that time
-    (seconds since the epoch); None for none at all, and what was kept is deleted.
+    (seconds since the epoch); None for none at all, and what was kept is deleted. ``withdrawn`` says nothing to workers: it is the control
+    plane's own note of what this document takes away.
     """
 
     service: str
@@ -87,6 +110,7 @@ class PlanDocument:
     stopped_slices: tuple[str, ...] = ()
     ramp_sets: tuple[str, ...] = ()
     capture_since: float | None = None
+    withdrawn: tuple[Withdrawn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +168,9 @@ class WorkerState:
     ``fetching`` is said only by a worker that has no bundle yet.
     ``suspicion`` is how far its detector has come towards its alarm, in tenths: the share of logarithms, 1 where the breaker is open.
     ``ramp_set_digest`` is the bundle's own set, ``ramp_sets`` are those that are held now: columns and costs are the same for all of them.
-    ``captures`` inputs are kept for training, of ``capture_since`` on (None: none are asked for).
+    ``captures`` inputs are kept for training, of ``capture_since`` on (None: none are asked for). ``newest_epoch`` is the newest one that this
+    worker ever took, as far as it remembers: it refuses older ones.
+    ``failing`` says why it takes no requests although its bundle is sound: every run fails. (``message`` of an unready worker is of its bundle.)
     """
 
     uid: str
@@ -168,11 +194,13 @@ class WorkerState:
     ramp_sets: tuple[str, ...] = ()
     captures: int = 0
     capture_since: float | None = None
+    newest_epoch: int = 0
+    failing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ArmCounts:
-    """Counters of one (epoch, arm) since the process started.
+    """Counters of one (epoch, arm) since the process started. What is called a request on this wire is a row: one input, however many came together.
 
     ``drawn`` requests were drawn for audit, ``audited`` of them have been compared, ``disagreements`` differed. ``judged_batches`` had a
     size listed in ``slow_seconds``; ``slow_batches`` of them exceeded it. ``execution`` maps a batch size (text) to sketch counts (bucket
@@ -238,7 +266,9 @@ class PlanCounts:
 class RecordBlock:
     """Equal-weight records, columns as base64 little-endian arrays, rows in order of completion.
 
-    ``slice`` int32 [n] has the :func:`slice_number` of what the request named; workers of before leave it out.
+    ``slice`` int32 [n] has the :func:`slice_number` of what the request named, ``stream`` int64 [n] the :func:`stream_number`. ``draw`` and
+    ``audit_rate`` float32 [n] are the number that was drawn for the request and the probability it was compared with. Workers of before leave
+    some of these out.
     ``time`` float64 [n] (worker's clock, seconds since the epoch, at admission), ``uncertainty`` float32 [n, R], ``prediction`` int32
     [n, R], ``final`` int32 [n] (what the served executor says at the end), ``reference`` int32 [n]. R and the order of columns are those of
     the worker's state at ``ramp_set_digest``. ``first`` is the sequence number of row 0, ``next`` the one to ask for
@@ -254,6 +284,9 @@ class RecordBlock:
     final: str = ""
     reference: str = ""
     slice: str = ""
+    stream: str = ""
+    draw: str = ""
+    audit_rate: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +295,7 @@ class Observations:
 
     ``held_back`` counts the batches that ran with exits off beside a stable plan, ``plans`` the newest plans that had a holdback. They stand
     apart from ``counts`` for operators of before, which know two arms.
-    ``refused`` counts requests that were turned away at once since the process started; together with those that were answered they are the demand.
+    ``refused`` counts rows of requests that were turned away at once since the process started; together with those that were answered they are the demand.
     ``records`` are those of the bundle's own ramp set, ``more_records`` those of others that are held.
     ``state`` comes along where it was asked for (``&state=1``), so that a pull is one request; a worker that is older than this leaves it out.
     """

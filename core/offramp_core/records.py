@@ -90,6 +90,9 @@ class Records:
         Seconds; when each request was admitted.
     slice_id, stream : (n,) int64, optional
         Group that has a promise of its own; source whose requests resemble each other.
+    draw, audit_rate : (n,) float32, optional
+        The number in [0, 1) that was drawn when each request was admitted, and the probability below which it was recorded: rates differ with
+        load, so rows of different rates are no equal-weight sample (:meth:`equal_weight`).
     profile : Profile, optional
         Costs by batch size, where they were measured; ``costs`` is one of its rows.
     prediction : (n, R) int, optional
@@ -120,6 +123,8 @@ class Records:
     ramp_ids: tuple[str, ...] = ()
     others: Mapping[Precision, Records] = field(default_factory=dict)
     final: npt.NDArray[np.integer[Any]] | None = None
+    draw: FloatArray | None = None
+    audit_rate: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.uncertainty)
@@ -144,6 +149,23 @@ class Records:
             )
         return self.others[precision]
 
+    def equal_weight(self, *, since: int = 0) -> BoolArray:
+        """Rows (n,) that are an equal-weight sample of the requests from row ``since`` on: those whose draw would have had them recorded at the
+        smallest rate there was.
+
+        Audit rates fall when load rises. Taken as they are, the records of quiet nights would outnumber those of busy days, on
+        which most requests come.
+        """
+        if self.draw is None:
+            return np.ones(len(self), dtype=np.bool_)
+        return np.asarray(self.draw < self.sampled(since=since))
+
+    def sampled(self, *, since: int = 0) -> float:
+        """The smallest share of requests that were recorded, from row ``since`` on; 1 where nobody knows."""
+        if self.audit_rate is None or since >= len(self):
+            return 1.0
+        return float(self.audit_rate[since:].min())
+
     def take(self, rows: IndexArray | slice) -> Records:
         """The records of some rows, in the order given."""
 
@@ -153,7 +175,7 @@ class Records:
         return replace(
             self, uncertainty=self.uncertainty[rows], agrees=self.agrees[rows], final_agrees=self.final_agrees[rows],
             time=pick(self.time), slice_id=pick(self.slice_id), stream=pick(self.stream), prediction=pick(self.prediction),
-            final_uncertainty=pick(self.final_uncertainty), final=pick(self.final),
+            final_uncertainty=pick(self.final_uncertainty), final=pick(self.final), draw=pick(self.draw), audit_rate=pick(self.audit_rate),
             others={precision: records.take(rows) for precision, records in self.others.items()},
         )  # fmt: skip
 
@@ -166,7 +188,7 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
     arrays : mapping
         ``uncertainty`` float [N, R] in [0, 1]; ``prediction`` int [N, R]; ``final`` int [N]; ``segment_seconds``
         float [R+1], >= 0 with a positive sum; ``ramp_seconds`` float [R], >= 0; optional ``reference`` int [N]
-        (default ``final``), ``slice``, ``time``, ``stream`` [N]. With ``batch_size`` [B] the two cost arrays have a
+        (default ``final``), ``slice``, ``time``, ``stream``, ``draw``, ``audit_rate`` [N]. With ``batch_size`` [B] the two cost arrays have a
         leading axis B. With ``ramp_id`` and ``ramp_precision``, text [C], the rows are wide: their C columns are laid out as
         :mod:`offramp_core.columns` says, the two cost arrays price the fp32 chain alone, and ``<precision>_segment_seconds`` and
         ``<precision>_ramp_seconds`` price the others. ``final`` is then whatever executor served the request, so what the fp32
@@ -203,6 +225,8 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
         time=_array(arrays, "time", shape=(n,), kind="fiu").astype(np.float64) if "time" in arrays else None,
         slice_id=_array(arrays, "slice", shape=(n,), kind="iu").astype(np.int64) if "slice" in arrays else None,
         stream=_array(arrays, "stream", shape=(n,), kind="iu").astype(np.int64) if "stream" in arrays else None,
+        draw=_probability(arrays, "draw", n),
+        audit_rate=_probability(arrays, "audit_rate", n),
         profile=priced[EXACT].profile,
         prediction=prediction,
         ramp_ids=ids,
@@ -372,6 +396,17 @@ def _profile(arrays: Mapping[str, npt.NDArray[Any]], *, n_ramps: int) -> Profile
         for size, s, r, g in zip(sizes, segment, ramp, regroup, strict=True)
     )
     return Profile("recorded", 1, tuple(batches))
+
+
+def _probability(arrays: Mapping[str, npt.NDArray[Any]], name: str, n: int) -> FloatArray | None:
+    """An optional column of numbers in [0, 1]."""
+    if name not in arrays:
+        return None
+    value = _array(arrays, name, shape=(n,), kind="fiu").astype(np.float32)
+    bad = np.flatnonzero(~((value >= 0) & (value <= 1)))
+    if len(bad):
+        raise InvalidRecordsError(f"{name}[{bad[0]}] is {value[bad[0]]}; every value must lie in [0, 1]")
+    return value
 
 
 def _seconds(arrays: Mapping[str, npt.NDArray[Any]], name: str, shape: tuple[int, ...]) -> SecondsArray:

@@ -11,6 +11,7 @@ first, the next only if that fails: all paths are made before any test, so a sec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,12 +20,16 @@ import numpy as np
 
 from offramp_core import binomial
 from offramp_core.certify import (
+    INDEPENDENT,
     Certificate,
     Certified,
+    Dependence,
+    DesignEffects,
     NotCertified,
     SliceBudget,
     Subject,
     allowance,
+    dependence,
     expected_path,
     fewest_for_count,
     fewest_labels,
@@ -51,6 +56,8 @@ MOST_SEARCH_ROWS = 20_000  # newest rows of A; more do not improve a plan, only 
 # A test is worth its allowance when a plan at this share of the budget, which has most of the saving there is, passes with this power.
 TESTABLE_RATE = 0.2
 TEST_POWER = 0.8
+MANY_ARE_ONE = 10  # labels, while nobody can say how many are worth one
+UNCLEAR_GROWTH = 2  # times as many records are awaited before their dependence is measured again
 
 NoGainReason = Literal["NothingSaves", "NotBetter", "OverBudget"]
 
@@ -127,6 +134,7 @@ class Proposed:
     """A certified plan that saves more than the one in force.
 
     With ``current_over_budget`` the plan in force breaks the budget on the held-out records, so that the new one need not save more than it.
+    ``design_effect`` labels are worth one, of which the share ``sampled`` of requests had one.
     """
 
     plan: Plan
@@ -137,15 +145,18 @@ class Proposed:
     n_b: int
     tests_run: int = 1
     current_over_budget: bool = False
+    design_effect: float = 1.0
+    sampled: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class NeedsLabels:
-    """Too few records.
+    """Too few fresh records: those that no test has used.
 
-    ``n`` usable labels now; ``needed`` is about how many there must be in all for the next attempt to be worth a test. ``tests_run`` is 1,
-    and ``records_through`` set, when a test was run and failed by little. With ``current_over_budget`` these records are enough to show
-    that the plan in force breaks the budget.
+    ``n`` there are now; ``needed`` is about how many there must be for the next attempt to be worth a test. ``tests_run`` is 1,
+    and ``records_through`` set, when a test was run and failed by little: ``n`` is 0 then. With ``current_over_budget`` these records are
+    enough to show that the plan in force breaks the budget. ``design_effect`` labels are worth one; None where mistakes come together over so
+    large a part of the records that these cannot say. The share ``sampled`` of requests had a label.
     """
 
     n: int
@@ -153,6 +164,8 @@ class NeedsLabels:
     tests_run: int = 0
     records_through: float | None = None
     current_over_budget: bool = False
+    design_effect: float | None = 1.0
+    sampled: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +185,8 @@ class NoGain:
     current_over_budget: bool = False
     current_allowed: bool = True
     slices: tuple[SliceBudget, ...] = ()
+    design_effect: float = 1.0
+    sampled: float = 1.0
 
 
 TuningOutcome = Proposed | NeedsLabels | NoGain
@@ -195,7 +210,7 @@ def tune(records: Records, request: TuningRequest, *, should_stop: Callable[[], 
     """
     _check(records, request)
     records, fresh = _usable(records, request)
-    outcome = _attempt(records, fresh, request, should_stop)
+    outcome = replace(_attempt(records, fresh, request, should_stop), sampled=records.sampled(since=fresh))
     if not isinstance(outcome, Proposed) and _surely_over_budget(records, request):
         outcome = replace(outcome, current_over_budget=True)
     if isinstance(outcome, NoGain) and request.current is not None and not _allows(records, request, request.current):
@@ -207,12 +222,31 @@ def _attempt(
     records: Records, fresh: int, request: TuningRequest, should_stop: Callable[[], bool] | None
 ) -> TuningOutcome:
     level = _level(request, request.test_index)
-    n = len(records)
-    a_end, b_start = split_rows(n, fresh, budget=request.max_disagreement, level=level)
-    wanted = _testable_labels(request.max_disagreement, level)
-    needed = _rows_for(wanted, fresh=fresh)
+    n, budget = len(records), request.max_disagreement
+    seen = dependence(records.take(slice(split_rows(n, fresh)[1], None)), budget=budget)
+    if seen is None:
+        wanted = math.ceil(testable_labels(budget, level) * MANY_ARE_ONE)
+        return NeedsLabels(n - fresh, max(wanted, UNCLEAR_GROWTH * (n - fresh)), design_effect=None)
+    effect = seen.design_effect
+    needed = _rows_for(math.ceil(effect * testable_labels(budget, level)), fresh=fresh)
     if n < needed:
-        return NeedsLabels(n, needed)
+        return NeedsLabels(n - fresh, needed - fresh, design_effect=effect)
+    outcome = _searched(records, fresh, request, level=level, seen=seen, should_stop=should_stop)
+    return replace(outcome, design_effect=effect)
+
+
+def _searched(
+    records: Records,
+    fresh: int,
+    request: TuningRequest,
+    *,
+    level: float,
+    seen: Dependence,
+    should_stop: Callable[[], bool] | None,
+) -> TuningOutcome:
+    """Enough labels are there: find plans on the older records, and test them if they promise enough."""
+    n = len(records)
+    a_end, b_start = split_rows(n, fresh, budget=request.max_disagreement, level=level, seen=seen)
     a, b = records.take(slice(max(0, a_end - MOST_SEARCH_ROWS), a_end)), records.take(slice(b_start, None))
     allowed = [p for p in request.precisions if p == records.precision or p in records.others]
     paths = sorted((_path(a.at(p), request, should_stop) for p in allowed), key=lambda path: -path.saving)
@@ -222,7 +256,23 @@ def _attempt(
         return NoGain("NothingSaves", 0.0, n)
     if best < goal:
         return NoGain("NotBetter", best, n)
-    return _tested([path for path in paths if path.saving >= goal and path.saving > 0], request, a=a, b=b, n=n)
+    effects = _effects(b, request, seen)
+    worth = [path for path in paths if path.saving >= goal and path.saving > 0]
+    return _tested(worth, request, a=a, b=b, n=n - fresh, effects=effects)
+
+
+def _effects(b: Records, request: TuningRequest, seen: Dependence) -> DesignEffects:
+    """The design effect of each slice's own requests besides that of all: a slice may be one camera's.
+
+    In which class an answer falls depends on the plan, so classes have that of all requests.
+    """
+    mine = {
+        s: dependence(b.take(np.flatnonzero(b.slice_id == s.slice_id)), budget=s.budget)
+        for s in request.slices
+        if s.of == "Request"
+    }
+    found = {s: d.design_effect if d is not None else math.inf for s, d in mine.items()}
+    return DesignEffects(seen.design_effect, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,17 +301,27 @@ def _path(a: Records, request: TuningRequest, should_stop: Callable[[], bool] | 
     )
 
 
-def _tested(paths: Sequence[_Path], request: TuningRequest, *, a: Records, b: Records, n: int) -> TuningOutcome:
+def _tested(
+    paths: Sequence[_Path], request: TuningRequest, *, a: Records, b: Records, n: int, effects: DesignEffects
+) -> TuningOutcome:
     """Test the paths in order until one has a certified plan that is better than the one in force.
 
-    What the first one came to is the outcome where none has, as it promised most.
+    What the first one came to is the outcome where none has, as it promised most. Where one has, a path whose backbone alone saves more than
+    that plan is tested all the same: what a precision saves without exits is known, and what exits save on A is a promise.
     """
     through = float(b.time.max()) if b.time is not None else float(n)
     outcomes: list[TuningOutcome] = []
-    for tests, path in enumerate(paths, start=1):
-        asked = replace(request, test_index=request.test_index + tests - 1)
-        if tests > 1 and len(b) < fewest_labels(request.max_disagreement, _level(request, asked.test_index)):
+    best: Proposed | None = None
+    tests = 0
+    for path in paths:
+        if best is not None and b.at(path.precision).costs.head_start <= best.predicted.saving:
+            continue
+        asked = replace(request, test_index=request.test_index + tests)
+        if tests and effects.of(None) * fewest_labels(
+            request.max_disagreement, _level(request, asked.test_index)
+        ) > len(b):
             break
+        tests += 1
         view = b.at(path.precision)
         result = test_path(
             path.plans,
@@ -272,14 +332,17 @@ def _tested(paths: Sequence[_Path], request: TuningRequest, *, a: Records, b: Re
             test_index=asked.test_index,
             slices=request.slices,
             stops=False,
+            effects=effects,
         )
+        outcome: TuningOutcome
         if isinstance(result, NotCertified):
-            outcomes.append(_failed(result, asked, n=n, n_b=len(b), best_saving=path.saving, through=through))
-            continue
-        outcomes.append(_judge(result, asked, a=a, b=b, through=through))
-        if isinstance(outcomes[-1], Proposed):
-            return replace(outcomes[-1], tests_run=tests)
-    return replace(outcomes[0], tests_run=len(outcomes))
+            outcome = _failed(result, asked, n=n, n_b=len(b), best_saving=path.saving, through=through, effects=effects)
+        else:
+            outcome = _judge(result, asked, a=a, b=b, through=through)
+        outcomes.append(outcome)
+        if isinstance(outcome, Proposed) and (best is None or outcome.predicted.saving > best.predicted.saving):
+            best = outcome
+    return replace(best or outcomes[0], tests_run=tests)
 
 
 def _level(request: TuningRequest, test_index: int) -> float:
@@ -287,8 +350,8 @@ def _level(request: TuningRequest, test_index: int) -> float:
     return allowance(request.delta, test_index) / (1 + len(request.slices))
 
 
-def _testable_labels(budget: float, level: float) -> int:
-    """Held-out labels worth a test."""
+def testable_labels(budget: float, level: float) -> int:
+    """Held-out labels worth a test, each worth one."""
     wanted = labels_for(budget * TESTABLE_RATE, budget=budget, level=level, power=TEST_POWER)
     return fewest_labels(budget, level) if wanted is None else wanted
 
@@ -307,9 +370,16 @@ def testable_slices(
     if consumed_through is not None and records.time is not None:
         fresh = records.time > consumed_through
     level = allowance(delta, test_index) / (1 + len(slices))
-    return tuple(
-        s for s in slices if (1 - SEARCH_SHARE) * _rows_of(s, records, fresh) >= _testable_labels(s.budget, level)
-    )
+    return tuple(s for s in slices if _worth(s, records, fresh) >= testable_labels(s.budget, level))
+
+
+def _worth(wanted: SliceBudget, records: Records, fresh: BoolArray) -> float:
+    """How many independent labels of a slice a test of the ``fresh`` (n,) records would have."""
+    rows = (1 - SEARCH_SHARE) * _rows_of(wanted, records, fresh)
+    if wanted.of == "Answer":
+        return rows
+    seen = dependence(records.take(np.flatnonzero(fresh & (records.slice_id == wanted.slice_id))), budget=wanted.budget)
+    return 0.0 if seen is None else rows / seen.design_effect
 
 
 def _rows_of(wanted: SliceBudget, records: Records, fresh: BoolArray) -> float:
@@ -335,7 +405,14 @@ def _judge(result: Certified, request: TuningRequest, *, a: Records, b: Records,
 
 
 def _failed(
-    result: NotCertified, request: TuningRequest, *, n: int, n_b: int, best_saving: float, through: float
+    result: NotCertified,
+    request: TuningRequest,
+    *,
+    n: int,
+    n_b: int,
+    best_saving: float,
+    through: float,
+    effects: DesignEffects,
 ) -> NeedsLabels | NoGain:
     """The test was run and nothing passed. Its records are used up, so the next one, at its lower level, needs a fresh set."""
     if result.reason == "NothingSaves":
@@ -343,8 +420,8 @@ def _failed(
     if result.needed_more is None:
         return NoGain("OverBudget", best_saving, n, 1, through, slices=result.slices)
     next_level = _level(request, request.test_index + 1)
-    fresh = max(n_b + result.needed_more, _testable_labels(request.max_disagreement, next_level))
-    return NeedsLabels(n, n + fresh, 1, through)
+    worth = math.ceil(effects.of(None) * testable_labels(request.max_disagreement, next_level))
+    return NeedsLabels(0, max(n_b + result.needed_more, worth), 1, through)
 
 
 def _check(records: Records, request: TuningRequest) -> None:
@@ -376,9 +453,9 @@ def check_scores(records: Records) -> None:
 
 
 def _usable(records: Records, request: TuningRequest) -> tuple[Records, int]:
-    """Records in time order, and the first row that may test."""
+    """Records of equal weight in time order, and the first row that may test."""
     if records.time is None:
-        return records, 0
+        return records.take(np.flatnonzero(records.equal_weight())), 0
     records = records.take(np.argsort(records.time, kind="stable"))
     times = records.time
     assert times is not None
@@ -386,20 +463,40 @@ def _usable(records: Records, request: TuningRequest) -> tuple[Records, int]:
     fresh = (
         0 if request.consumed_through is None else int(np.searchsorted(times, request.consumed_through, side="right"))
     )
-    return records.take(slice(start, None)), max(0, fresh - start)
+    records, fresh = records.take(slice(start, None)), max(0, fresh - start)
+    kept = records.equal_weight(since=fresh)
+    return records.take(np.flatnonzero(kept)), int(np.count_nonzero(kept[:fresh]))
 
 
-def split_rows(n: int, fresh: int = 0, *, budget: float | None = None, level: float | None = None) -> tuple[int, int]:
+def fresh_rows(records: Records, *, consumed_through: float | None, discard_before: float | None) -> int:
+    """How many records of equal weight there are that no test has used and no alarm has made stale."""
+    if records.time is None:
+        return 0
+    order = np.argsort(records.time, kind="stable")
+    time = records.time[order]
+    used = -math.inf if consumed_through is None else consumed_through
+    first = int(max(np.searchsorted(time, used, side="right"), np.searchsorted(time, discard_before or -math.inf)))
+    return int(np.count_nonzero(records.take(order[first:]).equal_weight()))
+
+
+def split_rows(
+    n: int,
+    fresh: int = 0,
+    *,
+    budget: float | None = None,
+    level: float | None = None,
+    seen: Dependence = INDEPENDENT,
+) -> tuple[int, int]:
     """End of A and start of B among ``n`` rows in time order, of which those from ``fresh`` on may test.
 
-    A has the oldest share; where used records already fill it, every fresh one tests. The gap is taken from A, which needs it less.
-    With ``budget`` and ``level`` B is only as large as it has use for: an exact test of counts gains nothing from further labels until they allow
-    one more disagreement, and A has those instead.
+    A has the oldest share; where used records already fill it, every fresh one tests. The gap is taken from A, which needs it less; it is at
+    least a block of what was ``seen`` to come together. With ``budget`` and ``level`` B is only as large as it has use for: an exact test of
+    independent labels gains nothing from further ones until they allow one more disagreement, and A has those instead.
     """
-    gap = round(GAP_SHARE * n)
+    gap = max(round(GAP_SHARE * n), seen.block if seen.block > 1 else 0)
     a_end = max(0, max(round(SEARCH_SHARE * n), min(FEWEST_SEARCH_ROWS, n // 2), fresh) - gap)
     b_start = min(n, a_end + gap)
-    if budget is None or level is None or n - b_start < fewest_labels(budget, level):
+    if budget is None or level is None or seen.design_effect > 1 or n - b_start < fewest_labels(budget, level):
         return a_end, b_start
     b_start = n - fewest_for_count(
         largest_passing_count(n - b_start, budget=budget, level=level), budget=budget, level=level
@@ -421,7 +518,19 @@ def _surely_over_budget(records: Records, request: TuningRequest) -> bool:
     if request.current is None or not len(records):
         return False
     seen = evaluate_plan(records, request.current, request.ramp_ids)
-    return float(binomial.sf(seen.disagreements - 1, seen.n, request.max_disagreement)) <= request.delta
+    p = _surprise(records, seen.disagreements, budget=request.max_disagreement)
+    return p is not None and p <= request.delta
+
+
+def _surprise(records: Records, k: int, *, budget: float) -> float | None:
+    """How often a plan exactly at its budget would disagree ``k`` times or more on records; None where nobody can say how many labels these
+    are worth."""
+    seen = dependence(records, budget=budget)
+    if seen is None:
+        return None
+    if seen.design_effect == 1:
+        return float(binomial.sf(k - 1, len(records), budget))
+    return binomial.continued_tail(k / seen.design_effect, len(records) / seen.design_effect, budget)
 
 
 def _current_saving(records: Records, request: TuningRequest) -> float:
@@ -453,7 +562,8 @@ def _allows(records: Records, request: TuningRequest, plan: Plan) -> bool:
 class PinCheck:
     """A user's own thresholds against recorded traffic.
 
-    ``refused`` when ``p_value`` = P(Bin(n, budget) >= k) is at most alpha: clearly over budget. Not refused is no proof of the contrary.
+    ``refused`` when ``p_value`` = P(Bin(n, budget) >= k), of counts divided by the design effect, is at most alpha: clearly over budget. Not
+    refused is no proof of the contrary.
     """
 
     n: int
@@ -490,8 +600,8 @@ def check_pin(
     if len(records) == 0:
         return Undecided(0, needed)
     seen = evaluate_plan(records, plan, ramp_ids)
-    p = float(binomial.sf(seen.disagreements - 1, seen.n, budget))
-    if p > alpha and seen.n < needed:
+    p = _surprise(records, seen.disagreements, budget=budget)
+    if p is None or (p > alpha and seen.n < needed):
         return Undecided(seen.n, needed)
     return PinCheck(seen.n, seen.disagreements, p, seen.saving, refused=p <= alpha)
 

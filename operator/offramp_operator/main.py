@@ -28,13 +28,13 @@ from offramp_core.control.spec import parse_duration, parse_size
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError, UnavailableError
 from offramp_operator.health import serve_health
 from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.client import KubeClient, load_api_client
+from offramp_operator.kube.client import WRITE_SECONDS, KubeClient, load_api_client
 from offramp_operator.kube.kinds import SERVICE
 from offramp_operator.kube.leader import LeaderElector, LeaseSettings
 from offramp_operator.kube.manifests import DeliverySettings, OperatorPods, WorkerSettings
 from offramp_operator.kube.platform import KubePlatform
 from offramp_operator.kube.queue import WorkQueue
-from offramp_operator.kube.shards import MAX_SHARDS, Shards, lease_names
+from offramp_operator.kube.shards import MAX_SHARDS, Shards, lease_names, lease_threads
 from offramp_operator.kube.watch import LATE_SECONDS, Feed, service_key, watch
 from offramp_operator.metrics import Metrics
 from offramp_operator.shell.log import configure_json_logging, log_event
@@ -51,6 +51,7 @@ WORKERS = 64  # passes under way; most of one is waiting for workers, which may 
 NETWORK_POLICIES = ("None", "Ingress", "IngressAndEgress")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 STUCK_SECONDS = 600.0
+TURN_SECONDS = 2.0  # between two looks whose turn it is
 M_ARENA_MAX, ARENAS = -8, 2  # of mallopt(3)
 NEW_OBJECTS = 20_000  # between two looks for garbage in cycles, of which there is hardly any
 STOP_SECONDS = 15.0  # within the pod's grace period, with time left to release the Lease
@@ -222,22 +223,25 @@ class Operator:
         self._board = Board(worker_kind="Pod", since=time.time()) if settings.web is not None else None
         self._catching_up: set[ServiceKey] = set()
         self._feed: Feed | None = None
+        self._listed = asyncio.Event()
         self._queue: WorkQueue[ServiceKey] | None = None
 
     async def run(self) -> int:
-        """Serve health, stand by, lead, stop. Returns the exit code."""
+        """Serve health, see the cluster, stand by, lead, stop. Returns the exit code."""
         self._take_signals()
-        lease_client = KubeClient(load_api_client(), threads=1)
+        lease_client = KubeClient(
+            load_api_client(), threads=lease_threads(self._settings.shards), read_seconds=WRITE_SECONDS
+        )
         shards = self._shards(lease_client)
         health = await serve_health(
             port=self._settings.port, alive=self._alive, ready=self._ready, metrics=self._metrics
         )
         page = await self._serve_web(shards.first)
+        client = KubeClient(load_api_client(), may_write=shards.holds)
         try:
-            if not await self._until_stopped(shards.acquire()):
-                return 0
-            return await self._lead(shards)
+            return await self._live(client, shards)
         finally:
+            client.close()
             await shards.release()
             if page is not None:
                 await page.cleanup()
@@ -257,26 +261,71 @@ class Operator:
         """Finish what is in work, release the Lease and end."""
         self._stop.set()
 
+    # --- seeing --------------------------------------------------------------------------------------
+
+    async def _live(self, client: KubeClient, shards: Shards) -> int:
+        """See and lead until told to stop, or until one of the two ends by itself."""
+        # Of many shards each replica keeps its own; what belongs to one that it takes later is listed then.
+        single = self._settings.shards == 1
+        cache = ObjectCache(admits=lambda obj: single or (key := service_key(obj)) is None or shards.owns(key))
+        feed = self._feed = Feed(cache, lambda key: self._wake(shards, key))
+        self._metrics.watch(
+            late_seconds=feed.late_seconds, queued=lambda: 0 if self._queue is None else len(self._queue)
+        )
+        stop_watching = asyncio.Event()
+        seeing = asyncio.create_task(self._see(feed, client, stop_watching), name="watch")
+        leading = asyncio.create_task(self._lead(cache, feed, client, shards), name="lead")
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        ended, _ = await asyncio.wait({seeing, leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        told = self._stop.is_set()
+        self._stop.set()
+        await asyncio.wait({leading}, timeout=2 * STOP_SECONDS)  # it ends the work in hand within half of that
+        stop_watching.set()
+        await asyncio.wait({seeing}, timeout=STOP_SECONDS)
+        for task in (seeing, leading, stopping):
+            task.cancel()
+        return 0 if told else _exit_code(ended)
+
+    async def _see(self, feed: Feed, client: KubeClient, stop: asyncio.Event) -> None:
+        """List everything, then watch it until told to stop, with a regular list as the net below. Leading or not: a standby that takes over
+        knows the cluster already."""
+        namespaces = self._settings.namespaces
+        if not await self._until_stopped(feed.begin(client, namespaces)):
+            return
+        self._listed.set()
+        async with asyncio.TaskGroup() as group:
+            relisting = group.create_task(feed.relist_forever(client, namespaces), name="relist")
+            await watch(feed, client, namespaces=namespaces, stop=stop)
+            relisting.cancel()
+
+    def _wake(self, shards: Shards, key: ServiceKey) -> None:
+        if self._queue is not None and shards.owns(key):
+            self._queue.add(key)
+
     # --- leading -----------------------------------------------------------------------------------
 
-    async def _lead(self, shards: Shards) -> int:
+    async def _lead(self, cache: ObjectCache, feed: Feed, client: KubeClient, shards: Shards) -> None:
+        """Reconcile, once this process leads and knows the cluster. Nothing is decided before the first list is complete."""
+        if not await self._until_stopped(shards.acquire()):
+            return
         self._leads = True
         self._metrics.leading(True)
-        client, observer = KubeClient(load_api_client(), may_write=shards.holds), Observer()
+        observer = Observer()
         try:
-            return await self._work(client, observer, shards)
+            await self._work(cache, feed, client, observer, shards)
         finally:
             await observer.close()
-            client.close()
             self._leads = False
             self._metrics.leading(False)
 
-    async def _work(self, client: KubeClient, observer: Observer, shards: Shards) -> int:
-        """Fill the cache, then watch and reconcile. Nothing is decided before the first list is complete."""
-        cache = ObjectCache(admits=lambda obj: (key := service_key(obj)) is None or shards.owns(key))
+    async def _work(
+        self, cache: ObjectCache, feed: Feed, client: KubeClient, observer: Observer, shards: Shards
+    ) -> None:
         platform = KubePlatform(client, cache, workers=self._settings.workers, instance=self._settings.identity)
         onlooker = Onlookers(self._metrics, *([self._board] if self._board is not None else []))
         reconciler = Reconciler(platform, observer, self._key, onlooker=onlooker)
+        if not await self._until_stopped(self._know_what_is_led(feed, client)):
+            return
         queue = self._queue = WorkQueue(
             self._timed(reconciler),
             on_failure=_log_failure,
@@ -284,31 +333,30 @@ class Operator:
             clock=time.monotonic,
             jitter=random.random,
         )
-        feed = self._feed = Feed(cache, lambda key: queue.add(key) if shards.owns(key) else None)
-        self._metrics.watch(late_seconds=feed.late_seconds, queued=lambda: len(queue))
-        if not await self._until_stopped(feed.begin(client, self._settings.namespaces)):
-            return 0
-        self._synced = True
+        self._metrics.pace(platform.standing)
         self._catching_up = {ServiceKey(*name) for name in cache.names(SERVICE)}
         log_event("listed", f"{len(self._catching_up)} services", seconds=_process_seconds())
-        stop_watching = asyncio.Event()
+        for key in self._catching_up:
+            queue.add(key)
         working = asyncio.create_task(queue.run(), name="queue")
-        relisting = asyncio.create_task(feed.relist_forever(client, self._settings.namespaces), name="relist")
-        watching = asyncio.create_task(
-            watch(feed, client, namespaces=self._settings.namespaces, stop=stop_watching),
-            name="watch",
-        )
         growing = asyncio.create_task(self._take_more(shards, feed, client), name="shards")
+        turning = asyncio.create_task(_take_turns(platform, queue), name="turns")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
-        parts = {working, relisting, watching, growing, stopping}
-        ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        parts = {working, growing, turning, stopping}
+        await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        ended = [task for task in (working, growing, turning) if task.done()]
         queue.stop()
         await asyncio.wait({working}, timeout=STOP_SECONDS)
-        stop_watching.set()
-        await asyncio.wait({watching}, timeout=STOP_SECONDS)
         for task in parts:
             task.cancel()
-        return _exit_code(task for task in ended if task is not stopping)
+        for task in ended:
+            task.result()
+
+    async def _know_what_is_led(self, feed: Feed, client: KubeClient) -> None:
+        await self._listed.wait()
+        if self._settings.shards > 1:
+            await feed.begin(client, self._settings.namespaces)
+        self._synced = True
 
     async def _take_more(self, shards: Shards, feed: Feed, client: KubeClient) -> None:
         """Take further shards as they become free. Their objects were not kept until now, so they are listed."""
@@ -394,9 +442,21 @@ class Operator:
         return f"a pass has been running for {longest:.0f} s" if longest > STUCK_SECONDS else ""
 
     def _ready(self) -> str:
+        """A replica is ready once it knows the cluster: whoever rolls the operator must not end the last one that does."""
+        missing = self._feed.missing() if self._feed is not None else "everything"
+        if missing:
+            return f"not listed to the end yet: {missing}"
         if self._leads and not self._synced:
-            return "leading, but the first list is not complete"
+            return "leading, but what belongs to its shards is not listed to the end yet"
         return self._alive()
+
+
+async def _take_turns(platform: KubePlatform, queue: WorkQueue[ServiceKey]) -> None:
+    """Wake services whose turn has come to take what the administrator asks for."""
+    while True:
+        for key in platform.take_turns():
+            queue.add(key)
+        await asyncio.sleep(TURN_SECONDS)
 
 
 def _process_seconds() -> float:

@@ -11,6 +11,8 @@ import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from offramp_core.control.capacity import headroom
 from offramp_core.control.objects import FINISHED, Config, Measured, Rollout, RolloutStatus, ServiceStatus
+from offramp_core.control.pace import Standing
 from offramp_core.control.snapshot import Decision, Worker
 from offramp_core.control.spec import ServiceSpec
 from offramp_operator.shell.onlook import Seen
@@ -50,7 +53,7 @@ SERVICE_GAUGES: Mapping[str, Family] = {
         ("state",),
     ),
     "earlyexit_service_no_exit_headroom_ratio": Family(
-        "Requests per second that the ready workers answer with exits off, over the most that came in the last hour: below 1 a rollback overloads the service. No series while "
+        "Rows per second that the ready workers answer with exits off, over the most that came in the last hour: below 1 a rollback overloads the service. No series while "
         "either is not known. floor is spec.autoscaling.noExitFloor, Fixed without autoscaling.", ("floor",)
     ),
     "earlyexit_service_no_exit_workers": Family(
@@ -77,7 +80,7 @@ SERVICE_GAUGES: Mapping[str, Family] = {
         ("gate",),
     ),
     "earlyexit_rollout_gate_exposure_ratio": Family(
-        "Events a gate of the newest rollout has seen, as a share of those with which a harmful plan would have shown itself: at 1 the step may pass.",
+        "How much a gate of the newest rollout has seen, as a share of that with which a harmful plan would have shown itself (acceptance: of the evidence that it wants): at 1 the step may pass. No series for a gate that asks for none.",
         ("gate",),
     ),
 }  # fmt: skip
@@ -85,6 +88,44 @@ SERVICE_COUNTERS: Mapping[str, Family] = {
     "earlyexit_rollouts": Family("Rollouts that ended while this process watched.", ("verdict",)),
     "earlyexit_rollout_phase_transitions": Family("Phases that rollouts entered while this process watched.", ("phase",)),
 }  # fmt: skip
+
+UNITS: Mapping[str, str] = {
+    "earlyexit_operator_acknowledgement_duration_seconds": "seconds by documents",
+    "earlyexit_operator_leader": "",
+    "earlyexit_operator_queue_keys": "keys",
+    "earlyexit_operator_fleet_services": "services",
+    "earlyexit_operator_reconcile_duration_seconds": "seconds by passes",
+    "earlyexit_operator_reconcile_errors_total": "passes",
+    "earlyexit_operator_reconcile_total": "passes",
+    "earlyexit_operator_watch_late_seconds": "seconds",
+    "earlyexit_rollout_gate_evidence_ratio": "ratio",
+    "earlyexit_rollout_gate_exposure_ratio": "ratio",
+    "earlyexit_rollout_phase": "",
+    "earlyexit_rollout_phase_start_timestamp_seconds": "seconds",
+    "earlyexit_rollout_phase_transitions_total": "rollouts",
+    "earlyexit_rollout_weight_ratio": "ratio",
+    "earlyexit_rollouts_total": "rollouts",
+    "earlyexit_service_accuracy_budget_ratio": "ratio",
+    "earlyexit_service_certificate_timestamp_seconds": "seconds",
+    "earlyexit_service_condition": "",
+    "earlyexit_service_epoch": "",
+    "earlyexit_service_exits_active": "",
+    "earlyexit_service_info": "",
+    "earlyexit_service_latency_objective_ratio": "ratio",
+    "earlyexit_service_latency_objective_seconds": "seconds",
+    "earlyexit_service_measured_saving_ratio": "ratio",
+    "earlyexit_service_no_exit_headroom_ratio": "ratio",
+    "earlyexit_service_no_exit_workers": "workers",
+    "earlyexit_service_phase": "",
+    "earlyexit_service_predicted_saving_ratio": "ratio",
+    "earlyexit_service_ramp_utility_seconds": "seconds",
+    "earlyexit_service_slice_stopped": "",
+    "earlyexit_service_tuning": "",
+    "earlyexit_service_tuning_labels": "labels",
+    "earlyexit_service_tuning_labels_needed": "labels",
+    "earlyexit_service_workers": "workers",
+}
+"""What each metric is told in, and by what a histogram counts; empty where it is a state. No rule divides one unit by another (tests/observe/test_units.py)."""
 
 
 @dataclass(slots=True)
@@ -125,6 +166,13 @@ class Metrics:
             registry=self.registry,
         )
         self._queued = Gauge("earlyexit_operator_queue_keys", "Services that wait for a pass.", registry=self.registry)
+        self._paced = Gauge(
+            "earlyexit_operator_fleet_services",
+            "Services of this process by how they stand with what the administrator wants workers to run: Waiting for their turn, UnderWay, Proven, Failed (which stops those that wait), "
+            "Apart (the user's own change is under way, or there are no workers).",
+            ["standing"],
+            registry=self.registry,
+        )
         self._acknowledged = Histogram(
             "earlyexit_operator_acknowledgement_duration_seconds",
             "From a plan document's publication to the pass that found it in force in every ready worker; canary tells whether the document "
@@ -137,6 +185,11 @@ class Metrics:
         self.registry.register(_Services(self._services))
 
     # --- the process ---------------------------------------------------------------------------------
+
+    def pace(self, standing: Callable[[Standing], int]) -> None:
+        """Show how many services stand in each way, counted when somebody scrapes."""
+        for how in get_args(Standing):
+            self._paced.labels(how).set_function(partial(standing, how))
 
     def reconciled(self, seconds: float, *, failed: bool) -> None:
         """One pass has ended."""
@@ -323,10 +376,10 @@ def _rollout_samples(rollouts: tuple[Rollout, ...], decision: Decision) -> Itera
     if status.phase_started_at is not None and not status.finished:
         yield "earlyexit_rollout_phase_start_timestamp_seconds", (), status.phase_started_at
     for gate in status.gates:
-        if gate.log_limit > 0:
+        if gate.log_limit > 0 and gate.name != "acceptance":  # whose evidence is of the good
             yield "earlyexit_rollout_gate_evidence_ratio", (gate.name,), gate.log_e_value / gate.log_limit
-        if gate.needed > 0:
-            yield "earlyexit_rollout_gate_exposure_ratio", (gate.name,), gate.n / gate.needed
+        if gate.exposure is not None:
+            yield "earlyexit_rollout_gate_exposure_ratio", (gate.name,), gate.exposure
 
 
 def _acknowledged(workers: Sequence[Worker], epoch: int) -> bool:

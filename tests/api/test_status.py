@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from enum import StrEnum
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
@@ -110,8 +111,8 @@ def filled(kind: Any, name: str = "") -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return filled(next(a for a in arguments if a is not type(None)), name)
-    if origin is Literal:
-        return arguments[-1]
+    if origin is Literal or (isinstance(kind, type) and issubclass(kind, StrEnum)):
+        return (arguments or tuple(kind))[-1]
     if origin in (tuple, dict):
         return (filled(arguments[0]),) if origin is tuple else {"a": filled(arguments[1])}
     if dataclasses.is_dataclass(kind):

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from offramp_cli.daytwo.lint import lint_text
 from offramp_cli.main import app
+from offramp_cli.manifest import load_intent
+from offramp_core.errors import InvalidSpecError
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = """\
@@ -97,6 +99,66 @@ def test_a_ramp_config_and_a_rollout_are_checked_as_well() -> None:
     assert told["spec.ramps[0].threshold"].startswith("threshold must be the shortest decimal from 0 to 1")
     rollout = "apiVersion: earlyexit.dev/v1alpha1\nkind: RampRollout\nmetadata: {name: a}\nspec: {serviceName: s, from: a, to: b, generation: 1, cause: Tuned, decision: Maybe}\n"  # fmt: skip
     assert one(rollout) == (4, "spec.decision", 'must be one of Promote, Abort; got "Maybe"')
+
+
+@pytest.mark.parametrize("replicas", ["2.0", "null", "~"])
+def test_a_whole_number_with_a_point_and_a_field_that_is_null_are_taken_as_the_api_server_takes_them(
+    replicas: str,
+) -> None:
+    assert lint_text(GOOD.replace("replicas: 2", f"replicas: {replicas}"), "f.yaml")[0] == []
+
+
+@pytest.mark.parametrize("text", ["1e308", "12", "0x10", ".5", "1_0"])
+def test_a_number_is_no_text_however_it_is_written(text: str) -> None:
+    found = one(GOOD.replace("replicas: 2", f"worker: {{image: {text}}}"))
+    assert found[1] == "spec.worker.image" and "must be a string" in found[2]
+
+
+@pytest.mark.parametrize("text", ["12:30:45", "2026-01-01", "1.2.3", "1e", "0o17"])
+def test_what_only_looks_like_a_number_is_a_text_as_kubectl_has_it(text: str) -> None:
+    assert lint_text(GOOD.replace("replicas: 2", f"worker: {{image: {text}}}"), "f.yaml")[0] == []
+
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n" for before, name in zip("abcdefghi", "bcdefghij", strict=True)
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(BOMB + "kind: [*j]\n", "once its aliases are written out", id="aliases of aliases"),
+        pytest.param("kind: EarlyExitService\nmetadata: &m {name: a, x: *m}\n", "stands for something around it", id="an alias of itself"),
+        pytest.param("[" * 5000, "nested more than 100 deep", id="deep beyond Python's stack"),
+        pytest.param("{a: " * 150 + "1" + "}" * 150, "nested more than 100 deep", id="deep"),
+        pytest.param("a: !!timestamp 2026-99-99", "month", id="a day that no calendar has"),
+    ],
+)  # fmt: skip
+def test_a_text_that_grows_beyond_measure_is_a_mistake_for_lint_and_up_alike(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    (mistake,) = lint_text(text, "f.yaml")[0]
+    assert message in mistake.message
+    file = tmp_path / "service.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidSpecError, match="not YAML"):
+        load_intent(file)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "field"),
+    [
+        ("{name: digits, namespace: [a]}", "metadata.namespace"),
+        ("{name: digits, namespace: In fra}", "metadata.namespace"),
+        ("{name: [digits]}", "metadata.name"),
+        ("{name: digits, 1: 2, true: 3}", "metadata.1"),
+        ("{name: digits, label: {a: b}}", "metadata.label"),
+        ("{name: digits, annotations: {a: 1}}", "metadata.annotations.a"),
+    ],
+)
+def test_what_an_object_says_of_itself_is_checked_as_well(metadata: str, field: str) -> None:
+    _, found, message = one(GOOD.replace("\n  name: digits", f" {metadata}"))
+    assert found == field and "null" not in message
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "just text\n", "kind: [1]\n"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,11 +19,16 @@ from offramp_cli.show.tables import history_data, history_lines, top_data, top_l
 from offramp_cli.show.tree import get_data, get_lines
 from offramp_cli.show.why import why_lines
 from offramp_core.control.gates import GateInput, failures
-from offramp_core.control.objects import ArmTally, BothArms, ConfigStatus, GateStatus
+from offramp_core.control.objects import ArmTally, BothArms, Condition, ConfigStatus, GateStatus
 from offramp_core.evidence.words import e_value
+from offramp_core.reasons import ConditionType, Reason
 from offramp_operator.explain import plans, words
 from offramp_operator.explain.health import health, health_data
 from offramp_operator.explain.why import why_data
+from offramp_operator.shell.platform import ServiceKey
+from offramp_operator.web import pages
+from offramp_operator.web.board import View
+from offramp_operator.web.render import Renderer
 
 InState = Callable[[str], Any]
 
@@ -74,6 +80,22 @@ def test_a_tree_without_permission_to_list_pods_still_tells_how_many_are_ready(i
     assert "2 of 2 ready" in shown and "you may not list pods" in shown
 
 
+def test_a_pinned_plan_that_costs_time_is_a_warning_with_its_next_step_and_degrades_nothing(in_state: InState) -> None:
+    family, now = in_state("collecting")
+    told = "its answers come later than with exits off; it is pinned, so it stays"
+    costs = Condition(ConditionType.EXITS_COST_TIME, "True", Reason.MEASURED_BY_HOLDBACK, told, 1, now)
+    status = replace(family.service.status, conditions=(*family.service.status.conditions, costs))
+    family = replace(family, service=replace(family.service, status=status))
+    (line,) = [line for line in health_lines(family, now) if line.plain.startswith("ExitsCostTime")]
+    assert [str(span.style) for span in line.spans] == ["yellow"]
+    assert f"next: {Reason.MEASURED_BY_HOLDBACK.next_step}" in plain(why_lines(family, None, now))
+    assert health(family).verdict == "Healthy"
+    page = pages.service(View(ServiceKey("default", "sim"), family, at=now), now, since=now)
+    assert [c.tone for c in page.conditions if c.type == "ExitsCostTime"] == ["warning"]
+    html = Renderer().service(page, fresh="")["state"]
+    assert re.search(r'ExitsCostTime</th><td><span class="state state-warning">True</span>', html)
+
+
 def test_wide_shows_finished_rollouts_and_every_plan(in_state: InState) -> None:
     family, now = in_state("rolled_back")
     assert "sim-2" not in plain(get_lines([family], now))
@@ -96,10 +118,10 @@ class TestWhy:
         status = replace(
             family.newest.status,
             step_started_at=now - 60,
-            gates=(GateStatus("accuracy", "Undecided", n=100, needed=400),),
+            gates=(GateStatus("accuracy", "Undecided", n=100, needed=400, message="100 of 400 audits", exposure=0.25),),
         )
         shown = plain(why_lines(family, replace(family.newest, status=status), now))
-        assert "100 of 400 audits" in shown and "about 3m more" in shown
+        assert "100 of 400 audits; about 3m more" in shown and " 25% " in shown
 
     def test_a_rejected_gate_shows_evidence_past_its_limit(self, in_state: InState) -> None:
         family, _ = in_state("rolled_back")

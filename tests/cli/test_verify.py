@@ -139,6 +139,14 @@ class TestWhatHolds:
         assert result.exit_code == 0
         assert "needs no certificate" in result.stdout
 
+    def test_what_a_canary_earned_is_told_apart_from_certificates(self, story: Story, tmp_path: Path) -> None:
+        earned = {"method": "canary-acceptance", "budget": "0.02", "delta": "0.05", "testIndex": 2, "level": "0.0076", "n": 900, "k": 1, "recordsThrough": "5.0"}  # fmt: skip
+        proofs = story.manifest["status"]["certificates"]
+        both = {**story.manifest, "status": {"certificates": [*proofs, earned]}}
+        assert run(write(tmp_path, both)).exit_code == 0
+        alone = run(write(tmp_path, {**story.manifest, "status": {"certificates": [earned]}}))
+        assert alone.exit_code == 2 and "earned its place in a canary" in alone.output
+
     def test_json_says_the_same(self, story: Story, tmp_path: Path) -> None:
         result = run(write(tmp_path, story.manifest), "--records", story.save(tmp_path), "--json")
         value = json.loads(result.stdout)

@@ -76,6 +76,17 @@ def good(release: Callable[[Path, str], str], tmp_path_factory: pytest.TempPathF
     return release(bundles.write_bundle(tmp_path_factory.mktemp("good") / "bundle"), "tiny-good")
 
 
+@pytest.fixture(scope="session")
+def broken(release: Callable[[Path, str], str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same bundle with one byte of its ramps changed after it was written."""
+    folder = bundles.write_bundle(tmp_path_factory.mktemp("broken") / "bundle", seed=1)
+    ramps = folder / "ramps.safetensors"
+    content = bytearray(ramps.read_bytes())
+    content[-1] ^= 1
+    ramps.write_bytes(bytes(content))
+    return release(folder, "tiny-broken")
+
+
 @pytest.fixture
 def namespaces(kubeconfig: None) -> Iterator[Callable[[], Namespace]]:
     """A function that makes a namespace; each goes at the end."""

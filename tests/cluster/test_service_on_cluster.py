@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
-import bundles  # type: ignore[import-not-found]
 import pytest
 from kube import CHILDREN, RESTRICTED, Clients, Namespace, infer, manifest, ready, run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, func_only=True)]
 
-Load = Callable[[Path, str], str]
 ENDED = ("Succeeded", "Failed")
 # Asks a worker's ports for what only the operator may have, and prints each answer's status.
 STRANGER = """
@@ -35,17 +32,6 @@ told["POST /v1/config, no token"] = status("/v1/config", "POST")
 told["POST /v1/config, another token"] = status("/v1/config", "POST", token="guessed")
 print(json.dumps(told))
 """
-
-
-@pytest.fixture(scope="session")
-def broken(release: Load, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The same bundle with one byte of its ramps changed after it was written."""
-    folder = bundles.write_bundle(tmp_path_factory.mktemp("broken") / "bundle", seed=1)
-    ramps = folder / "ramps.safetensors"
-    content = bytearray(ramps.read_bytes())
-    content[-1] ^= 1
-    ramps.write_bytes(bytes(content))
-    return release(folder, "tiny-broken")
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from offramp_core.protocol import (
     Refusal,
     WorkerState,
 )
+from offramp_core.reasons import Reason
 from offramp_core.records import ExitCosts, Records
 from offramp_core.sketch import bucket_index
 from offramp_core.tuning import tune
@@ -86,6 +87,7 @@ class SimWorker:
     sets: dict[str, Records] = field(default_factory=dict)  # what the same inputs score with other ramp sets of a store
     has_store: bool = True
     captures: int = 0
+    newest: int = 0  # epoch, in its state folder
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -100,6 +102,9 @@ class SimWorker:
 
     def configure(self, document: PlanDocument) -> None:
         if self.document is not None and document.epoch <= self.document.epoch:
+            return
+        if document.epoch < self.newest:
+            self.refused = Refusal(document.epoch, "StaleEpoch", f"it took {self.newest} before it restarted")
             return
         wanted = {arm.plan["rampSetDigest"] for arm in (document.stable, document.canary) if arm} | set(
             document.ramp_sets
@@ -121,7 +126,7 @@ class SimWorker:
             if unknown:
                 self.refused = Refusal(document.epoch, "UnknownRamp", f"{unknown[0]} is not in the bundle")
                 return
-        self.document, self.refused = document, None
+        self.document, self.refused, self.newest = document, None, document.epoch
 
     def serve(self, records: Records, requests: int, now: float) -> list[tuple[int, float]]:
         """Answer requests in batches of 1 to 4; returns the audited rows with their times."""
@@ -216,7 +221,7 @@ class SimWorker:
             stable_hash=Plan.from_mapping(self.document.stable.plan).content_hash if self.document else "",
             canary_hash=Plan.from_mapping(self.document.canary.plan).content_hash if self.document and self.document.canary else "",
             ramp_sets=(self.document.ramp_sets if self.document else ()) or (RAMP_SET,), captures=self.captures,
-            capture_since=self.document.capture_since if self.document else None, fetching=self.fetching,
+            capture_since=self.document.capture_since if self.document else None, fetching=self.fetching, newest_epoch=self.newest,
         )  # fmt: skip
         every = tuple(
             ArmCounts(
@@ -346,6 +351,7 @@ class Fleet(MemoryShell):
     def reconcile(self) -> Decision:
         snapshot = self.snapshot()
         decision = decide(snapshot, self.now)
+        said_as_registered(decision)
         self.looked_on(snapshot, decision)
         self.act(decision)
         return decision
@@ -403,3 +409,15 @@ def pooled(parts: Sequence[Records], time: np.ndarray) -> Records:
 
 
 __all__ = ["BACKBONE", "RAMPS", "RAMP_SET", "Fleet", "SimWorker", "pool"]
+
+
+def said_as_registered(decision: Decision) -> None:
+    """Every reason stands in the registry for the very place where it is said; workers pass on what keeps them from running."""
+    for condition in decision.status.conditions:
+        place = f"{condition.type}={condition.status}"
+        known = Reason(condition.reason)
+        assert known.places & {place, "worker"}, f"{known} is not registered for {place}"
+    assert all("event" in Reason(event.reason).places for event in decision.events)
+    ends = [status.reason for status in decision.rollout_statuses.values() if status.reason]
+    assert all(Reason(reason).places & {"rollout", "refusal"} for reason in ends)
+    assert not decision.status.tuning.state or "tuning" in Reason(decision.status.tuning.state).places

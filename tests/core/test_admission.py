@@ -24,7 +24,7 @@ from offramp_core.admission import (
     due_after,
     forecast,
 )
-from offramp_core.batching import MAX_BATCH, OfframpBatching, batch_cap, batching, exact_seconds, rows_within
+from offramp_core.batching import MAX_BATCH, OfframpBatching, batch_cap, batching, exact_seconds, in_turn, rows_within
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.errors import InvalidArgumentError
 
@@ -224,3 +224,68 @@ def test_requests_are_due_by_the_earliest_of_what_they_and_the_service_ask() -> 
     assert due_after(0.1, objective_seconds=0.5, wish_seconds=0.2) == 0.2
     assert due_after(0.1, objective_seconds=0.5, wish_seconds=9.0) == 0.5
     assert due_after(2.0, objective_seconds=0.5) == 4.0
+
+
+# --- who joins the next batch -----------------------------------------------------------------------
+
+
+class Line:
+    """Requests that wait, by the rows they have left, in order; nobody has an objective."""
+
+    def __init__(self, *waiting: int, batch_rows: int = MAX_BATCH) -> None:
+        self.batch_rows = batch_rows
+        self.waiting = [[rows] for rows in waiting]
+        self._began: list[int] | None = None
+
+    def join(self, rows: int) -> list[int]:
+        self.waiting.append([rows])
+        return self.waiting[-1]
+
+    def run(self) -> None:
+        """Cut a batch and run it, if anybody waits."""
+        if not self.waiting:
+            return
+        may_pass = self._began is self.waiting[0]
+        order = in_turn([left for (left,) in self.waiting], batch_rows=self.batch_rows, may_pass=may_pass)
+        self._began, room = self.waiting[order[0]], self.batch_rows
+        for request in (self.waiting[i] for i in order):
+            taken = min(request[0], room)
+            request[0] -= taken
+            room -= taken
+        self.waiting = [request for request in self.waiting if request[0]]
+
+
+@given(st.lists(st.integers(1, 1024), min_size=1, max_size=30), st.integers(1, MAX_BATCH), st.booleans())
+def test_requests_join_in_order_but_where_the_first_would_fill_batch_after_batch(
+    waiting: list[int], batch_rows: int, may_pass: bool
+) -> None:
+    order, numbers = in_turn(waiting, batch_rows=batch_rows, may_pass=may_pass), range(len(waiting))
+    passes = may_pass and waiting[0] > batch_rows
+    assert list(order) == sorted(numbers, key=(lambda i: (waiting[i], i)) if passes else None)
+
+
+@given(st.lists(st.integers(1, 1024), min_size=1, max_size=40), st.integers(1, MAX_BATCH), st.integers(0, 20))
+def test_a_single_row_waits_for_one_batch_of_however_many_large_requests(
+    large: list[int], batch_rows: int, before: int
+) -> None:
+    line = Line(*(2 * batch_rows + rows for rows in large), batch_rows=batch_rows)
+    for _ in range(min(before, len(large))):
+        line.run()
+    line.waiting = [request for request in line.waiting if request[0] > 2 * batch_rows]
+    row = line.join(1)
+    line.run()
+    line.run()
+    assert not row[0]
+
+
+@given(st.integers(2, 1024), st.integers(1, MAX_BATCH), st.integers(1, 3), st.integers(1, MAX_BATCH))
+def test_a_large_request_ends_under_an_endless_stream_of_small_ones(
+    rows: int, batch_rows: int, load: int, small: int
+) -> None:
+    line = Line(rows, batch_rows=batch_rows)
+    (large,) = line.waiting
+    for _ in range(2 * math.ceil(rows / batch_rows)):  # twice what it would take alone
+        for _ in range(load * batch_rows):  # as many as would fill the engine, and more
+            line.join(small)
+        line.run()
+    assert not large[0]

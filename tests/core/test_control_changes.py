@@ -7,14 +7,16 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
-from fleet import BACKBONE, MANIFEST, RAMPS, Fleet, SimWorker, pool  # type: ignore[import-not-found]
+from fleet import BACKBONE, MANIFEST, RAMP_SET, RAMPS, Fleet, SimWorker, pool  # type: ignore[import-not-found]
 
+from offramp_core.control.codec import from_json, to_json
 from offramp_core.control.decide import decide
-from offramp_core.control.gates import GateInput, read_gates
-from offramp_core.control.objects import ArmTally, BothArms, Rollout
+from offramp_core.control.gates import N_GATES, GateInput, gate_level, read_gates
+from offramp_core.control.objects import ArmTally, BothArms, Rollout, TuningStatus, ring
 from offramp_core.control.rollout import ACK_TIMEOUT_SECONDS
-from offramp_core.control.snapshot import Decision
+from offramp_core.control.snapshot import Decision, RecordStore
 from offramp_core.evidence import detector
 from offramp_core.tuning import NeedsLabels, NoGain
 
@@ -77,6 +79,10 @@ def torn(*, pinned: bool) -> Fleet:
     return copy.deepcopy(_torn(pinned))
 
 
+def fleet_limits(fleet: Fleet) -> dict[str, float]:
+    return {gate.name: gate.log_limit for gate in last(fleet).status.gates}
+
+
 class TestSteps:
     @pytest.mark.slow
     def test_steps_that_become_fewer_in_mid_rollout_are_taken_from_the_present_weight_on(self) -> None:
@@ -97,6 +103,27 @@ class TestSteps:
         fleet.run(lambda f: phase(f) == "Promoting")
         gates = {g.name: g.state for g in last(fleet).status.gates}
         assert gates["accuracy"] == gates["slowness"] == "Clear"
+
+    def test_an_edit_of_the_steps_leaves_the_level_of_the_present_one_and_the_sum_of_all(self) -> None:
+        fleet = at("Progressing")
+        fleet.run(lambda f: bool(fleet_limits(f)))
+        before, known = fleet_limits(fleet), last(fleet).status.gate_level
+        fleet.edit(rollout={**MANIFEST["rollout"], "steps": [{"weight": w} for w in (20, 30, 40, 50, 60, 70)]})
+        fleet.step()
+        assert fleet_limits(fleet) == before and last(fleet).status.gate_level == known
+        fleet.run(lambda f: last(f).status.step == 1)
+        assert last(fleet).status.level_spent == pytest.approx(known)
+        assert known + 5 * last(fleet).status.gate_level == pytest.approx(0.01 / N_GATES)
+
+    def test_however_often_steps_are_edited_the_gates_spend_hardly_more_than_the_rollout_may(self) -> None:
+        rng, whole = np.random.default_rng(1), 0.01 / N_GATES
+        for edits in (0.0, 0.2, 0.5):
+            for _ in range(200):
+                spent, step, left = 0.0, 0, int(rng.integers(1, 12))
+                while left and step < 200:
+                    spent += gate_level(confidence=0.99, spent=spent, n_steps=step + left, left=left)
+                    step, left = step + 1, int(rng.integers(0, 12)) if rng.random() < edits else left - 1
+                assert spent <= (1.65 if edits else 1.0) * whole * (1 + 1e-9)
 
     def test_a_changed_latency_objective_alone_leaves_the_canary(self) -> None:
         fleet = at("Progressing")
@@ -509,7 +536,35 @@ class TestPins:
         assert conditions["Ready"].status == "True" and set(fleet.rollouts) == {"sim-1"}
 
 
+class Ahead(Fleet):
+    """The clock of its first worker runs ahead: the pool says how many of its records there are."""
+
+    def _store(self) -> RecordStore | None:
+        store = super()._store()
+        return store and replace(store, ahead={self.workers[0].boot: len(store.records)})
+
+
 class TestRecords:
+    def test_where_a_clock_runs_ahead_the_status_knows_which_records_a_test_has_used_and_an_alarm_made_stale(
+        self,
+    ) -> None:
+        fleet = Ahead(CLEAN)
+        fleet.run(lambda f: f.status.tuning.consumed_through_at is not None)
+        tuning, key = fleet.status.tuning, ring(fleet.workers[0].boot, RAMP_SET)
+        assert set(tuning.used) == {key} and tuning.stale == {}
+        assert tuning.used[key] >= tuning.labels
+        fleet.run(lambda f: phase(f) == "Succeeded")
+        assert fleet.status.tuning.used == tuning.used, "written once for each test"
+        fleet.workers[0].breaker_open = True
+        fleet.step()
+        store = fleet._store()
+        assert store is not None and fleet.status.tuning.stale == {key: len(store.records)}
+        assert from_json(TuningStatus, to_json(fleet.status.tuning)) == fleet.status.tuning
+
+    def test_where_all_clocks_are_right_nothing_is_written_down(self) -> None:
+        tuning = at("Succeeded").status.tuning
+        assert tuning.tests_run > 0 and (tuning.used, tuning.stale) == ({}, {})
+
     def test_too_few_labels_for_a_test_may_still_be_enough_to_switch_the_stable_plan_off(self) -> None:
         fleet = at("Succeeded")
         bold = fleet.status.stable_config

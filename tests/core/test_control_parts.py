@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from offramp_core.control.audit import followed_rate, quiet_rate
 from offramp_core.control.codec import format_time, from_json, parse_time, to_json
+from offramp_core.control.delivery import STALLING
 from offramp_core.control.gates import GateInput, read_gates
 from offramp_core.control.ledger import BootReport, fold
 from offramp_core.control.objects import ArmTally, BothArms, Ledger, RolloutStatus, StepRecord
-from offramp_core.control.snapshot import Load
+from offramp_core.control.snapshot import Load, Worker
 from offramp_core.control.spec import Autoscaling, SideBySide, UpdatePolicy, parse_spec
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
-from offramp_core.protocol import ArmCounts
+from offramp_core.protocol import ArmCounts, WorkerState
 
 GOOD: dict[str, Any] = {
     "model": {"uri": "oci://example.com/digits:1"},
@@ -114,7 +115,7 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
         ("autoscaling", {"maxReplicas": 2, "targetInFlight": 8, "minReplicas": 0}, "spec.autoscaling.minReplicas"),
         ("autoscaling", {"maxReplicas": 2, "targetInFlight": 8, "minReplicas": 3}, "spec.autoscaling.maxReplicas"),
         ("autoscaling", {"maxReplicas": 2, "targetInFlight": 8, "metric": "cpu"}, "spec.autoscaling.metric"),
-        ("updatePolicy", {"type": "Recreate"}, "spec.updatePolicy.type"),
+        ("updatePolicy", {"type": "OnDelete"}, "spec.updatePolicy.type"),
         ("updatePolicy", {"surgeDeadline": "soon"}, "spec.updatePolicy.surgeDeadline"),
         ("updatePolicy", {"sideBySide": {"weight": 51}}, "spec.updatePolicy.sideBySide.weight"),
         ("updatePolicy", {"sideBySide": {"weight": 0}}, "spec.updatePolicy.sideBySide.weight"),
@@ -379,3 +380,12 @@ def test_an_uncertified_plan_must_earn_acceptance() -> None:
     few = gates(ArmTally(audited=1500, disagreements=14), certified=False)
     many = gates(ArmTally(audited=9000, disagreements=18), certified=False)
     assert (few["acceptance"], many["acceptance"]) == ("Undecided", "Clear")
+
+
+def test_a_worker_whose_every_run_fails_is_in_trouble_of_its_own_and_not_its_bundles() -> None:
+    told = WorkerState("u", "b", "s", "digits", False, "", "", (), {}, failing="every run fails: CUDA failure 700")
+    worker = Worker("digits-0", "u", ready=False, state=told)
+    assert worker.trouble == ("ExecutorFailing", "every run fails: CUDA failure 700")
+    assert worker.trouble[0] not in STALLING  # waiting helps, and no version is rejected for it
+    assert replace(worker, failure="the worker ended with exit code 3", failure_reason="Error").trouble[0] == "Error"
+    assert replace(worker, ready=True).trouble == ("", "")

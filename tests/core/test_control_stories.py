@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from fleet import MANIFEST, RAMPS, Fleet, SimWorker, pool  # type: ignore[import-not-found]
 from scores import with_int8
 
 from offramp_core.control.codec import from_json, to_json
 from offramp_core.control.decide import decide
-from offramp_core.control.objects import RolloutStatus, ServiceStatus
+from offramp_core.control.objects import Ledger, RolloutStatus, ServiceStatus
 
 CLEAN = pool(4000, seed=1)
 DRIFTED = pool(4000, seed=2, confusion=0.35)
@@ -148,6 +149,21 @@ def test_a_reckless_pin_is_refused_from_the_records_and_serves_nobody(fleet: Fle
     assert fleet.status.stable_config == stable
     assert set(fleet.rollouts) == rollouts
     assert fleet.published is not None and fleet.published.canary is None
+
+
+@pytest.mark.parametrize("pinned_first", [False, True], ids=["after the alarm", "in the pass of the alarm"])
+def test_a_pin_is_not_judged_by_records_from_before_an_alarm(fleet: Fleet, pinned_first: bool) -> None:
+    fleet.run(promoted)
+    pin = {"mode": "Pinned", "pin": {"ramps": [{"id": RAMPS[2], "threshold": "0.3"}]}}
+    for part in range(len(fleet.labels)):  # what was recorded so far contradicts any pin
+        fleet.labels[part] = replace(fleet.labels[part], agrees=np.zeros_like(fleet.labels[part].agrees))
+    fleet.workers[0].breaker_open, fleet.now = True, fleet.now + 1
+    if not pinned_first:
+        fleet.reconcile()
+        assert fleet.stable.exits_off
+    fleet.edit(ramps=pin)
+    fleet.reconcile()
+    assert fleet.status.pin.verdict == "" and fleet.status.pin.message.endswith("is being judged")
 
 
 @pytest.mark.slow
@@ -366,6 +382,20 @@ def test_a_lost_plan_document_is_published_again_under_a_newer_epoch(fleet: Flee
 
 
 @pytest.mark.slow
+def test_workers_that_restarted_without_the_lost_document_are_told_a_newer_epoch_than_they_remember(
+    fleet: Fleet,
+) -> None:
+    fleet.run(promoted)
+    assert fleet.published is not None
+    newest, fleet.published = fleet.published.epoch, None
+    for worker in fleet.workers:
+        worker.restart()
+    fleet.rollouts = {name: replace(r, status=replace(r.status, ledger=Ledger())) for name, r in fleet.rollouts.items()}
+    fleet.step()
+    assert fleet.published is not None and fleet.published.epoch == newest + 1
+    assert all(w.document is not None and w.refused is None for w in fleet.workers)
+
+
 def test_replaying_a_plan_that_workers_hold_is_not_a_change(fleet: Fleet) -> None:
     fleet.run(promoted)
     fleet.requests_per_second = 0

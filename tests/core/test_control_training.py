@@ -201,7 +201,7 @@ def test_labels_that_a_tuning_of_one_set_waits_for_are_not_waited_for_by_another
         worker.document = replace(fleet.published, epoch=fleet.published.epoch - 1, ramp_sets=())
         worker.configure(fleet.published)
     fleet.run(lambda f: f.status.ramp_sets.candidate == "", limit=20)
-    assert fleet.status.tuning.labels_needed == 50_000
+    assert fleet.status.tuning.labels_needed < 5000  # nor does it come back: the need is computed anew
 
 
 def test_deciding_twice_on_the_same_facts_changes_nothing() -> None:

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import Service, ServiceStatus, UpdateStatus, WorkersStatus
-from offramp_core.control.snapshot import Scaling, Snapshot, Worker
+from offramp_core.control.snapshot import Scaling, Snapshot, Turn, Worker
 from offramp_core.control.spec import UpdatePolicy, parse_spec
 from offramp_core.control.update import Update, UpdateView, next_update, resting_strategy, strategy_in_force
+from offramp_core.protocol import ArmCounts, Observations, RecordBlock
 
 DEADLINE = 300.0
 NOW = 1_000_000.0
@@ -96,8 +97,8 @@ class TestHold:
     @pytest.mark.parametrize(
         ("arguments", "next_step"),
         [
-            pytest.param({"desired": 1}, "set replicas to 0 and back", id="the only worker"),
-            pytest.param({"kind": "ResourceAware", "desired": 1}, "set replicas to 0 and back", id="the only worker, resource-aware"),
+            pytest.param({"desired": 1}, "set updatePolicy.type to Recreate", id="the only worker"),
+            pytest.param({"kind": "ResourceAware", "desired": 1}, "set updatePolicy.type to Recreate", id="the only worker, resource-aware"),
             pytest.param({"kind": "Availability"}, "set updatePolicy.type to Auto", id="availability"),
             pytest.param({"busy": 0.8}, "set updatePolicy.type to ResourceAware", id="too busy to spare one"),
         ],
@@ -114,6 +115,36 @@ class TestHold:
 
     def test_load_that_sinks_lets_it_go_on_in_place(self) -> None:
         assert update(old("a"), old("b"), refused(), before=WAITED, busy=0.45).reason == "Replacing"
+
+
+class TestNewWorkersThatFail:
+    def told(self, worker: Worker, *, batches: int, failed: int) -> Worker:
+        counts = ArmCounts(1, "stable", "hash", requests=batches, batches=batches, failed_batches=failed)
+        return replace(
+            worker, observations=Observations(worker.uid, worker.name, NOW, (counts,), RecordBlock(0, 0, ""))
+        )
+
+    @pytest.mark.parametrize("strategy", ["Surge", "Replace"])
+    def test_the_reason_stands_in_the_condition(self, strategy: Any) -> None:
+        broken = new(failure="manifest.json: digest differs", failure_reason="InvalidBundle")
+        found = update(old("a"), old("b"), broken, before=UpdateStatus(strategy))
+        assert (found.reason, found.status.strategy) == ("NewWorkersFail", strategy)
+        assert "new: manifest.json: digest differs" in found.message
+
+    @pytest.mark.parametrize("worker", [new(), refused(), new(failure="no node", failure_reason="Unschedulable")])
+    def test_a_start_and_a_lack_of_room_are_no_failure(self, worker: Worker) -> None:
+        assert update(old("a"), old("b"), worker).reason in ("Surging", "WaitingForRoom")
+
+    @pytest.mark.parametrize(
+        ("failed", "before", "reason"), [(40, 0, "NewWorkersFail"), (1, 0, "Surging"), (40, 200, "Surging")], ids=str
+    )
+    def test_more_failed_batches_than_before_count_beyond_doubt_only(
+        self, failed: int, before: int, reason: str
+    ) -> None:
+        found = update(
+            self.told(old("a"), batches=1000, failed=before), self.told(new(ready=True), batches=200, failed=failed)
+        )
+        assert found.reason == reason
 
 
 class TestResourceAware:
@@ -268,6 +299,13 @@ class TestInTheLoop:
         status = decide(replace(snapshot, workers=workers), fleet.now).status
         assert conditions_of(status)["WorkersUpdating"] == ("True", "WaitingForRoom")
         assert not {"Reconciling", "Stalled"} & set(conditions_of(status))
+
+    def test_a_service_whose_turn_has_not_come_says_so_and_is_at_rest(self) -> None:
+        fleet = copy.deepcopy(_serving())
+        snapshot = replace(fleet.snapshot(), turn=Turn("WaitingForTurn", "others take it first"))
+        status = decide(snapshot, fleet.now).status
+        assert conditions_of(status)["WorkersUpdating"] == ("True", "WaitingForTurn")
+        assert not {"Reconciling", "Stalled"} & set(conditions_of(status)) and status.phase == "Ready"
 
     def test_what_an_autoscaler_asks_for_is_what_is_wanted(self) -> None:
         fleet = copy.deepcopy(_serving())

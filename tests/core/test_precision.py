@@ -302,6 +302,18 @@ class TestTuning:
         assert found.predicted.saving > max(0.5, exact.predicted.saving)  # better than int8 alone, too
         assert found.tests_run == 1
 
+    @pytest.mark.parametrize("seed", range(3))
+    def test_int8_alone_is_tested_where_it_saves_more_than_the_exits_that_were_certified(self, seed: int) -> None:
+        """On the oldest records exits at fp32 promised most; on the newer, harder ones they save less than int8 does without any."""
+        easy, hard = recorded(360, 6, seed=seed, harder=-1.5), recorded(2640, 6, seed=seed + 100, harder=1.0)
+        hard = replace(hard, time=np.arange(360.0, 3000.0))
+        older, newer = (with_int8(r, wrong=0.004, speed=0.75, n_ramps=0, seed=seed) for r in (easy, hard))
+        found = tune(joined(older, newer), REQUEST)
+        assert isinstance(found, Proposed)
+        assert (found.plan.precision, found.plan.ramps, found.tests_run) == ("int8", (), 2)
+        assert found.predicted.saving == pytest.approx(0.25)
+        assert found.certificate.level == allowance(0.05, 2)
+
     def test_a_plan_of_int8_alone_is_legal(self) -> None:
         records = with_int8(recorded(3000, 6, seed=5, harder=3.0), wrong=0.004, speed=0.3, n_ramps=0)
         found = tune(records, REQUEST)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet import MANIFEST, Fleet, pool  # type: ignore[import-not-found]
+from fleet import BACKBONE, MANIFEST, RAMP_SET, Fleet, pool  # type: ignore[import-not-found]
 from metering import PLAN, looked
 from scipy.stats import binom
 
@@ -18,6 +18,7 @@ from offramp_core.control.spec import SliceObjective, parse_spec
 from offramp_core.control.tuner import TunerView, tune_or_wait
 from offramp_core.errors import InvalidSpecError
 from offramp_core.evidence.meter import HoldbackMeter
+from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import slice_number
 from offramp_core.records import Records
 from offramp_core.tuning import Proposed, TuningRequest, tune
@@ -93,6 +94,36 @@ def test_a_stop_lasts_while_the_plan_serves_and_ends_with_a_changed_budget() -> 
     assert looked(later, before=first, slices=[]).slices == ()
 
 
+def stopped(measured: Measured) -> bool:
+    return measured.slices[0].stopped
+
+
+def test_a_stop_outlasts_an_edit_of_the_holdback_which_begins_measuring_anew() -> None:
+    asked = [SliceObjective("night", 0.02)]
+    first = looked(audited(("night", 300, 30)), slices=asked)
+    for share in (0.05, 0.0, 0.02):
+        first = looked(before=first, slices=asked, share=share)
+        assert stopped(first) and first.slices[0].audited == 0
+
+
+def test_a_stop_comes_back_with_its_plan_and_its_slice_but_not_on_other_inputs() -> None:
+    asked, other = [SliceObjective("night", 0.02)], replace(PLAN, ramps=PLAN.ramps[:1])
+    first = looked(audited(("night", 300, 30)), slices=asked)
+    assert stopped(looked(before=looked(before=first), slices=asked)), "taken from the spec and declared again"
+    for away in (other, exits_off_plan(backbone_digest=BACKBONE, ramp_set_digest=RAMP_SET)):
+        meanwhile = looked(before=first, slices=asked, plan=away)
+        assert not any(use.stopped for use in meanwhile.slices)
+        assert stopped(looked(before=meanwhile, slices=asked))
+        assert not stopped(looked(before=meanwhile.after_change(away), slices=asked))
+    assert stopped(first.after_change(PLAN)), "what serves goes on as it is"
+
+
+def test_a_status_of_an_operator_that_knew_stops_in_slices_alone_stops_no_less() -> None:
+    asked = [SliceObjective("night", 0.02)]
+    first = replace(looked(audited(("night", 300, 30)), slices=asked), stops=())
+    assert stopped(looked(before=first, slices=asked, share=0.3))
+
+
 @pytest.mark.slow
 def test_slices_at_their_budget_are_hardly_ever_stopped() -> None:
     """Three slices, looked at with every new disagreement, at 95 % together."""
@@ -138,6 +169,37 @@ def test_a_slice_over_its_budget_stops_leaving_early_while_the_rest_goes_on(flee
     events = [e for e in fleet.events if e.reason == "SliceStopped"]
     assert len(events) == 1 and "slice night disagreed; its budget is 3.00%" in events[0].message
     assert all(w.document is not None and w.document.stopped_slices == ("night",) for w in fleet.workers)
+
+
+EDITS = {"more": {"holdback": "0.1"}, "none": {"holdback": "0"}}
+
+
+@pytest.mark.parametrize("ramps", EDITS.values(), ids=EDITS)
+def test_an_edited_holdback_opens_no_stopped_slice(fleet: Fleet, ramps: dict[str, str]) -> None:
+    for worker in fleet.workers:
+        worker.night_wrong = 0.2
+    fleet.run(lambda f: f.published is not None and f.published.stopped_slices == ("night",), limit=300)
+    plan = fleet.status.stable_config
+    fleet.edit(ramps=ramps)
+    for _ in range(40):
+        fleet.step()
+        assert fleet.published is not None and fleet.published.stopped_slices == ("night",)
+    assert fleet.status.stable_config == plan
+    assert fleet.published.holdback_share == float(ramps["holdback"])
+    assert sum(e.reason == "SliceStopped" for e in fleet.events) == 1
+
+
+def test_a_plan_that_comes_back_after_disabled_finds_its_slice_stopped(fleet: Fleet) -> None:
+    for worker in fleet.workers:
+        worker.night_wrong = 0.2
+    fleet.run(lambda f: f.published is not None and f.published.stopped_slices == ("night",), limit=300)
+    plan = fleet.status.stable_config
+    fleet.edit(ramps={"mode": "Disabled"})
+    fleet.run(lambda f: f.stable.exits_off, limit=5)
+    fleet.edit(ramps={"mode": "Auto"})
+    while fleet.status.stable_config != plan:
+        fleet.step()
+    assert fleet.published is not None and fleet.published.stopped_slices == ("night",)
 
 
 def test_another_plan_begins_without_stops(fleet: Fleet) -> None:

@@ -1,90 +1,98 @@
-"""Every reason that the code can emit is documented, and nothing is documented that it cannot emit."""
+"""Every registered reason is documented and used, and nothing else is documented."""
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from website.conditions import KUBERNETES, TYPES, documented, headings, words_of_workers
-from website.reasons import CODE, Found, collect
+from website.conditions import TROUBLESHOOTING, entries
 
-KINDS = ("condition", "worker", "rollout", "refusal", "event", "tuning")
+from offramp_core.reasons import ConditionType, Reason, RequestOutcome
 
-
-@pytest.fixture(scope="module")
-def found() -> Found:
-    return collect()
-
-
-def test_every_reason_that_code_can_emit_has_an_entry_in_troubleshooting(found: Found) -> None:
-    entries = documented()
-    missing = {s.word: s.where for s in found.said if s.word not in entries}
-    assert not missing, (
-        f"docs/troubleshooting.md has no '### REASON' for {missing}; say what it means, what is still served, and what to do"
-    )
+ROOT = Path(__file__).parents[2]
+REGISTRY = ROOT / "core" / "offramp_core" / "reasons.py"
+CODE = [
+    path
+    for package in ("core/offramp_core", "operator/offramp_operator", "worker/offramp_worker", "cli/offramp_cli")
+    for path in (ROOT / package).rglob("*.py")
+    if path != REGISTRY
+]
+AS_IT_WAS_SAID = ("PassedOn", "as_said")
 
 
-def test_every_entry_is_about_something_that_code_can_emit(found: Found) -> None:
-    extra = set(documented()) - set(found.words(*KINDS)) - words_of_workers()
-    assert not extra, f"docs/troubleshooting.md documents {sorted(extra)}, which nothing emits any more"
+def nodes() -> Iterator[ast.AST]:
+    for path in CODE:
+        yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
 
 
-def test_every_expression_that_makes_a_reason_can_be_followed(found: Found) -> None:
-    assert found.unknown == [], (
-        "website/reasons.py cannot follow these; write literals, or add them to PASSED_ON or STANDS_FOR"
-    )
+def test_every_entry_of_the_troubleshooting_page_is_about_a_registered_reason_and_begins_with_its_meaning() -> None:
+    said = entries()
+    assert set(said) <= set(map(str, Reason)), "an entry is about something that nothing says"
+    wrong = {word: Reason(word).meaning for word, body in said.items() if not body.startswith(Reason(word).meaning)}
+    assert not wrong, f"these entries of {TROUBLESHOOTING} do not begin with the meaning that the registry has"
 
 
-def test_every_condition_type_is_described(found: Found) -> None:
-    assert {t for s in found.said for t in s.types} == set(TYPES)
-
-
-def test_reasons_that_are_known_to_exist_are_found(found: Found) -> None:
-    words = set(found.words(*KINDS))
-    assert {
-        "Serving",
-        "PinRejected",
-        "Unschedulable",
-        "NameTaken",
-        "AccuracyRejected",
-        "DriftRejected",
-        "AckTimeout",
-        "UnknownRamp",
-    } <= words
+def test_every_reason_that_asks_for_something_has_an_entry() -> None:
+    text = TROUBLESHOOTING.read_text()
+    missing = [
+        reason for reason in Reason if reason not in entries() and f"| {reason} | {reason.meaning} |" not in text
+    ]
+    assert not missing, "write '### REASON' in docs/troubleshooting.md: what it means, what is still served, what to do"
 
 
 def test_every_entry_says_what_is_served_and_what_to_do() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
-    for part in text.split("\n### ")[1:]:
-        name, body = part.split("\n", 1)
-        body = body.split("\n## ")[0]
-        refers = "As [" in body  # to an entry that says it
+    for word, body in entries().items():
+        refers = "As [" in body or " As " in body or body.startswith("As ")  # to an entry that says it
         assert refers or ("**Still served:**" in body and "**Next:**" in body), (
-            f"{name}: says not what is served or what to do"
+            f"{word}: says not what is served or what to do"
         )
-    assert headings() >= set(KUBERNETES)
 
 
-def test_a_new_reason_in_the_code_would_be_found(tmp_path: Path) -> None:
-    for place in CODE:
-        folder = (tmp_path / place).parent if place.endswith(".py") else tmp_path / place
-        folder.mkdir(parents=True, exist_ok=True)
-        if place.endswith(".py"):
-            (tmp_path / place).write_text("")
-    code = '''
-def _ready(facts):
-    """Docstring."""
-    why = "FromAName" if facts else "Other"
-    return _condition("Ready", "False", why or "NewReason", "…")
+def test_every_registered_word_is_said_somewhere() -> None:
+    """What the kubelet alone says is registered for its meaning; refusals of all kinds have series without being named there."""
+    used = {
+        (node.value.id, node.attr)
+        for node in nodes()
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    words = [(Reason, r.name) for r in Reason if "kubelet" not in r.places]
+    words += [(ConditionType, kind.name) for kind in ConditionType]
+    words += [(RequestOutcome, outcome.name) for outcome in RequestOutcome]
+    assert [name for kind, name in words if (kind.__name__, name) not in used] == []
 
-def failure(pod) -> tuple[str, str]:
-    return "NewFailure", "…"
 
-def stop(view):
-    return _stop(view, "RolledBack", view.pick(), "…")
-'''
-    (tmp_path / "core/offramp_core/control/new.py").write_text(code)
-    found = collect(tmp_path)
-    assert found.words("condition") == ["FromAName", "NewReason", "Other"]
-    assert found.words("worker") == ["NewFailure"]
-    assert found.unknown == ["core/offramp_core/control/new.py:11: view.pick()"]
+def test_no_word_of_ours_is_passed_off_as_somebody_elses() -> None:
+    calls = [
+        n for n in nodes() if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in AS_IT_WAS_SAID
+    ]
+    assert calls and not [ast.unparse(c) for c in calls if any(isinstance(n, ast.Constant) for n in c.args)]
+
+
+UNREGISTERED = """
+from offramp_core.control.objects import Condition, TuningStatus
+from offramp_core.control.snapshot import Event, Worker
+from offramp_core.errors import DeliveryError, PlanRefusedError
+from offramp_core.reasons import ConditionType, Reason, RequestOutcome
+
+Condition(ConditionType.READY, "True", Reason.SERVING, "registered")
+Condition(ConditionType.READY, "True", "NeverHeardOf", "")
+Condition("NeverHeardOf", "True", Reason.SERVING, "")
+Event("NeverHeardOf", "")
+TuningStatus(state="NeverHeardOf")
+Worker("a", "a", ready=False, failure_reason="NeverHeardOf")
+PlanRefusedError("NeverHeardOf", "")
+DeliveryError("NeverHeardOf", "", "")
+"""
+
+
+@pytest.mark.slow
+def test_a_word_that_is_not_registered_is_an_error_of_type(tmp_path: Path) -> None:
+    (tmp_path / "says.py").write_text(UNREGISTERED)
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--follow-imports=silent", str(tmp_path / "says.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = [int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line]
+    assert lines == list(range(8, 15)), done.stdout + done.stderr

@@ -121,6 +121,47 @@ def test_a_broken_bundle_is_told_while_the_old_one_serves(up: MakeUp, tools: Any
     service.infer(tools.inputs(1))
 
 
+def test_with_recreate_a_broken_bundle_gives_way_to_the_one_before_and_there_is_never_a_second_process(
+    up: MakeUp, tools: Any, bundle: Path, tmp_path: Path
+) -> None:
+    service = up(replicas=1, updatePolicy={"type": "Recreate", "recreateDeadline": "60s"})
+    service.start()
+    service.await_ready(1)
+    tools.eventually(lambda: service.status().get("update"), what="what serves being noted", state=service.status)
+    (before,) = service.worker_pids()
+    spec = service.service()["spec"]
+    broken = shutil.copytree(bundle, tmp_path / "broken")
+    (broken / "backbone.onnx").write_bytes(b"tampered")
+    service.write({**spec, "model": {"uri": f"file://{broken}"}})
+    seen: set[int] = set()
+
+    def brought_back() -> bool:
+        living = [pid for pid in service.worker_pids() if tools.alive(pid)]
+        seen.update(living)
+        assert len(living) <= 1, "the old one ends first"
+        told = service.condition("WorkersUpdating") or {}
+        return told.get("reason") == "RecreateFailed" and "was answered for about" in told["message"]
+
+    tools.eventually(brought_back, what="the return", state=lambda: (service.status(), service.tail()))
+    assert "backbone.onnx" in service.condition("Stalled")["message"]
+    assert service.condition("Ready")["status"] == "True"
+    assert len(seen - {before}) == 2, "the broken one, and the one that is as before"
+    service.infer(tools.inputs(1))
+
+    service.stop()
+    service.start()
+    service.await_ready(1)
+    assert service.condition("WorkersUpdating")["reason"] == "RecreateFailed", "a restart tries nothing anew"
+    other = tools.write_bundle(tmp_path / "other", seed=3)
+    service.write({**spec, "model": {"uri": f"file://{other}"}})
+    tools.eventually(
+        lambda: (service.condition("WorkersUpdating") or {}).get("reason") == "Recreated",
+        what="the end",
+        state=service.tail,
+    )
+    service.infer(tools.inputs(1))
+
+
 def test_a_model_change_replaces_the_workers_without_a_failed_request(up: MakeUp, tools: Any, tmp_path: Path) -> None:
     service = up(replicas=1)
     service.start()

@@ -120,7 +120,7 @@ def broken(fleet: Fleet, reason: str, sentence: str) -> Fleet:
 
 
 def crashed_after_it_served() -> Fleet:
-    return broken(STATES["promoted_once"](), "CrashLooping", "the worker ends with exit code 1 again and again")
+    return broken(STATES["promoted_once"](), "CrashLoopBackOff", "the worker ends with exit code 1 again and again")
 
 
 def restarting_after_it_served() -> Fleet:

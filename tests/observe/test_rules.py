@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
-from offramp_operator.metrics import Metrics as OperatorMetrics
-from offramp_worker.metrics import Metrics as WorkerMetrics
+sys.path[:0] = [str(Path(__file__).parents[1] / "worker")]
+
+import bundles  # noqa: E402
+from processes import WorkerProcess, infer_json  # noqa: E402
+
+from offramp_operator.metrics import Metrics as OperatorMetrics  # noqa: E402
+from offramp_worker.metrics import Metrics as WorkerMetrics  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "helm" / "offramp" / "files" / "rules"
@@ -22,10 +29,10 @@ RECORDS = [rule["record"] for group in yaml.safe_load((RULES / "recording.yaml")
 
 OBJECTIVE = {"earlyexit_service_latency_objective_ratio": "0.95x{n}"}
 LATE_5, LATE_50, LATE_90 = (
-    {"earlyexit_requests_total|arm=stable,outcome=ok,pod=a": "0+100x{n}", "earlyexit_late_requests_total|arm=stable,pod=a": f"0+{late}x{{n}}", **OBJECTIVE}
+    {"earlyexit_requests_total|outcome=ok,pod=a": "0+100x{n}", "earlyexit_late_requests_total|pod=a": f"0+{late}x{{n}}", **OBJECTIVE}
     for late in (4, 12, 90)
 )  # fmt: skip
-"""Of 100 rows a minute so many were late; the objective is that 95 % are not."""
+"""Of 100 requests a minute so many were late; the objective is that 95 % are not."""
 
 
 def counter(name: str, per_minute: float, **labels: str) -> dict[str, str]:
@@ -42,7 +49,7 @@ def workers(**states: int) -> dict[str, str]:
 
 AUDITS = counter("earlyexit_audited_total", 10, arm="stable", pod="a")
 BUDGET = gauge("earlyexit_service_accuracy_budget_ratio", 0.02)
-TRAFFIC = counter("earlyexit_requests_total", 100, arm="stable", outcome="ok", pod="a")
+TRAFFIC = counter("earlyexit_requests_total", 100, outcome="ok", pod="a")
 PHASE = "earlyexit_rollout_phase"
 START = "earlyexit_rollout_phase_start_timestamp_seconds"
 PASSES = {"earlyexit_operator_reconcile_total|pod=o": "0+60x{n}"}
@@ -144,20 +151,20 @@ CASES: dict[str, tuple[int, dict[str, str], dict[str, str]]] = {
 
 
 def answered(**outcomes: float) -> dict[str, str]:
-    """Rows per minute by what became of them, over two workers."""
+    """Requests per minute by what became of them, over two workers."""
     return {
         key: values
-        for outcome, rows in outcomes.items()
+        for outcome, number in outcomes.items()
         for pod in ("a", "b")
-        for key, values in counter("earlyexit_requests_total", rows / 2, arm="stable", outcome=outcome, pod=pod).items()
+        for key, values in counter("earlyexit_requests_total", number / 2, outcome=outcome, pod=pod).items()
     }
 
 
 def late(per_minute: float) -> dict[str, str]:
-    return counter("earlyexit_late_requests_total", per_minute, arm="stable", pod="a")
+    return counter("earlyexit_late_requests_total", per_minute, pod="a")
 
 
-# Of 100 rows a minute that count, 10 are shed and 5 of the answers are late.
+# Of 100 requests a minute that count, 10 are shed and 5 of the answers are late.
 SOME_BAD = answered(ok=90, rejected=6, expired=4, invalid=40, cancelled=20) | late(5)
 BOTH_RAMPS = counter("earlyexit_ramp_saved_seconds_total", 3, ramp="r0") | counter("earlyexit_ramp_overhead_seconds_total", 1.2, ramp="r0") | counter("earlyexit_ramp_saved_seconds_total", 0, ramp="r1") | counter("earlyexit_ramp_overhead_seconds_total", 0.6, ramp="r1")  # fmt: skip
 # recording rule: (minutes, series, value by the label `ramp`; "" is none)
@@ -299,3 +306,46 @@ def test_rules_ask_only_for_metrics_that_exist() -> None:
     texts = [path.read_text() for path in [*RULES.glob("*.yaml"), *(RULES.parent / "dashboards").glob("*.json")]]
     asked = {name for text in texts for name in re.findall(r"\bearlyexit_\w+", text)}
     assert asked - known == set(), json.dumps(sorted(known))
+
+
+# --- a real worker's own counters --------------------------------------------------------------------
+
+INFER = "/v2/models/tiny/infer"
+ROWS, TAKEN, SHED, MINUTES = 100, 3, 37, 10
+
+
+def sampled(text: str) -> list[dict[str, str]]:
+    """A scrape as series that grew from nothing to what it says, evenly."""
+    series = []
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.startswith("earlyexit_") and family.type == "counter":
+                labels = {**sample.labels, "namespace": "vision", "service": "digits", "pod": "a"}
+                told = ",".join(f'{k}="{v}"' for k, v in labels.items())
+                series.append({"series": f"{sample.name}{{{told}}}", "values": f"0+{sample.value / MINUTES}x{MINUTES}"})
+    return series
+
+
+@pytest.mark.slow
+def test_a_worker_that_sheds_37_of_40_requests_reads_as_refusing_92_percent(
+    prometheus_tools: Path, tmp_path: Path
+) -> None:
+    with WorkerProcess(bundles.write_bundle(tmp_path / "bundle"), control_plane=False) as worker:
+        for _ in range(TAKEN):
+            assert worker.public.post(INFER, json=infer_json(bundles.inputs(ROWS))).status_code == 200
+        for _ in range(SHED):  # nothing is answered within a microsecond
+            hurried = infer_json(bundles.inputs(1), parameters={"timeout": 1})
+            assert worker.public.post(INFER, json=hurried).status_code == 503
+        text = worker.public.get("/metrics").text
+    expected: list[dict[str, Any]] = [
+        {"expr": expr, "eval_time": f"{MINUTES}m", "exp_samples": [{"labels": labels, "value": SHED / (SHED + TAKEN)}]}
+        for expr, labels in (
+            ("round(earlyexit:shed:ratio_rate5m, 1e-6)", '{namespace="vision", service="digits"}'),
+            ("round(earlyexit:bad:ratio_rate5m, 1e-6)", '{namespace="vision", service="digits"}'),
+        )
+    ]
+    test = {"interval": "1m", "input_series": sampled(text), "promql_expr_test": expected}
+    rules = {"rule_files": [str(RULES / "recording.yaml")], "evaluation_interval": "1m", "fuzzy_compare": True}
+    file = tmp_path / "test.yaml"
+    file.write_text(yaml.safe_dump(rules | {"tests": [test]}))
+    promtool(prometheus_tools, "test", "rules", file)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,6 +104,18 @@ async def client_of(kubeconfig: Path, **arguments: Any) -> AsyncIterator[KubeCli
         client.close()
 
 
+@contextmanager
+def client_at(port: int, **arguments: Any) -> Iterator[KubeClient]:
+    """The operator's client of a server on this machine that plays the API server."""
+    configuration = kubernetes_client.Configuration(host=f"http://127.0.0.1:{port}")
+    configuration.retries = False
+    client = KubeClient(kubernetes_client.ApiClient(configuration), **arguments)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
 async def eventually(
     condition: Callable[[], bool], *, what: str, seconds: float = 90.0, state: Callable[[], object] = str
 ) -> None:
@@ -117,6 +129,7 @@ async def eventually(
 class Tools:
     """The helpers above, as a fixture: pytest imports test modules without a package around them."""
 
+    client_at = staticmethod(client_at)
     client_of = staticmethod(client_of)
     eventually = staticmethod(eventually)
 

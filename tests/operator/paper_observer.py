@@ -43,9 +43,7 @@ class PaperObserver(Observer):
     requests: dict[str, int] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
 
-    async def observe(
-        self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str, collecting: bool = True
-    ) -> Observed:
+    async def observe(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], **_: Any) -> Observed:
         return Observed(tuple(self._worker(endpoint) for endpoint in endpoints), load=Load(utilisation=0.2))
 
     async def poke(

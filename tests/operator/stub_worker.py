@@ -214,7 +214,9 @@ def main() -> None:
             (bundle / "die").unlink(missing_ok=True)
             os._exit(7)
         worker.live = not (bundle / "hung").exists()
-        worker.state = replace(worker.state, ready=worker.live and not (bundle / "broken").exists())
+        failing = "every run fails" if (bundle / f"failing-{env['OFFRAMP_UID']}").exists() else ""
+        ready = worker.live and not failing and not (bundle / "broken").exists()
+        worker.state = replace(worker.state, ready=ready, failing=failing)
     worker.close()
 
 

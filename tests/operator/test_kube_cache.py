@@ -134,13 +134,13 @@ def test_an_autoscaler_wakes_the_service_whose_workers_it_scales_and_nobody_wher
 
 
 def test_a_watch_is_late_until_it_delivers_what_a_list_saw() -> None:
-    freshness = Freshness()
-    freshness.watched(POD, "default", 5)
-    freshness.listed(POD, {"default": 9}, 100.0)
-    freshness.listed(POD, {"default": 11}, 160.0)
+    freshness, here = Freshness(), (POD, "default")
+    freshness.reached(here, 5)
+    freshness.listed(here, 9, 100.0)
+    freshness.listed(here, 11, 160.0)
     assert freshness.late_seconds(200.0) == 100.0, "late since the first list that saw more"
-    freshness.watched(POD, "elsewhere", 50)
-    freshness.watched(POD, "default", 10)
+    freshness.reached((POD, "elsewhere"), 50)
+    freshness.reached(here, 10)
     assert freshness.late_seconds(200.0) == 100.0
-    freshness.watched(POD, "default", 11)
+    freshness.reached(here, 11)
     assert freshness.late_seconds(200.0) == 0.0

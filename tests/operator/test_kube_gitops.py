@@ -44,9 +44,7 @@ class SimulatedWorkers(Observer):
         super().__init__()
         self.fleet = fleet
 
-    async def observe(
-        self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str, collecting: bool = True
-    ) -> Observed:
+    async def observe(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], **_: Any) -> Observed:
         self.fleet.serve_for(1.0)
         return Observed(tuple(w.view() for w in self.fleet.workers), self.fleet._store(), load=Load(200.0, 0.2))
 

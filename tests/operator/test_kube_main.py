@@ -290,6 +290,39 @@ def _look_at_both_pages(browser: Any, leader: Process, standby: Process, path: s
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_replica_is_ready_before_it_has_listed_everything_and_each_says_what_is_missing(
+    api: Any, start: Any, chart: Any
+) -> None:
+    roles = [obj for obj in chart(signingKey={"existingSecret": "key"}) if obj["kind"] == "ClusterRole"]
+    (role,) = (role for role in roles if any("pods" in rule["resources"] for rule in role["rules"]))
+    without = [rule | {"resources": [r for r in rule["resources"] if r != "pods"]} for rule in role["rules"]]
+    path = f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{role['metadata']['name']}"
+
+    def allow(rules: list[dict[str, Any]]) -> None:
+        answer = api.request("PATCH", path, {"rules": rules}, content_type="application/merge-patch+json")
+        assert answer.status_code == 200, answer.text
+
+    def waits_for_pods(replica: Process) -> bool:
+        answer = replica.get("/readyz")
+        return (
+            answer is not None and answer.status_code == 503 and "not listed to the end yet: pods (403" in answer.text
+        )
+
+    allow([rule for rule in without if rule["resources"]])
+    try:
+        replicas = [start(name, lease=LEASE) for name in ("first", "second")]
+        for replica in replicas:
+            _wait(lambda r=replica: waits_for_pods(r), what="what is missing", state=replica.log.read_text)
+            assert replica.answers("/healthz"), "a restart would not help"
+        _wait(lambda: _holder(api) in ("first", "second"), what="leadership")
+    finally:
+        allow(role["rules"])
+    for replica in replicas:
+        _wait(lambda r=replica: r.answers("/readyz"), what="readiness", state=replica.log.read_text)
+
+
+@pytest.mark.slow
 def test_a_standby_of_a_page_that_only_its_own_pod_reaches_names_the_leader(api: Any, start: Any) -> None:
     leader = start("first", lease=LEASE)
     _wait(lambda: _holder(api) == "first", what="leadership", state=leader.log.read_text)

@@ -454,3 +454,32 @@ def test_a_slow_download_is_no_failed_update() -> None:
         for uri in ("oci://a/b:1", "https://a.example/b")
     ]
     assert seconds[1] - seconds[0] == SETTINGS.delivery.seconds
+
+
+@pytest.mark.parametrize(
+    ("resources", "says"),
+    [
+        (None, "limits.cpu"),
+        ({"limits": {"cpu": "4"}, "requests": {"cpu": "2"}}, "limits.cpu"),
+        ({"limits": {"cpu": "500m"}}, "limits.cpu"),
+        ({"requests": {"cpu": "2"}}, "requests.cpu"),
+        ({"requests": {"cpu": "250m"}, "limits": {"memory": "1Gi"}}, "requests.cpu"),
+        ({"requests": {"cpu": "0"}}, "limits.cpu"),  # which would read as no threads at all
+        ({"requests": {"memory": "1Gi"}, "limits": None}, "limits.cpu"),
+    ],
+    ids=[
+        "nothing",
+        "both",
+        "a limit",
+        "a request",
+        "a request and a limit of memory",
+        "a request of nothing",
+        "memory",
+    ],
+)
+def test_a_worker_has_threads_for_its_limit_or_for_what_it_asks_where_it_has_none(resources: Any, says: str) -> None:
+    """Without either, a limit reads as the node's processors."""
+    service = _service(worker={"resources": resources} if resources else {})
+    (container,) = deployment(service, IDENTITY, SETTINGS, replicas=2)["spec"]["template"]["spec"]["containers"]
+    (threads,) = [entry for entry in container["env"] if entry["name"] == "OFFRAMP_THREADS"]
+    assert threads["valueFrom"]["resourceFieldRef"]["resource"] == says

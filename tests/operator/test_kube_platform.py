@@ -21,6 +21,7 @@ from offramp_core.control.objects import (
     ConfigStatus,
     GateStatus,
     Ledger,
+    Measured,
     ModelStatus,
     Observed,
     PinStatus,
@@ -38,7 +39,7 @@ from offramp_core.control.snapshot import Event, NewConfig, NewRollout, Training
 from offramp_core.errors import InvalidSpecError
 from offramp_core.evidence.detector import DetectorState
 from offramp_core.plan import exits_off_plan
-from offramp_core.protocol import ArmPlan, PlanDocument
+from offramp_core.protocol import ArmPlan, PlanCounts, PlanDocument
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import ApiUnavailableError, InvalidObjectError, KubeClient
 from offramp_operator.kube.kinds import (
@@ -184,7 +185,7 @@ def test_every_field_of_every_status_survives_the_api_server(world: Any, tools: 
         async with world() as w:
             service = (await w.gathered()).service
             rollout_status = _filled(ROLLOUT_STATUS)
-            tuning = _filled(dataclasses.replace(SERVICE_STATUS.tuning, audit="Quiet"))
+            tuning = _filled(dataclasses.replace(SERVICE_STATUS.tuning, audit="Quiet", eager_since_at=1_700_000_000.5))
             service_status = dataclasses.replace(SERVICE_STATUS, tuning=tuning)
             await w.platform.create_config(service, NewConfig(CONFIG_NAME, PLAN, CONFIG_STATUS))
             await w.platform.create_rollout(
@@ -208,6 +209,26 @@ def test_every_field_of_every_status_survives_the_api_server(world: Any, tools: 
                 "Tuned",
             )
             assert found.url == f"http://digits.{w.namespace}.svc"
+
+    tools.run(story())
+
+
+def test_a_status_of_more_workers_than_etcd_takes_is_written_without_what_can_be_counted_again(
+    world: Any, tools: Any
+) -> None:
+    counts = {f"boot-{i:036d}": PlanCounts("hash", 0.02, requests=10**9 + i, batches=10**8) for i in range(8000)}
+    measured = Measured("hash", 0.02, requests=7, live=counts, base=counts)
+
+    async def story() -> None:
+        async with world() as w:
+            service = (await w.gathered()).service
+            await w.platform.write_service_status(service, ServiceStatus(phase="Ready", measured=measured))
+            told = (await w.live(SERVICE))["status"]
+            assert told["phase"] == "Ready" and told["measured"]["requests"] == 7
+            assert "live" not in told["measured"]
+            before = await w.versions()
+            await w.platform.write_service_status(service, ServiceStatus(phase="Ready", measured=measured))
+            assert await w.versions() == before, "nothing new, nothing written"
 
     tools.run(story())
 

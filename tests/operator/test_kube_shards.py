@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -14,7 +20,7 @@ from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
 from offramp_operator.kube.kinds import LEASE, SERVICE
 from offramp_operator.kube.leader import LeaderElector, LeaseSettings
-from offramp_operator.kube.shards import MAX_SHARDS, Shards, lease_names, shard_of
+from offramp_operator.kube.shards import MAX_SHARDS, Shards, lease_names, lease_threads, shard_of
 from offramp_operator.shell.platform import ServiceKey
 
 KEYS = st.builds(ServiceKey, st.text("abc-", min_size=1), st.text("abc-0123456789", min_size=1))
@@ -122,5 +128,93 @@ def test_replicas_share_the_shards_and_a_lost_ones_are_taken_over(api: Any, name
 
             await a.close()
             assert set(await holders()) == {""}, "released at once"
+
+    tools.run(story())
+
+
+# --- a slow API server -----------------------------------------------------------------------------
+
+
+class SlowLeases(ThreadingHTTPServer):
+    """Leases in memory; each write is answered after ``delay_seconds``."""
+
+    daemon_threads = True
+    request_queue_size = 128
+    delay_seconds = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _LeaseHandler)
+        self.leases: dict[str, dict[str, Any]] = {}
+        self.versions = itertools.count(1)
+        self.lock = threading.Lock()
+
+    def write(self, lease: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        with self.lock:
+            known = self.leases.get(lease["metadata"]["name"])
+            if known is not None and lease["metadata"].get("resourceVersion") != known["metadata"]["resourceVersion"]:
+                return 409, {"kind": "Status", "message": "somebody was faster"}
+            lease["metadata"]["resourceVersion"] = str(next(self.versions))
+            self.leases[lease["metadata"]["name"]] = lease
+            return 200, lease
+
+
+class _LeaseHandler(BaseHTTPRequestHandler):
+    server: SlowLeases
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        name = self.path.partition("?")[0].rpartition("/")[2]
+        if self.command == "GET":
+            lease = self.server.leases.get(name)
+            status, value = (404, {"kind": "Status"}) if lease is None else (200, lease)
+        else:
+            time.sleep(self.server.delay_seconds)
+            status, value = self.server.write(json.loads(body))
+        answer = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_POST = do_PUT = _answer  # noqa: N815 the names http.server calls
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+@pytest.fixture
+def slow_leases() -> Iterator[SlowLeases]:
+    server = SlowLeases()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_forty_shards_are_kept_where_each_renewal_takes_a_while(slow_leases: SlowLeases, tools: Any) -> None:
+    """One after the other, forty renewals of 0.3 s take four times as long as a Lease may go without one."""
+    n, held = 40, 3.0
+
+    async def story() -> None:
+        with tools.client_at(slow_leases.server_address[1], threads=lease_threads(n)) as client:
+            leases = [LeaseSettings("default", name, "first", duration_seconds=5, renew_deadline_seconds=held, retry_seconds=0.5)
+                      for name in lease_names("offramp-leader", n)]  # fmt: skip
+            lost: list[str] = []
+            electors = [LeaderElector(client, lease, jitter=lambda: 0.0) for lease in leases]
+            shards = Shards(electors, retry_seconds=0.0, on_lost=lambda: lost.append("lost"))
+            for _ in range(n):
+                await shards.acquire()
+            slow_leases.delay_seconds = 0.3
+            renewed = {name: lease["metadata"]["resourceVersion"] for name, lease in slow_leases.leases.items()}
+            until = asyncio.get_running_loop().time() + 1.5 * held
+            while asyncio.get_running_loop().time() < until:
+                assert shards.holds() and not lost
+                await asyncio.sleep(0.05)
+            assert all(slow_leases.leases[name]["metadata"]["resourceVersion"] != was for name, was in renewed.items())
+            slow_leases.delay_seconds = 0.0
+            await shards.release()
 
     tools.run(story())

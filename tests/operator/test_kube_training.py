@@ -100,7 +100,7 @@ def test_a_training_is_bounded_confined_owned_and_deleted_after() -> None:
 def test_a_training_runs_where_and_with_what_a_worker_does_but_without_its_devices() -> None:
     resources = {"limits": {"cpu": "2", "memory": "3Gi", "nvidia.com/gpu": "1"}, "requests": {"cpu": "1"}}
     worker = {
-        "nodeSelector": {"zone": "a"},
+        "nodeSelector": {"topology.kubernetes.io/zone": "a"},
         "imagePullSecrets": [{"name": "s"}],
         "imagePullPolicy": "Never",
         "resources": resources,
@@ -108,8 +108,37 @@ def test_a_training_runs_where_and_with_what_a_worker_does_but_without_its_devic
     pod = pod_of(training_job(service(worker=worker), ORDER, SETTINGS))
     (trainer,) = pod["containers"]
     assert trainer["resources"] == {"limits": {"cpu": "2", "memory": "3Gi"}, "requests": {"cpu": "1"}}
-    assert (pod["nodeSelector"], pod["imagePullSecrets"]) == ({"zone": "a"}, [{"name": "s"}])
+    assert (pod["nodeSelector"], pod["imagePullSecrets"]) == ({"topology.kubernetes.io/zone": "a"}, [{"name": "s"}])
     assert trainer["imagePullPolicy"] == "Never"
+
+
+GPU_WORKER: dict[str, Any] = {
+    "nodeSelector": {"nvidia.com/gpu.product": "A100", "kubernetes.io/arch": "amd64"},
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "nvidia.com/gpu.present", "operator": "Exists"}]}]}}},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+    "runtimeClassName": "nvidia", "schedulerName": "gpu-scheduler", "priorityClassName": "high",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "example.com/npu"])
+@pytest.mark.parametrize("kind", ["limits", "requests"])
+def test_training_for_a_service_on_devices_goes_wherever_the_image_runs(device: str, kind: str) -> None:
+    """It has no device: what leads workers to theirs would keep it waiting for a node that is full of them."""
+    worker = {**GPU_WORKER, "resources": {kind: {"cpu": "2", device: 1}}}
+    pod = pod_of(training_job(service(worker=worker), ORDER, SETTINGS))
+    assert pod["nodeSelector"] == {"kubernetes.io/arch": "amd64"}
+    assert {"affinity", "runtimeClassName", "schedulerName"}.isdisjoint(pod)
+    assert pod["tolerations"] == GPU_WORKER["tolerations"], "they force nothing, and a store may be where workers are"
+    assert pod["priorityClassName"] == "high"
+    assert all(device not in c["resources"].get(k, {}) for c in pod["containers"] for k in ("limits", "requests"))
+
+
+@pytest.mark.parametrize("resources", [{}, {"limits": {"cpu": "2", "hugepages-2Mi": "64Mi"}}], ids=str)
+def test_training_for_a_service_without_devices_goes_where_its_workers_go(resources: dict[str, Any]) -> None:
+    worker = {**GPU_WORKER, "resources": resources}
+    pod = pod_of(training_job(service(worker=worker), ORDER, SETTINGS))
+    assert {name: pod[name] for name in GPU_WORKER} == GPU_WORKER
 
 
 def test_a_fetched_bundle_is_fetched_for_the_training_too() -> None:

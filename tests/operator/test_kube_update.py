@@ -139,7 +139,17 @@ class Fleet:
             assert time.monotonic() < deadline, f"{what} did not happen; {self.told()}; pods {self.seen[-5:]}"
             await asyncio.sleep(0.05)
 
-    async def serve(self, *bundles: str) -> None:
+    async def restart(self) -> dict[str, str]:
+        """Another operator, which knows what is stored and no more; resource versions of what it finds."""
+        platform = KubePlatform(self.client, self.cache, workers=WorkerSettings("offramp/worker:1"), instance="t2")
+        self.reconciler = Reconciler(platform, Observer(deadline_seconds=0.5), SigningKey.from_seed(b"k" * 32))
+        return await self.versions()
+
+    async def versions(self) -> dict[str, str]:
+        found = [obj for kind in (SERVICE, DEPLOYMENT) for obj in (await self.client.list(kind, self.namespace))[0]]
+        return {f"{obj['kind']}/{obj['metadata']['name']}": obj["metadata"]["resourceVersion"] for obj in found}
+
+    async def serve(self, *bundles: str, recreated: bool = False) -> None:
         """Until exactly these serve and no update is under way."""
         wanted = sorted(uri.removeprefix("oci://") for uri in bundles)
 
@@ -147,7 +157,8 @@ class Fleet:
             return (await self.bundles()) == wanted == sorted(_bundle(p) for p in await self.pods())
 
         await self.until(there, what=f"serving {wanted}")
-        await self.until(lambda: "WorkersUpdating" not in self.told(), what="the end of the update")
+        over = ("False", "Recreated") if recreated else None
+        await self.until(lambda: self.told().get("WorkersUpdating") == over, what="the end of the update")
 
     async def rest(self, ticks: int = 20) -> None:
         for _ in range(ticks):
@@ -385,11 +396,43 @@ def test_the_only_worker_is_never_taken_away_for_one_that_finds_no_room(fleet: A
             await f.until(lambda: f.told().get("WorkersUpdating") == ("True", "NoRoomToSurge"), what="the hold")
             await f.rest()
             assert min(ready for ready, _ in f.since()) == 1
-            assert "set replicas to 0 and back" in f.message("WorkersUpdating")
-            await f.edit(replicas=0)
-            await f.until(lambda: f.seen[-1][1] == 0, what="an empty service")
-            await f.edit(replicas=1)
-            await f.serve(BETTER)
+            assert "set updatePolicy.type to Recreate" in f.message("WorkersUpdating")
+            await f.edit(updatePolicy={"type": "Recreate"})
+            await f.serve(BETTER, recreated=True)
+            assert f.told()["WorkersUpdating"] == ("False", "Recreated")
+            assert "no request was answered for about" in f.message("WorkersUpdating")
+            assert max(pods for _, pods in f.since()) == 2, "the one that waits for room, and none besides"
+
+    tools.run(story())
+
+
+def test_with_recreate_a_broken_bundle_on_the_only_gpu_gives_way_to_what_served_before(fleet: Any, tools: Any) -> None:
+    """Pods, image and bundle, as they were; and a restarted operator leaves it at that."""
+
+    async def story() -> None:
+        policy = {"type": "Recreate", "recreateDeadline": "5s"}
+        async with fleet(nodes=1, replicas=1, updatePolicy=policy) as f:
+            await f.serve(GOOD)
+            before = (await f.pods())[0]["spec"]
+            await f.edit(model={"uri": BROKEN}, worker={"env": [{"name": "CHANGED", "value": "too"}]})
+            await f.until(lambda: f.told().get("WorkersUpdating") == ("True", "Recreating"), what="the interruption")
+            await f.until(lambda: f.told().get("WorkersUpdating") == ("True", "RecreateFailed"), what="the verdict")
+            assert f.told()["Reconciling"] == f.told()["Stalled"] == ("True", "RecreateFailed")
+
+            async def back() -> bool:
+                return await f.bundles() == [GOOD.removeprefix("oci://")] and "for about" in f.message("Stalled")
+
+            await f.until(back, what="the return")
+            after = (await f.pods())[0]["spec"]
+            assert [after[part] for part in ("containers", "volumes")] == [
+                before[part] for part in ("containers", "volumes")
+            ]
+            assert {"Recreating", "RecreateFailed"} <= {e["reason"] for e in await events_of(f)}
+            versions = await f.restart()
+            await f.rest(ticks=10)
+            assert await f.versions() == versions, "nothing is written anew"
+            await f.edit(model={"uri": BETTER})
+            await f.serve(BETTER, recreated=True)
 
     tools.run(story())
 

@@ -9,11 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes import client as kubernetes_client
 
+from offramp_operator.kube import client as client_module
 from offramp_operator.kube import watch as watch_module
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
@@ -167,6 +170,57 @@ def test_an_optional_kind_is_found_when_it_comes_and_forgotten_when_it_goes(
             await tools.eventually(lambda: w.names(HTTP_ROUTE, "default") == set(), what="its end")
             await w.feed.relist(w.client, ())
             assert w.feed.late_seconds() == 0.0
+
+    tools.run(story())
+
+
+def test_rights_on_routes_that_are_taken_away_and_given_back_bury_no_route(
+    restartable: Any, server: Any, tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "ABSENT_SECONDS", 0.1)
+    monkeypatch.setattr(client_module, "WATCH_SECONDS", 1)  # rights are looked at when a watch begins
+    api = restartable.api
+    rbac, account = "/apis/rbac.authorization.k8s.io/v1", "/api/v1/namespaces/default/serviceaccounts"
+    role = {"apiGroups": ["gateway.networking.k8s.io"], "resources": ["httproutes"], "verbs": ["get", "list", "watch"]}
+    binding = {"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "routes"},
+               "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": "default"}]}  # fmt: skip
+    metadata = {"name": "digits", "namespace": "default", "labels": {"app.kubernetes.io/managed-by": "offramp"}}
+    route = {"apiVersion": HTTP_ROUTE.api_version, "kind": "HTTPRoute", "metadata": metadata, "spec": {}}
+
+    def make(path: str, name: str, **body: Any) -> Any:
+        answer = api.request("POST", path, {"metadata": {"name": name}, **body})
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", server.gateway_api())
+    server.wait_for(lambda: api.create(route, keep=True).status_code == 201, what="a route")
+    make(account, "reader")
+    make(f"{rbac}/clusterroles", "routes", rules=[role])
+    make(f"{rbac}/clusterrolebindings", "routes", **binding)
+    token = api.request("POST", f"{account}/reader/token", {"spec": {"expirationSeconds": 3600}}).json()["status"][
+        "token"
+    ]
+    config = yaml.safe_load(api.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+
+    async def story() -> None:
+        cache = ObjectCache()
+        async with tools.client_of(tmp_path / "kubeconfig") as client:
+            task = asyncio.create_task(Feed(cache, lambda _: None).follow(client, HTTP_ROUTE, None))
+            await tools.eventually(lambda: cache.get(HTTP_ROUTE, "default", "digits") is not None, what="the route")
+            api.request("DELETE", f"{rbac}/clusterrolebindings/routes")
+            await tools.eventually(lambda: "forbidden" in cache.unreadable(HTTP_ROUTE, "default"), what="the refusal")
+            assert cache.get(HTTP_ROUTE, "default", "digits") is not None, "nobody said that it is gone"
+            make(f"{rbac}/clusterrolebindings", "routes", **binding)
+            await tools.eventually(lambda: cache.unreadable(HTTP_ROUTE, "default") == "", what="the right")
+            api.merge(route, {"metadata": {"labels": {"new": "label"}}})
+            await tools.eventually(
+                lambda: "new" in cache.get(HTTP_ROUTE, "default", "digits")["metadata"]["labels"],
+                what="news of the route",
+            )
+            task.cancel()
+            await asyncio.wait({task})
 
     tools.run(story())
 

@@ -24,7 +24,7 @@ from offramp_core.errors import InvalidSpecError
 from offramp_operator.local.fleet import Fleet
 from offramp_operator.local.process import process_started
 from offramp_operator.local.state import StateFolder, StateFolderError
-from offramp_operator.local.template import WorkerTemplate, bundle_path, render
+from offramp_operator.local.template import WorkerTemplate, available_cpus, bundle_path, render
 from offramp_operator.shell.platform import WorkerEndpoint
 from offramp_operator.shell.signing import SigningKey
 
@@ -283,6 +283,28 @@ def test_a_broken_bundle_leaves_the_old_workers_serving_and_says_why(tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_worker_whose_every_run_fails_gets_no_traffic_says_why_and_comes_back(tmp_path: Path) -> None:
+    async def story() -> None:
+        bundle = folder(tmp_path, "bundle")
+        async with bench(tmp_path) as made:
+            await made.want(bundle, 2)
+            sick, well = await made.ready(2)
+            (bundle / f"failing-{sick.uid}").touch()
+            await until(lambda: any(e.failure for e in made.live), what="the reason", state=made.fleet.endpoints)
+            assert [(e.uid, e.failure_reason, e.failure) for e in made.live if e.failure] == [
+                (sick.uid, "ExecutorFailing", "every run fails")
+            ]
+            await until(
+                lambda: made.front.history[-1] == {well.name}, what="one in the front", state=lambda: made.front.history
+            )
+            (bundle / f"failing-{sick.uid}").unlink()
+            await made.ready(2)
+            assert [(e.restarts, e.failure, e.failure_reason) for e in made.live] == [(0, "", "")] * 2
+
+    run(story())
+
+
+@pytest.mark.slow
 def test_scaling_starts_and_stops_only_the_difference(tmp_path: Path) -> None:
     async def story() -> None:
         bundle = folder(tmp_path, "bundle")
@@ -437,6 +459,15 @@ def test_cpus_are_shared_by_the_workers() -> None:
         return render("digits", "u", parse_spec({**SPEC, "replicas": replicas}), cpus=8).threads
 
     assert [threads(n) for n in (0, 1, 2, 3, 20)] == [8, 8, 4, 2, 1]
+
+
+def test_a_quota_of_this_machines_container_counts(tmp_path: Path) -> None:
+    for_all = available_cpus(tmp_path)  # no cgroup there
+    assert for_all >= 1
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    assert available_cpus(tmp_path) == 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert available_cpus(tmp_path) == for_all
 
 
 def test_templates_differ_exactly_when_a_worker_would() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "core"), str(Path(__file__).pare
 from fleet import MANIFEST, Fleet  # noqa: E402
 from states import BUDGET, CLEAN, DRIFTED, canary, promoted  # noqa: E402
 
+from offramp_core.control.gates import GateInput, read_gates  # noqa: E402
+from offramp_core.control.objects import ArmTally, BothArms  # noqa: E402
+from offramp_core.control.snapshot import Decision  # noqa: E402
 from offramp_operator.metrics import SERVICE_COUNTERS, SERVICE_GAUGES, Metrics  # noqa: E402
 from offramp_operator.shell.onlook import Seen  # noqa: E402
 from offramp_operator.shell.platform import Gathered, ServiceKey  # noqa: E402
@@ -139,6 +142,23 @@ def test_every_metric_of_a_service_is_told_at_some_time_and_none_outlives_it(lif
     watched = life["watched"]
     watched.metrics.gone(KEY)
     assert [name for name in moments[0] if watched.values(name)] == []
+
+
+def test_the_exposure_of_a_gate_is_of_what_it_must_have_seen_and_not_of_its_events() -> None:
+    """47 slow batches are the evidence; 1237 batches that could have been slow, of 1415, are the exposure."""
+    canary, stable = ArmTally(batches=310, judged=310, slow=21), ArmTally(batches=927, judged=927, slow=26)
+    given = GateInput(BothArms(canary, stable), 25, 0.02, 0.99, 3, 1415, certified=False)
+    watched = Watched(Fleet(CLEAN))
+    watched.run(lambda f: f.published is not None and f.published.canary is not None)
+    rollout = next(iter(watched.fleet.rollouts.values()))
+    status = replace(rollout.status, gates=read_gates(given))
+    gathered = Gathered(watched.fleet.service, {}, (replace(rollout, status=status),))
+    watched.metrics.passed(KEY, Seen(gathered, (), Decision(watched.fleet.status), watched.fleet.now))
+    told = watched.values("earlyexit_rollout_gate_exposure_ratio")
+    assert round(told["slowness",], 2) == 0.87
+    assert told["accuracy",] == 0 and told["acceptance",] == 0
+    assert ("failures",) not in told and ("drift",) not in told, "they ask for no exposure"
+    assert ("acceptance",) not in watched.values("earlyexit_rollout_gate_evidence_ratio"), "its evidence is not of harm"
 
 
 def test_the_time_until_workers_run_a_document_is_measured() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from offramp_cli.verify import load_held_out
+from offramp_core.control.objects import TuningStatus, ring
 from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument, RampInfo, Refusal
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -166,6 +167,33 @@ def test_a_fresh_observer_reads_everything_again_and_ends_with_the_same_records(
             before = times(await made.pull(a))
         async with bench() as made:
             assert times(await made.pull(a)) == before
+
+    asyncio.run(story())
+
+
+def test_a_fresh_observer_takes_no_used_record_for_a_new_one_where_a_workers_clock_is_ahead(
+    spawn: Callable[[str], StubWorker],
+) -> None:
+    """What the worker says of its rows, 1,000 seconds and more, lies ahead of both operators."""
+
+    async def story() -> None:
+        a = spawn("a")
+        a.rows = 3
+        async with bench(now=500.0) as made:
+            first = await made.pull(a)
+            assert first.records is not None
+            assert (times(first), first.records.ahead) == ([500.0] * 3, {a.state.boot_id: 3})
+        used = {ring(boot, DIGEST_B): seq for boot, seq in first.records.ahead.items()}
+        a.rows = 5
+        for known, seen in (
+            (TuningStatus(), [600.0] * 5),
+            (TuningStatus(consumed_through_at=500.0, used=used), [500.0] * 3 + [600.0] * 2),
+            (TuningStatus(records_since_at=550.0, stale=used), [pytest.approx(550.0)] * 3 + [600.0] * 2),
+        ):
+            async with bench(now=600.0) as made:
+                again = await made.observer.observe(KEY, (endpoint(a),), token=TOKEN, tuning=known)
+                assert times(again) == seen
+                assert known.records_since_at is None or times(again)[2] < known.records_since_at
 
     asyncio.run(story())
 

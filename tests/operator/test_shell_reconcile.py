@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
@@ -211,6 +212,93 @@ def test_a_decision_is_carried_out_in_the_order_that_persists_evidence_before_ac
             "event RampProposed",
         ]  # fmt: skip
         assert worker.taken == [document(2)], "workers are poked after the document is stored"
+
+    run(story())
+
+
+def with_canary(epoch: int, weight: int = 20) -> PlanDocument:
+    arm = ArmPlan(PLAN.to_mapping(), 1.0)
+    return PlanDocument("digits", "service-1", epoch, arm, arm, weight, "digits-1/0/0", 0.02)
+
+
+def test_what_only_takes_away_is_delivered_before_anything_is_stored(worker: StubWorker) -> None:
+    async def story() -> None:
+        platform = MemoryPlatform(worker)
+        platform.published, platform.broken_at = with_canary(1), "service-status"
+        decision = Decision(status=ServiceStatus(phase="Ready"), publish=document(2))
+        async with reconciler(platform, Script(lambda _: decision)) as made:
+            with pytest.raises(RuntimeError, match="broken"):
+                await made.reconcile(KEY)
+        assert platform.calls == ["publish 2", "workers", "service-status"]
+        assert worker.taken == [document(2)]
+
+    run(story())
+
+
+def test_what_gives_more_is_not_delivered_before_all_is_stored(worker: StubWorker) -> None:
+    async def story() -> None:
+        platform = MemoryPlatform(worker)
+        platform.published, platform.broken_at = document(1), "service-status"
+        decision = Decision(status=ServiceStatus(phase="Ready"), publish=with_canary(2))
+        async with reconciler(platform, Script(lambda _: decision)) as made:
+            with pytest.raises(RuntimeError, match="broken"):
+                await made.reconcile(KEY)
+        assert worker.taken == [] and platform.published == document(1)
+
+    run(story())
+
+
+def test_workers_that_missed_a_document_are_poked_although_nothing_can_be_stored(worker: StubWorker) -> None:
+    async def story() -> None:
+        platform = MemoryPlatform(worker)
+        platform.published, platform.broken_at = document(2), "service-status"
+        async with reconciler(platform, Script(lambda _: Decision(status=ServiceStatus(phase="Ready")))) as made:
+            with pytest.raises(RuntimeError, match="broken"):
+                await made.reconcile(KEY)
+        assert worker.taken == [document(2)]
+
+    run(story())
+
+
+def test_workers_are_brought_to_the_spec_although_no_decision_comes_about(worker: StubWorker) -> None:
+    async def story() -> None:
+        platform = MemoryPlatform(worker)
+
+        def broken(_: Snapshot) -> Decision:
+            raise RuntimeError("the decision is broken")
+
+        async with reconciler(platform, Script(broken)) as made:
+            with pytest.raises(RuntimeError, match="the decision is broken"):
+                await made.reconcile(KEY)
+        assert platform.calls == ["workers"]
+
+    run(story())
+
+
+@pytest.mark.parametrize("trouble", ["broken", "conflict"])
+def test_only_after_a_pass_that_could_act_does_a_pull_renew_the_workers_leases(
+    trouble: str, worker: StubWorker
+) -> None:
+    async def story() -> None:
+        platform = MemoryPlatform(worker)
+        phases = iter(("One", "Two", "Three", "Four", "Five"))
+
+        async def renews(made: Reconciler) -> bool:
+            worker.asked.clear()
+            with contextlib.suppress(RuntimeError):
+                await made.reconcile(KEY)
+            (pull,) = (asked for asked in worker.asked if "/v1/observations" in asked)
+            return "renew=0" not in pull
+
+        told = Script(lambda _: Decision(status=ServiceStatus(phase=next(phases))))
+        async with reconciler(platform, told) as made:
+            assert not await renews(made), "nobody knows yet what this process can do"
+            assert await renews(made)
+            setattr(platform, f"{trouble}_at", "service-status")
+            assert await renews(made), "the pull comes before the write that fails"
+            platform.broken_at = ""
+            assert not await renews(made)
+            assert await renews(made)
 
     run(story())
 

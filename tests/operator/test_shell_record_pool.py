@@ -121,7 +121,7 @@ def test_a_pool_that_may_keep_less_drops_the_oldest_rows_and_collects_again_when
 
 def test_the_pools_of_many_services_share_an_operators_memory_and_each_can_still_certify_a_plan() -> None:
     assert rows_each(1, n_ramps=12) == CAPACITY_ROWS
-    assert rows_each(300, n_ramps=12) * 300 * (8 * 12 + 20) == pytest.approx(POOLS_BYTES, rel=0.01)
+    assert rows_each(300, n_ramps=12) * 300 * (8 * 12 + 36) == pytest.approx(POOLS_BYTES, rel=0.01)
     assert rows_each(5000, n_ramps=27) == ENOUGH_ROWS
 
 
@@ -140,6 +140,16 @@ def test_a_worker_whose_clock_is_ahead_cannot_write_into_the_future() -> None:
     pool = RecordPool(n_ramps=2)
     pool.add("boot", rows_of(0, 3, time_from=1_000_000.0), latest_time=500.0)
     assert pool.columns()["time"].tolist() == [500.0, 500.0, 500.0]
+
+
+def test_rows_that_were_used_are_no_younger_when_a_fresh_pool_reads_them_from_a_clock_that_is_ahead() -> None:
+    first = RecordPool(n_ramps=2)
+    first.add("fast", rows_of(0, 3, time_from=1_000_000.0), latest_time=500.0)
+    first.add("right", rows_of(0, 3, time_from=400.0), latest_time=500.0)
+    assert first.ahead() == RecordPool.load(first.dump()).ahead() == {"fast": 3}
+    again = RecordPool(n_ramps=2)
+    again.add("fast", rows_of(0, 5, time_from=1_000_000.0), latest_time=900.0, not_younger=((3, 500.0), (2, 480.0)))
+    assert again.columns()["time"].tolist() == [480.0, 480.0, 500.0, 900.0, 900.0]
 
 
 def test_a_pool_goes_on_after_a_restart_where_it_stopped() -> None:

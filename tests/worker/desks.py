@@ -20,6 +20,7 @@ from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.tickets import Ticket
 from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk
+from offramp_worker.plans.memory import PlanMemory
 
 SHARE = 0.25
 EVERYBODY_LEAVES = {"r00-grid": "1"}
@@ -28,14 +29,16 @@ EVERYBODY_LEAVES = {"r00-grid": "1"}
 class Service:
     """An engine and the desk where plans arrive; every reading of the clock is a millisecond later."""
 
-    def __init__(self, folder: Path, bundle: Bundle, sessions: Sessions, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, bundle: Bundle, sessions: Sessions, *, memory: PlanMemory | None = None, **options: Any
+    ) -> None:
         self.folder, self.done, ticks, self.fences = folder, list[Ticket](), itertools.count(), 9.0
         self.engine = Engine(
             bundle, sessions, uid="w", boot_id="boot", max_queue_rows=4096, marker=CrashMarker(None), metrics=Metrics(), deliver=self.done.extend,
             **{"latency_seconds": None, "clock": lambda: next(ticks) * 1e-3, **options},
         )  # fmt: skip
         public = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-        self.desk = PlanDesk(self.engine, public_key=public, service_uid=SERVICE_UID)
+        self.desk = PlanDesk(self.engine, public_key=public, service_uid=SERVICE_UID, memory=memory)
         self.engine.start()
 
     def run(self, stable: Plan, **fields: Any) -> None:

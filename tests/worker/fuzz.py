@@ -5,6 +5,7 @@ Every case says which replies are right. A valid request interleaved with them m
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import re
@@ -26,7 +27,8 @@ from offramp_worker.grpc import messages
 PATH = "/v2/models/tiny/infer"
 ROW_SHAPE = (bundles.CHANNELS, bundles.SIZE, bundles.SIZE)
 ROW_BYTES = 4 * int(np.prod(ROW_SHAPE))
-REFUSED = frozenset({400, 404, 405, 408, 413, 417, 422, 429, 431, 501, 503})
+GOOD = frozenset({200, 429, 503})
+REFUSED = frozenset({400, 404, 405, 408, 413, 415, 417, 422, 429, 431, 501, 503})
 CLOSED = 0  # the server closed without a reply: right only where nothing complete was sent
 Rng = np.random.Generator
 
@@ -242,13 +244,56 @@ def wrong_place(rng: Rng) -> Case:
              "/v2/models/tiny%2finfer", "/v2/../etc/passwd", "/v2/models/tiny/versions//infer", "/%ff", "/v2/models/infer"]  # fmt: skip
     methods = ["POST", "GET", "PUT", "DELETE", "OPTIONS", "PATCH"]
     path, method = paths[int(rng.integers(len(paths)))], methods[int(rng.integers(len(methods)))]
-    return Case("wrong-place", (http(b"{}", path=path, method=method),), REFUSED)
+    return Case("wrong-place", (http(b"{}", path=path, method=method),), REFUSED | {204})
 
 
-def compressed(rng: Rng) -> Case:
-    return Case(
-        "compressed", (http(b"x" * 20, f"Content-Encoding: {rng.choice(['gzip', 'br', 'deflate'])}"),), frozenset({400})
-    )
+def packed(rng: Rng) -> Case:
+    """A good request packed well, badly, or in a way that nobody here knows."""
+    x = bundles.inputs(1)
+    body, length = binary(tensor(x), x.tobytes())
+    whole = gzip.compress(body, 1)
+    half = len(body) // 2
+    kinds: list[tuple[bytes, str, frozenset[int]]] = [
+        (whole, "gzip", GOOD), (gzip.compress(body[:half], 1) + gzip.compress(body[half:], 1), "GZIP", GOOD), (body, "identity", GOOD),
+        (whole, "br", frozenset({415})), (whole, "gzip, gzip", frozenset({415})), (whole[:-1], "gzip", frozenset({400})),
+        (whole + b"x", "gzip", frozenset({400})), (b"x" * 20, "gzip", frozenset({400})), (b"", "gzip", frozenset({400})),
+        (gzip.compress(b" " * 2**25, 1), "gzip", frozenset({413})),
+    ]  # fmt: skip
+    sent, encoding, right = kinds[int(rng.integers(len(kinds)))]
+    return Case("packed", (http(sent, length, f"Content-Encoding: {encoding}"),), right)
+
+
+def upgrade(rng: Rng) -> Case:
+    """A good request whose client would rather speak another protocol, in a few pieces."""
+    x = bundles.inputs(1)
+    protocol = str(rng.choice(["h2c", "websocket", "TLS/1.0", "x"]))
+    asks = [
+        "Connection: Upgrade, HTTP2-Settings",
+        f"Upgrade: {protocol}",
+        "HTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAAAAYABgAA",
+    ]
+    body, length = binary(tensor(x), x.tobytes())
+    whole = http(body, length, *asks)
+    cuts = [0, *sorted(rng.integers(1, len(whole), size=int(rng.integers(0, 4))).tolist()), len(whole)]
+    return Case("upgrade", tuple(whole[a:b] for a, b in itertools.pairwise(cuts)), GOOD, pause_seconds=0.002)
+
+
+def disputed_length(rng: Rng) -> Case:
+    """Heads of which a proxy may think that the body ends elsewhere: the connection must end with the refusal."""
+    head = b"POST " + PATH.encode() + b" HTTP/1.1\r\nHost: t\r\n"
+    smuggled = b"GET /v2/health/live HTTP/1.1\r\nHost: t\r\n\r\n"
+    lengths = [
+        b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n", b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n",
+        b"Content-Length: 2\r\nContent-Length: 3\r\n", b"Content-Length: +2\r\n", b"Content-Length: 0x2\r\n", b"Content-Length: 2,2\r\n",
+        b"Content-Length: 2 3\r\n", b"Content-Length : 2\r\n", b"Transfer-Encoding: xchunked\r\n", b"Transfer-Encoding: chunked, identity\r\n",
+        b"Transfer-Encoding:\x0bchunked\r\n", b"Content-Length: 2\n", b"Content-Length:\r\n 2\r\n",
+    ]  # fmt: skip
+    length = lengths[int(rng.integers(len(lengths)))]
+    return Case("disputed-length", (head + length + b"\r\n{}" + smuggled,), frozenset({400, 501}))
+
+
+def tunnel(_: Rng) -> Case:
+    return Case("tunnel", (b"CONNECT t:80 HTTP/1.1\r\nHost: t\r\n\r\n",), frozenset({405}))
 
 
 def slow_sender(rng: Rng) -> Case:
@@ -279,7 +324,7 @@ def chunked(rng: Rng) -> Case:
 
 CASES: tuple[Callable[[Rng], Case], ...] = (
     wrong_size, wrong_declared_size, truncated_body, truncated_in_its_length, not_finite, odd_shape, odd_datatype, mutated_json, odd_json, odd_data,
-    odd_header_length, large_head, large_body, broken_http, wrong_place, compressed, slow_sender, gone_before_the_reply, chunked,
+    odd_header_length, large_head, large_body, broken_http, wrong_place, packed, upgrade, disputed_length, tunnel, slow_sender, gone_before_the_reply, chunked,
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,7 @@ class WorkerProcess:
     env: dict[str, str] = field(default_factory=dict)
     control_plane: bool = True
     wait_ready: bool = True
+    command: Sequence[str] = (sys.executable, "-m", "offramp_worker.main")
     log: list[dict[str, Any]] = field(default_factory=list)
     noise: list[str] = field(default_factory=list)
 
@@ -116,9 +117,7 @@ class WorkerProcess:
                 "OFFRAMP_PUBLIC_KEY": base64.b64encode(public).decode(),
                 "OFFRAMP_TOKEN_SHA256": hashlib.sha256(TOKEN.encode()).hexdigest(),
             }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "offramp_worker.main"], env=env | self.env, stderr=subprocess.PIPE, text=True
-        )
+        self.process = subprocess.Popen(self.command, env=env | self.env, stderr=subprocess.PIPE, text=True)
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
         self.public = httpx.Client(base_url=f"http://127.0.0.1:{self.port('public')}", timeout=30)

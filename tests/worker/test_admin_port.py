@@ -259,6 +259,24 @@ def test_the_plan_file_is_taken_before_ready_and_when_its_content_changes(bundle
         eventually(lambda: process.state().epoch == 2, what="epoch 2")
 
 
+@pytest.mark.slow
+def test_a_worker_that_drains_stays_until_the_audits_that_were_waited_for_are_told(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
+    with WorkerProcess(bundle_dir, env={"OFFRAMP_STATE_DIR": str(tmp_path)}) as process:
+        process.deliver(document(plan_for(bundle_dir, {"r02-linear": "0.5"}), audit_rate=1.0)).raise_for_status()
+
+        def still_open() -> bool:
+            process.infer(bundles.inputs(200, seed=3))
+            return any(c.drawn > c.audited for c in process.observations().counts)
+
+        eventually(still_open, what="audits that the control plane knows to be open")
+        process.process.send_signal(signal.SIGTERM)
+        time.sleep(1.5)  # an idle worker is done with them long before, and gone if it does not care
+        eventually(lambda: all(c.drawn == c.audited for c in process.observations().counts), what="the last of them")
+        assert process.process.wait(10) == 0
+
+
 # --- crashes ---------------------------------------------------------------------------------------
 
 
@@ -329,8 +347,27 @@ def test_a_canary_whose_lease_has_ended_is_told_by_its_absence_until_a_new_docum
     canary = plan_for(bundle_dir, {"r00-grid": "0.5"})
     on_lease = document(plan_for(bundle_dir), epoch=4, canary=canary, weight=100, canary_lease_seconds=2.0)
     assert worker.deliver(on_lease).raise_for_status().json()["canary_hash"] == canary.content_hash
-    time.sleep(2.5)  # nobody pulls: to look would be a pull
+    time.sleep(2.5)  # nobody pulls
     lapsed = worker.state()
     assert (lapsed.epoch, lapsed.canary_hash) == (4, ""), "the pull that comes too late sees what it missed"
     again = worker.deliver(replace(on_lease, epoch=5)).raise_for_status().json()
     assert again["canary_hash"] == canary.content_hash
+
+
+@pytest.mark.slow
+def test_pulls_of_an_operator_that_cannot_act_let_a_canary_end_with_its_lease(
+    worker: WorkerProcess, bundle_dir: Path
+) -> None:
+    canary = plan_for(bundle_dir, {"r00-grid": "0.5"})
+    on_lease = document(plan_for(bundle_dir), epoch=4, canary=canary, weight=100, canary_lease_seconds=2.0)
+
+    def pulled_for(seconds: float, query: str) -> str:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            worker.admin.get(f"/v1/observations?after=0&state=1{query}").raise_for_status()
+            time.sleep(0.05)
+        return worker.state().canary_hash
+
+    worker.deliver(on_lease).raise_for_status()
+    assert pulled_for(3.0, "") == canary.content_hash, "renewed by every pull, as those of earlier releases"
+    assert pulled_for(3.0, "&renew=0") == "", "it watches, and could do nothing about what it sees"

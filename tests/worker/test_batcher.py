@@ -105,7 +105,7 @@ def test_a_request_that_finds_the_engine_idle_runs_alone_at_once() -> None:
         ),
         max_size=25,
     ),
-    st.integers(1, 8),
+    st.integers(3, 8),  # nobody is passed who needs no third batch
 )
 def test_every_row_runs_once_in_order_of_priority_and_deadline(
     requests: list[tuple[int, int, bool, int | None, bool]], max_batch: int
@@ -129,7 +129,7 @@ def test_every_row_runs_once_in_order_of_priority_and_deadline(
     assert queue.batcher.rows == 0
 
 
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 2)), max_size=25), st.integers(1, 8))
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 2)), max_size=25), st.integers(3, 8))
 def test_batches_are_of_one_group_that_of_the_first_in_the_queue_and_each_group_keeps_its_order(
     requests: list[tuple[int, int]], max_batch: int
 ) -> None:
@@ -148,6 +148,51 @@ def test_batches_are_of_one_group_that_of_the_first_in_the_queue_and_each_group_
         waiting = [t for t in waiting if t.waiting]
         assert queue.batcher.rows == sum(t.waiting for t in waiting)
     assert queue.batcher.take(wait=False) is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.integers(1, 2), st.booleans(), st.one_of(st.none(), st.integers(50, 60))),
+        min_size=1,
+        max_size=20,
+    ),
+    st.integers(1, 8),
+    st.booleans(),
+)
+def test_every_row_runs_once_whatever_the_sizes_and_no_priority_passes_a_higher_one(
+    requests: list[tuple[int, int, bool, int | None]], max_batch: int, in_groups: bool
+) -> None:
+    queue = Queue(OfframpBatching(max_batch=max_batch), group=(lambda x: len(x) % 2) if in_groups else None)
+    tickets = [queue.put(n, priority=p, never_exit=e, timeout=t) for n, p, e, t in requests]
+    seen: list[tuple[Ticket, int]] = []
+    while queue.batcher.rows:
+        best = min(t.priority for t in tickets if t.waiting)
+        batch = queue.take()
+        assert 1 <= len(batch) <= max_batch and batch.owners[0][0].priority == best
+        assert len({(t.never_exit, t.group) for t, _ in batch.owners}) == 1
+        seen += batch.owners
+        assert queue.batcher.rows == sum(t.waiting for t in tickets)
+    assert len(seen) == len(set(seen)) == sum(n for n, *_ in requests)
+    for ticket in tickets:
+        assert [row for t, row in seen if t is ticket] == list(range(len(ticket.x)))
+
+
+@pytest.mark.parametrize("never_exit", [False, True], ids=["in its lane", "in the other lane"])
+@pytest.mark.parametrize("group", [None, len], ids=["one length", "two lengths"])
+def test_a_row_behind_large_requests_runs_in_every_second_batch(group: Any, never_exit: bool) -> None:
+    queue = Queue(OfframpBatching(max_batch=8), group=group)
+    large = [queue.put(200), queue.put(100)]
+    assert queue.take().owners[0][0] is large[0]
+    row = queue.put(1, never_exit=never_exit)
+    assert [queue.take().owners[0][0] for _ in range(5)] == [row, large[0], large[1], large[0], large[1]]
+
+
+def test_a_large_request_that_was_promised_a_time_is_passed_by_nobody() -> None:
+    queue = Queue(OfframpBatching(max_batch=8), objective=2.0)
+    promised = queue.put(100)
+    queue.put(1)
+    assert promised.on_time
+    assert [queue.take().owners[0][0] for _ in range(12)] == [promised] * 12  # as was forecast
 
 
 def test_a_higher_priority_overtakes_even_the_rest_of_a_long_request() -> None:

@@ -209,7 +209,7 @@ def test_a_client_that_goes_away_takes_nobody_with_it(bench: Bench, bundle_dir: 
     assert leader not in bench.done and other not in bench.done
     np.testing.assert_array_equal(follower.logits, bench.engine.sessions.exact(x[:1]))
     eventually(lambda: bench.sample("inflight") == 0, what="nothing in flight")
-    assert bench.sample("requests_total", arm="", outcome="cancelled") == 2
+    assert bench.sample("rows_total", arm="", outcome="cancelled") == 2
 
 
 def test_nobody_waits_with_a_request_of_lower_priority_or_one_that_may_come_too_late(

@@ -13,8 +13,10 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from offramp_worker import main
+from offramp_worker.http.budget import ByteBudget
 from offramp_worker.http.connection import SEND_SECONDS, Connection
-from offramp_worker.http.inference import Reply, Response
+from offramp_worker.http.inference import Reply
+from offramp_worker.http.refusals import Refusals, Response
 
 REQUEST = b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\n\r\nbody"
 IN_ITS_HEAD, IN_ITS_BODY = 20, len(REQUEST) - 2
@@ -27,16 +29,15 @@ class Line:
     def __init__(self) -> None:
         self.now, self.sent = 0.0, b""
         self.replies: list[Reply] = []
+        self.budget = ByteBudget(1000)
         self.transport = Mock(asyncio.Transport, write=self._write, get_extra_info=lambda *_: None)
         self.transport.is_closing.return_value = False
         loop: Any = SimpleNamespace(time=lambda: self.now, call_soon=lambda call, *args: call(*args), call_later=Mock())
         inference: Any = SimpleNamespace(
-            max_body_bytes=1000,
-            answer=lambda path, headers, body, reply: self.replies.append(reply),
-            too_slow=lambda seconds: Response(408, b"", [], close=True),
+            max_body_bytes=1000, answer=lambda path, headers, body, reply: self.replies.append(reply)
         )
         self.connection = Connection(
-            inference=inference, idle_seconds=75.0, receive_seconds=RECEIVE_SECONDS, config=uvicorn.Config(_app, log_config=None),
+            inference=inference, refusals=Refusals(), budget=self.budget, idle_seconds=75.0, receive_seconds=RECEIVE_SECONDS, config=uvicorn.Config(_app, log_config=None),
             server_state=ServerState(), app_state={}, _loop=loop,
         )  # fmt: skip
         self.connection.connection_made(self.transport)
@@ -91,6 +92,22 @@ def test_so_has_one_behind_replies_that_were_not_taken(line: Line, received: int
     line.connection.data_received(REQUEST[received:])
     line.answer()
     assert line.statuses == [200, 200]
+
+
+def test_a_request_that_is_complete_waits_for_no_room_and_gets_one_answer(line: Line) -> None:
+    line.budget.take(line.budget.limit)
+    line.connection.data_received(REQUEST)
+    line.pass_seconds(10)
+    line.answer()
+    assert line.statuses == [200]
+
+
+def test_one_that_is_not_is_told_to_come_again(line: Line) -> None:
+    line.budget.take(line.budget.limit)
+    line.connection.data_received(REQUEST[:IN_ITS_BODY])
+    line.pass_seconds(3)
+    assert line.statuses == [503]
+    assert line.budget.used == line.budget.limit
 
 
 @pytest.mark.parametrize("received", [IN_ITS_HEAD, IN_ITS_BODY])

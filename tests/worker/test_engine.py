@@ -21,9 +21,11 @@ from scipy.special import softmax
 from stages import behind, broken
 
 from offramp_core.batching import BATCHING
-from offramp_core.bundle import BatchProfile, Profile, TensorSpec
+from offramp_core.bundle import BatchProfile, Profile, TensorSpec, column_arrays, profile_arrays
+from offramp_core.evaluate import evaluate
 from offramp_core.execution import Regrouping, carries_on
 from offramp_core.protocol import ArmPlan, PlanDocument
+from offramp_core.records import records_from_arrays
 from offramp_core.sketch import SecondsSketch
 from offramp_core.uncertainty import STEPS, TABLE_SIZE, exit_test, uncertainty
 from offramp_worker.bundle.load import Bundle
@@ -114,6 +116,11 @@ class Bench:
         eventually(lambda: fence in self.done, what="the fence")
         eventually(lambda: self.settled, what="the end of audits")
         return tickets
+
+    def count(self, tickets: list[Ticket]) -> None:
+        """What the front does after a reply."""
+        for ticket in tickets:
+            self.engine.count_reply(ticket)
 
     def slowed(self, stage: Runnable, seconds: float) -> Runnable:
         """A stage that turns the clock."""
@@ -393,6 +400,27 @@ def held_up(bench: Bench, x: Any, hold: threading.Event) -> Ticket:
     return blocker
 
 
+def test_a_single_row_is_answered_before_large_requests_that_came_first_and_so_is_a_smaller_one(
+    bundle: Bundle, sessions: Sessions
+) -> None:
+    bench = Bench(bundle, sessions)  # without an objective
+    bench.engine.start()
+    hold = threading.Event()
+    exact = bench.engine._exact
+    blocker = held_up(bench, bundles.inputs(1), hold)
+    large = [bench.engine.submit(bundles.inputs(n), never_exit=True) for n in (1024, 640)]
+    row = bench.engine.submit(bundles.inputs(1, seed=1), never_exit=True)
+    other = bench.engine.submit(bundles.inputs(1, seed=2), never_exit=False)
+    bench.engine._exact = exact
+    hold.set()
+    eventually(lambda: len(bench.done) == 5, what="all replies")
+    assert bench.done == [blocker, row, other, large[1], large[0]]
+    for ticket, x in ((row, bundles.inputs(1, seed=1)), (large[0], bundles.inputs(1024))):
+        np.testing.assert_array_equal(ticket.labels, labels(sessions.exact(x)))
+    bench.engine.close()
+    assert bench.engine.join(30)
+
+
 # --- early replies ---------------------------------------------------------------------------------
 
 
@@ -492,9 +520,10 @@ def test_a_certain_row_is_an_exit_whether_or_not_its_deadline_comes(bench: Bench
     assert (ticket.exits, ticket.due) == (["r00-grid"] * 3, [False] * 3)
 
 
-def test_everyone_may_have_the_objective_as_deadline_but_rows_drawn_for_audit(
+def test_everyone_may_have_the_objective_as_deadline_whether_or_not_it_is_drawn_for_audit(
     bundle: Bundle, sessions: Sessions, bundle_dir: Path
 ) -> None:
+    """What is compared is what is served: else a plan that is cut short is judged by answers that nobody got."""
     draws = iter([0.9] * 3 + [0.1] * 2 + [0.9] * 9)  # the blocker, two rows that are not drawn, two that are, ...
     bench = Bench(
         bundle, sessions, latency_seconds=0.1, always_in_time=True, draw=lambda: next(draws), cache_bytes=10_000
@@ -503,11 +532,13 @@ def test_everyone_may_have_the_objective_as_deadline_but_rows_drawn_for_audit(
     bench.activate(bundle_dir, {"r00-grid": NOBODY}, audit_rate=0.5)
     x = bundles.inputs(4, seed=22)
     tickets = serve_together(bench, [x[i : i + 1] for i in range(4)], [float("inf")] * 4)
-    assert [t.due[0] for t in tickets] == [True, True, False, False]
-    assert [t.exits[0] for t in tickets] == ["r00-grid", "r00-grid", "final", "final"]
+    assert [t.due[0] for t in tickets] == [True] * 4
+    assert [t.exits[0] for t in tickets] == ["r00-grid"] * 4
     assert [t.audited[0] for t in tickets] == [False, False, True, True]
-    counts = bench.counts(1)
+    counts, reference = bench.counts(1), sessions.tapped(x[2:])
+    wrong = [int(t.labels[0]) for t in tickets[2:]] != labels(reference.logits)
     assert (counts.requests, counts.drawn, counts.audited, counts.exits) == (4, 2, 2, {"final": 4})
+    assert counts.disagreements == int(np.sum(wrong))
     again = bench.engine.submit(x[:1], never_exit=False)
     assert not again.cached  # what was cut short is not for others
     bench.engine.close()
@@ -608,6 +639,31 @@ def test_an_audit_that_fails_counts_against_the_plan(bench: Bench, bundle_dir: P
     assert (bench.counts(1).drawn, bench.counts(1).audited, bench.counts(1).disagreements) == (5, 5, 5)
 
 
+def test_an_audit_that_fails_leaves_a_record_that_disagrees_with_every_plan(bench: Bench, bundle_dir: Path) -> None:
+    bench.activate(bundle_dir, {"r02-linear": EVERYONE}, audit_rate=1.0)
+    bench.serve(bundles.inputs(3))
+    desk, whole = bench.engine._desk, bench.engine._desk._scored
+    desk._scored = lambda x: (
+        (_ for _ in ()).throw(RuntimeError("no memory")) if len(x) > 1 or x[0, 0, 0, 0] == 7 else whole(x)
+    )  # type: ignore[assignment]
+    poison = bundles.inputs(2, seed=9)
+    poison[:, 0, 0, 0] = 7
+    bench.serve(np.concatenate([poison, bundles.inputs(2, seed=8)]))
+    block, ramps = bench.engine.ring.read(0), bench.engine.bundle.columns
+    arrays = {
+        **{name: np.frombuffer(base64.b64decode(getattr(block, name)), dtype) for name, dtype in (("time", "<f8"), ("final", "<i4"), ("reference", "<i4"))},
+        **{name: np.frombuffer(base64.b64decode(getattr(block, name)), dtype).reshape(-1, len(ramps)) for name, dtype in (("uncertainty", "<f4"), ("prediction", "<i4"))},
+        **profile_arrays(bench.engine.bundle.profile), **column_arrays(ramps),
+    }  # fmt: skip
+    records = records_from_arrays(arrays)
+    assert len(records) == 7, "one for each, and none twice"
+    lost = ~records.agrees.any(axis=1) & (records.uncertainty == 0).all(axis=1)
+    assert lost.sum() == 2 and records.final_agrees.all()
+    for ramp in range(records.n_ramps):
+        assert evaluate(records.take(np.flatnonzero(lost)), [ramp], [0.000001]).disagreements == 2
+    assert evaluate(records, [], []).disagreements == 0
+
+
 # --- failures, slowness, leases, breaker ---------------------------------------------------------
 
 
@@ -629,18 +685,19 @@ def test_a_batch_that_fails_answers_with_an_error_and_the_worker_goes_on(
     assert bench.serve(bundles.inputs(1))[0].error is None
 
 
-def test_rows_answered_later_than_the_objective_are_counted(
+def test_a_request_answered_later_than_the_objective_is_counted_once(
     bundle: Bundle, bundle_dir: Path, sessions: Sessions
 ) -> None:
     bench = Bench(bundle, sessions, latency_seconds=2.0)
     bench.engine.start()
     try:
         bench.activate(bundle_dir, {"r02-linear": NOBODY}, wrap=lambda stage: bench.slowed(stage, 0.5))
-        bench.serve(bundles.inputs(3), one_by_one=False)
-        assert bench.sample("late_requests_total", arm="stable") == 0
+        bench.count(bench.serve(bundles.inputs(3), one_by_one=False))
+        assert bench.sample("late_requests_total") == 0
         bench.activate(bundle_dir, {"r02-linear": NOBODY}, epoch=2, wrap=lambda stage: bench.slowed(stage, 1.5))
-        bench.serve(bundles.inputs(3), one_by_one=False)
-        assert bench.sample("late_requests_total", arm="stable") == 3
+        bench.count(bench.serve(bundles.inputs(3), one_by_one=False))
+        assert bench.sample("late_requests_total") == 1
+        assert bench.sample("requests_total", outcome="ok") == 2
         assert bench.sample("batch_rows_sum", arm="stable") == 6 + 2, "and those of the two fences"
     finally:
         bench.engine.close()
@@ -798,7 +855,7 @@ def test_a_request_whose_time_runs_out_is_told_so_and_its_rows_do_not_run(bench:
     assert [t.expired for t in (first, hurried, patient)] == [False, True, False]
     eventually(lambda: bench.settled and bench.counts(1).requests == 2, what="counts")
     assert bench.counts(1).drawn == 2  # who is not served is no label
-    assert bench.sample("requests_total", arm="", outcome="expired") == 1
+    assert bench.sample("rows_total", arm="", outcome="expired") == 1
     eventually(lambda: bench.sample("inflight") == 0, what="nothing in flight")
 
 
@@ -813,7 +870,7 @@ def test_a_cancelled_request_does_not_run_and_is_never_heard_of_again(bench: Ben
             bench.engine.cancel(ticket)
     eventually(lambda: bench.settled and bench.counts(1).requests == 1, what="counts")
     assert bench.done == [running]
-    assert bench.sample("requests_total", arm="", outcome="cancelled") == 2
+    assert bench.sample("rows_total", arm="", outcome="cancelled") == 2
     eventually(lambda: bench.sample("inflight") == 0, what="nothing in flight")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from offramp_worker.bundle.load import load_bundle
 from offramp_worker.engine.sessions import Sessions
 
 OBJECTIVE = {"OFFRAMP_LATENCY_SECONDS": "0.5", "OFFRAMP_GRPC_PORT": "0"}
+ASKED = int(os.environ.get("OFFRAMP_FUZZ_REQUESTS", "0"))  # by `python -m bench.fuzz`
 MAX_REFUSED = 0.05  # of the valid requests: the load is far below what the worker can do, but a busy machine may stall for a while
 PLANS = {
     "fp32": {"r00-grid": "0.2", "r02-linear": "0.5"},
@@ -27,9 +29,9 @@ CLEAR = 0.002  # of a threshold, so that a row leaves at the same ramp in any ba
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "requests", [pytest.param(1_000, id="1000"), pytest.param(20_000, id="20000", marks=pytest.mark.slow)]
+    "requests", [pytest.param(1_000, id="1000"), pytest.param(ASKED or 20_000, id="20000", marks=pytest.mark.slow)]
 )
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200 if ASKED else 1800)
 def test_hostile_requests_are_refused_and_their_neighbours_get_their_own_answers(
     bundle_dir: Path, sessions: Sessions, requests: int
 ) -> None:
@@ -54,7 +56,7 @@ def test_the_same_under_a_plan_with_exits_and_an_objective(tmp_path: Path, preci
 @pytest.mark.parametrize("precision", PLANS)
 def test_hostile_messages_over_grpc_harm_nobody(tmp_path: Path, precision: str) -> None:
     with under_a_plan(tmp_path, precision) as (process, pool):
-        tally = fuzz.attack_grpc(f"127.0.0.1:{process.port('grpc')}", pool, requests=300, seed=7)
+        tally = fuzz.attack_grpc(f"127.0.0.1:{process.port('grpc')}", pool, requests=ASKED or 300, seed=7)
         assert tally.wrong == []
         assert tally.refused <= MAX_REFUSED * tally.sent["valid"]
         assert tally.early > 0

@@ -269,4 +269,4 @@ def _sample(process: WorkerProcess, name: str) -> float:
 def _rows(process: WorkerProcess, *, outcome: str) -> float:
     text = process.public.get("/metrics").raise_for_status().text
     wanted = f'outcome="{outcome}"'
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("earlyexit_requests_total") and wanted in line)  # fmt: skip
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("earlyexit_rows_total") and wanted in line)  # fmt: skip

@@ -218,7 +218,7 @@ def test_binary_data_without_its_size_gets_a_400(plain: WorkerProcess) -> None:
     assert reply.json()["error"].startswith("inputs[0].parameters.binary_data_size: is missing")
 
 
-def test_an_unknown_model_is_404_and_a_compressed_body_400(plain: WorkerProcess) -> None:
+def test_an_unknown_model_is_404_and_a_body_that_claims_to_be_gzip_400(plain: WorkerProcess) -> None:
     for path, method in (("/v2/models/other/infer", "POST"), ("/v2/models/other", "GET"), ("/v3", "GET")):
         assert plain.public.request(method, path, json={}).status_code == 404
     reply = plain.public.post("/v2/models/tiny/infer", content=b"x", headers={"Content-Encoding": "gzip"})
@@ -365,11 +365,12 @@ def test_metrics_agree_with_the_replies(worker: WorkerProcess, bundle_dir: Path)
     replies = [worker.infer(x[None]) for x in bundles.inputs(40)]
     left = sum(r["parameters"]["exit"] == "r02-linear" for r in replies)
     eventually(lambda: _metric(worker, "earlyexit_audited_total", arm="stable") == 40, what="audits")
-    assert _metric(worker, "earlyexit_requests_total", arm="stable", outcome="ok") == 40
+    assert _metric(worker, "earlyexit_requests_total", outcome="ok") == 40
+    assert _metric(worker, "earlyexit_rows_total", arm="stable", outcome="ok") == 40
     assert _metric(worker, "earlyexit_responses_total", protocol="rest", code="200") == 40
     assert _metric(worker, "earlyexit_exits_total", ramp="r02-linear", arm="stable") == left > 0
     assert _metric(worker, "earlyexit_exits_total", ramp="final", arm="stable") == 40 - left
-    assert _metric(worker, "earlyexit_request_duration_seconds_count", arm="stable") == 40
+    assert _metric(worker, "earlyexit_row_duration_seconds_count", arm="stable") == 40
     assert _metric(worker, "earlyexit_batch_duration_seconds_count", arm="stable") == 40
     assert _metric(worker, "earlyexit_epoch") == 1
     assert (

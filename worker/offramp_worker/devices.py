@@ -6,9 +6,17 @@ on one device says nothing of another.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import RLock
+from weakref import WeakValueDictionary
 
 import numpy as np
 import onnx
@@ -16,6 +24,7 @@ import onnxruntime as ort
 from onnx import helper
 
 from offramp_worker.bundle.tensors import closed_options
+from offramp_worker.weights import share
 
 EXECUTOR = "onnxruntime-"
 
@@ -63,31 +72,89 @@ def open_session(
 ) -> ort.InferenceSession:
     """A session that spins on no core while it waits. An ``optimised`` graph, one of the CPU's, is left as it is.
 
-    Operators that the device's provider does not have run on the CPU.
+    Operators that the device's provider does not have run on the CPU. On the CPU equal graphs are one session, and equal weights of others one
+    array: see :mod:`offramp_worker.weights`.
 
     Raises
     ------
     RuntimeError
         ONNX Runtime did not take the device; it may raise bare exceptions of its C++ side, too.
     """
-    options = closed_options()
     if optimised:
+        return _open_shared(model, threads=threads)
+    if device.is_cpu:
+        # A graph that cannot be written and read again runs as it was given, or says itself what is wrong with it.
+        with contextlib.suppress(Exception):
+            return _open_shared(optimised_graph(model), threads=threads)
+    with device.turn:
+        session = _Session(model.SerializeToString(), _options(threads=threads), device)
+    if session.get_providers()[0] != device.provider:
+        raise RuntimeError(f"{device.provider} finds nothing to run on")
+    return session
+
+
+def optimised_graph(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph that ONNX Runtime runs for ``model`` on this machine's CPU. It raises bare exceptions of its C++ side."""
+    return onnx.load_model_from_string(_written(model.SerializeToString(), _options(threads=1)))
+
+
+def _written(model: bytes, options: ort.SessionOptions) -> bytes:
+    """ONNX Runtime hands an optimised graph out through a file only; on Linux one in memory, since a pod's disk may be read-only."""
+    if sys.platform == "linux":
+        file = os.memfd_create("optimised")
+        try:
+            options.optimized_model_filepath = f"/proc/self/fd/{file}"
+            ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            return os.pread(file, os.fstat(file).st_size, 0)
+        finally:
+            os.close(file)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "optimised.onnx"
+        options.optimized_model_filepath = str(path)
+        ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return path.read_bytes()
+
+
+class _Session(ort.InferenceSession):  # type: ignore[misc]
+    """A session that keeps the ``weights`` that it shares, and not the bytes that it was made of."""
+
+    def __init__(
+        self, model: bytes, options: ort.SessionOptions, device: Device, weights: Sequence[ort.OrtValue] = ()
+    ) -> None:
+        super().__init__(
+            model,
+            options,
+            providers=[(device.provider, dict(device.options))],
+            enable_fallback=0,  # to the CPU, when a run fails on the device: every price would be wrong from then on
+        )
+        self._weights = weights
+        # ONNX Runtime's class holds them, the weights once more, for a fallback alone.
+        self._model_bytes = None
+
+
+_opened: WeakValueDictionary[tuple[bytes, int], _Session] = WeakValueDictionary()
+
+
+def _open_shared(model: onnx.ModelProto, *, threads: int) -> ort.InferenceSession:
+    """A session on the CPU for an optimised graph; there may be one for an equal graph."""
+    data = model.SerializeToString()
+    key = hashlib.blake2b(data, digest_size=32).digest(), threads
+    session = _opened.get(key)
+    if session is None:
+        options = _options(threads=threads)
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = _opened[key] = _Session(data, options, CPU, share(model, options))
+    return session
+
+
+def _options(*, threads: int) -> ort.SessionOptions:
+    options = closed_options()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what fails is raised
     # Spinning pools of several sessions would fight for the cores that HTTP needs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    with device.turn:
-        session = ort.InferenceSession(
-            model.SerializeToString(),
-            options,
-            providers=[(device.provider, dict(device.options))],
-            enable_fallback=0,  # to the CPU, when a run fails on the device: every price would be wrong from then on
-        )
-    if session.get_providers()[0] != device.provider:
-        raise RuntimeError(f"{device.provider} finds nothing to run on")
-    return session
+    return options
 
 
 def missing(device: Device) -> str:

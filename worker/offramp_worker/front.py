@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
+from offramp_core.reasons import RequestOutcome
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.tickets import Ticket
 from offramp_worker.feedback import Feedback
@@ -13,6 +15,14 @@ from offramp_worker.http.tensors import InferRequest
 from offramp_worker.logs import log_event
 
 Done = Callable[[Ticket], None]
+
+
+class _Waiting(NamedTuple):
+    """Who waits for a ticket, and what its client calls the request."""
+
+    engine: Engine
+    done: Done
+    request_id: str | None
 
 
 class Front:
@@ -25,7 +35,7 @@ class Front:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.feedback: Feedback | None = None
         self._loop, self._thread = loop, threading.get_ident()
-        self._waiting: dict[Ticket, tuple[Done, str | None]] = {}
+        self._waiting: dict[Ticket, _Waiting] = {}
         self._due = False
 
     def named(self, request: InferRequest) -> InferRequest:
@@ -42,9 +52,9 @@ class Front:
         """
         ticket = engine.submit(
             request.x, never_exit=request.never_exit, deadline_seconds=request.deadline_seconds,
-            priority=request.priority, timeout_seconds=request.timeout_seconds, slice_name=request.slice_name, wake=False,
+            priority=request.priority, timeout_seconds=request.timeout_seconds, slice_name=request.slice_name, stream=request.stream, wake=False,
         )  # fmt: skip
-        self._waiting[ticket] = done, request.id
+        self._waiting[ticket] = _Waiting(engine, done, request.id)
         if ticket.cached:
             self._loop.call_soon(self._resolve, [ticket])
         elif not self._due:
@@ -55,6 +65,7 @@ class Front:
     def cancel(self, engine: Engine, ticket: Ticket) -> None:
         """Nobody waits for this ticket any more."""
         if self._waiting.pop(ticket, None) is not None:
+            engine.metrics.requests[RequestOutcome.CANCELLED].inc()
             engine.cancel(ticket)
 
     def deliver(self, tickets: list[Ticket]) -> None:
@@ -73,12 +84,15 @@ class Front:
 
     def _resolve(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            done, request_id = self._waiting.pop(ticket, (None, None))
-            if done is None:
+            waiting = self._waiting.pop(ticket, None)
+            if waiting is None:
                 continue
             try:
-                done(ticket)
-                if self.feedback is not None and ticket.error is None and not ticket.expired:
-                    self.feedback.remember(request_id, ticket)
+                waiting.done(ticket)
+                if self.feedback is not None and ticket.outcome is RequestOutcome.OK:
+                    self.feedback.remember(waiting.request_id, ticket)
             except Exception as error:  # the engine may be our caller, and other requests share its batch
                 log_event("reply-failed", level="error", error=repr(error))
+                waiting.engine.metrics.requests[RequestOutcome.FAILED].inc()
+            else:
+                waiting.engine.count_reply(ticket)

@@ -1,6 +1,7 @@
 """Entry point of the worker process: two ports, one event loop, one engine thread.
 
-Exit codes: 0 after a clean drain (or a fetch), 1 for a bundle that could not be fetched, 2 for settings (or, from ``offramp serve``, a bundle) that cannot work.
+Exit codes: 0 after a clean drain (or a fetch), 1 for a bundle that could not be fetched, 2 for settings (or, from ``offramp serve``, a bundle) that cannot work, 3 when every run has
+failed for a minute, so that whoever supervises starts another process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -25,19 +26,25 @@ from offramp_worker.feedback import Feedback
 from offramp_worker.front import Front
 from offramp_worker.http.admin import admin_app
 from offramp_worker.http.bodies import App
+from offramp_worker.http.budget import ByteBudget
 from offramp_worker.http.connection import Connection
 from offramp_worker.http.inference import Inference
 from offramp_worker.http.public import public_app
+from offramp_worker.http.refusals import Refusals
 from offramp_worker.logs import log_event, route_library_logs
 from offramp_worker.settings import Settings, settings_from_env
 from offramp_worker.tracing import Tracing
-from offramp_worker.worker import Worker
+from offramp_worker.worker import ExecutorLostError, Worker
 
 # The event loop and the engine share one interpreter; at the default of 5 ms a reply could wait that long for the other's turn.
 SWITCH_INTERVAL_SECONDS = 0.0005
 STARTED_POLL_SECONDS = 0.005
 SWEEP_SECONDS = 1.0
+RELOAD_SECONDS = 120.0  # between two tries of a bundle that cannot be served
+EXECUTOR_LOST = 3  # the exit code
 REPLY_SECONDS = 12  # of a drain; what is left of it belongs to audits
+TELL_SECONDS = 5.0  # for a last pull; one comes each second, and at once where the platform tells that a worker leaves
+TELL_POLL_SECONDS = 0.05
 KEEP_ALIVE_SECONDS = (
     75  # longer than clients keep idle connections, so that they close them and no request meets a closing one
 )
@@ -71,6 +78,10 @@ def main() -> None:
     except InvalidArgumentError as error:
         log_event("settings-refused", level="error", reason=str(error))
         sys.exit(2)
+    except ExecutorLostError as error:
+        # Last of all: a pod's last lines are what its condition says.
+        log_event("given-up", level="error", reason=str(error))
+        sys.exit(EXECUTOR_LOST)
 
 
 def run(settings: Settings, *, stay_up_broken: bool) -> None:
@@ -82,6 +93,8 @@ def run(settings: Settings, *, stay_up_broken: bool) -> None:
         The bundle is broken, unless ``stay_up_broken``.
     InvalidArgumentError
         A port is taken, or the state folder is not writable.
+    ExecutorLostError
+        Every run failed for too long; it has drained.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     uvloop.run(serve(settings, stay_up_broken=stay_up_broken))
@@ -91,30 +104,34 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
     """See :func:`run`."""
     loop = asyncio.get_running_loop()
     front = Front(loop)
-    worker = Worker(settings, deliver=front.deliver)
+    stop = asyncio.Event()
+    worker = Worker(settings, deliver=front.deliver, on_lost=partial(_tell, loop, stop))
     if settings.tracing == "otlp":
         name = settings.service or "offramp-worker"
         worker.tracing = Tracing(service=name, instance=settings.uid, version=offramp_worker.__version__)
-    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         if threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(number, stop.set)
     if settings.feedback_rows:
         front.feedback = Feedback(rows=settings.feedback_rows, metrics=worker.metrics)
-    protocol = partial(
-        Connection,
-        inference=Inference(worker, front),
-        idle_seconds=KEEP_ALIVE_SECONDS,
-        receive_seconds=settings.receive_seconds,
-    )
+    inference, budget = Inference(worker, front), ByteBudget(settings.max_bodies_bytes)
     public, public_task = await listen(
-        "public", public_app(worker, front), settings.host, settings.port, protocol=protocol
+        "public",
+        public_app(worker, front),
+        settings.host,
+        settings.port,
+        protocol=connections(settings, budget=budget, inference=inference),
     )
-    sweeper = loop.create_task(_sweep(public))
     rpc = await _listen_grpc(worker, front)
     admin, admin_task = None, None
     if settings.has_control_plane:
-        admin, admin_task = await listen("admin", admin_app(worker), settings.host, settings.admin_port)
+        admin, admin_task = await listen(
+            "admin",
+            admin_app(worker),
+            settings.host,
+            settings.admin_port,
+            protocol=connections(settings, budget=budget),
+        )
     try:
         await _load_and_wait(worker, stop, stay_up_broken=stay_up_broken)
     finally:
@@ -125,24 +142,57 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         if rpc is not None:
             await rpc.stop(REPLY_SECONDS)
         await public_task
-        sweeper.cancel()
         # The admin port outlives the public one, so that the last audits can still be pulled.
         await asyncio.to_thread(worker.finish, seconds=max(1.0, deadline - loop.time()))
+        await _until_told(worker, until=min(deadline, loop.time() + TELL_SECONDS))
         if admin is not None and admin_task is not None:
             admin.should_exit = True
             await admin_task
         if worker.tracing is not None:
             await asyncio.to_thread(worker.tracing.close)
-        log_event("stopped", rows=worker.metrics.outcomes())
+        log_event("stopped", requests=worker.metrics.request_outcomes(), rows=worker.metrics.row_outcomes())
+    if worker.lost:
+        raise ExecutorLostError(worker.lost)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """From another thread."""
+    loop.call_soon_threadsafe(stop.set)
 
 
 async def _load_and_wait(worker: Worker, stop: asyncio.Event, *, stay_up_broken: bool) -> None:
-    try:
-        await asyncio.to_thread(worker.load)
-    except InvalidBundleError:
-        if not stay_up_broken:
-            raise
+    """What keeps a bundle from being served may pass: a device, after the process that lost it has ended. So a broken one is tried again."""
+    while not stop.is_set():
+        try:
+            await asyncio.to_thread(worker.load)
+            break
+        except InvalidBundleError:
+            if not stay_up_broken:
+                raise
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), RELOAD_SECONDS)
     await stop.wait()
+
+
+async def _until_told(worker: Worker, *, until: float) -> None:
+    """Give the control plane time for a last pull, where it waits for audits that are done by now."""
+    loop = asyncio.get_running_loop()
+    while worker.owes_audits and loop.time() < until:
+        await asyncio.sleep(TELL_POLL_SECONDS)
+
+
+def connections(
+    settings: Settings, *, budget: ByteBudget, inference: Inference | None = None
+) -> Callable[..., Connection]:
+    """What handles the connections of a port, with its limits; ``inference`` is answered on the public one."""
+    return partial(
+        Connection,
+        inference=inference,
+        refusals=Refusals() if inference is None else inference.refusals,
+        budget=budget,
+        idle_seconds=KEEP_ALIVE_SECONDS,
+        receive_seconds=settings.receive_seconds,
+    )
 
 
 async def _sweep(server: Server) -> None:
@@ -159,7 +209,7 @@ async def _sweep(server: Server) -> None:
 
 
 async def listen(
-    name: str, app: App | FastAPI, host: str, port: int, *, protocol: Any = "httptools"
+    name: str, app: App | FastAPI, host: str, port: int, *, protocol: Any
 ) -> tuple[Server, asyncio.Task[None]]:
     """Open a port and serve ``app`` there. ``protocol`` makes what handles a connection."""
     config = uvicorn.Config(
@@ -173,6 +223,8 @@ async def listen(
         await asyncio.sleep(STARTED_POLL_SECONDS)
     if task.done():
         await task  # raises what went wrong
+    sweeper = asyncio.create_task(_sweep(server))
+    task.add_done_callback(lambda _: sweeper.cancel())
     log_event("listening", name=name, host=host, port=server.bound_port)
     return server, task
 
@@ -182,14 +234,10 @@ async def _listen_grpc(worker: Worker, front: Front) -> Any:
     settings = worker.settings
     if settings.grpc_port is None:
         return None
+    from offramp_worker.grpc.health import Health
     from offramp_worker.grpc.service import InferenceService, start_server
 
-    server, port = await start_server(
-        InferenceService(worker, front),
-        host=settings.host,
-        port=settings.grpc_port,
-        max_body_bytes=settings.max_body_bytes,
-    )
+    server, port = await start_server(InferenceService(worker, front), Health(worker), settings=settings)
     log_event("listening", name="grpc", host=settings.host, port=port)
     return server
 

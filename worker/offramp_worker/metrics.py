@@ -7,26 +7,59 @@ loaded bundle, status codes. Help texts are the reference (docs/reference/metric
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 
 import offramp_worker
+from offramp_core.reasons import Reason, RequestOutcome
 
 # Powers of two, as objectives lie anywhere between half a millisecond and seconds; the Python client has no native histograms.
 SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096)
-FIRST_OUTCOMES = (("stable", "ok"), ("stable", "failed"), ("", "rejected"), ("", "expired"))
+ROW_OUTCOMES = tuple(
+    outcome for outcome in RequestOutcome if outcome is not RequestOutcome.INVALID
+)  # which has no rows
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-REFUSALS = (
-    "BadSignature",
-    "Malformed",
-    "ForeignService",
-    "StaleEpoch",
-    "DigestMismatch",
-    "UnknownRamp",
-    "Unsupported",
-)
+REFUSALS = Reason.at("refusal")
+
+UNITS: Mapping[str, str] = {
+    "earlyexit_audit_backlog": "rows",
+    "earlyexit_audited_total": "audits",
+    "earlyexit_batch_duration_seconds": "seconds by batches",
+    "earlyexit_batch_limit_rows": "rows",
+    "earlyexit_batch_rows": "rows by batches",
+    "earlyexit_breaker_open": "",
+    "earlyexit_build_info": "",
+    "earlyexit_cache_bytes": "bytes",
+    "earlyexit_cache_requests_total": "requests",
+    "earlyexit_control_plane_contact_timestamp_seconds": "seconds",
+    "earlyexit_deadline_answers_total": "rows",
+    "earlyexit_detector_limit": "audits",
+    "earlyexit_detector_statistic": "audits",
+    "earlyexit_disagreements_total": "audits",
+    "earlyexit_epoch": "",
+    "earlyexit_exact_seconds_total": "seconds",
+    "earlyexit_exits_active": "",
+    "earlyexit_exits_total": "rows",
+    "earlyexit_failed_batches_total": "batches",
+    "earlyexit_feedback_total": "rows",
+    "earlyexit_inflight": "rows",
+    "earlyexit_late_requests_total": "requests",
+    "earlyexit_plan_info": "",
+    "earlyexit_plan_refusals_total": "documents",
+    "earlyexit_queue_rows": "rows",
+    "earlyexit_ramp_overhead_seconds_total": "seconds",
+    "earlyexit_ramp_saved_seconds_total": "seconds",
+    "earlyexit_request_duration_seconds": "seconds by requests",
+    "earlyexit_requests_total": "requests",
+    "earlyexit_responses_total": "requests",
+    "earlyexit_row_duration_seconds": "seconds by rows",
+    "earlyexit_rows_total": "rows",
+    "earlyexit_worker_ready": "",
+}
+"""What each metric is told in, and by what a histogram counts; empty where it is a state. No rule divides one unit by another (tests/observe/test_units.py)."""
 
 
 class Metrics:
@@ -39,9 +72,13 @@ class Metrics:
         Info("build", "Version of the worker.", **own).info({"version": offramp_worker.__version__})
         self._requests = Counter(
             "requests",
-            "Rows by what became of them: ok, failed (its batch failed), expired (its timeout ran out in the queue), cancelled (the client went "
-            "away); and requests that never became rows: rejected (shed: too much waits), invalid (malformed or unknown model). "
-            "The arm is empty where none was drawn.",
+            f"Requests, each once, by what became of them: {'; '.join(f'{o} ({o.meaning})' for o in RequestOutcome)}.",
+            ("outcome",),
+            **own,
+        )
+        self._rows = Counter(
+            "rows",
+            "Rows of requests that could be read, by what became of them, as requests. The arm is empty where none was drawn.",
             ("arm", "outcome"),
             **own,
         )
@@ -53,8 +90,7 @@ class Metrics:
         )
         self._late = Counter(
             "late_requests",
-            "Rows answered later than the latency objective; no series without an objective.",
-            ("arm",),
+            "Requests that were answered (ok), their last row later than the latency objective; 0 without an objective.",
             **own,
         )
         self._exits = Counter(
@@ -81,7 +117,17 @@ class Metrics:
         self._batch_rows = Histogram("batch_rows", "Rows of a batch.", ("arm",), buckets=ROWS, **own)
         self._failed_batches = Counter("failed_batches", "Batches whose execution failed.", ("arm",), **own)
         self._request_seconds = Histogram(
-            "request_duration_seconds", "Time of a row from admission to reply.", ("arm",), buckets=SECONDS, **own
+            "request_duration_seconds",
+            "Time of an answered request from admission to its reply.",
+            buckets=SECONDS,
+            **own,
+        )
+        self._row_seconds = Histogram(
+            "row_duration_seconds",
+            "Time of an answered row from admission until its answer was there.",
+            ("arm",),
+            buckets=SECONDS,
+            **own,
         )
         self._feedback = Counter(
             "feedback",
@@ -112,15 +158,16 @@ class Metrics:
         self.epoch = Gauge("epoch", "Epoch of the plan document in force; 0 without one.", **own)
         self.breaker_open = Gauge("breaker_open", "1 while the worker's own detector keeps the exits off.", **own)
         self.audit_backlog = Gauge("audit_backlog", "Audits drawn and not finished yet.", **own)
-        for arm, outcome in FIRST_OUTCOMES:  # a series that begins with its first event hides it from every rate
-            self._requests.labels(arm, outcome)
+        # A series that begins with its first event hides it from every rate.
+        self.requests = {outcome: self._requests.labels(outcome) for outcome in RequestOutcome}
+        for outcome in ROW_OUTCOMES:
+            self._rows.labels("stable" if outcome in (RequestOutcome.OK, RequestOutcome.FAILED) else "", outcome)
         self._failed_batches.labels("stable")
         self._disagreements.labels("stable")
         for reason in REFUSALS:
             self._plan_refusals.labels(reason)
-        self.requests = lru_cache(maxsize=64)(self._requests.labels)
+        self.rows = lru_cache(maxsize=64)(self._rows.labels)
         self.responses = lru_cache(maxsize=64)(self._responses.labels)
-        self.late = lru_cache(maxsize=4)(self._late.labels)
         self.plan_refusals = self._plan_refusals.labels
         self.feedback = lru_cache(maxsize=16)(self._feedback.labels)
         self.cache = lru_cache(maxsize=4)(self._cache.labels)
@@ -131,16 +178,32 @@ class Metrics:
         self.batch_rows = lru_cache(maxsize=4)(self._batch_rows.labels)
         self.failed_batches = self._failed_batches.labels
         self.batch_seconds = lru_cache(maxsize=16)(self._batch_seconds.labels)
-        self.request_seconds = lru_cache(maxsize=16)(self._request_seconds.labels)
+        self.row_seconds = lru_cache(maxsize=16)(self._row_seconds.labels)
 
-    def outcomes(self) -> dict[str, int]:
+    def answered(self, seconds: float, *, objective: float | None) -> None:
+        """A request has its answer, ``seconds`` after it was admitted."""
+        self.requests[RequestOutcome.OK].inc()
+        self._request_seconds.observe(seconds)
+        if objective is not None and seconds > objective:
+            self._late.inc()
+
+    def row_outcomes(self) -> dict[str, int]:
         """Rows by what became of them, over all arms, and how many were admitted and have no reply yet."""
-        rows: dict[str, int] = {}
-        for sample in (s for metric in self._requests.collect() for s in metric.samples):
-            if sample.name.endswith("_total"):
-                rows[sample.labels["outcome"]] = rows.get(sample.labels["outcome"], 0) + int(sample.value)
+        rows = _by_outcome(self._rows)
         return {**rows, "unanswered": int(self.registry.get_sample_value("earlyexit_inflight") or 0)}
+
+    def request_outcomes(self) -> dict[str, int]:
+        """Requests by what became of them."""
+        return _by_outcome(self._requests)
 
     def text(self) -> bytes:
         """The exposition text of ``/metrics``."""
         return generate_latest(self.registry)
+
+
+def _by_outcome(counter: Counter) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for sample in (s for metric in counter.collect() for s in metric.samples):
+        if sample.name.endswith("_total"):
+            counts[sample.labels["outcome"]] = counts.get(sample.labels["outcome"], 0) + int(sample.value)
+    return counts

@@ -14,7 +14,7 @@
 | OFFRAMP_RAMP_SETS | folder of the ramp-set store: heads that plans may name besides the bundle's own |
 | OFFRAMP_CAPTURE_DIR, OFFRAMP_CAPTURE_BYTES | folder for inputs that may train ramps, kept only while a plan document asks for it; at most so many bytes (64 MiB) |
 | OFFRAMP_MODEL_DIGEST | the backbone digest this worker must serve |
-| OFFRAMP_THREADS | threads per session; default: CPUs this process may use |
+| OFFRAMP_THREADS | threads per session; default: CPUs this process may use, by its affinity and its cgroup's quota |
 | OFFRAMP_FEEDBACK_ROWS | answers kept for true labels that clients may send later; 0 (default) is off |
 | OFFRAMP_RECEIVE_SECONDS | how long a request may take to arrive; default 30 |
 | OFFRAMP_LATENCY_SECONDS | latency objective: batches adapt to it, and what cannot meet it is refused |
@@ -38,6 +38,7 @@ from pathlib import Path
 
 from offramp_core.batching import BATCHING
 from offramp_core.errors import InvalidArgumentError
+from offramp_core.processors import within_quota
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 SHA256_HEX = re.compile(r"[0-9a-f]{64}")
@@ -78,6 +79,7 @@ class Settings:
     tracing: str = "none"
     max_queue_rows: int = 1024
     max_body_bytes: int = 64 * 1024 * 1024
+    max_bodies_bytes: int = 128 * 1024 * 1024  # of all requests together
     poll_seconds: float = 2.0
     drain_seconds: float = 18.0  # in all, from the signal on: replies first, then audits
 
@@ -130,15 +132,12 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
 
 
 def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """CPUs this process may use: its affinity, cut by the cgroup's quota (rounded down, at least 1)."""
+    """CPUs this process may use: its affinity, cut by the cgroup's quota."""
     allowed = len(os.sched_getaffinity(0))
     try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        if quota != "max":
-            allowed = min(allowed, max(1, int(quota) // int(period)))
+        return within_quota(allowed, (cgroup / "cpu.max").read_text())
     except (OSError, ValueError):
-        pass  # no cgroup v2 here: affinity is all there is to know
-    return allowed
+        return allowed  # no cgroup v2 here: affinity is all there is to know
 
 
 def _check_batching(settings: Settings) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from offramp_core.bundle import profile_arrays
-from offramp_core.errors import InvalidBundleError
-from offramp_core.protocol import FetchProgress, Observations, RecordBlock, WorkerState
+from offramp_core.errors import InvalidBundleError, OfframpError
+from offramp_core.protocol import ArmCounts, FetchProgress, Observations, RecordBlock, WorkerState
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.captures import Captures
 from offramp_worker.engine.engine import Engine
@@ -20,6 +20,7 @@ from offramp_worker.engine.tickets import Ticket
 from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk
+from offramp_worker.plans.memory import PlanMemory
 from offramp_worker.plans.poll import PlanFile
 from offramp_worker.settings import Settings
 from offramp_worker.tracing import Tracing
@@ -27,21 +28,31 @@ from offramp_worker.tracing import Tracing
 Phase = Literal["loading", "serving", "broken", "draining"]
 
 
+class ExecutorLostError(OfframpError):
+    """Every run failed for too long. The device may be gone for this process; another one begins with a new context."""
+
+
 class Worker:
     """What a process has and does. A worker whose bundle is broken stays up, unready, and says why."""
 
-    def __init__(self, settings: Settings, *, deliver: Callable[[list[Ticket]], None]) -> None:
-        self.settings, self._deliver = settings, deliver
+    def __init__(
+        self, settings: Settings, *, deliver: Callable[[list[Ticket]], None], on_lost: Callable[[], None] = lambda: None
+    ) -> None:
+        """``on_lost`` is called, from another thread, when only a new process may help; ``lost`` then says why."""
+        self.settings, self._deliver, self._on_lost = settings, deliver, on_lost
         self.boot_id = uuid.uuid4().hex
         self.metrics = Metrics()
         self.marker = CrashMarker(settings.state_dir)
+        self.memory = PlanMemory(settings.state_dir)
         self.phase: Phase = "loading"
-        self.reason = "the bundle is being loaded"
+        self._reason = "the bundle is being loaded"
+        self.lost = ""
         self.fetching: FetchProgress | None = None  # of a process that fetches the bundle and never serves
         self.engine: Engine | None = None
         self.desk: PlanDesk | None = None
         self.tracing: Tracing | None = None
         self._plan_file: PlanFile | None = None
+        self._told: tuple[ArmCounts, ...] = ()
         self.metrics.ready.set_function(lambda: float(self.ready))
 
     def load(self) -> None:
@@ -50,26 +61,28 @@ class Worker:
         Raises
         ------
         InvalidBundleError
-            The worker is left in phase ``broken``.
+            The worker is left in phase ``broken``, and may be asked again.
         """
         settings = self.settings
         try:
             bundle = load_bundle(settings.bundle, expected_digest=settings.model_digest)
             sessions = Sessions(bundle, threads=settings.threads)
         except InvalidBundleError as error:
-            self.phase, self.reason = "broken", f"{error}; {error.remedy}"
+            self.phase, self._reason = "broken", f"{error}; {error.remedy}"
             log_event("bundle-refused", level="error", reason=str(error))
             raise
         _return_memory()
         engine = Engine(
             bundle, sessions, uid=settings.uid, boot_id=self.boot_id, latency_seconds=settings.latency_seconds, max_queue_rows=settings.max_queue_rows,
             marker=self.marker, metrics=self.metrics, deliver=self._deliver, batching_name=settings.batching, cache_bytes=settings.cache_bytes,
-            always_in_time=settings.always_in_time, ramp_set_store=settings.ramp_set_store, captures=self._captures(bundle),
+            always_in_time=settings.always_in_time, ramp_set_store=settings.ramp_set_store, captures=self._captures(bundle), lost=self._give_up,
         )  # fmt: skip
         if self.marker.crashed_epoch is not None:
             log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
         if settings.public_key is not None:
-            self.desk = PlanDesk(engine, public_key=settings.public_key, service_uid=settings.service_uid)
+            self.desk = PlanDesk(
+                engine, public_key=settings.public_key, service_uid=settings.service_uid, memory=self.memory
+            )
             if settings.plan_file is not None:
                 self._plan_file = PlanFile(settings.plan_file, self.desk, poll_seconds=settings.poll_seconds)
                 self._plan_file.look()
@@ -77,8 +90,8 @@ class Worker:
         engine.traced = self.tracing is not None
         engine.start()
         self.engine = engine
-        if self.phase == "loading":
-            self.phase, self.reason = "serving", ""
+        if self.phase in ("loading", "broken"):
+            self.phase, self._reason = "serving", ""
             log_event(
                 "serving",
                 model=bundle.manifest.name,
@@ -87,6 +100,12 @@ class Worker:
                 batch_rows=engine.batch_rows,
                 threads=settings.threads,
             )
+
+    def _give_up(self, reason: str) -> None:
+        """The executor failed for too long; called from a thread of the engine's."""
+        self.lost = reason
+        log_event("executor-lost", level="error", reason=reason)
+        self._on_lost()
 
     def _captures(self, bundle: Bundle) -> Captures | None:
         """Where inputs may be kept for training, if this worker was given a folder; none are kept before a document asks for it."""
@@ -97,7 +116,17 @@ class Worker:
 
     @property
     def ready(self) -> bool:
-        return self.phase == "serving" and self.engine is not None and self.engine.alive
+        return self.phase == "serving" and self.engine is not None and self.engine.alive and not self.failing
+
+    @property
+    def failing(self) -> str:
+        """Why a worker that has served takes no requests for now: every run of its executor fails. Empty for any other."""
+        return self.engine.vitals.trouble if self.phase == "serving" and self.engine is not None else ""
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready, for people."""
+        return self.failing or self._reason
 
     @property
     def alive(self) -> bool:
@@ -106,7 +135,7 @@ class Worker:
 
     def drain(self) -> None:
         """Stop being ready; requests that still arrive are answered until the listener closes."""
-        self.phase, self.reason = "draining", "the worker is shutting down"
+        self.phase, self._reason = "draining", "the worker is shutting down"
 
     def finish(self, *, seconds: float) -> None:
         """After the last request: finish drawn audits for up to ``seconds``, then stop. Blocks."""
@@ -119,6 +148,15 @@ class Worker:
             if self.engine.captures is not None:
                 self.engine.captures.close()
         self.marker.close()
+        self.memory.close()
+
+    @property
+    def owes_audits(self) -> bool:
+        """Whether the control plane was told of draws that were open then and are compared by now: it would take them for lost."""
+        if self.engine is None:
+            return False
+        now = {(c.epoch, c.arm): c.audited for c in self.engine.counters.snapshot()}
+        return any(c.audited < c.drawn and c.audited < now.get((c.epoch, c.arm), 0) for c in self._told)
 
     def state(self) -> WorkerState:
         """For ``GET /v1/state``. ``message`` of an unready worker is the reason of a broken bundle and nothing else."""
@@ -126,7 +164,7 @@ class Worker:
             return WorkerState(
                 uid=self.settings.uid, boot_id=self.boot_id, service_uid=self.settings.service_uid, model="", ready=False,
                 backbone_digest="", ramp_set_digest="", ramps=(), costs={}, crashed_epoch=self.marker.crashed_epoch,
-                message=self.reason if self.phase == "broken" else "", fetching=self.fetching,
+                message=self._reason if self.phase == "broken" else "", fetching=self.fetching,
             )  # fmt: skip
         engine, captures = self.engine, self.engine.captures
         manifest, active = engine.bundle.manifest, engine.active
@@ -139,9 +177,9 @@ class Worker:
             canary_hash=active.canary.plan.content_hash if active.canary and not engine.canary_lease_ended else "",
             refused=self.desk.refused if self.desk else None, breaker_open=engine.breaker_open,
             crashed_epoch=self.marker.crashed_epoch, message=engine.describe() if self.ready else "",
-            suspicion=engine.suspicion,
+            suspicion=engine.suspicion, failing=self.failing,
             ramp_sets=engine.sets.digests, captures=captures.count if captures else 0,
-            capture_since=captures.since if captures else None,
+            capture_since=captures.since if captures else None, newest_epoch=self.desk.newest_epoch if self.desk else 0,
         )  # fmt: skip
 
     def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations:
@@ -159,8 +197,9 @@ class Worker:
                 records = held.ring.read(after)
             else:
                 others.append(held.ring.read((also or {}).get(held.digest, 0)))
+        self._told = engine.counters.snapshot()
         return Observations(
-            self.settings.uid, self.boot_id, now, engine.counters.snapshot(), records,
+            self.settings.uid, self.boot_id, now, self._told, records,
             held_back=engine.counters.held_back(), plans=engine.counters.plans(), refused=engine.counters.refused,
             more_records=tuple(others),
         )  # fmt: skip

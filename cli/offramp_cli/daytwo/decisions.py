@@ -12,6 +12,7 @@ from offramp_core.control.objects import Rollout
 from offramp_core.control.rollout import awaits_approval
 from offramp_core.control.tuner import TUNE
 from offramp_core.control.versions import ABORT, PROMOTE, on_trial
+from offramp_core.reasons import Reason
 from offramp_operator.explain.family import Family
 
 
@@ -113,14 +114,14 @@ def tune(family: Family, now: float) -> tuple[str, str]:
         raise RefusedError(f"spec.ramps.mode of {family.name} is {spec.mode}; only Auto and Recommend tune")
     if spec.suspend:
         raise RefusedError(f"spec.suspend of {family.name} stops tuning; set it to false in its manifest")
-    if status.state == "Tuning":
+    if status.state == Reason.TUNING:
         raise RefusedError(
             f"{family.name} is being tuned right now; `offramp why {family.name}` shows what comes of it"
         )
     told = f"{family.name} looks for a better plan now"
     if family.active is not None:
         told = f"{family.name} looks for a better plan as soon as {family.active.name} is over"
-    elif status.state == "CollectingLabels":
+    elif status.state == Reason.COLLECTING_LABELS:
         told = f"{family.name} looks for a plan as soon as there are labels enough: {status.message}"
     return f"{TUNE}/{format_time(now)}", told
 

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 import typer
 import yaml
 
-from offramp_cli.daytwo.rules import broken_rules, defaulted
+from offramp_cli.daytwo.rules import broken_rules, defaulted, is_subdomain
 from offramp_cli.daytwo.session import CANNOT, NO, formatted
+from offramp_cli.documents import Document, constructed, documents
 from offramp_core.control.spec import check_name, parse_spec
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.plan import Plan
@@ -23,6 +24,15 @@ from offramp_operator.shell.manifests import API_VERSION, CONFIG_KIND, GROUP, RO
 
 KINDS = (SERVICE_KIND, CONFIG_KIND, ROLLOUT_KIND)
 _SHOWN_CHARACTERS = 60
+_TEXT, _ANYTHING = {"type": ["string", "null"]}, {"x-kubernetes-preserve-unknown-fields": True}
+_TEXTS = {"type": ["object", "null"], "additionalProperties": {"type": "string"}}
+# What every object says of itself; the rest of it is the API server's.
+_METADATA: dict[str, Any] = {"type": "object", "properties": {
+    "name": _TEXT, "generateName": _TEXT, "labels": _TEXTS, "annotations": _TEXTS,
+    "namespace": {"type": ["string", "null"], "maxLength": 63, "pattern": "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"},
+    **dict.fromkeys(("creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers", "generation", "managedFields",
+                     "ownerReferences", "resourceVersion", "selfLink", "uid"), _ANYTHING),
+}}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +44,6 @@ class Mistake:
     name: str
     field: str
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """One object of a file, and the YAML nodes it was read from, which know their lines."""
-
-    value: Any
-    node: yaml.Node
 
 
 def lint(
@@ -160,10 +162,19 @@ def _schema_and_rule_mistakes(value: Mapping[str, Any]) -> list[tuple[str, str]]
     from jsonschema import Draft202012Validator
 
     schema = _crd_schema(str(value["kind"]))
-    errors = list(Draft202012Validator(_schema(str(value["kind"]))).iter_errors(value))
-    complete = {**defaulted(schema, value), "metadata": _named(value["metadata"])}
+    complete = defaulted(schema, value)
+    errors = list(Draft202012Validator(_schema(str(value["kind"]))).iter_errors(complete))
+    complete = {**complete, "metadata": _named(value["metadata"])}
     broken = broken_rules(schema, complete, spare=[tuple(error.absolute_path) for error in errors])
-    return [*map(_told, errors), *((_rule_field(path), f"{said}{_given(complete, path)}") for path, said in broken)]
+    told = ((_rule_field(path), f"{said}{_given(complete, path)}") for path, said in broken)
+    return [*map(_told, errors), *told, *_name_mistakes(value["metadata"])]
+
+
+def _name_mistakes(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the API server asks of every name; rules of a kind that ask for more stand before it."""
+    name = metadata.get("name")
+    if isinstance(name, str) and name and not is_subdomain(name):
+        yield "metadata.name", f"must have lower-case letters, digits, '-' and '.'; got {_shown(name)}"
 
 
 def _named(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,6 +207,8 @@ def _told(error: Any) -> tuple[str, str]:
 
 
 def _rule(rule: str, wanted: Any) -> str:
+    if rule == "type" and isinstance(wanted, list):
+        wanted = wanted[0]  # or null
     words = {
         "enum": lambda: f"must be one of {', '.join(map(str, wanted))}",
         "type": lambda: (
@@ -230,7 +243,7 @@ def _shown(value: Any) -> str:
 def _schema(kind: str) -> dict[str, Any]:
     """The CRD's schema of a kind, closed as the API server closes it."""
     schema = _crd_schema(kind)
-    return dict(_closed({**schema, "properties": {**schema["properties"], "metadata": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}}))  # fmt: skip
+    return dict(_closed({**schema, "properties": {**schema["properties"], "metadata": _METADATA}}))
 
 
 @functools.cache
@@ -282,29 +295,16 @@ def _read(file: Path) -> str:
 
 def _documents(text: str) -> Iterator[Document]:
     """Objects and their nodes; a List gives its items."""
-    for node in yaml.compose_all(text, Loader=yaml.SafeLoader):
-        if node is None:
-            continue
-        value = _construct(node)
-        if value is None:
-            continue
-        items = _child(node, "items")
+    for document in documents(text):
+        items = _child(document.node, "items")
         if (
-            isinstance(value, Mapping)
-            and str(value.get("kind", "")).endswith("List")
+            isinstance(document.value, Mapping)
+            and str(document.value.get("kind", "")).endswith("List")
             and isinstance(items, yaml.SequenceNode)
         ):
-            yield from (Document(_construct(item), item) for item in items.value)
+            yield from (Document(constructed(item), item) for item in items.value)
         else:
-            yield Document(value, node)
-
-
-def _construct(node: yaml.Node) -> Any:
-    loader = yaml.SafeLoader("")
-    try:
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
+            yield document
 
 
 def _child(node: yaml.Node, step: str | int) -> yaml.Node | None:

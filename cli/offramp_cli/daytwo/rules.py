@@ -23,10 +23,11 @@ _UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P"
 
 
 def defaulted(schema: Mapping[str, Any], value: Any) -> Any:
-    """A value as the API server completes it: missing fields take the schema's defaults, level by level."""
+    """A value as the API server completes it: missing fields take the schema's defaults, level by level, and a known one that is null is missing."""
     if isinstance(value, Mapping):
         known = schema.get("properties") or {}
-        given = {**{name: each["default"] for name, each in known.items() if "default" in each}, **value}
+        told = {name: each for name, each in value.items() if each is not None or name not in known}
+        given = {**{name: each["default"] for name, each in known.items() if "default" in each}, **told}
         others = schema.get("additionalProperties")
         inner = others if isinstance(others, Mapping) else {}
         return {name: defaulted(known.get(name, inner), each) for name, each in given.items()}
@@ -142,8 +143,13 @@ def _matches(pattern: str, text: str, longest: int) -> bool:
     return len(text) <= longest and re.fullmatch(pattern, text) is not None
 
 
+def is_subdomain(text: str) -> bool:
+    """Whether a text can be the name of an object."""
+    return _matches(_SUBDOMAIN, text, 253)
+
+
 _FORMATS: dict[str, Callable[[str], bool]] = {
-    "dns1123Subdomain": lambda text: _matches(_SUBDOMAIN, text, 253),
+    "dns1123Subdomain": is_subdomain,
     "qualifiedName": _qualified,
     "labelValue": lambda text: text == "" or _matches(_NAME, text, 63),
 }

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from offramp_cli.source.source import PLUGIN, Choice, RefusedError, Source, SourceError, choose
+from offramp_core.control.codec import to_json
 from offramp_core.errors import OfframpError
 from offramp_operator.explain.family import Family
 
@@ -78,7 +79,7 @@ def formatted(data: Any, output: str) -> str:
     """JSON or YAML text, ended by a newline."""
     if output == "json":
         return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120))
+    return str(yaml.safe_dump(to_json(data), sort_keys=False, allow_unicode=True, width=120))
 
 
 def print_lines(lines: Sequence[Text], stream: TextIO | None = None) -> None:

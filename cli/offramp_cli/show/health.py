@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from offramp_cli.show.lines import Cell, columns, heading, state
+from offramp_cli.show.lines import STYLES, Cell, columns, heading, state
+from offramp_core.reasons import condition_tone
 from offramp_operator.explain.capacity import capacity_facts
 from offramp_operator.explain.family import Family
-from offramp_operator.explain.health import BAD_NEWS, health
+from offramp_operator.explain.health import health
 from offramp_operator.explain.savings import sentences
 from offramp_operator.explain.words import ago
 
@@ -17,7 +18,13 @@ def health_lines(family: Family, now: float) -> list[Text]:
     found = health(family)
     rows: list[list[Cell]] = [[heading(title) for title in ("CONDITION", "STATUS", "REASON", "FOR", "MESSAGE")]]
     rows += [
-        [c.type, Text(c.status, style=_style(c.type, c.status)), c.reason, ago(c.last_transition_at, now), c.message]
+        [
+            c.type,
+            Text(c.status, style=STYLES[condition_tone(c.type, c.status, c.reason)]),
+            c.reason,
+            ago(c.last_transition_at, now),
+            c.message,
+        ]
         for c in family.service.status.conditions
     ]
     return [
@@ -26,10 +33,3 @@ def health_lines(family: Family, now: float) -> list[Text]:
         *(Text(f"capacity: {sentence}") for sentence in capacity_facts(family)),
         *(Text(f"savings: {sentence}") for sentence in sentences(family)),
     ]
-
-
-def _style(kind: str, status: str) -> str:
-    if status == "Unknown":
-        return "dim"
-    good = (status == "True") != (kind in BAD_NEWS)
-    return "green" if good else "red" if kind not in ("Reconciling", "WorkersUpdating") else "yellow"

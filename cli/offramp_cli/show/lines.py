@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.text import Text
 
+from offramp_core.reasons import Tone
+from offramp_operator.explain.tones import state_tone
+
 Cell = str | Text
 GAP = 3
-_GOOD = ("Ready", "Running", "True", "Succeeded", "Clear", "Certified", "Stable", "Accepted", "Healthy")
-_BAD = ("Stalled", "False", "RolledBack", "Rejected", "Aborted", "Degraded", "TimedOut", "Error")
-_BUSY = ("Progressing", "Reconciling", "Starting", "Pending", "Paused", "AwaitingPromotion", "Promoting", "RollingBack", "Canary",
-         "Undecided", "Tuning", "CollectingLabels", "RollingOut", "Recommended", "Proposed")  # fmt: skip
-_STYLES = {**dict.fromkeys(_GOOD, "green"), **dict.fromkeys(_BAD, "red"), **dict.fromkeys(_BUSY, "yellow")}
+STYLES: Mapping[Tone, str] = {Tone.GOOD: "green", Tone.NEUTRAL: "", Tone.WARNING: "yellow", Tone.BAD: "red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Node:
 
 def state(word: str) -> Text:
     """A state in its colour, which never says more than the word."""
-    return Text(word, style=_STYLES.get(word, ""))
+    return Text(word, style=STYLES[state_tone(word)])
 
 
 def heading(text: str) -> Text:

@@ -23,7 +23,7 @@ from offramp_operator.explain.why import (
 )
 from offramp_operator.explain.words import ago
 
-_TITLES = ("GATE", "STATE", "SEEN", "AGAINST", "E-VALUE", "LIMIT", "MEANING")
+_TITLES = ("GATE", "STATE", "SEEN", "AGAINST", "E-VALUE", "LIMIT", "EXPOSURE", "MEANING")
 
 
 def why_lines(family: Family, rollout: Rollout | None, now: float) -> list[Text]:
@@ -61,4 +61,4 @@ def _indented(lines: list[Text]) -> list[Text]:
 
 def _gate_row(r: Reading) -> list[Cell]:
     shown = Text(r.state, style="dim") if r.state == "NotApplicable" else state(r.state)
-    return [r.gate, shown, r.seen, r.against, r.e_value, r.limit, r.meaning]
+    return [r.gate, shown, r.seen, r.against, r.e_value, r.limit, r.exposure, r.meaning]

@@ -40,7 +40,7 @@ class ClusterSource:
 
     def __init__(self, choice: Choice) -> None:
         api, namespace, context = _load(choice)
-        self._client = KubeClient(api)
+        self._client = KubeClient(api, fenced=False)
         self._namespace = None if choice.all_namespaces else namespace
         self.where = "all namespaces" if choice.all_namespaces else f"namespace {namespace}"
         self._context = context

@@ -17,6 +17,7 @@ from offramp_core.certify.certificate import (
     records_digest,
     verify_certificate,
 )
+from offramp_core.certify.dependence import INDEPENDENT, Dependence, dependence
 from offramp_core.certify.expected import expected_path
 from offramp_core.certify.planner import (
     fewest_for_count,
@@ -27,6 +28,7 @@ from offramp_core.certify.planner import (
 )
 from offramp_core.certify.rank_path import (
     Certified,
+    DesignEffects,
     NotCertified,
     Subject,
     Weights,
@@ -37,7 +39,7 @@ from offramp_core.certify.rank_path import (
 from offramp_core.certify.slices import SliceBudget, SliceResult
 
 __all__ = [
-    "METHOD", "WEIGHTED_METHOD", "Certificate", "Certified", "NotCertified", "SliceBudget", "SliceResult", "Subject", "Weights",
-    "allowance", "betting_p_value", "expected_path", "fewest_for_count", "fewest_labels", "labels_for", "largest_passing_count", "more_labels", "p_value",
+    "INDEPENDENT", "METHOD", "WEIGHTED_METHOD", "Certificate", "Certified", "Dependence", "DesignEffects", "NotCertified", "SliceBudget", "SliceResult", "Subject", "Weights",
+    "allowance", "betting_p_value", "dependence", "expected_path", "fewest_for_count", "fewest_labels", "labels_for", "largest_passing_count", "more_labels", "p_value",
     "rank_path", "rank_path_certificate", "records_digest", "test_path", "verify_certificate",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from offramp_core.certify.betting import betting_p_value
 from offramp_core.certify.slices import SliceBudget, SliceResult, in_slice
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evaluate import answered_labels, answers_agree, evaluate_plan, leave_position, plan_columns
-from offramp_core.evidence.one_arm import check_counts, check_rate
+from offramp_core.evidence.one_arm import check_counts, check_design_effect, check_rate
 from offramp_core.plan import Plan
 from offramp_core.records import BoolArray, IndexArray, LabelArray, Records, SecondsArray
 
@@ -46,7 +46,7 @@ class Certificate:
     n, k : int
         Held-out requests, and disagreements among them, non-exits included.
     p_value : float
-        P(Bin(n, budget) <= k); for weighted records that of the betting test.
+        P(Bin(n, budget) <= k), of n and k divided by the design effect; for weighted records that of the betting test.
     records_digest : str
         SHA-256 over the held-out records.
     ramp_ids : tuple of str
@@ -57,6 +57,8 @@ class Certificate:
         Smallest inclusion probability of the design; weighted records only.
     slices : tuple of SliceResult
         Groups with a promise of their own, some perhaps of answers; those not certified must be stopped.
+    design_effect : float
+        So many of the ``n`` labels are worth one (:mod:`offramp_core.certify.dependence`); 1 where they are independent.
     """
 
     method: str
@@ -75,6 +77,7 @@ class Certificate:
     records_through: float | None = None
     least_inclusion: float | None = None
     slices: tuple[SliceResult, ...] = ()
+    design_effect: float = 1.0
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON form; rates are decimal strings that read back to the same number, and what does not apply is left out."""
@@ -95,6 +98,7 @@ class Certificate:
             "recordsThrough": None if self.records_through is None else repr(self.records_through),
             "leastInclusion": None if self.least_inclusion is None else repr(self.least_inclusion),
             "slices": [s.to_mapping() for s in self.slices],
+            "designEffect": None if self.design_effect == 1 else repr(self.design_effect),
         }
         return {name: item for name, item in value.items() if item is not None and item != []}
 
@@ -125,6 +129,7 @@ class Certificate:
                 records_through=_optional(value.get("recordsThrough")),
                 least_inclusion=_optional(value.get("leastInclusion")),
                 slices=tuple(SliceResult.from_mapping(s) for s in value.get("slices", ())),
+                design_effect=float(value.get("designEffect", 1.0)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidArgumentError(f"not a certificate ({error}): {value!r}") from error
@@ -148,11 +153,18 @@ def allowance(delta: float, test_index: int) -> float:
     return 6 * delta / (math.pi**2 * test_index**2)
 
 
-def p_value(k: int, n: int, *, budget: float) -> float:
-    """P(Bin(n, budget) <= k): how often a plan exactly at its budget would look this good."""
+def p_value(k: int, n: int, *, budget: float, design_effect: float = 1.0) -> float:
+    """P(Bin(n, budget) <= k): how often a plan exactly at its budget would look this good.
+
+    Where ``design_effect`` labels are worth one, both counts are divided by it and the binomial is continued between whole numbers
+    (Korn and Graubard, 1998).
+    """
     check_counts(k, n)
     check_rate("budget", budget)
-    return float(binomial.cdf(k, n, budget))
+    check_design_effect(design_effect)
+    if design_effect == 1:
+        return float(binomial.cdf(k, n, budget))
+    return binomial.continued_cdf(k / design_effect, n / design_effect, budget)
 
 
 def verify_certificate(
@@ -212,10 +224,14 @@ def _p_value_reason(certificate: Certificate) -> str | None:
     if certificate.method not in (METHOD, WEIGHTED_METHOD):
         return f"method {certificate.method!r} is unknown; only {METHOD} and {WEIGHTED_METHOD} can be verified"
     weighted = certificate.method == WEIGHTED_METHOD
-    claims = [("", certificate.k, certificate.n, certificate.budget, certificate.level, certificate.p_value, True)]
-    claims += [(f"{s.title}: ", s.k, s.n, s.budget, s.level, s.p_value, s.certified) for s in certificate.slices]
-    for of, k, n, budget, level, claimed, certified in claims:
-        counted = p_value(k, n, budget=budget)
+    everybody = ("", certificate.k, certificate.n, certificate.budget, certificate.level, certificate.p_value, True)
+    claims = [(*everybody, certificate.design_effect)]
+    claims += [
+        (f"{s.title}: ", s.k, s.n, s.budget, s.level, s.p_value, s.certified, s.design_effect)
+        for s in certificate.slices
+    ]
+    for of, k, n, budget, level, claimed, certified, design_effect in claims:
+        counted = p_value(k, n, budget=budget, design_effect=design_effect)
         value = claimed if weighted else counted  # counts prove nothing about weighted records
         if certified and not value <= level:
             return f"{of}k={k} of n={n} has p={value:.3g}, above the level {level:.3g}"

@@ -37,11 +37,14 @@ def labels_for(rate: float, *, budget: float, level: float, power: float = 0.9) 
     return high
 
 
-def more_labels(k: int, n: int, *, budget: float, level: float) -> int | None:
-    """About how many more labels a plan with ``k`` of ``n`` needs to pass if it goes on like that; None if it would not."""
+def more_labels(k: int, n: int, *, budget: float, level: float, design_effect: float = 1.0) -> int | None:
+    """About how many more labels a plan with ``k`` of ``n`` needs to pass if it goes on like that; None if it would not.
+
+    ``design_effect`` labels are worth one.
+    """
     # Only failed tests ask, and those have seen more than their share: no correction is added on top of that.
     needed = labels_for(k / max(1, n), budget=budget, level=level, power=0.5)
-    return None if needed is None else max(1, needed - n)
+    return None if needed is None else max(1, math.ceil(design_effect * needed) - n)
 
 
 def largest_passing_count(n: int, *, budget: float, level: float) -> int:

@@ -13,8 +13,8 @@ Plans are tested as they will be served: with thresholds rounded down to the six
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal
 
@@ -83,6 +83,20 @@ class Weights:
 
     inclusion: SecondsArray
     least: float
+
+
+@dataclass(frozen=True, slots=True)
+class DesignEffects:
+    """How many labels are worth one: of all requests, and of the requests of a slice (a slice may be one camera's)."""
+
+    everybody: float = 1.0
+    slices: Mapping[SliceBudget, float] = field(default_factory=dict)
+
+    def of(self, wanted: SliceBudget | None) -> float:
+        return self.everybody if wanted is None else max(self.everybody, self.slices.get(wanted, 1.0))
+
+
+INDEPENDENT_LABELS = DesignEffects()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +192,13 @@ def test_path(
     slices: Sequence[SliceBudget] = (),
     stops: bool = True,
     weights: Weights | None = None,
+    effects: DesignEffects = INDEPENDENT_LABELS,
 ) -> Certified | NotCertified:
     """Test plans in the order given; parameters as in :func:`rank_path_certificate`. B must have had no part in making the path.
 
     ``records_b`` are those of the chain that the plans run in, and ``ramp_ids`` its columns.
     Without ``stops`` no slice can be stopped when the plan is served: only plans that every slice passes are then certified.
+    ``effects`` says how many labels are worth one; weighted records are taken as independent.
     """
     total = allowance(delta, test_index)
     level = total / (1 + len(slices))
@@ -190,17 +206,22 @@ def test_path(
         check_inclusion(weights.inclusion, n=len(records_b), least=weights.least)
     if not path:
         return NotCertified("NothingSaves")
-    if len(records_b) < fewest_labels(budget, level):
-        return NotCertified("TooFewLabels", fewest_labels(budget, level) - len(records_b))
+    fewest = math.ceil(effects.of(None) * fewest_labels(budget, level))
+    if len(records_b) < fewest:
+        return NotCertified("TooFewLabels", fewest - len(records_b))
     check_slices(records_b, slices)
-    steps = _Steps(path, records_b, ramp_ids, weights, slices)
+    steps = _Steps(path, records_b, ramp_ids=ramp_ids, weights=weights, slices=slices, effects=effects)
     reach = steps.walk(None, budget=budget, level=level)
     reaches = [steps.walk(s, budget=s.budget, level=level) for s in slices]
     everybody = reach if stops else min([reach, *reaches])
     if everybody == 0:
-        needed = [] if reach else [more_labels(int(steps.wrong(0).sum()), len(records_b), budget=budget, level=level)]
+        needed = [] if reach else [steps.more_for(None, budget=budget, level=level)]
         if not stops:
-            needed += [steps.more_for(s, level) for s, to in zip(slices, reaches, strict=True) if to == 0]
+            needed += [
+                steps.more_for(s, budget=s.budget, level=level)
+                for s, to in zip(slices, reaches, strict=True)
+                if to == 0
+            ]
         failed = tuple(s for s, to in zip(slices, reaches, strict=True) if to == 0)
         return NotCertified("OverBudget", None if None in needed else max(n for n in needed if n is not None), failed)
     chosen, saving = max(
@@ -232,6 +253,7 @@ def test_path(
         records_through=None if records_b.time is None else float(records_b.time.max()),
         least_inclusion=None if weights is None else weights.least,
         slices=results,
+        design_effect=effects.of(None),
     )
     return Certified(plan, certificate, seen)
 
@@ -243,11 +265,14 @@ class _Steps:
         self,
         path: Sequence[Plan],
         records: Records,
+        *,
         ramp_ids: tuple[str, ...],
         weights: Weights | None,
         slices: Sequence[SliceBudget],
+        effects: DesignEffects,
     ) -> None:
         self._path, self._records, self._ramp_ids, self._weights = path, records, ramp_ids, weights
+        self._effects = effects
         self._labels = any(s.of == "Answer" for s in slices)
         self._replayed: dict[int, Answers] = {}
 
@@ -265,8 +290,10 @@ class _Steps:
         """Of H0: among the requests of a slice, or all, the step disagrees more often than ``budget``."""
         rows = self.rows(step, of)
         wrong = self.wrong(step)[rows]
+        if math.isinf(self._effects.of(of)):
+            return 1.0
         if self._weights is None:
-            return p_value(int(wrong.sum()), len(wrong), budget=budget)
+            return p_value(int(wrong.sum()), len(wrong), budget=budget, design_effect=self._effects.of(of))
         return betting_p_value(wrong, self._weights.inclusion[rows], least_inclusion=self._weights.least, budget=budget)
 
     def walk(self, of: SliceBudget | None, *, budget: float, level: float) -> int:
@@ -288,14 +315,17 @@ class _Steps:
         rows = self.rows(step, wanted)
         n, k = int(rows.sum()), int(self.wrong(step)[rows].sum())
         p = self.p_value(step, wanted, budget=wanted.budget)
-        more = None if certified else more_labels(k, n, budget=wanted.budget, level=level)
-        return SliceResult(wanted.slice_id, wanted.budget, level, n, k, p, certified, more, wanted.of)
+        effect = self._effects.of(wanted)
+        more = None if certified else more_labels(k, n, budget=wanted.budget, level=level, design_effect=effect)
+        return SliceResult(wanted.slice_id, wanted.budget, level, n, k, p, certified, more, wanted.of, effect)
 
-    def more_for(self, wanted: SliceBudget, level: float) -> int | None:
-        """About how many labels of all requests it takes until the most cautious plan passes in a slice; None when more do not help."""
-        rows = self.rows(0, wanted)
-        n = int(rows.sum())
-        more = more_labels(int(self.wrong(0)[rows].sum()), n, budget=wanted.budget, level=level)
+    def more_for(self, of: SliceBudget | None, *, budget: float, level: float) -> int | None:
+        """About how many labels of all requests it takes until the most cautious plan passes, for all of them or in a slice; None when more do
+        not help."""
+        rows = self.rows(0, of)
+        n, k = int(rows.sum()), int(self.wrong(0)[rows].sum())
+        effect = self._effects.of(of)
+        more = None if math.isinf(effect) else more_labels(k, n, budget=budget, level=level, design_effect=effect)
         return None if more is None or n == 0 else math.ceil(more * len(rows) / n)
 
     def _replay(self, step: int) -> Answers:

@@ -46,7 +46,7 @@ class SliceResult:
     """One slice on the held-out records: ``k`` of ``n`` disagreed, tested against ``budget`` at ``level``. ``of`` as in :class:`SliceBudget`.
 
     Uncertified slices must be stopped. ``needed_more`` labels of the slice would probably change that; None when more of the same would
-    not, or when nothing is missing.
+    not, or when nothing is missing. ``design_effect`` labels of the slice are worth one.
     """
 
     slice_id: int
@@ -58,6 +58,7 @@ class SliceResult:
     certified: bool
     needed_more: int | None = None
     of: SliceOf = "Request"
+    design_effect: float = 1.0
 
     @property
     def title(self) -> str:
@@ -66,17 +67,18 @@ class SliceResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON form; rates are decimal strings that read back to the same number."""
-        return {
+        value = {
             _WORDS[self.of]: self.slice_id, "budget": repr(self.budget), "level": repr(self.level), "n": self.n, "k": self.k,
             "pValue": repr(self.p_value), "certified": self.certified,
         }  # fmt: skip
+        return value if self.design_effect == 1 else {**value, "designEffect": repr(self.design_effect)}
 
     @classmethod
     def from_mapping(cls, value: Mapping[str, Any]) -> SliceResult:
         of: SliceOf = "Answer" if "class" in value else "Request"
         return cls(
             int(value[_WORDS[of]]), float(value["budget"]), float(value["level"]), int(value["n"]), int(value["k"]),
-            float(value["pValue"]), bool(value["certified"]), of=of,
+            float(value["pValue"]), bool(value["certified"]), of=of, design_effect=float(value.get("designEffect", 1.0)),
         )  # fmt: skip
 
 

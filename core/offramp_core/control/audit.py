@@ -6,6 +6,7 @@ after its reply has left. Rates move on a coarse ladder, because every change is
 
 from __future__ import annotations
 
+from offramp_core.control.objects import TuningStatus
 from offramp_core.control.snapshot import Load
 
 QUIET_RATE = 0.02
@@ -45,6 +46,24 @@ def eager_rate(load: Load, *, share: float = 1.0) -> float:
     ``share`` of the traffic is audited at this rate: a canary's few batches can be audited more than everything could.
     """
     return _step_at_most(min(1.0, max(_LADDER[1], _affordable(load)) / share))
+
+
+DENSE = 0.5  # share of requests with a label from which on a sample shows whether their neighbors resemble them
+
+
+def clustering(before: float, *, design_effect: float, sampled: float) -> float:
+    """How much more than one label it takes for one's worth if every request has one, from a sample in which the share ``sampled`` had.
+
+    Neighbors that resemble each other are both in a sample as often as it is dense. A thin sample that shows nothing says little about
+    them: what is known of a denser one stays.
+    """
+    seen = (design_effect - 1) / sampled
+    return round(seen if sampled >= DENSE else max(before, seen), 2)
+
+
+def worth_one(tuning: TuningStatus, *, rate: float) -> float:
+    """The design effect of audits where the share ``rate`` of requests is audited."""
+    return round(1 + tuning.clustering * min(1.0, rate), 2)
 
 
 def _affordable(load: Load) -> float:

@@ -17,6 +17,7 @@ from offramp_core.control.objects import CapacityStatus, ServiceStatus
 from offramp_core.control.snapshot import Scaling
 from offramp_core.control.spec import Autoscaling
 from offramp_core.protocol import ArmCounts
+from offramp_core.reasons import Reason
 
 PEAK_SECONDS = 3600.0  # that Load.peak_rate looks back
 LARGEST_SHARE = 0.8  # of a worker's throughput that can be relied on
@@ -161,7 +162,7 @@ def _floor(view: CapacityView, needed: int, quiet_since: float | None) -> int:
 
 
 def _scaled_by_another(scaling: Scaling | None) -> bool:
-    return scaling is not None and scaling.failure_reason == "AnotherAutoscaler"
+    return scaling is not None and scaling.failure_reason == Reason.ANOTHER_AUTOSCALER
 
 
 def _may_rest(view: CapacityView, quiet_since: float | None) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from enum import StrEnum
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -53,6 +54,8 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if isinstance(value, Decimal):
         return f"{value:f}"
+    if isinstance(value, StrEnum):
+        return value.value
     return value
 
 
@@ -110,7 +113,20 @@ def _choice(options: tuple[Any, ...]) -> Parser:
     return parse
 
 
+def _word(words: type[StrEnum]) -> Parser:
+    """A known word, or one of another release as it was said."""
+    known: Mapping[str, StrEnum] = {word.value: word for word in words}
+
+    def parse(value: Any, where: str) -> Any:
+        word: str = _check(value, str, where)
+        return known.get(word, word)
+
+    return parse
+
+
 def _scalar(kind: Any) -> Parser:
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return _word(kind)
     if kind is float:
         return lambda value, where: float(_check(value, (int, float), where))
     return lambda value, where: value if kind is Any else _check(value, kind, where)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from offramp_core.control.audit import worth_one
 from offramp_core.control.capacity import Capacity
 from offramp_core.control.codec import format_time
 from offramp_core.control.delivery import STALLING, fetching
@@ -26,12 +27,14 @@ from offramp_core.control.objects import (
     VersionStatus,
     WorkersStatus,
 )
-from offramp_core.control.snapshot import RouteTrouble, Scaling, Worker
+from offramp_core.control.recreate import interruption
+from offramp_core.control.snapshot import RouteTrouble, Scaling, Turn, Worker
 from offramp_core.control.spec import Autoscaling
 from offramp_core.control.update import Update
 from offramp_core.control.versions import Version
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.protocol import ArmCounts
+from offramp_core.reasons import AnyReason, ConditionType, MaybeReason, Reason
 from offramp_core.records import ExitCosts
 from offramp_core.sketch import SecondsSketch, merge_sketches
 
@@ -61,6 +64,7 @@ class Facts:
     ramp_sets: RampSetStatus = field(default_factory=RampSetStatus)
     version: Version = field(default_factory=Version)
     route: RouteTrouble | None = None
+    turn: Turn | None = None
 
     @property
     def desired(self) -> int:
@@ -71,7 +75,7 @@ class Facts:
         return tuple(w for w in self.workers if w.ready)
 
     @property
-    def failure(self) -> tuple[str, str]:
+    def failure(self) -> tuple[MaybeReason, str]:
         """(reason, message) of the first worker that cannot run, or empty."""
         for worker in self.workers:
             reason, message = worker.trouble
@@ -135,7 +139,7 @@ def _carry(before: Condition | None, now: Condition, facts: Facts) -> Condition:
     return replace(now, observed_generation=facts.service.generation, last_transition_at=since)
 
 
-def _condition(kind: str, status: ConditionStatus, reason: str, message: str) -> Condition:
+def _condition(kind: ConditionType, status: ConditionStatus, reason: AnyReason, message: str) -> Condition:
     return Condition(kind, status, reason, message)
 
 
@@ -143,26 +147,30 @@ def _ready(facts: Facts) -> Condition:
     if facts.desired == 0:
         by = "replicas is 0" if facts.scaling is None else f"{facts.scaling.by} asks for none"
         kept = f"; workers will start under {facts.stable.name}" if facts.stable is not None else ""
-        return _condition("Ready", "False", "ScaledToZero", by + kept)
+        return _condition(ConditionType.READY, "False", Reason.SCALED_TO_ZERO, by + kept)
     if facts.ready and facts.stable is not None:
-        return _condition("Ready", "True", "Serving", f"serving under {facts.stable.name}")
+        return _condition(ConditionType.READY, "True", Reason.SERVING, f"serving under {facts.stable.name}")
     reason, message = facts.failure
     if not reason and facts.fetching:
-        return _condition("Ready", "False", "FetchingBundle", facts.fetching)
+        return _condition(ConditionType.READY, "False", Reason.FETCHING_BUNDLE, facts.fetching)
     under = f"; workers start under {facts.stable.name}" if facts.stable is not None else ""
-    return _condition("Ready", "False", reason or "Starting", message or f"no worker is ready yet{under}")
+    return _condition(
+        ConditionType.READY, "False", reason or Reason.STARTING, message or f"no worker is ready yet{under}"
+    )
 
 
 def _workers_available(facts: Facts) -> Condition:
     desired, ready = facts.desired, len(facts.ready)
     if ready >= desired:
-        return _condition("WorkersAvailable", "True", "AllReady", f"{ready} of {desired} workers ready")
+        return _condition(
+            ConditionType.WORKERS_AVAILABLE, "True", Reason.ALL_READY, f"{ready} of {desired} workers ready"
+        )
     reason, message = facts.failure
     message = message or facts.fetching
     return _condition(
-        "WorkersAvailable",
+        ConditionType.WORKERS_AVAILABLE,
         "False",
-        reason or ("FetchingBundle" if facts.fetching else "Starting"),
+        reason or (Reason.FETCHING_BUNDLE if facts.fetching else Reason.STARTING),
         f"{ready} of {desired} workers ready" + (f"; {message}" if message else ""),
     )
 
@@ -171,54 +179,69 @@ def _latency(facts: Facts, latency: SecondsSketch) -> Condition:
     spec = facts.service.spec
     if latency.n < MIN_SAMPLES:
         return _condition(
-            "LatencyObjectiveMet",
+            ConditionType.LATENCY_OBJECTIVE_MET,
             "Unknown",
-            "InsufficientSamples",
+            Reason.INSUFFICIENT_SAMPLES,
             f"{MIN_SAMPLES} requests are needed for a statement",
         )
     seconds = latency.quantile(spec.latency_percentile / 100) or 0.0
     met = seconds <= spec.latency_seconds
     text = f"p{spec.latency_percentile} against an objective of {format_seconds(spec.latency_seconds)}"
     return _condition(
-        "LatencyObjectiveMet", "True" if met else "False", "WithinObjective" if met else "ObjectiveMissed", text
+        ConditionType.LATENCY_OBJECTIVE_MET,
+        "True" if met else "False",
+        Reason.WITHIN_OBJECTIVE if met else Reason.OBJECTIVE_MISSED,
+        text,
     )
 
 
 def _accuracy(facts: Facts, *, n: int, k: int) -> Condition:
     spec = facts.service.spec
     if facts.stable is not None and facts.stable.plan.exits_off:
-        return _condition("AccuracyWithinBudget", "True", "ExitsOff", "every request is answered by the model itself")
+        return _condition(
+            ConditionType.ACCURACY_WITHIN_BUDGET,
+            "True",
+            Reason.EXITS_OFF,
+            "every request is answered by the model itself",
+        )
     if n < MIN_SAMPLES:
         return _condition(
-            "AccuracyWithinBudget",
+            ConditionType.ACCURACY_WITHIN_BUDGET,
             "Unknown",
-            "InsufficientSamples",
+            Reason.INSUFFICIENT_SAMPLES,
             f"{MIN_SAMPLES} audited requests are needed for a statement",
         )
-    broken = log_e_value(k, n, p0=spec.max_disagreement) >= np.log(1 / (1 - spec.confidence))
+    tuning = facts.service.status.tuning
+    evidence = log_e_value(k, n, p0=spec.max_disagreement, design_effect=worth_one(tuning, rate=tuning.audit_rate))
+    broken = evidence >= np.log(1 / (1 - spec.confidence))
     text = f"budget {spec.max_disagreement:.2%}"
     return _condition(
-        "AccuracyWithinBudget", "False" if broken else "True", "BudgetExceeded" if broken else "WithinBudget", text
+        ConditionType.ACCURACY_WITHIN_BUDGET,
+        "False" if broken else "True",
+        Reason.BUDGET_EXCEEDED if broken else Reason.WITHIN_BUDGET,
+        text,
     )
 
 
 def _no_exit_capacity(facts: Facts) -> Condition:
     """Whether the ready workers carry the peak of the last hour when exits go off."""
-    kind, told = "NoExitCapacity", facts.capacity.status
+    kind, told = ConditionType.NO_EXIT_CAPACITY, facts.capacity.status
     if facts.desired == 0:
-        return _condition(kind, "Unknown", "ScaledToZero", "no worker is wanted")
+        return _condition(kind, "Unknown", Reason.SCALED_TO_ZERO, "no worker is wanted")
     if facts.capacity.enough is None:
-        return _condition(kind, "Unknown", "CapacityUnknown", "no worker has told yet how long its model takes")
+        return _condition(kind, "Unknown", Reason.CAPACITY_UNKNOWN, "no worker has told yet how long its model takes")
     carried = f"{len(facts.ready)} ready workers answer about {format_rate(len(facts.ready) * told.worker_rate)} requests/s without exits"
     if told.peak_rate <= 0:
-        return _condition(kind, "True", "Sufficient", f"{carried}; none came in the last hour")
+        return _condition(kind, "True", Reason.SUFFICIENT, f"{carried}; none came in the last hour")
     peak = f"the peak of the last hour was about {format_rate(told.peak_rate)}"
     if facts.capacity.enough:
-        return _condition(kind, "True", "Sufficient", f"{carried}; {peak}")
+        return _condition(kind, "True", Reason.SUFFICIENT, f"{carried}; {peak}")
     if facts.stable is not None and facts.stable.plan.exits_off:
-        return _condition(kind, "False", "Overloaded", f"exits are off: {carried}, and {peak}; {_more_workers(facts)}")
+        return _condition(
+            kind, "False", Reason.OVERLOADED, f"exits are off: {carried}, and {peak}; {_more_workers(facts)}"
+        )
     return _condition(
-        kind, "False", "ExitsOffWouldOverload",
+        kind, "False", Reason.EXITS_OFF_WOULD_OVERLOAD,
         f"{carried}, but {peak}: if exits go off, requests wait or are refused; {_more_workers(facts)}",
     )  # fmt: skip
 
@@ -231,7 +254,7 @@ def _more_workers(facts: Facts) -> str:
         return f"{desired} are wanted, see WorkersAvailable for those that are missing"
     if facts.scaling is None:
         return f"raise spec.replicas to {needed}"
-    if wanted is None or facts.scaling.failure_reason == "AnotherAutoscaler":
+    if wanted is None or facts.scaling.failure_reason == Reason.ANOTHER_AUTOSCALER:
         return f"raise minReplicas of {facts.scaling.by} to {needed}"
     return _more_by_own_autoscaler(wanted, needed, facts.capacity.status.floor)
 
@@ -251,8 +274,8 @@ def _quarantined(facts: Facts) -> list[Condition]:
     if not facts.quarantined:
         return []
     said = "; ".join(f"{name}: {why}" for name, why in sorted(facts.quarantined.items()))
-    reason = "ForeignModel" if set(facts.quarantined) <= facts.foreign else "ImpossibleCounts"
-    return [_condition("WorkersQuarantined", "True", reason, f"{said}; what they report is not pooled")]
+    reason = Reason.FOREIGN_MODEL if set(facts.quarantined) <= facts.foreign else Reason.IMPOSSIBLE_COUNTS
+    return [_condition(ConditionType.WORKERS_QUARANTINED, "True", reason, f"{said}; what they report is not pooled")]
 
 
 def _costs_time(facts: Facts) -> list[Condition]:
@@ -260,7 +283,7 @@ def _costs_time(facts: Facts) -> list[Condition]:
     if not facts.costs_time:
         return []
     told = f"{facts.costs_time}; it is pinned, so it stays"
-    return [_condition("ExitsCostTime", "True", "MeasuredByHoldback", told)]
+    return [_condition(ConditionType.EXITS_COST_TIME, "True", Reason.MEASURED_BY_HOLDBACK, told)]
 
 
 def _training(facts: Facts) -> list[Condition]:
@@ -269,45 +292,56 @@ def _training(facts: Facts) -> list[Condition]:
     if not sets.failure:
         return []
     if sets.state == "NoRampStore":
-        return [_condition("RampTraining", "False", "NoRampStore", sets.failure)]
+        return [_condition(ConditionType.RAMP_TRAINING, "False", Reason.NO_RAMP_STORE, sets.failure)]
     if sets.state == "Training":
-        return [_condition("RampTraining", "False", "TrainingWaits", sets.failure)]
+        return [_condition(ConditionType.RAMP_TRAINING, "False", Reason.TRAINING_WAITS, sets.failure)]
     due = sets.next_attempt_at
     again = f"; the next attempt is due at {format_time(due)}" if due is not None else ""
-    return [_condition("RampTraining", "False", "TrainingFailed", sets.failure + again)]
+    return [_condition(ConditionType.RAMP_TRAINING, "False", Reason.TRAINING_FAILED, sets.failure + again)]
 
 
 def _updating(facts: Facts) -> list[Condition]:
-    """Said only while workers are being replaced, also where the operator's administrator changed what they run."""
+    """Said while workers are being replaced, also where the operator's administrator changed what they run, and after an interruption how long it was."""
     update = facts.update
-    return [_condition("WorkersUpdating", "True", update.reason, update.message)] if update.reason else []
+    if update.reason:
+        return [_condition(ConditionType.WORKERS_UPDATING, "True", update.reason, update.message)]
+    if facts.turn is not None:
+        return [_condition(ConditionType.WORKERS_UPDATING, "True", facts.turn.reason, facts.turn.message)]
+    if update.status.silent_seconds:
+        said = interruption(update.status)
+        return [_condition(ConditionType.WORKERS_UPDATING, "False", Reason.RECREATED, said)]
+    return []
 
 
 def _on_trial(facts: Facts) -> list[Condition]:
     """Said only while two versions of the model serve side by side."""
     version = facts.version
-    return [_condition("VersionOnTrial", "True", version.reason, version.message)] if version.on_trial else []
+    if not (version.on_trial and version.reason):
+        return []
+    return [_condition(ConditionType.VERSION_ON_TRIAL, "True", version.reason, version.message)]
 
 
 def _routed(facts: Facts) -> list[Condition]:
     """Said only while requests through a Gateway are not shared by weight although the spec asks for it."""
     trouble = facts.route
-    return [] if trouble is None else [_condition("RouteAccepted", "False", trouble.reason, trouble.message)]
+    return (
+        [] if trouble is None else [_condition(ConditionType.ROUTE_ACCEPTED, "False", trouble.reason, trouble.message)]
+    )
 
 
 def _autoscaling(facts: Facts) -> list[Condition]:
     """Said only while an autoscaler cannot do its work."""
     scaling = facts.scaling
-    if scaling is None or not scaling.failure:
+    if scaling is None or not scaling.failure_reason:
         return []
-    return [_condition("AutoscalingActive", "False", scaling.failure_reason, scaling.failure)]
+    return [_condition(ConditionType.AUTOSCALING_ACTIVE, "False", scaling.failure_reason, scaling.failure)]
 
 
 def _user_generation(facts: Facts, settled_generation: int) -> list[Condition]:
     if facts.pin_rejected:
-        return [_condition("Stalled", "True", "PinRejected", facts.pin.message)]
+        return [_condition(ConditionType.STALLED, "True", Reason.PIN_REJECTED, facts.pin.message)]
     if facts.version.rejected:
-        return [_condition("Stalled", "True", "VersionRejected", _rejection(facts.version.status))]
+        return [_condition(ConditionType.STALLED, "True", Reason.VERSION_REJECTED, _rejection(facts.version.status))]
     reason, message = facts.failure
     if settled_generation != facts.service.generation:
         pending = [] if facts.pin_judged else ["the pin is being judged"]
@@ -322,10 +356,12 @@ def _user_generation(facts: Facts, settled_generation: int) -> list[Condition]:
                 or f"{len(facts.ready)} of {facts.desired} workers are ready with this generation"
             )
         why = "; ".join(pending) or "waiting for every worker to acknowledge"
-        reconciling = _condition("Reconciling", "True", "NoRoomToSurge" if held else "Progressing", why)
-        if reason in STALLING:
-            return [reconciling, _condition("Stalled", "True", reason, message)]
-        return [reconciling, *([_condition("Stalled", "True", "NoRoomToSurge", why)] if held else [])]
+        failed = blocked.reason == Reason.RECREATE_FAILED
+        stopped = Reason.RECREATE_FAILED if failed else Reason.NO_ROOM_TO_SURGE
+        reconciling = _condition(ConditionType.RECONCILING, "True", stopped if held else Reason.PROGRESSING, why)
+        if reason and reason in STALLING:
+            return [reconciling, _condition(ConditionType.STALLED, "True", reason, message)]
+        return [reconciling, *([_condition(ConditionType.STALLED, "True", stopped, why)] if held else [])]
     return []
 
 

@@ -8,14 +8,15 @@ from functools import partial
 from math import log
 from typing import Literal
 
-from offramp_core.control.audit import eager_rate, followed_rate, quiet_rate
+from offramp_core.control.audit import eager_rate, followed_rate, quiet_rate, worth_one
 from offramp_core.control.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
 from offramp_core.control.conditions import Facts, conditions, observe, workers_status
 from offramp_core.control.delivery import proven_models
-from offramp_core.control.document import differs, plan_document
+from offramp_core.control.document import differs, plan_document, switched_off
 from offramp_core.control.holdback import look, loss
 from offramp_core.control.ledger import BootReport, fold, impossible
 from offramp_core.control.objects import (
+    Condition,
     Config,
     ConfigStatus,
     Ledger,
@@ -28,11 +29,14 @@ from offramp_core.control.objects import (
     Service,
     ServiceStatus,
     TuningStatus,
+    ring,
 )
+from offramp_core.control.recreate import interruption, recreated, recreates
 from offramp_core.control.rest import Rest, at_rest
 from offramp_core.control.rollout import (
     CANARY_SERVES,
     RolloutView,
+    acceptance_level,
     advance,
     awaits_approval,
     forbidden,
@@ -71,7 +75,8 @@ from offramp_core.control.watch import Watch, watched
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.evidence.one_arm import log_e_value
 from offramp_core.plan import Plan, exits_off_plan
-from offramp_core.protocol import ArmCounts, Observations, PlanDocument
+from offramp_core.protocol import ArmCounts, Observations, PlanDocument, Withdrawn
+from offramp_core.reasons import ConditionType, MaybeReason, Reason
 from offramp_core.sketch import SecondsSketch, merge_sketches
 from offramp_core.tuning import OVERHEAD_SLACK, TuningRequest
 
@@ -128,26 +133,34 @@ def _update(snapshot: Snapshot, now: float) -> Update:
     before, version = service.status.update, service.status.version
     if version.phase == "Promoting" and version.strategy == "Replace":  # there was no room for one more before
         before = replace(before, strategy="Replace")
-    return next_update(
-        UpdateView(
-            before=before,
-            policy=service.spec.update_policy,
-            workers=snapshot.workers,
-            desired=snapshot.desired,
-            utilisation=snapshot.load.utilisation,
-            now=now,
-            watched_since=snapshot.watched_since,
-        )
+    view = UpdateView(
+        before=before,
+        policy=service.spec.update_policy,
+        workers=snapshot.workers,
+        desired=snapshot.desired,
+        utilisation=snapshot.load.utilisation,
+        now=now,
+        watched_since=snapshot.watched_since,
+        asked=snapshot.template,
     )
+    return recreated(view) if recreates(view) else next_update(view)
 
 
 def _update_events(service: Service, update: Update) -> tuple[Event, ...]:
-    """One when an update is held, and one when it goes on in place."""
-    told = next((c.reason for c in service.status.conditions if c.type == "WorkersUpdating"), "")
+    """One when an update is held, one when it goes on in place, and those of an interruption: its beginning and its end."""
+    told = next((c.reason for c in service.status.conditions if c.type == ConditionType.WORKERS_UPDATING), "")
     if update.held and told != update.reason:
-        return (Event("NoRoomToSurge", update.message, warning=True),)
-    if update.reason == "Replacing" and told not in ("", update.reason):
-        return (Event("ReplacingInPlace", f"no room for one worker more; {update.message}"),)
+        failed = update.reason == Reason.RECREATE_FAILED
+        reason = Reason.RECREATE_FAILED if failed else Reason.NO_ROOM_TO_SURGE
+        return (Event(reason, update.message, warning=True),)
+    if update.reason == Reason.NEW_WORKERS_FAIL and told != update.reason:
+        return (Event(Reason.NEW_WORKERS_FAIL, update.message, warning=True),)
+    if update.reason == Reason.RECREATING and told != update.reason:
+        return (Event(Reason.RECREATING, update.message, warning=True),)
+    if told == Reason.RECREATING and update.status.silent_seconds and not update.reason:
+        return (Event(Reason.RECREATED, interruption(update.status)),)
+    if update.reason == Reason.REPLACING and told not in ("", update.reason):
+        return (Event(Reason.REPLACING_IN_PLACE, f"no room for one worker more; {update.message}"),)
     return ()
 
 
@@ -176,6 +189,7 @@ def _without_workers(snapshot: Snapshot, trial: _Trial, now: float) -> Decision:
         capacity=_capacity(snapshot, now),
         version=trial.version,
         route=snapshot.route,
+        turn=snapshot.turn,
     )
     # Scaled to zero there is nobody to wait for: without this the generation would be reconciling for ever.
     settled = service.generation if not facts.desired and facts.settled else service.status.settled_generation
@@ -208,11 +222,11 @@ def _news(statuses: Mapping[str, ConfigStatus], known: Mapping[str, Config]) -> 
 
 def _wakes_up(facts: Facts) -> tuple[Event, ...]:
     """Told once when workers are wanted again after there were none."""
-    ready = next((c for c in facts.service.status.conditions if c.type == "Ready"), None)
+    ready = next((c for c in facts.service.status.conditions if c.type == ConditionType.READY), None)
     if not facts.desired or ready is None or ready.reason != "ScaledToZero":
         return ()
     under = f" under {facts.stable.name}" if facts.stable is not None else ""
-    return (Event("WakingUp", f"{facts.desired} workers start{under}"),)
+    return (Event(Reason.WAKING_UP, f"{facts.desired} workers start{under}"),)
 
 
 def _capacity(
@@ -220,7 +234,7 @@ def _capacity(
 ) -> Capacity:
     """What is known of the capacity with exits off; nothing new without workers that have told of themselves."""
     service = snapshot.service
-    was = next((c.status for c in service.status.conditions if c.type == "NoExitCapacity"), "")
+    was = next((c.status for c in service.status.conditions if c.type == ConditionType.NO_EXIT_CAPACITY), "")
     return next_capacity(
         CapacityView(
             before=service.status.capacity,
@@ -265,7 +279,9 @@ class _Pass:
         self.counts = tuple(c for o in self._trusted() for c in o.counts)
         self.update = _update(snapshot, now)
         self.events += [*_update_events(self.service, self.update), *self.version.events]
-        self.fell = ("", "")  # why the stable plan was switched off in this pass
+        self.fell: tuple[MaybeReason, str] = ("", "")  # why the stable plan was switched off in this pass
+        # where that follows from evidence, which may be gone with the next pass
+        self.withdrawn: tuple[Withdrawn, ...] = ()
         self.measured = Measured()
         self.watch = Watch()
         self.configs: dict[str, Config] = dict(snapshot.configs)
@@ -285,6 +301,7 @@ class _Pass:
             tuned = self._switch_off(tuned, stable, baseline)
             stable = baseline
         self.tuning = self._audit(tuned.status, rollout, stable)
+        self._mark_records(stable)
         document = self._document(stable, rollout)
         changed = differs(document, self.snapshot.published)
         status = self._status(stable, rollout, tuned, pin, document_changed=changed)
@@ -318,6 +335,26 @@ class _Pass:
             watch=self.watch,
         )
 
+    def _mark_records(self, stable: Config) -> None:
+        """A test has used records, or the inputs have changed: which records these were must be known for good."""
+        before = self.service.status.tuning
+        if self.tuning.consumed_through_at != before.consumed_through_at:
+            self.tuning = replace(self.tuning, used=self._marks(before.used))
+        if self.tuning.records_since_at != before.records_since_at:
+            self.tuning = replace(self.tuning, stale=self._marks(before.stale))
+            self.measured = self.measured.after_change(stable.plan)
+
+    def _marks(self, known: Mapping[str, int]) -> dict[str, int]:
+        """Where the rings of processes whose clocks run ahead stand now, and stood when those that are silent now were last heard."""
+        boots = {key: key.partition("/")[0] for key in known}
+        live = _live_boots(self.snapshot.workers, boots.values())
+        now = {
+            ring(boot, store.ramp_set_digest): seq
+            for store in self.stores.values()
+            for boot, seq in store.ahead.items()
+        }
+        return {**{key: seq for key, seq in known.items() if boots[key] in live}, **now}
+
     # --- ramp sets -----------------------------------------------------------------------------------
 
     @staticmethod
@@ -349,15 +386,8 @@ class _Pass:
         return trained.order
 
     def _use_sets(self, sets: RampSetStatus) -> None:
-        """From now on plans are looked for in what these sets say; how many labels a tuning waits for is known of each set apart."""
-        tried, self.ramp_sets = self.ramp_sets.candidate, sets
-        if sets.candidate and not tried:
-            self.ramp_sets = replace(sets, labels_needed=self.tuning.labels_needed)
-            self.tuning = replace(self.tuning, labels_needed=0)
-        elif tried and not sets.candidate:
-            kept = sets.current == tried  # else it was discarded, and the set before is tuned again
-            self.ramp_sets = replace(sets, labels_needed=0)
-            self.tuning = replace(self.tuning, labels_needed=0 if kept else sets.labels_needed)
+        """From now on plans are looked for in what these sets say."""
+        self.ramp_sets = sets
         self.ramp_set = working_set(self.ramp_sets, self.served.ramp_set_digest)
         self.snapshot = replace(self.snapshot, records=self.stores.get(self.ramp_set))
 
@@ -407,7 +437,7 @@ class _Pass:
         stable = self.configs.get(self.service.status.stable_config, baseline)
         self.measured, self.watch = self._measure(stable), self._watch(stable)
         if self.outvoted:
-            self.fell = ("ModelChanged", "most workers serve another model or ramp set now")
+            self.fell = (Reason.MODEL_CHANGED, "most workers serve another model or ramp set now")
         return baseline if any(falls(self, stable) for falls in _REASONS_TO_FALL) else stable
 
     # --- rules: why the stable plan falls; each says whether it does, and in ``fell`` why ---
@@ -416,7 +446,7 @@ class _Pass:
         if self._fits(stable):
             return False
         self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None)
-        self.fell = ("ModelChanged", "the workers serve another model or ramp set now")
+        self.fell = (Reason.MODEL_CHANGED, "the workers serve another model or ramp set now")
         return True
 
     def _its_ramp_set_is_gone(self, stable: Config) -> bool:
@@ -426,7 +456,7 @@ class _Pass:
         """
         published = self.snapshot.published
         foreign = stable.plan.ramp_set_digest != self.served.ramp_set_digest
-        reasons = ("RampSetNotHeld", "DigestMismatch") if foreign else ("RampSetNotHeld",)
+        reasons = (Reason.RAMP_SET_NOT_HELD, Reason.DIGEST_MISMATCH) if foreign else (Reason.RAMP_SET_NOT_HELD,)
         refused = [
             w.state is not None
             and w.state.refused is not None
@@ -440,60 +470,76 @@ class _Pass:
         message = (
             f"{stable.name} needs {stable.plan.ramp_set_digest[:19]}, which no worker can load from the ramp-set store"
         )
-        self.events.append(Event("RampSetGone", f"{message}; exits are off", warning=True))
+        self.events.append(Event(Reason.RAMP_SET_GONE, f"{message}; exits are off", warning=True))
         self._use_sets(replace(self.ramp_sets, current=""))
         self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None, labels_needed=0)
-        self.fell = ("ModelChanged", message)
+        self.fell = (Reason.MODEL_CHANGED, message)
+        return True
+
+    def _it_was_switched_off_already(self, stable: Config) -> bool:
+        """By a pass that could not store why: the workers run without it, so nothing of what spoke against it need be seen again."""
+        told = switched_off(stable, self.snapshot.published)
+        if told is None:
+            return False
+        if told.reason == Reason.EXITS_COST_TIME:
+            self._fell_by_cost(stable, told.message)
+        else:
+            self._fell_by_drift(stable, told.message)
         return True
 
     def _no_longer_allowed(self, stable: Config) -> bool:
         why = "" if stable.plan.exits_off else forbidden(stable, self.service)
         if not why:
             return False
-        self.events.append(Event("ExitsOff", why))
+        self.events.append(Event(Reason.EXITS_OFF, why))
         self.tuning = replace(self.tuning, tuned_for="", next_attempt_at=None)
-        self.fell = ("NewerIntent", why)
+        self.fell = (Reason.NEWER_INTENT, why)
         return True
 
     def _a_detector_alarms(self, stable: Config) -> bool:
         alarmed = [] if stable.plan.exits_off else self._alarmed(stable.plan)
         if not alarmed:
             return False
-        self._fell_by_drift(stable, f"the detector of {', '.join(alarmed)} says")
+        self._fell_by_drift(stable, self._over_budget(stable, f"the detector of {', '.join(alarmed)} says"))
         return True
 
     def _the_fleet_is_over_budget(self, stable: Config) -> bool:
         """What all workers' audits say together, which may be long before any worker's own detector does."""
         if stable.plan.exits_off or not self.watch.alarms:
             return False
-        self._fell_by_drift(stable, "the audits of all workers together say")
+        lost = f", {self.watch.lost} of which were never reported," if self.watch.lost else ""
+        self._fell_by_drift(stable, self._over_budget(stable, f"the audits of all workers together{lost} say"))
         return True
 
-    def _fell_by_drift(self, stable: Config, who_says: str) -> None:
-        broken = f"that the budget of {self.spec.max_disagreement:.2%} is broken"
-        message = f"{stable.name}: {who_says} {broken}; exits are off"
+    def _over_budget(self, stable: Config, who_says: str) -> str:
+        return f"{stable.name}: {who_says} that the budget of {self.spec.max_disagreement:.2%} is broken; exits are off"
+
+    def _fell_by_drift(self, stable: Config, message: str) -> None:
         self._drifted(stable, message)
         self.tuning = after_alarm(self.tuning, now=self.now)
-        self.fell = ("DriftDetected", message)
+        self.fell = (Reason.DRIFT_DETECTED, message)
 
     def _it_costs_time(self, stable: Config) -> bool:
         """The holdback shows that exits cost more than they save. A pin stays all the same, as it is the user's; a condition says so."""
         why = "" if stable.plan.exits_off else loss(self.measured, max_overhead=self.spec.max_overhead)
         if not why or self.spec.mode not in ("Auto", "Recommend"):
             return False
-        message = f"{stable.name}: compared with the batches held back from it, {why}"
-        self.events.append(Event("ExitsCostTime", f"{message}; exits are off", warning=True))
+        self._fell_by_cost(stable, f"{stable.name}: compared with the batches held back from it, {why}")
+        return True
+
+    def _fell_by_cost(self, stable: Config, message: str) -> None:
+        self.events.append(Event(Reason.EXITS_COST_TIME, f"{message}; exits are off", warning=True))
         self._reject(stable, message)
         self.tuning = after_rollback(
-            self.tuning, reason="ExitsCostTime", cooldown=self.spec.rollout.cooldown_seconds, now=self.now
+            self.tuning, reason=Reason.EXITS_COST_TIME, cooldown=self.spec.rollout.cooldown_seconds, now=self.now
         )
-        self.fell = ("ExitsCostTime", message)
-        return True
+        self.fell = (Reason.EXITS_COST_TIME, message)
+        self.withdrawn = (Withdrawn(stable.name, *self.fell),)
 
     def _measure(self, stable: Config) -> Measured:
         """What the stable plan saves, by comparison with the batches that are held back from it."""
         if stable.plan.exits_off or not self._fits(stable):
-            return Measured()
+            return Measured(stops=self.service.status.measured.all_stops)
         before, trusted = self.service.status.measured, self._trusted()
         ids, costs = self.served.chain(stable.plan.precision)
         return look(
@@ -508,6 +554,7 @@ class _Pass:
             now=self.now,
             slices=self.spec.slices,
             slice_alpha=1 - self.spec.confidence,
+            design_effect=worth_one(self.tuning, rate=self.tuning.audit_rate),
         )
 
     def _watch(self, stable: Config) -> Watch:
@@ -518,6 +565,8 @@ class _Pass:
             boots=frozenset(o.boot_id for o in reporting if o is not None),
             plan=stable.plan,
             budget=self.spec.max_disagreement,
+            now=self.now,
+            design_effect=worth_one(self.tuning, rate=self.tuning.audit_rate),
         )
 
     def _tell_of_stopped_slices(self, stable: Config) -> None:
@@ -525,7 +574,7 @@ class _Pass:
         for use in self._measured_of(stable).slices:
             if use.stopped and use.name not in before:
                 told = f"{stable.name}: {use.disagreements} of {use.audited} audits of slice {use.name} disagreed; its budget is {use.budget:.2%}, so {use.consequence} under this plan"
-                self.events.append(Event("SliceStopped", told, warning=True))
+                self.events.append(Event(Reason.SLICE_STOPPED, told, warning=True))
 
     def _trusted(self) -> tuple[Observations, ...]:
         return tuple(
@@ -542,7 +591,8 @@ class _Pass:
 
     def _drifted(self, stable: Config, message: str) -> None:
         """The inputs changed under the stable plan: it is rejected, and what was rejected on the old inputs may be tried again."""
-        self.events.append(Event("DriftDetected", message, warning=True))
+        self.withdrawn = (Withdrawn(stable.name, Reason.DRIFT_DETECTED, message),)
+        self.events.append(Event(Reason.DRIFT_DETECTED, message, warning=True))
         for config in self.configs.values():
             status = self.config_statuses.get(config.name, config.status)
             if config.name != stable.name and (status.rejections or status.rejected_until_at is not None):
@@ -562,7 +612,7 @@ class _Pass:
         if tuned.stable_over_budget:
             self._drifted(stable, tuned.stable_over_budget)
         else:
-            self.events.append(Event("ExitsOff", tuned.stable_not_allowed))
+            self.events.append(Event(Reason.EXITS_OFF, tuned.stable_not_allowed))
         if tuned.new_rollout is None:
             return tuned
         return replace(tuned, new_rollout=replace(tuned.new_rollout, from_config=baseline.name))
@@ -592,7 +642,11 @@ class _Pass:
         unfinished = sorted((r for r in self.snapshot.rollouts if not r.status.finished), key=lambda r: r.number)
         for extra in unfinished[1:]:
             done = replace(
-                extra.status, phase="Superseded", verdict="Superseded", reason="AnotherIsActive", finished_at=self.now
+                extra.status,
+                phase="Superseded",
+                verdict="Superseded",
+                reason=Reason.ANOTHER_IS_ACTIVE,
+                finished_at=self.now,
             )
             self.rollout_statuses[extra.name] = done
         if not unfinished:
@@ -603,7 +657,7 @@ class _Pass:
                 rollout.status,
                 phase="Aborted",
                 verdict="Aborted",
-                reason="ConfigGone",
+                reason=Reason.CONFIG_GONE,
                 message=f"{rollout.to_config} does not exist",
                 finished_at=self.now,
             )
@@ -613,6 +667,8 @@ class _Pass:
             self.events.append(replace(change.event, rollout=rollout.name))
         if change.status != rollout.status:
             self.rollout_statuses[rollout.name] = change.status
+        tests = max(self.tuning.tests_run, change.status.acceptance_test)
+        self.tuning = replace(self.tuning, tests_run=tests)
         rollout = replace(rollout, status=change.status)
         if change.status.phase == "Promoting":
             self._accept(rollout)
@@ -627,7 +683,8 @@ class _Pass:
     def _accept(self, rollout: Rollout) -> None:
         """An uncertified plan that is promoted has earned it; that is written down before it serves as stable.
 
-        It is a proof for the objective that the canary was judged by, and for no other.
+        It is a proof for the objective that the canary was judged by, and for no other: the test of the gate ``acceptance``, one of those
+        that share the service's allowance.
         """
         config = self.configs[rollout.to_config]
         if is_certified(config, self.service) or not has_earned_acceptance(rollout.status, self.service):
@@ -635,6 +692,7 @@ class _Pass:
         n, k = rollout.status.audited
         earned = {
             "method": "canary-acceptance", "budget": repr(self.spec.max_disagreement), "delta": repr(1 - self.spec.confidence),
+            "testIndex": rollout.status.acceptance_test, "level": repr(acceptance_level(rollout.status, self.service)),
             "n": n, "k": k, "recordsThrough": repr(self.now),
         }  # fmt: skip
         certificates = (*config.status.certificates, earned)[-CERTIFICATES_KEPT:]
@@ -673,7 +731,16 @@ class _Pass:
             inputs_since=self.tuning.records_since_at,
             watched_since=self.snapshot.watched_since,
             fallen=tuple(w for w in self.snapshot.workers if not w.ready),
+            next_test=self._next_test(),
+            withdrawn=next((note for note in published.withdrawn if note.rollout == rollout.name), None)
+            if published
+            else None,
         )
+
+    def _next_test(self) -> int:
+        """The number of a test that begins now; those of a tuning that has not been digested are taken."""
+        pending = self.snapshot.tuning_running or self.snapshot.tuning_outcome is not None
+        return self.tuning.tests_run + 1 + pending * len(self.spec.precisions)
 
     def _promoted_lately(self, config: Config) -> str:
         """The rollout within the rollback window that promoted a plan, if the plan is still proven for what is asked and what comes in."""
@@ -755,7 +822,7 @@ class _Pass:
             return
         self.events.append(
             Event(
-                "RampDoesNotPay",
+                Reason.RAMP_DOES_NOT_PAY,
                 f"{stable.name}: {', '.join(idle)} costs more than it saves; looking for a better plan",
             )
         )
@@ -804,7 +871,9 @@ class _Pass:
         )
         if plan is None:
             return PinJudged(PinStatus())
-        return judge_pin(self._snapshot_now(), plan=plan, stable=stable, rollout=rollout)
+        now = self._snapshot_now()
+        known = replace(now.service, status=replace(now.service.status, tuning=self.tuning))
+        return judge_pin(replace(now, service=known), plan=plan, stable=stable, rollout=rollout)
 
     def _snapshot_now(self) -> Snapshot:
         """What was seen, with what this pass has decided so far: an attempt that ends in it has ended."""
@@ -827,7 +896,7 @@ class _Pass:
                 replace(tuning, audit_rate=followed_rate(tuning.audit_rate, self.snapshot.load)) if follows else tuning
             )
         rate = {"Off": 0.0, "Quiet": quiet_rate(self.snapshot.load), "Eager": eager_rate(self.snapshot.load)}[wanted]
-        return replace(tuning, audit=wanted, audit_rate=rate)
+        return replace(tuning, audit=wanted, audit_rate=rate, eager_since_at=self.now if wanted == "Eager" else None)
 
     def _waits_for_captures(self, stable: Config) -> bool:
         """Whether nothing leaves early and nothing will before ramps are trained: what audits draw is what there is to train on."""
@@ -849,12 +918,22 @@ class _Pass:
             canary=self.configs[rollout.to_config] if rollout is not None else None,
             ramp_sets=self._named_sets(stable, rollout),
             capture_since=self.ramp_sets.capture_since_at,
+            withdrawn=(*self.withdrawn, *self._stopped(rollout)),
         )
+
+    @staticmethod
+    def _stopped(rollout: Rollout | None) -> tuple[Withdrawn, ...]:
+        """The canary that is being rolled back."""
+        if rollout is None or rollout.status.phase != "RollingBack":
+            return ()
+        status = rollout.status
+        return (Withdrawn(rollout.to_config, status.reason, status.message, rollout.name, status.outcome),)
 
     def _last_epoch(self) -> int:
         """The newest epoch anybody knows: workers refuse older ones, also when the published document was lost."""
         published = self.snapshot.published
-        seen = [w.state.epoch for w in self.everybody if w.state is not None and w.name not in self.quarantined]
+        states = [w.state for w in self.everybody if w.state is not None and w.name not in self.quarantined]
+        seen = [max(state.epoch, state.newest_epoch) for state in states]
         canaried = [r.status.ledger.epoch for r in self.snapshot.rollouts]
         newest = max([published.epoch if published is not None else 0, *canaried])
         return max([newest, *(e for e in seen if e <= newest + MAX_EPOCH_LEAP)])
@@ -885,6 +964,7 @@ class _Pass:
             ramp_sets=self.ramp_sets,
             version=self.version,
             route=self.snapshot.route,
+            turn=self.snapshot.turn,
         )
         observed, latency, n, k = observe(facts, *self.served.chain(stable.plan.precision))
         facts = replace(facts, capacity=self._capacity(stable, rollout, n=n, k=k))
@@ -927,7 +1007,9 @@ class _Pass:
         rate = worker_rate(
             self.served.costs, counts, exits_off_hash=off.content_hash, latency_seconds=self.spec.latency_seconds
         )
-        evidence = log_e_value(k, n, p0=self.spec.max_disagreement) / log(1 / (1 - self.spec.confidence))
+        effect = worth_one(self.tuning, rate=self.tuning.audit_rate)
+        evidence = log_e_value(k, n, p0=self.spec.max_disagreement, design_effect=effect)
+        evidence /= log(1 / (1 - self.spec.confidence))
         suspicion = max((w.state.suspicion for w in self.everybody if w.ready and w.state is not None), default=0.0)
         under_way = rollout is not None and rollout.status.phase != "Pending" and not rollout.status.finished
         return _capacity(
@@ -961,7 +1043,9 @@ class _Pass:
             if worker.observations is not None and worker.observations.boot_id in boots:
                 found.setdefault(worker.name, "its counts of this step went backwards or could not be true")
         for name in sorted(set(found) - set(self.service.status.workers.quarantined)):
-            self.events.append(Event("WorkerQuarantined", f"{name}: {found[name]}; it is not pooled", warning=True))
+            self.events.append(
+                Event(Reason.WORKER_QUARANTINED, f"{name}: {found[name]}; it is not pooled", warning=True)
+            )
         return found
 
     def _changed_configs(self, stable: Config, rollout: Rollout | None) -> Mapping[str, ConfigStatus]:
@@ -1016,6 +1100,7 @@ class _Pass:
 # Why exits go off under a plan that was stable; asked in this order, and the first that applies decides.
 _REASONS_TO_FALL: tuple[Callable[[_Pass, Config], bool], ...] = (
     _Pass._another_model_is_served,
+    _Pass._it_was_switched_off_already,
     _Pass._its_ramp_set_is_gone,
     _Pass._no_longer_allowed,
     _Pass._a_detector_alarms,
@@ -1031,10 +1116,13 @@ def _stores(snapshot: Snapshot, backbone_digest: str) -> dict[str, RecordStore]:
 
 
 def _same_plans(a: PlanDocument, b: PlanDocument) -> bool:
-    """Whether two documents make workers run the same thing; epoch, captures and stable audit rate aside."""
-    return replace(a, epoch=0, capture_since=None, stable=replace(a.stable, audit_rate=0.0)) == replace(
-        b, epoch=0, capture_since=None, stable=replace(b.stable, audit_rate=0.0)
-    )
+    """Whether two documents make workers run the same thing; epoch, captures, stable audit rate and notes aside."""
+    return _plans_alone(a) == _plans_alone(b)
+
+
+def _plans_alone(document: PlanDocument) -> PlanDocument:
+    stable = replace(document.stable, audit_rate=0.0, design_effect=1.0)
+    return replace(document, epoch=0, capture_since=None, stable=stable, withdrawn=())
 
 
 def _live_boots(workers: tuple[Worker, ...], counted: Iterable[str]) -> frozenset[str]:
@@ -1113,12 +1201,12 @@ def _newest(snapshot: Snapshot, worker: Worker) -> int | None:
 
 def _summarise(status: ServiceStatus) -> ServiceStatus:
     """Phase and message: the first condition that a person should look at."""
-    by_type = {c.type: c for c in status.conditions}
+    by_type: dict[str, Condition] = {c.type: c for c in status.conditions}
     ready, stalled, reconciling = by_type["Ready"], by_type.get("Stalled"), by_type.get("Reconciling")
     if stalled is not None:
         return replace(status, phase="Stalled", message=stalled.message)
     if ready.status != "True":
-        return replace(status, phase="Starting" if ready.reason == "Starting" else ready.reason, message=ready.message)
+        return replace(status, phase=str(ready.reason), message=ready.message)
     if reconciling is not None:
         return replace(status, phase="Reconciling", message=reconciling.message)
     return replace(status, phase="Ready", message=ready.message)

@@ -12,10 +12,17 @@ from offramp_core.control.objects import ModelStatus
 from offramp_core.control.snapshot import Worker
 from offramp_core.control.spec import ServiceSpec
 from offramp_core.protocol import FetchProgress
+from offramp_core.reasons import Reason
 
 MODELS_KEPT = 5
 STALLING = frozenset(
-    {"InvalidBundle", "InvalidModel", "DigestMismatch", "AddressRefused", "BundleTooLarge"}
+    {
+        Reason.INVALID_BUNDLE,
+        Reason.INVALID_MODEL,
+        Reason.DIGEST_MISMATCH,
+        Reason.ADDRESS_REFUSED,
+        Reason.BUNDLE_TOO_LARGE,
+    }
 )  # waiting will not help: the bundle itself is at fault
 PERCENT_STEP = 5  # a status that changed with every byte would be written with every pull
 

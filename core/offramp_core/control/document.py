@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from offramp_core.control.objects import Config, Measured, Rollout, Service, TuningStatus
+from offramp_core.control.audit import worth_one
+from offramp_core.control.objects import Config, Measured, Rollout, Service, SliceStop, TuningStatus
 from offramp_core.control.rollout import CANARY_SERVES
-from offramp_core.protocol import ArmPlan, PlanDocument
+from offramp_core.plan import Plan
+from offramp_core.protocol import ArmPlan, PlanDocument, Withdrawn
 
 
 def plan_document(
@@ -21,6 +23,7 @@ def plan_document(
     canary: Config | None = None,
     ramp_sets: tuple[str, ...] = (),
     capture_since: float | None = None,
+    withdrawn: tuple[Withdrawn, ...] = (),
 ) -> PlanDocument:
     """The document of ``epoch``. ``measured`` are the figures of the stable plan; ``canary`` is the plan of a rollout, in force while its phase says so.
 
@@ -30,13 +33,13 @@ def plan_document(
     arm, weight, salt, slow = None, 0, "", {}
     if rollout is not None and canary is not None and rollout.status.phase in CANARY_SERVES:
         status = rollout.status
-        arm = ArmPlan(canary.plan.to_mapping(), status.audit_rate)
+        arm = ArmPlan(canary.plan.to_mapping(), status.audit_rate, worth_one(tuning, rate=status.audit_rate))
         weight, slow, salt = status.weight, status.slow_seconds, f"{rollout.name}/{status.step}/{status.renewals}"
     return PlanDocument(
         service=service.name,
         service_uid=service.uid,
         epoch=epoch,
-        stable=ArmPlan(stable.plan.to_mapping(), tuning.audit_rate),
+        stable=ArmPlan(stable.plan.to_mapping(), tuning.audit_rate, worth_one(tuning, rate=tuning.audit_rate)),
         canary=arm,
         weight_percent=weight,
         salt=salt,
@@ -46,14 +49,56 @@ def plan_document(
         canary_lease_seconds=canary_lease_seconds,
         holdback_share=0.0 if stable.plan.exits_off else spec.holdback,
         slices=() if stable.plan.exits_off else tuple(s.name for s in spec.slices),
-        stopped_slices=tuple(s.name for s in measured.slices if s.stopped),
+        stopped_slices=tuple(
+            s.name
+            for s in spec.slices
+            if SliceStop(stable.plan.content_hash, s.name, s.max_disagreement) in measured.all_stops
+        ),
         ramp_sets=ramp_sets,
         capture_since=capture_since,
+        withdrawn=withdrawn,
     )
 
 
 def differs(document: PlanDocument, published: PlanDocument | None) -> bool:
-    """Whether a document that is one epoch ahead must be published: what is published says something else, or is older than workers take."""
+    """Whether a document that is one epoch ahead must be published: what is published says something else, or is older than workers take.
+
+    What was taken away is said by the document that takes it away; that it is said no more is nothing that workers must hear of.
+    """
     if published is None or document.epoch > published.epoch + 1:
         return True
-    return replace(document, epoch=published.epoch) != published
+    return replace(document, epoch=published.epoch, withdrawn=published.withdrawn) != published
+
+
+def switched_off(stable: Config, published: PlanDocument | None) -> Withdrawn | None:
+    """Why a plan that is stored as stable was switched off, by a pass that could not store that; None where it was not."""
+    if published is None or stable.plan.exits_off:
+        return None
+    arms = [Plan.from_mapping(arm.plan) for arm in (published.stable, published.canary) if arm is not None]
+    notes = (note for note in published.withdrawn if note.config == stable.name and not note.rollout)
+    return None if stable.plan in arms else next(notes, None)
+
+
+def only_takes_away(document: PlanDocument, published: PlanDocument | None) -> bool:
+    """Whether a document gives no plan more requests than what is published, and some plan fewer.
+
+    Such a one may be delivered before what it follows from is stored: that exits harm is no reason to wait for, that they do not is. A
+    stable plan that is withdrawn may give way to the one before it, whose proof is stored.
+    """
+    if published is None:
+        return False
+    canary, was = document.canary, published.canary
+    more = canary is not None and (
+        was is None
+        or (canary.plan, document.salt) != (was.plan, published.salt)
+        or document.weight_percent > published.weight_percent
+    )
+    fewer = was is not None and (canary is None or document.weight_percent < published.weight_percent)
+    stable, stood = Plan.from_mapping(document.stable.plan), Plan.from_mapping(published.stable.plan)
+    if stable != stood:
+        withdrawn = any(note.config == stood.name(document.service) for note in document.withdrawn)
+        more, fewer = more or not (stable.exits_off or withdrawn), True
+    else:
+        more = more or not set(document.stopped_slices) >= set(published.stopped_slices) & set(document.slices)
+        fewer = fewer or not set(document.stopped_slices) <= set(published.stopped_slices)
+    return fewer and not more

@@ -9,15 +9,16 @@ that accumulated over them would be blind to a change today, so a restarting det
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from offramp_core.control.objects import BothArms, GateStatus
+from offramp_core.control.objects import BothArms, GateState, GateStatus
 from offramp_core.evidence import detector
-from offramp_core.evidence.exposure import audits_needed
-from offramp_core.evidence.one_arm import alternatives, log_average_ratio, log_e_value
+from offramp_core.evidence.exposure import audits_needed, reached
+from offramp_core.evidence.one_arm import Counts, alternatives, log_average_ratio, log_e_value
 from offramp_core.evidence.two_arm import log_e_share
 from offramp_core.evidence.words import e_value
+from offramp_core.reasons import Reason
 
 HARMFUL_FACTOR = 3.0  # a plan at three times its budget is what the accuracy gate must be able to notice
 # Alternatives of its e-value, as multiples of the budget. Closer ones cannot show in the audits of a step, farther ones stop hardly sooner.
@@ -32,8 +33,10 @@ N_GATES = 3  # slowness, failures, acceptance; accuracy has the confidence of it
 class GateInput:
     """What the gates of one step read.
 
-    ``confidence`` is that of the whole rollout of ``n_steps`` steps, ``accuracy_confidence`` that of the accuracy budget. ``watch`` is the
-    detector over all audits of the canary so far.
+    ``confidence`` is that of the whole rollout of ``n_steps`` steps, ``accuracy_confidence`` that of the accuracy budget. ``level`` is what
+    was frozen when the step began (0: an even share). ``watch`` is the detector over all audits of the canary so far, ``attempt`` their
+    counts in all steps, this one included (None: there is no other), and ``acceptance_level`` what the test may spend that accepts a plan by them.
+    ``design_effect`` audits are worth one.
     """
 
     tally: BothArms
@@ -45,11 +48,15 @@ class GateInput:
     certified: bool
     accuracy_confidence: float = 0.95
     watch: detector.DetectorState = field(default_factory=detector.init)
+    level: float = 0.0
+    attempt: Counts | None = None
+    acceptance_level: float = 1.0
+    design_effect: float = 1.0
 
     @property
     def alpha(self) -> float:
         """False rejections allowed per gate and step, so that all together keep the rollout's confidence."""
-        return (1 - self.confidence) / (N_GATES * self.n_steps)
+        return self.level or gate_level(confidence=self.confidence, spent=0.0, n_steps=self.n_steps, left=self.n_steps)
 
     @property
     def log_limit(self) -> float:
@@ -58,6 +65,16 @@ class GateInput:
     @property
     def share(self) -> float:
         return self.weight / 100
+
+
+def gate_level(*, confidence: float, spent: float, n_steps: int, left: int) -> float:
+    """What each gate of the next of ``left`` steps may spend, of ``n_steps`` in all of which the others have ``spent`` their part.
+
+    An even share of what is left, so that editing the steps in mid-rollout leaves the sum as it is. Steps that are added when all of it is
+    given out have a little more each: 1/n^2 of it, less than two thirds together.
+    """
+    whole = (1 - confidence) / N_GATES
+    return max((whole - spent) / left, whole / n_steps**2)
 
 
 def accuracy(given: GateInput) -> GateStatus:
@@ -74,12 +91,18 @@ def accuracy(given: GateInput) -> GateStatus:
         n=arm.audited,
         k=arm.disagreements,
         bound=given.budget,
-        evidence=log_average_ratio(arm.disagreements, arm.audited, p0=given.budget, grid=harmful),
-        limit=math.log(1 / alpha),
-        exposure=arm.audited,
-        needed=audits_needed(
-            budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=alpha, power=POWER, grid=harmful
+        evidence=log_average_ratio(
+            arm.disagreements, arm.audited, p0=given.budget, grid=harmful, design_effect=given.design_effect
         ),
+        limit=math.log(1 / alpha),
+        seen=arm.audited,
+        needed=math.ceil(
+            given.design_effect
+            * audits_needed(
+                budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=alpha, power=POWER, grid=harmful
+            )
+        ),
+        of="audits",
     )
 
 
@@ -122,8 +145,9 @@ def slowness(given: GateInput) -> GateStatus:
         bound=given.share,
         evidence=evidence,
         limit=given.log_limit,
-        exposure=canary.judged + stable.judged,
+        seen=canary.judged + stable.judged,
         needed=given.slow_needed,
+        of="judged batches",
     )
 
 
@@ -141,8 +165,6 @@ def failures(given: GateInput) -> GateStatus:
             bound=FAILING,
             evidence=log_e_value(canary.failed, canary.batches, p0=FAILING),
             limit=given.log_limit,
-            exposure=0,
-            needed=0,
         )
     evidence = log_e_share(canary.failed, canary.failed + stable.failed, share=given.share)
     return _judge(
@@ -152,26 +174,39 @@ def failures(given: GateInput) -> GateStatus:
         bound=given.share,
         evidence=evidence,
         limit=given.log_limit,
-        exposure=0,
-        needed=0,
     )
 
 
 def acceptance(given: GateInput) -> GateStatus:
-    """An uncertified plan must show that its disagreement is below the budget before it may be promoted."""
+    """An uncertified plan must show that its disagreement is below the budget before it may be promoted.
+
+    One test for the whole attempt: evidence of the plan's audits in all steps, so that a further step is no further chance, at a level of its
+    own among all tests of the service, so that a further attempt is none either. What it gives is as good as a certificate.
+    """
     if given.certified:
         return GateStatus("acceptance", "NotApplicable", message="the plan is certified")
     arm = given.tally.canary
-    evidence = log_e_value(arm.disagreements, arm.audited, p0=given.budget, alternative="less")
-    limit = max(given.log_limit, math.log(1 / (1 - given.accuracy_confidence)))  # it stands in for a certificate
+    seen = given.attempt or Counts(arm.audited, arm.disagreements)
+    evidence = log_e_value(seen.k, seen.n, p0=given.budget, alternative="less", design_effect=given.design_effect)
+    limit = max(given.log_limit, -math.log(min(given.acceptance_level, 1 - given.accuracy_confidence)))
     accepted = evidence >= limit
     return GateStatus(
-        "acceptance", "Clear" if accepted else "Undecided", arm.audited, arm.disagreements, given.budget, evidence, limit,
-        message="earned" if accepted else "uncertified: more agreeing audits are needed",
+        "acceptance", "Clear" if accepted else "Undecided", seen.n, seen.k, given.budget, evidence, limit,
+        message="earned" if accepted else "uncertified: its e-value must reach the limit before it may be promoted",
+        exposure=reached(evidence, limit),
     )  # fmt: skip
 
 
 GATES: tuple[Callable[[GateInput], GateStatus], ...] = (accuracy, drift, slowness, failures, acceptance)
+
+
+# What a rollout is told to have ended with; acceptance is earned or not, and rejects nothing.
+REJECTIONS: Mapping[str, Reason] = {
+    "accuracy": Reason.ACCURACY_REJECTED,
+    "drift": Reason.DRIFT_REJECTED,
+    "slowness": Reason.SLOWNESS_REJECTED,
+    "failures": Reason.FAILURES_REJECTED,
+}
 
 
 def read_gates(given: GateInput) -> tuple[GateStatus, ...]:
@@ -180,18 +215,21 @@ def read_gates(given: GateInput) -> tuple[GateStatus, ...]:
 
 
 def _judge(
-    name: str, *, n: int, k: int, bound: float, evidence: float, limit: float, exposure: int, needed: int
-) -> GateStatus:
+    name: str, *, n: int, k: int, bound: float, evidence: float, limit: float, seen: int = 0, needed: int = 0, of: str = ""
+) -> GateStatus:  # fmt: skip
+    """A reading. ``seen`` of ``needed`` observations are the exposure, in the unit ``of``."""
+    state: GateState
     if evidence >= limit:
         state, message = (
             "Rejected",
             f"{k} of {n} against {bound:.3g}: e-value {e_value(evidence)} passes the limit {e_value(limit)}",
         )
-    elif exposure < needed:
+    elif seen < needed:
         state, message = (
             "Undecided",
-            f"{exposure} of {needed} observations that a harmful plan would need to show itself",
+            f"{seen} of {needed} {of} with which a harmful plan would show itself",
         )
     else:
         state, message = "Clear", f"{k} of {n} against {bound:.3g}: no evidence of harm"
-    return GateStatus(name, state, n, k, bound, round(evidence, 6), round(limit, 6), needed, message)  # type: ignore[arg-type]
+    exposure = reached(seen, needed)
+    return GateStatus(name, state, n, k, bound, round(evidence, 6), round(limit, 6), needed, message, exposure)

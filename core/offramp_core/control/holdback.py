@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from offramp_core.control.objects import Measured, RampUse, Saving, SliceUse
+from offramp_core.control.objects import Measured, RampUse, Saving, SliceStop, SliceUse
 from offramp_core.control.spec import SliceObjective
 from offramp_core.evidence import savings
 from offramp_core.evidence.intervals import rate_interval
@@ -28,6 +28,7 @@ WINDOW_SECONDS = 86_400.0
 GROWTH = 1.1
 MIN_REQUESTS = 100
 MIN_HELD_BACK = 10
+MAX_STOPS = 64  # remembered, of all plans
 _WORST = -9.999  # an interval may reach down to -infinity, which JSON cannot say
 _NOTHING = PlanCounts()
 _TIMES = ("answer_time", "engine_time")
@@ -46,13 +47,14 @@ def look(
     now: float,
     slices: Sequence[SliceObjective] = (),
     slice_alpha: float = 0.05,
+    design_effect: float = 1.0,
 ) -> Measured:
     """Bring the figures of the stable plan up to date.
 
     Parameters
     ----------
     before : Measured
-        As persisted; one of another plan or share starts anew.
+        As persisted; one of another plan or share starts anew, but slices that a plan was stopped for stay stopped under it.
     reports : iterable of (boot id, PlanCounts)
         Whatever could be pulled; those of other plans or shares are left out, and so is one that went backwards.
     plan, share
@@ -65,6 +67,8 @@ def look(
         Probability that any of the intervals of a window is ever wrong; the two savings share it, and so do the ramps.
     slices, slice_alpha
         Groups with a budget of their own, and the probability that any of them is stopped, in a window, though it keeps to it.
+    design_effect : float
+        So many audits are worth one.
 
     Returns
     -------
@@ -72,10 +76,10 @@ def look(
         ``before`` itself while there is too little news for another look.
     """
     if plan.exits_off:
-        return Measured()
+        return before.of(plan)
     known = before
     if (before.plan_hash, before.holdback_share) != (plan.content_hash, share):
-        known = Measured(plan.content_hash, share, previous_since_at=now, since_at=now)
+        known = Measured(plan.content_hash, share, previous_since_at=now, since_at=now, stops=before.all_stops)
     mine = [(boot, c) for boot, c in reports if (c.plan_hash, c.holdback_share) == (plan.content_hash, share)]
     folded = _fold(known, mine, live_boots)
     due = folded.since_at is not None and now - folded.since_at >= WINDOW_SECONDS
@@ -85,6 +89,7 @@ def look(
     declared = [(s.name, s.max_disagreement) for s in slices] == [(s.name, s.budget) for s in before.slices]
     if known is before and not due and declared and not _grew(before, total):
         return before
+    uses = tuple(_slice(s, total, known, alpha=slice_alpha / len(slices), design_effect=design_effect) for s in slices)
     return replace(
         folded,
         requests=total.requests,
@@ -93,7 +98,8 @@ def look(
         answer_time=_saving(total, total.answer_time, share=share, alpha=alpha / 2),
         engine_time=_saving(total, total.engine_time, share=share, alpha=alpha / 2),
         ramps=_ramps(total, plan, ramp_ids, costs, alpha=alpha),
-        slices=tuple(_slice(s, total, known, alpha=slice_alpha / len(slices)) for s in slices),
+        slices=uses,
+        stops=_newest(replace(known, slices=uses)),
     )
 
 
@@ -233,14 +239,21 @@ def _ramps(
     return tuple(uses)
 
 
-def _slice(asked: SliceObjective, total: PlanCounts, before: Measured, *, alpha: float) -> SliceUse:
-    """A slice is stopped once its audits are surely over its budget, and stays so while the plan serves: its later audits, all answered by
+def _slice(
+    asked: SliceObjective, total: PlanCounts, before: Measured, *, alpha: float, design_effect: float
+) -> SliceUse:
+    """A slice is stopped once its audits are surely over its budget, and stays so under the plan: its later audits, all answered by
     the model itself, say nothing about the plan."""
     seen = total.slices.get(asked.name, SliceCounts())
-    known = (s for s in before.slices if (s.name, s.budget) == (asked.name, asked.max_disagreement))
-    stopped = any(s.stopped for s in known)
-    over = log_e_value(seen.disagreements, seen.audited, p0=asked.max_disagreement) >= math.log(1 / alpha)
+    stopped = SliceStop(before.plan_hash, asked.name, asked.max_disagreement) in before.all_stops
+    evidence = log_e_value(seen.disagreements, seen.audited, p0=asked.max_disagreement, design_effect=design_effect)
+    over = evidence >= math.log(1 / alpha)
     return SliceUse(asked.name, asked.max_disagreement, seen.audited, seen.disagreements, stopped or over)
+
+
+def _newest(measured: Measured) -> tuple[SliceStop, ...]:
+    """The stops to remember: those of the plan that serves before all others."""
+    return tuple(sorted(measured.all_stops, key=lambda stop: stop.plan_hash == measured.plan_hash))[-MAX_STOPS:]
 
 
 def _use(ramp: str, left: int, reach: int, *, of: int, saves: float, costs: float, alpha: float) -> RampUse:

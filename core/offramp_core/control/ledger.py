@@ -8,7 +8,7 @@ reports something impossible is quarantined for the rest of the epoch instead of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from offramp_core.control.holdback import impossible_counts
 from offramp_core.control.objects import ArmTally, BothArms, Ledger
@@ -65,7 +65,7 @@ def fold(
     for boot in sorted(set(live) - live_boots):
         gone = live.pop(boot)
         retired = retired + BothArms(gone.canary.with_lost_audits, gone.stable)
-    return Ledger(epoch, live, retired, tuple(sorted(quarantined)))
+    return replace(ledger, live=live, retired=retired, quarantined=tuple(sorted(quarantined)))
 
 
 def _tally(counts: Iterable[ArmCounts], *, epoch: int, plan_hashes: Mapping[str, str]) -> BothArms | None:

@@ -6,23 +6,28 @@ seconds since the epoch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from offramp_core.control.spec import ServiceSpec
 from offramp_core.evidence.detector import DetectorState
+from offramp_core.evidence.one_arm import Counts
 from offramp_core.plan import Plan
 from offramp_core.protocol import PlanCounts, class_of
+from offramp_core.reasons import ConditionType, MaybeReason, PassedOn
 
 Phase = Literal[
     "Pending", "Progressing", "Paused", "AwaitingPromotion", "Promoting", "RollingBack",
     "Succeeded", "RolledBack", "Aborted", "Superseded",
 ]  # fmt: skip
 FINISHED: frozenset[str] = frozenset({"Succeeded", "RolledBack", "Aborted", "Superseded"})
+Ending = Literal["RolledBack", "Aborted", "Superseded"]
 ConditionStatus = Literal["True", "False", "Unknown"]
 Cause = Literal["Tuned", "Pinned"]
 ConfigState = Literal["Proposed", "Certified", "Canary", "Stable", "Superseded", "Rejected"]
 Source = Literal["Tuned", "Pinned", "Baseline"]
+GateState = Literal["Clear", "Undecided", "Rejected", "NotApplicable"]
 UpdateStrategy = Literal["Surge", "Replace"]
 VersionPhase = Literal["", "Starting", "Comparing", "AwaitingPromotion", "Promoting", "Rejected"]
 
@@ -85,17 +90,29 @@ class BothArms:
 class Ledger:
     """The fleet's counts for one epoch: live worker processes by boot id, and the sum of those that are gone.
 
-    A boot id listed in ``quarantined`` reported something impossible; nothing it says is pooled any more.
+    A boot id listed in ``quarantined`` reported something impossible; nothing it says is pooled any more. ``due`` has, by process, the
+    audits that the canary had drawn when the step had passed but for those, at ``due_since_at``; ``overdue`` of them came too late and
+    count as disagreements.
     """
 
     epoch: int = 0
     live: dict[str, BothArms] = field(default_factory=dict)
     retired: BothArms = BothArms()
     quarantined: tuple[str, ...] = ()
+    due: dict[str, int] = field(default_factory=dict)
+    due_since_at: float | None = None
+    overdue: int = 0
 
     @property
     def total(self) -> BothArms:
-        return sum(self.live.values(), self.retired)
+        lost = ArmTally(audited=self.overdue, disagreements=self.overdue)
+        return sum(self.live.values(), self.retired + BothArms(canary=lost))
+
+    @property
+    def awaited(self) -> int:
+        """Audits that are due and were not reported yet."""
+        live = {boot: both.canary.audited for boot, both in self.live.items()}
+        return sum(max(0, drawn - live[boot]) for boot, drawn in self.due.items() if boot in live)
 
 
 # --- rollout ---------------------------------------------------------------------------------------
@@ -105,11 +122,13 @@ class Ledger:
 class GateStatus:
     """One gate's reading. ``k`` of ``n`` events against ``bound``; it rejects once ``log_e_value >= log_limit``.
 
-    ``needed`` is the minimum exposure; below it the gate is Undecided, never a pass.
+    ``needed`` is the minimum exposure; below it the gate is Undecided, never a pass. ``exposure`` is the share of it that has been reached, in [0, 1],
+    of observations that need not be the ``n`` of the evidence; for acceptance of the evidence that it wants. None where the gate asks for none, and
+    in a status that an operator wrote before there was this field.
     """
 
     name: str
-    state: Literal["Clear", "Undecided", "Rejected", "NotApplicable"]
+    state: GateState
     n: int = 0
     k: int = 0
     bound: float = 0.0
@@ -117,6 +136,7 @@ class GateStatus:
     log_limit: float = 0.0
     needed: int = 0
     message: str = ""
+    exposure: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +156,9 @@ class RolloutStatus:
     ``slow_seconds``, ``slow_needed`` and ``audit_rate`` are frozen when a step begins, ``restarts`` (per worker uid) then or when a later
     worker first was ready. ``step`` counts the steps that began before this one. ``objective`` is the intent for which the rollout was begun; ``outcome`` is the verdict that
     RollingBack is heading for. ``returns_to`` is the promoted rollout of the same plan, where the rollback window spares the first steps.
-    ``watch`` is the restarting detector over the canary's audits.
+    ``watch`` is the restarting detector over the canary's audits. ``gate_level`` is the share of errors that each gate of this step may
+    make, ``level_spent`` that of the steps before. ``acceptance_test`` is the number of the test by which an uncertified plan earns its
+    place, among all tests of the service; ``lapsed`` are the audits (n, k) of times at whose end the canary's lease had lapsed.
     """
 
     phase: Phase = "Pending"
@@ -146,7 +168,7 @@ class RolloutStatus:
     outcome: str = ""
     objective: str = ""
     returns_to: str = ""
-    reason: str = ""
+    reason: MaybeReason = ""
     message: str = ""
     started_at: float | None = None
     step_started_at: float | None = None
@@ -155,6 +177,10 @@ class RolloutStatus:
     audit_rate: float = 0.0
     slow_seconds: dict[str, float] = field(default_factory=dict)
     slow_needed: int = 0
+    gate_level: float = 0.0
+    level_spent: float = 0.0
+    acceptance_test: int = 0
+    lapsed: Counts = field(default_factory=Counts)
     restarts: dict[str, int] = field(default_factory=dict)
     renewals: int = 0
     gates: tuple[GateStatus, ...] = ()
@@ -168,9 +194,10 @@ class RolloutStatus:
 
     @property
     def audited(self) -> tuple[int, int]:
-        """(n, k): audits and disagreements of the canary over all steps."""
-        now = self.ledger.total.canary
-        return now.audited + sum(s.n for s in self.history), now.disagreements + sum(s.k for s in self.history)
+        """(n, k): audits and disagreements of the canary over the whole attempt."""
+        now, lapsed = self.ledger.total.canary, self.lapsed
+        n, k = now.audited + lapsed.n, now.disagreements + lapsed.k
+        return n + sum(s.n for s in self.history), k + sum(s.k for s in self.history)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +276,9 @@ class Config:
 class Condition:
     """A Kubernetes condition (kstatus style)."""
 
-    type: str
+    type: ConditionType | PassedOn
     status: ConditionStatus
-    reason: str
+    reason: MaybeReason
     message: str
     observed_generation: int = 0
     last_transition_at: float = 0.0
@@ -262,11 +289,17 @@ class TuningStatus:
     """What the tuner must remember: tests are counted for good, and a record serves in one test only.
 
     ``consumed_through_at`` is the time of the newest record a test has used; ``records_since_at`` discards what is older (an alarm said
-    that the inputs changed). ``unpaying`` is the plan for which a look was taken because one of its ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt,
+    that the inputs changed). ``labels`` are those that no test has used, ``labels_needed`` how many of them the next attempt waits for, and
+    ``design_effect`` of them are worth one, as far as the last attempt could tell; ``clustering`` is by how much that grows with the share of
+    requests that are audited. ``eager_since_at`` is when audits became as many as can be. ``unpaying`` is the plan for which a look was taken because one of its ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt,
     ``requested_for`` that of the one under way. ``handled_request`` is the last of the user's requests that was answered.
+
+    A worker whose clock runs ahead gives its records times that cannot be, and what they are taken for must not change when an operator
+    reads them again. So its records are known by :func:`ring`: those below a number of ``used`` were there when a test used records up to
+    ``consumed_through_at``, those below one of ``stale`` before ``records_since_at``.
     """
 
-    state: str = ""
+    state: MaybeReason = ""
     message: str = ""
     tests_run: int = 0
     consumed_through_at: float | None = None
@@ -276,11 +309,30 @@ class TuningStatus:
     next_attempt_at: float | None = None
     labels: int = 0
     labels_needed: int = 0
+    design_effect: float = 1.0
+    clustering: float = 0.0
     failures: int = 0
     handled_request: str = ""
     unpaying: str = ""
     audit: Literal["", "Off", "Quiet", "Eager"] = ""
+    eager_since_at: float | None = None
     audit_rate: float = 0.0
+    used: dict[str, int] = field(default_factory=dict)
+    stale: dict[str, int] = field(default_factory=dict)
+
+    def not_younger(self, boot_id: str, ramp_set_digest: str) -> tuple[tuple[int, float], ...]:
+        """(number, time) pairs: records of a ring below the number are not younger than the time, whatever they say."""
+        key, marks = ring(boot_id, ramp_set_digest), []
+        if key in self.used and self.consumed_through_at is not None:
+            marks.append((self.used[key], self.consumed_through_at))
+        if key in self.stale and self.records_since_at is not None:
+            marks.append((self.stale[key], math.nextafter(self.records_since_at, -math.inf)))
+        return tuple(marks)
+
+
+def ring(boot_id: str, ramp_set_digest: str) -> str:
+    """What names the ring of records that a process keeps for a ramp set."""
+    return f"{boot_id}/{ramp_set_digest[-12:]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,10 +359,21 @@ class WorkersStatus:
 
 @dataclass(frozen=True, slots=True)
 class UpdateStatus:
-    """How workers are being replaced; empty while all run what the spec asks for. ``no_room_at`` is since when one more finds no room."""
+    """How workers are being replaced; empty while all run what the spec asks for, but for ``serving`` and ``silent_seconds``.
 
-    strategy: Literal["", "Surge", "Replace"] = ""
+    ``no_room_at`` is since when one more finds no room. Where the only worker goes before its successor comes (``Recreate``), ``serving`` is the digest of the pods that served last, ``asked`` of those
+    that are tried since ``tried_at``, or were given up for them (``Return``) for ``failure``. ``silent_at`` is since when nobody answers for it,
+    ``silent_seconds`` how long nobody did the last time.
+    """
+
+    strategy: Literal["", "Surge", "Replace", "Recreate", "Return"] = ""
     no_room_at: float | None = None
+    serving: str = ""
+    asked: str = ""
+    tried_at: float | None = None
+    silent_at: float | None = None
+    silent_seconds: float = 0.0
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +448,7 @@ class VersionStatus:
     restarts: dict[str, int] = field(default_factory=dict)
     base: dict[str, VersionTally] = field(default_factory=dict)
     gates: tuple[GateStatus, ...] = ()
-    reason: str = ""
+    reason: MaybeReason = ""
     message: str = ""
     handled_request: str = ""
 
@@ -465,12 +528,21 @@ class SliceUse:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceStop:
+    """A plan was surely over the ``budget`` of the slice ``name``, on the inputs as they still are."""
+
+    plan_hash: str
+    name: str
+    budget: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What the stable plan saves, by comparison with the batches that are held back from it (both absent before enough of them), and by ramp.
 
     The figures speak of what was counted since ``previous_since_at``; that window and the one since ``since_at`` are summed apart so that
     the far past can be forgotten. ``live`` has the counters of worker processes by boot id, ``base`` what they were when the window began,
-    ``retired`` the sum of those that are gone.
+    ``retired`` the sum of those that are gone. ``stops`` are of this plan and of earlier ones, which may come back; the newest last.
     """
 
     plan_hash: str = ""
@@ -488,10 +560,21 @@ class Measured:
     base: dict[str, PlanCounts] = field(default_factory=dict)
     retired: PlanCounts = field(default_factory=PlanCounts)
     previous: PlanCounts = field(default_factory=PlanCounts)
+    stops: tuple[SliceStop, ...] = ()
 
     def of(self, plan: Plan) -> Measured:
-        """These figures, if they are of ``plan``; none else."""
-        return self if self.plan_hash == plan.content_hash else Measured()
+        """These figures, if they are of ``plan``; none else, but for the stops."""
+        return self if self.plan_hash == plan.content_hash else Measured(stops=self.all_stops)
+
+    @property
+    def all_stops(self) -> tuple[SliceStop, ...]:
+        """Of the slices of the plan as well: an operator of before told of them there alone."""
+        told = (SliceStop(self.plan_hash, use.name, use.budget) for use in self.slices if use.stopped)
+        return tuple(dict.fromkeys((*self.stops, *told)))
+
+    def after_change(self, serving: Plan) -> Measured:
+        """After the inputs changed: what other plans did on the old ones says nothing any more."""
+        return replace(self, stops=tuple(s for s in self.all_stops if s.plan_hash == serving.content_hash))
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,7 +590,7 @@ class RampSetStatus:
     """Ramp sets besides the bundle's own, and the training of the next one.
 
     ``bundle`` is what they are for. Plans are looked for in ``current`` (empty: the bundle's own) and, while a new set is on trial, in
-    ``candidate``; meanwhile ``labels_needed`` remembers what a tuning of the current set waits for. Inputs admitted after ``capture_since_at`` are kept for training ``attempt``, the number of the last one.
+    ``candidate``. Inputs admitted after ``capture_since_at`` are kept for training ``attempt``, the number of the last one.
     ``failure`` is what keeps ramps from being trained, in one sentence.
     """
 
@@ -523,7 +606,6 @@ class RampSetStatus:
     trained_at: float | None = None
     next_attempt_at: float | None = None
     failures: int = 0
-    labels_needed: int = 0
     failure: str = ""
 
 

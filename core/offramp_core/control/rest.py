@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from offramp_core.control.document import differs, plan_document
+from offramp_core.control.document import differs, plan_document, switched_off
 from offramp_core.control.objects import (
     Config,
     ConfigStatus,
     Rollout,
     RolloutStatus,
     RolloutSummary,
+    Service,
     ServiceStatus,
 )
 from offramp_core.control.rollout import CANARY_SERVES, begun_anew, forbidden
 from offramp_core.control.snapshot import Event, NewConfig, Snapshot
+from offramp_core.control.tuner import after_alarm
 from offramp_core.plan import exits_off_plan
-from offramp_core.protocol import PlanDocument
+from offramp_core.protocol import PlanDocument, Withdrawn
+from offramp_core.reasons import ConditionType, Reason, as_said
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +46,22 @@ def at_rest(snapshot: Snapshot, now: float, *, canary_lease_seconds: float) -> R
     before = snapshot.configs.get(service.status.stable_config)
     if before is None:
         return Rest(service.status, events=_told(snapshot, ""))
-    why = "" if before.plan.exits_off else forbidden(before, service)
+    fallen = switched_off(before, snapshot.published)
+    why = "" if before.plan.exits_off else fallen.message if fallen is not None else forbidden(before, service)
     stable, made = _baseline(snapshot, before, now) if why else (before, ())
-    rollouts = {r.name: _waits(r) for r in snapshot.rollouts if r.status.phase in CANARY_SERVES}
+    rollouts = {
+        r.name: _stops(r, snapshot, now) or _waits(r) for r in snapshot.rollouts if r.status.phase in CANARY_SERVES
+    }
     status = replace(service.status, stable_config=stable.name)
     statuses: dict[str, ConfigStatus] = {}
-    if why:
+    if fallen is not None:
+        status = replace(status, tuning=after_alarm(status.tuning, now=now))
+        statuses[before.name] = _rejected(before, fallen, service, now)
+    elif why:
         status = replace(status, tuning=replace(status.tuning, tuned_for="", next_attempt_at=None))
         statuses[before.name] = replace(before.status, state="Superseded")
     for rollout in (r for r in snapshot.rollouts if r.name in rollouts):
-        status = replace(status, rollout=RolloutSummary(rollout.name, "Pending"))
+        status = replace(status, rollout=RolloutSummary(rollout.name, rollouts[rollout.name].phase))
         if (canary := snapshot.configs.get(rollout.to_config)) is not None:
             statuses[canary.name] = replace(canary.status, state="Superseded")
     document = plan_document(
@@ -71,8 +80,22 @@ def at_rest(snapshot: Snapshot, now: float, *, canary_lease_seconds: float) -> R
         statuses,
         rollouts,
         document if differs(document, snapshot.published) else None,
-        (*([Event("ExitsOff", why)] if why else []), *_told(snapshot, stable.name)),
+        (*([Event(Reason.EXITS_OFF, why)] if why else []), *_told(snapshot, stable.name)),
     )
+
+
+def _stops(rollout: Rollout, snapshot: Snapshot, now: float) -> RolloutStatus | None:
+    """An attempt whose canary went before that could be stored is being rolled back; the next workers end it."""
+    notes = snapshot.published.withdrawn if snapshot.published is not None else ()
+    told = next((note for note in notes if note.rollout == rollout.name), None)
+    if told is None:
+        return None
+    return replace(rollout.status, phase="RollingBack", phase_started_at=now, weight=0, outcome=told.outcome, reason=as_said(told.reason), message=told.message)  # fmt: skip
+
+
+def _rejected(config: Config, told: Withdrawn, service: Service, now: float) -> ConfigStatus:
+    until, before = now + service.spec.rollout.cooldown_seconds, config.status
+    return replace(before, state="Rejected", rejections=before.rejections + 1, rejected_until_at=until, message=told.message)  # fmt: skip
 
 
 def _waits(rollout: Rollout) -> RolloutStatus:
@@ -97,8 +120,8 @@ def _next_epoch(snapshot: Snapshot) -> int:
 
 
 def _told(snapshot: Snapshot, stable: str) -> tuple[Event, ...]:
-    ready = next((c for c in snapshot.service.status.conditions if c.type == "Ready"), None)
+    ready = next((c for c in snapshot.service.status.conditions if c.type == ConditionType.READY), None)
     if ready is not None and ready.reason == "ScaledToZero":
         return ()
     kept = f"; {stable}, its proof and its records are kept" if stable else ""
-    return (Event("ScaledToZero", f"no worker is wanted any more{kept}"),)
+    return (Event(Reason.SCALED_TO_ZERO, f"no worker is wanted any more{kept}"),)

@@ -12,12 +12,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import get_args
 
-from offramp_core.control.audit import eager_rate
-from offramp_core.control.gates import GateInput, read_gates
+from offramp_core.certify import allowance
+from offramp_core.control.audit import eager_rate, worth_one
+from offramp_core.control.gates import REJECTIONS, GateInput, gate_level, read_gates
 from offramp_core.control.objects import (
     ArmTally,
     Config,
+    Ending,
     GateStatus,
     Ledger,
     Phase,
@@ -30,14 +33,24 @@ from offramp_core.control.snapshot import Event, Load, Worker
 from offramp_core.control.spec import Step
 from offramp_core.evidence import detector
 from offramp_core.evidence.exposure import judged_batches_needed
+from offramp_core.evidence.one_arm import Counts
+from offramp_core.protocol import Withdrawn
+from offramp_core.reasons import AnyReason, MaybeReason, Reason, as_said
 from offramp_core.sketch import SecondsSketch
 
+AUDIT_WAIT_SECONDS = 120.0  # for the last audits of a step; a backlog is worked off much sooner
 ACK_TIMEOUT_SECONDS = 120.0  # kubelet takes up to a minute and a half to show a changed ConfigMap when a poke is lost
 CLOCKS_APART_SECONDS = 600.0  # two operators' clocks may differ by so much without a deadline ending early
 SLOW_QUANTILE = 0.90
 HARMFUL_SLOWDOWN = 1.2  # beyond the allowed overhead
 MIN_BATCHES_PER_SIZE = 20
 MIN_STABLE_BATCHES = 50
+# What is told when a rollout has ended so; by verdict.
+ENDED: Mapping[str, Reason] = {
+    "RolledBack": Reason.ROLLED_BACK,
+    "Aborted": Reason.ABORTED,
+    "Superseded": Reason.SUPERSEDED,
+}
 PASSING = frozenset({"Clear", "NotApplicable"})
 CANARY_SERVES: frozenset[str] = frozenset({"Progressing", "Paused", "AwaitingPromotion"})
 
@@ -51,7 +64,9 @@ class RolloutView:
     them is most of a pass. ``fell`` says why the plan that served was switched
     off in this very pass, as (reason, message), empty where it was not. ``returns_to`` is the promoted rollout of the same plan that the
     rollback window still covers. ``inputs_since`` is when the inputs last changed, and ``watched_since`` when this process began to look,
-    both by its own clock. ``fallen`` are workers that are not ready: they serve nobody, but may have died of the canary.
+    both by its own clock. ``next_test`` is the number that a test would have which began now. ``fallen`` are workers that are not ready: they
+    serve nobody, but may have died of the canary. ``withdrawn`` is how the attempt ended by a pass that took the canary away and could not
+    store that.
     """
 
     rollout: Rollout
@@ -64,11 +79,13 @@ class RolloutView:
     load: Load
     stable_config: str
     now: float
-    fell: tuple[str, str] = ("", "")
+    fell: tuple[MaybeReason, str] = ("", "")
     returns_to: str = ""
     inputs_since: float | None = None
     watched_since: float = 0.0
     fallen: tuple[Worker, ...] = ()
+    next_test: int = 1
+    withdrawn: Withdrawn | None = None
 
     @property
     def status(self) -> RolloutStatus:
@@ -100,6 +117,10 @@ class RolloutView:
     def n_steps(self) -> int:
         """Steps begun and still to come; editing them in mid-rollout changes what is to come alone."""
         return self.status.step + 1 + len(self.upcoming)
+
+    @property
+    def certified(self) -> bool:
+        return is_certified(self.to, self.service, since=self.inputs_since)
 
     @property
     def pause_seconds(self) -> float:
@@ -147,9 +168,10 @@ Rule = Callable[[RolloutView], Change | None]
 
 def advance(view: RolloutView) -> Change:
     """One pass over one unfinished rollout: read the gates, then let the first rule that applies decide."""
+    view = replace(view, ledger=_with_overdue(view))
     status = replace(view.status, ledger=view.ledger)
     if status.phase in CANARY_SERVES and status.objective == intent_key(view.service):
-        status = replace(status, watch=_watched(view), restarts=_restarts(view))
+        status = replace(status, watch=_watched(view), restarts=_restarts(view), acceptance_test=_acceptance_test(view))
         status = replace(status, gates=gate_readings(replace(view, rollout=replace(view.rollout, status=status))))
     view = replace(view, rollout=replace(view.rollout, status=status))
     for rule in RULES:
@@ -170,11 +192,20 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
             confidence=spec.rollout.confidence,
             n_steps=view.n_steps,
             slow_needed=view.status.slow_needed,
-            certified=is_certified(view.to, view.service, since=view.inputs_since),
+            certified=view.certified,
             accuracy_confidence=spec.confidence,
             watch=view.status.watch,
+            level=view.status.gate_level,
+            attempt=Counts(*view.status.audited),
+            acceptance_level=acceptance_level(view.status, view.service),
+            design_effect=_worth_one(view),
         )
     )
+
+
+def _worth_one(view: RolloutView) -> float:
+    """So many audits of the canary are worth one in this step."""
+    return worth_one(view.service.status.tuning, rate=view.status.audit_rate)
 
 
 # --- rules: reasons to stop ------------------------------------------------------------------------
@@ -191,12 +222,12 @@ def superseded_by_newer_intent(view: RolloutView) -> Change | None:
         return None
     if view.status.phase == "Promoting":
         why = forbidden(view.to, view.service)
-        return _stop(view, "Superseded", "NewerIntent", why) if why else None
+        return _stop(view, "Superseded", Reason.NEWER_INTENT, why) if why else None
     if not begun_for and view.rollout.generation == view.service.generation:
         return Change(
             replace(view.status, objective=wanted)
         )  # made by a pass that was cut short before it could say so
-    return _stop(view, "Superseded", "NewerIntent", "the service's objective, mode or pin changed")
+    return _stop(view, "Superseded", Reason.NEWER_INTENT, "the service's objective, mode or pin changed")
 
 
 def another_model_is_served(view: RolloutView) -> Change | None:
@@ -204,7 +235,7 @@ def another_model_is_served(view: RolloutView) -> Change | None:
     served = {w.state.backbone_digest for w in view.workers if w.state is not None}
     if view.status.phase == "RollingBack" or not served or view.to.plan.backbone_digest in served:
         return None
-    return _stop(view, "Aborted", "ModelChanged", "the workers serve another model now")
+    return _stop(view, "Aborted", Reason.MODEL_CHANGED, "the workers serve another model now")
 
 
 def stable_plan_fell(view: RolloutView) -> Change | None:
@@ -216,18 +247,29 @@ def stable_plan_fell(view: RolloutView) -> Change | None:
         return None
     reason, message = view.fell
     if reason:
-        outcomes = {"DriftDetected": "RolledBack", "ModelChanged": "Aborted"}
+        outcomes: dict[str, Ending] = {Reason.DRIFT_DETECTED: "RolledBack", Reason.MODEL_CHANGED: "Aborted"}
         return _stop(view, outcomes.get(reason, "Superseded"), reason, message)
     if view.status.phase == "Promoting" or view.stable_config == view.rollout.from_config:
         return None
-    return _stop(view, "Aborted", "StableChanged", f"{view.rollout.from_config} is no longer the stable plan")
+    return _stop(view, "Aborted", Reason.STABLE_CHANGED, f"{view.rollout.from_config} is no longer the stable plan")
 
 
 def aborted_by_a_person(view: RolloutView) -> Change | None:
     """Also while the plan is being promoted: what served before serves again."""
     if view.rollout.decision != "Abort" or view.status.phase == "RollingBack":
         return None
-    return _stop(view, "Aborted", "DecisionAbort", "spec.decision is Abort")
+    return _stop(view, "Aborted", Reason.DECISION_ABORT, "spec.decision is Abort")
+
+
+def taken_away_already(view: RolloutView) -> Change | None:
+    """Workers have left the canary, and what they had counted by then may be known to nobody any more: the verdict of then stands."""
+    told = view.withdrawn
+    if told is None or view.status.phase in ("Pending", "RollingBack"):
+        return None
+    outcome: Ending = "RolledBack"
+    for known in get_args(Ending):  # a document of another release may know others
+        outcome = known if known == told.outcome else outcome
+    return _stop(view, outcome, as_said(told.reason), told.message)
 
 
 def refused_by_a_worker(view: RolloutView) -> Change | None:
@@ -238,7 +280,10 @@ def refused_by_a_worker(view: RolloutView) -> Change | None:
         refused = worker.state.refused if worker.state else None
         if refused is not None and refused.epoch == view.epoch:
             return _stop(
-                view, "RolledBack", refused.reason, f"worker {worker.name} refused the plan: {refused.message}"
+                view,
+                "RolledBack",
+                as_said(refused.reason),
+                f"worker {worker.name} refused the plan: {refused.message}",
             )
     return None
 
@@ -253,10 +298,12 @@ def worker_died_in_the_canary(view: RolloutView) -> Change | None:
     for worker in (*view.workers, *view.fallen):
         if worker.state is not None and worker.state.crashed_epoch == view.epoch:
             return _stop(
-                view, "RolledBack", "WorkerCrashed", f"worker {worker.name} died while executing a canary batch"
+                view, "RolledBack", Reason.WORKER_CRASHED, f"worker {worker.name} died while executing a canary batch"
             )
         if worker.restarts > view.status.restarts.get(worker.uid, worker.restarts):
-            return _stop(view, "RolledBack", "WorkerRestarted", f"worker {worker.name} restarted during the canary")
+            return _stop(
+                view, "RolledBack", Reason.WORKER_RESTARTED, f"worker {worker.name} restarted during the canary"
+            )
     return None
 
 
@@ -266,7 +313,8 @@ def a_gate_rejects(view: RolloutView) -> Change | None:
     rejected = next((gate for gate in view.status.gates if gate.state == "Rejected"), None)
     if rejected is None:
         return None
-    return _stop(view, "RolledBack", f"{rejected.name.capitalize()}Rejected", rejected.message)
+    reason = REJECTIONS.get(rejected.name) or as_said(f"{rejected.name.capitalize()}Rejected")  # of another release
+    return _stop(view, "RolledBack", reason, rejected.message)
 
 
 # --- rules: endings --------------------------------------------------------------------------------
@@ -281,7 +329,11 @@ def rollback_is_complete(view: RolloutView) -> Change | None:
     status = _finish(view, view.status.outcome)
     return Change(
         status,
-        Event(status.verdict, f"{view.rollout.to_config}: {status.message}", warning=status.verdict != "Superseded"),
+        Event(
+            as_said(status.verdict),
+            f"{view.rollout.to_config}: {status.message}",
+            warning=status.verdict != "Superseded",
+        ),
     )
 
 
@@ -294,7 +346,7 @@ def promotion_is_complete(view: RolloutView) -> Change | None:
     status = replace(_finish(view, "Succeeded"), message=f"promoted after {n} audited requests with {k} disagreements")
     return Change(
         status,
-        Event("Promoted", f"{view.rollout.to_config} serves all traffic ({k} of {n} audited requests disagreed)"),
+        Event(Reason.PROMOTED, f"{view.rollout.to_config} serves all traffic ({k} of {n} audited requests disagreed)"),
     )
 
 
@@ -332,7 +384,7 @@ def begin(view: RolloutView) -> Change | None:
     started = _begin_step(view, view.steps[-1 if view.returns_to else 0])
     again = f"; it was stable after {view.returns_to}, so only the last step is taken" if view.returns_to else ""
     return Change(
-        started, Event("CanaryStarted", f"{view.rollout.to_config} takes {started.weight} % of batches{again}")
+        started, Event(Reason.CANARY_STARTED, f"{view.rollout.to_config} takes {started.weight} % of batches{again}")
     )
 
 
@@ -344,7 +396,9 @@ def wait_for_acknowledgement(view: RolloutView) -> Change | None:
         return Change(replace(view.status, step_started_at=view.now, message=f"canary at {view.status.weight} %"))
     if view.seconds_waited > ACK_TIMEOUT_SECONDS:
         late = ", ".join(view.late) or "any worker"
-        return _stop(view, "Aborted", "AckTimeout", f"not acknowledged within {ACK_TIMEOUT_SECONDS:.0f} s by {late}")
+        return _stop(
+            view, "Aborted", Reason.ACK_TIMEOUT, f"not acknowledged within {ACK_TIMEOUT_SECONDS:.0f} s by {late}"
+        )
     return Change(view.status)
 
 
@@ -354,13 +408,18 @@ def renew_a_lapsed_lease(view: RolloutView) -> Change | None:
         return None
     if all(w.state is not None and w.state.canary_hash for w in view.workers):
         return None
+    lapsed, arm = view.status.lapsed, view.ledger.total.canary
     renewed = replace(
         view.status, renewals=view.status.renewals + 1, phase="Progressing", phase_started_at=view.now, step_started_at=None,
-        gates=(), ledger=Ledger(), watch=detector.init(), message="the canary's lease lapsed; beginning the step again",
+        gates=(), ledger=Ledger(), lapsed=Counts(lapsed.n + arm.audited, lapsed.k + arm.disagreements), watch=detector.init(),
+        message="the canary's lease lapsed; beginning the step again",
     )  # fmt: skip
     return Change(
         renewed,
-        Event("CanaryRenewed", f"{view.rollout.to_config}: the canary's lease lapsed while nobody pulled the workers"),
+        Event(
+            Reason.CANARY_RENEWED,
+            f"{view.rollout.to_config}: the canary's lease lapsed while nobody pulled the workers",
+        ),
     )
 
 
@@ -368,7 +427,9 @@ def promote_when_told(view: RolloutView) -> Change | None:
     """A person's Promote ends waiting, but never overrules a gate that has not seen enough, such as after its counts began anew."""
     if view.status.phase != "AwaitingPromotion" or view.rollout.decision != "Promote":
         return None
-    return _promote(view) if _passed(view.status.gates) else Change(replace(view.status, message=_not_overruled(view)))
+    if not _passed(view.status.gates):
+        return Change(replace(view.status, message=_not_overruled(view)))
+    return _read_what_is_due(view) or _promote(view)
 
 
 def stay_paused(view: RolloutView) -> Change | None:
@@ -416,20 +477,27 @@ def next_step(view: RolloutView) -> Change | None:
         return None
     if view.seconds_since(status.step_started_at) < view.pause_seconds:
         return Change(replace(status, message=f"step {status.step + 1} passed; pausing as asked"))
+    unread = _read_what_is_due(view)
+    if unread is not None:
+        return unread
     if view.upcoming and not status.returns_to:
         started = _begin_step(view, view.upcoming[0])
-        return Change(started, Event("StepAdvanced", f"{view.rollout.to_config} takes {started.weight} % of batches"))
+        return Change(
+            started, Event(Reason.STEP_ADVANCED, f"{view.rollout.to_config} takes {started.weight} % of batches")
+        )
     if view.service.spec.rollout.promotion == "Manual" and view.rollout.decision != "Promote":
         waiting = replace(
             status,
             phase="AwaitingPromotion",
             phase_started_at=view.now,
+            ledger=replace(view.ledger, due={}, due_since_at=None),
             message="every step passed; set spec.decision: Promote",
         )
         return Change(
             waiting,
             Event(
-                "AwaitingPromotion", f"{view.rollout.to_config} passed every step; promote it by spec.decision: Promote"
+                Reason.AWAITING_PROMOTION,
+                f"{view.rollout.to_config} passed every step; promote it by spec.decision: Promote",
             ),
         )
     return _promote(view)
@@ -444,7 +512,7 @@ def inconclusive(view: RolloutView) -> Change | None:
     open_gates = "; ".join(f"{g.name}: {g.message}" for g in status.gates if g.state == "Undecided")
     if policy.on_inconclusive == "Hold":
         return Change(replace(status, message=f"holding past the step deadline ({open_gates})"))
-    return _stop(view, "Aborted", "Inconclusive", f"undecided at the step deadline ({open_gates})")
+    return _stop(view, "Aborted", Reason.INCONCLUSIVE, f"undecided at the step deadline ({open_gates})")
 
 
 def wait_for_evidence(view: RolloutView) -> Change | None:
@@ -459,6 +527,7 @@ RULES: tuple[Rule, ...] = (
     another_model_is_served,
     stable_plan_fell,
     aborted_by_a_person,
+    taken_away_already,
     refused_by_a_worker,
     worker_died_in_the_canary,
     a_gate_rejects,
@@ -510,6 +579,11 @@ def forbidden(config: Config, service: Service) -> str:
     return ""
 
 
+def acceptance_level(status: RolloutStatus, service: Service) -> float:
+    """What the test that accepts an uncertified plan may spend: its own share of the service's allowance, like every certificate's."""
+    return allowance(1 - service.spec.confidence, max(1, status.acceptance_test))
+
+
 def has_earned_acceptance(status: RolloutStatus, service: Service) -> bool:
     """Whether a canary showed that its plan keeps to the budget, for what is asked now."""
     cleared = any(gate.name == "acceptance" and gate.state == "Clear" for gate in status.gates)
@@ -525,7 +599,12 @@ def awaits_approval(rollout: Rollout, service: Service) -> bool:
 def withdrawn(rollout: Rollout, message: str, *, now: float) -> RolloutStatus:
     """A recommendation that no longer holds; nobody had answered it."""
     return replace(
-        rollout.status, phase="Superseded", verdict="Superseded", reason="Withdrawn", message=message, finished_at=now
+        rollout.status,
+        phase="Superseded",
+        verdict="Superseded",
+        reason=Reason.WITHDRAWN,
+        message=message,
+        finished_at=now,
     )
 
 
@@ -535,7 +614,43 @@ def _watched(view: RolloutView) -> detector.DetectorState:
     seen = before.total.canary if before.epoch == view.ledger.epoch else ArmTally()
     n = max(0, now.audited - seen.audited)  # a worker that was quarantined took its counts along
     k = min(n, max(0, now.disagreements - seen.disagreements))
-    return detector.update(view.status.watch, n, k, p0=view.service.spec.max_disagreement)
+    return detector.update(
+        view.status.watch, n, k, p0=view.service.spec.max_disagreement, design_effect=_worth_one(view)
+    )
+
+
+def _acceptance_test(view: RolloutView) -> int:
+    """The number of the attempt's test: a new one when its gates are read for the first time. Where the number was lost later, because the
+    cluster's schema is older than this operator or another one began, it is the last that was given out."""
+    status = view.status
+    if status.acceptance_test or view.certified:
+        return status.acceptance_test
+    first = not (status.gates or status.history or status.renewals)
+    return view.next_test if first else max(1, view.next_test - 1)
+
+
+def _with_overdue(view: RolloutView) -> Ledger:
+    """The ledger, with the audits of a step that were waited for in vain."""
+    ledger = view.ledger
+    late = ledger.due_since_at is not None and view.seconds_surely_since(ledger.due_since_at) >= AUDIT_WAIT_SECONDS
+    return replace(ledger, overdue=ledger.awaited if late else 0)
+
+
+def _read_what_is_due(view: RolloutView) -> Change | None:
+    """Whoever passes a step has read all of it: audits that were drawn before the gates had seen enough are waited for.
+
+    What a worker does not tell in time counts as disagreements, and the gates look once more.
+    """
+    ledger, status = view.ledger, view.status
+    if ledger.due_since_at is None:
+        arms = ((boot, both.canary) for boot, both in ledger.live.items())
+        ledger = replace(
+            ledger, due={boot: arm.drawn for boot, arm in arms if arm.drawn > arm.audited}, due_since_at=view.now
+        )
+    if ledger.awaited == ledger.overdue:
+        return None
+    told = f"step {status.step + 1} passed but for {ledger.awaited} audits that are still to be reported"
+    return Change(replace(status, ledger=ledger, message=told))
 
 
 def _restarts(view: RolloutView) -> dict[str, int]:
@@ -584,10 +699,13 @@ def _begin_step(view: RolloutView, step: Step) -> RolloutStatus:
         history = (*history, StepRecord(status.weight, arm.audited, arm.disagreements, view.now))
     policy = view.service.spec.rollout
     status = replace(status, step=number, weight=weight)
-    n_steps = replace(view, rollout=replace(view.rollout, status=status)).n_steps
-    alpha = GateInput(view.ledger.total, weight, 0.5, policy.confidence, n_steps, 0, certified=True).alpha
+    begun = replace(view, rollout=replace(view.rollout, status=status))
+    spent = status.level_spent + status.gate_level
+    level = gate_level(confidence=policy.confidence, spent=spent, n_steps=begun.n_steps, left=1 + len(begun.upcoming))
     return replace(
         status,
+        gate_level=level,
+        level_spent=spent,
         phase="Progressing",
         phase_started_at=view.now,
         step_started_at=None,
@@ -597,7 +715,7 @@ def _begin_step(view: RolloutView, step: Step) -> RolloutStatus:
             tuple(judged.values()),
             weight=weight,
             slowdown=HARMFUL_SLOWDOWN,
-            alpha=alpha,
+            alpha=level,
             power=0.95,
         ),
         restarts={w.uid: w.restarts for w in view.workers},
@@ -616,24 +734,28 @@ def begun_anew(rollout: Rollout, message: str) -> RolloutStatus:
         phase="Pending",
         step=0,
         weight=0,
+        gate_level=0.0,
+        level_spent=0.0,
         reason="",
         message=message,
         step_started_at=None,
         phase_started_at=None,
         gates=(),
         ledger=Ledger(),
+        lapsed=Counts(*rollout.status.audited),
         watch=detector.init(),
         history=(),
     )
 
 
-def _stop(view: RolloutView, outcome: str, reason: str, message: str) -> Change:
+def _stop(view: RolloutView, outcome: Ending, reason: AnyReason, message: str) -> Change:
     """Begin to roll back; the weight is 0 from the next published epoch on."""
     status = view.status
     if status.phase == "Pending":
         done = _finish(view, outcome)
         return Change(
-            replace(done, reason=reason, message=message), Event(outcome, f"{view.rollout.to_config}: {message}")
+            replace(done, reason=reason, message=message),
+            Event(ENDED[outcome], f"{view.rollout.to_config}: {message}"),
         )
     stopping = replace(
         status,
@@ -645,7 +767,7 @@ def _stop(view: RolloutView, outcome: str, reason: str, message: str) -> Change:
         message=message,
     )
     return Change(
-        stopping, Event("RollingBack", f"{view.rollout.to_config}: {message}", warning=outcome != "Superseded")
+        stopping, Event(Reason.ROLLING_BACK, f"{view.rollout.to_config}: {message}", warning=outcome != "Superseded")
     )
 
 

@@ -10,6 +10,7 @@ from offramp_core.control.objects import Cause, Config, ConfigStatus, Rollout, R
 from offramp_core.control.watch import Watch
 from offramp_core.plan import Plan
 from offramp_core.protocol import Observations, PlanDocument, WorkerState
+from offramp_core.reasons import AnyReason, MaybeReason, Reason
 from offramp_core.records import Records
 from offramp_core.tuning import TuningOutcome, TuningRequest
 
@@ -21,7 +22,7 @@ class Worker:
     ``ready`` is the platform's readiness (pod condition, process health). ``current`` says that it runs the template the spec asks for
     now; ``trial`` that it serves the version on trial, beside those of the other one. ``ending`` says that it is on its way out. ``failure`` is why the platform cannot run it, in one sentence; ``no_room`` that another
     worker's leaving may cure it. ``state`` and ``observations`` are the last successful pull, or None.
-    ``distrusted`` says why nothing this process reports is believed until it restarts; empty where it is.
+    ``distrusted`` says why nothing this process reports is believed until it restarts; empty where it is. ``template`` is the digest of what it was made of.
     """
 
     name: str
@@ -30,34 +31,41 @@ class Worker:
     current: bool = True
     restarts: int = 0
     failure: str = ""
-    failure_reason: str = ""
+    failure_reason: MaybeReason = ""
     no_room: bool = False
     ending: bool = False
     trial: bool = False
     state: WorkerState | None = None
     observations: Observations | None = None
     distrusted: str = ""
+    template: str = ""
 
     @property
-    def trouble(self) -> tuple[str, str]:
+    def trouble(self) -> tuple[MaybeReason, str]:
         """(reason, message) of what keeps it from serving, or empty."""
         if self.ready:
             return "", ""
         if self.failure:
-            return self.failure_reason or "WorkerFailed", self.failure
+            return self.failure_reason or Reason.WORKER_FAILED, self.failure
+        if self.state is not None and self.state.failing:
+            return Reason.EXECUTOR_FAILING, self.state.failing
         if self.state is not None and not self.state.ready and self.state.message:
-            return "InvalidBundle", self.state.message
+            return Reason.INVALID_BUNDLE, self.state.message
         return "", ""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordStore:
-    """The fleet's records of one ramp set, oldest first (``records.time`` is set), and whose they are; ``ramp_ids`` names their columns."""
+    """The fleet's records of one ramp set, oldest first (``records.time`` is set), and whose they are; ``ramp_ids`` names their columns.
+
+    ``ahead`` are the processes whose clocks ran ahead, with the number of each one's next record.
+    """
 
     records: Records
     ramp_ids: tuple[str, ...]
     backbone_digest: str
     ramp_set_digest: str
+    ahead: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,7 @@ class Scaling:
     by: str
     desired: int
     failure: str = ""
-    failure_reason: str = ""
+    failure_reason: MaybeReason = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +126,15 @@ class TrainingReport:
 class RouteTrouble:
     """Why requests through a Gateway are not shared by weight, although the spec asks for it: the reason of a condition, and a sentence."""
 
-    reason: str
+    reason: AnyReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Why the workers of a service are not yet what the administrator asks for: the reason of a condition, and a sentence."""
+
+    reason: Reason
     message: str
 
 
@@ -130,6 +146,7 @@ class Snapshot:
     ramp-set store and trains; ``training`` is what it tells of the last training.
     ``watch`` is what the last decision of this process returned, None at its first.
     ``scaling`` is None where ``spec.replicas`` says how many workers there are, ``route`` where nothing is wrong with a route through a Gateway.
+    ``template`` is the digest of the workers that the spec asks for now, empty where there can be none. ``turn`` is None where nothing of the administrator's waits.
     """
 
     service: Service
@@ -148,6 +165,8 @@ class Snapshot:
     training: TrainingReport | None = None
     route: RouteTrouble | None = None
     watch: Watch | None = None
+    template: str = ""
+    turn: Turn | None = None
 
     @property
     def desired(self) -> int:
@@ -179,7 +198,7 @@ class NewRollout:
 class Event:
     """One Kubernetes Event on the service: a transition worth telling. ``rollout`` is the one that it happened to, if it did."""
 
-    reason: str
+    reason: AnyReason
     message: str
     warning: bool = False
     rollout: str = ""
@@ -191,7 +210,9 @@ class Decision:
 
     1. create configs, then write config statuses; 2. create the rollout; 3. write rollout statuses: evidence is persisted before it is
     acted on; 4. write the service status; 5. delete what history no longer needs; 6. publish the document with a compare-and-swap on its
-    epoch, then poke workers; 7. start the tuning and the training; 8. emit events.
+    epoch, then poke workers; 7. start the tuning and the training; 8. emit events. A document that only takes exits away (see
+    :func:`offramp_core.control.document.only_takes_away`) comes before all of that: it carries a note of why, and a store that takes no writes
+    must not keep a harmful plan in force.
 
     ``watch`` is for the snapshot of this process's next decision, also where one of these steps fails.
     """

@@ -26,7 +26,7 @@ Training = Literal["Prepared", "LiveTraffic"]
 BatchingPolicy = Literal["Offramp", "TFServing", "Clockwork"]
 DeadlineAnswers = Literal["OnRequest", "Always"]
 Protocol = Literal["HTTP", "GRPC"]
-UpdateType = Literal["Auto", "Availability", "ResourceAware"]
+UpdateType = Literal["Auto", "Availability", "ResourceAware", "Recreate"]
 NoExitFloor = Literal["Reserve", "PreScale", "None"]
 
 _DURATION = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h)$")
@@ -122,11 +122,13 @@ class UpdatePolicy:
 
     ``Auto`` starts one more than wanted and, where there has been no room for it for ``surge_deadline_seconds``, replaces in place with two
     workers or more. ``Availability`` never takes a serving worker away first; ``ResourceAware`` never asks for one more where there are two.
-    ``side_by_side`` None replaces workers without a trial of the new model.
+    ``Recreate`` never does: where there is one, it goes first, and comes back as it was where its successor is not ready within
+    ``recreate_deadline_seconds``. ``side_by_side`` None replaces workers without a trial of the new model.
     """
 
     type: UpdateType = "Auto"
     surge_deadline_seconds: float = 300.0
+    recreate_deadline_seconds: float = 600.0
     side_by_side: SideBySide | None = None
 
 
@@ -325,7 +327,9 @@ def parse_spec(value: Any) -> ServiceSpec:
                 },
             )
         ),
-        update_policy=_update_policy(spec.section("updatePolicy", {"type", "surgeDeadline", "sideBySide"})),
+        update_policy=_update_policy(
+            spec.section("updatePolicy", {"type", "surgeDeadline", "recreateDeadline", "sideBySide"})
+        ),
         replicas=spec.integer("replicas", 1, low=0, high=MAX_REPLICAS),
         autoscaling=_autoscaling(spec),
         suspend=spec.boolean("suspend", default=False),
@@ -524,9 +528,18 @@ def _rollout(reader: _Reader) -> RolloutPolicy:
 
 
 def _update_policy(reader: _Reader) -> UpdatePolicy:
+    kind = cast(UpdateType, reader.choice("type", get_args(UpdateType), "Auto"))
+    if kind == "Recreate" and "sideBySide" in reader.value:
+        raise InvalidSpecError(
+            reader.path("sideBySide"), "serves two models at a time, type Recreate has room for one; remove one of them"
+        )
     return UpdatePolicy(
-        type=cast(UpdateType, reader.choice("type", get_args(UpdateType), "Auto")),
+        type=kind,
         surge_deadline_seconds=parse_duration(reader.get("surgeDeadline", "5m"), reader.path("surgeDeadline")),
+        recreate_deadline_seconds=_positive(
+            parse_duration(reader.get("recreateDeadline", "10m"), reader.path("recreateDeadline")),
+            reader.path("recreateDeadline"),
+        ),
         side_by_side=_side_by_side(reader) if "sideBySide" in reader.value else None,
     )
 
@@ -609,10 +622,11 @@ class _Reader:
     def __init__(self, value: Any, where: str, known: set[str]) -> None:
         if not isinstance(value, Mapping):
             raise InvalidSpecError(where, f"must be an object, got {value!r}")
-        unknown = sorted(set(value) - known)
+        unknown = sorted(map(str, set(value) - known))
         if unknown:
             raise InvalidSpecError(f"{where}.{unknown[0]}", f"unknown field; known are {', '.join(sorted(known))}")
-        self.value, self.where = value, where
+        # As the API server has it: a field that is null is a field that is not there.
+        self.value, self.where = {name: each for name, each in value.items() if each is not None}, where
 
     def path(self, name: str) -> str:
         return f"{self.where}.{name}"
@@ -648,6 +662,8 @@ class _Reader:
 
     def integer(self, name: str, default: int | None, *, low: int, high: int) -> int:
         value = self.value.get(name, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # JSON has one kind of number, and the API server keeps a 2.0 as it came
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise InvalidSpecError(self.path(name), f"must be a whole number from {low} to {high}; got {value!r}")
         return value

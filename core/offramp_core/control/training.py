@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from offramp_core.control.objects import Config, RampSetStatus, Rollout, Service
 from offramp_core.control.snapshot import Event, TrainingOrder, TrainingReport, Worker
+from offramp_core.reasons import Reason
 
 CAPTURES_NEEDED = 2000
 MIN_GAIN = 0.01  # of the backbone's time, on inputs that trained nothing; less is not worth a canary
@@ -80,7 +81,7 @@ def train_or_wait(view: TrainingView) -> Trained:
         return _not_asked(view)
     if not view.able:
         message = "there is no ramp-set store; ramps are not trained on live traffic"
-        events = () if status.state == "NoRampStore" else (Event("NoRampStore", message, warning=True),)
+        events = () if status.state == "NoRampStore" else (Event(Reason.NO_RAMP_STORE, message, warning=True),)
         told = replace(_ended(status), state="NoRampStore", message=message, failure=message)
         return Trained(told, events=events)
     if view.rollout is not None:
@@ -127,8 +128,7 @@ def _not_asked(view: TrainingView) -> Trained:
 
 def _ended(status: RampSetStatus) -> RampSetStatus:
     """Nothing but the set that serves."""
-    kept = status.labels_needed if status.candidate else 0
-    return RampSetStatus(bundle=status.bundle, current=status.current, attempt=status.attempt, labels_needed=kept)
+    return RampSetStatus(bundle=status.bundle, current=status.current, attempt=status.attempt)
 
 
 def _training(view: TrainingView) -> Trained:
@@ -145,19 +145,19 @@ def _training(view: TrainingView) -> Trained:
         failed = _discarded(
             status, f"training {report.attempt} failed: {report.message}", cooldown=cooldown, now=view.now
         )
-        events = (Event("TrainingFailed", failed.message, warning=True),)
+        events = (Event(Reason.TRAINING_FAILED, failed.message, warning=True),)
         return Trained(replace(failed, failure=failed.message), events=events)
     told = f"{report.rows} inputs; on those that trained nothing plans could save {report.saving_after:.0%}, before {report.saving_before:.0%}"
     gains = report.saving_after >= report.saving_before + MIN_GAIN
     if not gains or report.ramp_set_digest in ("", status.current or view.bundle[1]):
         message = f"no better ramps from {told}"
         rested = replace(status, state="Capturing", message=message)
-        return Trained(rested, events=(Event("NoBetterRamps", message),))
+        return Trained(rested, events=(Event(Reason.NO_BETTER_RAMPS, message),))
     message = f"{_short(report.ramp_set_digest)} is on trial, from {told}"
     candidate = replace(
         status, state="Judging", candidate=report.ramp_set_digest, candidate_since_at=view.now, message=message
     )
-    return Trained(candidate, events=(Event("RampsTrained", message),))
+    return Trained(candidate, events=(Event(Reason.RAMPS_TRAINED, message),))
 
 
 def _judging(view: TrainingView) -> Trained:
@@ -167,7 +167,8 @@ def _judging(view: TrainingView) -> Trained:
         state.refused.message
         for w in view.workers
         if w.ready and (state := w.state) is not None and state.refused is not None
-        if state.refused.epoch == view.published_epoch and state.refused.reason in ("RampSetNotHeld", "DigestMismatch")
+        if state.refused.epoch == view.published_epoch
+        and state.refused.reason in (Reason.RAMP_SET_NOT_HELD, Reason.DIGEST_MISMATCH)
     ]
     if refused:
         why = f"a worker cannot hold it: {refused[0]}"
@@ -178,7 +179,7 @@ def _judging(view: TrainingView) -> Trained:
     if not why:
         return Trained(replace(status, state="Judging"))
     gone = _discarded(status, why, cooldown=view.service.spec.rollout.cooldown_seconds, now=view.now)
-    return Trained(gone, events=(Event("RampSetDiscarded", gone.message, warning=bool(refused)),))
+    return Trained(gone, events=(Event(Reason.RAMP_SET_DISCARDED, gone.message, warning=bool(refused)),))
 
 
 def _capturing(view: TrainingView) -> Trained:
@@ -197,7 +198,7 @@ def _capturing(view: TrainingView) -> Trained:
             status, state="Training", attempt=status.attempt + 1, captures=_step(view.captures),
             message=f"on {_step(view.captures)} inputs",
         )  # fmt: skip
-        return Trained(begun, order=_order(view, begun), events=(Event("TrainingStarted", begun.message),))
+        return Trained(begun, order=_order(view, begun), events=(Event(Reason.TRAINING_STARTED, begun.message),))
     shown = min(_step(view.captures), CAPTURES_NEEDED)
     return Trained(replace(status, state="Capturing", captures=shown))
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from offramp_core.certify import SliceBudget
+from offramp_core.certify import SliceBudget, allowance
 from offramp_core.columns import EXACT
+from offramp_core.control.audit import clustering
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
 from offramp_core.control.spec import SliceObjective
@@ -18,7 +19,18 @@ from offramp_core.control.versions import concerns_versions
 from offramp_core.evaluate import chain_of
 from offramp_core.plan import Plan
 from offramp_core.protocol import slice_number
-from offramp_core.tuning import NeedsLabels, NoGain, PinCheck, Proposed, TuningRequest, check_pin, testable_slices
+from offramp_core.reasons import MaybeReason, Reason
+from offramp_core.tuning import (
+    NeedsLabels,
+    NoGain,
+    PinCheck,
+    Proposed,
+    TuningRequest,
+    check_pin,
+    fresh_rows,
+    testable_labels,
+    testable_slices,
+)
 
 RETUNE_SECONDS = 3600.0
 MIN_GAIN = 0.01
@@ -29,6 +41,8 @@ TUNE = "tune"  # what a user may ask for, besides what the spec says
 LABELS_STEP = 100  # labels are told in steps, so that the status is not written for every one
 _LABELS_PER_BUDGET = 10  # a first attempt waits for this many budgeted disagreements' worth of labels
 _MIN_LABELS, _MAX_LABELS = 300, 5000
+MOST_LABELS = 200_000  # that are ever waited for: an operator keeps them in memory, and inputs change meanwhile
+_PATIENCE = 4  # times what a test is worth: a plan that needs more labels is given up for a more cautious one
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +127,19 @@ def tune_or_wait(view: TunerView) -> Tuned:
     if view.snapshot.tuning_outcome is not None:
         return _digest(view)
     if view.snapshot.tuning_running:
-        return Tuned(replace(status, state="Tuning", message="searching and certifying"))
+        return Tuned(replace(status, state=Reason.TUNING, message="searching and certifying"))
     if view.asks_the_unknown or not view.wanted:
         return _rest(view)
     if view.known and view.recommended is None and status.failures == 0:
         return _come_back(view)
-    needed = max(status.labels_needed, first_attempt_labels(view.snapshot.service.spec.max_disagreement))
+    needed = labels_awaited(view)
     if view.snapshot.records is None or labels < needed:
-        return Tuned(_collecting(view, labels=labels, needed=needed))
+        waiting = (
+            _hopeless(view, needed=needed) if needed > MOST_LABELS else _collecting(view, labels=labels, needed=needed)
+        )
+        return Tuned(waiting)
     begun = replace(
-        status, state="Tuning", labels=labels, requested_for=view.objective, message="searching and certifying"
+        status, state=Reason.TUNING, labels=labels, requested_for=view.objective, message="searching and certifying"
     )
     return Tuned(begun, request=_request(view, view.snapshot.records))
 
@@ -132,9 +149,22 @@ def _come_back(view: TunerView) -> Tuned:
     rollout = new_rollout(view.snapshot, view.known, from_config=view.stable.name, cause="Tuned")
     message = f"{view.known} was stable lately and comes back"
     status = replace(
-        view.status, state="RollingOut", message=message, tuned_for=view.objective, next_attempt_at=view.now + RETUNE_SECONDS
+        view.status, state=Reason.ROLLING_OUT, message=message, tuned_for=view.objective, next_attempt_at=view.now + RETUNE_SECONDS
     )  # fmt: skip
-    return Tuned(status, new_rollout=rollout, events=(Event("RampProposed", message),))
+    return Tuned(status, new_rollout=rollout, events=(Event(Reason.RAMP_PROPOSED, message),))
+
+
+def labels_awaited(view: TunerView) -> int:
+    """Fresh labels that the next attempt waits for: computed anew in every pass, since budget, tests and what labels are worth change.
+
+    What the last attempt for the same objective asked for counts as well, within reason.
+    """
+    status, spec = view.status, view.snapshot.service.spec
+    level = allowance(1 - spec.confidence, status.tests_run + 1)
+    worth = math.ceil(status.design_effect * testable_labels(spec.max_disagreement, level))
+    asked = status.labels_needed if status.requested_for == view.objective else 0
+    first = first_attempt_labels(spec.max_disagreement) if status.consumed_through_at is None else 0
+    return max(first, worth, min(asked, _PATIENCE * worth))
 
 
 def first_attempt_labels(budget: float) -> int:
@@ -142,17 +172,28 @@ def first_attempt_labels(budget: float) -> int:
     return min(_MAX_LABELS, max(_MIN_LABELS, math.ceil(_LABELS_PER_BUDGET / budget)))
 
 
+def _hopeless(view: TunerView, *, needed: int) -> TuningStatus:
+    """No sample that is ever kept proves such a budget: nothing is waited for, and audits stay few."""
+    budget = view.snapshot.service.spec.max_disagreement
+    worth = f", as {view.status.design_effect:.1f} of them are worth one" if view.status.design_effect > 1 else ""
+    message = (
+        f"a certificate for a budget of {budget:.4%} takes about {needed} labels{worth}; at most {MOST_LABELS} are kept. "
+        "Raise maxDisagreement, or name the streams of requests that resemble each other"
+    )
+    return replace(view.status, state=Reason.IDLE, labels=0, labels_needed=needed, message=message)
+
+
 def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
     """How many labels are there, and how long the rest will take at the pace of the last ones."""
     status, shown = view.status, labels - labels % LABELS_STEP
-    if (status.state, status.labels, status.labels_needed) == ("CollectingLabels", shown, needed):
+    if (status.state, status.labels, status.labels_needed) == (Reason.COLLECTING_LABELS, shown, needed):
         return status
     message = f"{shown} of {needed} labels"
     store = view.snapshot.records
     if store is not None and store.records.time is not None and shown > 0 and needed > shown:
         seconds = max(0.0, view.now - float(store.records.time[-LABELS_STEP])) / LABELS_STEP * (needed - shown)
         message += f"; {_about(seconds)} more at today's traffic"
-    return replace(status, state="CollectingLabels", labels=shown, labels_needed=needed, message=message)
+    return replace(status, state=Reason.COLLECTING_LABELS, labels=shown, labels_needed=needed, message=message)
 
 
 def _about(seconds: float) -> str:
@@ -169,33 +210,57 @@ def _rest(view: TunerView) -> Tuned:
         return Tuned(_idle(view))
     told = f"annotation {view.request!r} asks for nothing known; use {TUNE}/TIME"
     status = replace(_idle(view), handled_request=view.request)
-    return Tuned(status, events=(Event("RequestRefused", told, warning=True),))
+    return Tuned(status, events=(Event(Reason.REQUEST_REFUSED, told, warning=True),))
 
 
 def _idle(view: TunerView) -> TuningStatus:
     spec = view.snapshot.service.spec
     if view.rollout is not None:
-        return replace(view.status, state="RollingOut", message=f"waiting for {view.rollout.name}")
+        return replace(view.status, state=Reason.ROLLING_OUT, message=f"waiting for {view.rollout.name}")
     if spec.suspend:
-        return replace(view.status, state="Suspended", message="spec.suspend is true")
+        return replace(view.status, state=Reason.SUSPENDED, message="spec.suspend is true")
     if spec.mode in ("Disabled", "Pinned"):  # whatever was found before, tuning begins anew when it is wanted again
         told = f"ramps.mode is {spec.mode}"
-        return replace(view.status, state=spec.mode, message=told, tuned_for="", next_attempt_at=None, failures=0)
+        return replace(
+            view.status,
+            state=Reason.PINNED if spec.mode == "Pinned" else Reason.DISABLED,
+            message=told,
+            tuned_for="",
+            next_attempt_at=None,
+            failures=0,
+        )
     if view.recommended is not None:
         asked = view.recommended
         return replace(
-            view.status, state="Recommended", message=f"{asked.to_config} waits for spec.decision: Promote on {asked.name}"
+            view.status, state=Reason.RECOMMENDED, message=f"{asked.to_config} waits for spec.decision: Promote on {asked.name}"
         )  # fmt: skip
-    stale = view.status.state in ("RollingOut", "Recommended")  # it told of a rollout that is over
-    return replace(view.status, state="Idle", message="" if stale else view.status.message)
+    stale = view.status.state in (Reason.ROLLING_OUT, Reason.RECOMMENDED)  # it told of a rollout that is over
+    return replace(view.status, state=Reason.IDLE, message="" if stale else view.status.message)
 
 
 def _labels(view: TunerView) -> int:
-    """Records that no alarm has made stale; the ones a test has used may still find a plan."""
+    """Fresh records: no alarm has made them stale and no test has used them."""
+    return max(_fresh(view, view.status.consumed_through_at), _fresh(view, _eager_from(view.status)))
+
+
+def _fresh(view: TunerView, used: float | None) -> int:
     store = view.snapshot.records
-    if store is None or store.records.time is None:
+    if store is None:
         return 0
-    return int((store.records.time >= (view.status.records_since_at or 0.0)).sum())
+    return fresh_rows(store.records, consumed_through=used, discard_before=view.status.records_since_at)
+
+
+def _eager_from(status: TuningStatus) -> float | None:
+    """Records from then on were drawn at one high rate; with those of before, only as many would count as their low rate had drawn."""
+    known = [at for at in (status.consumed_through_at, status.eager_since_at) if at is not None]
+    return max(known, default=None)
+
+
+def _used_through(view: TunerView) -> float | None:
+    """Records up to then test nothing: those that a test has used, and those of before audits became many, where the former leave too few."""
+    status = view.status
+    enough = _fresh(view, status.consumed_through_at) >= _fresh(view, _eager_from(status))
+    return status.consumed_through_at if enough else _eager_from(status)
 
 
 def _request(view: TunerView, store: RecordStore) -> TuningRequest:
@@ -213,7 +278,7 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
         current=None if view.on_trial else view.stable.plan,
         saving_to_beat=view.saving_to_beat if view.on_trial else 0.0,
         min_gain=_min_gain(view),
-        consumed_through=view.status.consumed_through_at,
+        consumed_through=_used_through(view),
         discard_before=view.status.records_since_at,
         precisions=spec.precisions,
         slices=_slices_to_certify(view, store),
@@ -254,13 +319,17 @@ def _digest(view: TunerView) -> Tuned:
         return Tuned(_idle(replace(view, status=status)))
     if (outcome.records_through or math.inf) < (status.records_since_at or 0.0):  # so did the inputs
         return Tuned(_idle(replace(view, status=status)))
+    if outcome.design_effect is not None:
+        effect = outcome.design_effect
+        known = clustering(status.clustering, design_effect=effect, sampled=outcome.sampled)
+        status = replace(status, design_effect=round(effect, 2), clustering=known)
     over = ""
     if outcome.current_over_budget and not view.stable.plan.exits_off:
         over = f"{view.stable.name} breaks the budget of {view.snapshot.service.spec.max_disagreement:.2%} on recent records; exits are off"
     if isinstance(outcome, NeedsLabels):
-        message = f"about {outcome.needed} labels are needed for a certificate"
+        message = f"about {outcome.needed} labels are needed for a certificate{_resemblance(outcome)}"
         waiting = replace(
-            status, state="CollectingLabels", labels=outcome.n, labels_needed=outcome.needed, message=message
+            status, state=Reason.COLLECTING_LABELS, labels=outcome.n, labels_needed=outcome.needed, message=message
         )
         return Tuned(waiting, stable_over_budget=over)
     status = replace(status, labels_needed=0, next_attempt_at=view.now + RETUNE_SECONDS, tuned_for=view.objective)
@@ -275,10 +344,17 @@ def _digest(view: TunerView) -> Tuned:
         )
         withdraw = "" if view.recommended is None else f"on newer records {message}"
         return Tuned(
-            replace(status, state="Idle", message=message), events=(Event("NoBetterPlan", message),), stable_over_budget=over,
+            replace(status, state=Reason.IDLE, message=message), events=(Event(Reason.NO_BETTER_PLAN, message),), stable_over_budget=over,
             stable_not_allowed=none_fits, withdraw=withdraw,
         )  # fmt: skip
     return replace(_propose(view, status, outcome), stable_over_budget=over)
+
+
+def _resemblance(outcome: NeedsLabels) -> str:
+    """What is to be said where labels are worth less than one each."""
+    if outcome.design_effect is None:
+        return ": mistakes come together over so many requests that nobody can say what a label is worth; name the streams they come from"
+    return f": {outcome.design_effect:.1f} of them are worth one" if outcome.design_effect > 1 else ""
 
 
 _NO_GAIN = {
@@ -291,10 +367,10 @@ _NO_GAIN = {
 def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     name = outcome.plan.name(view.snapshot.service.name)
     if name == view.stable.name:  # it came to serve while the tuning ran
-        return Tuned(replace(status, state="Idle", message=f"{name} is the best plan found, and serves"))
+        return Tuned(replace(status, state=Reason.IDLE, message=f"{name} is the best plan found, and serves"))
     known = view.snapshot.configs.get(name)
     if known is not None and (known.status.rejected_until_at or 0.0) > view.now:
-        return Tuned(replace(status, state="CoolingDown", message=f"{name} was rejected lately"))
+        return Tuned(replace(status, state=Reason.COOLING_DOWN, message=f"{name} was rejected lately"))
     certificates = (known.status.certificates if known is not None else ()) + (outcome.certificate.to_mapping(),)
     prediction = Prediction(round(outcome.predicted.saving, 4), round(outcome.predicted.disagreement, 6))
     rejections = known.status.rejections if known is not None else 0  # a further failure must cool down longer
@@ -305,7 +381,7 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     )
     at = "" if outcome.plan.precision == EXACT else f" at {outcome.plan.precision}"
     told = Event(
-        "RampProposed",
+        Reason.RAMP_PROPOSED,
         f"{name}: certified{at}, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its records",
     )
     if view.recommended is not None and view.recommended.to_config == name:
@@ -316,10 +392,10 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     withdraw = "" if view.recommended is None else f"{name} is better on newer records"
     if view.snapshot.service.spec.mode == "Recommend":
         status = replace(
-            status, state="Recommended", message=f"{name} waits for spec.decision: Promote on {rollout.name}"
+            status, state=Reason.RECOMMENDED, message=f"{name} waits for spec.decision: Promote on {rollout.name}"
         )
     else:
-        status = replace(status, state="RollingOut", message=f"rolling out {name}")
+        status = replace(status, state=Reason.ROLLING_OUT, message=f"rolling out {name}")
     return Tuned(status, None, config, rollout, (told,), withdraw=withdraw)
 
 
@@ -337,11 +413,11 @@ def after_alarm(status: TuningStatus, *, now: float) -> TuningStatus:
     return replace(status, records_since_at=now, tuned_for="", next_attempt_at=None, labels_needed=0)
 
 
-def after_rollback(status: TuningStatus, *, reason: str, cooldown: float, now: float) -> TuningStatus:
+def after_rollback(status: TuningStatus, *, reason: MaybeReason, cooldown: float, now: float) -> TuningStatus:
     """Look again soon, later after each failure. A certified plan that broke its budget means that the inputs moved."""
     failures = status.failures + 1
     retry = now + min(cooldown, RETRY_SECONDS * 2 ** (failures - 1))
-    if reason in ("AccuracyRejected", "DriftRejected", "DriftDetected"):
+    if reason in (Reason.ACCURACY_REJECTED, Reason.DRIFT_REJECTED, Reason.DRIFT_DETECTED):
         return replace(after_alarm(status, now=now), failures=failures)
     return replace(status, failures=failures, next_attempt_at=retry)
 
@@ -388,7 +464,7 @@ def judge_pin(snapshot: Snapshot, *, plan: Plan, stable: Config, rollout: Rollou
         return PinJudged(
             PinStatus(service.generation, "Rejected", refused, intent),
             NewConfig(name, plan, replace(before, state="Rejected", message=refused)),
-            events=(Event("PinRejected", refused, warning=True),),
+            events=(Event(Reason.PIN_REJECTED, refused, warning=True),),
         )
     config = NewConfig(name, plan, known.status if known is not None else ConfigStatus("Pinned", "Proposed"))
     return PinJudged(waiting, config, new_rollout(snapshot, name, from_config=stable.name, cause="Pinned"))
@@ -422,7 +498,9 @@ def _refused_by_records(snapshot: Snapshot, plan: Plan) -> str:
         return ""
     if not {r.id for r in plan.ramps} <= set(chain_of(store.records, plan, store.ramp_ids)[1]):
         return ""
-    recent = store.records.take(slice(-PIN_RECORDS, None))
+    since, time = snapshot.service.status.tuning.records_since_at, store.records.time
+    fresh = 0 if since is None or time is None else int(time.searchsorted(since))
+    recent = store.records.take(slice(max(fresh, len(store.records) - PIN_RECORDS), None))
     check = check_pin(recent, plan, store.ramp_ids, budget=spec.max_disagreement, alpha=1 - spec.rollout.confidence)
     if not isinstance(check, PinCheck) or not check.refused:
         return ""

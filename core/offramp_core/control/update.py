@@ -7,18 +7,32 @@ new one serves, so a bundle that never does costs nothing in the first case and 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from offramp_core.control.objects import Service, UpdateStatus, UpdateStrategy
 from offramp_core.control.snapshot import Worker
 from offramp_core.control.spec import UpdatePolicy
+from offramp_core.evidence.one_arm import log_e_value
+from offramp_core.reasons import MaybeReason, Reason
 
+ALPHA = 0.01  # chance of calling new workers worse that are like the old ones
+FAILED_SHARE = 0.01  # of batches; more is broken
+MOST_FAILED = 0.9  # above it there is nothing to compare
+ENOUGH = 100  # batches, before what failed of them says anything
+CIRCUMSTANCES = frozenset(
+    {"Unschedulable", "SchedulingGated", "Evicted", "NodeLost"}
+)  # nothing that other pods would not meet
 MAX_BUSY = 0.9  # of the workers that stay; above it one fewer would make requests wait
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateView:
-    """What the decision may look at. ``desired`` workers are wanted; ``utilisation`` is their busy share in [0, 1]."""
+    """What the decision may look at. ``desired`` workers are wanted; ``utilisation`` is their busy share in [0, 1].
+
+    ``asked`` is the digest of the workers that the spec asks for, empty where there can be none.
+    """
 
     before: UpdateStatus
     policy: UpdatePolicy
@@ -27,6 +41,7 @@ class UpdateView:
     utilisation: float
     now: float
     watched_since: float = 0.0
+    asked: str = ""
 
     @property
     def old(self) -> tuple[Worker, ...]:
@@ -57,25 +72,36 @@ class Update:
     """The next status, and what people are told: (reason, message) of the condition WorkersUpdating, empty where nothing is updated."""
 
     status: UpdateStatus = field(default_factory=UpdateStatus)
-    reason: str = ""
+    reason: MaybeReason = ""
     message: str = ""
 
     @property
     def held(self) -> bool:
-        return self.reason == "NoRoomToSurge"
+        return self.reason in (Reason.NO_ROOM_TO_SURGE, Reason.RECREATE_FAILED)
 
 
 def resting_strategy(policy: UpdatePolicy, desired: int) -> UpdateStrategy:
-    """How an update begins. The only worker of a service is never taken away for one that is not there yet."""
+    """How an update begins. The only worker is taken away for one that is not there yet where the user has said so, and nowhere else."""
+    if policy.type == "Recreate":
+        return "Replace"
     return "Replace" if policy.type == "ResourceAware" and desired >= 2 else "Surge"
 
 
 def strategy_in_force(service: Service, desired: int) -> UpdateStrategy:
     """What the platform must apply. The status is one pass old, so what it says is checked against what is wanted now."""
     status, policy = service.status, service.spec.update_policy
+    if policy.type == "Recreate":
+        return "Replace"
     if status.update.strategy == "Replace" and (desired >= 2 or status.workers.ready == 0):
         return "Replace"
     return resting_strategy(policy, desired)
+
+
+def brought_back(service: Service, asked: str) -> str:
+    """Digest of the workers that serve instead of those ``asked`` for, which failed; empty where the latter are to be had."""
+    update = service.status.update
+    given_up = service.spec.update_policy.type == "Recreate" and update.strategy == "Return" and update.asked == asked
+    return update.serving if given_up else ""
 
 
 def next_update(view: UpdateView) -> Update:
@@ -91,14 +117,49 @@ def next_update(view: UpdateView) -> Update:
     status = replace(status, strategy=strategy)
     n_new = sum(w.ready and w.current for w in view.workers)
     progress = f"{n_new} of {view.desired} workers run what the spec asks for"
+    waits_for_room = strategy == "Surge" and view.refused is not None and status.no_room_at is not None
+    if not waits_for_room and (failing := _failing(view)):
+        return Update(
+            status, Reason.NEW_WORKERS_FAIL, f"{progress}; {failing}; no further one is replaced before it serves"
+        )
     if strategy == "Replace":
-        return Update(status, "Replacing", f"{progress}; the next takes the place of an old one")
+        return Update(status, Reason.REPLACING, f"{progress}; the next takes the place of an old one")
     if view.refused is None or status.no_room_at is None:
-        return Update(status, "Surging", f"{progress}; the next starts before an old one goes")
+        return Update(status, Reason.SURGING, f"{progress}; the next starts before an old one goes")
     refused = f"no room for one worker more: {view.refused.name}: {view.refused.failure}"
     if view.waited_seconds(status.no_room_at) < view.policy.surge_deadline_seconds:
-        return Update(status, "WaitingForRoom", f"{progress}; {refused}; waiting {_minutes(view.policy)} for it")
-    return Update(status, "NoRoomToSurge", f"{progress}; {refused}; {_next_step(view)}")
+        return Update(status, Reason.WAITING_FOR_ROOM, f"{progress}; {refused}; waiting {_minutes(view.policy)} for it")
+    return Update(status, Reason.NO_ROOM_TO_SURGE, f"{progress}; {refused}; {_next_step(view)}")
+
+
+def _failing(view: UpdateView) -> str:
+    """What is wrong with the first new worker that cannot serve, or with what those that serve do; a lack of room is no fault of theirs."""
+    for worker in view.workers:
+        message = worker.trouble[1]
+        if worker.current and message and not worker.no_room and worker.trouble[0] not in CIRCUMSTANCES:
+            return f"{worker.name}: {message}"
+    return _fail_more(view)
+
+
+def _fail_more(view: UpdateView) -> str:
+    """Where the new workers fail more batches than the old ones beyond doubt: the sentence that says so."""
+    new, old = (_batches(w for w in view.workers if w.ready and w.current is now) for now in (True, False))
+    bound = failures_allowed(*old)
+    if new[0] == 0 or log_e_value(new[1], new[0], p0=bound) < math.log(1 / ALPHA):
+        return ""
+    return f"{new[1]} of {new[0]} batches of the new workers failed, {old[1]} of {old[0]} of the old ones"
+
+
+def _batches(workers: Iterable[Worker]) -> tuple[int, int]:
+    """Batches that workers ran, and how many of them failed."""
+    seen = [w.observations for w in workers if w.observations is not None and not w.distrusted]
+    counts = [count for told in seen for count in (*told.counts, *told.held_back)]
+    return sum(c.batches for c in counts), sum(c.failed_batches for c in counts)
+
+
+def failures_allowed(batches: int, failed: int) -> float:
+    """The share of batches that new workers may fail, where others failed so many: more is a broken one."""
+    return min(MOST_FAILED, max(FAILED_SHARE, 2 * failed / batches if batches >= ENOUGH else 0.0))
 
 
 def _no_room_since(view: UpdateView) -> float | None:
@@ -135,7 +196,7 @@ def _failed(worker: Worker) -> bool:
 def _next_step(view: UpdateView) -> str:
     room = "free room (or raise the quota) for one worker more"
     if view.desired < 2:
-        return f"{room}, or set replicas to 0 and back, which interrupts the service"
+        return f"{room}, or set updatePolicy.type to Recreate, which interrupts the service"
     if view.policy.type == "Availability":
         return f"{room}, or set updatePolicy.type to Auto, which then replaces workers in place"
     return f"{room}, or set updatePolicy.type to ResourceAware: the other workers are too busy to do without one"

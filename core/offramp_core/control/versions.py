@@ -18,18 +18,26 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from offramp_core.control.delivery import STALLING
-from offramp_core.control.objects import GateStatus, ModelSource, Service, UpdateStatus, VersionStatus, VersionTally
+from offramp_core.control.objects import (
+    GateState,
+    GateStatus,
+    ModelSource,
+    Service,
+    UpdateStatus,
+    VersionStatus,
+    VersionTally,
+)
 from offramp_core.control.snapshot import Event, Worker
 from offramp_core.control.spec import SideBySide
-from offramp_core.control.update import UpdateView, next_update, resting_strategy
-from offramp_core.evidence.exposure import audits_needed
+from offramp_core.control.update import UpdateView, failures_allowed, next_update, resting_strategy
+from offramp_core.evidence.exposure import audits_needed, reached
 from offramp_core.evidence.one_arm import log_e_value
+from offramp_core.reasons import AnyReason, ConditionType, MaybeReason, Reason
 from offramp_core.sketch import bucket_index
 
 PROMOTE, ABORT = "promote", "abort"  # requests by annotation, as VERB/TIME
 ON_TRIAL = frozenset({"Starting", "Comparing", "AwaitingPromotion", "Promoting"})
 SERVES_BESIDE = frozenset({"Starting", "Comparing", "AwaitingPromotion"})
-FAILED_SHARE = 0.01  # of batches; more is a broken model
 HARMFUL_FACTOR = 3.0  # a version at three times a bound is what a gate must be able to notice
 WORSE = 1.5  # a version may miss so many times what the other one misses, as both have the same load
 MOST_MISSED = 0.9  # above it there is nothing to compare
@@ -188,7 +196,7 @@ class Version:
     """The next status, what people are told once, and (reason, message) of the condition VersionOnTrial; both empty where nothing is on trial."""
 
     status: VersionStatus = field(default_factory=VersionStatus)
-    reason: str = ""
+    reason: MaybeReason = ""
     message: str = ""
     events: tuple[Event, ...] = ()
 
@@ -198,7 +206,7 @@ class Version:
 
     @property
     def held(self) -> bool:
-        return self.reason == "NoRoomToSurge"
+        return self.reason == Reason.NO_ROOM_TO_SURGE
 
     @property
     def rejected(self) -> bool:
@@ -243,7 +251,7 @@ def begin(view: VersionView) -> Version | None:
     )  # fmt: skip
     shares = "the workers" if view.policy.gateway is None else "the workers and of the requests through the Gateway"
     told = f"{view.asked.uri} is tried beside {view.status.serving.uri}, by {view.policy.weight} % of {shares}"
-    return Version(status, "Starting", told, (Event("VersionOnTrial", told),))
+    return Version(status, Reason.STARTING, told, (Event(Reason.VERSION_ON_TRIAL, told),))
 
 
 def stays_rejected(view: VersionView) -> Version | None:
@@ -253,7 +261,7 @@ def stays_rejected(view: VersionView) -> Version | None:
 
 def aborted_by_a_person(view: VersionView) -> Version | None:
     """Also while it is being promoted."""
-    return _reject(view, "DecisionAbort", "a person has aborted it") if view.request == ABORT else None
+    return _reject(view, Reason.DECISION_ABORT, "a person has aborted it") if view.request == ABORT else None
 
 
 def is_the_same_model(view: VersionView) -> Version | None:
@@ -270,7 +278,7 @@ def a_worker_cannot_serve_it(view: VersionView) -> Version | None:
         return None
     for worker in view.trial:
         reason, message = worker.trouble
-        if worker.current and reason in STALLING:
+        if reason and worker.current and reason in STALLING:
             return _reject(view, reason, f"{worker.name}: {message}")
     return None
 
@@ -281,7 +289,7 @@ def a_worker_restarted(view: VersionView) -> Version | None:
         return None
     for worker in view.trial:
         if worker.restarts > view.status.restarts.get(worker.uid, worker.restarts):
-            return _reject(view, "WorkerRestarted", f"{worker.name} restarted after it had served")
+            return _reject(view, Reason.WORKER_RESTARTED, f"{worker.name} restarted after it had served")
     return None
 
 
@@ -291,7 +299,7 @@ def a_gate_rejects(view: VersionView) -> Version | None:
     rejected = next((gate for gate in view.status.gates if gate.state == "Rejected"), None)
     if rejected is None:
         return None
-    reason = "ObjectiveRejected" if rejected.name == "objective" else "FailuresRejected"
+    reason = Reason.OBJECTIVE_REJECTED if rejected.name == "objective" else Reason.FAILURES_REJECTED
     return _reject(view, reason, rejected.message)
 
 
@@ -302,10 +310,10 @@ def promotion_is_complete(view: VersionView) -> Version | None:
     workers = [w for w in view.main if not w.ending]
     done = sum(w.ready and w.current for w in workers)
     if done < len(workers) or done < view.split.n_main:
-        return Version(view.status, "Promoting", f"{done} of {view.split.n_main} workers follow {view.asked.uri}")
+        return Version(view.status, Reason.PROMOTING, f"{done} of {view.split.n_main} workers follow {view.asked.uri}")
     told = f"{view.asked.uri} serves all traffic ({view.status.message})"
     status = VersionStatus(view.asked, handled_request=view.status.handled_request)
-    return Version(status, events=(Event("VersionPromoted", told),))
+    return Version(status, events=(Event(Reason.VERSION_PROMOTED, told),))
 
 
 def wait_for_its_workers(view: VersionView) -> Version | None:
@@ -318,7 +326,7 @@ def wait_for_its_workers(view: VersionView) -> Version | None:
         status = replace(
             status, phase="Comparing", phase_started_at=view.now, no_room_at=None, base=base, compared_since_at=view.now
         )
-        return Version(status, "Comparing", _progress(view.with_status(status)))
+        return Version(status, Reason.COMPARING, _progress(view.with_status(status)))
     return _wait_for_room(view)
 
 
@@ -338,12 +346,14 @@ def rest_and_compare(view: VersionView) -> Version | None:
             compared_since_at=view.now,
         )
         told = f"passed ({_figures(view.status.gates)}); `offramp promote {view.service.name}` promotes it, `offramp abort` rejects it"
-        return Version(replace(status, message=told), "AwaitingPromotion", told)
+        return Version(replace(status, message=told), Reason.AWAITING_PROMOTION, told)
     if view.waited() > view.policy.pause_seconds + view.policy.deadline_seconds:
         return _reject(
-            view, "Inconclusive", f"not proven {view.policy.deadline_seconds:g} s after its pause: {_progress(view)}"
+            view,
+            Reason.INCONCLUSIVE,
+            f"not proven {view.policy.deadline_seconds:g} s after its pause: {_progress(view)}",
         )
-    return Version(view.status, "Comparing", _progress(view))
+    return Version(view.status, Reason.COMPARING, _progress(view))
 
 
 def wait_for_a_person(view: VersionView) -> Version | None:
@@ -354,7 +364,7 @@ def wait_for_a_person(view: VersionView) -> Version | None:
     status = view.status
     if view.since(status.compared_since_at) >= WINDOW_SECONDS:
         status = replace(status, base=_tallies(view), compared_since_at=view.now)
-    return Version(status, "AwaitingPromotion", status.message)
+    return Version(status, Reason.AWAITING_PROMOTION, status.message)
 
 
 RULES: tuple[Rule, ...] = (
@@ -373,13 +383,13 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _reject(view: VersionView, reason: str, message: str) -> Version:
+def _reject(view: VersionView, reason: AnyReason, message: str) -> Version:
     status = VersionStatus(
         view.status.serving, view.asked, "Rejected", gates=view.status.gates, reason=reason, message=message,
         started_at=view.status.started_at, phase_started_at=view.now, handled_request=view.service.request,
     )  # fmt: skip
     told = f"{view.asked.uri}: {message}; {view.status.serving.uri} goes on serving"
-    return Version(status, events=(Event("VersionRejected", told, warning=True),))
+    return Version(status, events=(Event(Reason.VERSION_REJECTED, told, warning=True),))
 
 
 def _promote(view: VersionView, why: str) -> Version:
@@ -387,7 +397,7 @@ def _promote(view: VersionView, why: str) -> Version:
         view.status, phase="Promoting", phase_started_at=view.now, message=why, no_room_at=None, base={}, restarts={},
         compared_since_at=None, handled_request=view.service.request,
     )  # fmt: skip
-    return Version(status, "Promoting", f"the other workers follow {view.asked.uri}: {why}")
+    return Version(status, Reason.PROMOTING, f"the other workers follow {view.asked.uri}: {why}")
 
 
 def _wait_for_room(view: VersionView) -> Version:
@@ -405,26 +415,28 @@ def _wait_for_room(view: VersionView) -> Version:
         view.watched_since,
     )
     found = next_update(asked)
-    refused = asked.refused
+    refused, how = asked.refused, found.status.strategy
     status = replace(
         status,
-        strategy=found.status.strategy or status.strategy,
+        strategy=how if how == "Surge" or how == "Replace" else status.strategy,  # noqa: PLR1714 - narrows
         no_room_at=found.status.no_room_at,
         phase_started_at=view.now if status.no_room_at is not None and refused is None else status.phase_started_at,
     )
     ready = f"{sum(w.ready for w in view.trial)} of {view.split.n_trial} workers of {view.asked.uri} are ready"
-    if refused is not None and found.reason in ("WaitingForRoom", "NoRoomToSurge"):
+    if refused is not None and found.reason in (Reason.WAITING_FOR_ROOM, Reason.NO_ROOM_TO_SURGE):
         told = f"{ready}; no room: {refused.name}: {refused.failure}"
         if not found.held:
-            return Version(status, "WaitingForRoom", told)
+            return Version(status, Reason.WAITING_FOR_ROOM, told)
         told += "; free room, raise the quota, or go back to the old model"
-        before = next((c.reason for c in view.service.status.conditions if c.type == "VersionOnTrial"), "")
-        events = () if before == "NoRoomToSurge" else (Event("NoRoomToSurge", told, warning=True),)
-        return Version(status, "NoRoomToSurge", told, events)
+        before = next(
+            (c.reason for c in view.service.status.conditions if c.type == ConditionType.VERSION_ON_TRIAL), ""
+        )
+        events = () if before == Reason.NO_ROOM_TO_SURGE else (Event(Reason.NO_ROOM_TO_SURGE, told, warning=True),)
+        return Version(status, Reason.NO_ROOM_TO_SURGE, told, events)
     if refused is None and view.with_status(status).waited() > view.policy.deadline_seconds:
         failure = next((f": {w.name}: {w.trouble[1]}" for w in view.trial if w.trouble[1]), "")
-        return _reject(view, "StartTimeout", f"not ready within {view.policy.deadline_seconds:g} s{failure}")
-    return Version(status, "Starting", ready)
+        return _reject(view, Reason.START_TIMEOUT, f"not ready within {view.policy.deadline_seconds:g} s{failure}")
+    return Version(status, Reason.STARTING, ready)
 
 
 # --- the comparison --------------------------------------------------------------------------------
@@ -462,7 +474,7 @@ def read_gates(view: VersionView, *, old: VersionTally, new: VersionTally) -> tu
     (the design effect of clusters; Kish, Survey Sampling, 1965).
     """
     alpha = (1 - view.service.spec.rollout.confidence) / N_GATES
-    failing = min(MOST_MISSED, max(FAILED_SHARE, 2 * old.failed / old.batches if old.batches >= MIN_REQUESTS else 0.0))
+    failing = failures_allowed(old.batches, old.failed)
     allowed = 1 - view.service.spec.latency_percentile / 100
     missing = min(MOST_MISSED, max(allowed, WORSE * old.missed / old.came if old.came >= MIN_REQUESTS else 0.0))
     together = max(1.0, new.squares / new.rows) if new.rows else 1.0
@@ -485,8 +497,10 @@ def _rounded(rate: float) -> float:
 def _gate(name: str, n: int, k: int, *, p0: float, alpha: float, needed: int, what: str) -> GateStatus:
     evidence, limit = log_e_value(k, n, p0=p0), math.log(1 / alpha)
     told = f"{k} of {n} {what}, {p0:.2%} are allowed"
-    state = "Rejected" if evidence >= limit else "Undecided" if n < needed else "Clear"
-    return GateStatus(name, state, n, k, round(p0, 6), round(evidence, 6), round(limit, 6), needed, told)  # type: ignore[arg-type]
+    state: GateState = "Rejected" if evidence >= limit else "Undecided" if n < needed else "Clear"
+    return GateStatus(
+        name, state, n, k, round(p0, 6), round(evidence, 6), round(limit, 6), needed, told, reached(n, needed)
+    )  # fmt: skip
 
 
 def _since(base: Mapping[str, VersionTally], now: Mapping[str, VersionTally], boots: Iterable[str]) -> VersionTally:

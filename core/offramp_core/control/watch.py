@@ -4,6 +4,10 @@ A worker's breaker sees its own audits only: with twenty workers each is twenty 
 the audits of all workers since the last pass are one block. Counters are cumulative per worker process, so a pull that is lost or repeated
 changes nothing.
 
+An audit that was drawn and never compared counts as a disagreement, once (:mod:`offramp_core.evidence.losses` says when): those of a
+process that is gone, and those that are still open after ``OVERDUE_SECONDS``. A worker compares what it drew in order, so what is open are
+the last draws. One that comes after all was counted already.
+
 The state is the shell's to keep from pass to pass, in memory: it changes with every audit, and a steady state writes nothing. An operator that
 starts begins with nothing seen, and at the counters as it finds them, so every audit counts once in a process.
 """
@@ -11,24 +15,51 @@ starts begins with nothing seen, and at the counters as it finds them, so every 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from offramp_core.evidence import detector
+from offramp_core.evidence.losses import Losses, count
 from offramp_core.plan import Plan
-from offramp_core.protocol import Observations
+from offramp_core.protocol import ArmCounts, Observations
 
 RUN_LENGTH = 1_000_000.0  # audits of the fleet between false alarms about a plan exactly at its budget; a worker's own has the same
+OVERDUE_SECONDS = 600.0  # a full backlog of a model that takes two seconds
+_BETWEEN_MARKS = OVERDUE_SECONDS / 4
+_LONGEST_PASS = OVERDUE_SECONDS / 2  # a clock that jumps makes nothing overdue by itself
 Counter = tuple[str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """What a process has told of an epoch's audits. ``lost`` of the open ones were given up. ``marks`` are moments of before, the oldest first:
+    how many had been drawn, and how long ago that was. A process that was seen ``gone`` so long ago is remembered for a while: what was only
+    out of sight must not count again."""
+
+    drawn: int = 0
+    audited: int = 0
+    disagreements: int = 0
+    lost: int = 0
+    marks: tuple[tuple[int, float], ...] = ()
+    gone: float | None = None
+
+    @property
+    def open(self) -> int:
+        """Draws that were neither compared nor given up."""
+        return max(0, self.drawn - self.audited - self.lost)
+
+
+@dataclass(frozen=True, slots=True)
 class Watch:
-    """``state`` is about the plan of ``plan_hash`` and ``budget``; ``seen`` has (audited, disagreements) by (boot id, epoch, plan)."""
+    """``state`` is about the plan of ``plan_hash`` and ``budget``, of which ``lost`` audits were never compared; ``losses`` are those of them that
+    it does not count yet. ``seen`` is by (boot id, epoch, plan), as of the time ``at``."""
 
     plan_hash: str = ""
     budget: float = 0.0
     state: detector.DetectorState = field(default_factory=detector.init)
-    seen: Mapping[Counter, tuple[int, int]] = field(default_factory=dict)
+    seen: Mapping[Counter, Told] = field(default_factory=dict)
+    lost: int = 0
+    losses: Losses = field(default_factory=Losses)
+    at: float = 0.0
 
     @property
     def alarms(self) -> bool:
@@ -36,30 +67,76 @@ class Watch:
 
 
 def watched(
-    before: Watch | None, trusted: Iterable[Observations], *, boots: frozenset[str], plan: Plan, budget: float
+    before: Watch | None,
+    trusted: Iterable[Observations],
+    *,
+    boots: frozenset[str],
+    plan: Plan,
+    budget: float,
+    now: float,
+    design_effect: float = 1.0,
 ) -> Watch:
-    """The detector with the audits that came since the last pass; another plan or budget begins anew.
+    """The detector with the audits that came, or were lost, since the last pass; another plan or budget begins anew.
 
-    ``boots`` are the processes that may still report, trusted or not: what they had told must not count again.
+    ``boots`` are the processes that may still report, trusted or not: what they had told must not count again. ``design_effect`` audits are
+    worth one.
     """
     reports = tuple(trusted)
-    now = {
-        (o.boot_id, c.epoch, c.plan_hash): (c.audited, c.disagreements)
-        for o in reports
-        for c in o.counts
-        if c.arm == "stable"
-    }
+    told = {(o.boot_id, c.epoch, c.plan_hash): c for o in reports for c in o.counts if c.arm == "stable"}
     if before is None:
-        return Watch(plan.content_hash, budget, seen=now)
-    n = k = 0
-    for counter, (audited, disagreements) in now.items():
-        if counter[2] == plan.content_hash:
-            then = before.seen.get(counter, (0, 0))
-            n, k = n + audited - then[0], k + disagreements - then[1]
-    same = (before.plan_hash, before.budget) == (plan.content_hash, budget)
-    state = before.state if same else detector.init()
-    if not plan.exits_off and 0 <= k <= n:  # a counter that went backwards is quarantined from its next report on
-        state = detector.update(state, n, k, p0=budget)
-    silent = boots - {o.boot_id for o in reports}
-    kept = {counter: counts for counter, counts in before.seen.items() if counter[0] in silent}
-    return Watch(plan.content_hash, budget, state, {**kept, **now})
+        return Watch(
+            plan.content_hash, budget, seen={key: _heard(None, c, 0.0).told for key, c in told.items()}, at=now
+        )
+    reporting, seconds = {o.boot_id for o in reports}, min(max(0.0, now - before.at), _LONGEST_PASS)
+    seen: dict[Counter, Told] = {}
+    n = k = lost = 0
+    for key in before.seen.keys() | told.keys():
+        then, c = before.seen.get(key, Told()), told.get(key)
+        if c is not None:
+            news = _heard(then, c, seconds)
+        elif key[0] in reporting or key[0] not in boots:
+            gone = 0.0 if then.gone is None else then.gone + seconds
+            news = _News(replace(then, lost=then.lost + then.open, gone=gone), lost=then.open)
+        else:
+            news = _News(then)
+        if key[2] == plan.content_hash:
+            n, k, lost = n + news.n, k + news.k, lost + news.lost
+        if news.told.gone is None or (key[0] not in reporting and news.told.gone < OVERDUE_SECONDS):
+            seen[key] = news.told
+    if (before.plan_hash, before.budget) != (plan.content_hash, budget):
+        before = Watch(plan.content_hash, budget)
+    losses, counted = count(before.losses, lost=lost, seen=n + lost, budget=budget)
+    state = (
+        before.state
+        if plan.exits_off
+        else detector.update(before.state, n + counted, k + counted, p0=budget, design_effect=design_effect)
+    )
+    return Watch(plan.content_hash, budget, state, seen, before.lost + lost, losses, now)
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """``k`` of ``n`` audits disagreed that came since the last pass, and ``lost`` ones were given up in this one."""
+
+    told: Told
+    n: int = 0
+    k: int = 0
+    lost: int = 0
+
+
+def _heard(then: Told | None, c: ArmCounts, seconds: float) -> _News:
+    """What a report says that comes so many seconds after the last pass; None: nobody looked before."""
+    known = then or Told()
+    came, wrong = c.audited - known.audited, c.disagreements - known.disagreements
+    if then is None or not 0 <= wrong <= came:  # a counter that went backwards is quarantined from its next report on
+        return _News(Told(c.drawn, c.audited, c.disagreements, marks=((c.drawn, 0.0),)))
+    counted = min(known.lost, came)
+    lost, marks = known.lost - counted, [(drawn, waited + seconds) for drawn, waited in known.marks]
+    overdue = max((drawn for drawn, waited in marks if waited >= OVERDUE_SECONDS), default=0)
+    given_up = max(0, overdue - c.audited - lost)
+    marks = [(drawn, waited) for drawn, waited in marks if drawn > c.audited and waited < OVERDUE_SECONDS]
+    if not marks or marks[-1][1] >= _BETWEEN_MARKS:
+        marks.append((c.drawn, 0.0))
+    new = came - counted
+    told = Told(c.drawn, c.audited, c.disagreements, lost + given_up, tuple(marks))
+    return _News(told, new, min(wrong, new), given_up)

@@ -24,7 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.evidence.one_arm import HARM_FACTORS, alternatives, as_outcomes, check_counts, log_ratios
+from offramp_core.evidence.one_arm import (
+    HARM_FACTORS,
+    alternatives,
+    as_outcomes,
+    check_counts,
+    check_design_effect,
+    log_ratios,
+)
 
 _LARGEST_LOG = 700.0  # exp of it is still finite; far beyond any run length
 _LARGEST = math.exp(_LARGEST_LOG)
@@ -55,23 +62,25 @@ def init() -> DetectorState:
     return DetectorState()
 
 
-def update(state: DetectorState, n: int, k: int, *, p0: float) -> DetectorState:
+def update(state: DetectorState, n: int, k: int, *, p0: float, design_effect: float = 1.0) -> DetectorState:
     """Add a block of ``n`` audited requests with ``k`` disagreements; ``n=1`` adds a single outcome.
 
     Within a block the order is unknown: a change may be dated to its beginning only, with the weight of its ``n`` possible moments. That
-    keeps the run length in observations; single outcomes merely notice a little sooner.
+    keeps the run length in observations; single outcomes merely notice a little sooner. Where ``design_effect`` labels are worth one, each
+    likelihood ratio is taken to the power of its inverse.
 
     Raises
     ------
     InvalidArgumentError
-        ``p0`` is not in (0, 1), or the counts are impossible.
+        ``p0`` is not in (0, 1), or the counts or the design effect are impossible.
     """
     check_counts(k, n)
+    check_design_effect(design_effect)
     missed, begin = n - k, _before(state, p0)
     if n == 0:
         return state
     after = [
-        math.exp(min(_LARGEST_LOG, math.log(m + n) + k * gain + missed * loss))
+        math.exp(min(_LARGEST_LOG, math.log(m + n) + (k * gain + missed * loss) / design_effect))
         for m, (gain, loss) in zip(begin, _log_ratios(p0), strict=True)
     ]
     return DetectorState(tuple(after), state.n + n)

@@ -26,6 +26,19 @@ LARGEST_EXPOSURE = 10_000_000
 LARGEST_BATCH_EXPOSURE = 2_000
 
 
+def reached(seen: float, needed: float) -> float | None:
+    """Share of a minimum exposure that has been seen, rounded down to four digits: 1 only once all of it has; None where none is asked for.
+
+    Examples
+    --------
+    >>> reached(1237, 1415), reached(1414.99, 1415), reached(1500, 1415), reached(5, 0)
+    (0.8742, 0.9999, 1.0, None)
+    """
+    if needed <= 0:
+        return None
+    return math.floor(10_000 * min(1.0, max(0.0, seen) / needed)) / 10_000
+
+
 def audits_needed(
     *, budget: float, harmful: float, alpha: float, power: float = 0.95, grid: tuple[float, ...] | None = None
 ) -> int:

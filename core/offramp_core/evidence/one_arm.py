@@ -53,7 +53,9 @@ def update(state: Counts, n: int, k: int) -> Counts:
     return Counts(state.n + n, state.k + k)
 
 
-def log_e_value(k: int, n: int, *, p0: float, alternative: Alternative = "greater") -> float:
+def log_e_value(
+    k: int, n: int, *, p0: float, alternative: Alternative = "greater", design_effect: float = 1.0
+) -> float:
     """Log evidence against H0, valid at every stopping time.
 
     Parameters
@@ -64,6 +66,9 @@ def log_e_value(k: int, n: int, *, p0: float, alternative: Alternative = "greate
         Budgeted rate, a fraction in (0, 1).
     alternative : {"greater", "less"}
         ``greater`` is evidence of harm (H0: rate <= p0), ``less`` earns acceptance (H0: rate >= p0).
+    design_effect : float
+        So many labels are worth one (:mod:`offramp_core.certify.dependence`): each likelihood ratio is taken to the power of its inverse, so that as
+        many copies of an observation count as one.
 
     Returns
     -------
@@ -86,7 +91,7 @@ def log_e_value(k: int, n: int, *, p0: float, alternative: Alternative = "greate
     1.745
     """
     check_counts(k, n)
-    return log_average_ratio(k, n, p0=p0, grid=alternatives(p0, alternative))
+    return log_average_ratio(k, n, p0=p0, grid=alternatives(p0, alternative), design_effect=design_effect)
 
 
 @lru_cache(maxsize=256)
@@ -111,9 +116,10 @@ def log_mixture(k: npt.NDArray[np.int64], n: npt.NDArray[np.int64], *, p0: float
     return np.asarray(np.logaddexp.reduce(terms, axis=-1) - math.log(len(q)))
 
 
-def log_average_ratio(k: int, n: int, *, p0: float, grid: tuple[float, ...]) -> float:
+def log_average_ratio(k: int, n: int, *, p0: float, grid: tuple[float, ...], design_effect: float = 1.0) -> float:
     """:func:`log_mixture` of one pair of counts, without arrays: a control plane asks it some thousand times per round."""
-    terms = [k * gain + (n - k) * loss for gain, loss in log_ratios(p0, grid)]
+    check_design_effect(design_effect)
+    terms = [(k * gain + (n - k) * loss) / design_effect for gain, loss in log_ratios(p0, grid)]
     highest = max(terms)
     return highest + math.log(sum(math.exp(term - highest) for term in terms) / len(terms))
 
@@ -158,6 +164,12 @@ def check_counts(k: int, n: int) -> None:
     """Refuse counts that no experiment can have."""
     if not (0 <= k <= n < _MOST_COUNTS and k == int(k) and n == int(n)):
         raise InvalidArgumentError(f"counts are k={k}, n={n}; they must be whole numbers with 0 <= k <= n")
+
+
+def check_design_effect(value: float) -> None:
+    """Refuse a design effect below 1: labels are never worth more than independent ones here."""
+    if not 1 <= value < math.inf:
+        raise InvalidArgumentError(f"design_effect is {value}; it must be a finite number of at least 1")
 
 
 def check_rate(name: str, value: float) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from offramp_core.control.capacity import headroom
 from offramp_core.control.codec import to_json
+from offramp_core.reasons import ConditionType
 from offramp_operator.explain.family import Family
 
 
@@ -17,7 +18,7 @@ def headroom_text(family: Family) -> str:
 
 def capacity_facts(family: Family) -> list[str]:
     """The sentence of the condition, and what follows from it for an autoscaler; nothing where nothing is known."""
-    told, condition = family.service.status.capacity, family.condition("NoExitCapacity")
+    told, condition = family.service.status.capacity, family.condition(ConditionType.NO_EXIT_CAPACITY)
     if condition is None or condition.status == "Unknown":
         return []
     scaled = family.service.spec.autoscaling

@@ -6,17 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from offramp_core.control.objects import Condition
+from offramp_core.reasons import ConditionType, Reason
 from offramp_operator.explain.capacity import capacity_data
 from offramp_operator.explain.family import Family
 from offramp_operator.explain.savings import savings_data
 
-# Conditions that are there when something is not as it should be.
-BAD_NEWS = ("Stalled", "Reconciling", "WorkersUpdating", "VersionOnTrial", "WorkersQuarantined", "ExitsCostTime")
-# Conditions that say what would be, or could be better: they are told, and degrade nothing.
-FORECASTS = ("NoExitCapacity", "RampTraining")
 Verdict = Literal["Healthy", "Progressing", "Degraded"]
 # What a service is called that nobody answers for, where that is no failure.
-_NOT_READY: dict[str, Verdict] = {"Starting": "Progressing", "ScaledToZero": "Healthy"}
+_NOT_READY: dict[str, Verdict] = {Reason.STARTING: "Progressing", Reason.SCALED_TO_ZERO: "Healthy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +32,25 @@ def health(family: Family) -> Health:
         return Health("Degraded", family.note)
     if status.observed_generation != service.generation:
         return Health("Progressing", f"generation {service.generation} has not been seen yet; does the operator run?")
-    by_type = {c.type: c for c in status.conditions}
-    for kind, verdict in (("Stalled", "Degraded"), ("Reconciling", "Progressing")):
+    by_type: dict[str, Condition] = {c.type: c for c in status.conditions}
+    for kind, verdict in ((ConditionType.STALLED, "Degraded"), (ConditionType.RECONCILING, "Progressing")):
         condition = by_type.get(kind)
         if condition is not None and condition.status == "True":
             reason = f"{condition.reason}: " if condition.reason != verdict else ""
-            return Health(verdict, reason + condition.message, final=kind == "Stalled")  # type: ignore[arg-type]
-    ready = by_type.get("Ready")
+            return Health(verdict, reason + condition.message, final=kind is ConditionType.STALLED)  # type: ignore[arg-type]
+    ready = by_type.get(ConditionType.READY)
     if ready is None or ready.status != "True":
         return _not_ready(ready)
-    broken = [c for c in status.conditions if c.status == "False" and c.type not in FORECASTS]
+    broken = [c for c in status.conditions if c.status == "False" and _degrades(c.type)]
     if broken:
         return Health("Degraded", "; ".join(f"{c.type} is False: {c.message}" for c in broken))
     return Health("Healthy", ready.message)
+
+
+def _degrades(kind: str) -> bool:
+    """Whether a condition that is False is a promise that is not kept; of one that a newer operator has it is not known."""
+    known = ConditionType.of(kind)
+    return known is None or known.degrades
 
 
 def _not_ready(ready: Condition | None) -> Health:

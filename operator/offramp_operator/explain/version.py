@@ -34,7 +34,7 @@ def version_data(family: Family) -> dict[str, Any] | None:
         "serving": status.serving.uri, "candidate": status.candidate.uri, "phase": status.phase, "reason": status.reason,
         "message": status.message,
         "gates": [
-            {"name": g.name, "state": g.state, "n": g.n, "k": g.k, "bound": g.bound, "logEValue": g.log_e_value, "logLimit": g.log_limit, "needed": g.needed}
+            {"name": g.name, "state": g.state, "n": g.n, "k": g.k, "bound": g.bound, "logEValue": g.log_e_value, "logLimit": g.log_limit, "needed": g.needed, "exposure": g.exposure}
             for g in status.gates
         ],
     }  # fmt: skip

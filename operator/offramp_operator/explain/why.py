@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from offramp_core.control.gates import FAILING
-from offramp_core.control.objects import GateStatus, Rollout
+from offramp_core.control.objects import Condition, GateStatus, Rollout
 from offramp_core.evidence.words import e_value
+from offramp_core.reasons import Reason, Tone, condition_tone
 from offramp_operator.explain.capacity import capacity_data
 from offramp_operator.explain.family import Family
-from offramp_operator.explain.health import BAD_NEWS
 from offramp_operator.explain.plans import about, ramps
 from offramp_operator.explain.progress import progress
 from offramp_operator.explain.savings import savings_data
@@ -34,7 +35,7 @@ _BOUNDS = {
     "failures": "its weight, {bound}",
     _ALONE: "what a model may fail, {bound}",
 }
-_WAITS = {"CollectingLabels", "Tuning", "RollingOut"}
+_WAITS = {Reason.COLLECTING_LABELS, Reason.TUNING, Reason.ROLLING_OUT}
 
 
 # --- plans -----------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ def _because(family: Family) -> str:
             f"because the pin is {status.pin.verdict or 'still being judged'}: {status.pin.message}",
         ),
         (spec.suspend, "because spec.suspend stops tuning"),
-        (status.tuning.state == "CollectingLabels", "because nothing is certified yet"),
+        (status.tuning.state == Reason.COLLECTING_LABELS, "because nothing is certified yet"),
         (True, f"because {status.tuning.message or 'nothing has been certified'}"),
     )
     return next(reason for applies, reason in reasons if applies)
@@ -85,6 +86,7 @@ class Reading:
     against: str
     e_value: str
     limit: str
+    exposure: str
     meaning: str
 
 
@@ -113,7 +115,7 @@ def readings(rollout: Rollout, now: float) -> list[Reading]:
 
 def _reading(gate: GateStatus, rollout: Rollout, now: float) -> Reading:
     if gate.state == "NotApplicable":
-        return Reading(gate.name, gate.state, "-", "-", "-", "-", gate.message)
+        return Reading(gate.name, gate.state, "-", "-", "-", "-", "-", gate.message)
     kind = _ALONE if gate.name == "failures" and gate.bound == FAILING else gate.name
     return Reading(
         gate=gate.name,
@@ -122,6 +124,7 @@ def _reading(gate: GateStatus, rollout: Rollout, now: float) -> Reading:
         against=_BOUNDS.get(kind, "{bound}").format(bound=share(gate.bound)),
         e_value=e_value(gate.log_e_value),
         limit=e_value(gate.log_limit),
+        exposure="-" if gate.exposure is None else f"{math.floor(100 * gate.exposure)}%",
         meaning=meaning(gate, rollout, now),
     )
 
@@ -134,28 +137,15 @@ def meaning(gate: GateStatus, rollout: Rollout, now: float) -> str:
         if gate.name == "acceptance":
             return "earned: surely below the budget"
         return "no evidence of harm" + (", and harm would have shown by now" if gate.needed else "")
-    seen, needed = _exposure(gate, rollout)
-    if gate.name == "acceptance":
-        told = "uncertified: its e-value must reach the limit before it may be promoted"
-    else:
-        told = f"{seen:.0f} of {needed:.0f} {'audits' if gate.name == 'accuracy' else 'judged batches'} with which a harmful plan would show itself"
-    left = _seconds_left(seen, needed, rollout, now)
-    return told if left is None else f"{told}; about {duration(left)} more"
+    left = _seconds_left(gate.exposure or 0.0, rollout, now)
+    return gate.message if left is None else f"{gate.message}; about {duration(left)} more"
 
 
-def _exposure(gate: GateStatus, rollout: Rollout) -> tuple[float, float]:
-    """What an undecided gate has, and what it needs."""
-    if gate.name == "acceptance":
-        return gate.log_e_value, gate.log_limit
-    total = rollout.status.ledger.total
-    return float(gate.n if gate.name == "accuracy" else total.canary.judged + total.stable.judged), float(gate.needed)
-
-
-def _seconds_left(seen: float, needed: float, rollout: Rollout, now: float) -> float | None:
+def _seconds_left(exposure: float, rollout: Rollout, now: float) -> float | None:
     began = rollout.status.step_started_at
-    if rollout.status.finished or began is None or seen <= 0 or needed <= seen or now <= began:
+    if rollout.status.finished or began is None or not 0 < exposure < 1 or now <= began:
         return None
-    return (needed - seen) * (now - began) / seen
+    return (1 - exposure) * (now - began) / exposure
 
 
 # --- everything else -------------------------------------------------------------------------------
@@ -167,7 +157,7 @@ def tuning(family: Family, now: float) -> list[str]:
     if not status.state:
         return ["has not begun: no worker has told of its model yet"]
     lines = [f"{status.state}: {status.message}".rstrip(": ")]
-    if status.state == "CollectingLabels" and status.labels == 0:
+    if status.state == Reason.COLLECTING_LABELS and status.labels == 0:
         lines.append("labels come from audited requests: no traffic, no labels")
     if (
         status.state not in _WAITS
@@ -205,11 +195,18 @@ def cooling(family: Family, now: float) -> list[str]:
 
 def wrong(family: Family) -> list[str]:
     """Conditions that a person should look at."""
-    bad = [c for c in family.service.status.conditions if (c.status == "False") != (c.type in BAD_NEWS) and c.status != "Unknown"]  # fmt: skip
-    return [
-        *([family.note] if family.note else []),
-        *(f"{c.type} is {c.status} ({c.reason}): {c.message}" for c in bad),
-    ]
+    conditions = family.service.status.conditions
+    bad = [c for c in conditions if condition_tone(c.type, c.status, c.reason) in (Tone.WARNING, Tone.BAD)]
+    return [*([family.note] if family.note else []), *map(_wrong, bad)]
+
+
+def _wrong(condition: Condition) -> str:
+    """With the next step, where the message does not end with it: what keeps a worker from running does."""
+    told = f"{condition.type} is {condition.status} ({condition.reason}): {condition.message}"
+    known = Reason.of(condition.reason)
+    return (
+        told if known is None or not known.next_step or "worker" in known.places else f"{told}; next: {known.next_step}"
+    )
 
 
 def why_data(family: Family, rollout: Rollout | None, now: float) -> dict[str, Any]:
@@ -236,7 +233,7 @@ def _rollout_data(rollout: Rollout, now: float) -> Mapping[str, Any]:
         "gates": [
             {
                 "name": g.name, "state": g.state, "n": g.n, "k": g.k, "bound": g.bound, "logEValue": g.log_e_value, "logLimit": g.log_limit,
-                "needed": g.needed, "meaning": g.message if g.state == "NotApplicable" else meaning(g, rollout, now),
+                "needed": g.needed, "exposure": g.exposure, "meaning": g.message if g.state == "NotApplicable" else meaning(g, rollout, now),
             }
             for g in status.gates
         ],

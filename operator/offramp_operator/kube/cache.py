@@ -20,6 +20,7 @@ import msgspec
 
 from offramp_operator.kube.kinds import (
     AUTOSCALER,
+    SERVICE,
     WATCHED,
     Kind,
     Object,
@@ -80,6 +81,7 @@ class ObjectCache:
         self._owned: dict[Kind, dict[str, set[str]]] = {kind: {} for kind in kinds}
         self._scaling: dict[tuple[str, str], set[str]] = {}
         self._deleted: OrderedDict[str, float] = OrderedDict()
+        self._unreadable: dict[tuple[Kind, str | None], str] = {}
 
     def tell(self, changed: Callable[[Object], None]) -> None:
         """Call ``changed`` with every object that is added, changed or dropped, whoever brings the news."""
@@ -129,6 +131,29 @@ class ObjectCache:
         for uid, _ in ghosts:
             self.remove(kind, uid, version=version)
         return [obj for _, obj in ghosts]
+
+    def drop(self, kind: Kind, *, namespace: str | None = None) -> list[Object]:
+        """Forget the objects of a kind that the cluster does not have any more; returns them. Should they come back, they are newer."""
+        gone = [(uid, kept) for uid, kept in self._objects[kind].items() if namespace in (None, kept.namespace)]
+        for uid, kept in gone:
+            self.remove(kind, uid, version=kept.version)
+        return [kept.unpacked() for _, kept in gone]
+
+    def tell_unreadable(self, kind: Kind, namespace: str | None, problem: str) -> bool:
+        """Note why a kind cannot be read now, or with an empty text that it can; whether that is news. What is known of it stays.
+
+        News are a change of every service: what could not be done about it can be tried again, or has to be told.
+        """
+        if self._unreadable.get((kind, namespace), "") == problem:
+            return False
+        self._unreadable[kind, namespace] = problem
+        for service in self.all(SERVICE):
+            self._changed(service)
+        return True
+
+    def unreadable(self, kind: Kind, namespace: str) -> str:
+        """Why a kind cannot be read in a namespace; empty where it can."""
+        return self._unreadable.get((kind, namespace), "") or self._unreadable.get((kind, None), "")
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         uid = self._named[kind].get((namespace, name))

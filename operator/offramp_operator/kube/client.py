@@ -1,8 +1,9 @@
 """The Kubernetes API as few typed calls on plain dictionaries.
 
 Only ``DynamicClient`` is used, on resources declared in :mod:`kinds` instead of discovered ones: discovery would
-read and write a cache file and has no time limit. The client library is synchronous, so calls run in a small
-thread pool; each has a deadline.
+read and write a cache file and has no time limit. The client library is synchronous, so calls run in small
+thread pools, one for each :class:`Lane`; each call has a deadline, and a write one that is shorter than what is left of a Lease whose
+holder has stopped to renew it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -30,9 +32,20 @@ from offramp_operator.shell.platform import ConflictError
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 15.0
+# Together less than a Lease outlasts its renewal deadline: what a leader sends last is over before another may lead.
+WRITE_CONNECT_SECONDS = 1.0
+WRITE_SECONDS = 3.0
+THREADS = 4  # of each lane
+MAX_CONNECTIONS = 64  # kept open; more are closed after each call
 BUSY_ATTEMPTS = 4  # of a call that a busy server turns away
 BUSY_SECONDS = 2.0  # where it asks for no longer wait than this
 LIST_PAGE = 500
+# Told as failures of the server's own.
+UNDECLARED = "field not declared in schema"
+TOO_LARGE = (
+    "etcdserver: request is too large",
+    "trying to send message larger than max",
+)  # told as a failure of the server's own
 WATCH_SECONDS = 300  # the server ends a watch after this long; it goes on from where it was
 WATCH_SILENCE_SECONDS = (
     150.0  # the server sends a bookmark about every minute, so a watch that is silent for longer is dead
@@ -40,12 +53,24 @@ WATCH_SILENCE_SECONDS = (
 WATCH_CHUNK_BYTES = 1 << 16
 # Without it the API server silently drops what its schema does not know: evidence would be lost, not refused.
 _STRICT = ("fieldValidation", "Strict")
+_IN_TIME = ("timeout", f"{WRITE_SECONDS:.0f}s")  # the API server gives up a write as well: nobody waits for it any more
 
 T = TypeVar("T")
 
 Events = list[tuple[str, Object]]
 """What a watch tells: type and object."""
 Objects = list[Object]
+
+
+class Lane(StrEnum):
+    """Calls of one lane may wait for each other, and for no other lane's."""
+
+    PLANS = "plans"
+    """What workers are to run. Nothing else may keep a plan from being taken away."""
+    STATUSES = "statuses"
+    """What a pass has to write before the next one looks again."""
+    BULK = "bulk"
+    """Everything else: children, jobs, lists."""
 
 
 class ApiError(OfframpError):
@@ -64,6 +89,10 @@ class GoneError(ApiError):
 
 class InvalidObjectError(ApiError):
     """The API server calls the object invalid (422, or a malformed 400)."""
+
+
+class TooLargeError(ApiError):
+    """The object would be larger than the API server or its store takes: it must become smaller, repeating it will not help."""
 
 
 class ExpiredError(ApiError):
@@ -93,7 +122,11 @@ class KubeClient:
     api : kubernetes ApiClient
         Credentials and address; see :func:`load_api_client`.
     threads : int
-        Calls that may be under way at once.
+        Calls that may be under way at once, in each lane.
+    read_seconds : float, optional
+        How long an answer to a read may take, where that is less than usual.
+    fenced : bool
+        Whether a write must be over before another may lead; not so for people's tools, which may be far from the API server.
     may_write : callable
         Asked right before every write is sent. False means that this process may no longer act (it lost the
         leadership), and the write is refused here.
@@ -104,26 +137,35 @@ class KubeClient:
         Somebody else wrote first, or the object exists already (409).
     ApiUnavailableError
         429, 5xx, timeouts, no connection.
-    GoneError, InvalidObjectError, ApiError
-        404; 422; any other refusal.
+    GoneError, InvalidObjectError, TooLargeError, ApiError
+        404; 422, or a field that the cluster does not know; 413, or more than etcd takes; any other refusal.
     """
 
     def __init__(
-        self, api: kubernetes_client.ApiClient, *, threads: int = 4, may_write: Callable[[], bool] = lambda: True
+        self,
+        api: kubernetes_client.ApiClient,
+        *,
+        threads: int = THREADS,
+        read_seconds: float | None = None,
+        fenced: bool = True,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self._dynamic = DynamicClient(api, discoverer=_NoDiscovery)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kube")
+        self._pools = {lane: ThreadPoolExecutor(threads, thread_name_prefix=f"kube-{lane}") for lane in Lane}
+        self._read_seconds = read_seconds
+        self._fenced = fenced
         self._may_write = may_write
         self._resources: dict[Kind, Resource] = {}
 
     def close(self) -> None:
         """Let calls under way end; take no new ones."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+    async def get(self, kind: Kind, namespace: str, name: str, *, lane: Lane = Lane.BULK) -> Object | None:
         """The object as the API server has it now, or None."""
         try:
-            return cast(Object, await self._call("get", kind, name=name, namespace=namespace))
+            return cast(Object, await self._call("get", kind, lane=lane, name=name, namespace=namespace))
         except GoneError:
             return None
 
@@ -190,19 +232,19 @@ class KubeClient:
             stream.close()
 
     async def apply(self, kind: Kind, body: Object, *, subresource: str | None = None, force: bool = True,
-                    manager: str = FIELD_MANAGER) -> Object:  # fmt: skip
+                    manager: str = FIELD_MANAGER, lane: Lane = Lane.BULK) -> Object:  # fmt: skip
         """Server-side apply of everything this operator (or another ``manager``) owns in the object.
 
         A ``metadata.resourceVersion`` in the body makes it a compare-and-swap. An apply that changes nothing writes nothing.
         """
         return await self._write("server_side_apply", kind, body=body, name=name_of(body), namespace=namespace_of(body),
-                                 subresource=subresource, field_manager=manager, force_conflicts=force,
+                                 subresource=subresource, field_manager=manager, force_conflicts=force, lane=lane,
                                  query_params=[_STRICT])  # fmt: skip
 
-    async def create(self, kind: Kind, body: Object) -> Object:
+    async def create(self, kind: Kind, body: Object, *, lane: Lane = Lane.BULK) -> Object:
         """Create; ConflictError if it exists."""
         return await self._write("create", kind, body=body, namespace=namespace_of(body), field_manager=FIELD_MANAGER,
-                                 query_params=[_STRICT])  # fmt: skip
+                                 lane=lane, query_params=[_STRICT])  # fmt: skip
 
     async def replace(self, kind: Kind, body: Object) -> Object:
         """Replace the object, only if it still has the body's resource version."""
@@ -214,21 +256,22 @@ class KubeClient:
         return await self._write("patch", kind, body=patch, name=name, namespace=namespace, field_manager=manager,
                                  content_type="application/merge-patch+json", query_params=[_STRICT])  # fmt: skip
 
-    async def delete(self, kind: Kind, obj: Object) -> None:
-        """Delete exactly this object, not a newer one of the same name; already gone is fine."""
+    async def delete(self, kind: Kind, obj: Object, *, lane: Lane = Lane.BULK) -> None:
+        """Delete exactly this object as it was seen, not a newer one of the same name nor what somebody has made of it; already gone is fine."""
+        metadata = obj["metadata"]
         options = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "preconditions": {"uid": obj["metadata"]["uid"]},
+            "preconditions": {name: metadata[name] for name in ("uid", "resourceVersion")},
             "propagationPolicy": "Background",
         }
         try:
-            await self._write("delete", kind, body=options, name=name_of(obj), namespace=namespace_of(obj))
+            await self._write("delete", kind, body=options, name=name_of(obj), namespace=namespace_of(obj), lane=lane)
         except GoneError:
             return
 
-    async def _write(self, verb: str, kind: Kind, *, subresource: str | None = None, **arguments: Any) -> Object:
-        return cast(Object, await self._call(verb, kind, subresource=subresource, write=True, **arguments))
+    async def _write(self, verb: str, kind: Kind, **arguments: Any) -> Object:
+        return cast(Object, await self._call(verb, kind, write=True, **arguments))
 
     async def _call(
         self,
@@ -237,26 +280,29 @@ class KubeClient:
         *,
         subresource: str | None = None,
         write: bool = False,
+        lane: Lane = Lane.BULK,
         read: Callable[[bytes], Any] = msgspec.json.decode,
         **arguments: Any,
     ) -> Any:
         resource = self._resource(kind)
         target = resource.subresources[subresource] if subresource else resource
 
+        limits = CONNECT_SECONDS, self._read_seconds or READ_SECONDS
+        if write and self._fenced:
+            limits = WRITE_CONNECT_SECONDS, WRITE_SECONDS
+            arguments["query_params"] = [*arguments.get("query_params", ()), _IN_TIME]
+
         def call() -> Any:
             if write and not self._may_write():
                 raise ApiUnavailableError("this process does not hold the leadership (any more); nothing was written")
-            response = getattr(target, verb)(
-                serialize=False, _request_timeout=(CONNECT_SECONDS, READ_SECONDS), **arguments
-            )
-            return read(response.data)
+            return read(getattr(target, verb)(serialize=False, _request_timeout=limits, **arguments).data)
 
         what = f"{verb} {kind.plural}{'/' + subresource if subresource else ''} {arguments.get('name') or ''}".rstrip()
         loop = asyncio.get_running_loop()
         attempts = 1
         while True:
             try:
-                return await loop.run_in_executor(self._pool, lambda: _translated(call, what))
+                return await loop.run_in_executor(self._pools[lane], lambda: _translated(call, what))
             except BusyError as error:
                 wait = error.retry_after_seconds
                 if attempts == BUSY_ATTEMPTS or wait is None or wait > BUSY_SECONDS:
@@ -332,6 +378,7 @@ def load_api_client() -> kubernetes_client.ApiClient:
         kubernetes_config.load_kube_config(client_configuration=configuration)
     # Retries are the work queue's, which knows about backoff and leadership.
     configuration.retries = False
+    configuration.connection_pool_maxsize = MAX_CONNECTIONS
     return kubernetes_client.ApiClient(configuration)
 
 
@@ -352,16 +399,26 @@ def _error(error: ApiException, what: str) -> Exception:
     message = f"{what}: {message}"
     if status == 409:
         return ConflictError(message)
-    if status == 410:
-        return ExpiredError(status, reason, message)
-    if status == 404:
-        return GoneError(status, reason, message)
-    if status == 422 or (status == 400 and reason == "Invalid"):
-        return InvalidObjectError(status, reason, message)
-    if status in (0, 408, 429) or status >= 500:
+    refusal = _refusal(status, reason, message)
+    if refusal is None and (status in (0, 408, 429) or status >= 500):
         kind = BusyError if status == 429 else ApiUnavailableError
         return kind(f"{message} ({status} {reason})", _retry_after(error.headers or {}))
-    return ApiError(status, reason, message)
+    return refusal or ApiError(status, reason, message)
+
+
+def _refusal(status: int, reason: str, message: str) -> ApiError | None:
+    """A refusal that callers tell from others; some come as failures of the server's own."""
+    if status in (404, 410):
+        return (GoneError if status == 404 else ExpiredError)(status, reason, message)
+    if UNDECLARED in message:
+        told = f"{message}; the cluster's definitions are older than this operator: install those of its release"
+        return InvalidObjectError(status, "Invalid", told)
+    if status == 413 or any(words in message for words in TOO_LARGE):
+        told = f"{message}; the whole object must stay below what etcd takes, 1.5 MiB where nobody has set it"
+        return TooLargeError(status, "TooLarge", told)
+    if status == 422 or (status == 400 and reason == "Invalid"):
+        return InvalidObjectError(status, reason, message)
+    return None
 
 
 def _reason_and_message(error: ApiException) -> tuple[str, str]:

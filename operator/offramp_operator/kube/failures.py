@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
+from offramp_core.reasons import AnyReason, MaybeReason, Reason, as_said
 from offramp_operator.kube.kinds import Object, name_of
 from offramp_operator.kube.manifests import CONTAINER, FETCH_CONTAINER
 
@@ -18,11 +20,10 @@ MESSAGE_LIMIT = 1000
 LAST_LINES = 5  # the kubelet hands over up to 80 lines of log; the cause stands at their end
 STARTING = {"ContainerCreating", "PodInitializing"}
 IMAGE_REASONS = {
-    "ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "SignatureValidationFailed", "ErrImageNeverPull",
-    "ImageInspectError", "InvalidImageName",
+    Reason.ERR_IMAGE_PULL, Reason.IMAGE_PULL_BACK_OFF, Reason.REGISTRY_UNAVAILABLE, Reason.SIGNATURE_VALIDATION_FAILED, Reason.ERR_IMAGE_NEVER_PULL,
+    Reason.IMAGE_INSPECT_ERROR, Reason.INVALID_IMAGE_NAME,
 }  # fmt: skip
 NO_SPACE = "no space left on device"
-DISK_FULL = "DiskFull"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,9 @@ class Advice:
     pattern: str
     cause: str
     remedy: str
-    reason: str = ""
+    reason: Reason | Literal[""] = ""
 
-    def of(self, text: str, **names: str) -> tuple[str, str] | None:
+    def of(self, text: str, **names: str) -> tuple[MaybeReason, str] | None:
         """(reason, sentence), or None where the pattern does not match. An empty reason keeps the one Kubernetes gave."""
         found = re.search(self.pattern, text, re.IGNORECASE | re.DOTALL)
         if found is None:
@@ -45,12 +46,12 @@ class Advice:
 
 # {image} is the image's role and reference, {field} where it is asked for, {node} the pod's node.
 IMAGES = (
-    Advice(NO_SPACE, "{node} has no space left for {image}", "free disk space there or add a node", DISK_FULL),
+    Advice(NO_SPACE, "{node} has no space left for {image}", "free disk space there or add a node", Reason.DISK_FULL),
     Advice(
         r"unexpected commit digest (?P<got>\S+), expected (?P<wanted>[^\s:]+:\w+)",
         "{image} does not have the digest it is asked for (got {got}, expected {wanted})",
         "push it again or correct {field}",
-        "DigestMismatch",
+        Reason.DIGEST_MISMATCH,
     ),
     Advice(
         r"\b401\b|\b403\b|unauthorized|forbidden|access denied|authorization failed|insufficient_scope|no basic auth",
@@ -85,17 +86,16 @@ IMAGES = (
     ),
 )
 # The last words of `offramp-worker fetch`, which knows the cause and the next step itself.
-FETCHES = (
-    Advice(r"^FetchFailed: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", "FetchFailed"),
-    Advice(r"^FetchRefused: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", "FetchRefused"),
-    Advice(r"^AddressRefused: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", "AddressRefused"),
-    Advice(r"^BundleTooLarge: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", "BundleTooLarge"),
-    Advice(r"^DigestMismatch: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", "DigestMismatch"),
-    Advice(r"^InvalidBundle: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", "InvalidBundle"),
-    Advice(r"^DiskFull: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", DISK_FULL),
+FETCHES = tuple(
+    Advice(rf"^{reason}: (?P<what>.+); (?P<next>.+)", "{what}", "{next}", reason) for reason in Reason.at("fetch")
 )
 CONTAINERS = (
-    Advice(NO_SPACE, "{node} has no disk space left for the worker", "free disk space there or add a node", DISK_FULL),
+    Advice(
+        NO_SPACE,
+        "{node} has no disk space left for the worker",
+        "free disk space there or add a node",
+        Reason.DISK_FULL,
+    ),
     Advice(
         r"ImageVolumeMountFailed|image volume|mount_option.*image",
         "{node} cannot mount the bundle's image as a volume",
@@ -105,7 +105,7 @@ CONTAINERS = (
         r"subPath",
         "the claim in spec.model.uri has no such folder",
         "put the bundle there or correct spec.model.uri",
-        "InvalidBundle",
+        Reason.INVALID_BUNDLE,
     ),
     Advice(
         r"executable file not found|no such file or directory",
@@ -118,7 +118,7 @@ EVICTIONS = (
         r"low on resource: (?P<what>ephemeral-storage|inodes|nodefs\S*|imagefs\S*)",
         "{node} evicted {pod} because its disk is full ({what})",
         "free disk space there or add a node; a replacement is started by itself",
-        DISK_FULL,
+        Reason.DISK_FULL,
     ),
     Advice(
         r"low on resource: (?P<what>[\w-]+)",
@@ -129,13 +129,13 @@ EVICTIONS = (
         r'EmptyDir volume "(?P<volume>[^"]+)" exceeds the limit "(?P<limit>[^"]+)"',
         "{pod} was evicted because it wrote more than {limit} to its folder {volume}",
         "a replacement is started by itself; report it as a fault of the worker image if it comes back",
-        DISK_FULL,
+        Reason.DISK_FULL,
     ),
     Advice(
         r"ephemeral storage|ephemeral local storage",
         "{pod} was evicted because it wrote more than its limit of ephemeral storage",
         "raise spec.worker.resources.limits.ephemeral-storage",
-        DISK_FULL,
+        Reason.DISK_FULL,
     ),
     Advice(
         r"devices unavailable for (?P<what>[\w./-]+?)\. Requested: (?P<n>\d+), Available: (?P<m>\d+)",
@@ -210,19 +210,19 @@ CREATION = (
         r"exceeded quota: (?P<quota>[^,\s]+), requested: (?P<asked>.+?), used: (?P<used>.+?), limited: (?P<limited>.+)",
         "the namespace's quota {quota} is used up (requested {asked}; used {used}; limit {limited})",
         "raise the quota, free some of it, or lower spec.worker.resources or spec.replicas",
-        "QuotaExceeded",
+        Reason.QUOTA_EXCEEDED,
     ),
     Advice(
         r"failed quota: (?P<quota>[^:\s]+): must specify (?P<what>.+)$",
         "the namespace's quota {quota} wants workers to say {what}",
         "set it in spec.worker.resources",
-        "QuotaExceeded",
+        Reason.QUOTA_EXCEEDED,
     ),
     Advice(
         r"(?P<rule>(?:maximum|minimum) \S+ usage per \S+ is [^.\]]+)",
         "the namespace's LimitRange refuses workers ({rule})",
         "change spec.worker.resources",
-        "LimitRange",
+        Reason.LIMIT_RANGE,
     ),
     Advice(
         r"no PriorityClass with name (?P<what>\S+) was found",
@@ -247,7 +247,7 @@ CREATION = (
 )
 
 
-def failure(pod: Object) -> tuple[str, str]:
+def failure(pod: Object) -> tuple[MaybeReason, str]:
     """(reason, sentence) of what keeps a pod from running: the fetching one's, the worker container's, else the scheduler's; or empty."""
     if (pod.get("status") or {}).get("phase") == "Failed":
         return _ended(pod)
@@ -258,16 +258,21 @@ def failure(pod: Object) -> tuple[str, str]:
         return found
     scheduled = condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
-        return _unscheduled(str(scheduled.get("reason") or "Unschedulable"), str(scheduled.get("message") or ""))
+        return _unscheduled(reason_of(scheduled, Reason.UNSCHEDULABLE), str(scheduled.get("message") or ""))
     return "", ""
 
 
-def creation_failure(message: str, *, reason: str) -> tuple[str, str]:
+def creation_failure(message: str, *, reason: AnyReason) -> tuple[AnyReason, str]:
     """(reason, sentence) of what keeps pods from being created at all: a quota, a limit, an admission rule."""
     return _first(CREATION, message, reason) or (
         reason,
         shortened(f"pods cannot be created ({one_line(message)}); see the events of the workers' ReplicaSet"),
     )
+
+
+def reason_of(obj: Object, otherwise: Reason) -> AnyReason:
+    """Kubernetes' own reason, where it gives one."""
+    return as_said(str(obj["reason"])) if obj.get("reason") else otherwise
 
 
 def condition(obj: Object, kind: str) -> Object:
@@ -282,7 +287,7 @@ def containers(pod: Object) -> list[Object]:
     return sorted(statuses, key=lambda status: status.get("name") != CONTAINER)
 
 
-def _fetch_failure(pod: Object) -> tuple[str, str] | None:
+def _fetch_failure(pod: Object) -> tuple[AnyReason, str] | None:
     """Why the bundle was not fetched. What the last attempt said stands until one succeeds, also while the next one runs."""
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
     status = next((status for status in statuses if status.get("name") == FETCH_CONTAINER), None)
@@ -292,7 +297,7 @@ def _fetch_failure(pod: Object) -> tuple[str, str] | None:
     if (state.get("terminated") or {}).get("exitCode") == 0:
         return None
     ended = state.get("terminated") or (status.get("lastState") or {}).get("terminated") or {}
-    said = _first(FETCHES, str(ended.get("message") or ""), "") if ended.get("exitCode") else None
+    said = _first(FETCHES, str(ended.get("message") or ""), Reason.FETCH_FAILED) if ended.get("exitCode") else None
     return said or _container_failure(pod, status)
 
 
@@ -308,21 +313,21 @@ def one_line(message: str) -> str:
     return "; ".join(line.strip() for line in message.strip().splitlines() if line.strip()).rstrip(".")
 
 
-def _ended(pod: Object) -> tuple[str, str]:
+def _ended(pod: Object) -> tuple[AnyReason, str]:
     status = pod["status"]
-    reason, message = str(status.get("reason") or "Failed"), str(status.get("message") or "")
+    reason, message = reason_of(status, Reason.FAILED), str(status.get("message") or "")
     found = _first(EVICTIONS, message, reason, node=_node(pod), pod=name_of(pod))
     said = f" ({one_line(message)})" if message else ""
     return found or (reason, shortened(f"{name_of(pod)} ended as {reason}{said}; a replacement is started by itself"))
 
 
-def _container_failure(pod: Object, status: Object) -> tuple[str, str] | None:
+def _container_failure(pod: Object, status: Object) -> tuple[AnyReason, str] | None:
     state = status.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
-    reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
+    reason, message = as_said(str(waiting.get("reason") or "")), str(waiting.get("message") or "")
     if reason in IMAGE_REASONS:
         return _image_failure(pod, reason, message)
-    if reason == "CrashLoopBackOff":
+    if reason == Reason.CRASH_LOOP_BACK_OFF:
         # The wait only says how long it is; the last run says why.
         ended = (status.get("lastState") or {}).get("terminated") or {}
         return _last_run(pod, reason, ended) if ended else (reason, f"the worker keeps ending; {_logs(pod)}")
@@ -331,16 +336,16 @@ def _container_failure(pod: Object, status: Object) -> tuple[str, str] | None:
         said = one_line(message) or reason
         return found or (reason, shortened(f"the worker's container cannot be started ({said}); see spec.worker"))
     if ended and ended.get("exitCode"):
-        return _last_run(pod, str(ended.get("reason") or "Error"), ended)
+        return _last_run(pod, reason_of(ended, Reason.ERROR), ended)
     return None
 
 
-def _last_run(pod: Object, reason: str, ended: Object) -> tuple[str, str]:
-    if ended.get("reason") == "OOMKilled":
+def _last_run(pod: Object, reason: AnyReason, ended: Object) -> tuple[AnyReason, str]:
+    if ended.get("reason") == Reason.OOM_KILLED:
         limit = _memory_limit(pod)
         than = f"its limit of {limit} of memory" if limit else "the node's memory"
         return (
-            "OOMKilled",
+            Reason.OOM_KILLED,
             f"the worker was ended because it used more than {than}; raise spec.worker.resources.limits.memory",
         )
     words = one_line("\n".join(str(ended.get("message") or "").strip().splitlines()[-LAST_LINES:]))
@@ -351,7 +356,7 @@ def _last_run(pod: Object, reason: str, ended: Object) -> tuple[str, str]:
     return reason, shortened(f"the worker ended with exit code {ended.get('exitCode')}{said}") + f"; {_logs(pod)}"
 
 
-def _image_failure(pod: Object, reason: str, message: str) -> tuple[str, str]:
+def _image_failure(pod: Object, reason: AnyReason, message: str) -> tuple[AnyReason, str]:
     """Whose image it is shows in the message alone: bundle and worker are pulled on behalf of the same container."""
     spec = pod.get("spec") or {}
     volumes = (str((v.get("image") or {}).get("reference") or "") for v in spec.get("volumes") or ())
@@ -375,7 +380,7 @@ def _names(message: str, reference: str) -> bool:
     return bool(reference) and re.search(rf"(?<![\w.-]){re.escape(reference)}(?![\w.-])", message) is not None
 
 
-def _unscheduled(reason: str, message: str) -> tuple[str, str]:
+def _unscheduled(reason: AnyReason, message: str) -> tuple[AnyReason, str]:
     """The scheduler counts nodes by cause; each cause becomes a clause, and the count stands behind them."""
     counted = re.split(r"\.\s+(?:no new claims to deallocate|preemption:)", message, maxsplit=1)[0].strip().rstrip(".")
     matched = [found[1].partition("; ") for advice in SCHEDULING if (found := advice.of(counted)) is not None]
@@ -387,7 +392,7 @@ def _unscheduled(reason: str, message: str) -> tuple[str, str]:
     return reason, shortened(f"{' and '.join(causes)} ({counted}); {', or '.join(remedies)}")
 
 
-def _first(table: Iterable[Advice], text: str, reason: str, **names: str) -> tuple[str, str] | None:
+def _first(table: Iterable[Advice], text: str, reason: AnyReason, **names: str) -> tuple[AnyReason, str] | None:
     for advice in table:
         found = advice.of(one_line(text), **names)
         if found is not None:

@@ -74,6 +74,15 @@ IN_FLIGHT_METRIC = "earlyexit_inflight"  # of the workers' /metrics; an adapter 
 POD_FIELDS = (
     "imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName", "schedulerName",
 )  # fmt: skip
+DEVICE_FIELDS = (
+    "nodeSelector",
+    "affinity",
+    "runtimeClassName",
+    "schedulerName",
+)  # what may lead a worker to its device
+PLAIN_SELECTORS = (
+    "kubernetes.io/arch", "kubernetes.io/os", "topology.kubernetes.io/region", "topology.kubernetes.io/zone",
+)  # fmt: skip
 CONTAINER_FIELDS = ("imagePullPolicy", "resources")
 
 
@@ -252,6 +261,14 @@ def deployment(
             },
         },
     }
+
+
+def pods_of(replica_set: Object) -> Object:
+    """The pods that a ReplicaSet was made for, as its Deployment had them: asking for them once more makes it the newest again."""
+    template = replica_set["spec"]["template"]
+    meta = {key: value for key, value in template["metadata"].items() if key in ("labels", "annotations")}
+    marks = {key: value for key, value in meta.get("labels", {}).items() if key != "pod-template-hash"}
+    return {"metadata": meta | {"labels": marks}, "spec": template["spec"]}
 
 
 def network_service(service: Service) -> Object:
@@ -489,7 +506,7 @@ def _training_pod(service: Service, order: TrainingOrder, settings: WorkerSettin
         ],
     }
     return {
-        **_given(service, settings),
+        **_trainer_given(service, settings),
         **POD_DEFAULTS,
         "restartPolicy": "Never",
         **({"initContainers": [_fetch_container(service, nobody, settings)]} if spec.is_fetched else {}),
@@ -564,6 +581,27 @@ def _given(service: Service, settings: WorkerSettings) -> Object:
     secrets: Object = {"imagePullSecrets": [{"name": name} for name in settings.pull_secrets]}
     worker = service.spec.worker
     return (secrets if settings.pull_secrets else {}) | {name: worker[name] for name in POD_FIELDS if worker.get(name)}
+
+
+def _trainer_given(service: Service, settings: WorkerSettings) -> Object:
+    """The same for the pod that trains, which has the administrator's image and no device: it goes wherever that runs.
+
+    What leads workers to their devices is left out, and stays where they have none: then it may say anything. Tolerations force nothing, and
+    a store that one node alone can mount may be with the workers.
+    """
+    given = _given(service, settings)
+    if not _devices(service):
+        return given
+    kept = {key: value for key, value in given.get("nodeSelector", {}).items() if key in PLAIN_SELECTORS}
+    given = {name: value for name, value in given.items() if name not in DEVICE_FIELDS}
+    return given | ({"nodeSelector": kept} if kept else {})
+
+
+def _devices(service: Service) -> bool:
+    """Whether workers ask for what only some nodes have."""
+    resources = service.spec.worker.get("resources") or {}
+    named = {name for kind in ("requests", "limits") for name in resources.get(kind) or {}}
+    return any(name not in FETCHED_RESOURCES and not name.startswith("hugepages-") for name in named)
 
 
 def _bundle_volumes(service: Service, settings: WorkerSettings) -> list[Object]:
@@ -703,9 +741,19 @@ def _environment(service: Service, identity: WorkerIdentity) -> list[Object]:
         # A container sees all processors of its node; without this a CPU limit would be spent on waiting threads.
         {
             "name": "OFFRAMP_THREADS",
-            "valueFrom": {"resourceFieldRef": {"containerName": CONTAINER, "resource": "limits.cpu"}},
+            "valueFrom": {"resourceFieldRef": {"containerName": CONTAINER, "resource": _cpus(spec.worker)}},
         },
     ]
+
+
+def _cpus(worker: Mapping[str, Any]) -> str:
+    """Which resource says how many threads a worker has: its limit, or what it asks for where it has none.
+
+    A limit that is not set reads as the whole node's processors, or as a LimitRange's; a request that is not set reads as 0.
+    """
+    resources = worker.get("resources") or {}
+    limit, request = (str((resources.get(kind) or {}).get("cpu", 0)).strip("0.m") for kind in ("limits", "requests"))
+    return "requests.cpu" if request and not limit else "limits.cpu"
 
 
 def _proven_digest(service: Service) -> Object:

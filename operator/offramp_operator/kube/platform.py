@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import msgspec
 
 from offramp_core.control.capacity import floor_in_force
 from offramp_core.control.objects import Condition, ConfigStatus, ModelSource, RolloutStatus, Service, ServiceStatus
+from offramp_core.control.pace import Member, Standing
 from offramp_core.control.snapshot import (
     Event,
     NewConfig,
@@ -21,15 +24,18 @@ from offramp_core.control.snapshot import (
     Scaling,
     TrainingOrder,
     TrainingReport,
+    Turn,
 )
 from offramp_core.control.spec import Gateway
-from offramp_core.control.update import strategy_in_force
+from offramp_core.control.update import brought_back, strategy_in_force
 from offramp_core.control.versions import Split, request_share, split_in_force
 from offramp_core.errors import InvalidSpecError, OfframpError
 from offramp_core.protocol import PlanDocument, SignedDocument
+from offramp_core.reasons import AnyReason, ConditionType, Reason, as_said
 from offramp_operator.kube import manifests, pods, routes, training
 from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.client import ApiError, GoneError, InvalidObjectError, KubeClient
+from offramp_operator.kube.client import ApiError, GoneError, InvalidObjectError, KubeClient, Lane
+from offramp_operator.kube.fields import adopted
 from offramp_operator.kube.kinds import (
     APPLIED_ANNOTATION,
     AUTOSCALER,
@@ -38,6 +44,7 @@ from offramp_operator.kube.kinds import (
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     EVENT,
+    FIELD_MANAGER,
     GROUP_VERSION,
     HANDOVER_MANAGER,
     HTTP_ROUTE,
@@ -61,9 +68,12 @@ from offramp_operator.kube.kinds import (
 )
 from offramp_operator.kube.scaling import Scalers, handed_over, holds_replicas_alone, scalers, scaling
 from offramp_operator.kube.slim import content, slim
+from offramp_operator.kube.turns import TurnKeeper, administrators_image, member
 from offramp_operator.kube.watch import service_key
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.manifests import (
+    OBJECT_LIMIT_BYTES,
+    bounded,
     config_from_manifest,
     rollout_from_manifest,
     rollout_spec,
@@ -81,6 +91,8 @@ EVENT_MESSAGE_LIMIT = 1024
 SAME_EVENT_SECONDS = 60.0
 REPORTER = "earlyexit.dev/offramp"
 
+S = TypeVar("S", ServiceStatus, ConfigStatus, RolloutStatus)
+
 
 class NameTakenError(OfframpError):
     """An object of the name that a child needs exists and belongs to somebody else."""
@@ -96,12 +108,13 @@ class _Applied:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """Why the workers, or the route to them, cannot be brought to a generation."""
+    """Why the workers, or the route to them, cannot be brought to a generation. ``unreadable`` is what kept routes from being read then."""
 
     generation: int
-    reason: str
+    reason: AnyReason
     message: str
     retry_at: float
+    unreadable: str = ""
 
 
 @dataclass(slots=True)
@@ -110,11 +123,12 @@ class _Memory:
 
     ``scaler`` is the user's autoscaler that was last seen. ``refused`` is the last training whose Job could not be made.
     ``versions`` are the resource versions that the present pass decided on; its writes go through only on those. ``leaving_since`` is when workers
-    on trial were found that are to go as soon as no Gateway sends them requests.
+    on trial were found that are to go as soon as no Gateway sends them requests. ``earlier`` are the pods that were brought back, by their digest.
+    ``image`` is the administrator's image that the pods are to have now, and ``kept`` the digest of pods that stay as they are until the service's turn comes.
     """
 
     uid: str
-    templates: dict[bool, tuple[tuple[int, ModelSource], str | None]] = field(default_factory=dict)
+    templates: dict[tuple[bool, str], tuple[tuple[int, ModelSource], str | None]] = field(default_factory=dict)
     applied: dict[str, _Applied] = field(default_factory=dict)
     problem: _Problem | None = None
     route_problem: _Problem | None = None
@@ -122,6 +136,9 @@ class _Memory:
     scaler: Scaling | None = None
     scaler_seen_at: float = 0.0
     refused: TrainingReport | None = None
+    earlier: tuple[str, Object] | None = None
+    image: str = ""
+    kept: str | None = None
     versions: dict[tuple[Kind, str], str] = field(default_factory=dict)
 
 
@@ -158,6 +175,7 @@ class KubePlatform:
         self._monotonic = monotonic
         self._memories: dict[ServiceKey, _Memory] = {}
         self._changes: dict[ServiceKey, int] = {}
+        self._turns = TurnKeeper(clock=clock, monotonic=monotonic)
         cache.tell(self._note)
 
     def _note(self, obj: Object) -> None:
@@ -178,11 +196,13 @@ class KubePlatform:
             return None
         memory = self._memory(key, uid_of(obj))
         memory.versions = {(SERVICE, key.name): _version(obj)}
+        self._turns.note(key, Member(counts=False))  # one that cannot be read must not keep the others waiting
         try:
             service = service_from_manifest(obj)
         except InvalidSpecError as error:
             await self._report_invalid_spec(obj, error)
             raise
+        turn = self._turn(key, service, memory)
         configs = self._children(memory, CONFIG)
         rollouts = tuple(rollout_from_manifest(child) for child in self._children(memory, ROLLOUT))
         return Gathered(
@@ -196,6 +216,8 @@ class KubePlatform:
             can_train=service.spec.store_claim is not None,
             training=self._training(service, memory),
             route=self._route_trouble(service, memory),
+            template=self._template(service, memory, trial=False) or "",
+            turn=turn,
         )
 
     def _training(self, service: Service, memory: _Memory) -> TrainingReport | None:
@@ -256,24 +278,67 @@ class KubePlatform:
 
     def _template(self, service: Service, memory: _Memory, *, trial: bool) -> str | None:
         """Digest of the pods that the main Deployment, or that of the trial, should have now."""
+        if not trial and memory.kept is not None:
+            return memory.kept
+        return self._digest_with(memory.image, service, memory, trial=trial)
+
+    def _digest_with(self, image: str, service: Service, memory: _Memory, *, trial: bool) -> str | None:
         if not trial:
             service = split_in_force(service, 0, scaled=False).main
         made_of = service.generation, ModelSource.of(service.spec)
-        known = memory.templates.get(trial)
+        known = memory.templates.get((trial, image))
         if known is None or known[0] != made_of:
             try:
-                known = made_of, manifests.template_digest(service, self._workers, trial=trial)
+                settings = replace(self._workers, image=image)
+                known = made_of, manifests.template_digest(service, settings, trial=trial)
             except InvalidSpecError:
                 known = made_of, None
-            memory.templates[trial] = known
+            memory.templates[trial, image] = known
         return known[1]
+
+    # --- whose turn it is to be changed by the administrator ---------------------------------------------
+
+    def take_turns(self) -> frozenset[ServiceKey]:
+        """Look whose turn it is; returns the services that are to be woken for it."""
+        if not self._turns.standing("Waiting"):
+            return frozenset()
+        woken = self._turns.woken(services=len(self._cache.names(SERVICE)))
+        for key in woken:
+            self._changes[key] = self._changes.get(key, 0) + 1
+        return woken
+
+    def standing(self, how: Standing) -> int:
+        """How many services stand in one way with what the administrator asks for."""
+        return self._turns.standing(how)
+
+    def _turn(self, key: ServiceKey, service: Service, memory: _Memory) -> Turn | None:
+        """Why the workers stay as they are, where they are not what the administrator asks for. Decides what they are to be until then.
+
+        What differs although the user's spec has been served before is the administrator's change. While a spec is still to be served, its pods are made with the image that
+        the others have.
+        """
+        live, asked = self._cache.get(DEPLOYMENT, service.namespace, service.name), self._workers.image
+        memory.image, memory.kept = asked, None
+        if live is None or not pods.controls(service.uid, live):
+            return None
+        deployed = msgspec.json.decode(content(live))
+        mark, image = _template_mark(deployed), administrators_image(service, deployed)
+        wanted = self._digest_with(asked, service, memory, trial=False)
+        served = service.status.settled_generation == service.generation
+        given_up = bool(wanted and brought_back(service, wanted))
+        waits = wanted is not None and mark != wanted and not given_up and (served or image not in (None, asked))
+        self._turns.note(key, member(service, live, waits=waits, counts=served and (image == asked or given_up)))
+        if not waits or self._turns.may_go(key, services=len(self._cache.names(SERVICE))):
+            return None
+        memory.image, memory.kept = image or asked, mark if served else None
+        return self._turns.told()
 
     def _problem(self, service: Service, memory: _Memory) -> WorkerEndpoint | None:
         """What keeps workers from being made at all, as a worker that does not come."""
         try:
             manifests.check_bundle(service)
         except InvalidSpecError as error:
-            return _failed_endpoint(service, "InvalidModel", str(error))
+            return _failed_endpoint(service, Reason.INVALID_MODEL, str(error))
         problem = memory.problem
         if problem is None or problem.generation != service.generation:
             return None
@@ -309,13 +374,13 @@ class KubePlatform:
             await self._ensure_trial(memory, service, identity)
             await self._ensure_scaled(memory, service, identity)
         except InvalidSpecError as error:
-            self._remember(key, service, "InvalidModel", str(error))
+            self._remember(key, service, Reason.INVALID_MODEL, str(error))
         except NameTakenError as error:
-            self._remember(key, service, "NameTaken", str(error))
+            self._remember(key, service, Reason.NAME_TAKEN, str(error))
         except InvalidObjectError as error:
-            self._remember(key, service, "InvalidSpec", error.message)
+            self._remember(key, service, Reason.INVALID_SPEC, error.message)
         except ApiError as error:
-            self._remember(key, service, error.reason or "Refused", error.message)
+            self._remember(key, service, as_said(error.reason) if error.reason else Reason.REFUSED, error.message)
         else:
             memory.problem = None
 
@@ -326,8 +391,7 @@ class KubePlatform:
         name = manifests.training_name(service.name, sets.capture_since_at or 0.0) if wanted else ""
         for job in self._cache.owned(JOB, service.uid):
             if name_of(job) != name and training.runs(job, self._cache.owned(POD, uid_of(job))):
-                await self._client.delete(JOB, job)
-                self._cache.remove(JOB, uid_of(job))
+                await self._remove(JOB, job)
 
     async def _ensure_network_policy(self, memory: _Memory, service: Service) -> None:
         operator = self._workers.admin_from
@@ -350,8 +414,10 @@ class KubePlatform:
             _check_owner(live, memory.uid, CONFIG_MAP)
             if desired["data"].items() <= (live.get("data") or {}).items():
                 return
-            desired["metadata"]["uid"] = uid_of(live)
-        self._cache.put(CONFIG_MAP, await self._client.apply(CONFIG_MAP, desired, force=live is not None))
+        written = await (
+            self._client.create(CONFIG_MAP, desired) if live is None else self._change(CONFIG_MAP, desired, live)
+        )
+        self._cache.put(CONFIG_MAP, written)
 
     async def _ensure_trial(self, memory: _Memory, service: Service, identity: WorkerIdentity) -> None:
         """Workers whose model is on trial. Before the others, so that those of a rejected model are gone when their room is asked for."""
@@ -365,7 +431,7 @@ class KubePlatform:
         live = await self._live(DEPLOYMENT, service.namespace, name)
         if service.spec.may_move and service.proven_digest is None:
             n = min(n, max(1, _replicas(live)))
-        body = manifests.deployment(service, identity, self._workers, replicas=n, trial=True)
+        body = manifests.deployment(service, identity, self._settings(memory), replicas=n, trial=True)
         await self._ensure(memory, DEPLOYMENT, body)
 
     async def _ensure_scaled(self, memory: _Memory, service: Service, identity: WorkerIdentity) -> None:
@@ -373,8 +439,7 @@ class KubePlatform:
         found, wanted = self._scalers(service), service.spec.autoscaling
         if wanted is None or found.others:
             for obj in self._cache.owned(AUTOSCALER, service.uid):
-                await self._client.delete(AUTOSCALER, obj)
-                self._cache.remove(AUTOSCALER, uid_of(obj))
+                await self._remove(AUTOSCALER, obj)
         decides, desired, split = self._split(service, memory)
         live = await self._live(DEPLOYMENT, service.namespace, service.name)
         # Workers that started together could find different bundles at a URI without a digest: the first one goes ahead alone.
@@ -383,10 +448,13 @@ class KubePlatform:
         body = manifests.deployment(
             split.main,
             identity,
-            self._workers,
+            self._settings(memory),
             replicas=min(split.n_main, at_most) if decides is None or live is None else None,
             strategy=strategy_in_force(service, desired),
         )
+        if memory.kept is not None and _template_mark(body["spec"]) != memory.kept:
+            return  # more than the image differs, such as what another release makes of a spec
+        await self._bring_back(memory, service, live, body)
         changes = live is not None and _template_mark(msgspec.json.decode(content(live))) != _template_mark(
             body["spec"]
         )
@@ -405,6 +473,32 @@ class KubePlatform:
         if own is not None:
             await self._ensure(memory, AUTOSCALER, own)
 
+    def _settings(self, memory: _Memory) -> manifests.WorkerSettings:
+        """What the administrator decided, with the image that the service's turn has come for."""
+        return replace(self._workers, image=memory.image or self._workers.image)
+
+    async def _bring_back(self, memory: _Memory, service: Service, live: Object | None, body: Object) -> None:
+        """Put the pods that served before into the Deployment where those that the spec asks for failed. Kubernetes keeps them in a ReplicaSet."""
+        wanted = brought_back(service, self._template(service, memory, trial=False) or "")
+        if not wanted or live is None:
+            memory.earlier = None
+            return
+        if memory.earlier is None or memory.earlier[0] != wanted:
+            memory.earlier = await self._earlier_pods(live, wanted)
+        if memory.earlier is not None:
+            body["spec"]["template"] = memory.earlier[1]
+
+    async def _earlier_pods(self, deployment: Object, wanted: str) -> tuple[str, Object] | None:
+        for known in self._cache.owned(REPLICA_SET, uid_of(deployment)):
+            found = await self._client.get(REPLICA_SET, namespace_of(known), name_of(known))
+            if found is not None and _template_mark(found["spec"]) == wanted:
+                return wanted, manifests.pods_of(found)
+        told = (
+            f"{namespace_of(deployment)}/{name_of(deployment)}: no ReplicaSet has the pods {wanted} that served before"
+        )
+        log_event("earlier-pods-gone", told, level=logging.WARNING)
+        return None
+
     async def _ensure(self, memory: _Memory, kind: Kind, desired: Object, *, hands_over: int | None = None) -> None:
         """Apply an object where it differs. ``hands_over`` is the number of workers with which an autoscaler begins."""
         digest = _digest(desired)
@@ -412,7 +506,8 @@ class KubePlatform:
         marked = desired | {"metadata": desired["metadata"] | {"annotations": notes}}
         live = await self._live(kind, namespace_of(desired), name_of(desired))
         if live is None:
-            written = await self._client.apply(kind, marked, force=False)
+            # Never an apply: one that was held up would change what a newer leader has made meanwhile.
+            written = await self._client.create(kind, marked)
         else:
             live = slim(kind, live)
             _check_owner(live, memory.uid, kind)
@@ -420,10 +515,7 @@ class KubePlatform:
             if known == seen or (known is None and _stands(live, desired, digest)):
                 memory.applied[uid_of(live)] = seen
                 return
-            if hands_over is not None:
-                await self._hand_over(live, hands_over)
-            pinned = marked | {"metadata": marked["metadata"] | {"uid": uid_of(live)}}
-            written = await self._client.apply(kind, pinned)
+            written = await self._change(kind, marked, live, hands_over=hands_over)
         self._cache.put(kind, written)
         memory.applied[uid_of(written)] = _Applied(digest, fingerprint(slim(kind, written), desired))
 
@@ -432,25 +524,44 @@ class KubePlatform:
         live = self._cache.get(kind, namespace, name)
         return live if live is not None else await self._client.get(kind, namespace, name)
 
-    async def _hand_over(self, deployment: Object, replicas: int) -> None:
+    async def _change(self, kind: Kind, body: Object, seen: Object, *, hands_over: int | None = None) -> Object:
+        """Apply to a child as it was seen, and to nothing that somebody has made of it since."""
+        async with self._as_seen(kind, seen):
+            live = await self._client.get(kind, namespace_of(seen), name_of(seen))
+            if live is None or _version(live) != _version(seen):
+                raise ConflictError(f"{kind.name} {namespace_of(seen)}/{name_of(seen)} has changed")
+            live = await self._adopt(kind, live)
+            if hands_over is not None and holds_replicas_alone(live):
+                live = await self._hand_over(live, hands_over)
+            return await self._client.apply(kind, _on(body, live))
+
+    async def _adopt(self, kind: Kind, live: Object) -> Object:
+        """Own by apply what was made by a create: fields of another operation would stay when they are asked for no more.
+
+        Source: "Upgrading from client-side apply" in the Kubernetes documentation of server-side apply, and client-go's csaupgrade.
+        """
+        entries = adopted(live["metadata"].get("managedFields") or ())
+        if entries is None:
+            return live
+        patch = {"metadata": {"uid": uid_of(live), "resourceVersion": _version(live), "managedFields": entries}}
+        return await self._client.merge(kind, namespace_of(live), name_of(live), patch, manager=FIELD_MANAGER)
+
+    async def _hand_over(self, live: Object, replicas: int) -> Object:
         """Let another manager hold the number of workers until an autoscaler takes it.
 
         What nobody but the operator holds would vanish with its next apply, and the default is one worker. Source: "Transferring
         ownership" in the Kubernetes documentation of server-side apply.
         """
-        live = await self._client.get(DEPLOYMENT, namespace_of(deployment), name_of(deployment))
-        if live is None or not holds_replicas_alone(live):
-            return
-        identity = {"name": name_of(live), "namespace": namespace_of(live), "uid": uid_of(live)}
+        identity = {"name": name_of(live), "namespace": namespace_of(live)}
         body = {
             "apiVersion": DEPLOYMENT.api_version,
             "kind": DEPLOYMENT.name,
-            "metadata": identity | {"resourceVersion": _version(live)},
+            "metadata": identity,
             "spec": {"replicas": replicas},
         }
-        self._cache.put(DEPLOYMENT, await self._client.apply(DEPLOYMENT, body, manager=HANDOVER_MANAGER))
+        return await self._client.apply(DEPLOYMENT, _on(body, live), manager=HANDOVER_MANAGER)
 
-    def _remember(self, key: ServiceKey, service: Service, reason: str, message: str) -> None:
+    def _remember(self, key: ServiceKey, service: Service, reason: AnyReason, message: str) -> None:
         memory = self._memory(key, service.uid)
         if memory.problem is None or memory.problem.message != message:
             log_event("workers-refused", f"{key}: {message}", level=logging.WARNING, service=str(key), reason=reason)
@@ -471,7 +582,12 @@ class KubePlatform:
                 await self._delete(service, NETWORK_SERVICE, name)
             return
         problem = memory.route_problem
-        if problem is not None and problem.generation == service.generation and self._monotonic() < problem.retry_at:
+        unreadable = self._cache.unreadable(HTTP_ROUTE, service.namespace)
+        if (
+            problem is not None
+            and (problem.generation, problem.unreadable) == (service.generation, unreadable)
+            and self._monotonic() < problem.retry_at
+        ):
             return
         share = request_share(
             service,
@@ -485,20 +601,22 @@ class KubePlatform:
                 await self._ensure(memory, NETWORK_SERVICE, manifests.version_service(service, trial=trial))
             await self._ensure(memory, HTTP_ROUTE, manifests.http_route(service, gateway, share=share))
         except NameTakenError as error:
-            self._remember_route(memory, service, "RouteNameTaken", str(error), before=problem)
+            self._remember_route(memory, service, Reason.ROUTE_NAME_TAKEN, str(error), before=problem)
         except GoneError:
             told = f"the cluster has no HTTPRoute of {HTTP_ROUTE.api_version}: install Gateway API, or remove updatePolicy.sideBySide.gateway"
-            self._remember_route(memory, service, "NoGatewayAPI", told, before=problem)
+            self._remember_route(memory, service, Reason.NO_GATEWAY_API, told, before=problem)
         except ApiError as error:
-            self._remember_route(memory, service, "RouteRefused", error.message, before=problem)
+            self._remember_route(memory, service, Reason.ROUTE_REFUSED, error.message, before=problem)
 
     def _remember_route(
-        self, memory: _Memory, service: Service, reason: str, message: str, *, before: _Problem | None
+        self, memory: _Memory, service: Service, reason: Reason, message: str, *, before: _Problem | None
     ) -> None:
         if before is None or before.message != message:
             key = str(_key(service))
             log_event("route-refused", f"{key}: {message}", level=logging.WARNING, service=key, reason=reason)
-        memory.route_problem = _Problem(service.generation, reason, message, self._monotonic() + REFUSED_RETRY_SECONDS)
+        unreadable = self._cache.unreadable(HTTP_ROUTE, service.namespace)
+        retry_at = self._monotonic() + REFUSED_RETRY_SECONDS
+        memory.route_problem = _Problem(service.generation, reason, message, retry_at, unreadable)
 
     def _answers(self, service: Service, name: str, counted: str) -> bool:
         """Whether a Deployment of the service has pods that answer, by a count in its status."""
@@ -526,7 +644,12 @@ class KubePlatform:
         problem, route = memory.route_problem, self._route(service)
         if problem is not None:
             return RouteTrouble(problem.reason, problem.message)
-        return None if route is None else routes.trouble(route)
+        if route is None:
+            return None
+        if unreadable := self._cache.unreadable(HTTP_ROUTE, service.namespace):
+            told = f"HTTPRoutes cannot be read, so nobody knows what Gateways make of {service.name}: {unreadable}"
+            return RouteTrouble(Reason.ROUTES_UNREADABLE, told)
+        return routes.trouble(route)
 
     # --- configs, rollouts, statuses ---------------------------------------------------------------
 
@@ -553,9 +676,9 @@ class KubePlatform:
         }
         # Never an apply: it would take over what an earlier service of that name left behind, with its status.
         try:
-            written = await self._client.create(kind, body)
+            written = await self._client.create(kind, body, lane=Lane.STATUSES)
         except ConflictError:
-            live = await self._client.get(kind, service.namespace, name)
+            live = await self._client.get(kind, service.namespace, name, lane=Lane.STATUSES)
             if live is not None and pods.controls(service.uid, live):
                 self._cache.put(kind, live)  # made by a pass that this one has not seen: decide again on it
             raise
@@ -578,7 +701,7 @@ class KubePlatform:
         uid: str,
         kind: Kind,
         name: str,
-        status: ServiceStatus | ConfigStatus | RolloutStatus,
+        status: S,
     ) -> None:
         """Apply a status on exactly the version that was decided on: an old leader, or a pass on stale reads, gets a conflict.
 
@@ -587,6 +710,7 @@ class KubePlatform:
         live = self._cache.get(kind, key.namespace, name)
         if live is None or not (uid_of(live) == uid if kind is SERVICE else pods.controls(uid, live)):
             raise ConflictError(f"{kind.name} {key.namespace}/{name} is gone")
+        status = bounded(status, limit_bytes=OBJECT_LIMIT_BYTES - _bytes_beside_status(live))
         if same_status(live, status):
             return
         memory = self._memory(key, uid)
@@ -597,22 +721,29 @@ class KubePlatform:
             "metadata": {"name": name, "namespace": key.namespace, "uid": uid_of(live), "resourceVersion": version},
             "status": status_json(status),
         }
-        written = await self._swap(kind, body, subresource="status")
+        written = await self._swap(kind, body, subresource="status", lane=Lane.STATUSES)
         memory.versions[kind, name] = _version(written)
 
-    async def _swap(self, kind: Kind, body: Object, *, subresource: str | None = None) -> Object:
-        """Apply on exactly the version in the body. After a conflict the cache has what is there, so the next pass need not wait for the watch."""
+    async def _swap(self, kind: Kind, body: Object, *, lane: Lane, subresource: str | None = None) -> Object:
+        """Apply on exactly the version in the body: what was decided on an older one is decided again."""
+        async with self._as_seen(kind, body, lane=lane):
+            written = await self._client.apply(kind, body, subresource=subresource, lane=lane)
+        self._cache.put(kind, written)
+        return written
+
+    @asynccontextmanager
+    async def _as_seen(self, kind: Kind, obj: Object, *, lane: Lane = Lane.BULK) -> AsyncIterator[None]:
+        """Around a write that goes through on what was seen alone. After a conflict the cache has what is there, so the next pass need not wait
+        for the watch."""
         try:
-            written = await self._client.apply(kind, body, subresource=subresource)
+            yield
         except GoneError as error:
             raise ConflictError(str(error)) from error
         except ConflictError:
-            live = await self._client.get(kind, namespace_of(body), name_of(body))
+            live = await self._client.get(kind, namespace_of(obj), name_of(obj), lane=lane)
             if live is not None:
                 self._cache.put(kind, live)
             raise
-        self._cache.put(kind, written)
-        return written
 
     async def delete_config(self, service: Service, name: str) -> None:
         await self._delete(service, CONFIG, name)
@@ -624,7 +755,12 @@ class KubePlatform:
         obj = self._cache.get(kind, service.namespace, name)
         if obj is None or not pods.controls(service.uid, obj):
             return
-        await self._client.delete(kind, obj)
+        await self._remove(kind, obj)
+
+    async def _remove(self, kind: Kind, obj: Object) -> None:
+        lane = Lane.STATUSES if kind in (CONFIG, ROLLOUT) else Lane.BULK
+        async with self._as_seen(kind, obj, lane=lane):
+            await self._client.delete(kind, obj, lane=lane)
         self._cache.remove(kind, uid_of(obj))
 
     # --- plan and events ---------------------------------------------------------------------------
@@ -649,29 +785,28 @@ class KubePlatform:
         text = msgspec.json.encode(signed).decode()
         body = manifests.plan_config_map(service, document=text, epoch=document.epoch)
         if stored is None:
-            written = await self._client.create(CONFIG_MAP, body)
+            self._cache.put(CONFIG_MAP, await self._client.create(CONFIG_MAP, body, lane=Lane.PLANS))
         else:
-            body["metadata"] |= {"uid": uid_of(stored), "resourceVersion": _version(stored)}
-            await self._swap(CONFIG_MAP, body)
-            return
-        self._cache.put(CONFIG_MAP, written)
+            await self._swap(CONFIG_MAP, _on(body, stored), lane=Lane.PLANS)
 
     async def _look_for_hidden_plan(self, service: Service) -> None:
         """Watches see only what carries our label: before a plan is created, make sure that none hides from them."""
-        live = await self._client.get(CONFIG_MAP, service.namespace, manifests.plan_name(service.name))
+        name = manifests.plan_name(service.name)
+        live = await self._client.get(CONFIG_MAP, service.namespace, name, lane=Lane.PLANS)
         if live is None:
             return
         _check_owner(live, service.uid, CONFIG_MAP)
         body = manifests.plan_config_map(service, document="", epoch=0) | {"data": live.get("data") or {}}
-        body["metadata"] |= {"uid": uid_of(live), "resourceVersion": _version(live)}
-        self._cache.put(CONFIG_MAP, await self._client.apply(CONFIG_MAP, body))
+        self._cache.put(CONFIG_MAP, await self._client.apply(CONFIG_MAP, _on(body, live), lane=Lane.PLANS))
         raise ConflictError(f"ConfigMap {service.namespace}/{name_of(live)} had lost its labels")
 
     async def train(self, service: Service, order: TrainingOrder) -> None:
         """Make the Job. What the API server refuses for good (a quota, an admission rule) is a training that failed."""
         try:
             main = split_in_force(service, 0, scaled=False).main  # ramps are trained for the model that serves
-            await self._make_job(service, manifests.training_job(main, order, self._workers))
+            await self._make_job(
+                service, manifests.training_job(main, order, self._settings(self._memory(_key(service))))
+            )
         except (InvalidSpecError, NameTakenError, ApiError) as error:
             said = error.message if isinstance(error, ApiError) else str(error)
             message = f"no Job could be made: {said}"
@@ -722,7 +857,7 @@ class KubePlatform:
 
     async def _post(self, body: Object) -> None:
         try:
-            await self._client.create(EVENT, body)
+            await self._client.create(EVENT, body, lane=Lane.STATUSES)
         except ConflictError:
             return  # it has been told
         except OfframpError as error:
@@ -741,6 +876,7 @@ class KubePlatform:
 
     def _forget(self, key: ServiceKey) -> None:
         self._memories.pop(key, None)
+        self._turns.forget(key)
         self._changes.pop(key, None)
 
 
@@ -814,16 +950,22 @@ def invalid_spec_status(
     before: ServiceStatus, error: InvalidSpecError, *, generation: int, now: float
 ) -> ServiceStatus:
     """The status that tells of a spec that cannot be parsed; everything about plans and tuning stays as it was."""
-    told = {c.type: c for c in before.conditions if c.type not in ("Reconciling", "Stalled")}
-    was_stalled = next((c for c in before.conditions if c.type == "Stalled"), None)
-    told.setdefault("Ready", Condition("Ready", "False", "InvalidSpec", str(error), generation, now))
+    told: dict[str, Condition] = {
+        c.type: c for c in before.conditions if c.type not in (ConditionType.RECONCILING, ConditionType.STALLED)
+    }
+    was_stalled = next((c for c in before.conditions if c.type == ConditionType.STALLED), None)
+    told.setdefault(
+        ConditionType.READY, Condition(ConditionType.READY, "False", Reason.INVALID_SPEC, str(error), generation, now)
+    )
     since = was_stalled.last_transition_at if was_stalled is not None else now
-    told["Stalled"] = Condition("Stalled", "True", "InvalidSpec", str(error), generation, since)
+    told[ConditionType.STALLED] = Condition(
+        ConditionType.STALLED, "True", Reason.INVALID_SPEC, str(error), generation, since
+    )
     conditions = tuple(replace(c, observed_generation=generation) for c in told.values())
     return replace(before, observed_generation=generation, phase="Stalled", message=str(error), conditions=conditions)
 
 
-def _failed_endpoint(service: Service, reason: str, message: str) -> WorkerEndpoint:
+def _failed_endpoint(service: Service, reason: AnyReason, message: str) -> WorkerEndpoint:
     return WorkerEndpoint(
         f"deployment {service.name}", service.uid, ready=False, current=False, failure=message, failure_reason=reason
     )
@@ -860,6 +1002,16 @@ def _document(config_map: Object | None) -> PlanDocument | None:
             level=logging.WARNING,
         )
         return None
+
+
+def _bytes_beside_status(live: Object) -> int:
+    """What the rest of an object takes, about: tools may keep a second copy of its spec in an annotation."""
+    return len(msgspec.json.encode((live["metadata"], live.get("spec"), live.get("spec"))))
+
+
+def _on(body: Object, live: Object) -> Object:
+    """A body that is applied only to exactly what was seen: an older leader's write that was held up meets what a newer one has made of it."""
+    return body | {"metadata": body["metadata"] | {"uid": uid_of(live), "resourceVersion": _version(live)}}
 
 
 def _version(obj: Object) -> str:

@@ -10,7 +10,8 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from offramp_operator.kube.failures import condition, containers, creation_failure, failure
+from offramp_core.reasons import MaybeReason, Reason
+from offramp_operator.kube.failures import condition, containers, creation_failure, failure, reason_of
 from offramp_operator.kube.kinds import TEMPLATE_ANNOTATION, Object, name_of, owner_of, uid_of
 from offramp_operator.kube.manifests import ADMIN_PORT
 from offramp_operator.shell.platform import WorkerEndpoint
@@ -71,9 +72,10 @@ def endpoint(pod: Object, *, current: bool, ended: Iterable[Object] = ()) -> Wor
     """One pod as a worker; ``ended`` are failed pods of its ReplicaSet, which linger: one that it replaces says why it had to come."""
     ending = bool(pod["metadata"].get("deletionTimestamp"))
     ready = not ending and condition(pod, "Ready").get("status") == "True"
-    reason, message = ("", "") if ending else failure(pod)
+    nothing: tuple[MaybeReason, str] = ("", "")
+    reason, message = nothing if ending else failure(pod)
     if not (ready or ending or message):
-        reason, message = next((failure(old) for old in ended if _replaces(pod, old)), ("", ""))
+        reason, message = next((failure(old) for old in ended if _replaces(pod, old)), nothing)
     return WorkerEndpoint(
         name=name_of(pod),
         uid=uid_of(pod),
@@ -84,6 +86,7 @@ def endpoint(pod: Object, *, current: bool, ended: Iterable[Object] = ()) -> Wor
         failure_reason=reason,
         no_room=not ending and crowded_out(pod),
         ending=ending,
+        template=_template(pod) or "",
         admin_url=admin_url(pod),
     )
 
@@ -119,7 +122,7 @@ def _replica_failure(deployment: Object) -> WorkerEndpoint | None:
     if refused.get("status") != "True":
         return None
     reason, message = creation_failure(
-        str(refused.get("message") or ""), reason=str(refused.get("reason") or "FailedCreate")
+        str(refused.get("message") or ""), reason=reason_of(refused, Reason.FAILED_CREATE)
     )
     return WorkerEndpoint(
         f"deployment {name_of(deployment)}",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from offramp_core.control.snapshot import RouteTrouble
+from offramp_core.reasons import Reason
 from offramp_operator.kube.kinds import Object, name_of
 from offramp_operator.kube.slim import content
 
@@ -32,10 +33,10 @@ def trouble(route: Object) -> RouteTrouble | None:
         if c.get("type") in NEEDED and c.get("status") == "False"
     ]
     if refused:
-        return RouteTrouble("RouteNotAccepted", f"HTTPRoute {name_of(route)}: " + "; ".join(refused))
+        return RouteTrouble(Reason.ROUTE_NOT_ACCEPTED, f"HTTPRoute {name_of(route)}: " + "; ".join(refused))
     if not any(c.get("type") == "Accepted" for _, c in _conditions(route)):
         told = "no Gateway has taken it; is there one of the name in gateway.parentRefs, with a controller that runs?"
-        return RouteTrouble("RouteNotAccepted", f"HTTPRoute {name_of(route)}: {told}")
+        return RouteTrouble(Reason.ROUTE_NOT_ACCEPTED, f"HTTPRoute {name_of(route)}: {told}")
     return None
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from offramp_core.control.capacity import floor_in_force
 from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import Scaling
+from offramp_core.reasons import MaybeReason, Reason, as_said
 from offramp_operator.kube.kinds import FIELD_MANAGER, Object, name_of
 from offramp_operator.kube.pods import controls
 
@@ -44,10 +45,10 @@ def scaling(service: Service, found: Scalers, deployment: Object | None) -> Scal
         if wanted is None:
             return Scaling(by, desired)
         message = f"{by} scales the workers, so spec.autoscaling rests; delete one of the two"
-        return Scaling(by, desired, message, "AnotherAutoscaler")
+        return Scaling(by, desired, message, Reason.ANOTHER_AUTOSCALER)
     if wanted is None:
         return None
-    reason, message = ("", "") if found.own is None else _failure(found.own)
+    reason, message = _failure(found.own)
     desired = _replicas(deployment, floor_in_force(wanted, service.status.capacity))
     return Scaling(f"HorizontalPodAutoscaler {service.name}", desired, message, reason)
 
@@ -89,12 +90,12 @@ def _replicas(deployment: Object | None, otherwise: int) -> int:
     return otherwise if deployment is None else int(deployment["spec"].get("replicas", 1))
 
 
-def _failure(autoscaler: Object) -> tuple[str, str]:
+def _failure(autoscaler: Object | None) -> tuple[MaybeReason, str]:
     """What keeps an autoscaler from working, in its own words; empty where nothing does, or where someone scaled to zero."""
-    for condition in (autoscaler.get("status") or {}).get("conditions") or ():
+    for condition in ((autoscaler or {}).get("status") or {}).get("conditions") or ():
         reason = str(condition.get("reason", ""))
         fails = condition.get("type") in ("AbleToScale", "ScalingActive") and condition.get("status") == "False"
         if fails and reason not in ("", "ScalingDisabled"):
             hint = "; an adapter must serve earlyexit_inflight as a metric of pods" if "Metric" in reason else ""
-            return reason, f"{condition.get('message') or reason}{hint}"
+            return as_said(reason), f"{condition.get('message') or reason}{hint}"
     return "", ""

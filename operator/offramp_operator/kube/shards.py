@@ -16,6 +16,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 
+from offramp_operator.kube.client import MAX_CONNECTIONS
 from offramp_operator.kube.leader import LeaderElector
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import ServiceKey
@@ -47,6 +48,12 @@ def shard_of(key: ServiceKey, n_shards: int) -> int:
 def lease_names(name: str, n_shards: int) -> list[str]:
     """The Leases of all shards. A single one keeps the plain name."""
     return [name] if n_shards == 1 else [f"{name}-{shard}" for shard in range(n_shards)]
+
+
+def lease_threads(n_shards: int) -> int:
+    """Calls about Leases that may be under way at once: every renewal, and an attempt at one more, unless they are so many that the API server
+    would feel it."""
+    return min(n_shards + 1, MAX_CONNECTIONS)
 
 
 class Shards:
@@ -100,8 +107,7 @@ class Shards:
         """Let others take over at once. Call it when nothing acts any more."""
         for task in self._keeping.values():
             task.cancel()
-        for shard in list(self._keeping):
-            await self._electors[shard].release()
+        await asyncio.gather(*(self._electors[shard].release() for shard in self._keeping))
         self._keeping.clear()
 
     async def _keep(self, elector: LeaderElector) -> None:

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from offramp_core.control.snapshot import TrainingReport
+from offramp_core.reasons import Reason
 from offramp_operator.kube.failures import condition, failure, shortened
 from offramp_operator.kube.kinds import Object, name_of
 from offramp_operator.kube.manifests import TRAIN_CONTAINER
@@ -80,7 +81,7 @@ def _last(pod: Object) -> Object:
 
 def _why(job: Object, failed: Object, pods: list[Object]) -> str:
     last = next((words for pod in reversed(pods) if (words := _last(pod)).get("exitCode")), {})
-    if last.get("reason") == "OOMKilled":
+    if last.get("reason") == Reason.OOM_KILLED:
         return "it used more memory than its pod may; raise spec.worker.resources.limits.memory"
     if failed.get("reason") == "DeadlineExceeded":
         waited = next((message for pod in pods if (message := _waits(pod))), "")

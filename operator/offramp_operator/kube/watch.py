@@ -1,19 +1,19 @@
 """Lists and watches of every kind: what they tell feeds the cache and wakes the service it belongs to.
 
 Each kind is listed once and then watched from that list's version on, so nothing is missed and nothing is listed twice; a watch that breaks
-goes on from the last version it saw, and lists again only when the server has forgotten it. A regular list is the net below: it finds
-what a watch that is silently dead does not tell. Nothing is ever written to an object. An optional kind that the cluster does not have is asked
-for again now and then.
+goes on from the last version it saw, and lists again only when the server has forgotten it. One that breaks, expires or ends again and again
+is tried ever more seldom. A regular list is the net below: it finds what a watch that is silently dead does not tell. Nothing is ever written
+to an object. An optional kind that the cluster does not have, or does not let us read, is asked for again now and then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -43,8 +43,10 @@ RELIST_SHARE = 0.002  # of the time may go into regular lists: they become rarer
 LATE_SECONDS = 60.0
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 30.0  # between attempts of a watch that breaks at once
 FIRST_LIST_RETRY_SECONDS = 2.0  # at most, between attempts of a first list
+REFUSED_LIST_RETRY_SECONDS = 30.0  # at most, where it is refused for good
 ABSENT_SECONDS = 30.0  # between two looks for an optional kind that is not there
-ABSENT = (403, 404)  # one that the operator's role does not name is as good as none
+ABSENT_KIND = 404
+ABSENT = (403, ABSENT_KIND)  # one that the operator's role does not name is as good as none
 LASTED_SECONDS = 10.0  # a watch that lived this long was not broken from the start
 
 Scope = tuple[Kind, str | None]
@@ -68,34 +70,53 @@ def service_key(obj: Object) -> ServiceKey | None:
 
 
 @dataclass(slots=True)
-class Freshness:
-    """Whether the watches keep up: what a list has seen, the watch must see soon after.
+class Pauses:
+    """How long to wait before what broke is tried again: twice as long each time, from the beginning once it has lasted."""
 
-    ``seen`` is the newest version a watch delivered, ``awaited`` the newest a list found and since when it is missing; by kind and
-    namespace, because one namespace's watch may be dead while another's lives.
+    last: float
+    next_pause: float = FIRST_PAUSE_SECONDS
+
+    def reset(self) -> None:
+        self.next_pause = FIRST_PAUSE_SECONDS
+
+    async def sleep(self, error: Exception | None = None) -> None:
+        """Wait; a little less at random, so that watches that broke together do not come back together, and as long as the server asked for."""
+        asked = getattr(error, "retry_after_seconds", None) or 0.0
+        pause, self.next_pause = self.next_pause, min(self.last, 2 * self.next_pause)
+        await asyncio.sleep(max(asked, pause * (0.5 + 0.5 * random.random())))  # noqa: S311 - spreads retries, hides nothing
+
+
+@dataclass(slots=True)
+class Freshness:
+    """Whether the watches keep up: what a list has seen, the watch must reach soon after.
+
+    ``position`` is the version up to which a watch, or the list it begins with, has told everything; ``awaited`` the newest version that
+    a regular list found beyond it, and since when it is missing.
     """
 
-    seen: dict[tuple[Kind, str], int] = field(default_factory=dict)
-    awaited: dict[tuple[Kind, str], tuple[int, float]] = field(default_factory=dict)
+    position: dict[Scope, int] = field(default_factory=dict)
+    awaited: dict[Scope, tuple[int, float]] = field(default_factory=dict)
 
-    def watched(self, kind: Kind, namespace: str, version: int) -> None:
-        """The watch delivered an event."""
-        stream = kind, namespace
-        self.seen[stream] = max(version, self.seen.get(stream, 0))
-        if stream in self.awaited and self.seen[stream] >= self.awaited[stream][0]:
-            del self.awaited[stream]
+    def reached(self, scope: Scope, version: int) -> None:
+        """All that happened up to ``version`` is known."""
+        self.position[scope] = max(version, self.position.get(scope, 0))
+        if scope in self.awaited and self.position[scope] >= self.awaited[scope][0]:
+            del self.awaited[scope]
 
-    def listed(self, kind: Kind, newest: Mapping[str, int], now: float) -> None:
-        """The newest version that a list found in each namespace."""
-        for namespace, version in newest.items():
-            stream = kind, namespace
-            if version > self.seen.get(stream, 0):
-                awaited, since = self.awaited.get(stream, (0, now))
-                self.awaited[stream] = max(version, awaited), since
+    def lost(self, scope: Scope) -> None:
+        """The watch cannot go on from where it was: only a list can tell what there is. What is awaited stays so."""
+        self.position.pop(scope, None)
 
-    def gone(self, kind: Kind) -> None:
+    def listed(self, scope: Scope, newest: int, now: float) -> None:
+        """The newest version that a regular list found."""
+        if newest > self.position.get(scope, 0):
+            awaited, since = self.awaited.get(scope, (0, now))
+            self.awaited[scope] = max(newest, awaited), since
+
+    def gone(self, scope: Scope) -> None:
         """The kind is not there any more: nothing of it is to come."""
-        self.awaited = {stream: known for stream, known in self.awaited.items() if stream[0] is not kind}
+        self.lost(scope)
+        self.awaited.pop(scope, None)
 
     def late_seconds(self, now: float) -> float:
         """For how long the most delayed watch has been behind; 0 when all keep up."""
@@ -118,7 +139,7 @@ class Feed:
         self._wake = wake
         self._clock = clock
         self._freshness = Freshness()
-        self._position: dict[Scope, int] = {}
+        self._missing: dict[Scope, str] | None = None  # before anything has been asked for
 
     async def begin(self, client: KubeClient, namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> None:
         """List everything, so that the cache is complete; watches go on from there.
@@ -131,19 +152,19 @@ class Feed:
         def wake(key: ServiceKey) -> None:
             keys[key] = None
 
-        await asyncio.gather(*(self._begin_for_good(client, scope, wake) for scope in scopes(namespaces, kinds)))
+        wanted = scopes(namespaces, kinds)
+        if self._missing is None:
+            self._missing = {scope: "" for scope in wanted}
+        await asyncio.gather(*(self._begin_for_good(client, scope, wake) for scope in wanted))
         for key in keys:
             self._wake(key)
 
     async def relist(self, client: KubeClient, namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> None:
         """List everything once more, beside the watches: what they have not told must come soon, or they are late."""
-        for kind, namespace in scopes(namespaces, kinds):
-            listed = await self._list(client, (kind, namespace), self._wake)
-            if listed is None:
-                continue
-            covered = self._position.get((kind, namespace), 0)
-            news = {where: version for where, version in listed[0].items() if version > covered}
-            self._freshness.listed(kind, news, self._clock())
+        for scope in scopes(namespaces, kinds):
+            listed = await self._list(client, scope, self._wake)
+            if listed is not None:
+                self._freshness.listed(scope, listed[0], self._clock())
 
     async def relist_forever(
         self, client: KubeClient, namespaces: tuple[str, ...], *, every: float = RELIST_SECONDS, tick: float = 1.0
@@ -164,27 +185,28 @@ class Feed:
 
     async def follow(self, client: KubeClient, kind: Kind, namespace: str | None) -> None:
         """Watch a kind for ever, over everything that may happen to a connection."""
-        scope, pause = (kind, namespace), FIRST_PAUSE_SECONDS
+        scope, pauses = (kind, namespace), Pauses(LAST_PAUSE_SECONDS)
         while True:
-            started = self._clock()
+            broken: OfframpError | None = None
+            watching_since = math.inf
             try:
-                if scope not in self._position:
+                if scope not in self._freshness.position:
                     await self._begin_at(client, scope, self._wake)
-                if scope not in self._position:
+                if scope not in self._freshness.position:
                     await asyncio.sleep(ABSENT_SECONDS)
                     continue
-                await client.watch(kind, namespace, version=self._position[scope], deliver=partial(self._take, scope))
-                pause = FIRST_PAUSE_SECONDS
-            except ExpiredError:
-                del self._position[scope]
+                watching_since, version = self._clock(), self._freshness.position[scope]
+                await client.watch(kind, namespace, version=version, deliver=partial(self._take, scope))
             except OfframpError as error:
-                if kind.optional:
-                    self._position.pop(scope, None)  # a list tells whether it is still there
+                broken = error
+                if kind.optional or isinstance(error, ExpiredError):
+                    self._freshness.lost(scope)  # a list tells what is there, and whether the kind still is
                 log_event("watch-broken", f"{error}; watching again", level=logging.WARNING, kind=str(kind))
-                if self._clock() - started > LASTED_SECONDS:
-                    pause = FIRST_PAUSE_SECONDS
-                await asyncio.sleep(pause * (0.5 + 0.5 * random.random()))  # noqa: S311 - spreads retries, hides nothing
-                pause = min(LAST_PAUSE_SECONDS, 2 * pause)
+            if self._clock() - watching_since > LASTED_SECONDS:
+                pauses.reset()
+                if broken is None or isinstance(broken, ExpiredError):
+                    continue  # as watches end after a while, and versions are forgotten
+            await pauses.sleep(broken)
 
     def event(self, kind: Kind, kind_of_event: str, obj: Object) -> None:
         """One event of a watch."""
@@ -193,66 +215,83 @@ class Feed:
             changed = self._cache.remove(kind, uid_of(obj), version=version_of(obj))
         else:
             changed = self._cache.put(kind, obj)
-        self._freshness.watched(kind, namespace_of(obj), version_of(obj))
         if changed:
             self._wake_for(obj, self._wake)
 
     def late_seconds(self) -> float:
         return self._freshness.late_seconds(self._clock())
 
+    def missing(self) -> str:
+        """What has never been listed to its end, and why where a list has failed; empty once all has. What is listed anew later is not missing."""
+        if self._missing is None:
+            return "every kind"
+        places = ((f"{kind} in {namespace}" if namespace else str(kind), why) for (kind, namespace), why in self._missing.items())  # fmt: skip
+        return ", ".join(f"{place} ({why})" if why else place for place, why in places)
+
     def _take(self, scope: Scope, events: list[tuple[str, Object]]) -> None:
         for happened, obj in events:
             if happened != "BOOKMARK":
                 self.event(scope[0], happened, obj)
-            self._position[scope] = max(version_of(obj), self._position.get(scope, 0))
+            self._freshness.reached(scope, version_of(obj))
 
     async def _begin_for_good(self, client: KubeClient, scope: Scope, wake: Wake) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        pauses, missing = Pauses(FIRST_LIST_RETRY_SECONDS), self._missing or {}
         while True:
             try:
-                return await self._begin_at(client, scope, wake)
-            except (UnavailableError, ExpiredError) as error:
+                await self._begin_at(client, scope, wake)
+            except OfframpError as error:
                 log_event("first-list-failed", str(error), level=logging.WARNING, kind=str(scope[0]))
-                asked = getattr(error, "retry_after_seconds", None) or 0.0
-            await asyncio.sleep(max(asked, pause))
-            pause = min(FIRST_LIST_RETRY_SECONDS, 2 * pause)
+                if scope in missing:
+                    missing[scope] = str(error)
+                if not isinstance(error, UnavailableError | ExpiredError):
+                    pauses.last = REFUSED_LIST_RETRY_SECONDS  # somebody has to change something first
+                await pauses.sleep(error)
+            else:
+                missing.pop(scope, None)
+                return
 
     async def _begin_at(self, client: KubeClient, scope: Scope, wake: Wake) -> None:
         listed = await self._list(client, scope, wake)
         if listed is None:
-            self._position.pop(scope, None)
-            return
-        newest, self._position[scope] = listed
-        for namespace, version in newest.items():
-            self._freshness.watched(scope[0], namespace, version)
+            self._freshness.gone(scope)
+        else:
+            self._freshness.reached(scope, listed[1])
 
-    async def _list(self, client: KubeClient, scope: Scope, wake: Wake) -> tuple[dict[str, int], int] | None:
-        """Take a whole list, page by page; returns the newest version in each namespace, and the list's own.
+    async def _list(self, client: KubeClient, scope: Scope, wake: Wake) -> tuple[int, int] | None:
+        """Take a whole list, page by page; returns the newest version of an object in it, and the list's own.
 
-        None of an optional kind that the cluster does not have.
+        None of an optional kind that the cluster does not have, or does not let us read.
         """
         kind, namespace = scope
         present: set[str] = set()
-        newest: dict[str, int] = {}
-        version = 0
+        newest = version = 0
         try:
             async for objects, at in client.pages(kind, namespace):
                 version = at
                 for obj in objects:
                     present.add(uid_of(obj))
-                    newest[namespace_of(obj)] = max(version_of(obj), newest.get(namespace_of(obj), 0))
+                    newest = max(newest, version_of(obj))
                     if self._cache.put(kind, obj):
                         self._wake_for(obj, wake)
         except ApiError as error:
             if not (kind.optional and error.status in ABSENT):
                 raise
-            self._freshness.gone(kind)
-            for obj in self._cache.sweep(kind, frozenset(), version=sys.maxsize, namespace=namespace):
-                self._wake_for(obj, wake)
+            self._freshness.gone(scope)
+            if error.status == ABSENT_KIND:
+                for obj in self._cache.drop(kind, namespace=namespace):
+                    self._wake_for(obj, wake)
+            self._tell_readable(scope, str(error), wake)
             return None
         for obj in self._cache.sweep(kind, present, version=version, namespace=namespace):
             self._wake_for(obj, wake)
+        self._tell_readable(scope, "", wake)
         return newest, version
+
+    def _tell_readable(self, scope: Scope, problem: str, wake: Wake) -> None:
+        """Every service may have waited for that, or has to say so: nothing else would wake those whose objects are as they were."""
+        if scope[0].optional and self._cache.tell_unreadable(*scope, problem):
+            for namespace, name in self._cache.names(SERVICE):
+                wake(ServiceKey(namespace, name))
 
     def _wake_for(self, obj: Object, wake: Wake) -> None:
         key = service_key(obj)

@@ -29,6 +29,8 @@ from offramp_operator.local.template import WorkerTemplate
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.platform import WorkerEndpoint, WorkerIdentity
 
+TEMPLATES_KEPT = 8  # so many edits may fail one after the other, and what served before the first still comes back
+
 
 class Fleet:
     """Owns the workers. ``want`` says what there should be; a task of its own gets there."""
@@ -47,7 +49,7 @@ class Fleet:
         self._state, self._front, self._client = state, front, client
         self._service, self._command, self._on_change = service, command, on_change
         self._grace = grace_seconds
-        self._kept, self._next_number = _load(state)
+        self._kept, self._next_number, self._templates = _load(state)
         self._workers: list[WorkerProcess] = []
         self._wanted: WorkerTemplate | None = None
         self._replicas = 0
@@ -67,11 +69,16 @@ class Fleet:
         if (template, replicas, surge) == (self._wanted, self._replicas, self._surge):
             return
         self._wanted, self._replicas, self._surge = template, replicas, surge
+        self._templates = [*(t for t in self._templates if t != template), template][-TEMPLATES_KEPT:]
         if self._around is None:
             self._around = self._surroundings(identity, token)
             await self._take_over()
             self._manager = asyncio.create_task(self._manage(), name="fleet")
         self._woken.set()
+
+    def earlier(self, digest: str) -> WorkerTemplate | None:
+        """A template that was asked for before, also by the shell before this one."""
+        return next((template for template in self._templates if template.digest == digest), None)
 
     def endpoints(self, wanted: WorkerTemplate | None = None) -> tuple[WorkerEndpoint, ...]:
         """All workers; current are those of the ``wanted`` template (default: what was last asked for).
@@ -89,6 +96,7 @@ class Fleet:
                 failure=worker.failure,
                 failure_reason=worker.failure_reason,
                 ending=worker.stopping,
+                template=worker.record.template.digest,
                 admin_url=worker.admin_url,
             )
             for worker in self._workers
@@ -188,16 +196,21 @@ class Fleet:
         return WorkerRecord(name=name, uid=str(uuid.uuid4()), template=template)
 
     def _save(self) -> None:
-        value = {"next": self._next_number, "workers": [worker.record.to_mapping() for worker in self._workers]}
+        value = {
+            "next": self._next_number,
+            "workers": [worker.record.to_mapping() for worker in self._workers],
+            "templates": [template.to_mapping() for template in self._templates],
+        }
         replace_file(self._state.workers_file, json.dumps(value, indent=2).encode() + b"\n")
 
 
-def _load(state: StateFolder) -> tuple[list[WorkerRecord], int]:
+def _load(state: StateFolder) -> tuple[list[WorkerRecord], int, list[WorkerTemplate]]:
     try:
         value: dict[str, Any] = json.loads(state.workers_file.read_text(encoding="utf-8"))
-        return [WorkerRecord.from_mapping(entry) for entry in value["workers"]], int(value["next"])
+        workers = [WorkerRecord.from_mapping(entry) for entry in value["workers"]]
+        return workers, int(value["next"]), [WorkerTemplate.from_mapping(each) for each in value.get("templates", ())]
     except FileNotFoundError:
-        return [], 0
+        return [], 0, []
     except (ValueError, KeyError, TypeError, InvalidArgumentError) as error:
         raise StateFolderError(
             f"{state.workers_file} is damaged ({error!r}); delete it: workers then start anew"

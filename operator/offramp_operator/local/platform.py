@@ -17,7 +17,7 @@ import msgspec
 from offramp_core.control.codec import format_time
 from offramp_core.control.objects import ConfigStatus, RolloutStatus, Service, ServiceStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, TrainingOrder
-from offramp_core.control.update import strategy_in_force
+from offramp_core.control.update import brought_back, strategy_in_force
 from offramp_core.errors import UnavailableError
 from offramp_core.protocol import PlanDocument, SignedDocument
 from offramp_operator.local.fleet import Fleet
@@ -111,6 +111,7 @@ class LocalPlatform:
         token = self._key.admin_token(service.uid)
         replicas = service.spec.replicas
         surge = strategy_in_force(service, replicas) == "Surge"
+        template = self._fleet.earlier(brought_back(service, template.digest)) or template
         await self._fleet.want(template, replicas, identity, token=token, surge=surge)
 
     async def create_config(self, service: Service, config: NewConfig) -> None:
@@ -167,16 +168,18 @@ class LocalPlatform:
             for m in (manifest, *configs, *rollouts)
         }
         service = service_from_manifest(manifest)
+        # Against the spec just read: an edit that the fleet has not heard of yet must not look as if it were served.
+        template = render(service.name, service.uid, service.spec)
         return Gathered(
             service=service,
             configs={m["metadata"]["name"]: config_from_manifest(m) for m in configs if _owned(m, service)},
             rollouts=tuple(rollout_from_manifest(m) for m in rollouts if _owned(m, service)),
-            # Against the spec just read: an edit that the fleet has not heard of yet must not look as if it were served.
-            workers=self._fleet.endpoints(render(service.name, service.uid, service.spec)),
+            workers=self._fleet.endpoints(template),
             published=self._published(key.name, service.uid),
             url=self._url,
             can_train=self._trainer is not None,
             training=self._trainer.report if self._trainer is not None else None,
+            template=template.digest,
         )
 
     async def _create(

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from offramp_core.errors import UnavailableError
+from offramp_core.reasons import MaybeReason, Reason
 from offramp_operator.local import leash
 from offramp_operator.local.template import WorkerTemplate
 from offramp_operator.shell import wire
@@ -85,7 +86,7 @@ class WorkerProcess:
         self.alive = False
         self.served = False  # in the present life of the process
         self.failure = ""
-        self.failure_reason = ""
+        self.failure_reason: MaybeReason = ""
         self.stopping = False
         self._around = surroundings
         self._grace_seconds = TERMINATION_SECONDS
@@ -179,8 +180,8 @@ class WorkerProcess:
         record.restarts += 1
         last = _last_words(self._around.log_dir / f"{record.name}.log")
         message = f"the process ended with {how}{': ' + last if last else ''}"
-        if self.failure_reason != "InvalidBundle":
-            self.failure, self.failure_reason = message, "Crashed"
+        if self.failure_reason != Reason.INVALID_BUNDLE:
+            self.failure, self.failure_reason = message, Reason.CRASHED
         log_event(
             "worker-died",
             f"{record.name}: {message}",
@@ -234,7 +235,7 @@ class WorkerProcess:
             answered = await self._answers("ready")
             missed = 0 if answered else missed + 1
             if answered and not self.ready:
-                self.failure = self.failure_reason = ""
+                self.failure, self.failure_reason = "", ""
                 self._set_ready(True)
             elif not answered and self.ready and missed >= _PROBES_UNTIL_UNREADY:
                 self._set_ready(False)
@@ -281,11 +282,11 @@ class WorkerProcess:
             state = wire.decode_state(reply.content) if reply.status_code == httpx.codes.OK else None
         except (httpx.HTTPError, httpx.InvalidURL, UnavailableError):
             return
-        if state is not None and not state.ready and state.message and state.message != self.failure:
-            self.failure, self.failure_reason = state.message, "InvalidBundle"
-            log_event(
-                "worker-failed", f"{self.record.name}: {state.message}", level=logging.WARNING, worker=self.record.name
-            )
+        failure = "" if state is None or state.ready else state.failing or state.message
+        if state is not None and failure and failure != self.failure:
+            reason = Reason.EXECUTOR_FAILING if state.failing else Reason.INVALID_BUNDLE
+            self.failure, self.failure_reason = failure, reason
+            log_event("worker-failed", f"{self.record.name}: {failure}", level=logging.WARNING, worker=self.record.name)
             self._around.changed()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -13,6 +14,7 @@ from typing import Any
 from offramp_core.control.spec import ServiceSpec
 from offramp_core.errors import InvalidSpecError
 from offramp_core.plan import canonical_json
+from offramp_core.processors import within_quota
 from offramp_operator.shell.variables import option_variables
 
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
@@ -60,7 +62,7 @@ def render(service: str, service_uid: str, spec: ServiceSpec, *, cpus: int | Non
         Names the field that this machine cannot serve.
     """
     check_local(spec)
-    available = cpus if cpus is not None else len(os.sched_getaffinity(0))
+    available = cpus if cpus is not None else available_cpus()
     return WorkerTemplate(
         service=service,
         service_uid=service_uid,
@@ -71,6 +73,14 @@ def render(service: str, service_uid: str, spec: ServiceSpec, *, cpus: int | Non
         env=worker_env(spec.worker),
         options=tuple(sorted(option_variables(spec).items())),
     )
+
+
+def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """CPUs that all workers here have together: in a container fewer than the machine has."""
+    allowed = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # without cgroup v2, what the kernel lets this process run on
+        allowed = within_quota(allowed, (cgroup / "cpu.max").read_text())
+    return allowed
 
 
 def bundle_path(uri: str, *, base: Path | None = None) -> Path:

@@ -7,19 +7,26 @@ platform adds metadata of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, cast
+
+import msgspec
 
 from offramp_core.control.codec import from_json, parse_time, to_json
 from offramp_core.control.objects import Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
 from offramp_core.control.snapshot import NewConfig, NewRollout
 from offramp_core.control.spec import parse_spec
 from offramp_core.plan import Plan
+from offramp_core.protocol import PlanCounts
 
 S = TypeVar("S", ServiceStatus, ConfigStatus, RolloutStatus)
 
 GROUP = "earlyexit.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+OBJECT_LIMIT_BYTES = 1_500_000  # of the 1.5 MiB that etcd takes by default; the API server's own notes need the rest
+STEPS_KEPT = 16  # of a rollout's history, where it must be short
+TEXT_KEPT = 1000  # characters of a text, where it must be short
 REQUEST_ANNOTATION = f"{GROUP}/request"
 SERVICE_KIND, CONFIG_KIND, ROLLOUT_KIND = "EarlyExitService", "RampConfig", "RampRollout"
 # Kubernetes' own name for what our codec would call lastTransitionAt; every client knows it by this one.
@@ -101,6 +108,49 @@ def status_json(status: ServiceStatus | ConfigStatus | RolloutStatus) -> dict[st
     if isinstance(status, ConfigStatus):
         return {"source": status.source, "state": status.state, **told}
     return told
+
+
+def bounded(status: S, *, limit_bytes: int) -> S:
+    """A status that a store can be expected to take: while it is larger than ``limit_bytes``, the next thing on its list is left out.
+
+    First goes what can be counted again (what each worker process has counted under the stable plan), then what is history, then the ends of
+    long texts. Evidence of a canary and of a version on trial, proofs, and stops are never left out: a status that is too large with these alone
+    is refused, and what cannot be stored is not acted on.
+    """
+    for smaller in _LEFT_OUT:
+        if len(msgspec.json.encode(status_json(status))) <= limit_bytes:
+            break
+        status = smaller(status)
+    return status
+
+
+def _without_counts(status: S) -> S:
+    if not isinstance(status, ServiceStatus):
+        return status
+    return replace(
+        status, measured=replace(status.measured, live={}, base={}, retired=PlanCounts(), previous=PlanCounts())
+    )
+
+
+def _without_history(status: S) -> S:
+    return replace(status, history=status.history[-STEPS_KEPT:]) if isinstance(status, RolloutStatus) else status
+
+
+def _with_short_texts(status: S) -> S:
+    if isinstance(status, ServiceStatus):
+        conditions = tuple(replace(c, message=_cut(c.message)) for c in status.conditions)
+        return replace(status, message=_cut(status.message), conditions=conditions)
+    if isinstance(status, RolloutStatus):
+        gates = tuple(replace(gate, message=_cut(gate.message)) for gate in status.gates)
+        return replace(status, message=_cut(status.message), gates=gates)
+    return replace(status, message=_cut(status.message))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_KEPT else f"{text[: TEXT_KEPT - 1]}…"
+
+
+_LEFT_OUT = (_without_counts, _without_history, _with_short_texts)
 
 
 def _renamed(status: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:

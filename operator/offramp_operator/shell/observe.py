@@ -22,17 +22,21 @@ import numpy as np
 
 from offramp_core.bundle import column_arrays
 from offramp_core.control.ledger import impossible, went_backwards
+from offramp_core.control.objects import TuningStatus
 from offramp_core.control.snapshot import Load, RecordStore, Worker
 from offramp_core.errors import InvalidRecordsError, UnavailableError
 from offramp_core.protocol import ArmCounts, Observations, SignedDocument, WorkerState
+from offramp_core.reasons import Reason
 from offramp_core.records import records_from_arrays
 from offramp_operator.shell import wire
 from offramp_operator.shell.bounded import refuse_unbounded
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.peaks import Peaks
 from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
-from offramp_operator.shell.record_pool import CAPACITY_ROWS, RampSetKey, RecordPool, rows_each
+from offramp_operator.shell.record_pool import RampSetKey, RecordPool, rows_each, rows_for
 
+COLLECTING_STATES = (Reason.COLLECTING_LABELS, Reason.TUNING)
+COLLECTING = TuningStatus(Reason.COLLECTING_LABELS)
 MAX_PAGES = 8  # 40,000 rows: twice what is kept, so that one pass catches up whatever was missed
 FAILURES_UNTIL_SILENT = 3
 SECONDS_UNTIL_SILENT = 10.0
@@ -92,7 +96,7 @@ class _ServiceMemory:
     stores: dict[RampSetKey, tuple[tuple[int, int], RecordStore | None]] = field(default_factory=dict)
     revision: int = 0
     peaks: Peaks = field(default_factory=Peaks)
-    collecting: bool = True
+    tuning: TuningStatus = COLLECTING
 
 
 class Observer:
@@ -128,14 +132,21 @@ class Observer:
             self._session = None
 
     async def observe(
-        self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str, collecting: bool = True
+        self,
+        key: ServiceKey,
+        endpoints: Sequence[WorkerEndpoint],
+        *,
+        token: str,
+        tuning: TuningStatus = COLLECTING,
+        renew: bool = True,
     ) -> Observed:
         """Pull all workers of a service once and pool the answers; never raises for a worker that is dead or talks nonsense.
 
-        One that is ``collecting`` labels for a tuning keeps as many rows as a pool can hold, others their share of the operator's memory.
+        ``renew`` says that what is decided can be carried out, as far as is known: else a canary must be left to end with its lease. One that
+        is collecting labels for a tuning keeps as many rows as that takes, others their share of the operator's memory.
         """
-        self._services.setdefault(key, _ServiceMemory()).collecting = collecting
-        memory = await self._pull_all(key, endpoints, token)
+        self._services.setdefault(key, _ServiceMemory()).tuning = tuning
+        memory = await self._pull_all(key, endpoints, token, renew=renew)
         workers = tuple(self._worker(endpoint, memory.seen[endpoint.uid]) for endpoint in endpoints)
         own, others = _records(memory, workers)
         return Observed(workers, own, others, _load(memory, self._monotonic()))
@@ -152,7 +163,9 @@ class Observer:
         """A number that grows whenever a worker reports, or fails to report, something new."""
         return self._services.get(key, _ServiceMemory()).revision
 
-    async def _pull_all(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], token: str) -> _ServiceMemory:
+    async def _pull_all(
+        self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], token: str, *, renew: bool = True
+    ) -> _ServiceMemory:
         memory = self._services.setdefault(key, _ServiceMemory())
         for gone in set(memory.seen) - {endpoint.uid for endpoint in endpoints}:
             _cancel(memory.seen.pop(gone))
@@ -161,7 +174,7 @@ class Observer:
         for endpoint in endpoints:
             seen = memory.seen.setdefault(endpoint.uid, _Seen())
             if seen.pull is None or seen.pull.done():
-                seen.pull = asyncio.create_task(self._pull(key, memory, endpoint, token))
+                seen.pull = asyncio.create_task(self._pull(key, memory, endpoint, token, renew=renew))
             (suspect if seen.failures else prompt).append(seen.pull)
         if prompt:
             await asyncio.gather(*prompt)
@@ -197,13 +210,15 @@ class Observer:
 
     # --- one worker --------------------------------------------------------------------------------
 
-    async def _pull(self, key: ServiceKey, memory: _ServiceMemory, endpoint: WorkerEndpoint, token: str) -> None:
+    async def _pull(
+        self, key: ServiceKey, memory: _ServiceMemory, endpoint: WorkerEndpoint, token: str, *, renew: bool
+    ) -> None:
         seen = memory.seen[endpoint.uid]
         if endpoint.admin_url is None:
             return
         try:
             async with self._at_once, asyncio.timeout(self._deadline):
-                await self._pull_pages(memory, seen, endpoint, token)
+                await self._pull_pages(memory, seen, endpoint, token, renew=renew)
         except (aiohttp.ClientError, ValueError, OSError, UnavailableError, TimeoutError) as error:
             self._failed(key, memory, seen, endpoint, str(error) or type(error).__name__)
             return
@@ -227,9 +242,12 @@ class Observer:
     def _silent(self, seen: _Seen) -> bool:
         return seen.failures >= FAILURES_UNTIL_SILENT and self._monotonic() - seen.answered_at > SECONDS_UNTIL_SILENT
 
-    async def _pull_pages(self, memory: _ServiceMemory, seen: _Seen, endpoint: WorkerEndpoint, token: str) -> None:
+    async def _pull_pages(
+        self, memory: _ServiceMemory, seen: _Seen, endpoint: WorkerEndpoint, token: str, *, renew: bool
+    ) -> None:
         for _ in range(MAX_PAGES):
-            body = await self._get(endpoint, "/v1/observations", token, self._query(memory, seen))
+            query = self._query(memory, seen) | ({} if renew else {"renew": "0"})
+            body = await self._get(endpoint, "/v1/observations", token, query)
             told = hash(wire.without_time(body))
             if seen.observations is not None and told == seen.told:
                 _rested(seen, wire.decode_time(body))
@@ -318,8 +336,11 @@ class Observer:
         if len(rows):
             fresh = RecordPool(n_ramps=len(state.ramps), names=column_arrays(state.ramps))
             pool = memory.pools.setdefault(RampSetKey(state.backbone_digest, ramp_set), fresh)
-            pool.keep(CAPACITY_ROWS if memory.collecting else rows_each(len(self._services), n_ramps=len(state.ramps)))
-            pool.add(state.boot_id, rows, latest_time=self._clock())
+            share = rows_each(len(self._services), n_ramps=len(state.ramps))
+            collecting = memory.tuning.state in COLLECTING_STATES
+            pool.keep(rows_for(memory.tuning.labels_needed) if collecting else share)
+            marks = memory.tuning.not_younger(state.boot_id, ramp_set)
+            pool.add(state.boot_id, rows, latest_time=self._clock(), not_younger=marks)
 
     def _worker(self, endpoint: WorkerEndpoint, seen: _Seen) -> Worker:
         silent = self._silent(seen)
@@ -334,6 +355,7 @@ class Observer:
             no_room=endpoint.no_room,
             ending=endpoint.ending,
             trial=endpoint.trial,
+            template=endpoint.template,
             state=None if silent else seen.state,
             # The last counts stay: a process that is slow to answer has not lost the audits it reported.
             observations=seen.observations,
@@ -548,4 +570,5 @@ def _store(pool: RecordPool, state: WorkerState, ramp_set: str) -> RecordStore |
         ramp_ids=records.ramp_ids,
         backbone_digest=state.backbone_digest,
         ramp_set_digest=ramp_set,
+        ahead=pool.ahead(),
     )

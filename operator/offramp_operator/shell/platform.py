@@ -19,8 +19,10 @@ from offramp_core.control.snapshot import (
     Scaling,
     TrainingOrder,
     TrainingReport,
+    Turn,
 )
 from offramp_core.protocol import PlanDocument, SignedDocument
+from offramp_core.reasons import MaybeReason
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,10 +46,11 @@ class WorkerEndpoint:
     current: bool = True
     restarts: int = 0
     failure: str = ""
-    failure_reason: str = ""
+    failure_reason: MaybeReason = ""
     no_room: bool = False
     ending: bool = False
     trial: bool = False
+    template: str = ""
     admin_url: str | None = None
 
 
@@ -58,7 +61,8 @@ class Gathered:
     ``scaling`` is None where ``spec.replicas`` says how many workers there are.
     ``published`` is the document in force at the platform (ConfigMap, file), with its epoch; None before the first.
     ``can_train`` says that there is a ramp-set store and a way to train; ``training`` tells of the last training.
-    ``route`` is what is wrong with a route through a Gateway that the spec asks for.
+    ``route`` is what is wrong with a route through a Gateway that the spec asks for. ``template`` is the digest of the workers that it asks for.
+    ``turn`` says why they are not yet what the administrator asks for.
     """
 
     service: Service
@@ -71,6 +75,8 @@ class Gathered:
     can_train: bool = False
     training: TrainingReport | None = None
     route: RouteTrouble | None = None
+    template: str = ""
+    turn: Turn | None = None
 
 
 @dataclass(frozen=True, slots=True)

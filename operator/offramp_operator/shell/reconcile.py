@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from offramp_core.control.decide import decide
+from offramp_core.control.document import only_takes_away
 from offramp_core.control.objects import Service, ServiceStatus
 from offramp_core.control.snapshot import Decision, RecordStore, Snapshot
 from offramp_core.control.watch import Watch
 from offramp_core.protocol import PlanDocument
+from offramp_core.reasons import ConditionType, Reason
 from offramp_core.records import Records
 from offramp_core.tuning import TuningOutcome, TuningRequest, tune
 from offramp_operator.shell.log import log_event
@@ -34,7 +36,7 @@ DECIDE_SECONDS = 120.0  # a decision is made at least so often, for what time al
 DECISIONS_A_SECOND = 5.0  # of that sort, about 1 % of a core: they become rarer where there are more than 600 services
 MOST_DECIDE_SECONDS = 600.0
 REFUSED_POKE_SECONDS = 60.0  # between pokes with a plan that was refused for what may pass without another plan
-MAY_PASS = ("RampSetNotHeld",)  # the store is mended, or was only slow to show a set
+MAY_PASS = (Reason.RAMP_SET_NOT_HELD,)  # the store is mended, or was only slow to show a set
 TUNING_CRASH_BACKOFF_SECONDS = 60.0
 MAX_TUNING_CRASH_DOUBLINGS = 6
 
@@ -108,6 +110,7 @@ class Reconciler:
         self._idle: dict[ServiceKey, _Idle] = {}
         self._refusals: dict[ServiceKey, int] = {}  # attempts in a row to change workers that failed
         self._asked_all: dict[ServiceKey, float] = {}  # when workers that refuse a plan were last poked with it as well
+        self._able: set[ServiceKey] = set()  # services whose last pass could do all that it decided
 
     async def reconcile(self, key: ServiceKey) -> float | None:
         """One pass; seconds until the next one, or None when the service is gone.
@@ -126,9 +129,11 @@ class Reconciler:
             self._meet(key, gathered.service)
             return await self._pass(key, gathered, changes, rested)
         except ConflictError as conflict:
+            self._able.discard(key)
             log_event("conflict", f"{key}: {conflict}; trying again", level=logging.DEBUG, service=str(key))
             return CONFLICT_RETRY_SECONDS
         except Exception as error:
+            self._able.discard(key)
             self._onlooker.failed(key, error, self._clock())
             raise
 
@@ -140,6 +145,7 @@ class Reconciler:
         self._idle.pop(key, None)
         self._refusals.pop(key, None)
         self._asked_all.pop(key, None)
+        self._able.discard(key)
         tuning = self._tunings.pop(key, None)
         if tuning is not None and tuning.running is not None:
             tuning.running.cancel()  # the thread ends by itself; nobody looks at its outcome any more
@@ -177,19 +183,21 @@ class Reconciler:
 
     async def _pass(self, key: ServiceKey, gathered: Gathered, changes: int, rested: float) -> float:
         service = gathered.service
+        try:
+            observed, revision, decision = await self._judge(key, gathered)
+            # Whatever gives nobody more than is published waits for nothing: not for workers, and not for what is to be stored.
+            gives = decision.publish is not None and not only_takes_away(decision.publish, gathered.published)
+            poked = not gives and await self._publish(key, gathered, observed, decision.publish)
+        except Exception:
+            await self._ensure_workers(gathered)  # which is no worse a spec for what went wrong with plans
+            raise
         workers_error = await self._ensure_workers(gathered)
-        token = self._key.admin_token(service.uid)
-        collecting = service.status.tuning.state in ("CollectingLabels", "Tuning")
-        observed = await self._observer.observe(key, gathered.workers, token=token, collecting=collecting)
-        revision = self._observer.revision(key)
-        tuning = self._tunings.setdefault(key, _Tuning())
-        self._collect(key, tuning)
-        now = self._clock()
-        since = self._watched_since.setdefault(key, now)
-        snapshot = _snapshot(gathered, observed, tuning, watched_since=since, watch=self._watches.get(key))
-        decision = self._decide(snapshot, now)
-        self._watches[key] = decision.watch
-        poked = await self._act(key, gathered, observed, decision)
+        await self._store(key, gathered, decision)
+        if gives:
+            poked = await self._publish(key, gathered, observed, decision.publish)
+        await self._set_going(key, gathered, observed, decision)
+        self._able.add(key)
+        tuning, now = self._tunings[key], self._clock()
         self._onlooker.passed(key, Seen(gathered, observed.workers, decision, now))
         wait = decision.requeue_after_seconds
         if tuning.running is not None or _lives(gathered):
@@ -202,8 +210,28 @@ class Reconciler:
         at_rest = nothing_to_do and not _in_motion(decision) and self._observer.at_rest(key)
         if at_rest and changes == self._platform.changes(key):
             wait = max(wait, rested)
+            token = self._key.admin_token(service.uid)
             self._idle[key] = _Idle(changes, revision, gathered.workers, token, wait, now + self._decide_seconds())
         return wait
+
+    async def _judge(self, key: ServiceKey, gathered: Gathered) -> tuple[Observed, int, Decision]:
+        """What the workers say, the revision of that, and what follows.
+
+        The pull renews the workers' leases only after a pass that could do what it decided: a canary whose end nobody can write must end by itself.
+        """
+        service, renew = gathered.service, key in self._able
+        token = self._key.admin_token(service.uid)
+        tuned = service.status.tuning
+        observed = await self._observer.observe(key, gathered.workers, token=token, tuning=tuned, renew=renew)
+        revision = self._observer.revision(key)
+        tuning = self._tunings.setdefault(key, _Tuning())
+        self._collect(key, tuning)
+        now = self._clock()
+        since = self._watched_since.setdefault(key, now)
+        snapshot = _snapshot(gathered, observed, tuning, watched_since=since, watch=self._watches.get(key))
+        decision = self._decide(snapshot, now)
+        self._watches[key] = decision.watch
+        return observed, revision, decision
 
     def _decide_seconds(self) -> float:
         return min(MOST_DECIDE_SECONDS, max(DECIDE_SECONDS, len(self._watched_since) / DECISIONS_A_SECOND))
@@ -221,14 +249,16 @@ class Reconciler:
             return True
         return False
 
-    async def _act(self, key: ServiceKey, gathered: Gathered, observed: Observed, decision: Decision) -> bool:
-        """Carry a decision out in the order its docstring asks for; each write only where something differs. Whether workers were poked."""
+    async def _store(self, key: ServiceKey, gathered: Gathered, decision: Decision) -> None:
+        """Write what was decided in the order its docstring asks for; each write only where something differs."""
         await self._write_configs(gathered, decision)
         await self._write_rollouts(gathered, decision)
         await self._write_status(gathered, decision.status)
         self._digested(key, gathered, decision)
         await self._delete(gathered, decision)
-        poked = await self._publish(key, gathered, observed, decision.publish)
+
+    async def _set_going(self, key: ServiceKey, gathered: Gathered, observed: Observed, decision: Decision) -> None:
+        """Begin what takes its time, and tell people."""
         if decision.tune is not None:
             store = _store_for(observed, decision.tune)
             if store is not None:
@@ -239,7 +269,6 @@ class Reconciler:
             level = logging.WARNING if event.warning else logging.INFO
             log_event(event.reason, event.message, level=level, service=str(key))
             await self._platform.emit(gathered.service, event)
-        return poked
 
     async def _write_configs(self, gathered: Gathered, decision: Decision) -> None:
         known = {name: config.status for name, config in gathered.configs.items()}
@@ -370,6 +399,8 @@ def _snapshot(
         training=gathered.training,
         route=gathered.route,
         watch=watch,
+        template=gathered.template,
+        turn=gathered.turn,
     )
 
 
@@ -393,9 +424,13 @@ def _acts(decision: Decision, gathered: Gathered) -> bool:
 
 
 def _in_motion(decision: Decision) -> bool:
-    """Whether workers are being replaced or a new spec is on its way: what is decided then hangs on the time that has passed."""
-    moving = ("Reconciling", "WorkersUpdating")
-    return any(c.type in moving and c.status == "True" for c in decision.status.conditions)
+    """Whether workers are being replaced or a new spec is on its way: what is decided then hangs on the time that has passed.
+
+    A service that waits for its turn is told when it comes.
+    """
+    moving = (ConditionType.RECONCILING, ConditionType.WORKERS_UPDATING)
+    waits = (Reason.WAITING_FOR_TURN, Reason.FLEET_UPDATE_STOPPED)
+    return any(c.type in moving and c.status == "True" and c.reason not in waits for c in decision.status.conditions)
 
 
 def _lives(gathered: Gathered) -> bool:

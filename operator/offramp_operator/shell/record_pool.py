@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,13 @@ ENOUGH_ROWS = 2_000  # to certify a plan worth five points or more, nearly alway
 POOLS_BYTES = 128 * 2**20  # of all services of an operator; some more where that is not enough for each
 _MAX_BOOTS = 4_096  # processes remembered; far more than can still hold rows of ours
 NAMES = ("ramp_id", "ramp_precision")
-COLUMNS = ("time", "uncertainty", "prediction", "final", "reference", "slice")
+ABSENT = {
+    "slice": ("<i4", 0),
+    "stream": ("<i8", 0),
+    "draw": ("<f4", 0.0),
+    "audit_rate": ("<f4", 1.0),
+}  # where nobody told
+COLUMNS = ("time", "uncertainty", "prediction", "final", "reference", "slice", "stream", "draw", "audit_rate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +37,15 @@ class RampSetKey:
 def rows_each(services: int, *, n_ramps: int) -> int:
     """Rows that the pool of each of so many services may keep while it collects no labels for a tuning.
 
-    Else an operator's memory would grow with the traffic of all its services, by megabytes each. A row has 8 bytes per ramp and 20 more.
+    Else an operator's memory would grow with the traffic of all its services, by megabytes each. A row has 8 bytes per ramp and 36 more.
     """
-    share = POOLS_BYTES // (max(1, services) * (8 * n_ramps + 20))
+    share = POOLS_BYTES // (max(1, services) * (8 * n_ramps + 36))
     return min(CAPACITY_ROWS, max(ENOUGH_ROWS, share))
+
+
+def rows_for(awaited: int) -> int:
+    """Rows that a pool keeps while a tuning waits for so many fresh ones, with those that plans are searched on."""
+    return max(CAPACITY_ROWS, math.ceil(1.25 * awaited))
 
 
 class RecordPool:
@@ -49,6 +61,7 @@ class RecordPool:
         self.n_ramps, self._names = n_ramps, dict(names or {})
         self._capacity = capacity
         self._next: dict[str, int] = {}
+        self._ahead: set[str] = set()
         self._chunks: list[dict[str, npt.NDArray[Any]]] = []
         self._rows = 0
         self.version = 0
@@ -60,16 +73,24 @@ class RecordPool:
         """Sequence number of the first row of a process that is not here yet."""
         return self._next.get(boot_id, 0)
 
+    def ahead(self) -> dict[str, int]:
+        """Processes that said of a row that it came from the future, and the number of each one's next row."""
+        return {boot: self._next[boot] for boot in sorted(self._ahead & self._next.keys())}
+
     def keep(self, capacity: int) -> None:
         """Keep so many rows from now on."""
         self._capacity = capacity
         self._trim()
 
-    def add(self, boot_id: str, rows: RecordRows, *, latest_time: float) -> int:
+    def add(
+        self, boot_id: str, rows: RecordRows, *, latest_time: float, not_younger: Sequence[tuple[int, float]] = ()
+    ) -> int:
         """Add what is new of a block; returns how many rows were. No row is younger than ``latest_time``.
 
         A row cannot have been admitted after it was received, and one that claims so (a clock ahead of ours) would
-        make the tuner skip everything until that time comes.
+        make the tuner skip everything until that time comes. Read again after a restart, such a row would seem to be younger than it was
+        taken for at first, and one that a test has used would be fresh again: ``not_younger`` has (number, time) pairs, and rows below the
+        number are not younger than the time.
         """
         skip = max(0, self.next_of(boot_id) - rows.first)
         self._next[boot_id] = max(rows.next, self._next.pop(boot_id, 0))  # most recently heard of comes last
@@ -79,18 +100,26 @@ class RecordPool:
         if new <= 0:
             return 0
         chunk = {name: getattr(rows, name)[skip:] for name in COLUMNS}
+        if (chunk["time"] > latest_time).any():
+            self._ahead.add(boot_id)
         chunk["time"] = np.minimum(chunk["time"], latest_time)
+        number = rows.first + np.arange(skip, len(rows))
+        for below, time in not_younger:
+            chunk["time"] = np.where(number < below, np.minimum(chunk["time"], time), chunk["time"])
         self._append(chunk)
         return new
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """All rows as one array per column, sorted by time (ties as they came). Where no row names a slice there is no such column, so that
-        a certificate is the same as before there were slices."""
+        """All rows as one array per column, sorted by time (ties as they came). Where no row names a slice or a stream, or all were drawn alike,
+        there is no such column, so that a certificate is the same as before there were any."""
         self._compact()
         if not self._chunks:
             shapes = {"uncertainty": (0, self.n_ramps), "prediction": (0, self.n_ramps)}
-            return {name: np.zeros(shapes.get(name, (0,))) for name in COLUMNS if name != "slice"}
-        return {name: column for name, column in self._chunks[0].items() if name != "slice" or column.any()}
+            return {name: np.zeros(shapes.get(name, (0,))) for name in COLUMNS if name not in ABSENT}
+        chunk = self._chunks[0]
+        alike = {"draw", "audit_rate"} if bool((chunk["audit_rate"] == 1).all()) else set[str]()
+        empty = {name for name in ("slice", "stream") if not chunk[name].any()}
+        return {name: column for name, column in chunk.items() if name not in alike | empty}
 
     def dump(self) -> dict[str, npt.NDArray[Any]]:
         """Everything needed to go on after a restart, as arrays for an npz file."""
@@ -100,6 +129,7 @@ class RecordPool:
             **self._names,
             "boot": np.array(boots, dtype=np.str_),
             "next": np.array([self._next[b] for b in boots]),
+            "ahead": np.array([b in self._ahead for b in boots], dtype=np.bool_),
         }
 
     @classmethod
@@ -108,11 +138,12 @@ class RecordPool:
         names = {name: arrays[name] for name in NAMES if name in arrays}
         pool = cls(n_ramps=arrays["uncertainty"].shape[1], names=names, capacity=capacity)
         pool._next = {str(boot): int(seq) for boot, seq in zip(arrays["boot"], arrays["next"], strict=True)}
+        if "ahead" in arrays:
+            pool._ahead = {str(boot) for boot in arrays["boot"][arrays["ahead"]]}
         if len(arrays["time"]):
-            before_slices = {
-                "slice": np.zeros(len(arrays["time"]), dtype=np.int32)
-            }  # what was kept by a version without
-            pool._append({name: {**before_slices, **arrays}[name] for name in COLUMNS})
+            n = len(arrays["time"])
+            absent = {name: np.full(n, value, dtype=kind) for name, (kind, value) in ABSENT.items()}
+            pool._append({name: {**absent, **arrays}[name] for name in COLUMNS})
         return pool
 
     def _append(self, chunk: dict[str, npt.NDArray[Any]]) -> None:

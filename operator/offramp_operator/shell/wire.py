@@ -23,8 +23,8 @@ MAX_BLOCK_ROWS = 5_000
 class RecordRows:
     """A decoded :class:`RecordBlock`: n rows over R ramps, ``first`` the sequence number of row 0.
 
-    ``time`` float64 [n], ``uncertainty`` float32 [n, R], ``prediction`` int32 [n, R], ``final``, ``reference`` and ``slice`` int32 [n];
-    without slices, as workers of before report, the last is 0.
+    ``time`` float64 [n], ``uncertainty`` float32 [n, R], ``prediction`` int32 [n, R], ``final``, ``reference`` and ``slice`` int32 [n],
+    ``stream`` int64 [n], ``draw`` and ``audit_rate`` float32 [n]. What workers of before do not report is 0, and 1 for the rate.
     """
 
     first: int
@@ -35,6 +35,9 @@ class RecordRows:
     final: npt.NDArray[np.int32]
     reference: npt.NDArray[np.int32]
     slice: npt.NDArray[np.int32]
+    stream: npt.NDArray[np.int64]
+    draw: npt.NDArray[np.float32]
+    audit_rate: npt.NDArray[np.float32]
 
     def __len__(self) -> int:
         return len(self.time)
@@ -105,6 +108,9 @@ def decode_rows(block: RecordBlock, *, n_ramps: int) -> RecordRows:
         final=_column(block, "final", "<i4", (n,)),
         reference=_column(block, "reference", "<i4", (n,)),
         slice=_column(block, "slice", "<i4", (n,)) if block.slice else np.zeros(n, dtype=np.int32),
+        stream=_column(block, "stream", "<i8", (n,)) if block.stream else np.zeros(n, dtype=np.int64),
+        draw=_column(block, "draw", "<f4", (n,)) if block.draw else np.zeros(n, dtype=np.float32),
+        audit_rate=_column(block, "audit_rate", "<f4", (n,)) if block.audit_rate else np.ones(n, dtype=np.float32),
     )
     if n > MAX_BLOCK_ROWS or block.first < 0 or block.next < block.first + n:
         raise InvalidRecordsError(f"records {block.first}..{block.next} cannot be {n} rows")
@@ -112,6 +118,9 @@ def decode_rows(block: RecordBlock, *, n_ramps: int) -> RecordRows:
         raise InvalidRecordsError("time holds a value that is not finite")
     if not ((rows.uncertainty >= 0) & (rows.uncertainty <= 1)).all():  # NaN compares false, so it is caught as well
         raise InvalidRecordsError("uncertainty holds a value outside [0, 1]")
+    for name, column in (("draw", rows.draw), ("audit_rate", rows.audit_rate)):
+        if not ((column >= 0) & (column <= 1)).all():
+            raise InvalidRecordsError(f"{name} holds a value outside [0, 1]")
     return rows
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from offramp_core.control.codec import camel, format_time
-from offramp_core.control.objects import Condition, Rollout
+from offramp_core.control.objects import Rollout
 from offramp_core.control.served import Served, served_by
 from offramp_core.control.spec import parse_duration
 from offramp_core.errors import OfframpError
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import ArmCounts
+from offramp_core.reasons import ConditionType, Tone, condition_tone
 from offramp_operator.explain.capacity import capacity_facts
 from offramp_operator.explain.family import Family
 from offramp_operator.explain.health import Verdict, health
@@ -28,7 +29,6 @@ from offramp_operator.web.curves import CurvePoint
 
 PAGE_SIZE = 50
 _WORST_FIRST = {"Degraded": 0, "Progressing": 1, "Healthy": 2}
-BAD_NEWS = ("Stalled", "WorkersQuarantined")
 CANARY_PHASES = ("Progressing", "Paused", "AwaitingPromotion", "Promoting")
 
 
@@ -128,7 +128,7 @@ class ConditionFacts:
     reason: str
     message: str
     age: str
-    tone: str
+    tone: Tone
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,9 @@ def _latency_goal(family: Family) -> Goal:
         "" if spec.latency_percentile == 95 else f"p{spec.latency_percentile} "
     )  # said once where both are the p95
     allowed = f"{percentile}≤ {milliseconds(spec.latency_seconds)}"
-    return Goal(f"p95 {seen.p95}" if seen.p95 else "", allowed, used, _status(family, "LatencyObjectiveMet"))
+    return Goal(
+        f"p95 {seen.p95}" if seen.p95 else "", allowed, used, _status(family, ConditionType.LATENCY_OBJECTIVE_MET)
+    )
 
 
 def _disagreement_goal(family: Family) -> Goal:
@@ -246,7 +248,7 @@ def _disagreement_goal(family: Family) -> Goal:
     agreement = _number(seen.agreement, lambda text: float(text.rstrip("%")) / 100)
     used = max(0.0, 1 - agreement) / spec.max_disagreement if agreement is not None else None
     allowed = f"≥ {share(1 - spec.max_disagreement)}"
-    return Goal(seen.agreement, allowed, used, _status(family, "AccuracyWithinBudget"))
+    return Goal(seen.agreement, allowed, used, _status(family, ConditionType.ACCURACY_WITHIN_BUDGET))
 
 
 def _number(text: str, parse: Callable[[str], float]) -> float | None:
@@ -258,7 +260,7 @@ def _number(text: str, parse: Callable[[str], float]) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _status(family: Family, kind: str) -> str:
+def _status(family: Family, kind: ConditionType) -> str:
     condition = family.condition(kind)
     return condition.status if condition is not None else "Unknown"
 
@@ -371,19 +373,10 @@ def _conditions(family: Family, now: float) -> tuple[ConditionFacts, ...]:
     return tuple(
         ConditionFacts(
             c.type, c.status, c.reason, c.message, ago(c.last_transition_at, now),
-            _tone(c),
+            condition_tone(c.type, c.status, c.reason),
         )
         for c in family.service.status.conditions
     )  # fmt: skip
-
-
-def _tone(condition: Condition) -> str:
-    """``good``, ``bad``, ``busy`` or ``none``: whether a person should look at it."""
-    if condition.status == "Unknown":
-        return "none"
-    if condition.type == "Reconciling":
-        return "busy" if condition.status == "True" else "good"
-    return "good" if (condition.status == "True") != (condition.type in BAD_NEWS) else "bad"
 
 
 def _moment(seconds: float) -> str:

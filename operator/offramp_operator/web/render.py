@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from offramp_core.control.conditions import format_seconds
 from offramp_core.evidence.words import e_value
+from offramp_operator.explain.tones import state_tone
 from offramp_operator.explain.why import NO_READING
 from offramp_operator.explain.words import duration, share
 from offramp_operator.web.charts import evidence_chart, goal_bar, latency_chart, network_chart, signed_seconds
@@ -20,15 +21,7 @@ from offramp_operator.web.pages import OverviewPage, ServicePage
 HERE = Path(__file__).parent
 TABLE_POINTS = 16
 SERVICE_SECTIONS = ("head", "rollout", "network", "latency", "why", "history", "state", "events")
-_GOOD = {"Healthy", "Ready", "Succeeded", "Clear", "True", "Accepted"}
-_BAD = {"Degraded", "RolledBack", "Aborted", "Rejected", "False", "Stalled", "NotReady"}
-_BUSY = {"Progressing", "Pending", "Paused", "AwaitingPromotion", "Promoting", "RollingBack", "Undecided"}
 Sections = Mapping[str, str]
-
-
-def tone(word: str) -> str:
-    """The colour of a state: ``good``, ``bad``, ``busy`` or ``none``."""
-    return "good" if word in _GOOD else "bad" if word in _BAD else "busy" if word in _BUSY else "none"
 
 
 def thinned(curve: Sequence[CurvePoint]) -> Sequence[CurvePoint]:
@@ -56,7 +49,7 @@ class Renderer:
         )
         self._environment.globals.update(
             static=lambda name: f"/static/{name}?{digests[name]}",
-            tone=tone, thinned=thinned, share=share, duration=duration, e_value=e_value, no_reading=NO_READING, format_seconds=format_seconds,
+            tone=state_tone, thinned=thinned, share=share, duration=duration, e_value=e_value, no_reading=NO_READING, format_seconds=format_seconds,
             signed_seconds=signed_seconds, goal_bar=goal_bar, evidence_chart=evidence_chart, latency_chart=latency_chart,
             network_chart=network_chart,
         )  # fmt: skip

@@ -12,18 +12,13 @@ exact session's answer bit for bit at the same batch size. The first axis is the
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import helper, numpy_helper
 
 from offramp_core.errors import InvalidBundleError
@@ -37,7 +32,7 @@ from offramp_worker.bundle.graph import (
     tapped_model,
 )
 from offramp_worker.bundle.heads import HeadNodes
-from offramp_worker.bundle.tensors import closed_options
+from offramp_worker.devices import optimised_graph
 
 Groups = Sequence[Sequence[HeadNodes]]
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
@@ -305,32 +300,12 @@ def optimised(model: onnx.ModelProto) -> onnx.ModelProto:
     InvalidBundleError
         ONNX Runtime refuses the model.
     """
-    options = closed_options()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
     try:
-        return onnx.load_model_from_string(_optimised_bytes(model.SerializeToString(), options))
+        return optimised_graph(model)
     except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
         raise InvalidBundleError(
             f"backbone.onnx: ONNX Runtime refuses it: {str(error).partition(chr(10))[0]}"
         ) from error
-
-
-def _optimised_bytes(model: bytes, options: ort.SessionOptions) -> bytes:
-    """ONNX Runtime hands an optimised graph out through a file only; on Linux one in memory, since a pod's disk may be read-only."""
-    if sys.platform == "linux":
-        file = os.memfd_create("optimised")
-        try:
-            options.optimized_model_filepath = f"/proc/self/fd/{file}"
-            ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-            return os.pread(file, os.fstat(file).st_size, 0)
-        finally:
-            os.close(file)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "optimised.onnx"
-        options.optimized_model_filepath = str(path)
-        ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        return path.read_bytes()
 
 
 def _value(name: str, kind: int) -> onnx.ValueInfoProto:

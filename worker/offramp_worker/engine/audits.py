@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.protocol import slice_number
+from offramp_core.protocol import slice_number, stream_number
 from offramp_worker.bundle.ramp_sets import input_digest
 from offramp_worker.engine.answers import LabelArray, labels
 from offramp_worker.engine.arms import Runtime
 from offramp_worker.engine.captures import Captures
+from offramp_worker.engine.counters import Origin
 from offramp_worker.engine.ramp_sets import HeldSet
 from offramp_worker.engine.sessions import Scores
 from offramp_worker.logs import log_event
@@ -23,6 +24,8 @@ Array = npt.NDArray[Any]
 MAX_CHUNK = 32
 BACKLOG_LIMIT = 256
 ROWS_PER_STEP = 16
+# What the reference of a lost audit says: no class, and not what it says of an input that it has no answer to.
+UNKNOWN = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Audit:
     """A reply to be run to the reference: the input, what was ``served`` and whether it ``left`` early.
 
     ``compare`` asks for the comparison with what was served (in results-only it is made in the batch already), ``record`` for a
-    row in the ring of records.
+    row in the ring of records. ``draw`` is the number that was drawn for it.
     """
 
     x: Array
@@ -41,6 +44,8 @@ class Audit:
     record: bool
     runtime: Runtime
     slice_name: str = ""
+    stream: str = ""
+    draw: float = 0.0
 
     @property
     def slices(self) -> tuple[str, ...]:
@@ -97,13 +102,31 @@ class AuditDesk:
                 self._finish_alone(audit)
 
     def _finish_alone(self, audit: Audit) -> None:
+        before = {held.digest: held.ring.next for held in self._sets()}
         try:
             self._finish([audit])
         except Exception as error:
             # What cannot be compared counts against the plan: losing it would bias the count towards agreement.
             log_event("audit-lost", level="error", error=repr(error))
+            if audit.record:
+                self._record_lost(audit, [held for held in self._sets() if held.ring.next == before.get(held.digest)])
             if audit.compare:
                 self._judge(audit.runtime, 1, 1, audit.slices)
+
+    @staticmethod
+    def _record_lost(audit: Audit, sets: Sequence[HeldSet]) -> None:
+        """A row that leaves at the first ramp of every plan with what was served, which is not what the reference says. Without it nobody
+        who tunes or certifies would hear of such inputs."""
+        for held in sets:
+            columns = len(held.bundle.columns)
+            held.ring.append(
+                time=[audit.wall_time],
+                uncertainty=np.zeros((1, columns), dtype=np.float32),
+                prediction=np.full((1, columns), audit.served),
+                final=[UNKNOWN],
+                reference=np.array([UNKNOWN]),
+                origins=[_origin(audit)],
+            )
 
     def _finish(self, audits: list[Audit]) -> None:
         scored = self._scored(self._join([audit.x[None] for audit in audits]))
@@ -140,7 +163,7 @@ class AuditDesk:
                 prediction=scores.prediction[rows],
                 final=[self._final(audits[i], scores, i) for i in rows],
                 reference=reference[rows],
-                slices=[slice_number(audits[i].slice_name) for i in rows],
+                origins=[_origin(audits[i]) for i in rows],
             )
         if self._captures is not None:
             for i, digest in zip(kept, digests, strict=True):
@@ -150,3 +173,7 @@ class AuditDesk:
     def _final(audit: Audit, scores: Scores, i: int) -> int:
         """What the executor that served the request says at the end, whether or not the request got there."""
         return int(scores.finals[audit.runtime.plan.precision][i]) if audit.left else audit.served
+
+
+def _origin(audit: Audit) -> Origin:
+    return Origin(slice_number(audit.slice_name), stream_number(audit.stream), audit.draw, audit.runtime.audit_rate)

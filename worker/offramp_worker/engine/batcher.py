@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from offramp_core.admission import Door, Entry, due_after, forecast
-from offramp_core.batching import Batching, Decision, Drop, Start, Wait
+from offramp_core.batching import Batching, Decision, Drop, Start, Wait, in_turn
 from offramp_worker.engine.tickets import Array, OverloadedError, Ticket, UnableError
 
 
@@ -103,6 +103,7 @@ class Batcher:
         self._taken: list[Batch] = []  # not ended yet: the one that runs, and those that wait for their turn
         self._last_end = -math.inf
         self._busy = False  # whether requests have waited ever since the last batch ended
+        self._began = 0  # the number of the request that the last batch began with
 
     # --- called from any thread -----------------------------------------------------------------
 
@@ -166,6 +167,11 @@ class Batcher:
         return self._policy.batch_rows
 
     @property
+    def closed(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._closed
+
+    @property
     def finished(self) -> bool:
         """Whether nothing waits and nothing will come."""
         return self._closed and not self._rows
@@ -183,7 +189,7 @@ class Batcher:
                     self._give_up(self._first_lane().tickets[0])
                     continue
                 if isinstance(decision, Start):
-                    return self._cut(self._first_lane(), decision.rows, now)
+                    return self._cut(*self._in_turn(), decision.rows, now)
                 self._busy = False  # nothing waits, or it waits for a batch to fill
                 if not wait:
                     return None
@@ -284,6 +290,23 @@ class Batcher:
     def _first_lane(self) -> _Lane:
         return min((lane for lane in self._lanes.values() if lane.tickets), key=lambda lane: _order(lane.tickets[0]))
 
+    def _in_turn(self) -> tuple[_Lane, Sequence[Ticket]]:
+        """The lane that the next batch is cut from, and its requests in the order in which they join it."""
+        lane = self._first_lane()
+        first, batch_rows = lane.tickets[0], self._policy.batch_rows
+        may_pass = self._began == first.number and not first.on_time
+        if not may_pass or first.waiting <= batch_rows:  # nearly always
+            self._began = first.number
+            return lane, lane.tickets
+        rivals = [t for some in self._lanes.values() for t in some.tickets if t.priority == first.priority]
+        rivals.sort(key=_order)
+        order = in_turn([t.waiting for t in rivals], batch_rows=batch_rows, may_pass=may_pass)
+        begins = rivals[order[0]]
+        self._began, never_exit = begins.number, begins.never_exit
+        lane = self._lanes[never_exit]
+        behind = [t for t in lane.tickets if t.priority != first.priority]
+        return lane, [*(rivals[i] for i in order if rivals[i].never_exit == never_exit), *behind]
+
     def _decide(self, now: float) -> Decision | None:
         if not self._rows:
             return None
@@ -313,12 +336,12 @@ class Batcher:
         self._remove(ticket)
         self._given_up.append(ticket)
 
-    def _cut(self, lane: _Lane, rows: int, now: float) -> Batch:
+    def _cut(self, lane: _Lane, tickets: Sequence[Ticket], rows: int, now: float) -> Batch:
         parts: list[Array] = []
         owners: list[tuple[Ticket, int]] = []
         finished: list[Ticket] = []
-        group = lane.tickets[0].group
-        for ticket in lane.tickets:
+        group = tickets[0].group
+        for ticket in tickets:
             if ticket.group != group:
                 continue  # in its turn it is first, and then its like run
             begin, end = ticket.begun, min(len(ticket.x), ticket.begun + rows - len(owners))

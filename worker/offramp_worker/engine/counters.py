@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +83,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.refused = 0  # requests turned away at once; change it only under the lock
+        self.refused = 0  # rows of requests turned away at once; change it only under the lock
         self._counters: OrderedDict[tuple[int, Arm], ArmCounter] = OrderedDict()
         self._meters: OrderedDict[tuple[str, float], HoldbackMeter] = OrderedDict()
 
@@ -127,6 +127,15 @@ class Counters:
             return {(c.epoch, c.arm, c.plan_hash): (c.requests, dict(c.exits)) for c in self._counters.values()}
 
 
+class Origin(NamedTuple):
+    """Where a record comes from: the numbers of its slice and stream, what was drawn for it and the rate that was compared with."""
+
+    slice_id: int = 0
+    stream: int = 0
+    draw: float = 0.0
+    audit_rate: float = 1.0
+
+
 class RecordRing:
     """The last ``rows`` equal-weight records. Every row has a sequence number that never repeats within the process."""
 
@@ -140,6 +149,9 @@ class RecordRing:
         self._final = np.zeros(rows, dtype="<i4")
         self._reference = np.zeros(rows, dtype="<i4")
         self._slice = np.zeros(rows, dtype="<i4")
+        self._stream = np.zeros(rows, dtype="<i8")
+        self._draw = np.zeros(rows, dtype="<f4")
+        self._audit_rate = np.ones(rows, dtype="<f4")
 
     @property
     def next(self) -> int:
@@ -154,13 +166,15 @@ class RecordRing:
         prediction: npt.NDArray[Any],
         final: npt.ArrayLike,
         reference: npt.NDArray[Any],
-        slices: npt.ArrayLike = 0,
+        origins: Sequence[Origin] = (),
     ) -> None:
-        """Add n <= ``rows`` records: time [n], uncertainty and prediction [n, R], final, reference and slices [n]."""
+        """Add n <= ``rows`` records: time [n], uncertainty and prediction [n, R], final and reference [n], and n origins or none."""
         with self._lock:
             at = np.arange(self._next, self._next + len(uncertainty)) % self._rows
             self._time[at], self._uncertainty[at], self._prediction[at] = time, uncertainty, prediction
-            self._final[at], self._reference[at], self._slice[at] = final, reference, slices
+            self._final[at], self._reference[at] = final, reference
+            columns = zip(*origins, strict=True) if origins else Origin()
+            self._slice[at], self._stream[at], self._draw[at], self._audit_rate[at] = columns
             self._next += len(uncertainty)
 
     def read(self, after: int, *, limit: int = ROWS_PER_ANSWER) -> RecordBlock:
@@ -174,7 +188,7 @@ class RecordRing:
                 for name, column in (
                     ("time", self._time), ("uncertainty", self._uncertainty), ("prediction", self._prediction),
                     ("final", self._final), ("reference", self._reference),
-                    ("slice", self._slice),
+                    ("slice", self._slice), ("stream", self._stream), ("draw", self._draw), ("audit_rate", self._audit_rate),
                 )
             }  # fmt: skip
         return RecordBlock(first=first, next=stop, ramp_set_digest=self._digest, **columns)

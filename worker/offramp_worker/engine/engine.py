@@ -28,6 +28,7 @@ from offramp_core.batching import batching, exact_seconds, rows_within
 from offramp_core.columns import EXACT
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import Arm
+from offramp_core.reasons import RequestOutcome
 from offramp_worker.bundle.lengths import pad_rows, rows_bucket
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.answers import labels
@@ -41,9 +42,10 @@ from offramp_worker.engine.execute import Leave, run_again, run_apart, run_exact
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.ramp_sets import HeldSets
 from offramp_worker.engine.scrape import EngineState, RampUtility
-from offramp_worker.engine.sessions import Sessions
-from offramp_worker.engine.tickets import HIGHEST_PRIORITY, OverloadedError, Ticket, new_ticket
+from offramp_worker.engine.sessions import Sessions, reproduces
+from offramp_worker.engine.tickets import HIGHEST_PRIORITY, OverloadedError, Ticket, UnableError, new_ticket
 from offramp_worker.engine.usual import UsualInputs
+from offramp_worker.engine.vitals import Vitals
 from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
 
@@ -87,10 +89,12 @@ class Engine:
         always_in_time: bool = False,
         ramp_set_store: Path | None = None,
         captures: Captures | None = None,
+        lost: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """With ``always_in_time`` requests that ask for no deadline have the latency objective as one, but for those drawn for audit.
+        """With ``always_in_time`` requests that ask for no deadline have the latency objective as one, whether or not they are drawn for audit.
 
         ``ramp_set_store`` has other heads for the bundle's model, ``captures`` keeps inputs that may train such.
+        ``lost`` is told, from another thread, once the executor has failed for so long that only a new process may help.
         """
         self.bundle, self.metrics, self.marker, self.captures = bundle, metrics, marker, captures
         self.sets = HeldSets(bundle, sessions, store=ramp_set_store)
@@ -115,7 +119,8 @@ class Engine:
         self._cache = PredictionCache(max_bytes=cache_bytes) if cache_bytes else None
         self._desk = AuditDesk(sets=lambda: self.sets.held, judge=self._judge, join=join, captures=captures)
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
-        self._turn = threading.Lock()  # held while a batch or an audit runs
+        self._turn = threading.Lock()  # held while a batch, an audit or a probe runs
+        self.vitals = Vitals(probe=self._probe, recovered=self._batcher.wake, lost=lost)
         self._batches = 0
         self._last_pull = clock()
         self._met = False  # whether this process has heard of the control plane itself
@@ -125,9 +130,6 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         metrics.audit_backlog.set_function(lambda: len(self._desk))
         self._objective = latency_seconds
-        if latency_seconds is not None:
-            metrics.late("stable")
-            metrics.late("canary")
         self._utility = RampUtility(self.counters, bundle)
         metrics.registry.register(self._utility)
         metrics.registry.register(EngineState(self))
@@ -167,6 +169,7 @@ class Engine:
         priority: int = HIGHEST_PRIORITY,
         timeout_seconds: float | None = None,
         slice_name: str = "",
+        stream: str = "",
         wake: bool = True,
     ) -> Ticket:
         """Admit a request of n rows; it comes back through ``deliver`` when all are answered or its time has run out.
@@ -182,12 +185,17 @@ class Engine:
         OverloadedError
             The queue is full, or too long for the timeout or the latency objective.
         UnableError
-            The worker is shutting down, or takes longer for this request alone than its timeout.
+            The worker is shutting down, its executor fails, or it takes longer for this request alone than its timeout.
         """
+        if self.vitals.trouble:
+            with self.counters.lock:
+                self.counters.refused += len(x)
+            raise UnableError("every run fails on this worker for now; try another one")
         ticket = new_ticket(
             x, never_exit=never_exit, n_classes=self.bundle.manifest.n_classes, now=self._clock(), wall_time=self._wall_clock(), draw=self._draw,
             deadline_seconds=deadline_seconds, priority=priority, timeout_seconds=timeout_seconds,
             slice_name=slice_name,
+            stream=stream,
         )  # fmt: skip
         self.metrics.inflight.inc(len(x))
         if self._cache is not None and self._from_cache(self._cache, ticket):
@@ -196,6 +204,7 @@ class Engine:
             self._batcher.put(ticket, wake=wake)
         except OverloadedError:
             self.metrics.inflight.dec(len(x))
+            self.metrics.rows("", RequestOutcome.REJECTED).inc(len(x))
             with self.counters.lock:
                 self.counters.refused += len(x)
             self._abandon(ticket)
@@ -209,7 +218,7 @@ class Engine:
             self._abandon(ticket)
         elif self._cache is not None and self._cache.leave(ticket):
             rows = len(ticket.x)
-        self._count_unanswered(rows, "cancelled")
+        self._count_unanswered(rows, RequestOutcome.CANCELLED)
 
     def serve(self) -> None:
         """See to what is queued: run it here if the engine is idle and the batch short, else wake the engine's thread."""
@@ -223,6 +232,13 @@ class Engine:
                 self._turn.release()
         if self._batcher.rows or len(self._desk):
             self._batcher.wake()
+
+    def count_reply(self, ticket: Ticket) -> None:
+        """A request that was admitted has had its reply; rows were counted as they were answered."""
+        if ticket.outcome is RequestOutcome.OK:
+            self.metrics.answered(self._clock() - ticket.admitted, objective=self._objective)
+        else:
+            self.metrics.requests[ticket.outcome].inc()
 
     def activate(self, active: Active) -> None:
         """Put a document in force from the next batch on."""
@@ -245,7 +261,7 @@ class Engine:
             log_event("canary-ended", epoch=active.epoch)
 
     def renew_lease(self) -> None:
-        """An authenticated pull arrived: the control plane is alive."""
+        """The control plane is alive and can act: it delivered a document, or pulled and said so."""
         self._met = True
         self._renew()
 
@@ -302,6 +318,7 @@ class Engine:
 
     def close(self) -> None:
         """Take no new requests. The thread ends once all queued ones are answered and all audits done."""
+        self.vitals.close()
         self._batcher.close()
 
     def join(self, timeout: float) -> bool:
@@ -317,7 +334,7 @@ class Engine:
 
     def _run(self) -> None:
         while True:
-            idle = len(self._desk) == 0
+            idle = len(self._desk) == 0 or self._audits_wait
             batch = self._batcher.take(wait=idle)
             self._give_up(self._batcher.given_up())
             with self._turn:
@@ -327,8 +344,22 @@ class Engine:
                     self._desk.step()
                 elif self._batcher.finished:
                     return
-                if self._desk.pressing:
+                if self._desk.pressing and not self._audits_wait:
                     self._desk.step()
+
+    @property
+    def _audits_wait(self) -> bool:
+        """While the executor fails, an audit would be lost, and count against its plan."""
+        return bool(self.vitals.trouble) and not self._batcher.closed
+
+    def _probe(self, rows: int) -> None:
+        """Run the exact executor on the bundle's probe, as many rows as a batch that failed had; raise unless it answers as it should."""
+        bundle = self.bundle
+        at = np.arange(max(rows, len(bundle.probe_x))) % len(bundle.probe_x)
+        with self._turn:
+            logits, _ = self._exact.run(bundle.probe_x[at], bundle.probe_x[at])
+            if not reproduces(logits, bundle.probe_logits[at]):
+                raise RuntimeError("its answers to the probe are not the model's")
 
     def _run_batch(self, batch: Batch) -> None:
         active = self.active
@@ -346,6 +377,7 @@ class Engine:
             for leave in self._execute(batch, runtime):
                 self._answer(batch, runtime, leave, progress)
             self._count_batch(batch, active, runtime, progress, failed=False)
+            self.vitals.ended(len(batch), failed=False)
         except Exception as error:
             log_event(
                 "batch-failed",
@@ -357,6 +389,7 @@ class Engine:
             )
             self._count_batch(batch, active, runtime, progress, failed=True)
             self._fail(batch, runtime, progress)
+            self.vitals.ended(len(batch), failed=True)
         finally:
             self._batcher.ended(batch)
             if canary:
@@ -439,21 +472,16 @@ class Engine:
     def _deadlines(self, batch: Batch, runtime: Runtime) -> _Deadlines | None:
         """When the rows of a batch must be answered, if any must.
 
-        A row drawn for audit has no deadline but one that its request asked for: what is compared stays a uniform draw of what the
-        plan answers, with nothing of it cut short.
+        A row drawn for audit is answered like any other, late or cut short: what is compared, after its reply, is a uniform draw of what
+        is served.
         """
-        seconds = None if runtime.judges_itself else self._everyones_deadline
-        if seconds is None:
-            if all(ticket.deadline == math.inf for ticket, _ in batch.owners):
-                return None
-            at = [ticket.deadline for ticket, _ in batch.owners]
-        else:
-            at = [
-                ticket.admitted + seconds
-                if ticket.deadline == math.inf and ticket.draws[row] >= runtime.audit_rate
-                else ticket.deadline
-                for ticket, row in batch.owners
-            ]
+        everyones = math.inf if runtime.judges_itself or self._everyones_deadline is None else self._everyones_deadline
+        at = [
+            ticket.admitted + everyones if ticket.deadline == math.inf else ticket.deadline
+            for ticket, _ in batch.owners
+        ]
+        if min(at) == math.inf:
+            return None
         return _Deadlines(np.array(at), runtime.stage_seconds, self._clock)
 
     def _answer(self, batch: Batch, runtime: Runtime, leave: Leave, progress: _Progress) -> None:
@@ -560,22 +588,22 @@ class Engine:
         for ticket in tickets:
             if not self._batcher.put_back(ticket):
                 ticket.error, ticket.pending = "the worker has shut down", 0
-                self._count_unanswered(len(ticket.x), "failed")
+                self._count_unanswered(len(ticket.x), RequestOutcome.FAILED)
                 self._deliver([ticket])
 
     def _give_up(self, tickets: Sequence[Ticket]) -> None:
         """The time of these requests ran out before all their rows could run."""
         for ticket in tickets:
             ticket.expired, ticket.pending = True, 0
-            self._count_unanswered(ticket.waiting, "expired")
+            self._count_unanswered(ticket.waiting, RequestOutcome.EXPIRED)
             self._abandon(ticket)
         if tickets:
             self._deliver(list(tickets))
 
-    def _count_unanswered(self, rows: int, outcome: str) -> None:
+    def _count_unanswered(self, rows: int, outcome: RequestOutcome) -> None:
         if rows:
             self.metrics.inflight.dec(rows)
-            self.metrics.requests("", outcome).inc(rows)
+            self.metrics.rows("", outcome).inc(rows)
 
     # --- counts ---------------------------------------------------------------------------------
 
@@ -618,19 +646,17 @@ class Engine:
             runtime.counter.count_replies(exit_name=exit_name, latencies=latencies, drawn=drawn)
             if runtime.meter is not None and not runtime.exits_off:
                 runtime.meter.count_replies(exit_name, len(latencies))
+        if runtime.breaker is not None:
+            runtime.breaker.draw(drawn)
 
     def _measure_replies(self, runtime: Runtime, exit_name: str, latencies: Sequence[float], *, due: bool) -> None:
         n, arm = len(latencies), runtime.counter.arm
-        self.metrics.requests(arm, "ok").inc(n)
+        self.metrics.rows(arm, RequestOutcome.OK).inc(n)
         (self.metrics.deadline_answers if due else self.metrics.exits)(exit_name, arm).inc(n)
         self.metrics.inflight.dec(n)
-        observe = self.metrics.request_seconds(arm).observe
+        observe = self.metrics.row_seconds(arm).observe
         for seconds in latencies:
             observe(seconds)
-        if self._objective is not None:
-            late = sum(map(self._objective.__lt__, latencies))
-            if late:
-                self.metrics.late(arm).inc(late)
 
     def _count_batch(
         self, batch: Batch, active: Active, runtime: Runtime, progress: _Progress, *, failed: bool
@@ -670,7 +696,7 @@ class Engine:
             self._abandon(ticket)
         failed = len(progress.open_rows)
         self.metrics.inflight.dec(failed)
-        self.metrics.requests(runtime.counter.arm, "failed").inc(failed)
+        self.metrics.rows(runtime.counter.arm, RequestOutcome.FAILED).inc(failed)
         self._deliver(done)
 
     def _end_expired_canary(self, active: Active) -> bool:
@@ -734,4 +760,15 @@ def _breaker_open(active: Active) -> bool:
 
 def _audit_of(ticket: Ticket, row: int, x: Array, runtime: Runtime, *, compare: bool, record: bool) -> Audit:
     left = ticket.exits[row] != "final"
-    return Audit(x, ticket.wall_time, int(ticket.labels[row]), left, compare, record, runtime, ticket.slice_name)
+    return Audit(
+        x,
+        ticket.wall_time,
+        int(ticket.labels[row]),
+        left,
+        compare,
+        record,
+        runtime,
+        ticket.slice_name,
+        ticket.stream,
+        ticket.draws[row],
+    )

@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 
 from offramp_core.errors import InvalidArgumentError
+from offramp_worker.logs import log_event
+from offramp_worker.private import open_private
 
 FIELD = 20
 RUNNING, CRASHED = 0, FIELD + 1  # file offsets: the epoch in execution, and the one that an earlier process died in
@@ -17,17 +19,21 @@ FILE_NAME = "crash-marker"
 
 
 class CrashMarker:
-    """Two epochs in one small file, as text; 0 is none. Without a folder nothing is kept."""
+    """Two epochs in one small file, as text; 0 is none. Without a folder, or where something else lies than our file, nothing is kept."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file: int | None = None
+        self._complained = False
         self.crashed_epoch: int | None = None
         if folder is None:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(folder / FILE_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+            self._file = open_private(str(folder / FILE_NAME), os.O_RDWR | os.O_CREAT)
         except OSError as error:
+            if os.access(folder, os.W_OK | os.X_OK):
+                self._complain(error)
+                return
             raise InvalidArgumentError(
                 f"OFFRAMP_STATE_DIR {str(folder)!r} is not writable: {error.strerror}"
             ) from error
@@ -62,4 +68,12 @@ class CrashMarker:
 
     def _write(self, offset: int, epoch: int) -> None:
         if self._file is not None:
-            os.pwrite(self._file, b"%020d\n" % epoch, offset)
+            try:
+                os.pwrite(self._file, b"%020d\n" % epoch, offset)
+            except OSError as error:  # a full disk must not end the thread that serves
+                self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            self._complained = True
+            log_event("state-file-unusable", level="warning", file=FILE_NAME, error=str(error))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
+from offramp_core.reasons import Reason
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.ramp_sets import RampSet, StoreUnreadableError, load_ramp_set, own_set
 from offramp_worker.engine.counters import RecordRing
@@ -21,7 +22,7 @@ MAX_HELD = 2
 
 
 class PlanPostponedError(PlanRefusedError):
-    """A plan cannot be taken now for a cause that may pass by itself: a shared claim may show a new folder seconds late."""
+    """A plan cannot be taken now for a cause that may pass by itself: a shared claim may show a new folder seconds late, an executor recover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class HeldSets:
         """
         if len(set(digests)) > MAX_HELD:
             raise PlanRefusedError(
-                "TooManyRampSets",
+                Reason.TOO_MANY_RAMP_SETS,
                 f"the document needs {len(set(digests))} ramp sets; a worker holds at most {MAX_HELD}",
             )
         known = {held.digest: held for held in self.held}
@@ -88,16 +89,16 @@ class HeldSets:
     def _load(self, digest: str) -> HeldSet:
         if digest != self.own_digest and self._store is None:
             raise PlanRefusedError(
-                "DigestMismatch",
+                Reason.DIGEST_MISMATCH,
                 f"rampSetDigest is {digest}; this worker has loaded {self.own_digest} and has no ramp-set store",
             )
         try:
             ramp_set = own_set(self.own) if digest == self.own_digest else self._from_store(digest)
             sessions = Sessions(ramp_set.bundle, threads=self.held[0].sessions.threads, like=self.held[0].sessions)
         except StoreUnreadableError as error:
-            raise PlanPostponedError("RampSetNotHeld", f"rampSetDigest {digest}: {error}") from error
+            raise PlanPostponedError(Reason.RAMP_SET_NOT_HELD, f"rampSetDigest {digest}: {error}") from error
         except InvalidBundleError as error:
-            raise PlanRefusedError("RampSetNotHeld", f"rampSetDigest {digest}: {error}") from error
+            raise PlanRefusedError(Reason.RAMP_SET_NOT_HELD, f"rampSetDigest {digest}: {error}") from error
         log_event("ramp-set-loaded", digest=digest)
         return HeldSet(ramp_set, sessions, self._ring(ramp_set.bundle))
 

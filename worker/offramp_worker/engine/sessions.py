@@ -23,6 +23,7 @@ from offramp_core.bundle import BACKBONE_FILE, PROFILE_FILE, RAMPS_FILE, side_mo
 from offramp_core.columns import EXACT, FINAL_HEAD
 from offramp_core.errors import InvalidBundleError, OfframpError, PlanRefusedError
 from offramp_core.plan import Precision
+from offramp_core.reasons import Reason
 from offramp_worker.bundle.graph import input_name, output_name, tapped_model
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.stages import StageGraph, side_stage, stage_graphs
@@ -41,8 +42,8 @@ FloatArray = npt.NDArray[np.float32]
 # Kernels of another processor sum in another order; a model that is the same differs by rounding, one that is not by far more.
 RELATIVE_TOLERANCE = 1e-3
 ABSOLUTE_TOLERANCE = 1e-3
-CACHED_STAGE_SETS = 4
-_UNSUPPORTED = partial(PlanRefusedError, "Unsupported")
+CACHED_STAGE_SETS = 2  # of a stable plan and a canary; each set has weights and threads of its own
+_UNSUPPORTED = partial(PlanRefusedError, Reason.UNSUPPORTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +226,10 @@ class Sessions:
             for j, (logits, _) in zip(stage.ramps, said, strict=True):
                 if j in expected and not _close(logits, expected[j]):
                     raise PlanRefusedError(
-                        "Unsupported", f"stages up to ramp {bundle.columns[j].id!r} do not reproduce the probe"
+                        Reason.UNSUPPORTED, f"stages up to ramp {bundle.columns[j].id!r} do not reproduce the probe"
                     )
         if not _close(features, reference):
-            raise PlanRefusedError("Unsupported", "the plan's stages do not reproduce the probe at the output")
+            raise PlanRefusedError(Reason.UNSUPPORTED, "the plan's stages do not reproduce the probe at the output")
 
     def _session(self, model: onnx.ModelProto, file: str, *, optimised: bool = False) -> Any:
         try:
@@ -257,7 +258,7 @@ class Sessions:
 
     def _check_probe(self, logits: FloatArray, file: str) -> None:
         expected = self._bundle.probe_logits
-        if logits.shape != expected.shape or not _close(logits, expected) or not _same_answers(logits, expected):
+        if not reproduces(logits, expected):
             raise InvalidBundleError(f"{file}: does not reproduce the logits of probe.npz on this machine")
 
 
@@ -270,6 +271,11 @@ def _running(refused: Callable[[str], OfframpError], what: str) -> Iterator[None
         raise
     except Exception as error:
         raise refused(f"{what}: {str(error).partition(chr(10))[0]}") from error
+
+
+def reproduces(logits: Array, expected: Array) -> bool:
+    """Whether an executor says of the probe's rows what the model says, by all that can be told on another machine."""
+    return logits.shape == expected.shape and _close(logits, expected) and _same_answers(logits, expected)
 
 
 def _close(value: Array, expected: Array) -> bool:

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from offramp_worker.weights import aligned
+
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.intp]
 Said = tuple[FloatArray, npt.NDArray[np.float64]]  # logits and confidence of a head
-ALIGNMENT = 64  # bytes; what vector instructions like best
 MAX_BINDINGS = 1024  # by shape of the input; beyond it (lengths that are not bucketed) they are made again
 
 
@@ -162,7 +163,5 @@ class _Buffer:
     def array(self, like: Array) -> Array:
         """An array of the shape and type of ``like`` at the beginning of the memory."""
         if not self.holds(like.nbytes):
-            raw = np.empty(like.nbytes + ALIGNMENT, dtype=np.uint8)
-            start = -raw.ctypes.data % ALIGNMENT
-            self._bytes = raw[start : start + like.nbytes]
+            self._bytes = aligned(like.nbytes)
         return self._bytes[: like.nbytes].view(like.dtype).reshape(like.shape)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import OfframpError
+from offramp_core.reasons import RequestOutcome
 from offramp_worker.engine.arms import EXITS_OFF, Runtime
 
 Array = npt.NDArray[Any]
@@ -69,8 +70,8 @@ class Ticket:
         Requests of one group may share a batch.
     began_at, batch_rows : float, int
         When its last batch began (infinite: never) and how many rows that had; noted only for traces.
-    slice_name : str
-        What the request says it belongs to, declared or not.
+    slice_name, stream : str
+        What the request says it belongs to, declared or not, and which source it comes from.
     """
 
     x: Array
@@ -101,6 +102,7 @@ class Ticket:
     began_at: float = math.inf
     batch_rows: int = 0
     slice_name: str = ""
+    stream: str = ""
 
     @property
     def counted(self) -> bool:
@@ -109,6 +111,13 @@ class Ticket:
         A deadline that was asked for comes sooner to rows that do not leave early, so answers in time would be no fair sample; nor would the others.
         """
         return not self.never_exit and self.deadline == math.inf
+
+    @property
+    def outcome(self) -> RequestOutcome:
+        """What became of it, once it is done."""
+        if self.expired:
+            return RequestOutcome.EXPIRED
+        return RequestOutcome.OK if self.error is None else RequestOutcome.FAILED
 
     @property
     def waiting(self) -> int:
@@ -148,6 +157,7 @@ def new_ticket(
     priority: int = HIGHEST_PRIORITY,
     timeout_seconds: float | None = None,
     slice_name: str = "",
+    stream: str = "",
 ) -> Ticket:
     """Admit ``x`` (n, ...): the one uniform number of each row is drawn here, before anything is known of its fate."""
     n = len(x)
@@ -170,4 +180,5 @@ def new_ticket(
         priority=priority,
         expires=math.inf if timeout_seconds is None else now + timeout_seconds,
         slice_name=slice_name,
+        stream=stream,
     )

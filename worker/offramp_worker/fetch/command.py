@@ -23,8 +23,9 @@ from offramp_worker.fetch.fetch import fetch
 from offramp_worker.fetch.network import client
 from offramp_worker.fetch.source import shown, source
 from offramp_worker.http.admin import admin_app
+from offramp_worker.http.budget import ByteBudget
 from offramp_worker.logs import log_event, route_library_logs
-from offramp_worker.main import listen
+from offramp_worker.main import connections, listen
 from offramp_worker.settings import Settings, settings_from_env
 from offramp_worker.worker import Worker
 
@@ -103,7 +104,11 @@ class _AdminPort:
     async def _serve(self) -> None:
         try:
             server, task = await listen(
-                "admin", admin_app(self._worker), self._settings.host, self._settings.admin_port
+                "admin",
+                admin_app(self._worker),
+                self._settings.host,
+                self._settings.admin_port,
+                protocol=connections(self._settings, budget=ByteBudget(self._settings.max_bodies_bytes)),
             )
         except InvalidArgumentError as error:
             log_event("progress-untold", level="warning", reason=str(error))  # the bundle matters more

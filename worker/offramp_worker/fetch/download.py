@@ -23,6 +23,7 @@ import httpcore
 import httpx
 
 from offramp_core.errors import DeliveryError
+from offramp_core.reasons import Reason
 from offramp_worker.fetch.source import Source, shown
 
 CHUNK_BYTES = 1024 * 1024
@@ -248,27 +249,29 @@ class Download:
         said = f"{self._source.name} answered {_status(status)}"
         if self._source.region is not None and region not in ("", self._source.region):
             return DeliveryError(
-                "FetchRefused", f"{said}: the bucket is in {region[:40]}", "set spec.model.region to it"
+                Reason.FETCH_REFUSED, f"{said}: the bucket is in {region[:40]}", "set spec.model.region to it"
             )
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return DeliveryError(
-                "FetchRefused",
+                Reason.FETCH_REFUSED,
                 said,
                 "check that spec.model.secretRef names credentials which may read it, and that it exists",
             )
         return self._refused(said)
 
     def _refused(self, cause: str) -> DeliveryError:
-        return DeliveryError("FetchRefused", cause, "correct spec.model.uri, or put the bundle there")
+        return DeliveryError(Reason.FETCH_REFUSED, cause, "correct spec.model.uri, or put the bundle there")
 
     def _failed(self, cause: str) -> DeliveryError:
         return DeliveryError(
-            "FetchFailed", cause, "it is tried again; check the server, the name and the network of the worker's node"
+            Reason.FETCH_FAILED,
+            cause,
+            "it is tried again; check the server, the name and the network of the worker's node",
         )
 
     def _too_late(self, cause: str) -> DeliveryError:
         return DeliveryError(
-            "FetchFailed",
+            Reason.FETCH_FAILED,
             f"{self._source.name} did not arrive within {self._limits.seconds:g} s ({cause})",
             "it goes on from there; raise the chart's delivery.timeout if the network is slow",
         )
@@ -277,7 +280,7 @@ class Download:
 def too_large(cause: str, limit: int) -> DeliveryError:
     """What is larger than the administrator allows."""
     return DeliveryError(
-        "BundleTooLarge",
+        Reason.BUNDLE_TOO_LARGE,
         f"{cause} the {_mib(limit)} allowed",
         "raise the chart's delivery.sizeLimit or make the bundle smaller",
     )
@@ -286,7 +289,7 @@ def too_large(cause: str, limit: int) -> DeliveryError:
 def disk_full(what: str) -> DeliveryError:
     """No space is left where the bundle is written."""
     return DeliveryError(
-        "DiskFull",
+        Reason.DISK_FULL,
         f"the node has no disk space left for {what}",
         "free disk space there or add a node; it is tried again",
     )

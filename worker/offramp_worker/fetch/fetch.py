@@ -14,6 +14,7 @@ import httpx
 from offramp_core.bundle import MANIFEST_FILE
 from offramp_core.errors import DeliveryError, InvalidBundleError
 from offramp_core.protocol import FetchPhase, FetchProgress
+from offramp_core.reasons import Reason
 from offramp_worker.bundle.load import check_files
 from offramp_worker.fetch.download import Clock, Download, Limits
 from offramp_worker.fetch.source import Source
@@ -54,7 +55,7 @@ def fetch(
         return to
     if source.url.startswith("http:") and archive_digest is None:
         raise DeliveryError(
-            "FetchRefused",
+            Reason.FETCH_REFUSED,
             f"{source.name} is not encrypted, so anybody on the way could change it",
             "set spec.model.archiveDigest",
         )
@@ -84,7 +85,7 @@ def fetch(
         _check_bundle(root, digest, source)
     except DeliveryError as error:
         shutil.rmtree(tree, ignore_errors=True)
-        if error.reason != "DiskFull":
+        if error.reason != Reason.DISK_FULL:
             _refuse(work, wanted, download.etag, error)
         raise
     root.rename(to)
@@ -114,7 +115,7 @@ def _check_archive(part: Path, expected: str, source: Source) -> None:
         found = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
         raise DeliveryError(
-            "DigestMismatch",
+            Reason.DIGEST_MISMATCH,
             f"the archive at {source.name} has digest {found}, not {expected}",
             "correct spec.model.archiveDigest, or put the right archive there",
         )
@@ -125,13 +126,13 @@ def _check_bundle(root: Path, expected: str | None, source: Source) -> None:
         found = check_files(root).backbone_digest
     except InvalidBundleError as error:
         raise DeliveryError(
-            "InvalidBundle",
+            Reason.INVALID_BUNDLE,
             f"the bundle at {source.name} is broken: {error}",
             "pack what `offramp prepare` wrote once more",
         ) from error
     if expected is not None and found != expected:
         raise DeliveryError(
-            "DigestMismatch",
+            Reason.DIGEST_MISMATCH,
             f"the bundle at {source.name} has backbone digest {found}, and the service must serve {expected}",
             "put that bundle back there, or set spec.model.digest to the one to serve from now on",
         )

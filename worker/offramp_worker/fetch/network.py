@@ -19,6 +19,7 @@ import httpcore
 import httpx
 
 from offramp_core.errors import DeliveryError
+from offramp_core.reasons import Reason
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], list[str]]
@@ -100,7 +101,7 @@ class GuardedNetwork(httpcore.NetworkBackend):
         if not allowed:
             address, why = next(iter(refused.items()))
             raise DeliveryError(
-                "AddressRefused",
+                Reason.ADDRESS_REFUSED,
                 f"{host} is {address}, {why}",
                 "keep the bundle at a public address, or ask the administrator to set the chart's delivery.allowPrivateNetworks",
             )

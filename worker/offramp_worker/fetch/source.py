@@ -15,6 +15,7 @@ import httpx
 from httpx_auth import AWS4Auth
 
 from offramp_core.errors import DeliveryError
+from offramp_core.reasons import Reason
 
 DEFAULT_REGION = "us-east-1"
 MAX_CREDENTIAL_BYTES = 64 * 1024
@@ -113,14 +114,14 @@ def source(
         found = Source(f"{base}/{bucket}/{quote(key, safe='/-_.~')}", region=region, credentials=held)
     else:
         raise DeliveryError(
-            "FetchRefused",
+            Reason.FETCH_REFUSED,
             f"{shown(uri)} cannot be fetched",
             "write https://HOST/PATH or s3://BUCKET/KEY in spec.model.uri",
         )
     if held is not None:
         if authority(found.url) != held.host:
             raise DeliveryError(
-                "FetchRefused",
+                Reason.FETCH_REFUSED,
                 f"the credentials are for {held.host}, and {found.name} is at {authority(found.url)}",
                 f"correct spec.model.uri, or the key host of {CREDENTIALS}",
             )
@@ -136,7 +137,7 @@ def read_credentials(folder: Path) -> Credentials:
             continue
         if file.stat().st_size > MAX_CREDENTIAL_BYTES:
             raise DeliveryError(
-                "FetchRefused",
+                Reason.FETCH_REFUSED,
                 f"key {file.name} of {CREDENTIALS} is larger than {MAX_CREDENTIAL_BYTES} bytes",
                 "correct it",
             )
@@ -144,7 +145,7 @@ def read_credentials(folder: Path) -> Credentials:
     host = texts.pop("host", "").lower()
     if not host:
         raise DeliveryError(
-            "FetchRefused",
+            Reason.FETCH_REFUSED,
             f"{CREDENTIALS} does not exist or has no key host",
             "create it with the key host, the host that its credentials are for, and delete the waiting pod",
         )
@@ -168,5 +169,5 @@ def shown(url: str) -> str:
 
 def _incomplete(keys: str) -> DeliveryError:
     return DeliveryError(
-        "FetchRefused", f"{CREDENTIALS} lacks {keys}", "add what is missing and delete the waiting pod"
+        Reason.FETCH_REFUSED, f"{CREDENTIALS} lacks {keys}", "add what is missing and delete the waiting pod"
     )

@@ -17,6 +17,7 @@ from typing import IO, Any, cast
 
 from offramp_core.bundle import MANIFEST_FILE
 from offramp_core.errors import DeliveryError
+from offramp_core.reasons import Reason
 from offramp_worker.fetch.download import CHUNK_BYTES, NO_SPACE, Limits, disk_full, too_large
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -157,7 +158,7 @@ def _root(folder: Path) -> Path:
 
 def _refused(why: str) -> DeliveryError:
     return DeliveryError(
-        "InvalidBundle",
+        Reason.INVALID_BUNDLE,
         f"the archive is refused: {why}",
         "pack the folder that `offramp prepare` wrote with tar -C DIR -cf bundle.tar .",
     )

@@ -14,10 +14,12 @@ from grpc import StatusCode
 
 from offramp_core.bundle import TensorSpec
 from offramp_core.errors import InvalidArgumentError
+from offramp_core.reasons import RequestOutcome
 from offramp_worker.bundle.load import NUMPY_TYPES
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.tickets import EXPIRED, OverloadedError, Ticket, UnableError
 from offramp_worker.front import Front
+from offramp_worker.grpc.health import Health
 from offramp_worker.grpc.messages import SERVICE, ModelInferResponse, message
 from offramp_worker.http.tensors import (
     DATATYPES,
@@ -33,6 +35,7 @@ from offramp_worker.http.tensors import (
     server_metadata,
     shown,
 )
+from offramp_worker.settings import Settings
 from offramp_worker.tracing import context_of
 from offramp_worker.worker import Worker
 
@@ -49,6 +52,8 @@ CONTENTS = {
 }  # fmt: skip
 PUSHBACK = "grpc-retry-pushback-ms"  # trailing metadata that gRPC clients' retries respect
 HEAD_BYTES = 64 * 1024  # of a message beside its tensor
+FEWEST_READERS = 2
+MOST_CALLS = 2048  # at once; each may have a window of 64 KiB in memory before it is read
 
 
 class InferenceService:
@@ -62,7 +67,8 @@ class InferenceService:
 
         async def call(request: Message | None, context: Context) -> Message:
             if request is None:
-                await self._refuse(context, StatusCode.INVALID_ARGUMENT, "the request is no message of the protocol")
+                error = "the request is no message of the protocol"
+                await self._refuse(context, StatusCode.INVALID_ARGUMENT, error, inference=method == self.model_infer)
             return await method(request, context)
 
         return call
@@ -74,14 +80,14 @@ class InferenceService:
         return message("ServerReadyResponse")(ready=self._worker.ready)
 
     async def model_ready(self, request: Message, context: Context) -> Message:
-        await self._engine(request.name, request.version, context)
+        await self._engine(request.name, request.version, context, inference=False)
         return message("ModelReadyResponse")(ready=self._worker.ready)
 
     async def server_metadata(self, _: Message, __: Context) -> Message:
         return message("ServerMetadataResponse")(**server_metadata())
 
     async def model_metadata(self, request: Message, context: Context) -> Message:
-        engine = await self._engine(request.name, request.version, context)
+        engine = await self._engine(request.name, request.version, context, inference=False)
         return message("ModelMetadataResponse")(**model_metadata(engine.bundle.manifest))
 
     async def model_infer(self, request: Message, context: Context) -> Message:
@@ -125,25 +131,34 @@ class InferenceService:
             model, error = engine.bundle.manifest.name, code is not StatusCode.OK
             tracing.answered(ticket, context=told, model=model, code=code.name, error=error)
 
-    async def _engine(self, model: str, version: str, context: Context) -> Engine:
+    async def _engine(self, model: str, version: str, context: Context, *, inference: bool = True) -> Engine:
         engine = self._worker.engine
         if engine is None:
-            await self._refuse(context, StatusCode.UNAVAILABLE, self._worker.reason, retry_after=1)
+            await self._refuse(context, StatusCode.UNAVAILABLE, self._worker.reason, retry_after=1, inference=inference)
         if model != engine.bundle.manifest.name or version not in ("", VERSION):
             name = engine.bundle.manifest.name
             await self._refuse(
                 context,
                 StatusCode.NOT_FOUND,
                 f"model {shown(model)}, version {shown(version)} is unknown; this worker serves {name!r}, version {VERSION!r}",
+                inference=inference,
             )
         return engine
 
     async def _refuse(
-        self, context: Context, code: StatusCode, error: str, *, retry_after: int | None = None
+        self,
+        context: Context,
+        code: StatusCode,
+        error: str,
+        *,
+        retry_after: int | None = None,
+        inference: bool = True,
     ) -> NoReturn:
-        outcome = "rejected" if code in (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED) else "invalid"
-        self._worker.metrics.requests("", outcome).inc()
-        self._count(code, context)
+        """End a call; only those that ask for inference are counted."""
+        shed = code in (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
+        if inference:
+            self._worker.metrics.requests[RequestOutcome.REJECTED if shed else RequestOutcome.INVALID].inc()
+            self._count(code, context)
         metadata = () if retry_after is None else ((PUSHBACK, str(1000 * retry_after)),)
         await context.abort(code, error, metadata)
         raise AssertionError("abort raises")
@@ -227,7 +242,39 @@ def _values(parameters: Message, path: str) -> dict[str, Any]:
     return values
 
 
-async def start_server(service: InferenceService, *, host: str, port: int, max_body_bytes: int) -> tuple[Any, int]:
+class Door:
+    """Reads the messages of calls, a few at a time.
+
+    gRPC puts a message together before anybody sees how large it is. So only so many are being read at once as their largest sizes fit into the
+    memory for bodies; the others wait in their connections. A small message is there at once and holds its place for no time.
+    """
+
+    def __init__(self, *, max_body_bytes: int, max_bodies_bytes: int, receive_seconds: float) -> None:
+        self.places = max(FEWEST_READERS, max_bodies_bytes // max_body_bytes)
+        self._reading = asyncio.Semaphore(self.places)
+        self._seconds = receive_seconds
+
+    def unary(self, call: Callable[[Message | None, Context], Awaitable[Message]]) -> Callable[..., Awaitable[None]]:
+        """A method of one message and one reply, as a handler of streams: these say when they read."""
+
+        async def handle(_: Any, context: Context) -> None:
+            await context.write(await call(await self.read(context), context))
+
+        return handle
+
+    async def read(self, context: Context) -> Message | None:
+        """The message of a call, once there is a place."""
+        try:
+            async with asyncio.timeout(self._seconds), self._reading:
+                request = await context.read()
+        except TimeoutError:
+            await context.abort(StatusCode.DEADLINE_EXCEEDED, f"the request did not arrive within {self._seconds:g} s")
+        if request is grpc.aio.EOF:
+            await context.abort(StatusCode.INVALID_ARGUMENT, "the call has no request")
+        return request
+
+
+async def start_server(service: InferenceService, health: Health, *, settings: Settings) -> tuple[Any, int]:
     """Listen for gRPC; the server and its port.
 
     Raises
@@ -235,21 +282,30 @@ async def start_server(service: InferenceService, *, host: str, port: int, max_b
     InvalidArgumentError
         The port is taken.
     """
+    host, port = settings.host, settings.grpc_port
+    door = Door(
+        max_body_bytes=settings.max_body_bytes,
+        max_bodies_bytes=settings.max_bodies_bytes,
+        receive_seconds=settings.receive_seconds,
+    )
     server = grpc.aio.server(
         options=(
-            ("grpc.max_receive_message_length", max_body_bytes + HEAD_BYTES),
+            ("grpc.max_receive_message_length", settings.max_body_bytes + HEAD_BYTES),
+            ("grpc.http2.bdp_probe", 0),  # else each call may have megabytes in memory before it is read
+            ("grpc.http2.lookahead_bytes", 64 * 1024),
             ("grpc.so_reuseport", 0),  # else two workers would share a port without knowing
-        )
+        ),
+        maximum_concurrent_rpcs=MOST_CALLS,
     )
     methods = {
-        name: grpc.unary_unary_rpc_method_handler(
-            service.readable(call),
+        name: grpc.stream_stream_rpc_method_handler(
+            door.unary(service.readable(call)),
             request_deserializer=_reader(f"{name}Request"),
             response_serializer=lambda reply: reply.SerializeToString(),
         )
         for name, call in _methods(service).items()
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods), health.handler(door)))
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:

@@ -15,32 +15,30 @@ from fastapi import FastAPI, Request, Response
 
 from offramp_core.errors import PlanRefusedError
 from offramp_core.protocol import SignedDocument
+from offramp_core.reasons import Reason
 from offramp_worker.documents import parse_document
 from offramp_worker.engine.ramp_sets import PlanPostponedError
 from offramp_worker.http.bodies import App, Receive, Scope, Send, TooLargeError, header, read_body, send_json
+from offramp_worker.http.methods import with_methods
 from offramp_worker.worker import Worker
 
 MAX_DOCUMENT_BYTES = 1024 * 1024
 ALSO = re.compile(r"sha256:[0-9a-f]{64}=[0-9]{1,18}(,sha256:[0-9a-f]{64}=[0-9]{1,18}){0,3}")
-BAD_REQUESTS = ("Malformed", "BadSignature")  # the others are well-formed and in conflict with what this worker is
+BAD_REQUESTS = (
+    Reason.MALFORMED,
+    Reason.BAD_SIGNATURE,
+)  # the others are well-formed and in conflict with what this worker is
 
 
 def admin_app(worker: Worker) -> App:
     """The ASGI application of the admin port. The token is checked before anything of a request is read."""
-    rest = _rest(worker)
+    rest = with_methods(_rest(worker))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            if not _authorised(scope, worker.settings.token_sha256):
-                await send_json(
-                    send,
-                    401,
-                    {"error": "Authorization: a valid bearer token is needed"},
-                    [(b"www-authenticate", b"Bearer")],
-                )
-                return
-            if worker.engine is not None:
-                worker.engine.renew_lease()
+        if scope["type"] == "http" and not _authorised(scope, worker.settings.token_sha256):
+            refusal = {"error": "Authorization: a valid bearer token is needed"}
+            await send_json(send, 401, refusal, [(b"www-authenticate", b"Bearer")])
+            return
         await rest(scope, receive, send)
 
     return app
@@ -54,7 +52,7 @@ def _authorised(scope: Scope, token_sha256: str | None) -> bool:
 
 
 def _rest(worker: Worker) -> FastAPI:
-    app = FastAPI(title="Offramp worker, admin port", openapi_url=None)
+    app = FastAPI(title="Offramp worker, admin port", openapi_url=None, redirect_slashes=False)
 
     @app.get("/v1/state")
     async def state() -> Response:
@@ -62,13 +60,14 @@ def _rest(worker: Worker) -> FastAPI:
 
     @app.post("/v1/config")
     async def config(request: Request) -> Response:
+        _renew_lease(worker)
         try:
             body = await read_body(request.scope, request.receive, limit=MAX_DOCUMENT_BYTES)
             document = parse_document(body, SignedDocument)
         except TooLargeError:
-            return _error(413, "Malformed", f"the document is larger than {MAX_DOCUMENT_BYTES} bytes")
+            return _error(413, Reason.MALFORMED, f"the document is larger than {MAX_DOCUMENT_BYTES} bytes")
         except ValueError as error:
-            return _error(400, "Malformed", f"the document does not parse: {error}")
+            return _error(400, Reason.MALFORMED, f"the document does not parse: {error}")
         if worker.desk is None:
             return _error(503, "Loading", worker.reason)
         try:
@@ -80,11 +79,15 @@ def _rest(worker: Worker) -> FastAPI:
         return _json(worker.state())
 
     @app.get("/v1/observations")
-    async def observations(after: str = "0", boot: str = "", state: str = "", also: str = "") -> Response:
+    async def observations(
+        after: str = "0", boot: str = "", state: str = "", also: str = "", renew: str = "1"
+    ) -> Response:
+        if renew != "0":  # who watches says itself when it could not act on what it sees
+            _renew_lease(worker)
         if not after.isdecimal() or len(after) > 18:
-            return _error(400, "Malformed", f"after is {after[:20]!r}; it must be a whole number >= 0")
+            return _error(400, Reason.MALFORMED, f"after is {after[:20]!r}; it must be a whole number >= 0")
         if len(also) > 1000 or (also and not ALSO.fullmatch(also)):
-            return _error(400, "Malformed", "also must be digest=number of ramp sets, separated by commas")
+            return _error(400, Reason.MALFORMED, "also must be digest=number of ramp sets, separated by commas")
         mine = boot == worker.boot_id
         others = {digest: int(n) for digest, _, n in (part.partition("=") for part in also.split(",")) if mine and n}
         told = await asyncio.to_thread(
@@ -93,6 +96,11 @@ def _rest(worker: Worker) -> FastAPI:
         return _json(replace(told, state=worker.state()) if state == "1" else told)
 
     return app
+
+
+def _renew_lease(worker: Worker) -> None:
+    if worker.engine is not None:
+        worker.engine.renew_lease()
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import orjson
 
+from offramp_core.reasons import RequestOutcome
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.tickets import EXPIRED, OverloadedError, Ticket, UnableError
 from offramp_worker.front import Front
 from offramp_worker.http.bodies import Headers
+from offramp_worker.http.large import LARGE_BYTES, is_large, most_values, parse_large
+from offramp_worker.http.packed import UnpackedTooLargeError, unpack
+from offramp_worker.http.refusals import JSON_TYPE, Refusals, Response
 from offramp_worker.http.tensors import VERSION, BadRequestError, InferRequest, parse_request, response_body, shown
 from offramp_worker.tracing import context_of
 from offramp_worker.worker import Worker
 
 PREFIX, SUFFIX = b"/v2/models/", b"/infer"
-JSON_TYPE = (b"content-type", b"application/json")
+JSON_VALUE_BYTES = 26  # of the longest numbers: "-1.2345678901234567e-100, "
 BINARY_TYPE = (b"content-type", b"application/octet-stream")
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
-    """A whole reply. ``close`` ends the connection after it."""
-
-    status: int
-    body: bytes
-    headers: Headers
-    close: bool = False
-
-
 Reply = Callable[[Response], None]
+
+
+class UnsupportedEncodingError(BadRequestError):
+    """A Content-Encoding that is not understood here."""
+
+
+class _Form(NamedTuple):
+    """What the headers say of a body."""
+
+    header_length: int | None
+    packed: bool
+
+
+@dataclass(slots=True)
+class Reading:
+    """A request whose ``body`` waits for a thread that reads it; later its ticket."""
+
+    body: bytes | bytearray
+    job: Future[InferRequest] | None = None
+    cancelled: bool = False
+    ticket: Ticket | None = None
+
+    def take_body(self) -> bytes | bytearray:
+        """The body; it is not kept here."""
+        body, self.body = self.body, b""
+        return body
+
+
+Pending = Ticket | Reading
 
 
 def is_inference(method: bytes, url: bytes) -> bool:
@@ -46,61 +71,113 @@ class Inference:
 
     def __init__(self, worker: Worker, front: Front) -> None:
         self._worker, self._front = worker, front
-        self.max_body_bytes = worker.settings.max_body_bytes
+        self._readers = ThreadPoolExecutor(
+            1, thread_name_prefix="bodies"
+        )  # one at a time: each needs memory beside its body
+        self._limit: tuple[Engine | None, int] = (None, worker.settings.max_body_bytes)
+        self.refusals = Refusals(self._count)
 
-    def answer(self, path: str, headers: Headers, body: bytes, reply: Reply) -> Ticket | None:
-        """Answer one request: ``reply`` is called when the returned ticket is done, or now, when it is refused (None)."""
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body: what the most rows that a request may have take as JSON, and never more than the setting."""
+        engine = self._worker.engine
+        if engine is not self._limit[0] and engine is not None:
+            settings, spec = self._worker.settings, engine.bundle.manifest.inputs[0]
+            as_json = JSON_VALUE_BYTES * settings.max_queue_rows * most_values(spec) + LARGE_BYTES
+            self._limit = engine, min(settings.max_body_bytes, as_json)
+        return self._limit[1]
+
+    def answer(self, path: str, headers: Headers, body: bytes | bytearray, reply: Reply) -> Pending | None:
+        """Answer one request: ``reply`` is called when what is returned is done, or now, when it is refused (None)."""
         engine = self._worker.engine
         if engine is None:
-            self._refuse(self.refusal(503, self._worker.reason, outcome="rejected", retry_after=1), headers, reply)
+            refusal = self.refusals.refusal(503, self._worker.reason, outcome=RequestOutcome.REJECTED, retry_after=1)
+            self._refuse(refusal, headers, reply)
             return None
         try:
             model = unquote(path.partition("?")[0])[len(PREFIX) : -len(SUFFIX)]
             if model != engine.bundle.manifest.name and not self._names(engine, model):
-                self._refuse(self.refusal(404, _unknown(model, engine)), headers, reply)
+                self._refuse(self.refusals.refusal(404, _unknown(model, engine)), headers, reply)
                 return None
-            request = self._front.named(self._read(engine, headers, body))
-            done = partial(
-                self._reply, request=request, model=engine.bundle.manifest.name, reply=reply, headers=headers
+            form = _form(headers)
+            if form.packed or is_large(body, header_length=form.header_length):
+                return self._read_beside(engine, form, body, headers, reply)
+            request = parse_request(
+                body,
+                header_length=form.header_length,
+                spec=engine.bundle.manifest.inputs[0],
+                max_rows=self._worker.settings.max_queue_rows,
             )
-            return self._front.submit(engine, request, done=done)
-        except BadRequestError as error:
-            self._refuse(self.refusal(400, str(error)), headers, reply)
-        except OverloadedError as error:
-            status = 503 if isinstance(error, UnableError) else 429
-            self._refuse(
-                self.refusal(status, str(error), outcome="rejected", retry_after=error.retry_after_seconds),
-                headers,
-                reply,
-            )
+            return self._submit(engine, request, headers, reply)
+        except (BadRequestError, OverloadedError) as error:
+            self._refuse(self._refusal_of(error), headers, reply)
         return None
 
-    def cancel(self, ticket: Ticket) -> None:
-        """The client has gone away."""
-        if self._worker.engine is not None:
-            self._front.cancel(self._worker.engine, ticket)
+    def _submit(self, engine: Engine, request: InferRequest, headers: Headers, reply: Reply) -> Ticket:
+        request = self._front.named(request)
+        done = partial(self._reply, request=request, model=engine.bundle.manifest.name, reply=reply, headers=headers)
+        return self._front.submit(engine, request, done=done)
 
-    def body_too_large(self) -> Response:
-        """What is left of the body is not read."""
-        return self.refusal(413, f"body: is larger than the limit of {self.max_body_bytes} bytes", close=True)
+    def _read_beside(
+        self, engine: Engine, form: _Form, body: bytes | bytearray, headers: Headers, reply: Reply
+    ) -> Reading:
+        """Read a large or packed body in a thread, so that the loop goes on; then it is a request like any other."""
+        reading = Reading(body)
+        reading.job = self._readers.submit(self._read, engine, form, reading)
+        read = asyncio.wrap_future(reading.job)
+        read.add_done_callback(partial(self._was_read, reading, engine, headers, reply))
+        return reading
 
-    def head_too_large(self, limit: int) -> Response:
-        return self.refusal(431, f"the headers are larger than the limit of {limit} bytes", close=True)
+    def _read(self, engine: Engine, form: _Form, reading: Reading) -> InferRequest:
+        limit, settings, body = self.max_body_bytes, self._worker.settings, reading.take_body()
+        if form.packed:
+            body = unpack(body, limit=limit)
+        return parse_large(
+            body,
+            header_length=form.header_length,
+            spec=engine.bundle.manifest.inputs[0],
+            max_rows=settings.max_queue_rows,
+        )
 
-    def unreadable(self, reason: str) -> Response:
-        return self.refusal(400, reason, close=True)
+    def _was_read(
+        self, reading: Reading, engine: Engine, headers: Headers, reply: Reply, future: asyncio.Future[InferRequest]
+    ) -> None:
+        if reading.cancelled or future.cancelled():
+            return
+        try:
+            reading.ticket = self._submit(engine, future.result(), headers, reply)
+        except (BadRequestError, OverloadedError, UnpackedTooLargeError) as error:
+            self._refuse(self._refusal_of(error), headers, reply)
 
-    def too_slow(self, seconds: float) -> Response:
-        return self.refusal(408, f"the request did not arrive within {seconds:g} s", close=True)
+    def _refusal_of(self, error: Exception) -> Response:
+        if isinstance(error, UnpackedTooLargeError):
+            return self.refusals.body_too_large(self.max_body_bytes)
+        if isinstance(error, UnsupportedEncodingError):
+            return self.refusals.refusal(415, str(error), headers=[(b"accept-encoding", b"gzip, identity")])
+        if isinstance(error, OverloadedError):
+            status, after = 503 if isinstance(error, UnableError) else 429, error.retry_after_seconds
+            return self.refusals.refusal(status, str(error), outcome=RequestOutcome.REJECTED, retry_after=after)
+        return self.refusals.refusal(400, str(error))
 
-    def refusal(
-        self, status: int, error: str, *, outcome: str = "invalid", retry_after: int | None = None, close: bool = False
-    ) -> Response:
-        """A counted error reply."""
-        self._worker.metrics.requests("", outcome).inc()
+    def cancel(self, pending: Pending, *, gone: Callable[[], None]) -> None:
+        """The client has gone away; ``gone`` is called once nothing of its body is read any more."""
+        if isinstance(pending, Reading) and pending.ticket is None:
+            pending.cancelled, job = True, pending.job
+            self._worker.metrics.requests[RequestOutcome.CANCELLED].inc()
+            if job is not None and not job.cancel():  # it is being read
+                loop = asyncio.get_running_loop()
+                job.add_done_callback(lambda _: loop.call_soon_threadsafe(gone))
+                return
+            pending.take_body()  # the thread's queue keeps what was cancelled until it gets there
+        else:
+            ticket = pending.ticket if isinstance(pending, Reading) else pending
+            if self._worker.engine is not None and ticket is not None:
+                self._front.cancel(self._worker.engine, ticket)
+        gone()
+
+    def _count(self, outcome: RequestOutcome, status: int) -> None:
+        self._worker.metrics.requests[outcome].inc()
         self._worker.metrics.responses("rest", str(status)).inc()
-        headers = [JSON_TYPE] if retry_after is None else [JSON_TYPE, (b"retry-after", str(retry_after).encode())]
-        return Response(status, orjson.dumps({"error": error}), headers, close)
 
     def _refuse(self, response: Response, headers: Headers, reply: Reply) -> None:
         reply(response)
@@ -125,21 +202,28 @@ class Inference:
         name, _, version = path.partition("/versions/")
         return name == engine.bundle.manifest.name and version == VERSION
 
-    def _read(self, engine: Engine, headers: Headers, body: bytes) -> InferRequest:
-        length = None
-        for name, value in headers:
-            if name == b"inference-header-content-length":
-                length = _header_length(value)
-            elif name == b"content-encoding" and value != b"identity":
-                raise BadRequestError(
-                    f"Content-Encoding: {shown(value.decode('latin-1'))} is not supported; send the body as it is"
+
+def _form(headers: Headers) -> _Form:
+    """How a body is to be read.
+
+    Raises
+    ------
+    BadRequestError
+        A header makes no sense.
+    UnsupportedEncodingError
+        The body is packed in a way that is not known here.
+    """
+    length, packed = None, False
+    for name, value in headers:
+        if name == b"inference-header-content-length":
+            length = _header_length(value)
+        elif name == b"content-encoding" and value.strip().lower() != b"identity":
+            if packed or value.strip().lower() not in (b"gzip", b"x-gzip"):
+                raise UnsupportedEncodingError(
+                    f"Content-Encoding: {shown(value.decode('latin-1'))} is not supported; send gzip, or the body as it is"
                 )
-        return parse_request(
-            body,
-            header_length=length,
-            spec=engine.bundle.manifest.inputs[0],
-            max_rows=self._worker.settings.max_queue_rows,
-        )
+            packed = True
+    return _Form(length, packed)
 
 
 def _header_length(value: bytes) -> int:

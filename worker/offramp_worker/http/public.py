@@ -10,16 +10,17 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from offramp_worker.engine.engine import Engine
 from offramp_worker.front import Front
-from offramp_worker.http.bodies import DisconnectedError, TooLargeError, read_body
+from offramp_worker.http.bodies import App, DisconnectedError, TooLargeError, read_body
+from offramp_worker.http.methods import with_methods
 from offramp_worker.http.tensors import MAX_SHOWN, VERSION, BadRequestError, model_metadata, server_metadata, shown
 from offramp_worker.worker import Worker
 
 MAX_FEEDBACK_BYTES = 64 * 1024
 
 
-def public_app(worker: Worker, front: Front) -> FastAPI:
+def public_app(worker: Worker, front: Front) -> App:
     """The ASGI application of the public port."""
-    app = FastAPI(title="Offramp worker", openapi_url=None)
+    app = FastAPI(title="Offramp worker", openapi_url=None, redirect_slashes=False)
 
     @app.get("/v2")
     async def server() -> dict[str, Any]:
@@ -59,7 +60,13 @@ def public_app(worker: Worker, front: Front) -> FastAPI:
     async def missing(request: Request, _: Exception) -> Response:
         return JSONResponse({"error": f"{request.url.path[:MAX_SHOWN]} is unknown; see GET /v2"}, 404)
 
-    return app
+    @app.post("/v2/models/{name}/infer")
+    @app.post("/v2/models/{name}/versions/{version}/infer")
+    async def infer() -> Response:
+        """The connection answers these itself. This tells which method they take, and takes those whose path is spelled in another way."""
+        return JSONResponse({"error": "spell the path as in GET /v2/models/NAME: /v2/models/NAME/infer"}, 404)
+
+    return with_methods(app)
 
 
 async def _feedback(worker: Worker, front: Front, name: str, request: Request) -> Response:

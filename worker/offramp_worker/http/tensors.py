@@ -34,6 +34,7 @@ MAX_DEADLINE_MS = 86_400_000
 KNOWN_HEADER_BYTES = 4096
 LOWEST_PRIORITY = 2**32 - 1  # what tritonclient sends is any unsigned number
 MAX_SLICE_LENGTH = 32
+MAX_STREAM_LENGTH = 128
 MAX_SHOWN = 80  # characters of a value in an error
 MAX_TIMEOUT_MICROS = 86_400_000_000  # a day
 
@@ -64,9 +65,12 @@ class InferRequest:
     priority: int = HIGHEST_PRIORITY
     timeout_seconds: float | None = None
     slice_name: str = ""
+    stream: str = ""
 
 
-def parse_request(body: bytes, *, header_length: int | None, spec: TensorSpec, max_rows: int) -> InferRequest:
+def parse_request(
+    body: bytes | bytearray, *, header_length: int | None, spec: TensorSpec, max_rows: int
+) -> InferRequest:
     """Parse an inference request.
 
     Parameters
@@ -106,6 +110,7 @@ class RequestHeader:
     priority: int
     timeout_seconds: float | None
     slice_name: str
+    stream: str
 
     def request(self, x: Array) -> InferRequest:
         """With the values of its input, (n, ...)."""
@@ -118,6 +123,7 @@ class RequestHeader:
             self.priority,
             self.timeout_seconds,
             self.slice_name,
+            self.stream,
         )
 
 
@@ -149,11 +155,12 @@ def read_header(request: Any, *, spec: TensorSpec, max_rows: int) -> RequestHead
         ),
         priority=parse_priority(parameters),
         timeout_seconds=parse_timeout(parameters),
-        slice_name=_slice_name(parameters),
+        slice_name=_name(parameters, "slice", longest=MAX_SLICE_LENGTH),
+        stream=_name(parameters, "stream", longest=MAX_STREAM_LENGTH),
     )
 
 
-def _parse_header(text: bytes, spec: TensorSpec, max_rows: int) -> RequestHeader:
+def _parse_header(text: bytes | bytearray, spec: TensorSpec, max_rows: int) -> RequestHeader:
     try:
         request = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -307,7 +314,7 @@ def _from_json(tensor: dict[str, Any], *, shape: tuple[int, ...], dtype: np.dtyp
     if odd:
         # Checked before NumPy sees them: one long string would make every element of an array as large.
         raise BadRequestError(
-            f"inputs[0].data: has a value of type {_json_type(odd.pop())}; the tensor holds {dtype.name}"
+            f"inputs[0].data: has a value of type {json_type(odd.pop())}; the tensor holds {dtype.name}"
         )
     try:
         with np.errstate(
@@ -334,7 +341,8 @@ def _flat(data: Any, *, shape: tuple[int, ...]) -> list[Any]:
     return values
 
 
-def _json_type(kind: type) -> str:
+def json_type(kind: type) -> str:
+    """What JSON calls a value of this type."""
     return {str: "string", bool: "boolean", list: "list", dict: "object", float: "fraction", int: "whole number"}.get(
         kind, "null"
     )
@@ -369,13 +377,12 @@ def _never_exit(parameters: dict[str, Any]) -> bool:
     return wish == "never"
 
 
-def _slice_name(parameters: dict[str, Any]) -> str:
-    """``slice``: the group of requests this one belongs to; one that the service does not declare is as good as none."""
-    wish = parameters.get("slice", "")
-    if not isinstance(wish, str) or len(wish) > MAX_SLICE_LENGTH:
-        raise BadRequestError(
-            f"parameters.slice: is {shown(wish)}; it must be a text of at most {MAX_SLICE_LENGTH} characters"
-        )
+def _name(parameters: dict[str, Any], key: str, *, longest: int) -> str:
+    """``slice``: the group of requests this one belongs to; one that the service does not declare is as good as none. ``stream``: the source
+    that it comes from, whose requests may resemble each other."""
+    wish = parameters.get(key, "")
+    if not isinstance(wish, str) or len(wish) > longest:
+        raise BadRequestError(f"parameters.{key}: is {shown(wish)}; it must be a text of at most {longest} characters")
     return wish
 
 

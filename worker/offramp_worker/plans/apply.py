@@ -22,6 +22,7 @@ from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.execution import Regrouping, carries_on
 from offramp_core.plan import Plan
 from offramp_core.protocol import Arm, ArmPlan, PlanDocument, Refusal, SignedDocument, class_of
+from offramp_core.reasons import Reason
 from offramp_core.simulate.costs import CostTable
 from offramp_core.uncertainty import exit_test
 from offramp_worker.documents import parse_document
@@ -31,6 +32,7 @@ from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execute import Runnable
 from offramp_worker.engine.ramp_sets import HeldSet, PlanPostponedError
 from offramp_worker.logs import log_event
+from offramp_worker.plans.memory import PlanMemory
 
 MAX_SLICES = 64  # a document may name; memory must stay bounded
 PATIENCE_SECONDS = 60.0  # for a ramp set that the store does not show; half of a rollout's for acknowledgements
@@ -48,8 +50,11 @@ class _Postponed:
 class PlanDesk:
     """Where documents arrive, from the admin port and from the plan file. One is taken at a time."""
 
-    def __init__(self, engine: Engine, *, public_key: bytes, service_uid: str) -> None:
+    def __init__(
+        self, engine: Engine, *, public_key: bytes, service_uid: str, memory: PlanMemory | None = None
+    ) -> None:
         self._engine, self._service_uid = engine, service_uid
+        self._memory = memory or PlanMemory(None)
         self._key = Ed25519PublicKey.from_public_bytes(public_key)
         self._lock = threading.Lock()
         self._in_force: str = ""
@@ -57,6 +62,7 @@ class PlanDesk:
         self._given_up: str = ""  # the payload that had its minute
         self.clock: Callable[[], float] = time.monotonic
         self.refused: Refusal | None = None
+        self.newest_epoch = self._remembered()
 
     def deliver(self, document: SignedDocument) -> None:
         """Put a document in force, or refuse it and go on serving. Blocks while sessions are built; call it off the event loop.
@@ -68,13 +74,13 @@ class PlanDesk:
         PlanRefusedError
             With the reason; the refusal is also kept in ``refused`` until another document is taken.
         PlanPostponedError
-            Its ramp set may still come: :meth:`try_again` takes it then. It is refused once ``PATIENCE_SECONDS`` have passed.
+            Its ramp set may still come, or the executor work again: :meth:`try_again` takes it then. It is refused once ``PATIENCE_SECONDS`` have passed.
         """
         with self._lock:
             self._deliver(document)
 
     def try_again(self) -> None:
-        """Take the document that waits for its ramp set, if there is one and the set has come."""
+        """Take the document that waits, if there is one and what it waits for has come."""
         with self._lock, contextlib.suppress(PlanRefusedError):
             if self._postponed is not None:
                 self._deliver(self._postponed.document)
@@ -90,7 +96,10 @@ class PlanDesk:
             self._check_addressee(plan)
             if plan.canary is None:  # a rollback waits for nothing, least of all for the sessions of what follows
                 self._engine.end_canary()
-            self._engine.activate(self._prepare(plan))
+            self._check_executor()
+            active = self._prepare(plan)
+            self._resume_breaker(active)
+            self._engine.activate(active)
         except PlanPostponedError as error:
             if self._may_wait(document, epoch, error):
                 raise
@@ -103,8 +112,38 @@ class PlanDesk:
             self._engine.captures.ask(plan.capture_since)
         if self._postponed is not None and self._postponed.epoch <= epoch:
             self._postponed = None
-        self._in_force, self.refused = document.payload, None
+        self._in_force, self.refused, self.newest_epoch = document.payload, None, epoch
+        self._memory.remember(document)
         log_event("plan-in-force", epoch=epoch, weight_percent=plan.weight_percent)
+
+    def _remembered(self) -> int:
+        """The epoch of the newest document that an earlier process took, 0 where that is not known. Nobody but the operator can have made it up."""
+        document = self._memory.newest()
+        if document is None:
+            return 0
+        try:
+            verify(document, self._key)
+            plan = parse(document.payload)
+        except PlanRefusedError as error:
+            log_event("remembered-plan-refused", level="warning", reason=error.reason, message=str(error))
+            return 0
+        return plan.epoch if plan.service_uid == self._service_uid else 0
+
+    def _resume_breaker(self, active: Active) -> None:
+        """Have what the breaker sees kept; one that is new in this process goes on where that of the process before stopped."""
+        was = self._engine.active
+        breaker, last = (a.stable.breaker if a.stable is not None else None for a in (active, was))
+        if breaker is last and breaker is not None:
+            return
+        if last is not None:
+            last.let_go()
+        if breaker is None:
+            self._memory.forget_breaker()
+        else:
+            before = self._memory.breaker() if was.document is None else None
+            breaker.go_on(before, self._memory.keep_breaker)
+            if breaker.is_open:
+                log_event("breaker-stays-open", level="warning", epoch=active.epoch)
 
     def _may_wait(self, document: SignedDocument, epoch: int, error: PlanPostponedError) -> bool:
         """Whether a document has time left to wait in. Of two that wait the newer one is kept."""
@@ -125,15 +164,26 @@ class PlanDesk:
         self.refused = Refusal(epoch, error.reason, str(error))
         log_event("plan-refused", level="warning", epoch=epoch, reason=error.reason, message=str(error))
 
+    def _check_executor(self) -> None:
+        """Sessions cannot be built and warmed now, which is no fault of the plan's."""
+        if trouble := self._engine.vitals.trouble:
+            raise PlanPostponedError(Reason.EXECUTOR_FAILING, trouble)
+
     def _check_addressee(self, document: PlanDocument) -> None:
         if document.service_uid != self._service_uid:
             raise PlanRefusedError(
-                "ForeignService",
+                Reason.FOREIGN_SERVICE,
                 f"the document is for service uid {document.service_uid!r}; this worker serves {self._service_uid!r}",
             )
         if document.epoch <= self._engine.active.epoch:
             raise PlanRefusedError(
-                "StaleEpoch", f"epoch {document.epoch} is not newer than {self._engine.active.epoch}, which is in force"
+                Reason.STALE_EPOCH,
+                f"epoch {document.epoch} is not newer than {self._engine.active.epoch}, which is in force",
+            )
+        if document.epoch < self.newest_epoch:
+            raise PlanRefusedError(
+                Reason.STALE_EPOCH,
+                f"epoch {document.epoch} is older than {self.newest_epoch}, which this worker took before it restarted",
             )
 
     def _prepare(self, document: PlanDocument) -> Active:
@@ -186,31 +236,39 @@ class PlanDesk:
         if stable.exits_off:
             return None
         in_force = self._engine.active.stable
-        fresh = Breaker(accuracy_budget=document.accuracy_budget, run_length=document.breaker_run_length)
+        fresh = Breaker(
+            accuracy_budget=document.accuracy_budget,
+            run_length=document.breaker_run_length,
+            plan_hash=stable.content_hash,
+            design_effect=document.stable.design_effect,
+        )
         kept = in_force.breaker if in_force is not None and in_force.plan == stable else None
-        return kept if kept is not None and kept.watches_like(fresh) else fresh
+        if kept is None or not kept.watches_like(fresh):
+            return fresh
+        kept.design_effect = fresh.design_effect
+        return kept
 
     def _plan(self, arm: ArmPlan) -> Plan:
         manifest = self._engine.bundle.manifest
         try:
             plan = Plan.from_mapping(arm.plan)
         except InvalidArgumentError as error:
-            raise PlanRefusedError("Malformed", str(error)) from error
+            raise PlanRefusedError(Reason.MALFORMED, str(error)) from error
         if plan.backbone_digest != manifest.backbone_digest:
             raise PlanRefusedError(
-                "DigestMismatch",
+                Reason.DIGEST_MISMATCH,
                 f"backboneDigest is {plan.backbone_digest}; this worker has loaded {manifest.backbone_digest}",
             )
         precisions = [EXACT, *(p.name for p in manifest.precisions)]
         if plan.precision not in precisions:
             raise PlanRefusedError(
-                "Unsupported", f"precision {plan.precision} is not in the loaded bundle, which has {precisions}"
+                Reason.UNSUPPORTED, f"precision {plan.precision} is not in the loaded bundle, which has {precisions}"
             )
         known = self._columns(plan)
         unknown = [ramp.id for ramp in plan.ramps if ramp.id not in known]
         if unknown:
             raise PlanRefusedError(
-                "UnknownRamp",
+                Reason.UNKNOWN_RAMP,
                 f"ramp {unknown[0]!r} is none of the loaded bundle's at {plan.precision}, which are {sorted(known)}",
             )
         return plan
@@ -222,7 +280,7 @@ class PlanDesk:
         odd = [plan.ramp_set_digest for plan in plans if plan.ramp_set_digest not in (sets.own_digest, *wanted)]
         if odd:
             raise PlanRefusedError(
-                "DigestMismatch", f"rampSetDigest is {odd[0]}; this worker has loaded {sets.own_digest}"
+                Reason.DIGEST_MISMATCH, f"rampSetDigest is {odd[0]}; this worker has loaded {sets.own_digest}"
             )
         return sets.loaded(wanted or [sets.own_digest])
 
@@ -242,7 +300,7 @@ class PlanDesk:
         try:
             return sessions.stages(active, plan.precision)
         except InvalidBundleError as error:
-            raise PlanRefusedError("Unsupported", str(error)) from error
+            raise PlanRefusedError(Reason.UNSUPPORTED, str(error)) from error
 
     def _runtime(
         self,
@@ -306,7 +364,9 @@ def verify(document: SignedDocument, key: Ed25519PublicKey) -> None:
     try:
         key.verify(base64.b64decode(document.signature, validate=True), document.payload.encode())
     except (InvalidSignature, binascii.Error, ValueError) as error:
-        raise PlanRefusedError("BadSignature", "the document is not signed with the key this worker trusts") from error
+        raise PlanRefusedError(
+            Reason.BAD_SIGNATURE, "the document is not signed with the key this worker trusts"
+        ) from error
 
 
 def parse(payload: str) -> PlanDocument:
@@ -320,7 +380,7 @@ def parse(payload: str) -> PlanDocument:
     try:
         document = parse_document(payload, PlanDocument)
     except ValueError as error:
-        raise PlanRefusedError("Malformed", f"the document does not parse: {error}") from error
+        raise PlanRefusedError(Reason.MALFORMED, f"the document does not parse: {error}") from error
     arms = [document.stable] + ([document.canary] if document.canary else [])
     checks = {
         "epoch": document.epoch >= 1,
@@ -331,6 +391,7 @@ def parse(payload: str) -> PlanDocument:
         "canary_lease_seconds": _positive(document.canary_lease_seconds),
         "stable_lease_seconds": _positive(document.stable_lease_seconds),
         "breaker_run_length": 1 < document.breaker_run_length < math.inf,
+        "design_effect": all(1 <= arm.design_effect < math.inf for arm in (document.stable, document.canary) if arm),
         "max_overhead": 0 <= document.max_overhead < math.inf,
         "holdback_share": 0 <= document.holdback_share <= 0.5,
         "slices": len(document.slices) <= MAX_SLICES and set(document.stopped_slices) <= set(document.slices),
@@ -339,7 +400,7 @@ def parse(payload: str) -> PlanDocument:
     }
     wrong = [name for name, is_right in checks.items() if not is_right]
     if wrong:
-        raise PlanRefusedError("Malformed", f"{wrong[0]} of the document is out of range")
+        raise PlanRefusedError(Reason.MALFORMED, f"{wrong[0]} of the document is out of range")
     return document
 
 

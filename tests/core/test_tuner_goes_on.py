@@ -1,0 +1,128 @@
+"""A tuner that is asked for ever goes on: no number of tests, no budget and no pool ends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fleet import MANIFEST, Fleet, pool  # type: ignore[import-not-found]
+
+from offramp_core import tuning
+from offramp_core.certify import allowance
+from offramp_core.control.objects import TuningStatus
+from offramp_core.control.snapshot import RecordStore
+from offramp_core.control.tuner import MOST_LABELS, Tuned, TunerView, labels_awaited, tune_or_wait
+from offramp_core.records import Records
+from offramp_core.tuning import NeedsLabels
+
+TEN_YEARS_OF_HOURS = 10 * 365 * 24
+CLEAN = pool(4000, seed=1)
+
+
+def settled(budget: str = "0.01") -> Fleet:
+    objective = {"latency": {"threshold": "100ms"}, "accuracy": {"maxDisagreement": budget}}
+    fleet = Fleet(CLEAN, {**MANIFEST, "objective": objective})
+    for _ in range(3):
+        fleet.step()
+    return fleet
+
+
+def view(fleet: Fleet, *, rows: int, fresh: int, status: TuningStatus) -> TunerView:
+    """A pool of ``rows`` records, of which the newest ``fresh`` ones have been in no test."""
+    snapshot = fleet.snapshot()
+    base = pool(rows, seed=3)
+    records: Records = replace(base, time=fleet.now - rows + np.arange(float(rows)))
+    assert records.time is not None
+    store = snapshot.records
+    assert store is not None
+    store = RecordStore(records, store.backbone_digest, store.ramp_set_digest, store.ramp_ids)
+    used = replace(status, consumed_through_at=float(records.time[-fresh - 1]))
+    stable = fleet.configs[fleet.status.stable_config]
+    return TunerView(
+        replace(snapshot, records=store, tuning_running=False, tuning_outcome=None), used, stable, None, fleet.now
+    )
+
+
+def asked(told: Tuned) -> bool:
+    return told.request is not None
+
+
+def test_the_tenth_test_is_run_although_nine_have_used_most_of_a_full_pool() -> None:
+    """Absolute counts asked for 20,723 labels of a pool that holds 20,000: no edit and no request to tune ever ended that."""
+    fleet = settled()
+    waiting = TuningStatus(state="CollectingLabels", tests_run=9, labels_needed=20_723)
+    now = view(fleet, rows=20_000, fresh=4_000, status=waiting)
+    assert asked(tune_or_wait(now))
+
+
+def test_fresh_labels_are_what_is_counted_and_awaited() -> None:
+    fleet = settled()
+    now = view(fleet, rows=20_000, fresh=400, status=TuningStatus(tests_run=9))
+    told = tune_or_wait(now)
+    assert not asked(told)
+    assert told.status.labels == 400
+    assert 400 < told.status.labels_needed < 3_000
+    assert told.status.message.startswith(f"400 of {told.status.labels_needed} labels")
+
+
+def test_what_a_plan_near_its_budget_asks_for_does_not_outlive_the_objective_nor_patience() -> None:
+    fleet = settled()
+    now = view(fleet, rows=6_000, fresh=5_000, status=TuningStatus(tests_run=2))
+    for objective, most in (("another", 1.0), (now.objective, 4.0)):
+        status = replace(now.status, labels_needed=1_000_000, requested_for=objective)
+        worth = tuning.testable_labels(0.01, allowance(0.05, 3))
+        assert labels_awaited(replace(now, status=status)) <= most * worth
+
+
+def test_labels_that_are_worth_less_are_awaited_in_proportion() -> None:
+    fleet = settled()
+    now = view(fleet, rows=6_000, fresh=100, status=TuningStatus(tests_run=3))
+    alike = replace(now, status=replace(now.status, design_effect=10.0))
+    assert labels_awaited(alike) == pytest.approx(10 * labels_awaited(now), rel=0.01)
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.01, 0.002, 0.001, 0.0005])
+def test_a_test_every_hour_for_ten_years_never_asks_for_more_than_is_kept(budget: float) -> None:
+    """Each test is stricter than the last; the labels that it is worth grow with the logarithm of how many there were."""
+    first = tuning.testable_labels(budget, allowance(0.05, 1))
+    last = tuning.testable_labels(budget, allowance(0.05, TEN_YEARS_OF_HOURS))
+    assert last <= min(MOST_LABELS, 9 * first)
+
+
+def test_a_budget_that_no_sample_proves_is_said_and_audits_stay_few() -> None:
+    fleet = settled("0.00001")
+    told = tune_or_wait(view(fleet, rows=6_000, fresh=5_000, status=TuningStatus()))
+    assert not asked(told)
+    assert told.status.state == "Idle"
+    assert "at most 200000 are kept" in told.status.message and "maxDisagreement" in told.status.message
+    for _ in range(5):
+        fleet.step()
+    assert fleet.status.tuning.audit == "Quiet"
+
+
+def test_where_mistakes_come_together_too_far_the_streams_are_asked_for() -> None:
+    fleet = settled()
+    before = view(fleet, rows=6_000, fresh=5_000, status=TuningStatus(tests_run=1))
+    status = replace(before.status, requested_for=before.objective)
+    outcome = NeedsLabels(5_000, 10_000, design_effect=None)
+    told = tune_or_wait(replace(before, status=status, snapshot=replace(before.snapshot, tuning_outcome=outcome)))
+    assert told.status.state == "CollectingLabels"
+    assert "name the streams" in told.status.message
+
+
+def test_a_few_rows_of_a_quiet_while_do_not_thin_out_those_of_an_eager_one() -> None:
+    """With them only two of a hundred eager rows would count, and a tuning that had its labels in seconds waited for minutes."""
+    fleet = settled()
+    now = view(fleet, rows=2_500, fresh=1_500, status=TuningStatus(tests_run=1))
+    store = now.snapshot.records
+    assert store is not None and store.records.time is not None
+    rate = np.where(np.arange(2_500) < 1_100, 0.02, 1.0).astype(np.float32)
+    draw = (np.random.default_rng(1).random(2_500) * rate).astype(np.float32)
+    records = replace(store.records, draw=draw, audit_rate=rate)
+    eager = replace(now.status, eager_since_at=float(store.records.time[1_100]) - 0.5)
+    thinned = replace(now, snapshot=replace(now.snapshot, records=replace(store, records=records)))
+    assert tune_or_wait(thinned).status.labels < 200
+    told = tune_or_wait(replace(thinned, status=eager))
+    assert told.request is not None and told.status.labels == 1_400
+    assert told.request.consumed_through == eager.eager_since_at
