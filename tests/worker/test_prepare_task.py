@@ -228,13 +228,13 @@ ACCEPTED = {
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_classifiers_are_taken_however_they_end(case: str, tmp_path: Path) -> None:
     make, scale = ACCEPTED[case]
-    assert load_backbone(make(tmp_path), ROWS).task.scale == scale
+    assert load_backbone(make(tmp_path), ROWS).task.scale.kind == scale
 
 
 def test_confident_probabilities_are_no_embedding_although_their_rows_have_length_one(tmp_path: Path) -> None:
     nodes = [helper.make_node("Mul", ["y", "sure"], ["z"]), *chain("Softmax", source="z")]
     backbone = load_backbone(ending(tmp_path, nodes, number("sure", 1e6)), ROWS)
-    assert backbone.task.scale == "probabilities"
+    assert backbone.task.scale.kind == "probabilities"
 
 
 def task_of(answers: Array, *operators: str, folder: Path) -> tuple[str, ...]:

@@ -51,6 +51,7 @@ from offramp_worker.prepare.fitting import (
     Rungs,
     Taught,
     Workshop,
+    calibrated,
     candidate_rungs,
     choose_convolutions,
     fit_convolutions,
@@ -388,7 +389,8 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
     request, backbone, split = search.request, search.backbone, heads.split
     device = DEVICES[request.device]
     ramps = _kept(verdicts)
-    x, parameters = search.inputs.x, heads.fitted.parameters
+    fitted = calibrated(heads.fitted, ramps)
+    x, parameters = search.inputs.x, fitted.parameters
     found = approximate(
         Chain(backbone, search.places, ramps, parameters, search.measured),
         request.sides,
@@ -408,7 +410,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
     unseen = x[split.head :]
     with search.reporter.step("score the records", total=len(unseen)) as advance:
         reference, said = found.score(unseen, threads=training_threads(), advance=advance)
-    heard = {**{spec.id: heads.fitted.said[spec.id] for spec in ramps}, **found.said}
+    heard = {**{spec.id: fitted.said[spec.id] for spec in ramps}, **found.said}
     tables = {column: score_table(logits) for column, logits in heard.items()}
     contents = BundleContents(
         name=request.name or _default_name(backbone.name),
@@ -442,7 +444,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         )
         + tuple(RampLine(Verdict(spec, others[spec.id]), "records") for spec in found.ramps if spec.id in others)
         + tuple(RampLine(verdict, "validation") for verdict in found.refused),
-        untrained=heads.fitted.untrained,
+        untrained=fitted.untrained,
         outlooks=outlooks(arrays, found.columns),
         data=contents.data,
         exact_seconds={batch.batch_size: batch.exact_seconds for batch in search.measured.batches},
@@ -451,7 +453,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         approximations=approximation_lines(found, said, reference),
         executors=executors,
         served=backbone.output.name,
-        exits=backbone.exits,
+        exits=request.own_exits,
         assumed=backbone.task.assumed(reference) if backbone.task is not None else (),
     )
     write_report(report)

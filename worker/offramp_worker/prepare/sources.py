@@ -23,6 +23,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from offramp_core.bundle import TensorSpec
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError, OfframpError
+from offramp_core.scale import LOGITS, Scale
 from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.bundle.lengths import bucket_length, used_length
 from offramp_worker.bundle.load import NUMPY_TYPES
@@ -32,6 +33,7 @@ from offramp_worker.prepare.data import FloatArray, InputArray
 from offramp_worker.prepare.exported import checked_archive
 from offramp_worker.prepare.locations import FAMILY, model_file
 from offramp_worker.prepare.packing import pack_exits
+from offramp_worker.prepare.scales import add_logits
 from offramp_worker.prepare.task import TopLabel, declared_task
 from offramp_worker.prepare.tokens import (
     DEFAULT_PAD,
@@ -59,7 +61,7 @@ class Backbone:
 
     ``program`` is what torch.export made of it, where torch had it.
     ``exits`` are tensors with logits of exits that the network brings with it. ``sep`` is the token id that ends each text of a pair.
-    ``task`` is what the model was found to do when it was loaded.
+    ``task`` is what the model was found to do when it was loaded, ``scale`` that of its answers.
     """
 
     model: Any  # onnx.ModelProto
@@ -70,6 +72,7 @@ class Backbone:
     exits: tuple[str, ...] = ()
     sep: int | None = None
     task: TopLabel | None = None
+    scale: Scale = LOGITS
 
     @property
     def n_classes(self) -> int:
@@ -377,9 +380,9 @@ def _checked(
         _check_shape(inputs[0], sample)
         spec = TensorSpec(inputs[0].name, "FP32", tuple(int(d) for d in sample.shape[1:]))
     _free_batch_axis(model)
-    _take_exits_off(model, sample, own_exits)
+    exits = _take_exits_off(model, sample, own_exits)
     if not tokens:
-        pack_exits(model, own_exits, sample[:2])
+        pack_exits(model, exits, sample[:2])
     answers = _run(model, sample)
     if not np.isfinite(answers).all():
         raise ModelRefusedError("the model answers sample inputs with NaN or infinity")
@@ -388,13 +391,14 @@ def _checked(
     if tokens:
         check_padding(model, spec, sample, run=_run, close=_close)
     output = TensorSpec(output_name(model), "FP32", (int(answers.shape[1]),))
-    return Backbone(model=model, name=name, input=spec, output=output, exits=own_exits, task=task)
+    return Backbone(model=model, name=name, input=spec, output=output, exits=exits, task=task, scale=task.scale)
 
 
-def _take_exits_off(model: onnx.ModelProto, sample: InputArray, own_exits: tuple[str, ...]) -> None:
-    """Leave the graph one output: the exits of the network's own stay inside it as tensors with their logits."""
+def _take_exits_off(model: onnx.ModelProto, sample: InputArray, own_exits: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave the graph one output: the exits of the network's own stay inside it, as tensors with logits that are returned."""
     values = _outputs(model, {input_name(model): sample})
-    found = {output.name: _described(value) for output, value in zip(model.graph.output, values, strict=True)}
+    answers = {output.name: value for output, value in zip(model.graph.output, values, strict=True)}
+    found = {name: _described(value) for name, value in answers.items()}
     for name in own_exits:
         if name not in found:
             raise InvalidArgumentError(f"own-exits names {name!r}; the model's outputs are {_listing(found)}")
@@ -415,6 +419,8 @@ def _take_exits_off(model: onnx.ModelProto, sample: InputArray, own_exits: tuple
             )
     for output in [value for value in model.graph.output if value.name in own_exits]:
         model.graph.output.remove(output)
+    tasks = [declared_task(model, name, answers[name], n_rows=len(sample)) for name in own_exits]
+    return tuple(add_logits(model, task.output, task.scale) for task in tasks)
 
 
 def _several_outputs(model: onnx.ModelProto, found: Mapping[str, str]) -> str:

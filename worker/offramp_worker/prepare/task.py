@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import onnx
 from onnx import inliner
 
 from offramp_core.errors import ModelRefusedError
+from offramp_core.scale import Scale
 from offramp_worker.prepare.data import FloatArray
-
-Scale = Literal["logits", "log-probabilities", "probabilities"]
 
 # What hands values on, or moves them to another place; of several inputs the first has the values.
 CARRIERS = frozenset(
@@ -37,6 +35,7 @@ NAMES = {
 }  # fmt: skip
 FEWEST_ROWS = 8  # that show a regularity which is none of chance
 TOLERANCE = 1e-3  # of sums and lengths; half precision has 1e-3
+LOOSE = 0.05  # of sums behind a softmax, whose results may have been rounded to 8 bits
 CORNERS = 4
 
 TAKEN = "it must be [batch, classes] with at least two classes, logits or softmax probabilities, of which the largest is the answer"
@@ -57,7 +56,7 @@ class TopLabel:
         """What the scores (n, classes) are taken for, and what speaks against it without proving it."""
         found = f"{_found(self.output, self.operators, answers)} on {len(answers)} rows"
         return (
-            f"top label of {answers.shape[1]} classes: output {found}, taken for {self.scale}",
+            f"top label of {answers.shape[1]} classes: output {found}, taken for {self.scale.kind}",
             *self._doubts(answers),
         )
 
@@ -68,7 +67,7 @@ class TopLabel:
             doubts.append(
                 f"all {len(answers)} rows are answered with class {labels[0]}: exits learn nothing of the others"
             )
-        if self.scale != "logits":
+        if self.scale.kind != "logits":
             return doubts
         if answers.min() >= 0:
             doubts.append("no score is below 0, as in a regression; logits mostly are on both sides")
@@ -89,14 +88,20 @@ def declared_task(model: onnx.ModelProto, output: str, answers: FloatArray, *, n
         and what would be taken.
     """
     operators = last_operators(model, output)
-    reason = (
-        _other_shape(answers, n_rows)
-        or _other_name(output)
-        or ("" if _adds_up(answers) and not _many_sigmoids(answers, operators) else _other_scores(answers, operators))
-    )
+    reason = _other_shape(answers, n_rows) or _other_name(output) or _other_scores(answers, operators)
     if reason:
         raise ModelRefusedError(f"output {_found(output, operators, answers, shape=True)}: {reason}; {TAKEN}")
-    return TopLabel(output, operators, _scale(answers))
+    return TopLabel(output, operators, found_scale(answers, operators))
+
+
+def found_scale(answers: FloatArray, operators: Sequence[str] = ()) -> Scale:
+    """The scale of a classifier's ``answers`` (n, n_classes) to some rows, where it ends in ``operators``."""
+    if _adds_up(answers, operators):
+        total = float(np.median(answers.sum(axis=1, dtype=np.float64)))
+        return Scale("probabilities", 1.0 if abs(total - 1) <= LOOSE else float(f"{total:.4g}"))
+    sums = np.exp(answers.astype(np.float64)).sum(axis=1) if answers.max() <= TOLERANCE else np.zeros(1)
+    tolerance = LOOSE if set(operators) == {"LogSoftmax"} else TOLERANCE
+    return Scale("log-probabilities" if np.abs(sums - 1).max() <= tolerance else "logits")
 
 
 def last_operators(model: onnx.ModelProto, output: str) -> tuple[str, ...]:
@@ -156,6 +161,8 @@ def _other_name(output: str) -> str:
 def _other_scores(answers: FloatArray, operators: Sequence[str]) -> str:
     """Which other task scores that are no distribution over classes belong to; empty where that cannot be told."""
     kinds = set(operators)
+    if _adds_up(answers, operators) and not _many_sigmoids(answers, operators):
+        return ""
     before = f"the tensor before {' and '.join(operators)}"
     if kinds and kinds <= INDEPENDENT:
         return (
@@ -169,10 +176,11 @@ def _other_scores(answers: FloatArray, operators: Sequence[str]) -> str:
     return "rows of one length, an embedding" if _one_length(answers) else ""
 
 
-def _adds_up(answers: FloatArray) -> bool:
+def _adds_up(answers: FloatArray, operators: Sequence[str]) -> bool:
     """Whether every row is a distribution over classes: shares, or votes of a fixed number."""
     sums = answers.sum(axis=1, dtype=np.float64)
-    return bool(answers.min() >= 0 and sums.min() > 0 and np.ptp(sums) <= TOLERANCE * sums.max())
+    tolerance = LOOSE if set(operators) == {"Softmax"} else TOLERANCE
+    return bool(answers.min() >= 0 and sums.min() > 0 and np.ptp(sums) <= tolerance * sums.max())
 
 
 def _many_sigmoids(answers: FloatArray, operators: Sequence[str]) -> bool:
@@ -185,10 +193,3 @@ def _one_length(answers: FloatArray) -> bool:
     lengths = np.linalg.norm(answers.astype(np.float64), axis=1)
     differ = bool(np.ptp(answers, axis=0).max() > TOLERANCE * lengths.max())
     return len(answers) >= FEWEST_ROWS and differ and bool(np.ptp(lengths) <= TOLERANCE * lengths.max())
-
-
-def _scale(answers: FloatArray) -> Scale:
-    if _adds_up(answers):
-        return "probabilities"
-    sums = np.exp(answers.astype(np.float64)).sum(axis=1) if answers.max() <= TOLERANCE else np.zeros(1)
-    return "log-probabilities" if np.abs(sums - 1).max() <= TOLERANCE else "logits"
