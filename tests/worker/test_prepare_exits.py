@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
+from scipy.special import log_softmax, softmax
 
 from offramp_core.bundle import RampSpec, ramp_set_digest
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
@@ -123,6 +124,53 @@ def test_own_exits_are_all_outputs_but_the_one_that_is_served(case: str, tmp_pat
     names, message = OWN_EXITS[case]
     with pytest.raises(InvalidArgumentError, match=message):
         load_backbone(str(branching(tmp_path / "m.onnx")), ROWS, own_exits=names)
+
+
+def ending(path: Path, ends: dict[str, str]) -> Path:
+    """The branching network with an operator behind some of its outputs, whose names stay."""
+    model = onnx.load(branching(path))
+    for node in model.graph.node:
+        node.output[:] = [f"{name}_raw" if name in ends else name for name in node.output]
+    for name, operator in ends.items():
+        model.graph.node.append(
+            helper.make_node(operator, [f"{name}_raw"], [name], **({} if operator == "Sigmoid" else {"axis": 1}))
+        )
+    onnx.save(model, path)
+    return path
+
+
+ENDS = {
+    "probabilities everywhere": {"early": "Softmax", "late": "Softmax", "final": "Softmax"},
+    "logits at an exit, probabilities at the end": {"late": "Softmax", "final": "Softmax"},
+    "probabilities at an exit, logits at the end": {"early": "Softmax", "late": "LogSoftmax"},
+    "logarithms at the end": {"early": "Softmax", "final": "LogSoftmax"},
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_what_a_networks_own_exits_say_is_said_in_the_scale_of_its_end(case: str, tmp_path: Path) -> None:
+    names = ("early", "late")
+    path = ending(tmp_path / "m.onnx", ENDS[case])
+    backbone = load_backbone(str(path), ROWS, own_exits=names)
+    _, places, exits = find_places(backbone, ROWS)
+    own = candidate_rungs(places, entry=None, exits=exits).own
+    heads = heads_of(own, places, tensors={ramp.id: {} for ramp in own})
+    _, said = tapped_logits(backbone, heads, ROWS, threads=1, advance=lambda _: None)
+    raw = dict(
+        zip(names, ort.InferenceSession(str(branching(tmp_path / "raw.onnx"))).run(names, {"x": ROWS}), strict=True)
+    )
+    scaled = {"Softmax": softmax, "LogSoftmax": log_softmax}.get(ENDS[case].get("final", ""))
+    for name, logits in zip(names, said, strict=True):
+        answered = backbone.scale.from_logits(logits)
+        if scaled is not None:
+            np.testing.assert_allclose(answered, scaled(raw[name], axis=1), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(softmax(logits, axis=1), softmax(raw[name], axis=1), rtol=1e-5)
+
+
+def test_an_exit_that_answers_another_kind_of_question_is_refused_by_name(tmp_path: Path) -> None:
+    path = ending(tmp_path / "m.onnx", {"early": "Sigmoid"})
+    with pytest.raises(ModelRefusedError, match=r"output 'early' .* ends in Sigmoid .* a probability for each label"):
+        load_backbone(str(path), ROWS, own_exits=("early", "late"))
 
 
 def test_a_stage_with_an_own_exit_computes_the_exit_and_goes_on(tmp_path: Path) -> None:
