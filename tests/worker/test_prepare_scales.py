@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import bundles
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -23,6 +24,7 @@ from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
 from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.refresh import refresh_bundle
 from offramp_worker.prepare.scales import temperature, tempered
 from offramp_worker.prepare.sources import load_backbone
 
@@ -69,7 +71,7 @@ SOURCES: dict[str, tuple[Callable[[Path], str], Scale]] = {
 def bundle_of(folder: Path, model: str, **options: object) -> Bundle:
     np.savez(folder / "data.npz", x=prepared.images(900, seed=2)[0])
     request = PrepareRequest(
-        model=model, data=str(folder / "data.npz"), out=folder / "bundle", head_share=0.4, profile_seconds=0.1,
+        model=model, data=str(folder / "data.npz"), out=folder / "bundle", head_share=0.4, profile_seconds=0.05,
         **{"precision": "exact", "compile_limit": 0, **options},  # type: ignore[arg-type]
     )  # fmt: skip
     prepare_bundle(request, Reporter(quiet=True))
@@ -120,6 +122,23 @@ def test_a_ramps_scores_mean_what_the_models_own_mean(source: str, tmp_path: Pat
         shares = probabilities(scale, answered)
         np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-3, err_msg=ramp)
         assert calibration_error(shares, own) < MARGIN, ramp
+
+
+@pytest.mark.slow
+def test_refreshed_heads_keep_the_scale_and_a_bundle_from_before_it_stays_without(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path, as_onnx(tmp_path, "Softmax"))
+    np.savez(tmp_path / "recent.npz", x=prepared.images(900, seed=3)[0])
+    x, _ = prepared.images(HELD_OUT, seed=9)
+    for scale in (Scale("probabilities"), None):
+        bundles.edit_manifest(bundle.path, scale=scale and {"kind": scale.kind, "total": scale.total})
+        out = tmp_path / f"refreshed-{scale is None}"
+        request = PrepareRequest(model=str(bundle.path), data=str(tmp_path / "recent.npz"), out=out, head_share=0.4)
+        refresh_bundle(request, Reporter(quiet=True))
+        refreshed = load_bundle(out)
+        assert refreshed.manifest.scale == scale
+        own, ramps = said(refreshed, x)
+        for ramp, logits in ramps.items():
+            assert calibration_error(softmax(logits, axis=1), own) < MARGIN, ramp
 
 
 def too_sure(folder: Path, *, end: str = "") -> str:

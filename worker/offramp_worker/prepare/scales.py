@@ -6,6 +6,7 @@ temperature (Guo et al., "On Calibration of Modern Neural Networks", ICML 2017).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
-from scipy.optimize import minimize_scalar
 
 from offramp_core.scale import SMALLEST, Scale
 from offramp_worker.bundle.graph import output_name
@@ -21,12 +21,13 @@ from offramp_worker.prepare.data import FloatArray
 
 MOST = 16.0  # a head that is sure of nothing, or of everything, has no best temperature; 1 / MOST is the least
 MOST_ROWS = 2_000  # one number needs no more
+HALVINGS = 24  # of the range of logarithms, to seven digits
 
 
 def temperature(logits: FloatArray, distribution: FloatArray) -> float:
     """What logits (n, n_classes) are to be divided by so that their softmax says least wrongly what the model's ``distribution`` (n, n_classes) says.
 
-    The loss is cross entropy, which is convex in 1 / T. Rows that are not finite do not count; without any it is 1.
+    The loss is cross entropy. Rows that are not finite do not count; without any it is 1. (The worker image, which trains as well, has no SciPy.)
     """
     finite = np.isfinite(logits).all(axis=1)
     z = logits[finite][-MOST_ROWS:].astype(np.float64)
@@ -34,13 +35,14 @@ def temperature(logits: FloatArray, distribution: FloatArray) -> float:
         return 1.0
     z -= z.max(axis=1, keepdims=True)
     said = (distribution[finite][-MOST_ROWS:] * z).sum(axis=1)
-
-    def loss(log_gain: float) -> float:
-        gain = np.exp(log_gain)
-        return float((np.log(np.exp(gain * z).sum(axis=1)) - gain * said).mean())
-
-    bound = np.log(MOST)
-    return float(np.exp(-minimize_scalar(loss, bounds=(-bound, bound), method="bounded").x))
+    # The loss is convex in 1 / T, so that its slope says on which side of a value the best one lies.
+    low, high = -math.log(MOST), math.log(MOST)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        weights = np.exp(math.exp(middle) * z)
+        slope = float(((weights * z).sum(axis=1) / weights.sum(axis=1) - said).mean())
+        low, high = (low, middle) if slope > 0 else (middle, high)
+    return math.exp(-(low + high) / 2)
 
 
 def tempered(parameters: Mapping[str, FloatArray], by: float) -> dict[str, FloatArray]:
