@@ -18,7 +18,9 @@ def prepare(
     *,
     model: Annotated[
         str,
-        typer.Option(help="family:NAME?weights=FILE.safetensors, a torch.export program (.pt2) or an .onnx file."),
+        typer.Option(
+            help="family:NAME?weights=FILE.safetensors, a torch.export program (.pt2) or an .onnx file; a path or file:///PATH."
+        ),
     ] = "",
     refresh: Annotated[
         Path | None,
@@ -30,7 +32,7 @@ def prepare(
     data: Annotated[
         str,
         typer.Option(
-            help="Unlabelled inputs, oldest first: an .npz with x [N, ...], a folder of images, or JSON lines of text."
+            help="Unlabelled inputs, oldest first: an .npz with x [N, ...], a folder of images, or JSON lines of text; a path or file:///PATH."
         ),
     ],
     out: Annotated[
@@ -76,6 +78,13 @@ def prepare(
     sep_id: Annotated[
         int | None, typer.Option(help="Token id that ends each text of a pair.  [default: the tokenizer's]")
     ] = None,
+    own_exits: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...",
+            help="Outputs of --model that are earlier exits of its own, in the network's order: all but the one that is served.",
+        ),
+    ] = "",
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Find exits in a model, train their heads, measure them and write an exit bundle.
@@ -99,11 +108,15 @@ def prepare(
     if bool(model) == (refresh is not None):
         print("offramp prepare: give --model or --refresh, and not both", file=sys.stderr)
         raise typer.Exit(INVALID_INPUT)
+    if refresh is not None and own_exits:
+        print("offramp prepare: give --own-exits with --model; --refresh keeps the bundle's exits", file=sys.stderr)
+        raise typer.Exit(INVALID_INPUT)
     request = PrepareRequest(
         model=model or str(refresh), data=data, out=out, name=name, head_data=head_data, split=split,  # type: ignore[arg-type]
         head_share=head_share, variations=variations, seed=seed, threads=threads,
         sides=tuple(side or ()), precision=precision, device=device, compile_limit=compile_limit,  # type: ignore[arg-type]
         tokenizer=tokenizer, max_tokens=max_tokens, pad=pad_id, sep=sep_id,
+        own_exits=tuple(own_exits.split(",")) if own_exits else (),
     )  # fmt: skip
     try:
         report = (prepare_bundle if refresh is None else refresh_bundle)(request, Reporter())

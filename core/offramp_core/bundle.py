@@ -27,6 +27,7 @@ import numpy as np
 from offramp_core.columns import EXACT, FINAL_HEAD, final_id
 from offramp_core.plan import Precision, canonical_json
 from offramp_core.protocol import RampInfo
+from offramp_core.scale import Scale
 
 SCHEMA_VERSION = 1
 RAMP_ID = re.compile(r"^([a-z0-9]+/)?[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")  # as the CRDs have it
@@ -110,7 +111,8 @@ class Manifest:
     """What a bundle says about itself. ``files`` maps every other file to its SHA-256 (hex).
 
     ``ramps`` are in the order of records: those at the input, those of the fp32 graph, those of each other precision; within
-    these by position.
+    these by position. ``scale`` is that of the model's answers, in which its ramps answer too. It changes no label and no decision and is
+    in no digest; bundles of before there was one have none, and their ramps answer with logits.
     """
 
     schema_version: int
@@ -125,6 +127,7 @@ class Manifest:
     source: str = ""
     data: dict[str, Any] | None = None
     precisions: tuple[PrecisionSpec, ...] = ()
+    scale: Scale | None = None
 
     def precision_of(self, ramp: RampSpec) -> Literal["", "fp32", "int8"]:
         """Which graph feeds a ramp; empty where it reads the model's input."""

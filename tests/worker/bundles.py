@@ -33,6 +33,7 @@ from offramp_core.bundle import (
     profile_arrays,
     ramp_set_digest,
 )
+from offramp_core.scale import Scale
 from offramp_core.uncertainty import quantile_table, raw_score, uncertainty
 from offramp_worker.bundle.graph import tapped_model
 from offramp_worker.bundle.heads import head_nodes, parameter_shapes
@@ -177,6 +178,25 @@ def write_manifest(
         precisions=precisions,
     )
     (folder / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+
+
+def answering_in(folder: Path, scale: Scale) -> Path:
+    """Let the bundle's model, at every precision, end in another scale than logits, which the manifest says."""
+    manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
+    ends = {"probabilities": "Softmax", "log-probabilities": "LogSoftmax"}
+    for file in ("backbone.onnx", *(precision.file for precision in manifest.precisions)):
+        model = onnx.load(str(folder / file))
+        (end,) = model.graph.output
+        model.graph.node.append(helper.make_node(ends[scale.kind], [end.name], ["shares"], axis=1))
+        model.graph.node.append(helper.make_node("Mul", ["shares", "total"], ["scores"]))
+        model.graph.initializer.append(numpy_helper.from_array(np.array(scale.total, dtype=np.float32), "total"))
+        end.name = "scores"
+        (folder / file).write_bytes(model.SerializeToString())
+    x = np.load(folder / "probe.npz")["x"]
+    (folder / "probe.npz").write_bytes(_npz(x=x, logits=_answers(onnx.load(str(folder / "backbone.onnx")), x)))
+    write_manifest(folder, manifest.ramps, manifest.precisions)
+    edit_manifest(folder, scale={"kind": scale.kind, "total": scale.total})
+    return folder
 
 
 def edit_manifest(folder: Path, **fields: Any) -> None:

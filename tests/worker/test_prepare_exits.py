@@ -11,8 +11,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
+from scipy.special import log_softmax, softmax
 
 from offramp_core.bundle import RampSpec, ramp_set_digest
+from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_worker.bundle.graph import stage_model
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.features import heads_of, tapped_logits
@@ -72,7 +74,7 @@ def branching(path: Path) -> Path:
 
 def test_a_networks_own_exits_become_ramps_that_say_what_its_outputs_said(tmp_path: Path) -> None:
     path = branching(tmp_path / "m.onnx")
-    backbone = load_backbone(str(path), ROWS)
+    backbone = load_backbone(str(path), ROWS, own_exits=("early", "late"))
     assert [value.name for value in backbone.model.graph.output] == ["final"]
     found = find_places(backbone, ROWS)
     places, exits = found.places, found.exits
@@ -89,9 +91,94 @@ def test_a_networks_own_exits_become_ramps_that_say_what_its_outputs_said(tmp_pa
         np.testing.assert_allclose(got, wanted, atol=1e-6)
 
 
+def test_two_tasks_of_as_many_classes_are_refused_until_one_is_named_an_exit_of_the_other(tmp_path: Path) -> None:
+    path = branching(tmp_path / "m.onnx")
+    with pytest.raises(ModelRefusedError) as caught:
+        load_backbone(str(path), ROWS)
+    said = str(caught.value)
+    assert "3 outputs: 'early' [16, 3], 'late' [16, 3], 'final' [16, 3]" in said
+    assert "--own-exits" in said and "onnx.utils.extract_model" in said
+    assert load_backbone(str(path), ROWS, own_exits=("early", "late")).exits == ("early", "late")
+
+
+def test_the_output_that_is_no_exit_is_served_wherever_it_stands(tmp_path: Path) -> None:
+    path = branching(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    early = model.graph.output.pop(0)
+    model.graph.output.append(early)
+    onnx.save(model, path)
+    backbone = load_backbone(str(path), ROWS, own_exits=("late", "early"))
+    assert (backbone.output.name, backbone.exits) == ("final", ("late", "early"))
+    (logits,) = open_session(backbone.model, threads=1).run(None, {"x": ROWS})
+    np.testing.assert_array_equal(logits, ort.InferenceSession(str(path)).run(["final"], {"x": ROWS})[0])
+
+
+OWN_EXITS = {
+    "a name that is no output": (("early", "lat"), "own-exits names 'lat'"),
+    "a name twice": (("early", "early", "late"), "own-exits names 'early' twice"),
+    "an output that is neither": (("early",), r"leaves 2 outputs: 'late' \[16, 3\], 'final'"),
+    "nothing left to serve": (("early", "late", "final"), "leaves no output"),
+}
+
+
+@pytest.mark.parametrize("case", OWN_EXITS)
+def test_own_exits_are_all_outputs_but_the_one_that_is_served(case: str, tmp_path: Path) -> None:
+    names, message = OWN_EXITS[case]
+    with pytest.raises(InvalidArgumentError, match=message):
+        load_backbone(str(branching(tmp_path / "m.onnx")), ROWS, own_exits=names)
+
+
+def ending(path: Path, ends: dict[str, str]) -> Path:
+    """The branching network with an operator behind some of its outputs, whose names stay."""
+    model = onnx.load(branching(path))
+    for node in model.graph.node:
+        node.output[:] = [f"{name}_raw" if name in ends else name for name in node.output]
+    for name, operator in ends.items():
+        model.graph.node.append(
+            helper.make_node(operator, [f"{name}_raw"], [name], **({} if operator == "Sigmoid" else {"axis": 1}))
+        )
+    onnx.save(model, path)
+    return path
+
+
+ENDS = {
+    "probabilities everywhere": {"early": "Softmax", "late": "Softmax", "final": "Softmax"},
+    "logits at an exit, probabilities at the end": {"late": "Softmax", "final": "Softmax"},
+    "probabilities at an exit, logits at the end": {"early": "Softmax", "late": "LogSoftmax"},
+    "logarithms at the end": {"early": "Softmax", "final": "LogSoftmax"},
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_what_a_networks_own_exits_say_is_said_in_the_scale_of_its_end(case: str, tmp_path: Path) -> None:
+    names = ("early", "late")
+    path = ending(tmp_path / "m.onnx", ENDS[case])
+    backbone = load_backbone(str(path), ROWS, own_exits=names)
+    found = find_places(backbone, ROWS)
+    places, exits = found.places, found.exits
+    own = candidate_rungs(places, entry=None, exits=exits).own
+    heads = heads_of(own, places, tensors={ramp.id: {} for ramp in own})
+    _, said = tapped_logits(backbone, heads, ROWS, threads=1, advance=lambda _: None)
+    raw = dict(
+        zip(names, ort.InferenceSession(str(branching(tmp_path / "raw.onnx"))).run(names, {"x": ROWS}), strict=True)
+    )
+    scaled = {"Softmax": softmax, "LogSoftmax": log_softmax}.get(ENDS[case].get("final", ""))
+    for name, logits in zip(names, said, strict=True):
+        answered = backbone.scale.from_logits(logits)
+        if scaled is not None:
+            np.testing.assert_allclose(answered, scaled(raw[name], axis=1), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(softmax(logits, axis=1), softmax(raw[name], axis=1), rtol=1e-5)
+
+
+def test_an_exit_that_answers_another_kind_of_question_is_refused_by_name(tmp_path: Path) -> None:
+    path = ending(tmp_path / "m.onnx", {"early": "Sigmoid"})
+    with pytest.raises(ModelRefusedError, match=r"output 'early' .* ends in Sigmoid .* a probability for each label"):
+        load_backbone(str(path), ROWS, own_exits=("early", "late"))
+
+
 def test_a_stage_with_an_own_exit_computes_the_exit_and_goes_on(tmp_path: Path) -> None:
     path = branching(tmp_path / "m.onnx")
-    backbone = load_backbone(str(path), ROWS)
+    backbone = load_backbone(str(path), ROWS, own_exits=("early", "late"))
     found = find_places(backbone, ROWS)
     places, exits = found.places, found.exits
     (_, late) = heads_of(
@@ -135,7 +222,7 @@ def test_exits_between_blocks_that_hand_on_several_scales_are_taken_where_these_
     tmp_path: Path, classifiers_last: bool
 ) -> None:
     path = multi_scale(tmp_path / "m.onnx", classifiers_last=classifiers_last)
-    backbone = load_backbone(str(path), ROWS)
+    backbone = load_backbone(str(path), ROWS, own_exits=("exit1", "exit2"))
     found = find_places(backbone, ROWS)
     places, exits = found.places, found.exits
     assert exits == {"exit1": "packed1", "exit2": "packed2"}
@@ -149,7 +236,7 @@ def test_exits_between_blocks_that_hand_on_several_scales_are_taken_where_these_
 
 def test_what_is_behind_packed_scales_needs_nothing_from_before_them(tmp_path: Path) -> None:
     path = multi_scale(tmp_path / "m.onnx", classifiers_last=True)
-    backbone = load_backbone(str(path), ROWS)
+    backbone = load_backbone(str(path), ROWS, own_exits=("exit1", "exit2"))
     found = find_places(backbone, ROWS)
     places, exits = found.places, found.exits
     shapes = {place.tensor: place.shape for place in places}
@@ -192,8 +279,10 @@ def test_a_network_with_its_own_exits_is_prepared_with_them_among_the_candidates
     x = np.random.default_rng(2).normal(size=(400, 3, 8, 8)).astype(np.float32)
     x += np.random.default_rng(3).normal(0, 1.5, size=(400, 3, 1, 1)).astype(np.float32)
     np.savez(tmp_path / "d.npz", x=x)
+    names = [value.name for value in onnx.load(str(model)).graph.output]
     request = PrepareRequest(
         model=str(model),
+        own_exits=tuple(names[:-1]),
         data=str(tmp_path / "d.npz"),
         out=tmp_path / "b",
         profile_seconds=0.1,
@@ -202,11 +291,12 @@ def test_a_network_with_its_own_exits_is_prepared_with_them_among_the_candidates
     )
     report = prepare_bundle(request, Reporter(quiet=True))
     assert {"r01-own", "r02-own"} <= {line.verdict.spec.id for line in report.lines}
-    names = [value.name for value in onnx.load(str(model)).graph.output]
     told = report.to_mapping()
     assert [*told["own_exits"], told["served_output"]] == names
     with io.StringIO() as out:
         print_report(report, Console(file=out, width=400))
         said = out.getvalue()
-    assert f"outputs: {names[-1]} is served; {', '.join(names[:-1])}" in said  # two tasks of as many classes look alike
-    assert "r01-own" in said[said.index("outputs:") :].partition("export the model with one output")[0]
+    assert f"task: top label of 3 classes: output {names[-1]!r} ends in MatMul" in said
+    assert told["assumed"][0] in said
+    assert f"outputs: {names[-1]} is served; {', '.join(names[:-1])}" in said
+    assert "r01-own" in said[said.index("outputs:") :].partition("\n")[0]

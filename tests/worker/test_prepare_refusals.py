@@ -74,6 +74,39 @@ def two_outputs(folder: Path) -> str:
     return classifier(folder / "m.onnx", outputs=("y", "f"))
 
 
+def with_labels(folder: Path, outputs: tuple[str, ...]) -> str:
+    path = classifier(folder / "m.onnx")
+    model = onnx.load(path)
+    model.graph.node.append(helper.make_node("ArgMax", ["y"], ["label"], axis=1, keepdims=0))
+    values = {"label": (TensorProto.INT64, ["batch"]), "y": (TensorProto.FLOAT, ["batch", 5])}
+    del model.graph.output[:]
+    model.graph.output.extend(helper.make_tensor_value_info(name, *values[name]) for name in outputs)
+    onnx.save(model, path)
+    return path
+
+
+def labels_and_scores(folder: Path) -> str:
+    return with_labels(folder, ("label", "y"))
+
+
+def labels_alone(folder: Path) -> str:
+    return with_labels(folder, ("label",))
+
+
+def maps_of_scores(folder: Path) -> str:
+    """As scikit-learn's classifiers are exported: a map from label to probability for each row."""
+    path = classifier(folder / "m.onnx")
+    model = onnx.load(path)
+    zipmap = helper.make_node("ZipMap", ["y"], ["map"], domain="ai.onnx.ml", classlabels_int64s=list(range(5)))
+    model.graph.node.append(zipmap)
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    del model.graph.output[:]
+    scores = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    model.graph.output.append(helper.make_value_info("map", helper.make_sequence_type_proto(scores)))
+    onnx.save(model, path)
+    return path
+
+
 def two_inputs(folder: Path) -> str:
     nodes = [
         helper.make_node("Add", ["x", "x2"], ["a"]),
@@ -108,11 +141,14 @@ def pickled_program(folder: Path) -> str:
 
 MODELS = {
     "an image as output": (image_output, ModelRefusedError, r"must be \[batch, classes\]"),
-    "outputs that are not all logits": (
-        two_outputs,
+    "two outputs": (two_outputs, ModelRefusedError, r"2 outputs: 'y' \[16, 5\], 'f' \[16, 4\]; a bundle serves one"),
+    "labels beside their scores": (
+        labels_and_scores,
         ModelRefusedError,
-        r"output 'y' has shape \[16, 5\], the last one \[16, 4\]",
+        r"2 outputs: 'label' int64 \[16\], 'y' \[16, 5\]",
     ),
+    "labels alone": (labels_alone, ModelRefusedError, r"output 'label' is int64 \[16\], not scores"),
+    "a map for each row": (maps_of_scores, ModelRefusedError, r"output 'map' is a list, not scores"),
     "two inputs": (two_inputs, ModelRefusedError, "2 inputs and 1 outputs"),
     "training mode": (depends_on_the_batch, ModelRefusedError, "depends on the other inputs of its batch"),
     "a fixed batch": (fixed_batch, ModelRefusedError, "batch axis fixed"),
@@ -250,6 +286,15 @@ def test_a_target_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
         check_target(tmp_path / "letter.txt")
     with pytest.raises(InvalidArgumentError, match="lies inside a file"):
         check_target(tmp_path / "letter.txt" / "bundle")
+
+
+def test_the_command_says_where_own_exits_belong(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(prepare)
+    given = ["--refresh", str(tmp_path), "--own-exits", "early", "--data", "d.npz", "--out", str(tmp_path / "b")]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 2
+    assert result.stderr == "offramp prepare: give --own-exits with --model; --refresh keeps the bundle's exits\n"
 
 
 def test_the_command_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -241,6 +241,8 @@ def _check_manifest(manifest: Manifest) -> None:
         raise InvalidBundleError(
             f"{MANIFEST_FILE}: name {manifest.name!r} (no slash) or n_classes {manifest.n_classes} (>= 2) is out of range"
         )
+    if manifest.scale is not None and not 0 < manifest.scale.total < math.inf:
+        raise InvalidBundleError(f"{MANIFEST_FILE}: scale.total is {manifest.scale.total}; it must be a number above 0")
     _check_precisions(manifest)
     for ramp in manifest.ramps:
         _check_place(ramp, manifest)

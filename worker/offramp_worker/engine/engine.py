@@ -104,7 +104,7 @@ class Engine:
         self._clock, self._wall_clock = clock, wall_clock
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
         self._exact, self._exact_seconds = sessions.exact_stage(), exact_seconds(bundle.profile)
-        self._usual = sessions.usual
+        self._usual, self._scale = sessions.usual, bundle.manifest.scale
         spec = bundle.manifest.inputs[0]
         join = partial(pad_rows, spec=spec)
         self._batcher = Batcher(
@@ -488,11 +488,12 @@ class Engine:
         """Reply to the rows that leave; then count them and queue the audits that were drawn for them."""
         exit_name = "final" if leave.ramp is None else self.bundle.columns[leave.ramp].id
         answers, now, rows = labels(leave.logits), self._clock(), leave.rows.tolist()
+        scores = leave.logits if leave.ramp is None or self._scale is None else self._scale.from_logits(leave.logits)
         done, latencies, counted, drawn, to_audit = [], [], [], [], 0
         for k, i in enumerate(rows):
             ticket, row = batch.owners[i]
             is_drawn = not batch.never_exit and ticket.draws[row] < runtime.audit_rate
-            ticket.logits[row], ticket.labels[row] = leave.logits[k], answers[k]
+            ticket.logits[row], ticket.labels[row] = scores[k], answers[k]
             ticket.exits[row], ticket.configs[row], ticket.arms[row] = exit_name, runtime.config, runtime.counter.arm
             is_audited = ticket.counted and (is_drawn or runtime.judges_itself)
             ticket.epochs[row], ticket.audited[row], ticket.due[row] = runtime.counter.epoch, is_audited, leave.due

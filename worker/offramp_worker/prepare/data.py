@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.npz import read_npz
+from offramp_worker.prepare.locations import local_path
 from offramp_worker.prepare.texts import TextReader, read_texts
 
 FloatArray = npt.NDArray[np.float32]
@@ -59,8 +60,8 @@ def load_inputs(uri: str, *, texts: TextReader | None = None) -> InputArray:
     Parameters
     ----------
     uri : str
-        An ``.npz`` file with an array ``x``: floats [N, ...], or token ids [N, length] as int64 (other arrays, such as labels,
-        are not read); a folder of images of one size (read in order of name, scaled to [0, 1], channels first: [N, 3 or 1,
+        A path or ``file://`` URI of: an ``.npz`` file with an array ``x``, floats [N, ...] or token ids [N, length] as int64
+        (other arrays, such as labels, are not read); a folder of images of one size (read in order of name, scaled to [0, 1], channels first: [N, 3 or 1,
         H, W]); or JSON lines of text.
     texts : TextReader, optional
         Divides texts into tokens.
@@ -74,7 +75,7 @@ def load_inputs(uri: str, *, texts: TextReader | None = None) -> InputArray:
     InvalidArgumentError
         Names the file or array and what it must look like.
     """
-    path = Path(uri)
+    path = local_path(uri, field="data")
     if not path.exists():
         raise InvalidArgumentError(
             f"data {uri} does not exist; give an .npz with x [N, ...], a folder of images, or a .jsonl file of texts"

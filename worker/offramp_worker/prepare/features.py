@@ -46,7 +46,7 @@ Advance = Callable[[int], None]
 class Features:
     """Pooled inputs of heads and the model's answers for the same rows.
 
-    ``pooled`` maps :func:`feature_key` to (n, width) float32; ``logits`` is (n, n_classes).
+    ``pooled`` maps :func:`feature_key` to (n, width) float32; ``logits`` is (n, n_classes), whatever scale the model answers in.
     """
 
     pooled: Mapping[str, FloatArray]
@@ -141,8 +141,8 @@ def collect_features(
     distinct = {feature_key(spec): spec for spec in ramps if not KINDS[spec.head].convolutions}
     blank = blank_heads(tuple(distinct.values()), places, n_classes=backbone.n_classes)
     heads = tuple(_pooling_only(head) for head in blank)
-    logits, pooled = tapped_logits(backbone, heads, x, threads=threads, advance=advance)
-    return Features(dict(zip(distinct, pooled, strict=True)), logits)
+    answers, pooled = tapped_logits(backbone, heads, x, threads=threads, advance=advance)
+    return Features(dict(zip(distinct, pooled, strict=True)), backbone.scale.to_logits(answers))
 
 
 def collect_maps(

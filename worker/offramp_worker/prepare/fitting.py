@@ -28,6 +28,7 @@ from offramp_worker.prepare.features import (
     tapped_logits,
 )
 from offramp_worker.prepare.progress import Reporter
+from offramp_worker.prepare.scales import temperature, tempered
 from offramp_worker.prepare.selection import (
     REACH,
     RampCost,
@@ -116,7 +117,7 @@ class Workshop:
 class Fitted:
     """Trained heads, what they say about the validation rows, and candidates not trained.
 
-    ``said`` maps ramp id to logits (n, n_classes) and ``reference`` (n, n_classes) are the model's own.
+    ``said`` maps ramp id to logits (n, n_classes) and ``reference`` (n, n_classes) are the model's own, whatever scale it answers in.
     """
 
     specs: tuple[RampSpec, ...]
@@ -295,6 +296,24 @@ def fit_convolutions(shop: Workshop, specs: Sequence[RampSpec], taught: Taught) 
     _, logits = tapped_logits(shop.backbone, nodes, v, threads=shop.threads, advance=lambda _: None)
     said = {spec.id: each for spec, each in zip(specs, logits, strict=True)}
     return replace(taught, fitted=fitted.then(Fitted(tuple(specs), parameters, said, fitted.reference)))
+
+
+def calibrated(fitted: Fitted, specs: Sequence[RampSpec]) -> Fitted:
+    """The heads of ``specs`` with a temperature, found on the validation rows, that makes them as sure as the model is.
+
+    What the network brings with it stays as it is.
+    """
+    distribution = probabilities(fitted.reference)
+    by = {
+        spec.id: temperature(fitted.said[spec.id], distribution)
+        for spec in specs
+        if KINDS[spec.head].trained and spec.id in fitted.said
+    }
+    return replace(
+        fitted,
+        parameters={**fitted.parameters, **{ramp: tempered(fitted.parameters[ramp], t) for ramp, t in by.items()}},
+        said={**fitted.said, **{ramp: fitted.said[ramp] / np.float32(t) for ramp, t in by.items()}},
+    )
 
 
 def _own_exits(specs: Sequence[RampSpec], validation: Features) -> Fitted:

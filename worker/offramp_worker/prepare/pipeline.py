@@ -42,12 +42,14 @@ from offramp_worker.prepare.fitting import (
     Rungs,
     Taught,
     Workshop,
+    calibrated,
     candidate_rungs,
     choose_convolutions,
     fit_convolutions,
     fit_growing,
     fit_pooled,
 )
+from offramp_worker.prepare.locations import FAMILY, model_file
 from offramp_worker.prepare.outlook import outlooks
 from offramp_worker.prepare.places import Found, find_places
 from offramp_worker.prepare.precisions import Allowed, Approximations, Chain, Work, approximate, merits
@@ -106,6 +108,8 @@ class PrepareRequest:
         The token id that fills rows up. None: the tokenizer's, else 0.
     sep : int, optional
         The token id that ends each text of a pair. None: the tokenizer's.
+    own_exits : tuple of str
+        Outputs of the model that are earlier exits of the network's own; they become ramps.
     """
 
     model: str
@@ -127,6 +131,7 @@ class PrepareRequest:
     max_tokens: int = 512
     pad: int | None = None
     sep: int | None = None
+    own_exits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +287,7 @@ def _worthwhile(
 def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Search:
     """Load the model, find places and measure them."""
     with reporter.step("export the model", total=1) as advance:
-        backbone = load_backbone(request.model, inputs.x, pad=inputs.pad, sep=inputs.sep)
+        backbone = load_backbone(request.model, inputs.x, pad=inputs.pad, sep=inputs.sep, own_exits=request.own_exits)
         advance(1)
     inputs = inputs.fitted(backbone.input)
     if request.variations and inputs.x.ndim != 4:
@@ -333,7 +338,8 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
     request, backbone, split = search.request, search.backbone, heads.split
     device = DEVICES[request.device]
     ramps = _kept(verdicts)
-    x, parameters = search.inputs.x, heads.fitted.parameters
+    fitted = calibrated(heads.fitted, ramps)
+    x, parameters = search.inputs.x, fitted.parameters
     found = approximate(
         Chain(backbone, search.places, ramps, parameters, search.measured),
         request.sides,
@@ -353,7 +359,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
     unseen = x[split.head :]
     with search.reporter.step("score the records", total=len(unseen)) as advance:
         reference, said = found.score(unseen, threads=training_threads(), advance=advance)
-    heard = {**{spec.id: heads.fitted.said[spec.id] for spec in ramps}, **found.said}
+    heard = {**{spec.id: fitted.said[spec.id] for spec in ramps}, **found.said}
     tables = {column: score_table(logits) for column, logits in heard.items()}
     contents = BundleContents(
         name=request.name or _default_name(backbone.name),
@@ -388,7 +394,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         )
         + tuple(RampLine(Verdict(spec, others[spec.id]), "records") for spec in found.ramps if spec.id in others)
         + tuple(RampLine(verdict, "validation") for verdict in found.refused),
-        untrained=heads.fitted.untrained,
+        untrained=fitted.untrained,
         outlooks=outlooks(arrays, found.columns),
         data=contents.data,
         exact_seconds={batch.batch_size: batch.exact_seconds for batch in search.measured.batches},
@@ -397,7 +403,8 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         approximations=approximation_lines(found, said, reference),
         executors=executors,
         served=backbone.output.name,
-        exits=backbone.exits,
+        exits=request.own_exits,
+        assumed=backbone.task.assumed(reference) if backbone.task is not None else (),
     )
     write_report(report)
     return report
@@ -476,7 +483,7 @@ def provenance(request: PrepareRequest, split: HeadSplit, inputs: Inputs) -> dic
 
 def _source(uri: str) -> str:
     """The model URI without folders, which mean nothing on another machine."""
-    return re.sub(r"(?<=weights=)[^&]*/", "", uri) if uri.startswith("family:") else Path(uri).name
+    return re.sub(r"(?<=weights=)[^&]*/", "", uri) if uri.startswith(FAMILY) else model_file(uri).name
 
 
 def _default_name(name: str) -> str:

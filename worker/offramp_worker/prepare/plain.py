@@ -94,9 +94,8 @@ def head_logits(parameters: Parameters, pooled: FloatArray) -> FloatArray:
 
 
 def probabilities(logits: FloatArray) -> FloatArray:
-    """The model's answers as class probabilities, (n, n_classes); outputs that already are stay as they are."""
-    is_distribution = bool((logits >= 0).all()) and np.allclose(logits.sum(axis=1), 1, atol=1e-3)
-    return logits if is_distribution else _softmax(logits)
+    """The softmax of logits (n, n_classes)."""
+    return _softmax(logits)
 
 
 def _fit(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import onnx
 
 from offramp_core.bundle import PrecisionSpec, Profile, RampSpec, side_model_file
@@ -23,9 +24,11 @@ from offramp_worker.prepare.mixing import Exits
 from offramp_worker.prepare.profiling import Measurements, measure, profile_of, with_chain, with_heads
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.quantizing import Quantized, choose_quantized
+from offramp_worker.prepare.scales import temperature, with_temperature
 from offramp_worker.prepare.selection import BUDGETS, LOOSEST, RampCost, RampMerit, Verdict, cost_of, merit
 from offramp_worker.prepare.side import Side, cannot_pay, load_side, side_logits, side_merit
 from offramp_worker.prepare.sources import Backbone
+from offramp_worker.prepare.trainer import probabilities
 
 INT8: Precision = "int8"
 INT8_FILE = "backbone.int8.onnx"
@@ -198,8 +201,9 @@ def _sides(exact: Chain, uris: Sequence[str], reference: FloatArray, work: Work)
             reporter=work.reporter,
         )
         (logits,) = side_logits([side], work.validation, exact.backbone.input, threads=work.pass_threads)
-        worth = side_merit(side, logits, reference, exact_seconds=seconds)
-        sides.append(replace(side, merit=worth, refused=cannot_pay(worth)))
+        by = temperature(logits, probabilities(exact.backbone.scale.to_logits(reference)))
+        worth = side_merit(side, logits / np.float32(by), reference, exact_seconds=seconds)
+        sides.append(replace(side, model=with_temperature(side.model, by), merit=worth, refused=cannot_pay(worth)))
     return sides
 
 

@@ -30,7 +30,7 @@ from offramp_worker.devices import open_session
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import FloatArray, HeadSplit, InputArray
 from offramp_worker.prepare.features import heads_of, tapped_logits
-from offramp_worker.prepare.fitting import Fitted, Workshop, fit_convolutions, fit_given, fit_growing
+from offramp_worker.prepare.fitting import Fitted, Workshop, calibrated, fit_convolutions, fit_given, fit_growing
 from offramp_worker.prepare.outlook import Outlook, outlooks
 from offramp_worker.prepare.pipeline import (
     PrepareRequest,
@@ -44,6 +44,7 @@ from offramp_worker.prepare.progress import Advance, Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, write_report
 from offramp_worker.prepare.selection import RampCost, RampMerit, Verdict, merit
 from offramp_worker.prepare.sources import Backbone
+from offramp_worker.prepare.task import found_scale
 from offramp_worker.prepare.trainer import HAS_TORCH, Parameters, probabilities
 from offramp_worker.prepare.writing import write_refreshed
 
@@ -105,7 +106,10 @@ class _Refreshing:
         self._earlier = {ramp.id: _parameters(ramp, tensors, manifest.n_classes) for ramp in self._own}
         _check_shared(self._heads, self._earlier, manifest)
         places = {r.position: Place(r.position, r.tensor, tuple(bundle.shapes[r.tensor])) for r in self._own}
-        backbone = Backbone(bundle.backbone, manifest.name, manifest.inputs[0], manifest.outputs[0])
+        backbone = Backbone(
+            bundle.backbone, manifest.name, manifest.inputs[0], manifest.outputs[0],
+            scale=manifest.scale or found_scale(bundle.probe_logits),
+        )  # fmt: skip
         self._shop = Workshop(
             backbone, tuple(places.values()), x, extra, request.variations, request.seed, training_threads(), reporter
         )
@@ -122,7 +126,7 @@ class _Refreshing:
         )  # fmt: skip
         convolutions = [ramp for ramp in self._own if ramp not in pooled] if HAS_TORCH else []
         taught = fit_convolutions(shop, convolutions, taught)
-        return taught.split, self._better(taught.split, taught.fitted)
+        return taught.split, self._better(taught.split, calibrated(taught.fitted, self._own))
 
     def finish(self, split: HeadSplit, fitted: Fitted, data: dict[str, Any], *, start: float) -> PrepareReport:
         """Score validation rows for the tables and unseen rows for the records, and write the bundle."""
@@ -176,9 +180,10 @@ class _Refreshing:
 
     def _better(self, split: HeadSplit, fitted: Fitted) -> Fitted:
         """Per ramp the new head, or the earlier one where there is no other or its loss on the validation rows is lower."""
-        rows = self._shop.validation_rows(split)
+        shop = self._shop
+        rows = shop.validation_rows(split)
         reference, earlier = self._heads_at(self._bundle.backbone, self._own, self._earlier, rows, lambda _: None)
-        targets = probabilities(reference)
+        targets = probabilities(shop.backbone.scale.to_logits(reference))
         chosen = {
             spec.id: self._earlier[spec.id]
             if spec.id not in fitted.said or _loss(earlier[spec.id], targets) < _loss(fitted.said[spec.id], targets)

@@ -94,7 +94,8 @@ class PrepareReport:
     """What a bundle holds, which rows went where, and how long each part took.
 
     ``outlooks_before`` is the outlook with the earlier heads on the same records, where heads were refreshed. ``served`` is the output whose
-    answers are served, ``exits`` are those that were taken for exits of the network's own. ``unread`` are the places that no head can be fed from.
+    answers are served, ``exits`` are those that the request named as exits of the network's own. ``unread`` are the places that no head can be fed from.
+    ``assumed`` says what the model's answers were taken for.
     """
 
     out: Path
@@ -116,6 +117,7 @@ class PrepareReport:
     served: str = ""
     exits: tuple[str, ...] = ()
     unread: tuple[Unread, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     @property
     def kept(self) -> tuple[RampLine, ...]:
@@ -140,6 +142,7 @@ class PrepareReport:
             "unread": [{"tensor": each.tensor, "reason": each.reason} for each in self.unread],
             "served_output": self.served,
             "own_exits": list(self.exits),
+            "assumed": list(self.assumed),
             "ramps": [line.to_mapping() for line in self.kept],
             "refused": [line.to_mapping() for line in self.lines if line.verdict.refused],
             "untrained": [
@@ -291,6 +294,7 @@ def _notes(report: PrepareReport) -> list[str]:
         f"data: {data['head_training']} rows trained heads, {data['head_validation']} validated them, "
         f"{data['records']} are records; no row is in two of them",
     ]
+    lines += _task(report)
     lines += _own_exits(report)
     if data["extra_training"] or data["variations"]:
         lines.append(
@@ -325,15 +329,23 @@ def _rounded(shares: Mapping[Any, float]) -> dict[str, float]:
     return {str(key): round(share, 4) for key, share in shares.items()}
 
 
+def _task(report: PrepareReport) -> list[str]:
+    """What the model's answers were taken for; what speaks against it stands below."""
+    if not report.assumed:
+        return []
+    taken, *doubts = report.assumed
+    return [f"task: {taken}", *(f"      {doubt}; is this a classifier's top label?" for doubt in doubts)]
+
+
 def _own_exits(report: PrepareReport) -> list[str]:
-    """What became of several outputs: nothing in a graph tells the exits of one task from the answers to two."""
+    """What the network's own exits are worth: one that seldom agrees may answer another question."""
     if not report.exits:
         return []
     own = (line.verdict for line in report.lines if line.verdict.spec.head == "own")
     agreement = ", ".join(f"{verdict.spec.id} {verdict.merit.agreement:.0%}" for verdict in own)
     return [
         f"outputs: {report.served} is served; {', '.join(report.exits)} {'are' if len(report.exits) > 1 else 'is'} taken for earlier exits of the same task, "
-        f"which agree with it on {agreement}; export the model with one output if that is another task"
+        f"as --own-exits says, which agree with it on {agreement}"
     ]
 
 

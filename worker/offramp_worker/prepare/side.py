@@ -25,6 +25,7 @@ from offramp_worker.prepare.features import model_logits
 from offramp_worker.prepare.profiling import side_seconds
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.quantizing import Quantized, choose_quantized
+from offramp_worker.prepare.scales import ending_in_logits
 from offramp_worker.prepare.selection import LOOSEST, RampCost, RampMerit, merit
 from offramp_worker.prepare.sources import Backbone, load_backbone
 
@@ -97,6 +98,7 @@ def load_side(
             quantized = choose_quantized(small, x, seed=seed, threads=threads, seconds=COMPARE_SECONDS)
             advance(1)
     model = small.model if quantized is None or quantized.model is None else quantized.model
+    model = ending_in_logits(model, small.scale)
     spec = RampSpec(
         id=_ramp_id(small.name, taken),
         tensor=backbone.input.name,
@@ -141,7 +143,13 @@ def _with_input(small: Backbone, name: str) -> Backbone:
     (entry,) = [value for value in model.graph.input if value.name == input_name(model)]
     model.graph.node.insert(0, helper.make_node("Identity", [name], [entry.name], name="side/entry"))
     entry.name = name
-    return Backbone(model, small.name, replace(small.input, name=name), replace(small.output, name=output_name(model)))
+    return replace(
+        small,
+        model=model,
+        input=replace(small.input, name=name),
+        output=replace(small.output, name=output_name(model)),
+        program=None,
+    )
 
 
 def _ramp_id(name: str, taken: Collection[str]) -> str:

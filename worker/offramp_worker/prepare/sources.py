@@ -23,6 +23,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from offramp_core.bundle import TensorSpec
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError, OfframpError
+from offramp_core.scale import LOGITS, Scale
 from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.bundle.lengths import bucket_length, used_length
 from offramp_worker.bundle.load import NUMPY_TYPES
@@ -30,7 +31,10 @@ from offramp_worker.bundle.tensors import external_tensors
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.data import FloatArray, InputArray
 from offramp_worker.prepare.exported import checked_archive
+from offramp_worker.prepare.locations import FAMILY, model_file
 from offramp_worker.prepare.packing import pack_exits
+from offramp_worker.prepare.scales import add_logits
+from offramp_worker.prepare.task import TopLabel, declared_task
 from offramp_worker.prepare.tokens import (
     DEFAULT_PAD,
     IDS,
@@ -57,6 +61,7 @@ class Backbone:
 
     ``program`` is what torch.export made of it, where torch had it.
     ``exits`` are tensors with logits of exits that the network brings with it. ``sep`` is the token id that ends each text of a pair.
+    ``task`` is what the model was found to do when it was loaded, ``scale`` that of its answers.
     """
 
     model: Any  # onnx.ModelProto
@@ -66,6 +71,8 @@ class Backbone:
     program: Any = None  # torch.export.ExportedProgram
     exits: tuple[str, ...] = ()
     sep: int | None = None
+    task: TopLabel | None = None
+    scale: Scale = LOGITS
 
     @property
     def n_classes(self) -> int:
@@ -73,41 +80,47 @@ class Backbone:
         return self.output.shape[0]
 
 
-def load_backbone(uri: str, x: InputArray, *, pad: int | None = None, sep: int | None = None) -> Backbone:
+def load_backbone(
+    uri: str, x: InputArray, *, pad: int | None = None, sep: int | None = None, own_exits: tuple[str, ...] = ()
+) -> Backbone:
     """Load a model and turn it into a checked ONNX graph.
 
     Parameters
     ----------
     uri : str
-        ``family:NAME?weights=FILE.safetensors[&parameter=value]``, a ``.pt2`` file or an ``.onnx`` file.
+        ``family:NAME?weights=FILE.safetensors[&parameter=value]``, or the path or ``file://`` URI of a ``.pt2`` or an ``.onnx`` file.
     x : (N, ...) float32, or (N, length) int64 of token ids
         Inputs; the first 16 are run to check the model.
     pad : int, optional
         The token id that fills rows up; None: 0.
     sep : int, optional
         The token id that ends each text of a pair; a model that reads token types needs it.
+    own_exits : tuple of str
+        Outputs that are earlier exits of the network's own, in its order; all but the one that is served.
 
     Raises
     ------
     InvalidArgumentError
         The URI, a file it names, or the shape of the inputs is at fault.
     ModelRefusedError
-        The model is no classifier with one input and one output, or its answers depend on the batch.
+        The model is no classifier with one input and one output besides its own exits, or its answers depend on the batch.
     """
     sample, pad = x[:SAMPLE_ROWS], DEFAULT_PAD if pad is None else pad
     program = None
-    if uri.startswith("family:"):
+    file = model_file(uri)
+    if uri.startswith(FAMILY):
         model, program, name = _from_family(uri, sample, pad=pad, sep=sep)
-    elif uri.endswith(".pt2"):
-        (model, program), name = _from_exported(_existing(uri), sample, pad=pad, sep=sep), Path(uri).stem
-    elif uri.endswith(".onnx"):
-        model, name = _from_onnx(_existing(uri)), Path(uri).stem
+    elif file.suffix == ".pt2":
+        (model, program), name = _from_exported(_existing(file), sample, pad=pad, sep=sep), file.stem
+    elif file.suffix == ".onnx":
+        model, name = _from_onnx(_existing(file)), file.stem
     else:
         raise InvalidArgumentError(
             f"model {uri!r} is none of family:NAME?weights=FILE.safetensors, FILE.pt2 and FILE.onnx; "
             "other checkpoints: export them with torch.export.save or torch.onnx.export"
         )
-    return replace(_checked(_normalised(model), name=name, sample=sample, pad=pad, sep=sep), program=program, sep=sep)
+    backbone = _checked(_normalised(model), name=name, sample=sample, pad=pad, sep=sep, own_exits=own_exits)
+    return replace(backbone, program=program, sep=sep)
 
 
 def fitted_rows(x: InputArray, spec: TensorSpec) -> InputArray:
@@ -118,10 +131,10 @@ def fitted_rows(x: InputArray, spec: TensorSpec) -> InputArray:
     return x if spec.varies else _with_length(x, spec.shape[0], pad=spec.pad)
 
 
-def _existing(path: str) -> Path:
-    if not Path(path).is_file():
+def _existing(path: Path) -> Path:
+    if not path.is_file():
         raise InvalidArgumentError(f"model {path} does not exist or is not a file")
-    return Path(path)
+    return path
 
 
 def _from_family(uri: str, sample: InputArray, *, pad: int, sep: int | None) -> tuple[onnx.ModelProto, Any, str]:
@@ -130,12 +143,12 @@ def _from_family(uri: str, sample: InputArray, *, pad: int, sep: int | None) -> 
 
     from offramp_worker.prepare.families import check_family
 
-    name, _, query = uri.removeprefix("family:").partition("?")
+    name, _, query = uri.removeprefix(FAMILY).partition("?")
     parameters = dict(parse_qsl(query, keep_blank_values=True))
-    weights = parameters.pop("weights", "")
-    if not weights:
+    if not parameters.pop("weights", ""):
         raise InvalidArgumentError(f"model {uri!r} names no weights; write family:{name}?weights=FILE.safetensors")
     check_family(name, parameters)
+    weights = model_file(uri)
     try:
         tensors = load_file(_existing(weights))
     except InvalidArgumentError:
@@ -148,12 +161,12 @@ def _from_family(uri: str, sample: InputArray, *, pad: int, sep: int | None) -> 
     return (*_export(module, sample, pad=pad, sep=sep), name)
 
 
-def _filled(name: str, parameters: Mapping[str, str], tensors: Mapping[str, Any], weights: str) -> Any:
+def _filled(name: str, parameters: Mapping[str, str], tensors: Mapping[str, Any], weights: Path) -> Any:
     """A family's module with the weights of a checkpoint."""
     from offramp_worker.prepare.families import build_family, checkpoint_tensors
 
     try:
-        module = build_family(name, parameters, tensors, folder=Path(weights).parent)
+        module = build_family(name, parameters, tensors, folder=weights.parent)
         module.load_state_dict(checkpoint_tensors(tensors), assign=True)
     except OfframpError:
         raise
@@ -343,14 +356,16 @@ def _share_concatenations(graph: onnx.GraphProto) -> None:
         made[axis, *parts] = node.output[0]
 
 
-def _checked(model: onnx.ModelProto, *, name: str, sample: InputArray, pad: int, sep: int | None) -> Backbone:
+def _checked(
+    model: onnx.ModelProto, *, name: str, sample: InputArray, pad: int, sep: int | None, own_exits: tuple[str, ...]
+) -> Backbone:
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in constants]
     tokens = takes_tokens(inputs)
     if (len(inputs) != 1 and not tokens) or not model.graph.output:
         raise ModelRefusedError(
             f"the model has {len(inputs)} inputs and {len(model.graph.output)} outputs; exits need a classifier with one input "
-            "(or token ids with their mask) and one output of logits, or one for each exit, the last one last"
+            "(or token ids with their mask) and one output of class scores"
         )
     if not tokens and inputs[0].type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
         raise ModelRefusedError(
@@ -365,29 +380,71 @@ def _checked(model: onnx.ModelProto, *, name: str, sample: InputArray, pad: int,
         _check_shape(inputs[0], sample)
         spec = TensorSpec(inputs[0].name, "FP32", tuple(int(d) for d in sample.shape[1:]))
     _free_batch_axis(model)
-    exits = _own_exits(model, sample)
+    exits = _take_exits_off(model, sample, own_exits)
     if not tokens:
         pack_exits(model, exits, sample[:2])
     answers = _run(model, sample)
-    _check_answers(model, answers, sample)
+    if not np.isfinite(answers).all():
+        raise ModelRefusedError("the model answers sample inputs with NaN or infinity")
+    task = declared_task(model, output_name(model), answers, n_rows=len(sample))
+    _check_alone(model, answers, sample)
     if tokens:
         check_padding(model, spec, sample, run=_run, close=_close)
     output = TensorSpec(output_name(model), "FP32", (int(answers.shape[1]),))
-    return Backbone(model=model, name=name, input=spec, output=output, exits=exits)
+    return Backbone(model=model, name=name, input=spec, output=output, exits=exits, task=task, scale=task.scale)
 
 
-def _own_exits(model: onnx.ModelProto, sample: InputArray) -> tuple[str, ...]:
-    """Take all outputs but the last one off the graph: exits of the network's own, whose logits stay inside it as tensors."""
-    names = [value.name for value in model.graph.output]
-    *exits, last = _run_all(model, {input_name(model): sample})
-    for name, logits in zip(names, exits, strict=False):
-        if logits.shape != last.shape:
+def _take_exits_off(model: onnx.ModelProto, sample: InputArray, own_exits: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave the graph one output: the exits of the network's own stay inside it, as tensors with logits that are returned."""
+    values = _outputs(model, {input_name(model): sample})
+    answers = {output.name: value for output, value in zip(model.graph.output, values, strict=True)}
+    found = {name: _described(value) for name, value in answers.items()}
+    for name in own_exits:
+        if name not in found:
+            raise InvalidArgumentError(f"own-exits names {name!r}; the model's outputs are {_listing(found)}")
+        if own_exits.count(name) > 1:
+            raise InvalidArgumentError(f"own-exits names {name!r} twice")
+    served = {name: shape for name, shape in found.items() if name not in own_exits}
+    if own_exits and len(served) != 1:
+        left = f"{len(served)} outputs: {_listing(served)}" if served else "no output"
+        raise InvalidArgumentError(f"own-exits leaves {left}; name all outputs but the one whose answers are served")
+    if len(served) > 1:
+        raise ModelRefusedError(_several_outputs(model, found))
+    ((last, shape),) = served.items()
+    for name in own_exits:
+        if found[name] != shape:
             raise ModelRefusedError(
-                f"output {name!r} has shape {list(logits.shape)}, the last one {list(last.shape)}; the outputs of a network with "
-                "exits of its own must all be logits [batch, classes], the final ones last"
+                f"output {name!r} is {found[name]}, {last!r} is {shape}; exits of a network's own must score the classes "
+                "of its answer, [batch, classes]"
             )
-    del model.graph.output[:-1]
-    return tuple(names[:-1])
+    for output in [value for value in model.graph.output if value.name in own_exits]:
+        model.graph.output.remove(output)
+    tasks = [declared_task(model, name, answers[name], n_rows=len(sample)) for name in own_exits]
+    return tuple(add_logits(model, task.output, task.scale) for task in tasks)
+
+
+def _several_outputs(model: onnx.ModelProto, found: Mapping[str, str]) -> str:
+    """Why a model of several outputs is refused: nothing in a graph tells exits of one task from the answers to two."""
+    *others, last = found
+    extract = f"onnx.utils.extract_model(FILE, NEW, [{input_name(model)!r}], [{last!r}])"
+    exits = f"; if the others are earlier exits of the same task, name them: --own-exits {','.join(others)}"
+    return (
+        f"the model has {len(found)} outputs: {_listing(found)}; a bundle serves one of them. Export the model with that one alone "
+        f"(ONNX: {extract}; PyTorch: a module whose forward returns it and nothing else)"
+        + (exits if len(set(found.values())) == 1 else "")
+    )
+
+
+def _described(value: Any) -> str:
+    """What an output is, as far as its kind says: a shape, and the type where it holds no floating-point numbers."""
+    if not isinstance(value, np.ndarray):
+        return f"a {type(value).__name__}"
+    kind = "" if value.dtype.kind == "f" else f"{'text' if value.dtype.kind == 'O' else value.dtype} "
+    return f"{kind}{list(value.shape)}"
+
+
+def _listing(found: Mapping[str, str]) -> str:
+    return ", ".join(f"{name!r} {shape}" for name, shape in found.items())
 
 
 def _token_input(
@@ -445,14 +502,7 @@ def _free_batch_axis(model: onnx.ModelProto) -> None:
             value.type.tensor_type.shape.dim[0].dim_param = "batch"
 
 
-def _check_answers(model: onnx.ModelProto, answers: FloatArray, sample: InputArray) -> None:
-    if answers.ndim != 2 or len(answers) != len(sample) or answers.shape[1] < 2:
-        raise ModelRefusedError(
-            f"the model's output has shape {list(answers.shape)} for {len(sample)} inputs; "
-            "it must be [batch, classes] with at least two classes"
-        )
-    if not np.isfinite(answers).all():
-        raise ModelRefusedError("the model answers sample inputs with NaN or infinity")
+def _check_alone(model: onnx.ModelProto, answers: FloatArray, sample: InputArray) -> None:
     alone = np.concatenate([_run(model, sample[i : i + 1]) for i in range(min(3, len(sample)))])
     if not _close(alone, answers[: len(alone)]):
         raise ModelRefusedError(
@@ -466,15 +516,26 @@ def _run(model: onnx.ModelProto, x: InputArray) -> FloatArray:
 
 
 def _run_all(model: onnx.ModelProto, values: Mapping[str, InputArray]) -> list[FloatArray]:
+    found = dict(zip((output.name for output in model.graph.output), _outputs(model, values), strict=True))
+    for name, value in found.items():
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+            raise ModelRefusedError(
+                f"output {name!r} is {_described(value)}, not scores; exits need logits or probabilities in floating point, "
+                "[batch, classes]: export the model with that tensor as its one output"
+            )
+    return [np.asarray(value, dtype=np.float32) for value in found.values()]
+
+
+def _outputs(model: onnx.ModelProto, values: Mapping[str, InputArray]) -> list[Any]:
+    """What ONNX Runtime answers: arrays, or the lists and maps of classical models."""
     try:
         session = open_session(model, threads=1)
-        outputs = session.run(None, dict(values))
+        return list(session.run(None, dict(values)))
     except Exception as error:  # ORT's exceptions share no base but Exception
         rows = len(next(iter(values.values())))
         raise ModelRefusedError(
             f"ONNX Runtime cannot run the model on a batch of {rows} (is its batch axis fixed? {DYNAMIC_SHAPES_HINT}): {_line(error)}"
         ) from error
-    return [np.asarray(value, dtype=np.float32) for value in outputs]
 
 
 def _close(a: FloatArray, b: FloatArray) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import InvalidArgumentError
+from offramp_worker.prepare.locations import local_path, model_file
 from offramp_worker.prepare.tokens import token_types
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -55,11 +56,11 @@ def find_tokenizer(model: str, given: str) -> Path | None:
         The one given does not exist.
     """
     if given:
-        if not Path(given).is_file():
+        file = local_path(given, field="tokenizer")
+        if not file.is_file():
             raise InvalidArgumentError(f"tokenizer {given} does not exist or is not a file; give a tokenizer.json")
-        return Path(given)
-    file = model.partition("weights=")[2].partition("&")[0] if model.startswith("family:") else model
-    beside = Path(file).parent / TOKENIZER_FILE
+        return file
+    beside = model_file(model).parent / TOKENIZER_FILE
     return beside if beside.is_file() else None
 
 

@@ -168,6 +168,7 @@ def _write_files(folder: Path, contents: BundleContents) -> Manifest:
         source=contents.source,
         data=dict(contents.data),
         precisions=contents.precisions,
+        scale=contents.backbone.scale,
     )
     _write_json(folder / MANIFEST_FILE, asdict(manifest))
     return manifest

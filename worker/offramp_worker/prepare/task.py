@@ -1,0 +1,195 @@
+"""Whether a model does the task that exits are made for: the top label of a classifier.
+
+A ramp answers early when its top label is likely the model's. An embedding, the labels of a multi-label model and the corners of a box have an
+argmax as well, and nobody who serves them means it. The judgment reads the end of the graph and the answers to sample inputs. It refuses what it can
+name; what logits and another task have in common (a linear layer at the end) is taken for logits, and :meth:`TopLabel.assumed` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import inliner
+
+from offramp_core.errors import ModelRefusedError
+from offramp_core.scale import Scale
+from offramp_worker.prepare.data import FloatArray
+
+# What hands values on, or moves them to another place; of several inputs the first has the values.
+CARRIERS = frozenset(
+    {"Cast", "CastLike", "Clip", "DequantizeLinear", "Dropout", "Expand", "Flatten", "Gather", "Identity", "QuantizeLinear", "Reshape", "Slice", "Split",
+     "Squeeze", "Transpose", "Unsqueeze"}
+)  # fmt: skip
+SCALINGS = frozenset({"Add", "Div", "Mul", "Sub"})  # carriers where one side is a constant
+INDEPENDENT = frozenset({"HardSigmoid", "Sigmoid"})
+QUANTITIES = frozenset({"Abs", "Exp", "Relu", "Softplus", "Sqrt", "ThresholdedRelu"})
+NORMALIZATIONS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
+NAMES = {
+    "an embedding": frozenset(
+        {"embedding", "embeddings", "image_embeds", "last_hidden_state", "pooler_output", "sentence_embedding", "text_embeds", "token_embeddings"}
+    ),
+    "boxes": frozenset({"bbox", "bboxes", "box", "boxes", "detection_boxes", "pred_boxes"}),
+}  # fmt: skip
+FEWEST_ROWS = 8  # that show a regularity which is none of chance
+TOLERANCE = 1e-3  # of sums and lengths; half precision has 1e-3
+LOOSE = 0.05  # of sums behind a softmax, whose results may have been rounded to 8 bits
+CORNERS = 4
+
+TAKEN = "it must be [batch, classes] with at least two classes, logits or softmax probabilities, of which the largest is the answer"
+
+
+@dataclass(frozen=True, slots=True)
+class TopLabel:
+    """One label of several classes, the one with the largest score.
+
+    ``operators`` are those that the output ends in; ``scale`` says what its scores are taken for.
+    """
+
+    output: str
+    operators: tuple[str, ...]
+    scale: Scale
+
+    def assumed(self, answers: FloatArray) -> tuple[str, ...]:
+        """What the scores (n, classes) are taken for, and what speaks against it without proving it."""
+        found = f"{_found(self.output, self.operators, answers)} on {len(answers)} rows"
+        return (
+            f"top label of {answers.shape[1]} classes: output {found}, taken for {self.scale.kind}",
+            *self._doubts(answers),
+        )
+
+    def _doubts(self, answers: FloatArray) -> list[str]:
+        labels = answers.argmax(axis=1)
+        doubts = []
+        if (labels == labels[0]).all():
+            doubts.append(
+                f"all {len(answers)} rows are answered with class {labels[0]}: exits learn nothing of the others"
+            )
+        if self.scale.kind != "logits":
+            return doubts
+        if answers.min() >= 0:
+            doubts.append("no score is below 0, as in a regression; logits mostly are on both sides")
+        if answers.shape[1] == CORNERS and (answers[:, 2:] >= answers[:, :2]).all():
+            doubts.append("columns 2 and 3 are never below 0 and 1, as corners of boxes")
+        if "Tanh" in self.operators:
+            doubts.append("Tanh bounds the scores, as those of an embedding or a regression")
+        return doubts
+
+
+def declared_task(model: onnx.ModelProto, output: str, answers: FloatArray, *, n_rows: int) -> TopLabel:
+    """The task of a model by the end of its graph and its ``answers`` to ``n_rows`` sample inputs.
+
+    Raises
+    ------
+    ModelRefusedError
+        It is not the top label of a classifier. Names the output, its shape, the operators it ends in and its range, what it looks like,
+        and what would be taken.
+    """
+    operators = last_operators(model, output)
+    reason = _other_shape(answers, n_rows) or _other_name(output) or _other_scores(answers, operators)
+    if reason:
+        raise ModelRefusedError(f"output {_found(output, operators, answers, shape=True)}: {reason}; {TAKEN}")
+    return TopLabel(output, operators, found_scale(answers, operators))
+
+
+def found_scale(answers: FloatArray, operators: Sequence[str] = ()) -> Scale:
+    """The scale of a classifier's ``answers`` (n, n_classes) to some rows, where it ends in ``operators``."""
+    if _adds_up(answers, operators):
+        total = float(np.median(answers.sum(axis=1, dtype=np.float64)))
+        return Scale("probabilities", 1.0 if abs(total - 1) <= LOOSE else float(f"{total:.4g}"))
+    sums = np.exp(answers.astype(np.float64)).sum(axis=1) if answers.max() <= TOLERANCE else np.zeros(1)
+    tolerance = LOOSE if set(operators) == {"LogSoftmax"} else TOLERANCE
+    return Scale("log-probabilities" if np.abs(sums - 1).max() <= tolerance else "logits")
+
+
+def last_operators(model: onnx.ModelProto, output: str) -> tuple[str, ...]:
+    """Types of the operators that an output's values come from, behind all that only carries, scales or joins them."""
+    graph = inliner.inline_local_functions(model).graph if model.functions else model.graph
+    makers = {name: node for node in graph.node for name in node.output}
+    constants = {tensor.name for tensor in graph.initializer}
+    constants |= {name for name, node in makers.items() if node.op_type == "Constant"}
+    seen: set[str] = set()
+    found: set[str] = set()
+    waiting = [output]
+    while waiting:
+        name = waiting.pop()
+        node = makers.get(name)
+        if name in seen or node is None:
+            continue
+        seen.add(name)
+        before = _carried(node, constants)
+        waiting += before
+        found |= set() if before else {node.op_type}
+    return tuple(sorted(found))
+
+
+def _carried(node: onnx.NodeProto, constants: set[str]) -> list[str]:
+    """The inputs whose values a node hands on as they are or scaled; none where it makes values of its own."""
+    if node.op_type == "Concat":
+        return list(node.input)
+    if node.op_type in CARRIERS:
+        return list(node.input[:1])
+    varying = [name for name in node.input if name not in constants]
+    return varying if node.op_type in SCALINGS and len(varying) == 1 else []
+
+
+def _found(output: str, operators: Sequence[str], answers: FloatArray, *, shape: bool = False) -> str:
+    """An output in words: its name, what it ends in, where its values lie."""
+    sizes = f" {list(answers.shape)}" if shape else ""
+    end = f" ends in {' and '.join(operators)} and" if operators else ""
+    span = f" lies in [{answers.min():.3g}, {answers.max():.3g}]" if answers.size else " is empty"
+    return f"{output!r}{sizes}{end}{span}"
+
+
+def _other_shape(answers: FloatArray, n_rows: int) -> str:
+    if answers.shape in ((n_rows,), (n_rows, 1)):
+        return (
+            "one number for each input, a regression or the answer to yes or no "
+            "(a classifier of two classes has two columns: export [0, z] instead of the logit z)"
+        )
+    if answers.ndim > 2 and len(answers) == n_rows:
+        return "several rows for each input, as of tokens, boxes or pixels"
+    return "" if answers.ndim == 2 and len(answers) == n_rows and answers.shape[1] > 1 else "no row for each input"
+
+
+def _other_name(output: str) -> str:
+    return next((f"by its name {what}" for what, names in NAMES.items() if output.lower() in names), "")
+
+
+def _other_scores(answers: FloatArray, operators: Sequence[str]) -> str:
+    """Which other task scores that are no distribution over classes belong to; empty where that cannot be told."""
+    kinds = set(operators)
+    if _adds_up(answers, operators) and not _many_sigmoids(answers, operators):
+        return ""
+    before = f"the tensor before {' and '.join(operators)}"
+    if kinds and kinds <= INDEPENDENT:
+        return (
+            "a probability for each label, or coordinates, independent of each other "
+            f"(if exactly one label is right for every input, export {before})"
+        )
+    if kinds and kinds <= QUANTITIES and answers.min() >= 0:
+        return f"quantities of at least 0, such as boxes, counts or distances (if these are scores of classes, export {before})"
+    if kinds and kinds <= NORMALIZATIONS:
+        return "normalized features, an embedding"
+    return "rows of one length, an embedding" if _one_length(answers) else ""
+
+
+def _adds_up(answers: FloatArray, operators: Sequence[str]) -> bool:
+    """Whether every row is a distribution over classes: shares, or votes of a fixed number."""
+    sums = answers.sum(axis=1, dtype=np.float64)
+    tolerance = LOOSE if set(operators) == {"Softmax"} else TOLERANCE
+    return bool(answers.min() >= 0 and sums.min() > 0 and np.ptp(sums) <= tolerance * sums.max())
+
+
+def _many_sigmoids(answers: FloatArray, operators: Sequence[str]) -> bool:
+    """Sigmoids of more than two labels add up by chance alone; those of z and -z always do."""
+    return bool(operators) and set(operators) <= INDEPENDENT and answers.shape[1] > 2
+
+
+def _one_length(answers: FloatArray) -> bool:
+    """Whether all rows have one length although they differ."""
+    lengths = np.linalg.norm(answers.astype(np.float64), axis=1)
+    differ = bool(np.ptp(answers, axis=0).max() > TOLERANCE * lengths.max())
+    return len(answers) >= FEWEST_ROWS and differ and bool(np.ptp(lengths) <= TOLERANCE * lengths.max())
