@@ -20,6 +20,7 @@ from offramp_operator.kube.leader import LeaseSettings
 from offramp_operator.shell.platform import ConflictError
 
 POD_BODY = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "default"}}
+SLOW_BODY = {**POD_BODY, "metadata": {"name": "slow", "namespace": "default"}}
 
 
 class Answering(ThreadingHTTPServer):
@@ -28,8 +29,7 @@ class Answering(ThreadingHTTPServer):
     daemon_threads = True
     status, body, headers = 200, b"{}", {}  # type: ignore[var-annotated]
     seen: list[tuple[str, str, Any]]
-    stalls: threading.Event  # while set, no request that comes is answered before all are freed
-    freed: threading.Event
+    freed: threading.Event  # until it is set, nothing is answered that writes SLOW_BODY
     stalled = 0
 
 
@@ -38,8 +38,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
-        self.server.seen.append((self.command, self.path, json.loads(self.rfile.read(length) or b"null")))
-        if self.server.stalls.is_set():
+        body = json.loads(self.rfile.read(length) or b"null")
+        self.server.seen.append((self.command, self.path, body))
+        if body == SLOW_BODY:
             self.server.stalled += 1
             self.server.freed.wait(60)
         self.send_response(self.server.status)
@@ -57,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Answering]:
     server = Answering(("127.0.0.1", 0), _Handler)
-    server.seen, server.stalls, server.freed = [], threading.Event(), threading.Event()
+    server.seen, server.freed = [], threading.Event()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield server
@@ -182,12 +183,11 @@ def test_no_write_outlasts_the_time_after_which_another_may_lead(server: Answeri
         lease.retry_seconds + client_module.WRITE_CONNECT_SECONDS + client_module.WRITE_SECONDS
         < lease.renew_deadline_seconds
     )
-    server.stalls.set()
     with (
         tools.client_at(server.server_address[1]) as client,
         pytest.raises(ApiUnavailableError, match="did not answer"),
     ):
-        tools.run(asyncio.wait_for(client.create(POD, POD_BODY), margin))
+        tools.run(asyncio.wait_for(client.create(POD, SLOW_BODY), margin))
 
 
 def test_each_lane_has_a_way_of_its_own(server: Answering, tools: Any) -> None:
@@ -195,11 +195,8 @@ def test_each_lane_has_a_way_of_its_own(server: Answering, tools: Any) -> None:
 
     async def story() -> None:
         with tools.client_at(server.server_address[1]) as client:
-            server.stalls.set()
-            slow = [asyncio.create_task(client.apply(POD, POD_BODY)) for _ in range(40)]
+            slow = [asyncio.create_task(client.apply(POD, SLOW_BODY)) for _ in range(40)]
             await tools.eventually(lambda: server.stalled > 0, what="a slow apply")
-            await asyncio.sleep(0)
-            server.stalls.clear()
             for lane in (Lane.PLANS, Lane.STATUSES):
                 await client.apply(POD, POD_BODY, lane=lane)
                 await client.get(POD, "default", "a", lane=lane)
