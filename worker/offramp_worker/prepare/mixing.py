@@ -106,7 +106,7 @@ def error_variance(logits: Single, reference: Single) -> float:
 
 def expected_disagreement(variance: float, margins: Floats) -> float:
     """The share of rows whose answer a normal error of this variance changes. It varies much less from sample to sample than a count of a few rows."""
-    error = NormalDist(0.0, max(variance, 1e-12) ** 0.5)  # SciPy is not in the worker's image, where ramps are trained as well
+    error = NormalDist(sigma=max(variance, 1e-12) ** 0.5)  # not SciPy, which the worker's image lacks
     return float(np.mean([error.cdf(-margin) for margin in margins]))
 
 
