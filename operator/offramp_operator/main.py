@@ -1,206 +1,53 @@
-"""The operator process: wait for the leadership, then watch and reconcile until told to stop."""
+"""The operator process: see the cluster, wait for the leadership, reconcile until told to stop. kopf runs it."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import ctypes
 import gc
-import ipaddress
 import logging
 import os
 import random
 import signal
-import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn
 
 import uvloop
 from aiohttp import web
 
-from offramp_core.control.spec import parse_duration, parse_size
-from offramp_core.errors import InvalidArgumentError, InvalidSpecError, UnavailableError
+from offramp_core.errors import InvalidArgumentError, UnavailableError
 from offramp_operator.health import serve_health
+from offramp_operator.kube import runtime
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import WRITE_SECONDS, KubeClient, load_api_client
-from offramp_operator.kube.kinds import SERVICE
+from offramp_operator.kube.kinds import CHILDREN, SERVICE, Kind, Object
 from offramp_operator.kube.leader import LeaderElector, LeaseSettings
-from offramp_operator.kube.manifests import DeliverySettings, OperatorPods, WorkerSettings
 from offramp_operator.kube.platform import KubePlatform
 from offramp_operator.kube.queue import WorkQueue
-from offramp_operator.kube.shards import MAX_SHARDS, Shards, lease_names, lease_threads
+from offramp_operator.kube.shards import Shards, lease_names, lease_threads
 from offramp_operator.kube.watch import LATE_SECONDS, Feed, service_key, watch
 from offramp_operator.metrics import Metrics
+from offramp_operator.settings import Settings, parse_settings, read_signing_key
 from offramp_operator.shell.log import configure_json_logging, log_event
 from offramp_operator.shell.observe import Observer
 from offramp_operator.shell.onlook import Onlookers
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.reconcile import Reconciler
-from offramp_operator.shell.signing import SEED_BYTES, SigningKey
+from offramp_operator.shell.signing import SigningKey
 from offramp_operator.web.board import Board
 from offramp_operator.web.relay import Standby, standing_by
 from offramp_operator.web.server import WebPage, serve_web
 
 WORKERS = 64  # passes under way; most of one is waiting for workers, which may hang
-NETWORK_POLICIES = ("None", "Ingress", "IngressAndEgress")
-LOG_LEVELS = ("debug", "info", "warning", "error")
 STUCK_SECONDS = 600.0
 TURN_SECONDS = 2.0  # between two looks whose turn it is
 M_ARENA_MAX, ARENAS = -8, 2  # of mallopt(3)
 NEW_OBJECTS = 20_000  # between two looks for garbage in cycles, of which there is hardly any
 STOP_SECONDS = 15.0  # within the pod's grace period, with time left to release the Lease
-
-
-@dataclass(frozen=True, slots=True)
-class WebSettings:
-    """The web page: its port, and the names it answers to besides addresses.
-
-    It listens on the pod's loopback only, for those who may forward ports, unless ``address`` says under which address of the pod
-    others reach it.
-    """
-
-    port: int
-    address: str = ""
-    names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The operator's environment. ``namespaces`` is empty for all of them."""
-
-    namespaces: tuple[str, ...]
-    lease_namespace: str
-    lease_name: str
-    workers: WorkerSettings
-    signing_key_file: Path
-    identity: str
-    port: int = 8080
-    web: WebSettings | None = None
-    shards: int = 1
-    log_level: int = logging.INFO
-
-
-def parse_settings(environment: Mapping[str, str]) -> Settings:
-    """Read the environment once.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A variable is missing or malformed; the message names it.
-    """
-    return Settings(
-        namespaces=_listed(environment, "OFFRAMP_NAMESPACES"),
-        lease_namespace=_required(environment, "OFFRAMP_LEASE_NAMESPACE", "the namespace of the operator's Lease"),
-        lease_name=_required(environment, "OFFRAMP_LEASE_NAME", "the name of the operator's Lease"),
-        workers=_worker_settings(environment),
-        signing_key_file=Path(_required(environment, "OFFRAMP_SIGNING_KEY_FILE", "a file with 32 secret bytes")),
-        identity=environment.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
-        port=_port(environment, "OFFRAMP_PORT", "8080"),
-        web=_web(environment),
-        shards=_shards(environment),
-        log_level=_log_level(environment),
-    )
-
-
-def _web(environment: Mapping[str, str]) -> WebSettings | None:
-    if not environment.get("OFFRAMP_WEB_PORT", ""):
-        return None
-    address = environment.get("OFFRAMP_WEB_ADDRESS", "")
-    try:
-        literal = str(ipaddress.ip_address(address)) if address else ""
-    except ValueError as error:
-        raise InvalidArgumentError(f"OFFRAMP_WEB_ADDRESS is {address!r}; it must be the pod's IP address") from error
-    port = _port(environment, "OFFRAMP_WEB_PORT", "")
-    return WebSettings(port, address=literal, names=_listed(environment, "OFFRAMP_WEB_HOSTS"))
-
-
-def _port(environment: Mapping[str, str], name: str, default: str) -> int:
-    port = environment.get(name, default)
-    if not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise InvalidArgumentError(f"{name} is {port!r}; it must be a port from 1 to 65535")
-    return int(port)
-
-
-def _shards(environment: Mapping[str, str]) -> int:
-    text = environment.get("OFFRAMP_SHARDS", "1")
-    if not text.isdigit() or not 1 <= int(text) <= MAX_SHARDS:
-        raise InvalidArgumentError(f"OFFRAMP_SHARDS is {text!r}; it must be a number from 1 to {MAX_SHARDS}")
-    return int(text)
-
-
-def _log_level(environment: Mapping[str, str]) -> int:
-    text = environment.get("OFFRAMP_LOG_LEVEL", "") or "info"
-    if text not in LOG_LEVELS:
-        raise InvalidArgumentError(f"OFFRAMP_LOG_LEVEL is {text!r}; choose from {', '.join(LOG_LEVELS)}")
-    return logging.getLevelNamesMapping()[text.upper()]
-
-
-def _listed(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
-    return tuple(text.strip() for text in environment.get(name, "").split(",") if text.strip())
-
-
-def _worker_settings(environment: Mapping[str, str]) -> WorkerSettings:
-    image = _required(environment, "OFFRAMP_WORKER_IMAGE", "the image that workers run")
-    policy = environment.get("OFFRAMP_WORKER_NETWORK_POLICY", "").strip() or "None"
-    if policy not in NETWORK_POLICIES:
-        choices = ", ".join(NETWORK_POLICIES)
-        raise InvalidArgumentError(f"OFFRAMP_WORKER_NETWORK_POLICY is {policy!r}; choose from {choices}")
-    plain = WorkerSettings(image, delivery=_delivery_settings(environment), pull_secrets=_listed(environment, "OFFRAMP_WORKER_PULL_SECRETS"))  # fmt: skip
-    if policy == "None":
-        return plain
-    labels = {
-        "app.kubernetes.io/name": "offramp",
-        "app.kubernetes.io/instance": _required(environment, "OFFRAMP_OPERATOR_INSTANCE", "the release's name"),
-        "app.kubernetes.io/component": "operator",
-    }
-    namespace = _required(environment, "OFFRAMP_LEASE_NAMESPACE", "the namespace of the operator's Lease")
-    operator = OperatorPods(namespace, labels)
-    return replace(plain, admin_from=operator, allow_egress=policy == "Ingress")
-
-
-def _delivery_settings(environment: Mapping[str, str]) -> DeliverySettings:
-    """What bundles may be fetched, and from where."""
-    private = environment.get("OFFRAMP_DELIVERY_ALLOW_PRIVATE_NETWORKS", "") or "false"
-    if private not in ("true", "false"):
-        raise InvalidArgumentError(f"OFFRAMP_DELIVERY_ALLOW_PRIVATE_NETWORKS is {private!r}; it must be true or false")
-    size, timeout = (f"OFFRAMP_DELIVERY_{name}" for name in ("SIZE_LIMIT", "TIMEOUT"))
-    try:
-        size_bytes = parse_size(environment.get(size, "") or "16Gi", size)
-        seconds = parse_duration(environment.get(timeout, "") or "1h", timeout)
-    except InvalidSpecError as error:
-        raise InvalidArgumentError(str(error)) from error
-    if seconds < 1:
-        raise InvalidArgumentError(f"{timeout} is {environment[timeout]!r}; it must be at least 1s")
-    return DeliverySettings(private == "true", size_bytes, seconds)
-
-
-def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
-    value = environment.get(name, "").strip()
-    if not value:
-        raise InvalidArgumentError(f"{name} is not set; it must be {meaning}")
-    return value
-
-
-def read_signing_key(path: Path) -> SigningKey:
-    """The key in a file of 32 secret bytes, raw (a mounted Secret) or as base64.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The file cannot be read or holds something else.
-    """
-    try:
-        content = path.read_bytes()
-        seed = content if len(content) == SEED_BYTES else base64.b64decode(content.strip(), validate=True)
-        return SigningKey.from_seed(seed)
-    except (OSError, binascii.Error, InvalidArgumentError) as error:
-        raise InvalidArgumentError(f"{path} holds no signing key of {SEED_BYTES} bytes: {error}") from error
 
 
 class Operator:
@@ -225,30 +72,79 @@ class Operator:
         self._feed: Feed | None = None
         self._listed = asyncio.Event()
         self._queue: WorkQueue[ServiceKey] | None = None
+        self._broken = False
+        self._stop_watching = asyncio.Event()
+        self._lease_client: KubeClient | None = None
+        self._client: KubeClient | None = None
+        self._shards: Shards | None = None
+        self._leading: asyncio.Task[None] | None = None
+        self._seeing: asyncio.Task[None] | None = None
+        self._pages: list[web.AppRunner] = []
 
     async def run(self) -> int:
-        """Serve health, see the cluster, stand by, lead, stop. Returns the exit code."""
-        self._take_signals()
-        lease_client = KubeClient(
-            load_api_client(), threads=lease_threads(self._settings.shards), read_seconds=WRITE_SECONDS
+        """Be run by kopf until told to stop, or until a part ends by itself. Returns the exit code."""
+        handlers = runtime.registry(
+            start=self._start, told=self._told, failed=self._metrics.event_failed, end=self._end
         )
-        shards = self._shards(lease_client)
-        health = await serve_health(
-            port=self._settings.port, alive=self._alive, ready=self._ready, metrics=self._metrics
-        )
-        page = await self._serve_web(shards.first)
-        client = KubeClient(load_api_client(), may_write=shards.holds)
         try:
-            return await self._live(client, shards)
+            await runtime.run(handlers, namespaces=self._settings.namespaces, stop=self._stop)
+        except Exception as error:
+            self._part_ended("kopf", error)
         finally:
-            client.close()
-            await shards.release()
-            if page is not None:
-                await page.cleanup()
-            lease_client.close()
-            await health.cleanup()
+            await self._end()  # kopf does not, where it was told to stop before it had started
+        return 1 if self._broken else 0
 
-    def _shards(self, client: KubeClient) -> Shards:
+    def stop(self) -> None:
+        """Finish what is in work, release the Lease and end."""
+        self._stop.set()
+
+    async def _start(self) -> None:
+        """Serve health, see the cluster, stand by or lead. Nothing is watched before the first list is complete."""
+        self._take_signals()
+        settings = self._settings
+        self._lease_client = KubeClient(
+            load_api_client(), threads=lease_threads(settings.shards), read_seconds=WRITE_SECONDS
+        )
+        shards = self._shards = self._new_shards(self._lease_client)
+        self._pages = [
+            await serve_health(port=settings.port, alive=self._alive, ready=self._ready, metrics=self._metrics)
+        ]
+        self._pages += await self._serve_web(shards.first)
+        client = self._client = KubeClient(load_api_client(), may_write=shards.holds)
+        # Of many shards each replica keeps its own; what belongs to one that it takes later is listed then.
+        single = settings.shards == 1
+        cache = ObjectCache(admits=lambda obj: single or (key := service_key(obj)) is None or shards.owns(key))
+        feed = self._feed = Feed(cache, lambda key: self._wake(shards, key))
+        self._metrics.watch(
+            late_seconds=feed.late_seconds, queued=lambda: 0 if self._queue is None else len(self._queue)
+        )
+        self._leading = self._part("lead", self._lead(cache, feed, client, shards))
+        if await self._until_stopped(feed.begin(client, settings.namespaces)):
+            self._listed.set()
+            self._seeing = self._part("watch", self._see(feed, client))
+
+    async def _end(self) -> None:
+        """End the work in hand, then what it stands on. Again is fine."""
+        self._stop.set()
+        if self._leading is not None:
+            await asyncio.wait({self._leading}, timeout=2 * STOP_SECONDS)  # it ends within half of that
+        self._stop_watching.set()
+        if self._seeing is not None:
+            await asyncio.wait({self._seeing}, timeout=STOP_SECONDS)
+        for task in filter(None, (self._leading, self._seeing)):
+            task.cancel()
+        if self._client is not None:
+            self._client.close()
+        if self._shards is not None:
+            await self._shards.release()
+        for page in self._pages:
+            await page.cleanup()
+        if self._lease_client is not None:
+            self._lease_client.close()
+        self._leading = self._seeing = self._client = self._shards = self._lease_client = None
+        self._pages = []
+
+    def _new_shards(self, client: KubeClient) -> Shards:
         settings = self._settings
         leases = [
             LeaseSettings(settings.lease_namespace, name, settings.identity, web_url=self._web_url())
@@ -257,45 +153,38 @@ class Operator:
         electors = [LeaderElector(client, lease, jitter=random.random) for lease in leases]
         return Shards(electors, retry_seconds=leases[0].retry_seconds, on_lost=self._on_lost)
 
-    def stop(self) -> None:
-        """Finish what is in work, release the Lease and end."""
+    def _part(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A part that runs for as long as the process: one that ends by itself ends it."""
+
+        async def run() -> None:
+            try:
+                await work
+            except Exception as error:
+                self._part_ended(name, error)
+            else:
+                if not self._stop.is_set():
+                    self._part_ended(name, None)
+
+        return asyncio.create_task(run(), name=name)
+
+    def _part_ended(self, name: str, error: Exception | None) -> None:
+        log_event("part-ended", f"{name} ended; the process restarts", level=logging.ERROR, error=error)
+        self._broken = True
         self._stop.set()
 
     # --- seeing --------------------------------------------------------------------------------------
 
-    async def _live(self, client: KubeClient, shards: Shards) -> int:
-        """See and lead until told to stop, or until one of the two ends by itself."""
-        # Of many shards each replica keeps its own; what belongs to one that it takes later is listed then.
-        single = self._settings.shards == 1
-        cache = ObjectCache(admits=lambda obj: single or (key := service_key(obj)) is None or shards.owns(key))
-        feed = self._feed = Feed(cache, lambda key: self._wake(shards, key))
-        self._metrics.watch(
-            late_seconds=feed.late_seconds, queued=lambda: 0 if self._queue is None else len(self._queue)
-        )
-        stop_watching = asyncio.Event()
-        seeing = asyncio.create_task(self._see(feed, client, stop_watching), name="watch")
-        leading = asyncio.create_task(self._lead(cache, feed, client, shards), name="lead")
-        stopping = asyncio.create_task(self._stop.wait(), name="stop")
-        ended, _ = await asyncio.wait({seeing, leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        told = self._stop.is_set()
-        self._stop.set()
-        await asyncio.wait({leading}, timeout=2 * STOP_SECONDS)  # it ends the work in hand within half of that
-        stop_watching.set()
-        await asyncio.wait({seeing}, timeout=STOP_SECONDS)
-        for task in (seeing, leading, stopping):
-            task.cancel()
-        return 0 if told else _exit_code(ended)
+    def _told(self, kind: Kind, happened: str | None, obj: Object) -> None:
+        assert self._feed is not None
+        self._feed.told(kind, happened, obj)
 
-    async def _see(self, feed: Feed, client: KubeClient, stop: asyncio.Event) -> None:
-        """List everything, then watch it until told to stop, with a regular list as the net below. Leading or not: a standby that takes over
+    async def _see(self, feed: Feed, client: KubeClient) -> None:
+        """Watch the children until told to stop, with a regular list of every kind as the net below. Leading or not: a standby that takes over
         knows the cluster already."""
         namespaces = self._settings.namespaces
-        if not await self._until_stopped(feed.begin(client, namespaces)):
-            return
-        self._listed.set()
         async with asyncio.TaskGroup() as group:
             relisting = group.create_task(feed.relist_forever(client, namespaces), name="relist")
-            await watch(feed, client, namespaces=namespaces, stop=stop)
+            await watch(feed, client, namespaces=namespaces, stop=self._stop_watching, kinds=CHILDREN)
             relisting.cancel()
 
     def _wake(self, shards: Shards, key: ServiceKey) -> None:
@@ -399,17 +288,17 @@ class Operator:
 
     # --- the web page ------------------------------------------------------------------------------
 
-    async def _serve_web(self, elector: LeaderElector) -> web.AppRunner | None:
+    async def _serve_web(self, elector: LeaderElector) -> list[web.AppRunner]:
         settings = self._settings.web
         if settings is None or self._board is None:
-            return None
+            return []
         page = WebPage(self._board, names=settings.names, standby=lambda: self._standby(elector))
         try:
-            return await serve_web(page, host=None if settings.address else "127.0.0.1", port=settings.port)
+            return [await serve_web(page, host=None if settings.address else "127.0.0.1", port=settings.port)]
         except OSError as error:  # a page must not keep anybody from leading
             told = f"port {settings.port} cannot be used for the web page: {error.strerror or error}"
             log_event("web-failed", told, level=logging.ERROR)
-            return None
+            return []
 
     def _web_url(self) -> str:
         settings = self._settings.web
@@ -430,6 +319,7 @@ class Operator:
     # --- signals and health ------------------------------------------------------------------------
 
     def _take_signals(self) -> None:
+        """kopf's own handlers would end the watches first, under work that is in hand."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
@@ -476,15 +366,6 @@ def _log_failure(key: ServiceKey, error: Exception, wait: float) -> None:
         error=traceback,
         service=str(key),
     )
-
-
-def _exit_code(ended: Iterable[asyncio.Task[Any]]) -> int:
-    """0 when we were asked to stop; 1 when a part that must run for ever ended by itself."""
-    tasks = list(ended)
-    for task in tasks:
-        error = task.exception() if not task.cancelled() else None
-        log_event("part-ended", f"{task.get_name()} ended; the process restarts", level=logging.ERROR, error=error)
-    return 1 if tasks else 0
 
 
 def _die() -> NoReturn:

@@ -96,6 +96,7 @@ UNITS: Mapping[str, str] = {
     "earlyexit_operator_fleet_services": "services",
     "earlyexit_operator_reconcile_duration_seconds": "seconds by passes",
     "earlyexit_operator_reconcile_errors_total": "passes",
+    "earlyexit_operator_event_errors_total": "events",
     "earlyexit_operator_reconcile_total": "passes",
     "earlyexit_operator_watch_late_seconds": "seconds",
     "earlyexit_rollout_gate_evidence_ratio": "ratio",
@@ -165,6 +166,11 @@ class Metrics:
             "For how long a watch has missed what a list saw; 0 while all keep up.",
             registry=self.registry,
         )
+        self._event_errors = Counter(
+            "earlyexit_operator_event_errors_total",
+            "Events of a watch that could not be taken: a fault of the operator, told in its log.",
+            registry=self.registry,
+        )
         self._queued = Gauge("earlyexit_operator_queue_keys", "Services that wait for a pass.", registry=self.registry)
         self._paced = Gauge(
             "earlyexit_operator_fleet_services",
@@ -197,6 +203,10 @@ class Metrics:
         self._seconds.observe(seconds)
         if failed:
             self._errors.inc()
+
+    def event_failed(self) -> None:
+        """An event of a watch could not be taken."""
+        self._event_errors.inc()
 
     def leading(self, leads: bool) -> None:
         """Whether this process leads; one that does not knows of no service."""

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import offramp_worker
-from offramp_operator.main import parse_settings
+from offramp_operator.settings import parse_settings
 
 pytestmark = pytest.mark.slow  # real helm
 

@@ -91,13 +91,18 @@ def namespace(api: Any) -> Iterator[str]:
         api.request("DELETE", f"/apis/{server.GROUP}/namespaces/{name}/{kind}")
 
 
-@asynccontextmanager
-async def client_of(kubeconfig: Path, **arguments: Any) -> AsyncIterator[KubeClient]:
-    """The operator's client, as the kubeconfig says."""
+def api_client(kubeconfig: Path) -> kubernetes_client.ApiClient:
+    """Credentials and address, as the kubeconfig says."""
     configuration = kubernetes_client.Configuration()
     kubernetes_config.load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)
     configuration.retries = False
-    client = KubeClient(kubernetes_client.ApiClient(configuration), **arguments)
+    return kubernetes_client.ApiClient(configuration)
+
+
+@asynccontextmanager
+async def client_of(kubeconfig: Path, **arguments: Any) -> AsyncIterator[KubeClient]:
+    """The operator's client, as the kubeconfig says."""
+    client = KubeClient(api_client(kubeconfig), **arguments)
     try:
         yield client
     finally:
@@ -129,6 +134,7 @@ async def eventually(
 class Tools:
     """The helpers above, as a fixture: pytest imports test modules without a package around them."""
 
+    api_client = staticmethod(api_client)
     client_at = staticmethod(client_at)
     client_of = staticmethod(client_of)
     eventually = staticmethod(eventually)

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_operator.main import WebSettings, parse_settings, read_signing_key
+from offramp_operator.settings import WebSettings, parse_settings, read_signing_key
 
 ENVIRONMENT = {
     "OFFRAMP_LEASE_NAMESPACE": "offramp-system",

@@ -17,10 +17,11 @@ import yaml
 from kubernetes import client as kubernetes_client
 
 from offramp_operator.kube import client as client_module
+from offramp_operator.kube import runtime
 from offramp_operator.kube import watch as watch_module
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
-from offramp_operator.kube.kinds import CONFIG_MAP, HTTP_ROUTE, ROLLOUT, SERVICE, WATCHED
+from offramp_operator.kube.kinds import CHILDREN, CONFIG_MAP, HTTP_ROUTE, ROLLOUT, SERVICE, WATCHED
 from offramp_operator.kube.watch import Feed, watch
 from offramp_operator.shell.platform import ServiceKey
 
@@ -38,6 +39,10 @@ class Watching:
         return {o["metadata"]["name"] for o in self.cache.all(kind) if o["metadata"].get("namespace") == namespace}
 
 
+async def nothing() -> None:
+    """Nothing to end."""
+
+
 @asynccontextmanager
 async def _watching(tools: Any, api: Any, *, namespaces: tuple[str, ...]) -> AsyncIterator[Watching]:
     """The operator's watch, as its process runs it."""
@@ -45,13 +50,20 @@ async def _watching(tools: Any, api: Any, *, namespaces: tuple[str, ...]) -> Asy
     cache = ObjectCache()
     feed = Feed(cache, woken.append)
     stop = asyncio.Event()
+    failed: list[bool] = []
     async with tools.client_of(api.kubeconfig) as client:
-        task = asyncio.create_task(watch(feed, client, namespaces=namespaces, stop=stop))
+        handlers = runtime.registry(
+            start=lambda: feed.begin(client, namespaces), told=feed.told, failed=lambda: failed.append(True),
+            end=nothing, login=lambda: tools.api_client(api.kubeconfig),
+        )  # fmt: skip
+        own = asyncio.create_task(runtime.run(handlers, namespaces=namespaces, stop=stop))
+        children = asyncio.create_task(watch(feed, client, namespaces=namespaces, stop=stop, kinds=CHILDREN))
         try:
             yield Watching(cache, feed, woken, client)
         finally:
             stop.set()
-            await asyncio.wait({task}, timeout=30)
+            await asyncio.wait({own, children}, timeout=30)
+        assert not failed
 
 
 def _manifest(manifests: Any, kind: str, name: str, namespace: str) -> dict[str, Any]:

@@ -60,10 +60,11 @@ HTTP_ROUTE = Kind("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes", 
 EVENT = Kind("events.k8s.io", "v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
-WATCHED = (
-    SERVICE, CONFIG, ROLLOUT, DEPLOYMENT, REPLICA_SET, POD, CONFIG_MAP, NETWORK_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY, AUTOSCALER, JOB,
-    HTTP_ROUTE,
+OWN = (SERVICE, CONFIG, ROLLOUT)
+CHILDREN = (
+    DEPLOYMENT, REPLICA_SET, POD, CONFIG_MAP, NETWORK_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY, AUTOSCALER, JOB, HTTP_ROUTE,
 )  # fmt: skip
+WATCHED = (*OWN, *CHILDREN)
 
 
 def uid_of(obj: Object) -> str:

@@ -39,6 +39,7 @@ from offramp_operator.shell.platform import ServiceKey
 
 RELIST_SECONDS = 120.0
 RELIST_RETRY_SECONDS = 10.0
+RELIST_SOON_SECONDS = 2.0  # after another list has begun
 RELIST_SHARE = 0.002  # of the time may go into regular lists: they become rarer where they take long
 LATE_SECONDS = 60.0
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 30.0  # between attempts of a watch that breaks at once
@@ -140,6 +141,8 @@ class Feed:
         self._clock = clock
         self._freshness = Freshness()
         self._missing: dict[Scope, str] | None = None  # before anything has been asked for
+        self._first_told: dict[Scope, float] = {}
+        self._relist_at = math.inf
 
     async def begin(self, client: KubeClient, namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> None:
         """List everything, so that the cache is complete; watches go on from there.
@@ -170,17 +173,17 @@ class Feed:
         self, client: KubeClient, namespaces: tuple[str, ...], *, every: float = RELIST_SECONDS, tick: float = 1.0
     ) -> None:
         """List regularly, every ``every`` seconds or more seldom where a list takes long."""
-        at = self._clock() + every
+        self._relist_at = self._clock() + every
         while True:
             await asyncio.sleep(tick)
             started = self._clock()
-            if started < at:
+            if started < self._relist_at:
                 continue
             try:
                 await self.relist(client, namespaces)
-                at = started + max(every, (self._clock() - started) / RELIST_SHARE)
+                self._relist_at = started + max(every, (self._clock() - started) / RELIST_SHARE)
             except OfframpError as error:
-                at = started + min(every, RELIST_RETRY_SECONDS)
+                self._relist_at = started + min(every, RELIST_RETRY_SECONDS)
                 log_event("relist-failed", str(error), level=logging.WARNING)
 
     async def follow(self, client: KubeClient, kind: Kind, namespace: str | None) -> None:
@@ -207,6 +210,16 @@ class Feed:
                 if broken is None or isinstance(broken, ExpiredError):
                     continue  # as watches end after a while, and versions are forgotten
             await pauses.sleep(broken)
+
+    def told(self, kind: Kind, happened: str | None, obj: Object) -> None:
+        """One event of a watch that kopf keeps; None stands for an object that its list found.
+
+        kopf lists again where a version is forgotten, and does not tell what was deleted meanwhile: our own list does.
+        """
+        scope = (kind, None if (kind, None) in self._freshness.position else namespace_of(obj))
+        if happened is None and self._clock() - self._first_told.setdefault(scope, self._clock()) > LASTED_SECONDS:
+            self._relist_at = min(self._relist_at, self._clock() + RELIST_SOON_SECONDS)
+        self._take(scope, [(happened or "ADDED", obj)])
 
     def event(self, kind: Kind, kind_of_event: str, obj: Object) -> None:
         """One event of a watch."""
@@ -308,10 +321,17 @@ def scopes(namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> list
     return [(kind, namespace) for kind in kinds for namespace in namespaces or (None,)]
 
 
-async def watch(feed: Feed, client: KubeClient, *, namespaces: tuple[str, ...], stop: asyncio.Event) -> None:
-    """Watch everything until ``stop``; raises what no watch can go on after."""
+async def watch(
+    feed: Feed,
+    client: KubeClient,
+    *,
+    namespaces: tuple[str, ...],
+    stop: asyncio.Event,
+    kinds: Iterable[Kind] = WATCHED,
+) -> None:
+    """Watch everything of these kinds until ``stop``; raises what no watch can go on after."""
     async with asyncio.TaskGroup() as group:
-        following = [group.create_task(feed.follow(client, kind, namespace)) for kind, namespace in scopes(namespaces)]
+        following = [group.create_task(feed.follow(client, *scope)) for scope in scopes(namespaces, kinds)]
         await stop.wait()
         for task in following:
             task.cancel()
