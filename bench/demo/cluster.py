@@ -126,7 +126,7 @@ def manifest_of(image: str) -> Json:
         "metadata": {"name": "demo", "namespace": NAMESPACE},
         "spec": {
             "model": {"uri": f"oci://{image}"},
-            "objective": {"latency": {"threshold": "500ms"}, "accuracy": {"maxDisagreement": "0.02"}},
+            "objective": {"latency": {"threshold": "500ms"}, "accuracy": {"maxDisagreement": "0.005"}},
             "ramps": {"mode": "Disabled", "maxOverhead": "0.1"},
             "rollout": {"steps": [{"weight": 30}, {"weight": 70}], "confidence": "0.95"},
             "replicas": 2,
@@ -257,7 +257,7 @@ async def inside(console: Console, *, digits: bool) -> int:
         clean=pool.clean,
         drifted=pool.drifted,
         reckless_ramp=pool.reckless_ramp,
-        budget="0.02",
+        budget="0.005",
         loose_budget="0.05",
         measure_seconds=15.0,
         input_name=pool.input_name,

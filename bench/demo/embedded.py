@@ -131,7 +131,7 @@ def manifest_of(bundle: Path) -> Json:
         "metadata": {"name": "digits"},
         "spec": {
             "model": {"uri": f"file://{bundle.resolve()}"},
-            "objective": {"latency": {"threshold": "500ms"}, "accuracy": {"maxDisagreement": "0.02"}},
+            "objective": {"latency": {"threshold": "500ms"}, "accuracy": {"maxDisagreement": "0.005"}},
             "ramps": {"mode": "Disabled", "maxOverhead": "0.1"},
             "rollout": {"steps": [{"weight": 30}, {"weight": 70}], "confidence": "0.95"},
             "replicas": 2,
@@ -147,7 +147,7 @@ def settings_of(digits: Pool) -> Settings:
         clean=digits.clean,
         drifted=digits.drifted,
         reckless_ramp=digits.reckless_ramp,
-        budget="0.02",
+        budget="0.005",
         loose_budget="0.05",
         measure_seconds=8.0,
         input_name=digits.input_name,
