@@ -12,7 +12,7 @@ from offramp_core.sketch import SecondsSketch
 
 # Where batches are many, waiting for more of them is cheap: what a minute brings, up to a number that a lull does not turn into hours.
 CHEAP_SECONDS = 60.0
-LARGEST_CHEAP_EXPOSURE = 10_000
+LARGEST_CHEAP_EXPOSURE = 3 * LARGEST_BATCH_EXPOSURE
 
 
 @dataclass(frozen=True, slots=True)
