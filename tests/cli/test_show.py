@@ -127,7 +127,9 @@ class TestWhy:
         family, now = in_state("progressing")
         tally = BothArms(ArmTally(judged=500, slow=50), ArmTally(judged=1500, slow=150))
         gate = slowness(GateInput(tally, 25, 0.01, 0.99, 3, 2000, certified=True, slow_excluded=1.75))
-        rollout = replace(family.newest, status=replace(family.newest.status, gates=(gate,)))
+        rollout = replace(
+            family.newest, status=replace(family.newest.status, gates=(gate,), slow_needed=2000, slow_excluded=1.75)
+        )
         told = "cap of 2,000 batches reached: 1.2 x slower is not excluded, 1.75 x is"
         assert told in " ".join(plain(why_lines(family, rollout, now)).split())
         assert told in readings(rollout, now)[0].meaning, "which the page shows as well"

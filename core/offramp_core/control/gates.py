@@ -151,31 +151,30 @@ def slowness(given: GateInput) -> GateStatus:
         needed=given.slow_needed,
         of="judged batches",
     )
-    reading = replace(reading, excluded=given.slow_excluded)
-    left = not_excluded(reading)
+    left = not_excluded(reading, given.slow_excluded)
     return replace(reading, message=f"{reading.message}; {left}") if left else reading
 
 
-def not_excluded(gate: GateStatus) -> str:
+def not_excluded(gate: GateStatus, excluded: float | None) -> str:
     """What a slowness gate that passes does not say, because saying it would have taken too many batches; empty where it says all it should.
+
+    ``excluded`` is what a step's ``slow_excluded`` says.
 
     Examples
     --------
-    >>> not_excluded(GateStatus("slowness", "Clear", needed=2000, excluded=1.5))
+    >>> not_excluded(GateStatus("slowness", "Clear", needed=2000), 1.5)
     'cap of 2,000 batches reached: 1.2 x slower is not excluded, 1.5 x is'
-    >>> not_excluded(GateStatus("slowness", "Clear", needed=1415, excluded=1.2))
+    >>> not_excluded(GateStatus("slowness", "Clear", needed=1415), 1.2)
     ''
     """
-    if gate.state == "Rejected" or gate.excluded is None or 0 < gate.excluded <= HARMFUL_SLOWDOWN:
+    if gate.name != "slowness" or gate.state not in ("Clear", "Undecided"):
+        return ""
+    if excluded is None or 0 < excluded <= HARMFUL_SLOWDOWN:
         return ""
     ahead = gate.state == "Undecided"
     cap = f"cap of {gate.needed:,} batches" + ("" if ahead else " reached")
     left = f"{cap}: {HARMFUL_SLOWDOWN:g} x slower {'will not be' if ahead else 'is not'} excluded"
-    return (
-        f"{left}, {gate.excluded:g} x {'will' if ahead else 'is'}"
-        if gate.excluded
-        else f"{left}, nor is any other slowdown"
-    )
+    return f"{left}, {excluded:g} x {'will' if ahead else 'is'}" if excluded else f"{left}, nor is any other slowdown"
 
 
 def failures(given: GateInput) -> GateStatus:

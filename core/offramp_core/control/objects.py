@@ -124,8 +124,7 @@ class GateStatus:
 
     ``needed`` is the minimum exposure; below it the gate is Undecided, never a pass. ``exposure`` is the share of it that has been reached, in [0, 1],
     of observations that need not be the ``n`` of the evidence; for acceptance of the evidence that it wants. None where the gate asks for none, and
-    in a status that an operator wrote before there was this field. ``excluded`` is the least slowdown, beyond the allowed overhead, that is excluded
-    once the exposure is reached: more than what a step looks for where that would have taken too many batches, 0 where none is, None where nobody says.
+    in a status that an operator wrote before there was this field.
     """
 
     name: str
@@ -138,7 +137,6 @@ class GateStatus:
     needed: int = 0
     message: str = ""
     exposure: float | None = None
-    excluded: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +153,9 @@ class StepRecord:
 class RolloutStatus:
     """Everything a restarted operator needs to go on with a rollout.
 
-    ``slow_seconds``, ``slow_seconds_by_length``, ``slow_needed``, ``slow_excluded`` and ``audit_rate`` are frozen when a step begins, ``restarts`` (per worker uid) then or when a later
-    worker first was ready. ``step`` counts the steps that began before this one. ``objective`` is the intent for which the rollout was begun; ``outcome`` is the verdict that
+    ``slow_seconds``, ``slow_seconds_by_length``, ``slow_needed``, ``slow_excluded`` and ``audit_rate`` are frozen when a step begins, ``restarts``
+    (per worker uid) then or when a later worker first was ready. ``slow_excluded`` is the least slowdown, beyond the allowed overhead, that ``slow_needed`` judged batches
+    exclude: more than what a step looks for where that would have taken too many, 0 where they exclude none, None where nobody says. ``step`` counts the steps that began before this one. ``objective`` is the intent for which the rollout was begun; ``outcome`` is the verdict that
     RollingBack is heading for. ``returns_to`` is the promoted rollout of the same plan, where the rollback window spares the first steps.
     ``watch`` is the restarting detector over the canary's audits. ``gate_level`` is the share of errors that each gate of this step may
     make, ``level_spent`` that of the steps before. ``acceptance_test`` is the number of the test by which an uncertified plan earns its
