@@ -24,9 +24,9 @@ from scipy.signal import lfilter
 
 from offramp_core.control.gates import GateInput, harmful_rates, slowness
 from offramp_core.control.objects import ArmTally, BothArms
-from offramp_core.control.rollout import judged_sizes, slow_limits
 from offramp_core.evidence import betting, detector, intervals, one_arm, savings, two_arm
 from offramp_core.evidence.exposure import audits_needed, judged_batches_needed, rejection_count
+from offramp_core.evidence.slow import BatchShape, judged, slow_limits
 from offramp_core.evidence.stopping import corridor, stopping_time
 from offramp_core.sketch import SecondsSketch, bucket_index
 
@@ -170,13 +170,13 @@ def _autocorrelated(rng: np.random.Generator, n: int, *, memory: float, spread: 
     return np.asarray(lfilter([1.0], [1.0, -memory], kicks)[500:])
 
 
-def sketches_of(batches: Batches) -> dict[int, SecondsSketch]:
+def sketches_of(batches: Batches) -> dict[BatchShape, SecondsSketch]:
     """Execution sketches by batch size, as workers report them."""
     counts: dict[int, dict[int, int]] = {}
     for size, seconds in zip(batches.size.tolist(), batches.seconds.tolist(), strict=True):
         histogram, index = counts.setdefault(size, {}), bucket_index(seconds)
         histogram[index] = histogram.get(index, 0) + 1
-    return {size: SecondsSketch(histogram) for size, histogram in counts.items()}
+    return {BatchShape(size): SecondsSketch(histogram) for size, histogram in counts.items()}
 
 
 def slowness_rejects(
@@ -186,11 +186,11 @@ def slowness_rejects(
 
     The limits are frozen beforehand from the stable plan's sketches, as the rollout does.
     """
-    limits = slow_limits(judged_sizes(sketches_of(bursty_batches(rng, 3000))))
+    limits = slow_limits(sketches_of(bursty_batches(rng, 3000))).by_rows
     for weight, n in batches_per_step.items():
         ran = bursty_batches(rng, n)
         canary = rng.random(n) < weight / 100
-        limit = np.asarray([limits.get(str(size), math.inf) for size in range(33)])[ran.size]
+        limit = np.asarray([limits.get(size, math.inf) for size in range(33)])[ran.size]
         slow = ran.seconds * np.where(canary, slowdown, 1.0) > limit * np.where(canary, 1 + max_overhead, 1.0)
         if any(slowness(given).state == "Rejected" for given in _looks(canary, slow, np.isfinite(limit), weight)):
             return True
@@ -198,10 +198,10 @@ def slowness_rejects(
 
 
 def _looks(
-    canary: npt.NDArray[np.bool_], slow: npt.NDArray[np.bool_], judged: npt.NDArray[np.bool_], weight: int
+    canary: npt.NDArray[np.bool_], slow: npt.NDArray[np.bool_], has_limit: npt.NDArray[np.bool_], weight: int
 ) -> Iterator[GateInput]:
     """What the gate would read after each slow batch of the canary; evidence rises at no other batch."""
-    columns = [np.cumsum(x) for x in (canary & judged, canary & slow, ~canary & judged, ~canary & slow)]
+    columns = [np.cumsum(x) for x in (canary & has_limit, canary & slow, ~canary & has_limit, ~canary & slow)]
     for i in np.flatnonzero(canary & slow):
         ran_canary, slow_canary, ran_stable, slow_stable = (int(column[i]) for column in columns)
         tally = BothArms(
@@ -213,9 +213,10 @@ def _looks(
 
 def exposures(rng: np.random.Generator) -> dict[int, int]:
     """Judged batches that each step waits for, from a long look at the stable plan."""
-    judged = tuple(judged_sizes(sketches_of(bursty_batches(rng, 50_000))).values())
+    sketches = sketches_of(bursty_batches(rng, 50_000))
+    stable = judged(sketches, slow_limits(sketches))
     alpha = GateInput(BothArms(), 5, BUDGET, 0.99, len(WEIGHTS), 0, certified=True).alpha
-    return {weight: judged_batches_needed(judged, weight=weight, alpha=alpha) for weight in WEIGHTS}
+    return {weight: judged_batches_needed(stable, weight=weight, alpha=alpha) for weight in WEIGHTS}
 
 
 def two_arm_table(rng: np.random.Generator, *, runs: int = 300) -> dict[str, Any]:

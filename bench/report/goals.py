@@ -170,6 +170,17 @@ def two_arms(results: Results) -> list[Goal]:
     return [Goal(target, measured, "bench.evidence, the control plane's own gate, simulated", met)]
 
 
+def slower_canaries(results: Results) -> list[Goal]:
+    target = "a canary of texts of mixed length 1.2 x slower than allowed: rejected in >= 95 % of steps; canaries within their allowance in <= 1 %"
+    found = [row for row in results.rows("slowness") or [] if (row["traffic"], row["judged"]) == ("texts", "now")]
+    if not found:
+        return [Goal(target, MISSING, "bench.slowness", None)]
+    least = min(step["noticed"] for step in found[0]["steps"].values())
+    most = max(found[0]["falsely rejected"].values())
+    measured = f"at least {percent(least)} at every weight; {percent(most)}"
+    return [Goal(target, measured, "bench.slowness, the control plane's own gate, simulated", least >= 0.95 and most <= 0.01)]  # fmt: skip
+
+
 def evidence_levels(results: Results) -> list[Goal]:
     target = "type-I error of every test at its boundary after 40,000 looks within its level (5 %)"
     evidence = results.get("evidence")
@@ -312,6 +323,7 @@ _PARTS: tuple[Callable[[Results], list[Goal]], ...] = (
     certified_keeps_budget,
     counting_trap,
     two_arms,
+    slower_canaries,
     evidence_speed,
     evidence_levels,
     million,

@@ -53,6 +53,7 @@ def make_page(results: Results, pictures: dict[str, Path], page: Path) -> str:
         scale.section(results),
         _papers(results),
         _power(results),
+        _slowness(results),
         streams.section(results),
         _control(results, links),
         _search(results),
@@ -265,6 +266,33 @@ def _power(results: Results) -> list[str]:
         "Budget 1 %, level 5 %: audited requests until the one-arm test decides (exact, one look after every request).",
         "",
         *table(["decision", "true rate", "median", "90th percentile"], body),
+    ]
+
+
+def _slowness(results: Results) -> list[str]:
+    lines = ["## Canaries that are slower than allowed (simulated)", ""]
+    found = results.rows("slowness")
+    if found is None:
+        return [*lines, f"*{MISSING}.*", ""]
+    body = [
+        [
+            row["traffic"],
+            row["judged"],
+            f"{weight} %",
+            percent(step["noticed"]),
+            f"{step['waited']:,}",
+            f"{step['excluded']:g} x" if step["excluded"] else "none",
+            percent(max(row["falsely rejected"].values()), 2),
+        ]
+        for row in found
+        for weight, step in row["steps"].items()
+    ]
+    return [
+        *lines,
+        "A canary 1.2 x slower beyond its allowance: how often a step rejects it by the time it may pass. *Before*: limits by batch size alone, 2,000 judged batches at",
+        "most. The last column is of rollouts whose canary stays within its allowance.",
+        "",
+        *table(["batch times", "judged", "weight", "noticed", "batches", "excluded", "falsely rejected"], body),
     ]
 
 

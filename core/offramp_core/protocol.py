@@ -80,7 +80,8 @@ class PlanDocument:
 
     A batch runs under ``canary`` when ``hash(salt, worker uid, batch number)`` falls below ``weight_percent``.
     ``slow_seconds`` maps a batch size (as text) to the stable arm's p90 of execution seconds, frozen when the step began: a stable batch
-    is slow above it, a canary batch above (1 + ``max_overhead``) times it. A canary ends by itself ``canary_lease_seconds`` after the last
+    is slow above it, a canary batch above (1 + ``max_overhead``) times it. Where inputs differ in length ``slow_seconds_by_length`` has the same
+    by size and length, as the text of a :class:`offramp_core.evidence.slow.BatchShape`, and goes before. A canary ends by itself ``canary_lease_seconds`` after the last
     authenticated pull of an operator that could act on what it saw; stable exits end after ``stable_lease_seconds``. ``accuracy_budget`` and ``breaker_run_length`` arm the worker's own detector: a
     quiet stable plan alarms at most about once in that many audited requests. ``holdback_share`` of the batches run with exits off while
     the stable plan has exits; they are drawn before the canary is, so that the others are shared as ``weight_percent`` says.
@@ -111,6 +112,7 @@ class PlanDocument:
     ramp_sets: tuple[str, ...] = ()
     capture_since: float | None = None
     withdrawn: tuple[Withdrawn, ...] = ()
+    slow_seconds_by_length: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +205,9 @@ class ArmCounts:
     """Counters of one (epoch, arm) since the process started. What is called a request on this wire is a row: one input, however many came together.
 
     ``drawn`` requests were drawn for audit, ``audited`` of them have been compared, ``disagreements`` differed. ``judged_batches`` had a
-    size listed in ``slow_seconds``; ``slow_batches`` of them exceeded it. ``execution`` maps a batch size (text) to sketch counts (bucket
-    index as text → count, see :mod:`offramp_core.sketch`), ``latency`` is the same over requests, from admission to reply.
+    limit among the document's; ``slow_batches`` of them exceeded it. ``execution`` maps a batch size (text) to sketch counts (bucket
+    index as text → count, see :mod:`offramp_core.sketch`), ``latency`` is the same over requests, from admission to reply. Where inputs differ in
+    length ``execution_by_length`` has the batches of ``execution`` by size and length.
     """
 
     epoch: int
@@ -222,6 +225,7 @@ class ArmCounts:
     busy_seconds: float = 0.0
     execution: dict[str, dict[str, int]] = field(default_factory=dict)
     latency: dict[str, int] = field(default_factory=dict)
+    execution_by_length: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ from offramp_cli.show.plans import side_by_side
 from offramp_cli.show.tables import history_data, history_lines, top_data, top_lines
 from offramp_cli.show.tree import get_data, get_lines
 from offramp_cli.show.why import why_lines
-from offramp_core.control.gates import GateInput, failures
+from offramp_core.control.gates import GateInput, failures, slowness
 from offramp_core.control.objects import ArmTally, BothArms, Condition, ConfigStatus, GateStatus
 from offramp_core.evidence.words import e_value
 from offramp_core.reasons import ConditionType, Reason
 from offramp_operator.explain import plans, words
 from offramp_operator.explain.health import health, health_data
-from offramp_operator.explain.why import why_data
+from offramp_operator.explain.why import readings, why_data
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.web import pages
 from offramp_operator.web.board import View
@@ -122,6 +122,17 @@ class TestWhy:
         )
         shown = plain(why_lines(family, replace(family.newest, status=status), now))
         assert "100 of 400 audits; about 3m more" in shown and " 25% " in shown
+
+    def test_a_slowness_gate_that_was_cut_off_says_which_slowdown_is_not_excluded(self, in_state: InState) -> None:
+        family, now = in_state("progressing")
+        tally = BothArms(ArmTally(judged=500, slow=50), ArmTally(judged=1500, slow=150))
+        gate = slowness(GateInput(tally, 25, 0.01, 0.99, 3, 2000, certified=True, slow_excluded=1.75))
+        rollout = replace(
+            family.newest, status=replace(family.newest.status, gates=(gate,), slow_needed=2000, slow_excluded=1.75)
+        )
+        told = "cap of 2,000 batches reached: 1.2 x slower is not excluded, 1.75 x is"
+        assert told in " ".join(plain(why_lines(family, rollout, now)).split())
+        assert told in readings(rollout, now)[0].meaning, "which the page shows as well"
 
     def test_a_rejected_gate_shows_evidence_past_its_limit(self, in_state: InState) -> None:
         family, _ = in_state("rolled_back")

@@ -19,6 +19,7 @@ from offramp_core.control.objects import Service, ServiceStatus
 from offramp_core.control.snapshot import Decision, Load, RecordStore, Snapshot, Worker
 from offramp_core.control.spec import parse_spec
 from offramp_core.evidence.meter import HoldbackMeter
+from offramp_core.evidence.slow import BatchShape, told_limits
 from offramp_core.plan import Plan, Precision
 from offramp_core.protocol import (
     ArmCounts,
@@ -90,6 +91,8 @@ class SimWorker:
     has_store: bool = True
     captures: int = 0
     newest: int = 0  # epoch, in its state folder
+    lengths: tuple[int, ...] = ()  # of texts, each as often as the others
+    tells_lengths: bool = True  # a worker of before does not, nor does it know limits by length
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -167,12 +170,15 @@ class SimWorker:
         names = view.ramp_ids or RAMPS
         exit_at = exits(view, plan, rows, names)
         c = self.counts.setdefault(
-            (doc.epoch if doc else 0, name), {"hash": plan.content_hash, "exits": {}, "exec": {}, "lat": {}}
+            (doc.epoch if doc else 0, name),
+            {"hash": plan.content_hash, "exits": {}, "exec": {}, "lat": {}, "by_length": {}},
         )
         drawn = self.rng.random(size) < (arm.audit_rate if arm is not None else 0.0)
         agrees = np.column_stack([view.agrees, view.final_agrees])  # the last column is also index -1
         wrong = np.array([not agrees[r, e] for r, e in zip(rows, exit_at, strict=True)])
         seconds = float(self.rng.lognormal(-5.0, 0.2)) * (0.8 + 0.2 * size) * (self.slowdown if canary else 1.0)
+        length = int(self.coin.choice(self.lengths)) if self.lengths else 0
+        seconds *= length / 16 if length else 1.0
         if meter is not None:
             taken = seconds if off else seconds * self.exits_take
             meter.count_batch(
@@ -194,7 +200,10 @@ class SimWorker:
         )
         if doc is not None and doc.capture_since is not None and now > doc.capture_since:
             self.captures += int(drawn.sum())
-        limit = doc.slow_seconds.get(str(size)) if doc is not None else None
+        shape = BatchShape(size, length if self.tells_lengths else 0)
+        limit = None
+        if doc is not None:
+            limit = told_limits(doc.slow_seconds, doc.slow_seconds_by_length if shape.length else {}).of(shape)
         if limit is not None and canary and doc is not None:
             limit *= 1 + doc.max_overhead
         add(
@@ -206,6 +215,9 @@ class SimWorker:
         sized = c["exec"].setdefault(str(size), {})
         key = str(bucket_index(seconds))
         sized[key] = sized.get(key, 0) + 1
+        if shape.length:
+            shaped = c["by_length"].setdefault(str(shape), {})
+            shaped[key] = shaped.get(key, 0) + 1
         c["lat"][key] = c["lat"].get(key, 0) + size
         for e in exit_at[exit_at >= 0]:
             c["exits"][names[e]] = c["exits"].get(names[e], 0) + 1
@@ -251,6 +263,7 @@ class SimWorker:
                 0.0,
                 c["exec"],
                 c["lat"],
+                c["by_length"],
             )
             for (epoch, arm), c in self.counts.items()
         )

@@ -18,6 +18,7 @@ from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.control import gates
 from offramp_core.control.gates import GateInput
 from offramp_core.control.objects import GateStatus
+from offramp_core.evidence.slow import BatchShape
 from offramp_worker.engine.counters import ArmCounter
 
 SIZES = (1, 8, 32)
@@ -66,7 +67,7 @@ class TestTheSimulation:
         for b in range(n):
             limit = limits[size[b]]
             one_by_one.count_batch(
-                size=int(size[b]), seconds=float(seconds[b]), slow_above=None if np.isnan(limit) else float(limit), failed=bool(failed[b]),
+                shape=BatchShape(int(size[b])), seconds=float(seconds[b]), slow_above=None if np.isnan(limit) else float(limit), failed=bool(failed[b]),
             )  # fmt: skip
             for i, left in enumerate([] if failed[b] else leaves[b].tolist()):
                 took = [float(seconds[b])] * left

@@ -19,6 +19,7 @@ from scipy import stats
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evidence import detector, exposure, one_arm
 from offramp_core.evidence.one_arm import Alternative, alternatives, log_e_value, log_mixture
+from offramp_core.evidence.slow import Judged
 from offramp_core.evidence.two_arm import harmful_shares, log_e_share, share_under_ratio
 from offramp_core.sketch import SecondsSketch, bucket_index
 
@@ -162,7 +163,7 @@ class TestExposure:
         rng = np.random.default_rng(weight)
         stable = rng.lognormal(-4, 0.2, 20_000)
         sketch = sketch_of(stable)
-        needed = exposure.judged_batches_needed([sketch], weight=weight, slowdown=1.2, alpha=0.01, limit=20_000)
+        needed = exposure.judged_batches_needed([by_p90(sketch)], weight=weight, slowdown=1.2, alpha=0.01, limit=20_000)
         limit = sketch.quantile(0.9) or 0.0
         found = 0
         for _ in range(200):
@@ -189,11 +190,11 @@ class TestExposure:
 
     def test_times_too_scattered_to_tell_give_the_limit_and_no_endless_search(self) -> None:
         scattered = sketch_of(np.random.default_rng(0).lognormal(-4, 5, 20_000))
-        assert exposure.judged_batches_needed([scattered], weight=10, alpha=0.01, limit=5000) == 5000
+        assert exposure.judged_batches_needed([by_p90(scattered)], weight=10, alpha=0.01, limit=5000) == 5000
         assert exposure.judged_batches_needed([], weight=10, alpha=0.01, limit=5000) == 5000
 
     def test_at_full_weight_there_is_nothing_to_compare(self) -> None:
-        assert exposure.judged_batches_needed([SecondsSketch({1: 10})], weight=100, alpha=0.01) == 0
+        assert exposure.judged_batches_needed([by_p90(SecondsSketch({1: 10}))], weight=100, alpha=0.01) == 0
 
     @pytest.mark.parametrize("bad", [{"budget": 0.0}, {"harmful": 0.01}, {"alpha": 0.0}, {"power": 1.0}])
     def test_arguments_out_of_range_are_refused(self, bad: dict[str, float]) -> None:
@@ -204,6 +205,11 @@ class TestExposure:
 def sketch_of(seconds: npt.NDArray[np.float64]) -> SecondsSketch:
     values, counts = np.unique([bucket_index(float(s)) for s in seconds], return_counts=True)
     return SecondsSketch({int(v): int(c) for v, c in zip(values, counts, strict=True)})
+
+
+def by_p90(seconds: SecondsSketch) -> Judged:
+    """Batches of one kind, held against their 90th percentile."""
+    return Judged(seconds, seconds.quantile(0.9) or 0.0)
 
 
 def run_detector(

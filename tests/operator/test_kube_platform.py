@@ -86,7 +86,7 @@ TALLY = ArmTally(900, 90, 80, 3, 100, 95, 7, 1)
 ROLLOUT_STATUS = RolloutStatus(
     phase="Progressing", step=1, weight=25, verdict="Fine", outcome="RolledBack", objective="0.02", reason="Step", message="m",
     started_at=1_700_000_000.5, step_started_at=1_700_000_001.5, phase_started_at=1_700_000_002.5, finished_at=1_700_000_003.5,
-    audit_rate=0.25, slow_seconds={"1": 0.01, "32": 0.125}, slow_needed=7, restarts={"uid-1": 2},
+    audit_rate=0.25, slow_seconds={"1": 0.01, "32": 0.125}, slow_seconds_by_length={"4x128": 0.5}, slow_needed=7, slow_excluded=1.5, restarts={"uid-1": 2},
     gates=(GateStatus("accuracy", "Undecided", 10, 1, 0.02, -0.5, 4.5, 90, "wait"),),
     ledger=Ledger(3, {"boot": BothArms(TALLY, TALLY)}, BothArms(TALLY, ArmTally()), ("bad",)),
     history=(StepRecord(5, 100, 1, 1_700_000_001.25),), watch=DetectorState((0.5, 1e300), 12),

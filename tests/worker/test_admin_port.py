@@ -105,6 +105,11 @@ def _refusals(folder: Path) -> dict[str, tuple[SignedDocument, int, str]]:
         "audit-rate-beyond-1": (sign(document(plan, audit_rate=1.5, epoch=5)), 400, "Malformed"),
         "budget-of-0": (sign(document(plan, accuracy_budget=0.0, epoch=5)), 400, "Malformed"),
         "slow-seconds-of-text": (sign(document(plan, slow_seconds={"many": 1.0}, epoch=5)), 400, "Malformed"),
+        "slow-seconds-of-no-length": (
+            sign(document(plan, slow_seconds_by_length={"4xlong": 1.0}, epoch=5)),
+            400,
+            "Malformed",
+        ),
         "plan-without-digests": (sign(document(_Raw({"ramps": []}), epoch=5)), 400, "Malformed"),  # type: ignore[arg-type]
     }
 

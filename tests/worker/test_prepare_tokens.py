@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from test_engine import Bench
 from tests.worker.processes import WorkerProcess
 from tests.worker.texts import POSITIONS, SEP, TOPICS, WORDS, own_answers, text_model, texts
 
@@ -198,6 +201,39 @@ def test_a_prepared_text_model_has_ramps_and_its_rows_are_answered_as_if_alone(b
     wide, narrow = (sessions.tapped(rows) for rows in (np.pad(x, ((0, 0), (0, 12))), batch))
     np.testing.assert_allclose(wide.logits, narrow.logits, atol=1e-5)
     assert float(np.abs(wide.uncertainty - narrow.uncertainty).max()) < 1e-3
+
+
+@pytest.fixture
+def judge(bundle: tuple[Path, Path]) -> Iterator[Callable[..., Any]]:
+    """Serves batches of (rows, words) that take two seconds each under limits, and tells what was counted."""
+    loaded = load_bundle(bundle[0])
+    bench = Bench(loaded, Sessions(loaded, threads=1))
+    bench.engine.start()
+
+    def serve(*batches: tuple[int, int], **limits: Any) -> Any:
+        two_stages = {loaded.ramps[-1].id: "0"}  # and nothing leaves at the first
+        bench.activate(bundle[0], two_stages, wrap=lambda stage: bench.slowed(stage, 1.0), **limits)
+        for shape in batches:
+            bench.serve(np.full(shape, 7, dtype=np.int64), one_by_one=False)
+        return bench.counts(1)
+
+    yield serve
+    bench.engine.close()
+    assert bench.engine.join(30.0)
+
+
+def test_a_batch_of_long_texts_is_judged_by_the_limit_of_its_length(judge: Callable[..., Any]) -> None:
+    limits = {"slow_seconds": {"2": 1.5, "3": 2.5}, "slow_seconds_by_length": {"2x16": 1.5, "2x32": 2.5, "3x32": 1.5}}
+    counts = judge((2, 5), (2, 20), **limits)
+    assert (counts.judged_batches, counts.slow_batches) == (2, 1), "the short one was slow, the long one was not"
+    assert set(counts.execution) == {"2"} and set(counts.execution_by_length) == {"2x16", "2x32"}
+    counts = judge((3, 5), **limits)
+    assert (counts.judged_batches, counts.slow_batches) == (3, 1), "a length without a limit has that of its rows"
+
+
+def test_an_operator_that_knows_no_lengths_judges_texts_by_size(judge: Callable[..., Any]) -> None:
+    counts = judge((2, 5), (2, 20), (1, 20), slow_seconds={"2": 2.5, "1": 0.5})
+    assert (counts.judged_batches, counts.slow_batches) == (3, 1)
 
 
 def test_requests_of_different_length_in_flight_together_get_their_own_answers(bundle: tuple[Path, Path]) -> None:

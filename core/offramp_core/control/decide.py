@@ -77,10 +77,11 @@ from offramp_core.control.versions import Version, VersionView, next_version, se
 from offramp_core.control.watch import Watch, watched
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.evidence.one_arm import log_e_value
+from offramp_core.evidence.slow import BatchShape, by_shape
 from offramp_core.plan import Plan, exits_off_plan
 from offramp_core.protocol import ArmCounts, Observations, PlanDocument, Withdrawn
 from offramp_core.reasons import ConditionType, MaybeReason, Reason
-from offramp_core.sketch import SecondsSketch, merge_sketches
+from offramp_core.sketch import SecondsSketch
 from offramp_core.tuning import OVERHEAD_SLACK, TuningRequest
 
 BUSY_REQUEUE_SECONDS = 1.0
@@ -1156,14 +1157,9 @@ def _live_boots(workers: tuple[Worker, ...], counted: Iterable[str]) -> frozense
     return frozenset(boots)
 
 
-def _execution(counts: tuple[ArmCounts, ...], plan_hash: str) -> dict[int, SecondsSketch]:
-    """Execution sketches of one plan by batch size, over all workers and recent epochs."""
-    by_size: dict[int, list[SecondsSketch]] = {}
-    for c in counts:
-        if c.plan_hash == plan_hash:
-            for size, buckets in c.execution.items():
-                by_size.setdefault(int(size), []).append(SecondsSketch({int(i): n for i, n in buckets.items()}))
-    return {size: merge_sketches(sketches) for size, sketches in by_size.items()}
+def _execution(counts: tuple[ArmCounts, ...], plan_hash: str) -> dict[BatchShape, SecondsSketch]:
+    """Execution sketches of one plan by the shape of batches, over all workers and recent epochs; a worker that is older than lengths tells sizes alone."""
+    return by_shape(c.execution_by_length or c.execution for c in counts if c.plan_hash == plan_hash)
 
 
 def _rollout_summary(rollout: Rollout | None, steps: tuple[Step, ...]) -> RolloutSummary:

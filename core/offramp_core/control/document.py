@@ -30,11 +30,12 @@ def plan_document(
     ``ramp_sets`` are those to hold besides what the plans name.
     """
     spec = service.spec
-    arm, weight, salt, slow = None, 0, "", {}
+    arm, weight, salt, slow, slow_by_length = None, 0, "", {}, {}
     if rollout is not None and canary is not None and rollout.status.phase in CANARY_SERVES:
         status = rollout.status
         arm = ArmPlan(canary.plan.to_mapping(), status.audit_rate, worth_one(tuning, rate=status.audit_rate))
-        weight, slow, salt = status.weight, status.slow_seconds, f"{rollout.name}/{status.step}/{status.renewals}"
+        slow, slow_by_length = status.slow_seconds, status.slow_seconds_by_length
+        weight, salt = status.weight, f"{rollout.name}/{status.step}/{status.renewals}"
     return PlanDocument(
         service=service.name,
         service_uid=service.uid,
@@ -45,6 +46,7 @@ def plan_document(
         salt=salt,
         accuracy_budget=spec.max_disagreement,
         slow_seconds=slow,
+        slow_seconds_by_length=slow_by_length,
         max_overhead=spec.max_overhead if arm is not None else 0.0,
         canary_lease_seconds=canary_lease_seconds,
         holdback_share=0.0 if stable.plan.exits_off else spec.holdback,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from offramp_core.control.objects import BothArms, GateState, GateStatus
 from offramp_core.evidence import detector
@@ -20,6 +20,7 @@ from offramp_core.evidence.two_arm import log_e_share
 from offramp_core.evidence.words import e_value
 from offramp_core.reasons import Reason
 
+HARMFUL_SLOWDOWN = 1.2  # beyond the allowed overhead
 HARMFUL_FACTOR = 3.0  # a plan at three times its budget is what the accuracy gate must be able to notice
 # Alternatives of its e-value, as multiples of the budget. Closer ones cannot show in the audits of a step, farther ones stop hardly sooner.
 HARM_FACTORS = (2.0, 3.0, 5.0)
@@ -34,7 +35,7 @@ class GateInput:
     """What the gates of one step read.
 
     ``confidence`` is that of the whole rollout of ``n_steps`` steps, ``accuracy_confidence`` that of the accuracy budget. ``level`` is what
-    was frozen when the step began (0: an even share). ``watch`` is the detector over all audits of the canary so far, ``attempt`` their
+    was frozen when the step began (0: an even share), and ``slow_excluded`` the least slowdown that ``slow_needed`` judged batches exclude. ``watch`` is the detector over all audits of the canary so far, ``attempt`` their
     counts in all steps, this one included (None: there is no other), and ``acceptance_level`` what the test may spend that accepts a plan by them.
     ``design_effect`` audits are worth one.
     """
@@ -46,6 +47,7 @@ class GateInput:
     n_steps: int
     slow_needed: int
     certified: bool
+    slow_excluded: float | None = None
     accuracy_confidence: float = 0.95
     watch: detector.DetectorState = field(default_factory=detector.init)
     level: float = 0.0
@@ -138,7 +140,7 @@ def slowness(given: GateInput) -> GateStatus:
     canary, stable = given.tally.canary, given.tally.stable
     slow = canary.slow + stable.slow
     evidence = log_e_share(canary.slow, slow, share=given.share)
-    return _judge(
+    reading = _judge(
         "slowness",
         n=slow,
         k=canary.slow,
@@ -149,6 +151,30 @@ def slowness(given: GateInput) -> GateStatus:
         needed=given.slow_needed,
         of="judged batches",
     )
+    left = not_excluded(reading, given.slow_excluded)
+    return replace(reading, message=f"{reading.message}; {left}") if left else reading
+
+
+def not_excluded(gate: GateStatus, excluded: float | None) -> str:
+    """What a slowness gate that passes does not say, because saying it would have taken too many batches; empty where it says all it should.
+
+    ``excluded`` is what a step's ``slow_excluded`` says.
+
+    Examples
+    --------
+    >>> not_excluded(GateStatus("slowness", "Clear", needed=2000), 1.5)
+    'cap of 2,000 batches reached: 1.2 x slower is not excluded, 1.5 x is'
+    >>> not_excluded(GateStatus("slowness", "Clear", needed=1415), 1.2)
+    ''
+    """
+    if gate.name != "slowness" or gate.state not in ("Clear", "Undecided"):
+        return ""
+    if excluded is None or 0 < excluded <= HARMFUL_SLOWDOWN:
+        return ""
+    ahead = gate.state == "Undecided"
+    cap = f"cap of {gate.needed:,} batches" + ("" if ahead else " reached")
+    left = f"{cap}: {HARMFUL_SLOWDOWN:g} x slower {'will not be' if ahead else 'is not'} excluded"
+    return f"{left}, {excluded:g} x {'will' if ahead else 'is'}" if excluded else f"{left}, nor is any other slowdown"
 
 
 def failures(given: GateInput) -> GateStatus:

@@ -153,8 +153,9 @@ class StepRecord:
 class RolloutStatus:
     """Everything a restarted operator needs to go on with a rollout.
 
-    ``slow_seconds``, ``slow_needed`` and ``audit_rate`` are frozen when a step begins, ``restarts`` (per worker uid) then or when a later
-    worker first was ready. ``step`` counts the steps that began before this one. ``objective`` is the intent for which the rollout was begun; ``outcome`` is the verdict that
+    ``slow_seconds``, ``slow_seconds_by_length``, ``slow_needed``, ``slow_excluded`` and ``audit_rate`` are frozen when a step begins, ``restarts``
+    (per worker uid) then or when a later worker first was ready. ``slow_excluded`` is the least slowdown, beyond the allowed overhead, that ``slow_needed`` judged batches
+    exclude: more than what a step looks for where that would have taken too many, 0 where they exclude none, None where nobody says. ``step`` counts the steps that began before this one. ``objective`` is the intent for which the rollout was begun; ``outcome`` is the verdict that
     RollingBack is heading for. ``returns_to`` is the promoted rollout of the same plan, where the rollback window spares the first steps.
     ``watch`` is the restarting detector over the canary's audits. ``gate_level`` is the share of errors that each gate of this step may
     make, ``level_spent`` that of the steps before. ``acceptance_test`` is the number of the test by which an uncertified plan earns its
@@ -176,7 +177,9 @@ class RolloutStatus:
     finished_at: float | None = None
     audit_rate: float = 0.0
     slow_seconds: dict[str, float] = field(default_factory=dict)
+    slow_seconds_by_length: dict[str, float] = field(default_factory=dict)
     slow_needed: int = 0
+    slow_excluded: float | None = None
     gate_level: float = 0.0
     level_spent: float = 0.0
     acceptance_test: int = 0

@@ -29,11 +29,12 @@ from offramp_core.control.objects import (
     Service,
     StepRecord,
 )
+from offramp_core.control.slowness import slowness_basis
 from offramp_core.control.snapshot import Event, Load, Worker
 from offramp_core.control.spec import Step
 from offramp_core.evidence import detector
-from offramp_core.evidence.exposure import judged_batches_needed
 from offramp_core.evidence.one_arm import Counts
+from offramp_core.evidence.slow import BatchShape
 from offramp_core.protocol import Withdrawn
 from offramp_core.reasons import AnyReason, MaybeReason, Reason, as_said
 from offramp_core.sketch import SecondsSketch
@@ -41,9 +42,6 @@ from offramp_core.sketch import SecondsSketch
 AUDIT_WAIT_SECONDS = 120.0  # for the last audits of a step; a backlog is worked off much sooner
 ACK_TIMEOUT_SECONDS = 120.0  # kubelet takes up to a minute and a half to show a changed ConfigMap when a poke is lost
 CLOCKS_APART_SECONDS = 600.0  # two operators' clocks may differ by so much without a deadline ending early
-SLOW_QUANTILE = 0.90
-HARMFUL_SLOWDOWN = 1.2  # beyond the allowed overhead
-MIN_BATCHES_PER_SIZE = 20
 MIN_STABLE_BATCHES = 50
 # What is told when a rollout has ended so; by verdict.
 ENDED: Mapping[str, Reason] = {
@@ -60,7 +58,7 @@ class RolloutView:
     """What the rules of one rollout may look at.
 
     ``epoch`` is the published epoch when it carries exactly this step (else None: it is still to be published). ``workers`` are the
-    ready ones. ``execution`` tells the stable plan's execution sketches by batch size; it is asked only when a step may begin, because merging
+    ready ones. ``execution`` tells the stable plan's execution sketches by the shape of batches; it is asked only when a step may begin, because merging
     them is most of a pass. ``fell`` says why the plan that served was switched
     off in this very pass, as (reason, message), empty where it was not. ``returns_to`` is the promoted rollout of the same plan that the
     rollback window still covers. ``inputs_since`` is when the inputs last changed, and ``watched_since`` when this process began to look,
@@ -76,7 +74,7 @@ class RolloutView:
     workers: tuple[Worker, ...]
     epoch: int | None
     ledger: Ledger
-    execution: Callable[[], Mapping[int, SecondsSketch]]
+    execution: Callable[[], Mapping[BatchShape, SecondsSketch]]
     clustering: Callable[[], float | None]
     load: Load
     stable_config: str
@@ -197,6 +195,7 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
             confidence=spec.rollout.confidence,
             n_steps=view.n_steps,
             slow_needed=view.status.slow_needed,
+            slow_excluded=view.status.slow_excluded,
             certified=view.certified,
             accuracy_confidence=spec.confidence,
             watch=view.status.watch,
@@ -708,20 +707,9 @@ def _passed(gates: tuple[GateStatus, ...]) -> bool:
     return bool(gates) and all(gate.state in PASSING for gate in gates)
 
 
-def judged_sizes(execution: Mapping[int, SecondsSketch]) -> dict[int, SecondsSketch]:
-    """The batch sizes whose pace is known well enough to judge by; all of them where none is."""
-    return {size: sketch for size, sketch in execution.items() if sketch.n >= MIN_BATCHES_PER_SIZE} or dict(execution)
-
-
-def slow_limits(judged: Mapping[int, SecondsSketch]) -> dict[str, float]:
-    """Execution seconds above which a stable batch counts as slow, by batch size."""
-    return {str(size): round(sketch.quantile(SLOW_QUANTILE) or 0.0, 9) for size, sketch in sorted(judged.items())}
-
-
 def _begin_step(view: RolloutView, step: Step) -> RolloutStatus:
     """Freeze what the step is judged by, and put the evidence of the last one into the history."""
     status, weight, number = view.status, step.weight, 0
-    judged = judged_sizes(view.execution())
     history = status.history
     if status.phase == "Progressing":
         arm, number = status.ledger.total.canary, status.step + 1
@@ -731,6 +719,7 @@ def _begin_step(view: RolloutView, step: Step) -> RolloutStatus:
     begun = replace(view, rollout=replace(view.rollout, status=status))
     spent = status.level_spent + status.gate_level
     level = gate_level(confidence=policy.confidence, spent=spent, n_steps=begun.n_steps, left=1 + len(begun.upcoming))
+    slow = slowness_basis(view.execution(), request_rate=view.load.request_rate, weight=weight, level=level)
     return replace(
         status,
         gate_level=level,
@@ -739,14 +728,10 @@ def _begin_step(view: RolloutView, step: Step) -> RolloutStatus:
         phase_started_at=view.now,
         step_started_at=None,
         audit_rate=eager_rate(view.load, share=weight / 100),
-        slow_seconds=slow_limits(judged),
-        slow_needed=judged_batches_needed(
-            tuple(judged.values()),
-            weight=weight,
-            slowdown=HARMFUL_SLOWDOWN,
-            alpha=level,
-            power=0.95,
-        ),
+        slow_seconds={str(rows): seconds for rows, seconds in slow.limits.by_rows.items()},
+        slow_seconds_by_length={str(shape): seconds for shape, seconds in slow.limits.by_shape.items()},
+        slow_needed=slow.needed,
+        slow_excluded=slow.excluded,
         restarts={w.uid: w.restarts for w in view.workers},
         gates=(),
         ledger=Ledger(),

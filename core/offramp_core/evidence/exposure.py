@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -18,12 +19,13 @@ import numpy.typing as npt
 from offramp_core import binomial
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evidence.one_arm import alternatives, check_rate, log_mixture
+from offramp_core.evidence.slow import Judged
 from offramp_core.evidence.two_arm import harmful_shares
-from offramp_core.sketch import SecondsSketch
 
-SLOW_QUANTILE = 0.90
 LARGEST_EXPOSURE = 10_000_000
 LARGEST_BATCH_EXPOSURE = 2_000
+# Slowdowns that a cut-off exposure may still exclude: close enough to say what is known, few enough to try them all.
+SLOWDOWNS = (1.2, 1.25, 1.3, 1.4, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0)
 
 
 def reached(seen: float, needed: float) -> float | None:
@@ -70,7 +72,7 @@ def audits_needed(
 
 
 def judged_batches_needed(
-    sketches: Iterable[SecondsSketch],
+    stable: Iterable[Judged],
     *,
     weight: float,
     slowdown: float = 1.2,
@@ -80,13 +82,13 @@ def judged_batches_needed(
 ) -> int:
     """Judged batches, of both arms, after which a slow canary would have been rejected.
 
-    A stable batch is slow above the p90 of its size, a canary batch above (1 + max_overhead) times that: a canary that takes exactly its
+    A stable batch is slow above its limit, a canary batch above (1 + max_overhead) times that: a canary that takes exactly its
     allowed overhead longer has the same share of slow batches, ``q0``. ``q1`` is the share when it takes (1 + max_overhead) x ``slowdown`` times as long.
 
     Parameters
     ----------
-    sketches : iterable of SecondsSketch
-        Execution seconds of the stable arm, one sketch per batch size.
+    stable : iterable of Judged
+        Execution seconds of the stable arm's batches, by the limit that they are held against.
     weight : float
         The canary's weight in percent.
     slowdown : float
@@ -94,30 +96,53 @@ def judged_batches_needed(
     alpha, power : float
         Level of the gate, and the probability to notice.
     limit : int
-        The answer where the stable arm's times are unknown, or scatter so widely that telling such a slowdown takes more. By then a
-        canary of twice the time has long been rejected, and the gate stays armed after the step.
+        The answer where the stable arm's times are unknown, or scatter so widely that telling such a slowdown takes more;
+        :func:`noticed_slowdown` says which one it is enough for. The gate stays armed after the step.
 
     Returns
     -------
     int
         0 at weight 100, where there is no stable arm to compare with.
     """
-    if not 0 < weight <= 100:
-        raise InvalidArgumentError(f"weight is {weight}; it must lie in (0, 100] percent")
+    check_weight(weight)
     if weight == 100:
         return 0
-    q0, q1 = _slow_shares(tuple(sketches), slowdown=slowdown)
-    share = weight / 100
-    slow_rate = share * q1 + (1 - share) * q0
-    if not q1 > q0:
+    harm = _Slowdown.of(tuple(stable), share=weight / 100, slowdown=slowdown)
+    if harm is None:
         return limit
     # Two things must go well, each with the square root of the power: enough slow batches, and a rejection from them.
     each = math.sqrt(power)
-    harmful = min(share * q1 / slow_rate, 1 - 1e-9)
-    slow = harmful_exposure(share, harmful, alpha, each, grid=harmful_shares(share), largest=limit)
+    slow = harmful_exposure(harm.share, harm.harmful, alpha, each, grid=harmful_shares(harm.share), largest=limit)
     if slow >= limit:
         return limit
-    return min(limit, _trials_for(slow, rate=slow_rate, power=each))
+    return min(limit, _trials_for(slow, rate=harm.slow_rate, power=each))
+
+
+def noticed_slowdown(
+    stable: Iterable[Judged], *, batches: int, weight: float, alpha: float, power: float = 0.95
+) -> float | None:
+    """The least of :data:`SLOWDOWNS` with which a canary would have been rejected after so many judged batches; None for none of them.
+
+    Parameters are those of :func:`judged_batches_needed`.
+    """
+    check_weight(weight)
+    stable, each, share = tuple(stable), math.sqrt(power), weight / 100
+    if weight == 100:
+        return None
+    for slowdown in SLOWDOWNS:
+        harm = _Slowdown.of(stable, share=share, slowdown=slowdown)
+        if harm is None:
+            continue
+        slow = _events_in(batches, rate=harm.slow_rate, power=each)
+        if slow and _power(np.asarray([slow]), share, harm.harmful, alpha, harmful_shares(share))[0] >= each:
+            return slowdown
+    return None
+
+
+def check_weight(weight: float) -> None:
+    """Raises :class:`InvalidArgumentError` for what is no canary's weight in percent."""
+    if not 0 < weight <= 100:
+        raise InvalidArgumentError(f"weight is {weight}; it must lie in (0, 100] percent")
 
 
 @lru_cache(maxsize=1024)
@@ -183,16 +208,40 @@ def _power(
     return np.asarray(binomial.sf(k - 1, n, harmful))
 
 
-def _slow_shares(sketches: tuple[SecondsSketch, ...], *, slowdown: float) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True)
+class _Slowdown:
+    """A canary of weight ``share`` that is so much slower: ``slow_rate`` of all judged batches are slow, and of these ``harmful`` are its own."""
+
+    share: float
+    slow_rate: float
+    harmful: float
+
+    @classmethod
+    def of(cls, stable: tuple[Judged, ...], *, share: float, slowdown: float) -> _Slowdown | None:
+        """None where it would not have more slow batches than the stable arm."""
+        q0, q1 = _slow_shares(stable, slowdown=slowdown)
+        if not q1 > q0:
+            return None
+        slow_rate = share * q1 + (1 - share) * q0
+        return cls(share, slow_rate, min(share * q1 / slow_rate, 1 - 1e-9))
+
+
+def _slow_shares(stable: tuple[Judged, ...], *, slowdown: float) -> tuple[float, float]:
     slow, slow_if_harmful, total = 0.0, 0.0, 0
-    for sketch in sketches:
-        p90 = sketch.quantile(SLOW_QUANTILE)
-        if p90 is None:
-            continue
-        slow += sketch.n * (sketch.share_above(p90) or 0.0)
-        slow_if_harmful += sketch.n * (sketch.share_above(p90 / slowdown) or 0.0)
-        total += sketch.n
+    for seconds, limit in stable:
+        slow += seconds.n * (seconds.share_above(limit) or 0.0)
+        slow_if_harmful += seconds.n * (seconds.share_above(limit / slowdown) or 0.0)
+        total += seconds.n
     return (slow / total, slow_if_harmful / total) if total else (0.0, 0.0)
+
+
+def _events_in(trials: int, *, rate: float, power: float) -> int:
+    """The most events that ``trials`` have with probability ``power``: the inverse of :func:`_trials_for`."""
+    low, high = 0, trials + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if binomial.sf(middle - 1, trials, rate) >= power else (low, middle)
+    return low
 
 
 def _trials_for(events: int, *, rate: float, power: float) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from offramp_core.control.gates import FAILING
+from offramp_core.control.gates import FAILING, not_excluded
 from offramp_core.control.objects import Condition, GateStatus, Rollout
 from offramp_core.evidence.words import e_value
 from offramp_core.reasons import Reason, Tone, condition_tone
@@ -136,6 +136,8 @@ def meaning(gate: GateStatus, rollout: Rollout, now: float) -> str:
     if gate.state == "Clear":
         if gate.name == "acceptance":
             return "earned: surely below the budget"
+        if cut_off := not_excluded(gate, rollout.status.slow_excluded):
+            return f"no evidence of harm; {cut_off}"
         return "no evidence of harm" + (", and harm would have shown by now" if gate.needed else "")
     left = _seconds_left(gate.exposure or 0.0, rollout, now)
     return gate.message if left is None else f"{gate.message}; about {duration(left)} more"
@@ -229,7 +231,7 @@ def _rollout_data(rollout: Rollout, now: float) -> Mapping[str, Any]:
     status = rollout.status
     return {
         "name": rollout.name, "from": rollout.from_config, "to": rollout.to_config, "cause": rollout.cause, "phase": status.phase,
-        "weight": status.weight, "verdict": status.verdict, "reason": status.reason, "message": status.message,
+        "weight": status.weight, "slowExcluded": status.slow_excluded, "verdict": status.verdict, "reason": status.reason, "message": status.message,
         "gates": [
             {
                 "name": g.name, "state": g.state, "n": g.n, "k": g.k, "bound": g.bound, "logEValue": g.log_e_value, "logLimit": g.log_limit,

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.bundle import TensorSpec
+from offramp_core.evidence.slow import BatchShape, length_class
 
 BUCKETS = (16, 32, 64, 128, 256, 512)
 MAX_TYPICAL = 200  # batches looked at
@@ -81,6 +82,11 @@ def pad_rows(parts: Sequence[Array], spec: TensorSpec) -> Array:
         batch[row : row + len(part), :length] = part[:, :length]
         row += len(part)
     return batch
+
+
+def batch_shape(x: Array, spec: TensorSpec) -> BatchShape:
+    """What tells how long a batch may take: its rows, and the class of the length they were filled up to where it varies."""
+    return BatchShape(len(x), length_class(x.shape[1]) if spec.varies else 0)
 
 
 def by_length(x: Array, spec: TensorSpec, *, size: int) -> Iterator[npt.NDArray[np.intp]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from offramp_core.columns import EXACT
 from offramp_core.evidence.meter import HoldbackMeter
+from offramp_core.evidence.slow import BatchShape, SlowLimits
 from offramp_core.execution import Regrouping
 from offramp_core.plan import NAME_HASH_LENGTH, Plan
 from offramp_core.protocol import PlanDocument
@@ -84,17 +85,17 @@ class Active:
     document: PlanDocument | None = None
     stable: Runtime | None = None
     canary: Runtime | None = None
-    slow_seconds: dict[int, float] = field(default_factory=dict)
+    slow_limits: SlowLimits = field(default_factory=SlowLimits)
     holdback: Runtime | None = None
 
     @property
     def epoch(self) -> int:
         return self.document.epoch if self.document is not None else 0
 
-    def slow_above(self, runtime: Runtime, size: int) -> float | None:
+    def slow_above(self, runtime: Runtime, shape: BatchShape) -> float | None:
         """Execution seconds above which a batch of ``runtime`` counts as slow; the canary may take its allowed overhead longer."""
         exits_off = runtime is self.off or runtime is self.holdback
-        limit = None if exits_off else self.slow_seconds.get(size)
+        limit = None if exits_off else self.slow_limits.of(shape)
         if limit is None or runtime is not self.canary or self.document is None:
             return limit
         return limit * (1 + self.document.max_overhead)

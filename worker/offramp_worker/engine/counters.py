@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.evidence.meter import HoldbackMeter
+from offramp_core.evidence.slow import BatchShape
 from offramp_core.protocol import Arm, ArmCounts, PlanCounts, RecordBlock
 from offramp_core.sketch import bucket_index
 
@@ -42,15 +43,18 @@ class ArmCounter:
     busy_seconds: float = 0.0
     execution: dict[int, Histogram] = field(default_factory=dict)
     latency: Histogram = field(default_factory=dict)
+    execution_by_length: dict[BatchShape, Histogram] = field(default_factory=dict)
 
-    def count_batch(self, *, size: int, seconds: float, slow_above: float | None, failed: bool) -> None:
+    def count_batch(self, *, shape: BatchShape, seconds: float, slow_above: float | None, failed: bool) -> None:
         """One batch ended after ``seconds`` of execution. A failed one is neither timed nor judged."""
         self.batches += 1
         self.busy_seconds += seconds
         if failed:
             self.failed_batches += 1
             return
-        _add(self.execution.setdefault(size, {}), seconds)
+        _add(self.execution.setdefault(shape.rows, {}), seconds)
+        if shape.length:
+            _add(self.execution_by_length.setdefault(shape, {}), seconds)
         if slow_above is not None:
             self.judged_batches += 1
             self.slow_batches += seconds > slow_above
@@ -75,6 +79,7 @@ class ArmCounter:
             judged_batches=self.judged_batches, slow_batches=self.slow_batches, failed_batches=self.failed_batches,
             busy_seconds=self.busy_seconds, execution={str(n): _as_text(h) for n, h in self.execution.items()},
             latency=_as_text(self.latency),
+            execution_by_length={str(shape): _as_text(h) for shape, h in self.execution_by_length.items()},
         )  # fmt: skip
 
 

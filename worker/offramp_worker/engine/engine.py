@@ -29,7 +29,7 @@ from offramp_core.columns import EXACT
 from offramp_core.plan import exits_off_plan
 from offramp_core.protocol import Arm
 from offramp_core.reasons import RequestOutcome
-from offramp_worker.bundle.lengths import pad_rows, rows_bucket
+from offramp_worker.bundle.lengths import batch_shape, pad_rows, rows_bucket
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.answers import labels
 from offramp_worker.engine.arms import Active, Runtime, canary_drawn, held_back, staggered
@@ -664,9 +664,10 @@ class Engine:
     ) -> None:
         seconds = self._clock() - progress.began
         if not batch.never_exit:
-            slow_above = active.slow_above(runtime, len(batch))
+            shape = batch_shape(batch.x, self.bundle.manifest.inputs[0])
+            slow_above = active.slow_above(runtime, shape)
             with self.counters.lock:
-                runtime.counter.count_batch(size=len(batch), seconds=seconds, slow_above=slow_above, failed=failed)
+                runtime.counter.count_batch(shape=shape, seconds=seconds, slow_above=slow_above, failed=failed)
                 if progress.compared and not failed and runtime.meter is not None:
                     runtime.meter.count_batch(
                         held_back=runtime is active.holdback,

@@ -19,6 +19,7 @@ from offramp_core.batching import MAX_BATCH
 from offramp_core.columns import EXACT, chain
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError, PlanRefusedError
 from offramp_core.evidence.meter import HoldbackMeter
+from offramp_core.evidence.slow import shape_of, told_limits
 from offramp_core.execution import Regrouping, carries_on
 from offramp_core.plan import Plan
 from offramp_core.protocol import Arm, ArmPlan, PlanDocument, Refusal, SignedDocument, class_of
@@ -221,7 +222,7 @@ class PlanDesk:
             document=document,
             stable=stable_runtime,
             canary=canary_runtime,
-            slow_seconds={int(size): seconds for size, seconds in document.slow_seconds.items()},
+            slow_limits=told_limits(document.slow_seconds, document.slow_seconds_by_length),
             holdback=self._holdback(document, meter) if document.holdback_share > 0 and meter is not None else None,
         )
 
@@ -397,6 +398,7 @@ def parse(payload: str) -> PlanDocument:
         "slices": len(document.slices) <= MAX_SLICES and set(document.stopped_slices) <= set(document.slices),
         "capture_since": document.capture_since is None or math.isfinite(document.capture_since),
         "slow_seconds": all(size.isdecimal() and _positive(s) for size, s in document.slow_seconds.items()),
+        "slow_seconds_by_length": all(shape_of(t) and _positive(s) for t, s in document.slow_seconds_by_length.items()),
     }
     wrong = [name for name, is_right in checks.items() if not is_right]
     if wrong:
