@@ -53,10 +53,12 @@ BY = "namespace, service"
 
 
 def saved(labels: str, by: str) -> str:
-    """Share of the model's time that exits save, as measured."""
+    """Share of the model's time that exits save, as measured, audits paid for. Workers of before tell of no audits."""
     window = "[$__rate_interval]"
+    spared = f"sum by ({by}) (rate(earlyexit_ramp_saved_seconds_total{{{labels}}}{window}))"
     return (
-        f"(sum by ({by}) (rate(earlyexit_ramp_saved_seconds_total{{{labels}}}{window})) - sum by ({by}) (rate(earlyexit_ramp_overhead_seconds_total{{{labels}}}{window})))"
+        f"({spared} - sum by ({by}) (rate(earlyexit_ramp_overhead_seconds_total{{{labels}}}{window}))"
+        f" - (sum by ({by}) (rate(earlyexit_audit_seconds_total{{{labels}}}{window})) or 0 * {spared}))"
         f" / (sum by ({by}) (rate(earlyexit_exact_seconds_total{{{labels}}}{window})) > 0)"
     )
 

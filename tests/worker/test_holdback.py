@@ -149,3 +149,34 @@ def test_a_held_back_answer_is_not_kept_for_others(bundle_dir: Path, bundle: Bun
 def test_a_share_out_of_range_is_refused(service: Service, share: float) -> None:
     with pytest.raises(PlanRefusedError, match="holdback_share"):
         service.desk.deliver(sign(replace(document(service.plan()), holdback_share=share)))
+
+
+def seconds_of_audits(service: Service) -> dict[str, float]:
+    families = service.engine.metrics.registry.collect()
+    samples = [
+        s for f in families if f.name == "earlyexit_audit_seconds" for s in f.samples if s.name.endswith("_total")
+    ]
+    return {s.labels["arm"]: s.value for s in samples}
+
+
+@pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
+def test_the_seconds_of_audits_are_counted_beside_what_the_batches_would_take(service: Service, execution: str) -> None:
+    """Results-only execution compares every row in its batch; those that are drawn run once more for their records."""
+    service.run(service.plan(execution=execution), audit_rate=0.0)
+    service.serve(60)
+    unaudited = service.measured
+    assert unaudited.audit_seconds == 0 < unaudited.exact_seconds and seconds_of_audits(service) == {"stable": 0.0}
+    service.run(service.plan(execution=execution), audit_rate=1.0)
+    service.serve(60)
+    audited, told = service.measured, seconds_of_audits(service)
+    assert audited.exact_seconds > unaudited.exact_seconds
+    assert audited.audit_seconds == pytest.approx(told["stable"] + told["holdback"])
+    assert told["stable"] >= 1e-3 * service.counts("stable", epoch=2).drawn / 2, "each pass takes a tick of this clock"
+
+
+def test_audits_that_fail_take_their_time_as_well(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    service.run(service.plan(), audit_rate=1.0)
+    monkeypatch.setattr(Sessions, "tapped", lambda *_: 1 / 0)
+    service.serve(20)
+    assert service.measured.audit_seconds > 0
+    assert sum(seconds_of_audits(service).values()) == pytest.approx(service.measured.audit_seconds)
