@@ -42,6 +42,11 @@ def audit_price(records: Records, *, rate: float) -> float:
     InvalidArgumentError
         The rate is outside [0, 1].
     """
-    if not 0 <= rate <= 1:
-        raise InvalidArgumentError(f"audit rate is {rate}; it is a share of requests, in [0, 1]")
+    check_audit_rate(rate)
     return rate * audit_seconds(records) / records.costs.baseline_seconds
+
+
+def check_audit_rate(rate: float) -> None:
+    """Raises :class:`InvalidArgumentError` unless it is a share."""
+    if not 0 <= rate <= 1:  # NaN compares false, so it is caught as well
+        raise InvalidArgumentError(f"audit rate is {rate}; it is a share of requests, in [0, 1]")

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from offramp_core import binomial
-from offramp_core.audits import audit_price
+from offramp_core.audits import audit_price, check_audit_rate
 from offramp_core.certify import (
     INDEPENDENT,
     Certificate,
@@ -443,6 +443,7 @@ def _check(records: Records, request: TuningRequest) -> None:
         raise InvalidArgumentError(
             f"max_overhead={request.max_overhead}, max_ramps={request.max_ramps}, min_gain={request.min_gain}; none may be negative"
         )
+    check_audit_rate(request.audit_rate)
     if len(request.ramp_ids) != records.n_ramps:
         raise InvalidArgumentError(
             f"{len(request.ramp_ids)} ramp_ids for records of {records.n_ramps} ramps; name every column"

@@ -277,6 +277,29 @@ class TestInTheLoop:
             before = measured(fleet)
         assert looks <= 9
 
+    def test_what_the_status_says_is_saved_is_less_by_what_audits_took(self, fleet: Fleet) -> None:
+        free = copy.deepcopy(fleet)
+        for worker in fleet.workers:
+            worker.audit_seconds = 0.01
+        for each in (free, fleet):
+            for _ in range(60):
+                each.step()
+        assert measured(free).audits == 0.0
+        took, without, saves = measured(fleet).audits, free.status.observed, fleet.status.observed
+        assert took is not None and took > 0.02
+        assert saves.audits == f"{took:.0%}" and without.audits == "0%"
+        percent = [int(told.savings.rstrip("%")) for told in (without, saves)]
+        assert percent[0] - percent[1] == pytest.approx(100 * took, abs=1)
+
+    def test_audits_are_no_reason_to_switch_exits_off_as_exits_off_would_be_audited_too(self, fleet: Fleet) -> None:
+        name = fleet.status.stable_config
+        for worker in fleet.workers:
+            worker.audit_seconds = 1.0
+        for _ in range(60):
+            fleet.step()
+        assert (measured(fleet).audits or 0.0) > 1
+        assert fleet.status.stable_config == name and fleet.status.observed.savings.startswith("-")
+
     def test_a_plan_that_costs_time_is_switched_off_and_cools_down(self, fleet: Fleet) -> None:
         name = fleet.status.stable_config
         for worker in fleet.workers:

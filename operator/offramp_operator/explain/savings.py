@@ -42,17 +42,12 @@ def sentences(family: Family) -> list[str]:
     if stable is None or stable.plan.exits_off:
         return []
     prediction, observed = stable.status.prediction, family.service.status.observed
-    less = ", audits paid for" if observed.audits else ", without audits"
+    audits = f"less {observed.audits} for audits" if observed.audits else "without audits"
     return [
         *([f"predicted {predicted(prediction)} of the model's time, by its certificate"] if prediction else []),
         *(
-            [f"expected  {observed.savings}, by who leaves where and the profile's seconds{less}"]
+            [f"expected  {observed.savings}, by who leaves where and the profile's seconds, {audits}"]
             if observed.savings
-            else []
-        ),
-        *(
-            [f"audits    take {share(seen.audits)} of the time that exits off would take"]
-            if seen.audits is not None
             else []
         ),
         *_compared(seen, confidence=family.service.spec.rollout.confidence),
@@ -71,8 +66,12 @@ def _compared(seen: Measured, *, confidence: float) -> list[str]:
     counted = f"{seen.batches:,} batches, {seen.held_back:,} of them held back; the interval holds at all times with {share(confidence)}"
     return [
         f"measured  {_interval(seen.answer_time)} of the time to an answer ({counted})",
-        f"measured  {_interval(seen.engine_time)} of the engine's time, without audits",
+        f"measured  {_interval(seen.engine_time)} of the engine's time, without audits{_taken(seen)}",
     ]
+
+
+def _taken(seen: Measured) -> str:
+    return "" if seen.audits is None else f", which take {share(seen.audits)}"
 
 
 def _interval(saving: Saving) -> str:
