@@ -3,7 +3,7 @@
 One pass makes the label of a request and its record: the fp32 model says what the answer should have been, and every ramp of every
 precision says what it would have answered, because the tuner needs them all. The pass is the same whatever the plan, exits off included:
 results-only execution compares its answers in the batch already, but a drawn row runs once more for its record all the same. So at one
-audit rate the price cancels where plans are compared, and it differs between ramp sets, whose heads differ.
+audit rate the price cancels where plans of a bundle are compared. While two ramp sets are held, an audit takes a pass for each.
 """
 
 from __future__ import annotations

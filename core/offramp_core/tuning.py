@@ -135,11 +135,6 @@ class Predicted:
     exit_shares: dict[str, float]
     audits: float = 0.0
 
-    @property
-    def net(self) -> float:
-        """What is saved of the fp32 backbone's time once audits are paid for."""
-        return self.saving - self.audits
-
 
 @dataclass(frozen=True, slots=True)
 class Proposed:

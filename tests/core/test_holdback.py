@@ -148,6 +148,7 @@ class TestLook:
             {"answer_time": TimeSums(saved_surprise=-1.0)},
             {"audit_seconds": -1.0},
             {"exact_seconds": math.nan},
+            {"audit_seconds": 1e300},
         ],
         ids=lambda lie: next(iter(lie)),
     )
@@ -166,6 +167,15 @@ class TestLook:
         older.count_replies("final", 5000)
         assert looked(audited(seconds=0.003), older).audits == pytest.approx(0.03)
         assert looked(older).audits is None
+
+    def test_a_status_can_hold_whatever_a_worker_says_that_may_be(self) -> None:
+        meter = HoldbackMeter(plan_hash=PLAN.content_hash, share=0.0)
+        meter.count_replies("final", 1000)
+        meter.count_audit_time(1e10)
+        meter.count_audited_batch(expected_seconds=1e-300)
+        assert not holdback.impossible_counts(meter.counts())
+        took = looked(meter).audits
+        assert took is not None and len(f"{-took:.0%}") <= 32
 
     def test_a_day_with_many_audits_is_forgotten(self) -> None:
         day, meter = holdback.WINDOW_SECONDS, audited(seconds=0.01)

@@ -106,7 +106,7 @@ class Metrics:
         self._audit_seconds = Counter(
             "audit_seconds",
             "Seconds that audits kept the engine busy, after the replies and beside the plan: the model at every precision of the bundle, "
-            "with all heads. They are a cost of the plan; ramp_overhead_seconds knows nothing of them.",
+            "with all heads. Measured here, where the seconds of ramps and of exits off are the profile's; nothing of it is in ramp_overhead_seconds.",
             ("arm",),
             **own,
         )

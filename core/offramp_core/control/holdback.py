@@ -30,6 +30,8 @@ MIN_REQUESTS = 100
 MIN_HELD_BACK = 10
 MAX_STOPS = 64  # remembered, of all plans
 _WORST = -9.999  # an interval may reach down to -infinity, which JSON cannot say
+_AGES = 1e10  # seconds: no process runs for centuries
+_MOST_AUDITS = 999.0  # times the model's own time, which a status can say in a few digits
 _NOTHING = PlanCounts()
 _TIMES = ("answer_time", "engine_time")
 
@@ -122,7 +124,7 @@ def loss(measured: Measured, *, max_overhead: float) -> str:
 def impossible_counts(counts: PlanCounts) -> bool:
     """Whether a process cannot have counted this."""
     sums = [getattr(getattr(counts, time), name) for time in _TIMES for name in TimeSums.__dataclass_fields__]
-    sums += [counts.audit_seconds, counts.exact_seconds]
+    spans = (counts.audit_seconds, counts.exact_seconds)
     surprises = [s for time in _TIMES for s in (getattr(counts, time).saved_surprise, getattr(counts, time).spent_surprise)]  # fmt: skip
     numbers = (counts.requests, counts.batches, counts.held_back, *counts.exits.values(), *(s.disagreements for s in counts.slices.values()))  # fmt: skip
     return (
@@ -131,7 +133,8 @@ def impossible_counts(counts: PlanCounts) -> bool:
         or sum(counts.exits.values()) > counts.requests
         or any(s.disagreements > s.audited for s in counts.slices.values())
         or not all(map(math.isfinite, sums))
-        or min(*surprises, counts.audit_seconds, counts.exact_seconds) < 0
+        or min(surprises) < 0
+        or not all(0 <= seconds <= _AGES for seconds in spans)  # NaN compares false
     )
 
 
@@ -232,7 +235,7 @@ def _audits(total: PlanCounts) -> float | None:
     """What audits took, as a share of the model's own time for the same requests; unknown before enough of them, or from workers of before."""
     if total.requests < MIN_REQUESTS or total.exact_seconds <= 0:
         return None
-    return round(max(0.0, total.audit_seconds) / total.exact_seconds, 3)
+    return round(min(_MOST_AUDITS, max(0.0, total.audit_seconds) / total.exact_seconds), 3)
 
 
 def _ramps(

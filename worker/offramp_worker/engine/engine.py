@@ -648,7 +648,7 @@ class Engine:
         if runtime.meter is not None:
             with self.counters.lock:
                 runtime.meter.count_audit_time(seconds)
-        self.metrics.audit_seconds(runtime.counter.arm).inc(max(0.0, seconds))
+        self.metrics.audit_seconds(runtime.counter.arm).inc(seconds)
 
     def _count_replies(self, runtime: Runtime, exit_name: str, latencies: Sequence[float], *, drawn: int) -> None:
         with self.counters.lock:
