@@ -103,7 +103,7 @@ def test_no_figures_are_shown_of_a_plan_that_was_just_promoted(in_state: InState
 
 
 def test_what_audits_cost_is_told_beside_what_is_left_of_the_saving(in_state: InState) -> None:
-    family, _ = in_state("measured")
+    family, now = in_state("measured")
     shown = with_figures(family, audits=0.031)
     status = shown.service.status
     observed = replace(status.observed, savings="24%", audits="3%")
@@ -115,6 +115,9 @@ def test_what_audits_cost_is_told_beside_what_is_left_of_the_saving(in_state: In
     assert "expected  24%, by who leaves where and the profile's seconds, less 3% for audits" in told
     assert "of the engine's time, without audits, which take 3.1%" in told
     assert "saves 24% (audits take 3%)" in figures(shown)
+    assert "of requests (quiet); they took 3.1% of the model's time under this plan" in plain(
+        why_lines(shown, None, now)
+    )
     assert health_data(shown)["savings"]["audits"] == 0.031
 
 

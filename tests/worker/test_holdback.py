@@ -12,10 +12,13 @@ import pytest
 from desks import SHARE, Service
 from processes import document, eventually, sign
 
+from offramp_core.control.holdback import look
+from offramp_core.control.objects import Measured
 from offramp_core.errors import PlanRefusedError
 from offramp_core.evidence.meter import CALIBRATION_BATCHES
 from offramp_core.plan import Plan
 from offramp_core.protocol import PlanCounts
+from offramp_core.records import ExitCosts
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.arms import canary_drawn, held_back
 from offramp_worker.engine.sessions import Sessions
@@ -172,6 +175,18 @@ def test_the_seconds_of_audits_are_counted_beside_what_the_batches_would_take(se
     assert audited.exact_seconds > unaudited.exact_seconds
     assert audited.audit_seconds == pytest.approx(told["stable"] + told["holdback"])
     assert told["stable"] >= 1e-3 * service.counts("stable", epoch=2).drawn / 2, "each pass takes a tick of this clock"
+
+
+def test_the_status_tells_the_seconds_of_audits_as_a_share_of_the_time_without_exits(service: Service) -> None:
+    service.run(service.plan(), audit_rate=1.0)
+    service.serve(160)
+    seen, plan = service.measured, service.plan()
+    told = look(
+        Measured(), [("boot", seen)], plan=plan, share=SHARE, live_boots=frozenset({"boot"}), ramp_ids=(),
+        costs=ExitCosts(np.ones(1), np.empty(0)), alpha=0.01, now=0.0,
+    )  # fmt: skip
+    assert told.audits == pytest.approx(seen.audit_seconds / seen.exact_seconds, abs=1e-3)
+    assert told.audits > 0
 
 
 def test_audits_that_fail_take_their_time_as_well(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
