@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from offramp_core.certify import SliceBudget, all_streams_differ, allowance
 from offramp_core.columns import EXACT
-from offramp_core.control.audit import clustering, quiet_rate
+from offramp_core.control.audit import clustering, expected_rate, quiet_rate
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
 from offramp_core.control.spec import SliceObjective
@@ -282,7 +282,7 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
         consumed_through=_used_through(view),
         discard_before=view.status.records_since_at,
         precisions=spec.precisions,
-        audit_rate=quiet_rate(view.snapshot.load),
+        audit_rate=expected_rate(view.snapshot.load),
         slices=_slices_to_certify(view, store),
     )
 
