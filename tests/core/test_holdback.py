@@ -168,6 +168,16 @@ class TestLook:
         assert looked(audited(seconds=0.003), older).audits == pytest.approx(0.03)
         assert looked(older).audits is None
 
+    def test_counts_of_a_worker_of_before_and_a_status_of_before_say_nothing_of_audits(self) -> None:
+        stored = to_json(ServiceStatus(measured=looked(audited(seconds=0.003))))["measured"]
+        assert stored.pop("audits") == pytest.approx(0.03)
+        for counts in stored["live"].values():
+            del counts["auditSeconds"], counts["exactSeconds"]
+        before = from_json(Measured, stored)
+        assert before.audits is None
+        meter = audited(seconds=0.003, meter=audited(seconds=0.003))
+        assert looked(meter, before=before).audits == pytest.approx(0.03)
+
     def test_a_status_can_hold_whatever_a_worker_says_that_may_be(self) -> None:
         meter = HoldbackMeter(plan_hash=PLAN.content_hash, share=0.0)
         meter.count_replies("final", 1000)
