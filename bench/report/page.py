@@ -26,8 +26,8 @@ LIMITS = """## Limits
 
 - One machine, two shared cores, other work beside it: times are ratios of interleaved runs or processor time, never absolute promises.
 - Records were made with one checkpoint and one head-training seed per task; video is one scene.
-- Savings that are replayed or timed by the engine alone are without audits, which take 2-4 % of the fp32 time where 2 % of requests are audited (`offramp replay` says how much for a
-  file of records), one point more with int8. What is measured *through HTTP* has them in its times.
+- Savings that are replayed or timed by the engine alone are without audits, which take 2-4 % of the fp32 time where 2 % of requests are audited and more with
+  int8 (5.5 % for ResNet-56). `offramp replay` says how much for a file of records. What is measured *through HTTP* has them in its times.
 - The simulator knows no audits and no neighbours. Its latencies begin at the worker's door.
 - Draws are exchangeable by construction. Streams that drift are the matter of `bench.promise` and of the simulated years of
   `bench.control`; requests that resemble each other that of `bench.streams`.

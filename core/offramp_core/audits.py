@@ -27,8 +27,8 @@ def audit_seconds(records: Records) -> float:
 def audit_price(records: Records, *, rate: float) -> float:
     """What audits are expected to take, as a share of the fp32 model's time for all requests.
 
-    Audits run alone or a few together, so the price is that of the smallest batch measured, as the records' costs are. A fleet whose requests
-    run in large batches pays more: what it measures is in ``status.measured``.
+    At the batch size of the records' costs, which is the smallest measured unless another one was asked for. Audits run alone or a few together,
+    so a fleet whose requests run in large batches pays more: what it measures is in ``status.measured``.
 
     Parameters
     ----------
