@@ -1,4 +1,4 @@
-"""The engine alone, no HTTP: mean time of a plan against the fastest exact fp32 executor without exits.
+"""The engine alone, no HTTP: mean time of a plan against the fastest exact fp32 executor without exits, and without audits.
 
     python -m bench.engine [NAME...] [--pairs 9] [--seconds 60] [--out build/bench/engine.json]
 

@@ -53,10 +53,12 @@ BY = "namespace, service"
 
 
 def saved(labels: str, by: str) -> str:
-    """Share of the model's time that exits save, as measured."""
+    """Share of the model's time that exits save, as measured, audits paid for. Workers of before tell of no audits."""
     window = "[$__rate_interval]"
+    spared = f"sum by ({by}) (rate(earlyexit_ramp_saved_seconds_total{{{labels}}}{window}))"
     return (
-        f"(sum by ({by}) (rate(earlyexit_ramp_saved_seconds_total{{{labels}}}{window})) - sum by ({by}) (rate(earlyexit_ramp_overhead_seconds_total{{{labels}}}{window})))"
+        f"({spared} - sum by ({by}) (rate(earlyexit_ramp_overhead_seconds_total{{{labels}}}{window}))"
+        f" - (sum by ({by}) (rate(earlyexit_audit_seconds_total{{{labels}}}{window})) or 0 * {spared}))"
         f" / (sum by ({by}) (rate(earlyexit_exact_seconds_total{{{labels}}}{window})) > 0)"
     )
 
@@ -157,7 +159,7 @@ SERVICE = [
         Panel("Utility of ramps", [(
             f"sum by (ramp) (rate(earlyexit_ramp_saved_seconds_total{{{ONE}}}{RATE})) - sum by (ramp) (rate(earlyexit_ramp_overhead_seconds_total{{{ONE}}}{RATE}))", "{{ramp}}")],
             "Seconds saved per second by rows that leave at the ramp, less what it costs those that reach it. Below zero a ramp does harm.", "s"),
-        Panel("Time saved", [(saved(ONE, "arm"), "measured, {{arm}}"), (f"earlyexit_service_predicted_saving_ratio{{{ONE}}}", "predicted by the certificate")], unit="percentunit"),
+        Panel("Time saved", [(saved(ONE, "arm"), "measured, {{arm}}"), (f"earlyexit_service_predicted_saving_ratio{{{ONE}}}", "predicted by the certificate"), (f"earlyexit_service_audit_time_ratio{{{ONE}}}", "audits took")], unit="percentunit"),
         Panel("Time saved against the holdback", [(f"earlyexit_service_measured_saving_ratio{{{ONE}}}", "{{of}}, {{bound}}")],
             "Measured: batches with exits off are what the others are compared with. Low and high hold at all times.", "percentunit"),
         Panel("Slices without exits", [(f"earlyexit_service_slice_stopped{{{ONE}}}", "{{slice}}")], "1: its audits are over its budget."),

@@ -39,8 +39,8 @@ for histograms also by what they count; only ratios of equal units mean anything
 | `offramp up --metrics-port PORT` | `/metrics` of the control loop; `/targets` lists the workers for `http_sd_configs`, labels included | as the operator |
 
 Handy: the **utility of a ramp** in seconds saved per second is
-`rate(earlyexit_ramp_saved_seconds_total[5m]) - rate(earlyexit_ramp_overhead_seconds_total[5m])`; the **share of time saved** is their sum over all ramps
-by `rate(earlyexit_exact_seconds_total[5m])`; **disagreement** is `earlyexit_disagreements_total` by `earlyexit_audited_total`, the only unbiased sample there is. The
+`rate(earlyexit_ramp_saved_seconds_total[5m]) - rate(earlyexit_ramp_overhead_seconds_total[5m])`; the **share of time saved** is their sum over all ramps,
+less `rate(earlyexit_audit_seconds_total[5m])` for what audits cost, by `rate(earlyexit_exact_seconds_total[5m])`; **disagreement** is `earlyexit_disagreements_total` by `earlyexit_audited_total`, the only unbiased sample there is. The
 recording rules of the chart (`earlyexit:*`) have all of these.
 """
 

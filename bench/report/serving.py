@@ -45,7 +45,7 @@ def engine(results: Results, links: dict[str, str]) -> list[str]:
     lines = [
         "## The engine alone",
         "",
-        "Time of a plan over that of the fastest exact executor without exits at fp32: the same batches in turn, one thread, processor time; median and range of interleaved",
+        "Time of a plan, without audits, over that of the fastest exact executor without exits at fp32: the same batches in turn, one thread, processor time; median and range of interleaved",
         "pairs. *Worst* is a batch that no row leaves. Plans come from one half of rows that `prepare` has not seen, disagreement from the other half. *Exit-free* is a lower",
         "precision alone. *Certified* plans passed the held-out test that a service asks for; *uncertified* ones are the best within 1 % in hindsight of the second half.",
         "Few labels prove less than the budget (*What a certificate costs*): a lower precision that differs by more than they can prove is left out of certified plans, whatever it saves.",

@@ -253,6 +253,8 @@ class PlanCounts:
     ``requests`` were answered under it, ``exits`` of them by ramp. ``batches`` could have been held back, with probability
     ``holdback_share``, and ``held_back`` of them were: all that ran under it or were held back from it, without those that have a deadline to keep.
     ``answer_time`` is about the time from the beginning of a batch to its replies, ``engine_time`` about the time that it keeps the engine busy.
+    ``audit_seconds`` went into audits of requests that it or its holdback answered, where their batches would have taken ``exact_seconds``
+    with exits off; workers of before tell neither, and are left out by telling none.
     """
 
     plan_hash: str = ""
@@ -264,6 +266,8 @@ class PlanCounts:
     answer_time: TimeSums = TimeSums()
     engine_time: TimeSums = TimeSums()
     slices: dict[str, SliceCounts] = field(default_factory=dict)
+    audit_seconds: float = 0.0
+    exact_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

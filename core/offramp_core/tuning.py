@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 
 from offramp_core import binomial
+from offramp_core.audits import audit_price, check_audit_rate
 from offramp_core.certify import (
     INDEPENDENT,
     Certificate,
@@ -93,6 +94,9 @@ class TuningRequest:
         Records older than this are not used at all (the inputs have changed since).
     precisions : tuple of str
         Precisions of the backbone that a plan may run at, as far as they were recorded.
+    audit_rate : float
+        Share of requests that will be audited while the plan serves. Every plan pays the same for it, the one in force and exits off too
+        (:mod:`offramp_core.audits` says why), so it decides between none of them; the proposal tells the price.
     slices : tuple of SliceBudget
         Groups of requests, and of answers that name a class, with a budget of their own besides. A plan is proposed when it is certified for everybody and for each of them; the
         allowance of a test is shared evenly.
@@ -113,6 +117,7 @@ class TuningRequest:
     consumed_through: float | None = None
     discard_before: float | None = None
     precisions: tuple[Precision, ...] = (EXACT,)
+    audit_rate: float = 0.0
     slices: tuple[SliceBudget, ...] = ()
 
     def subject(self, records: Records) -> Subject:
@@ -123,11 +128,12 @@ class TuningRequest:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the plan did on the held-out records, as fractions; ``exit_shares`` by ramp id."""
+    """What the plan did on the held-out records, as fractions; ``exit_shares`` by ramp id. ``audits`` will take their share of what is saved."""
 
     saving: float
     disagreement: float
     exit_shares: dict[str, float]
+    audits: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +406,7 @@ def _judge(result: Certified, request: TuningRequest, *, a: Records, b: Records,
         return NoGain("NotBetter", seen.saving, len(a) + len(b), 1, through)
     ramp_ids = result.certificate.ramp_ids
     shares = {ramp_ids[i]: share for i, share in zip(seen.active, seen.exit_shares, strict=True)}
-    predicted = Predicted(seen.saving, seen.disagreement, shares)
+    predicted = Predicted(seen.saving, seen.disagreement, shares, audit_price(b, rate=request.audit_rate))
     current = None if request.current is None else evaluate_plan(b, request.current, request.ramp_ids)
     over = current is not None and current.disagreement > request.max_disagreement
     return Proposed(result.plan, result.certificate, predicted, through, len(a), len(b), current_over_budget=over)
@@ -432,6 +438,7 @@ def _check(records: Records, request: TuningRequest) -> None:
         raise InvalidArgumentError(
             f"max_overhead={request.max_overhead}, max_ramps={request.max_ramps}, min_gain={request.min_gain}; none may be negative"
         )
+    check_audit_rate(request.audit_rate)
     if len(request.ramp_ids) != records.n_ramps:
         raise InvalidArgumentError(
             f"{len(request.ramp_ids)} ramp_ids for records of {records.n_ramps} ramps; name every column"

@@ -61,10 +61,14 @@ SERVICE_GAUGES: Mapping[str, Family] = {
     ),
     "earlyexit_service_epoch": Family("Epoch of the published plan document."),
     "earlyexit_service_exits_active": Family("1 while the stable plan lets requests leave early."),
-    "earlyexit_service_predicted_saving_ratio": Family("Share of the model's time that the stable plan's certificate promises to save; 0 with exits off."),
+    "earlyexit_service_predicted_saving_ratio": Family("Share of the model's time that the stable plan's certificate promises to save once audits are paid for; 0 with exits off."),
     "earlyexit_service_measured_saving_ratio": Family(
         "Share of answer_time or engine_time that the stable plan saves, by comparison with the batches held back from it: the estimate, and the low and high end "
         "of an interval that holds at all times; no series before enough were held back.", ("of", "bound")
+    ),
+    "earlyexit_service_audit_time_ratio": Family(
+        "Time that audits of the stable plan and its holdback kept engines busy, as a share of what their batches would have taken with exits off. It is in neither measured saving: "
+        "engine_time less this is what the plan saves of the model's own time. No series before enough requests, and with exits off."
     ),
     "earlyexit_service_ramp_utility_seconds": Family("Per request: what inputs that leave at an active ramp save less what it costs those that pass it.", ("ramp",)),
     "earlyexit_service_slice_stopped": Family("1 for a slice that takes no exits because its audits are over its budget, else 0; class/3 is of the answers that name class 3.", ("slice",)),
@@ -107,6 +111,7 @@ UNITS: Mapping[str, str] = {
     "earlyexit_rollout_weight_ratio": "ratio",
     "earlyexit_rollouts_total": "rollouts",
     "earlyexit_service_accuracy_budget_ratio": "ratio",
+    "earlyexit_service_audit_time_ratio": "ratio",
     "earlyexit_service_certificate_timestamp_seconds": "seconds",
     "earlyexit_service_condition": "",
     "earlyexit_service_epoch": "",
@@ -349,7 +354,7 @@ def _plan_samples(stable: Config | None) -> Iterator[Sample]:
         return
     yield "earlyexit_service_exits_active", (), float(not stable.plan.exits_off)
     prediction = stable.status.prediction
-    saving = prediction.saving if prediction is not None and not stable.plan.exits_off else 0.0
+    saving = prediction.net if prediction is not None and not stable.plan.exits_off else 0.0
     yield "earlyexit_service_predicted_saving_ratio", (), saving
     through = [float(c["recordsThrough"]) for c in stable.status.certificates if c.get("recordsThrough")]
     if through:
@@ -361,6 +366,8 @@ def _measured_samples(measured: Measured) -> Iterator[Sample]:
         if saving is not None:
             for bound, share in (("low", saving.low), ("estimate", saving.share), ("high", saving.high)):
                 yield "earlyexit_service_measured_saving_ratio", (of, bound), share
+    if measured.audits is not None:
+        yield "earlyexit_service_audit_time_ratio", (), measured.audits
     for ramp in measured.ramps:
         yield "earlyexit_service_ramp_utility_seconds", (ramp.id,), ramp.utility_seconds
     for use in measured.slices:

@@ -13,9 +13,10 @@ from offramp_cli.show.health import health_lines
 from offramp_cli.show.tables import top_data, top_lines
 from offramp_cli.show.tree import get_lines
 from offramp_cli.show.why import why_lines
-from offramp_core.control.objects import Condition, Measured, RampUse, Saving
+from offramp_core.control.objects import Condition, Measured, Prediction, RampUse, Saving
 from offramp_operator.explain.family import Family
 from offramp_operator.explain.health import health_data
+from offramp_operator.explain.progress import figures
 from offramp_operator.explain.savings import sentences
 from offramp_operator.explain.why import why_data
 
@@ -99,3 +100,33 @@ def test_no_figures_are_shown_of_a_plan_that_was_just_promoted(in_state: InState
     status = replace(family.service.status, measured=Measured())
     told = sentences(replace(family, service=replace(family.service, status=status)))
     assert [line.split()[0] for line in told] == ["predicted", "expected"]
+
+
+def test_what_audits_cost_is_told_beside_what_is_left_of_the_saving(in_state: InState) -> None:
+    family, now = in_state("measured")
+    shown = with_figures(family, audits=0.031)
+    status = shown.service.status
+    observed = replace(status.observed, savings="24%", audits="3%")
+    stable = replace(shown.stable, status=replace(shown.stable.status, prediction=Prediction(0.3, 0.004, audits=0.036)))
+    configs = {**shown.configs, stable.name: stable}
+    shown = replace(shown, configs=configs, service=replace(shown.service, status=replace(status, observed=observed)))
+    told = "\n".join(sentences(shown))
+    assert "predicted 26.4% (30% without audits) of the model's time" in told
+    assert "expected  24%, by who leaves where and the profile's seconds, less 3% for audits" in told
+    assert "of the engine's time, without audits, which take 3.1%" in told
+    assert "saves 24% (audits take 3%)" in figures(shown)
+    assert "of requests (quiet); they took 3.1% of the model's time under this plan" in plain(
+        why_lines(shown, None, now)
+    )
+    assert health_data(shown)["savings"]["audits"] == 0.031
+
+
+def test_what_workers_of_before_do_not_tell_is_said_to_be_missing(in_state: InState) -> None:
+    family, _ = in_state("measured")
+    status = family.service.status
+    observed = replace(status.observed, savings="24%", audits="")
+    shown = with_figures(family, audits=None)
+    shown = replace(shown, service=replace(shown.service, status=replace(shown.service.status, observed=observed)))
+    told = "\n".join(sentences(shown))
+    assert "expected  24%, by who leaves where and the profile's seconds, without audits" in told
+    assert "which take" not in told and "saves 24%," in figures(shown)

@@ -68,6 +68,7 @@ class SimWorker:
     restarts: int = 0
     slowdown: float = 1.0  # of canary batches
     failing: float = 0.0  # share of canary batches that fail
+    audit_seconds: float = 0.0  # that one audit takes
     document: PlanDocument | None = None
     refused: Refusal | None = None
     breaker_open: bool = False
@@ -180,10 +181,10 @@ class SimWorker:
         length = int(self.coin.choice(self.lengths)) if self.lengths else 0
         seconds *= length / 16 if length else 1.0
         if meter is not None:
-            taken = seconds if off else seconds * self.exits_take
-            meter.count_batch(
-                held_back=off, expected_seconds=0.008 * (0.8 + 0.2 * size), answer_seconds=taken, engine_seconds=taken
-            )
+            taken, expected = seconds if off else seconds * self.exits_take, 0.008 * (0.8 + 0.2 * size)
+            meter.count_audit_time(int(drawn.sum()) * self.audit_seconds)
+            meter.count_audited_batch(expected_seconds=expected)
+            meter.count_batch(held_back=off, expected_seconds=expected, answer_seconds=taken, engine_seconds=taken)
             if not off:
                 meter.count_replies("final", int((exit_at < 0).sum()))
                 for e in exit_at[exit_at >= 0]:

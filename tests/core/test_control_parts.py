@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp_core.control.audit import followed_rate, quiet_rate
+from offramp_core.control.audit import expected_rate, followed_rate, quiet_rate
 from offramp_core.control.codec import format_time, from_json, parse_time, to_json
 from offramp_core.control.delivery import STALLING
 from offramp_core.control.gates import GateInput, read_gates
@@ -322,6 +322,13 @@ def test_a_quiet_rate_stays_while_load_no_more_than_doubles_or_halves(rate: floa
 def test_pauses_between_bursts_move_no_rate_and_nor_does_an_unknown_peak() -> None:
     for pause in (Load(0.0, 0.0, 500), Load(0.2, 0.0, 500), Load(0.2, 0.0)):
         assert followed_rate(0.02, pause) == 0.02
+
+
+def test_the_price_that_a_plan_is_told_at_is_that_of_its_traffic_and_not_of_a_pause_between_two_pulls() -> None:
+    assert quiet_rate(Load(0.0, 0.0, 100.0)) == 1.0
+    assert expected_rate(Load(0.0, 0.0, 100.0)) == 0.02 == expected_rate(Load())
+    assert expected_rate(Load(100.0, 0.3, 120.0)) == 0.02
+    assert expected_rate(Load(0.5, 0.01, 0.8)) == 1.0, "where little comes, all of it is audited"
 
 
 # --- gates -----------------------------------------------------------------------------------------

@@ -23,6 +23,16 @@ from offramp_core.plan import Plan
 from offramp_core.protocol import PlanCounts, TimeSums
 
 
+def audited(*, seconds: float, meter: HoldbackMeter | None = None) -> HoldbackMeter:
+    """1,000 requests in batches that would take 0.1 s each with exits off, where each is audited for ``seconds``."""
+    meter = meter or HoldbackMeter(plan_hash=PLAN.content_hash, share=0.0)
+    meter.count_replies("final", 1000)
+    for _ in range(1000):
+        meter.count_audited_batch(expected_seconds=0.1)
+        meter.count_audit_time(seconds)
+    return meter
+
+
 class TestMeter:
     def test_the_interval_of_a_plan_that_saves_a_third_holds_it_and_tells_it_from_nothing(self) -> None:
         measured = looked(metered(30_000, share=0.05, take=2 / 3, seed=1))
@@ -70,6 +80,15 @@ class TestMeter:
         assert meter.counts().batches == 0
         meter.count_batch(held_back=False, expected_seconds=1.0, answer_seconds=1e6, engine_seconds=1e6)
         assert meter.counts().engine_time.spent == pytest.approx(1.0 + (BOUND - 1.0) / 0.5)
+
+    def test_audits_are_told_beside_what_their_batches_take_here_and_not_by_the_profile(self) -> None:
+        meter = HoldbackMeter(plan_hash="p", share=0.5)
+        for _ in range(CALIBRATION_BATCHES):
+            meter.count_batch(held_back=True, expected_seconds=1.0, answer_seconds=2.0, engine_seconds=2.0)
+            meter.count_audited_batch(expected_seconds=1.0)
+        meter.count_audit_time(0.5)
+        told = meter.counts()
+        assert (told.audit_seconds, told.exact_seconds) == (0.5, 2.0 * CALIBRATION_BATCHES)
 
 
 class TestLook:
@@ -127,12 +146,53 @@ class TestLook:
             {"requests": 1, "exits": {"r": 2}},
             {"engine_time": TimeSums(saved=math.inf)},
             {"answer_time": TimeSums(saved_surprise=-1.0)},
+            {"audit_seconds": -1.0},
+            {"exact_seconds": math.nan},
+            {"audit_seconds": 1e300},
         ],
         ids=lambda lie: next(iter(lie)),
     )
     def test_counts_that_cannot_be_are_told(self, lie: dict[str, Any]) -> None:
         assert holdback.impossible_counts(PlanCounts("p", **lie))
         assert not holdback.impossible_counts(PlanCounts("p"))
+
+    @pytest.mark.parametrize("workers", [1, 3])
+    def test_what_audits_take_is_a_share_of_the_time_of_exits_off(self, workers: int) -> None:
+        measured = looked(*(audited(seconds=0.003) for _ in range(workers)))
+        assert measured.audits == pytest.approx(0.03)
+        assert looked(audited(seconds=0.0)).audits == 0.0
+
+    def test_workers_of_before_tell_of_no_audits_and_thin_out_nothing(self) -> None:
+        older = HoldbackMeter(plan_hash=PLAN.content_hash, share=0.0)
+        older.count_replies("final", 5000)
+        assert looked(audited(seconds=0.003), older).audits == pytest.approx(0.03)
+        assert looked(older).audits is None
+
+    def test_counts_of_a_worker_of_before_and_a_status_of_before_say_nothing_of_audits(self) -> None:
+        stored = to_json(ServiceStatus(measured=looked(audited(seconds=0.003))))["measured"]
+        assert stored.pop("audits") == pytest.approx(0.03)
+        for counts in stored["live"].values():
+            del counts["auditSeconds"], counts["exactSeconds"]
+        before = from_json(Measured, stored)
+        assert before.audits is None
+        meter = audited(seconds=0.003, meter=audited(seconds=0.003))
+        assert looked(meter, before=before).audits == pytest.approx(0.03)
+
+    def test_a_status_can_hold_whatever_a_worker_says_that_may_be(self) -> None:
+        meter = HoldbackMeter(plan_hash=PLAN.content_hash, share=0.0)
+        meter.count_replies("final", 1000)
+        meter.count_audit_time(1e10)
+        meter.count_audited_batch(expected_seconds=1e-300)
+        assert not holdback.impossible_counts(meter.counts())
+        took = looked(meter).audits
+        assert took is not None and len(f"{-took:.0%}") <= 32
+
+    def test_a_day_with_many_audits_is_forgotten(self) -> None:
+        day, meter = holdback.WINDOW_SECONDS, audited(seconds=0.01)
+        seen = looked(meter)
+        for days in (1.0, 2.0, 3.0):
+            seen = looked(audited(seconds=0.001, meter=meter), before=seen, now=days * day)
+        assert seen.audits == pytest.approx(0.01)
 
     def test_figures_fit_into_json_before_they_mean_anything(self) -> None:
         measured = looked(metered(200, share=0.2, take=0.6, seed=16))
@@ -236,6 +296,29 @@ class TestInTheLoop:
             looks += measured(fleet) is not before
             before = measured(fleet)
         assert looks <= 9
+
+    def test_what_the_status_says_is_saved_is_less_by_what_audits_took(self, fleet: Fleet) -> None:
+        free = copy.deepcopy(fleet)
+        for worker in fleet.workers:
+            worker.audit_seconds = 0.01
+        for each in (free, fleet):
+            for _ in range(60):
+                each.step()
+        assert measured(free).audits == 0.0
+        took, without, saves = measured(fleet).audits, free.status.observed, fleet.status.observed
+        assert took is not None and took > 0.02
+        assert saves.audits == f"{took:.0%}" and without.audits == "0%"
+        percent = [int(told.savings.rstrip("%")) for told in (without, saves)]
+        assert percent[0] - percent[1] == pytest.approx(100 * took, abs=1)
+
+    def test_audits_are_no_reason_to_switch_exits_off_as_exits_off_would_be_audited_too(self, fleet: Fleet) -> None:
+        name = fleet.status.stable_config
+        for worker in fleet.workers:
+            worker.audit_seconds = 1.0
+        for _ in range(60):
+            fleet.step()
+        assert (measured(fleet).audits or 0.0) > 1
+        assert fleet.status.stable_config == name and fleet.status.observed.savings.startswith("-")
 
     def test_a_plan_that_costs_time_is_switched_off_and_cools_down(self, fleet: Fleet) -> None:
         name = fleet.status.stable_config

@@ -379,3 +379,18 @@ class TestDayAndNight:
         assert np.count_nonzero(records.take(slice(1000)).equal_weight()) == 1000
         outcome = tune(records, REQUEST)
         assert not isinstance(outcome, NeedsLabels) or outcome.n == 1000
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.02, 0.5, 1.0])
+def test_audits_decide_between_no_plans_and_the_proposal_tells_their_price(
+    records: Records, proposal: Proposed, rate: float
+) -> None:
+    outcome = tune(records, replace(REQUEST, audit_rate=rate))
+    assert isinstance(outcome, Proposed)
+    assert (outcome.plan, outcome.predicted.saving) == (proposal.plan, proposal.predicted.saving)
+    assert outcome.predicted.audits == pytest.approx(rate * (1 + 6 * 0.008))
+
+
+def test_an_audit_rate_that_is_no_share_is_refused(records: Records) -> None:
+    with pytest.raises(InvalidArgumentError, match="audit rate is 2"):
+        tune(records, replace(REQUEST, audit_rate=2.0))

@@ -190,6 +190,12 @@ RECORDED: dict[str, tuple[int, dict[str, str], dict[str, float]]] = {
     ),
     "earlyexit:ramp_utility:rate5m": (10, BOTH_RAMPS, {"r0": 0.03, "r1": -0.01}),
     "earlyexit:saving:ratio_rate1h": (120, BOTH_RAMPS | counter("earlyexit_exact_seconds_total", 10, arm="stable"), {"": 0.12}),
+    "earlyexit:audits:ratio_rate1h": (
+        120,
+        counter("earlyexit_audit_seconds_total", 0.3, arm="stable") | counter("earlyexit_audit_seconds_total", 0.1, arm="holdback")
+        | counter("earlyexit_exact_seconds_total", 10, arm="stable"),
+        {"": 0.04},
+    ),
 }  # fmt: skip
 
 

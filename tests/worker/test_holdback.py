@@ -12,10 +12,13 @@ import pytest
 from desks import SHARE, Service
 from processes import document, eventually, sign
 
+from offramp_core.control.holdback import look
+from offramp_core.control.objects import Measured
 from offramp_core.errors import PlanRefusedError
 from offramp_core.evidence.meter import CALIBRATION_BATCHES
 from offramp_core.plan import Plan
 from offramp_core.protocol import PlanCounts
+from offramp_core.records import ExitCosts
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.arms import canary_drawn, held_back
 from offramp_worker.engine.sessions import Sessions
@@ -149,3 +152,46 @@ def test_a_held_back_answer_is_not_kept_for_others(bundle_dir: Path, bundle: Bun
 def test_a_share_out_of_range_is_refused(service: Service, share: float) -> None:
     with pytest.raises(PlanRefusedError, match="holdback_share"):
         service.desk.deliver(sign(replace(document(service.plan()), holdback_share=share)))
+
+
+def seconds_of_audits(service: Service) -> dict[str, float]:
+    families = service.engine.metrics.registry.collect()
+    samples = [
+        s for f in families if f.name == "earlyexit_audit_seconds" for s in f.samples if s.name.endswith("_total")
+    ]
+    return {s.labels["arm"]: s.value for s in samples}
+
+
+@pytest.mark.parametrize("execution", ["ComputeSaving", "ResultsOnly"])
+def test_the_seconds_of_audits_are_counted_beside_what_the_batches_would_take(service: Service, execution: str) -> None:
+    """Results-only execution compares every row in its batch; those that are drawn run once more for their records."""
+    service.run(service.plan(execution=execution), audit_rate=0.0)
+    service.serve(60)
+    unaudited = service.measured
+    assert unaudited.audit_seconds == 0 < unaudited.exact_seconds and seconds_of_audits(service) == {"stable": 0.0}
+    service.run(service.plan(execution=execution), audit_rate=1.0)
+    service.serve(60)
+    audited, told = service.measured, seconds_of_audits(service)
+    assert audited.exact_seconds > unaudited.exact_seconds
+    assert audited.audit_seconds == pytest.approx(told["stable"] + told["holdback"])
+    assert told["stable"] >= 1e-3 * service.counts("stable", epoch=2).drawn / 2, "each pass takes a tick of this clock"
+
+
+def test_the_status_tells_the_seconds_of_audits_as_a_share_of_the_time_without_exits(service: Service) -> None:
+    service.run(service.plan(), audit_rate=1.0)
+    service.serve(160)
+    seen, plan = service.measured, service.plan()
+    told = look(
+        Measured(), [("boot", seen)], plan=plan, share=SHARE, live_boots=frozenset({"boot"}), ramp_ids=(),
+        costs=ExitCosts(np.ones(1), np.empty(0)), alpha=0.01, now=0.0,
+    )  # fmt: skip
+    assert told.audits == pytest.approx(seen.audit_seconds / seen.exact_seconds, abs=1e-3)
+    assert told.audits > 0
+
+
+def test_audits_that_fail_take_their_time_as_well(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    service.run(service.plan(), audit_rate=1.0)
+    monkeypatch.setattr(Sessions, "tapped", lambda *_: 1 / 0)
+    service.serve(20)
+    assert service.measured.audit_seconds > 0
+    assert sum(seconds_of_audits(service).values()) == pytest.approx(service.measured.audit_seconds)

@@ -26,6 +26,7 @@ REFUSALS = Reason.at("refusal")
 
 UNITS: Mapping[str, str] = {
     "earlyexit_audit_backlog": "rows",
+    "earlyexit_audit_seconds_total": "seconds",
     "earlyexit_audited_total": "audits",
     "earlyexit_batch_duration_seconds": "seconds by batches",
     "earlyexit_batch_limit_rows": "rows",
@@ -102,6 +103,13 @@ class Metrics:
             ("ramp", "arm"),
             **own,
         )
+        self._audit_seconds = Counter(
+            "audit_seconds",
+            "Seconds that audits kept the engine busy, after the replies and beside the plan: the model at every precision of the bundle, "
+            "with all heads. Measured here, where the seconds of ramps and of exits off are the profile's; nothing of it is in ramp_overhead_seconds.",
+            ("arm",),
+            **own,
+        )
         self._audited = Counter(
             "audited",
             "Audits done: rows drawn uniformly whose served answer was compared with the reference (n).",
@@ -164,6 +172,7 @@ class Metrics:
             self._rows.labels("stable" if outcome in (RequestOutcome.OK, RequestOutcome.FAILED) else "", outcome)
         self._failed_batches.labels("stable")
         self._disagreements.labels("stable")
+        self._audit_seconds.labels("stable")
         for reason in REFUSALS:
             self._plan_refusals.labels(reason)
         self.rows = lru_cache(maxsize=64)(self._rows.labels)
@@ -173,6 +182,7 @@ class Metrics:
         self.cache = lru_cache(maxsize=4)(self._cache.labels)
         self.exits = lru_cache(maxsize=256)(self._exits.labels)
         self.deadline_answers = lru_cache(maxsize=256)(self._deadline_answers.labels)
+        self.audit_seconds = lru_cache(maxsize=4)(self._audit_seconds.labels)
         self.audited = lru_cache(maxsize=16)(self._audited.labels)
         self.disagreements = lru_cache(maxsize=16)(self._disagreements.labels)
         self.batch_rows = lru_cache(maxsize=4)(self._batch_rows.labels)

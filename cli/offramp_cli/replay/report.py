@@ -15,7 +15,9 @@ from rich.table import Table
 
 from offramp_cli.replay.measure import Drawn, PolicyResult, Queueing, Serving
 from offramp_core import binomial
+from offramp_core.audits import audit_price
 from offramp_core.columns import EXACT
+from offramp_core.control.audit import QUIET_RATE
 from offramp_core.evaluate import evaluate
 from offramp_core.plan import MAX_ACTIVE_RAMPS
 from offramp_core.policies import Objective, Outcome, PlanInForce
@@ -186,7 +188,8 @@ def _policy_table(result: FileResult, objective: Objective) -> Table:
         ("policy", "saving", "disagreement", "plan (ramp < threshold)", "certificate"),
         text=("policy", "plan (ramp < threshold)", "certificate"),
         caption=f"Tuned on the older {len(result.records) - n_stream:,} records; saving and disagreement on the newer {n_stream:,}, "
-        "used for neither search nor certificate.",
+        f"used for neither search nor certificate. Savings are without audits, which take {audit_price(result.records, rate=QUIET_RATE):.1%} of the "
+        f"model's time where {QUIET_RATE:.0%} of requests are audited.",
     )
     for each in result.policies:
         outcome = each.trace.outcome(result.stream)
@@ -280,7 +283,7 @@ def _meaning(objective: Objective, outcomes: dict[str, Outcome]) -> str:
     proven = outcomes.get("certified")
     if proven is not None and proven.certificate is not None:
         lines.append(
-            f"The certified plan saves {proven.saving:.1%} of the model's time, and at most {objective.budget:.2%} of answers change "
+            f"The certified plan saves {proven.saving:.1%} of the model's time before audits, and at most {objective.budget:.2%} of answers change "
             f"with {objective.confidence:.0%} confidence."
         )
     elif proven is not None:

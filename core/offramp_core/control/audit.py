@@ -40,6 +40,14 @@ def followed_rate(rate: float, load: Load) -> float:
     return higher if _step(higher) >= _step(rate) + FAR else rate
 
 
+def expected_rate(load: Load) -> float:
+    """The quiet rate that a plan will probably be audited at once it serves: 2 %, or more where the busiest moments of the last hour ask for it.
+
+    A pause between two pulls, in which any rate could be afforded, says nothing about that.
+    """
+    return followed_rate(QUIET_RATE, load)
+
+
 def eager_rate(load: Load, *, share: float = 1.0) -> float:
     """The rate while a decision waits for labels: as high as spare capacity allows, up to every request.
 

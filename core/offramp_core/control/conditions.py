@@ -373,10 +373,12 @@ def _rejection(status: VersionStatus) -> str:
     )
 
 
-def observe(facts: Facts, ramp_ids: tuple[str, ...], costs: ExitCosts) -> tuple[Observed, SecondsSketch, int, int]:
+def observe(
+    facts: Facts, ramp_ids: tuple[str, ...], costs: ExitCosts, *, audits: float | None = None
+) -> tuple[Observed, SecondsSketch, int, int]:
     """Figures of the stable plan, and the raw numbers behind them: (observed, latency sketch, audits, disagreements).
 
-    ``ramp_ids`` and ``costs`` are those of the plan's precision.
+    ``ramp_ids`` and ``costs`` are those of the plan's precision, ``audits`` what audits took, as a share of the model's own time.
     """
     if facts.stable is None:
         return Observed(), SecondsSketch(), 0, 0
@@ -393,7 +395,8 @@ def observe(facts: Facts, ramp_ids: tuple[str, ...], costs: ExitCosts) -> tuple[
         p95=format_seconds(latency.quantile(0.95)),
         agreement=f"{1 - disagreed / audited:.1%}" if audited >= MIN_SAMPLES else "",
         exit_rate=f"{sum(exits.values()) / requests:.0%}" if requests else "",
-        savings=_saved(facts.stable, exits, requests, costs, ramp_ids),
+        savings=_saved(facts.stable, exits, requests, costs, ramp_ids, audits=audits or 0.0),
+        audits="" if audits is None else f"{audits:.0%}",
         samples=audited,
         taken_at=facts.now,
     )
@@ -401,15 +404,17 @@ def observe(facts: Facts, ramp_ids: tuple[str, ...], costs: ExitCosts) -> tuple[
     return (before if unchanged else figures), latency, audited, disagreed
 
 
-def _saved(stable: Config, exits: dict[str, int], requests: int, costs: ExitCosts, ramp_ids: tuple[str, ...]) -> str:
-    """Compute saved: measured exit shares at profiled seconds, against the fp32 model without ramps."""
+def _saved(
+    stable: Config, exits: dict[str, int], requests: int, costs: ExitCosts, ramp_ids: tuple[str, ...], *, audits: float
+) -> str:
+    """Compute saved: measured exit shares at profiled seconds, against the fp32 model without ramps, less what ``audits`` took."""
     active = [ramp.id for ramp in stable.plan.ramps if ramp.id in ramp_ids]
     if not requests or len(active) != len(stable.plan.ramps):
         return ""
     leave = costs.leave_seconds([ramp_ids.index(r) for r in active])
     left = np.array([exits[r] for r in active], dtype=np.float64)
     mean = (left @ leave[:-1] + (requests - left.sum()) * leave[-1]) / requests
-    return f"{1 - mean / costs.baseline_seconds:.0%}"
+    return f"{1 - mean / costs.baseline_seconds - audits:.0%}"
 
 
 def format_rate(rate: float) -> str:

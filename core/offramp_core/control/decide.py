@@ -989,7 +989,8 @@ class _Pass:
             route=self.snapshot.route,
             turn=self.snapshot.turn,
         )
-        observed, latency, n, k = observe(facts, *self.served.chain(stable.plan.precision))
+        chain, audits = self.served.chain(stable.plan.precision), self._measured_of(stable).audits
+        observed, latency, n, k = observe(facts, *chain, audits=audits)
         facts = replace(facts, capacity=self._capacity(stable, rollout, n=n, k=k))
         settled = before.settled_generation
         if facts.settled and not document_changed:

@@ -30,6 +30,8 @@ MIN_REQUESTS = 100
 MIN_HELD_BACK = 10
 MAX_STOPS = 64  # remembered, of all plans
 _WORST = -9.999  # an interval may reach down to -infinity, which JSON cannot say
+_AGES = 1e10  # seconds: no process runs for centuries
+_MOST_AUDITS = 999.0  # times the model's own time, which a status can say in a few digits
 _NOTHING = PlanCounts()
 _TIMES = ("answer_time", "engine_time")
 
@@ -97,6 +99,7 @@ def look(
         held_back=total.held_back,
         answer_time=_saving(total, total.answer_time, share=share, alpha=alpha / 2),
         engine_time=_saving(total, total.engine_time, share=share, alpha=alpha / 2),
+        audits=_audits(total),
         ramps=_ramps(total, plan, ramp_ids, costs, alpha=alpha),
         slices=uses,
         stops=_newest(replace(known, slices=uses)),
@@ -121,6 +124,7 @@ def loss(measured: Measured, *, max_overhead: float) -> str:
 def impossible_counts(counts: PlanCounts) -> bool:
     """Whether a process cannot have counted this."""
     sums = [getattr(getattr(counts, time), name) for time in _TIMES for name in TimeSums.__dataclass_fields__]
+    spans = (counts.audit_seconds, counts.exact_seconds)
     surprises = [s for time in _TIMES for s in (getattr(counts, time).saved_surprise, getattr(counts, time).spent_surprise)]  # fmt: skip
     numbers = (counts.requests, counts.batches, counts.held_back, *counts.exits.values(), *(s.disagreements for s in counts.slices.values()))  # fmt: skip
     return (
@@ -130,6 +134,7 @@ def impossible_counts(counts: PlanCounts) -> bool:
         or any(s.disagreements > s.audited for s in counts.slices.values())
         or not all(map(math.isfinite, sums))
         or min(surprises) < 0
+        or not all(0 <= seconds <= _AGES for seconds in spans)  # NaN compares false
     )
 
 
@@ -191,6 +196,7 @@ def _add(one: PlanCounts, other: PlanCounts, *, sign: int = 1) -> PlanCounts:
         "", 0.0, one.requests + sign * other.requests, dict(sorted(exits.items())), one.batches + sign * other.batches,
         one.held_back + sign * other.held_back, _add_sums(one.answer_time, other.answer_time, sign),
         _add_sums(one.engine_time, other.engine_time, sign), slices,
+        one.audit_seconds + sign * other.audit_seconds, one.exact_seconds + sign * other.exact_seconds,
     )  # fmt: skip
 
 
@@ -204,7 +210,10 @@ def _shortened(counts: PlanCounts) -> PlanCounts:
         TimeSums(*(float(f"{getattr(getattr(counts, t), n):.9g}") for n in TimeSums.__dataclass_fields__))
         for t in _TIMES
     )
-    return replace(counts, plan_hash="", holdback_share=0.0, answer_time=answer, engine_time=engine)
+    audits, exact = (float(f"{seconds:.9g}") for seconds in (counts.audit_seconds, counts.exact_seconds))
+    return replace(
+        counts, plan_hash="", holdback_share=0.0, answer_time=answer, engine_time=engine, audit_seconds=audits, exact_seconds=exact,
+    )  # fmt: skip
 
 
 # --- figures ---------------------------------------------------------------------------------------
@@ -220,6 +229,13 @@ def _saving(total: PlanCounts, sums: TimeSums, *, share: float, alpha: float) ->
     estimate = saved / (spent + saved) if spent + saved > 0 else 0.0
     low, high = (min(1.0, max(_WORST, bound)) for bound in (interval.low, interval.high))
     return Saving(round(max(_WORST, estimate), 3), math.floor(low * 1e3) / 1e3, math.ceil(high * 1e3) / 1e3)
+
+
+def _audits(total: PlanCounts) -> float | None:
+    """What audits took, as a share of the model's own time for the same requests; unknown before enough of them, or from workers of before."""
+    if total.requests < MIN_REQUESTS or total.exact_seconds <= 0:
+        return None
+    return round(min(_MOST_AUDITS, max(0.0, total.audit_seconds) / total.exact_seconds), 3)
 
 
 def _ramps(

@@ -231,10 +231,17 @@ _TINY = 1e-12  # budgets and confidences are decimals; their floats may differ i
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a plan promises on the records that certified it, as fractions."""
+    """What a plan promises on the records that certified it, as fractions. ``audits`` is what they are to take of ``saving``, at the rate
+    that holds while nothing is being decided; 0 where an operator of before did not say."""
 
     saving: float = 0.0
     disagreement: float = 0.0
+    audits: float = 0.0
+
+    @property
+    def net(self) -> float:
+        """What is left of the saving once audits are paid for."""
+        return self.saving - self.audits
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,6 +494,7 @@ class Observed:
     agreement: str = ""
     exit_rate: str = ""
     savings: str = ""
+    audits: str = ""
     samples: int = 0
     taken_at: float | None = None
 
@@ -543,6 +551,9 @@ class SliceStop:
 class Measured:
     """What the stable plan saves, by comparison with the batches that are held back from it (both absent before enough of them), and by ramp.
 
+    ``audits`` is what audits take besides, measured, as a share of the time of exits off: held-back batches are audited as well, so it is in neither
+    saving. None before enough requests, and while no worker tells.
+
     The figures speak of what was counted since ``previous_since_at``; that window and the one since ``since_at`` are summed apart so that
     the far past can be forgotten. ``live`` has the counters of worker processes by boot id, ``base`` what they were when the window began,
     ``retired`` the sum of those that are gone. ``stops`` are of this plan and of earlier ones, which may come back; the newest last.
@@ -555,6 +566,7 @@ class Measured:
     held_back: int = 0
     answer_time: Saving | None = None
     engine_time: Saving | None = None
+    audits: float | None = None
     ramps: tuple[RampUse, ...] = ()
     slices: tuple[SliceUse, ...] = ()
     previous_since_at: float | None = None

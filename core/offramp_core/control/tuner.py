@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from offramp_core.certify import SliceBudget, all_streams_differ, allowance
 from offramp_core.columns import EXACT
-from offramp_core.control.audit import clustering, quiet_rate
+from offramp_core.control.audit import clustering, expected_rate, quiet_rate
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
 from offramp_core.control.spec import SliceObjective
@@ -282,6 +282,7 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
         consumed_through=_used_through(view),
         discard_before=view.status.records_since_at,
         precisions=spec.precisions,
+        audit_rate=expected_rate(view.snapshot.load),
         slices=_slices_to_certify(view, store),
     )
 
@@ -390,7 +391,8 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     if known is not None and (known.status.rejected_until_at or 0.0) > view.now:
         return Tuned(replace(status, state=Reason.COOLING_DOWN, message=f"{name} was rejected lately"))
     certificates = (known.status.certificates if known is not None else ()) + (outcome.certificate.to_mapping(),)
-    prediction = Prediction(round(outcome.predicted.saving, 4), round(outcome.predicted.disagreement, 6))
+    seen = outcome.predicted
+    prediction = Prediction(round(seen.saving, 4), round(seen.disagreement, 6), round(seen.audits, 4))
     rejections = known.status.rejections if known is not None else 0  # a further failure must cool down longer
     config = NewConfig(
         name,
@@ -400,7 +402,7 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     at = "" if outcome.plan.precision == EXACT else f" at {outcome.plan.precision}"
     told = Event(
         Reason.RAMP_PROPOSED,
-        f"{name}: certified{at}, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its records",
+        f"{name}: certified{at}, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its records; audits will take {prediction.audits:.1%}",
     )
     if view.recommended is not None and view.recommended.to_config == name:
         return Tuned(

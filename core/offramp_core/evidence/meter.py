@@ -38,6 +38,7 @@ class HoldbackMeter:
         self._scale: float | None = None
         self._level = 1.0
         self._waiting: list[tuple[float, float, bool, float]] = []
+        self._audit_seconds = self._expected_seconds = 0.0
         self._states = [savings.init(share=share, bound=BOUND) for _ in range(2)] if share else []
 
     def count_replies(self, exit_name: str, rows: int) -> None:
@@ -49,6 +50,14 @@ class HoldbackMeter:
         """Requests of a slice were compared with the reference. The caller bounds how many slices there are."""
         n, k = self._slices.get(slice_name, (0, 0))
         self._slices[slice_name] = n + audited, k + disagreements
+
+    def count_audit_time(self, seconds: float) -> None:
+        """The engine spent this on the audit of a request that the plan, or the holdback beside it, has answered."""
+        self._audit_seconds += seconds
+
+    def count_audited_batch(self, *, expected_seconds: float) -> None:
+        """Any batch whose rows may be drawn for audit; ``expected_seconds`` as in :meth:`count_batch`."""
+        self._expected_seconds += expected_seconds
 
     def count_batch(
         self, *, held_back: bool, expected_seconds: float, answer_seconds: float, engine_seconds: float
@@ -89,6 +98,7 @@ class HoldbackMeter:
         return PlanCounts(
             self.plan_hash, self.share, self._requests, dict(self._exits), self._batches, self._held_back, answer_time, engine_time,
             {name: SliceCounts(*counts) for name, counts in self._slices.items()},
+            self._audit_seconds, self._expected_seconds * (self._scale or 1.0),
         )  # fmt: skip
 
     def _calibrate(self, ratio: float | None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offramp_core.columns import EXACT
-from offramp_core.control.objects import Config
+from offramp_core.control.objects import Config, Prediction
 from offramp_core.plan import Plan, format_threshold
 from offramp_operator.explain.words import share
 
@@ -33,6 +33,13 @@ def certificate(config: Config) -> str:
     return told + (" (earned in its canary)" if newest.get("method") == "canary-acceptance" else "")
 
 
+def predicted(promise: Prediction) -> str:
+    """``27% (30% without audits)``: what a plan promises to save."""
+    if not promise.audits:
+        return share(promise.saving)
+    return f"{share(round(promise.net, 4))} ({share(promise.saving)} without audits)"
+
+
 def about(config: Config) -> str:
     """One line on a plan."""
     facts = [ramps(config.plan), certificate(config)]
@@ -40,7 +47,7 @@ def about(config: Config) -> str:
         facts.append("uncertified")
     prediction = config.status.prediction
     if prediction is not None:
-        facts.append(f"predicted to save {share(prediction.saving)} at {share(prediction.disagreement)} disagreement")
+        facts.append(f"predicted to save {predicted(prediction)} at {share(prediction.disagreement)} disagreement")
     return "; ".join(filter(None, facts))
 
 
@@ -74,7 +81,7 @@ _KNOWN = (
     ("state", lambda c: c.status.state),
     ("source", lambda c: c.status.source),
     ("certificate", lambda c: certificate(c) or NEVER),
-    ("predicted saving", lambda c: share(c.status.prediction.saving) if c.status.prediction else NEVER),
+    ("predicted saving", lambda c: predicted(c.status.prediction) if c.status.prediction else NEVER),
     ("predicted disagreement", lambda c: share(c.status.prediction.disagreement) if c.status.prediction else NEVER),
 )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from offramp_core.control.objects import Rollout
 from offramp_operator.explain.family import Family
-from offramp_operator.explain.savings import measured
+from offramp_operator.explain.savings import measured, saves
 from offramp_operator.explain.words import duration, milliseconds, share
 
 
@@ -24,7 +24,7 @@ def figures(family: Family) -> str:
         f"budget {share(spec.max_disagreement)}",
         f"{seen.agreement} agree" if seen.agreement else "",
         f"{seen.exit_rate} leave early" if seen.exit_rate else "",
-        f"saves {seen.savings}" if seen.savings else "",
+        f"saves {saves(family)}" if saves(family) else "",
         f"measured {measured(family)}" if measured(family) else "",
     ]
     return ", ".join(filter(None, facts))

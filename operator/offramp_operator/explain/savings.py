@@ -7,6 +7,7 @@ from typing import Any
 from offramp_core.control.codec import to_json
 from offramp_core.control.objects import Measured, RampUse, Saving, SliceUse
 from offramp_operator.explain.family import Family
+from offramp_operator.explain.plans import predicted
 from offramp_operator.explain.words import share
 
 _SHOWN = (
@@ -16,6 +17,7 @@ _SHOWN = (
     "holdbackShare",
     "answerTime",
     "engineTime",
+    "audits",
     "ramps",
     "slices",
     "previousSinceAt",
@@ -28,15 +30,26 @@ def measured(family: Family) -> str:
     return "" if saving is None else _interval(saving)
 
 
+def saves(family: Family) -> str:
+    """``24% (audits take 3%)`` of the model's time, audits paid for; empty before anything is known."""
+    seen = family.service.status.observed
+    return f"{seen.savings} (audits take {seen.audits})" if seen.savings and seen.audits else seen.savings
+
+
 def sentences(family: Family) -> list[str]:
     """Predicted, expected and measured savings, then every active ramp; nothing with exits off."""
     stable, seen = family.stable, family.service.status.measured
     if stable is None or stable.plan.exits_off:
         return []
-    prediction, expected = stable.status.prediction, family.service.status.observed.savings
+    prediction, observed = stable.status.prediction, family.service.status.observed
+    audits = f"less {observed.audits} for audits" if observed.audits else "without audits"
     return [
-        *([f"predicted {share(prediction.saving)} of the model's time, by its certificate"] if prediction else []),
-        *([f"expected  {expected}, by who leaves where and the profile's seconds"] if expected else []),
+        *([f"predicted {predicted(prediction)} of the model's time, by its certificate"] if prediction else []),
+        *(
+            [f"expected  {observed.savings}, by who leaves where and the profile's seconds, {audits}"]
+            if observed.savings
+            else []
+        ),
         *_compared(seen, confidence=family.service.spec.rollout.confidence),
         *(_ramp(use) for use in seen.ramps),
         *(_slice(use) for use in seen.slices),
@@ -53,8 +66,12 @@ def _compared(seen: Measured, *, confidence: float) -> list[str]:
     counted = f"{seen.batches:,} batches, {seen.held_back:,} of them held back; the interval holds at all times with {share(confidence)}"
     return [
         f"measured  {_interval(seen.answer_time)} of the time to an answer ({counted})",
-        f"measured  {_interval(seen.engine_time)} of the engine's time",
+        f"measured  {_interval(seen.engine_time)} of the engine's time, without audits{_taken(seen)}",
     ]
+
+
+def _taken(seen: Measured) -> str:
+    return "" if seen.audits is None else f", which take {share(seen.audits)}"
 
 
 def _interval(saving: Saving) -> str:

@@ -171,7 +171,9 @@ def tuning(family: Family, now: float) -> list[str]:
     if status.tests_run:
         lines.append(f"{status.tests_run} held-out tests so far; every one spends a part of the error allowance")
     if status.audit:
-        lines.append(f"audits {share(status.audit_rate)} of requests ({status.audit.lower()})")
+        taken = family.service.status.measured.audits
+        price = "" if taken is None else f"; they took {share(taken)} of the model's time under this plan"
+        lines.append(f"audits {share(status.audit_rate)} of requests ({status.audit.lower()}){price}")
     if family.service.request and family.service.request != status.handled_request:
         lines.append(f"asked by annotation and not answered yet: {family.service.request}")
     return lines

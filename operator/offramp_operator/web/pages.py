@@ -68,7 +68,7 @@ class LiveRollout:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One service at a glance."""
+    """One service at a glance. ``saves`` is less by what ``audits`` take, where that is known."""
 
     namespace: str
     name: str
@@ -79,6 +79,7 @@ class Row:
     disagreement: Goal
     leave_early: str
     saves: str
+    audits: str
     workers: str
     rollout: LiveRollout | None
 
@@ -202,7 +203,9 @@ def row(view: View, now: float) -> Row:
     family = _aged(view, now)
     if family is None:
         unknown = Goal("", "", None, "Unknown")
-        return Row(view.key.namespace, view.key.name, "Degraded", view.problem, "", unknown, unknown, "", "", "", None)
+        return Row(
+            view.key.namespace, view.key.name, "Degraded", view.problem, "", unknown, unknown, "", "", "", "", None
+        )
     found, seen = health(family), family.service.status.observed
     return Row(
         namespace=view.key.namespace,
@@ -214,6 +217,7 @@ def row(view: View, now: float) -> Row:
         disagreement=_disagreement_goal(family),
         leave_early=seen.exit_rate,
         saves=seen.savings,
+        audits=seen.audits,
         workers=workers_ready(family),
         rollout=_live(family),
     )

@@ -65,12 +65,15 @@ class AuditDesk:
         *,
         sets: Callable[[], Sequence[HeldSet]],
         judge: Callable[[Runtime, int, int, Sequence[str]], None],
+        spend: Callable[[Runtime, float], None],
+        clock: Callable[[], float],
         join: Callable[[Sequence[Array]], Array] = np.concatenate,
         captures: Captures | None = None,
     ) -> None:
         """``sets`` tells the ramp sets that records are made for, ``captures`` is told of every row that became one; ``join`` makes one
-        batch of several rows."""
+        batch of several rows. ``spend`` is told the seconds, by ``clock``, that each audit took, also one that failed."""
         self._sets, self._judge, self._join, self._captures = sets, judge, join, captures
+        self._spend, self._clock = spend, clock
         self._backlog: deque[Audit] = deque()
         self._pressing = False
 
@@ -129,14 +132,25 @@ class AuditDesk:
             )
 
     def _finish(self, audits: list[Audit]) -> None:
+        began = self._clock()
+        try:
+            reference = self._reference(audits)
+        finally:
+            each = (self._clock() - began) / len(audits)  # of one pass, in which every row takes as long
+            for audit in audits:
+                self._spend(audit.runtime, each)
+        for audit, answer in zip(audits, reference, strict=True):
+            if audit.compare:
+                self._judge(audit.runtime, 1, int(audit.served != answer), audit.slices)
+
+    def _reference(self, audits: list[Audit]) -> LabelArray:
+        """What the model says of each, in one pass that makes the records as well."""
         scored = self._scored(self._join([audit.x[None] for audit in audits]))
         reference = labels(scored[0][1].logits)
         kept = np.array([i for i, audit in enumerate(audits) if audit.record], dtype=np.intp)
         if len(kept):
             self._record(audits, kept, scored, reference)
-        for audit, answer in zip(audits, reference, strict=True):
-            if audit.compare:
-                self._judge(audit.runtime, 1, int(audit.served != answer), audit.slices)
+        return reference
 
     def _scored(self, x: Array) -> list[tuple[HeldSet, Scores]]:
         """What the model and every column say of rows, by ramp set; the model says the same each time."""

@@ -117,7 +117,9 @@ class Engine:
         )
         self._everyones_deadline = latency_seconds if always_in_time else None
         self._cache = PredictionCache(max_bytes=cache_bytes) if cache_bytes else None
-        self._desk = AuditDesk(sets=lambda: self.sets.held, judge=self._judge, join=join, captures=captures)
+        self._desk = AuditDesk(
+            sets=lambda: self.sets.held, judge=self._judge, spend=self._count_audit_time, clock=clock, join=join, captures=captures,
+        )  # fmt: skip
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
         self._turn = threading.Lock()  # held while a batch, an audit or a probe runs
         self.vitals = Vitals(probe=self._probe, recovered=self._batcher.wake, lost=lost)
@@ -642,6 +644,12 @@ class Engine:
             )
             self.metrics.breaker_open.set(self.breaker_open)
 
+    def _count_audit_time(self, runtime: Runtime, seconds: float) -> None:
+        if runtime.meter is not None:
+            with self.counters.lock:
+                runtime.meter.count_audit_time(seconds)
+        self.metrics.audit_seconds(runtime.counter.arm).inc(seconds)
+
     def _count_replies(self, runtime: Runtime, exit_name: str, latencies: Sequence[float], *, drawn: int) -> None:
         with self.counters.lock:
             runtime.counter.count_replies(exit_name=exit_name, latencies=latencies, drawn=drawn)
@@ -668,10 +676,13 @@ class Engine:
             slow_above = active.slow_above(runtime, shape)
             with self.counters.lock:
                 runtime.counter.count_batch(shape=shape, seconds=seconds, slow_above=slow_above, failed=failed)
+                expected = self._exact_seconds[min(len(batch), len(self._exact_seconds) - 1)]
+                if not failed and runtime.meter is not None:
+                    runtime.meter.count_audited_batch(expected_seconds=expected)
                 if progress.compared and not failed and runtime.meter is not None:
                     runtime.meter.count_batch(
                         held_back=runtime is active.holdback,
-                        expected_seconds=self._exact_seconds[min(len(batch), len(self._exact_seconds) - 1)],
+                        expected_seconds=expected,
                         answer_seconds=progress.answer_seconds / len(batch),
                         engine_seconds=seconds,
                     )

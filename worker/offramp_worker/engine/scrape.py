@@ -55,7 +55,7 @@ def prices(bundle: Bundle, plan: Plan) -> PlanPrices:
 
 class RampUtility(Collector):
     """Seconds that every ramp has saved and cost, by arm. Their difference is its utility; the sum over all, as a share of the exact
-    executor's time, is what a plan saves.
+    executor's time, is what a plan saves before audits, whose seconds are counted as they pass (``earlyexit_audit_seconds_total``).
 
     It follows the counters of the epochs, which are dropped after a while, and adds up what is new at each scrape. Answers by a
     deadline and to requests that must not exit are not counted there, so they are no part of it.
