@@ -134,6 +134,13 @@ def test_what_names_no_shape_is_left_out_of_what_a_worker_reports(text: str) -> 
 # --- through an upgrade ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("bucket", ["", "many", "1.5", "9" * 400, "-", "٣"])
+def test_a_bucket_that_is_no_number_takes_no_others_along(bucket: str) -> None:
+    found = by_shape([{"4": {"-80": 3, bucket: 5, "-81": -2}}])
+    assert {shape.rows: seconds.n for shape, seconds in found.items()} == {4: 3}
+    assert slow_limits(found).of(BatchShape(4)) is not None
+
+
 def test_workers_that_tell_no_lengths_are_judged_by_size_beside_others_that_tell_them() -> None:
     fleet = Fleet(pool(3000, seed=1))
     old, new = fleet.workers

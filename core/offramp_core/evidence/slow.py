@@ -6,6 +6,7 @@ percentile belongs to the long texts: of the other batches none is ever slow, an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -16,7 +17,7 @@ SLOW_QUANTILE = 0.90
 MIN_BATCHES = 20  # of a shape, before its pace is known well enough to judge by
 MAX_LIMITS = 256  # that a document carries, of either kind
 SHORTEST_LENGTH = 16
-
+BUCKET = re.compile("-?[0-9]{1,4}")
 
 Key = TypeVar("Key", int, "BatchShape")
 
@@ -111,13 +112,14 @@ def mean_rows(execution: Mapping[BatchShape, SecondsSketch]) -> float:
 
 
 def by_shape(told: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[BatchShape, SecondsSketch]:
-    """Sketches that workers report, merged by shape. What names no shape is left out."""
+    """Sketches that workers report, merged by shape. What names no shape, and buckets without a number, are left out."""
     found: dict[BatchShape, list[SecondsSketch]] = {}
     for sketches in told:
         for text, buckets in sketches.items():
             shape = shape_of(text)
             if shape is not None:
-                found.setdefault(shape, []).append(SecondsSketch({int(i): n for i, n in buckets.items()}))
+                counts = {int(i): n for i, n in buckets.items() if BUCKET.fullmatch(i) and n > 0}
+                found.setdefault(shape, []).append(SecondsSketch(counts))
     return {shape: merge_sketches(sketches) for shape, sketches in found.items()}
 
 
