@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.report import scale, serving, streams
+from bench.report import labels, scale, serving, streams
 from bench.report.goals import goals
 from bench.report.papers import rows
 from bench.report.results import MISSING, Results, holds, percent, policy_row, spread, table
@@ -56,6 +56,7 @@ def make_page(results: Results, pictures: dict[str, Path], page: Path) -> str:
         _papers(results),
         _power(results),
         _slowness(results),
+        labels.section(results),
         streams.section(results),
         _control(results, links),
         _search(results),
