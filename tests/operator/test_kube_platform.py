@@ -75,7 +75,8 @@ CHILDREN = (DEPLOYMENT, NETWORK_SERVICE, DISRUPTION_BUDGET)
 SERVICE_STATUS = ServiceStatus(
     observed_generation=1, settled_generation=1, phase="Ready", message="serving", stable_config=CONFIG_NAME,
     candidate_config="digits-abcdef0123", url="http://digits.default.svc", rollout=RolloutSummary("digits-1", "Step 1/3 5%"),
-    workers=WorkersStatus(2, 2, 1, "2/2", "HorizontalPodAutoscaler mine", ("w0",)), update=UpdateStatus("Replace", 1_700_000_050.5), observed=Observed("12ms", "31ms", "99.4%", "38%", "31%", 1000, 1_700_000_000.25),
+    workers=WorkersStatus(2, 2, 1, "2/2", "HorizontalPodAutoscaler mine", ("w0",)), update=UpdateStatus("Replace", 1_700_000_050.5),
+    observed=Observed(p50="12ms", p95="31ms", agreement="99.4%", exit_rate="38%", savings="31%", audits="2%", samples=1000, taken_at=1_700_000_000.25),
     tuning=TuningStatus(state="CollectingLabels", message="400 of 900", tests_run=3, consumed_through_at=1_700_000_000.5,
                         records_since_at=1_700_000_100.0, tuned_for="0.02/0.95", next_attempt_at=1_700_000_200.0, labels=400,
                         labels_needed=900, failures=1),
