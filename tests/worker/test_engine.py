@@ -445,6 +445,7 @@ def test_a_row_that_leaves_is_answered_while_its_batch_still_runs(
         waiting = [t for t in tickets if t.pending]
         gate.set()
         eventually(lambda: all(t in bench.done for t in (*tickets, blocker)), what="the other replies")
+        eventually(lambda: bench.counts(1).execution, what="the batch counted")
         assert bench.counts(1).execution.keys() == {"16"}
         late = [t for t in tickets if t.exits[0] == "final"]
         assert late and all(t in waiting for t in late)
