@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from website import conditions, errors, numbers, pictures, reference, values
+from website import conditions, errors, modules, numbers, pictures, reference, values
 from website.build import DOCS
 
-SOURCES = (conditions, errors, numbers, pictures, reference, values)
+SOURCES = (conditions, errors, modules, numbers, pictures, reference, values)
 
 
 def outputs() -> dict[str, str]:

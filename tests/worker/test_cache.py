@@ -58,7 +58,7 @@ def test_an_input_seen_before_is_answered_alike_without_running(bench: Bench, bu
     assert bench.counts(1).batches == batches
     assert (bench.counts(1).requests, sum(bench.counts(1).exits.values())) == (40, 40)
     assert results(bench) == {"hit": 20, "miss": 21}  # one of the misses is the helper's fence
-    assert bench.sample("inflight") == 0
+    eventually(lambda: bench.sample("inflight") == 0, what="the fence counted")
 
 
 def test_without_the_setting_nothing_is_kept(bundle: Bundle, sessions: Sessions) -> None:

@@ -6,4 +6,5 @@ decisions.py  what may be decided when: pure
 write.py      promote, abort, pause, resume, approve, tune
 pins.py       export, pin
 lint.py       manifests, checked offline
+rules.py      the CRDs' rules, evaluated as the API server does
 """

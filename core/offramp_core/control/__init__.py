@@ -1,15 +1,28 @@
 """Rollout control: from what was observed to what to do next, as pure functions.
 
-spec.py       the user's intent (EarlyExitService.spec), parsed and checked
-objects.py    the objects the control plane owns, and their statuses
-codec.py      objects to and from the JSON of the Kubernetes API
-ledger.py     counters of many workers folded into one tally per step, exact under restarts
-gates.py      tests that look for harm
-rollout.py    phases of a RampRollout, as a list of named rules
-training.py   when to train ramps on live traffic, and what becomes of a new ramp set
-tuner.py      when to tune, and how many labels to ask for
-conditions.py what the user is told
-served.py     what a fleet serves: ramps, and what they cost
-outcome.py    the objects as a decision leaves them
-decide.py     one pass: snapshot and time in, decision out
+spec.py        the user's intent (EarlyExitService.spec), parsed and checked
+objects.py     the objects the control plane owns, and their statuses
+codec.py       objects to and from the JSON of the Kubernetes API
+snapshot.py    what one pass sees, and what it decides
+served.py      what a fleet serves: ramps, and what they cost
+ledger.py      counters of many workers folded into one tally per step, exact under restarts
+audit.py       how many requests to audit
+tuner.py       when to tune, and how many labels to ask for
+training.py    when to train ramps on live traffic, and what becomes of a new ramp set
+slowness.py    the limits that a step's slowness gate is judged by
+gates.py       tests that look for harm
+rollout.py     phases of a RampRollout, as a list of named rules
+watch.py       the detector over the stable plan's audits of all workers
+holdback.py    what the stable plan saves, measured against batches held back
+capacity.py    what workers answer with exits off, and how many it takes
+delivery.py    the bundle on its way to the workers
+update.py      how workers come to another bundle or image
+recreate.py    how the only worker is replaced where there is room for one
+versions.py    two versions of a model side by side
+pace.py        whose workers may be replaced now when all are to be
+rest.py        a service that nobody wants workers of
+document.py    what workers should run, as one document
+conditions.py  what the user is told
+outcome.py     the objects as a decision leaves them
+decide.py      one pass: snapshot and time in, decision out
 """

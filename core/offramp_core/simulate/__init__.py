@@ -4,6 +4,7 @@ arrivals.py   when requests come: generators, and scaling a trace to a load
 costs.py      seconds of segments, ramps and regrouping at every batch size, from a profile
 serving.py    the discrete-event loop
 outcome.py    what came of each request
+draws.py      what a policy chooses on a sample, judged on everything that was recorded
 """
 
 from offramp_core.batching import BATCHING, MAX_BATCH, Batching, OfframpBatching, batching

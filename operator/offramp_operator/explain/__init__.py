@@ -8,4 +8,10 @@ plans.py     a plan and its certificate; two plans compared
 progress.py  what a service does, where a rollout stands, how attempts ended
 health.py    is it healthy?
 why.py       which plan serves and why; what a rollout's gates have seen, and what that means
+capacity.py  what workers answer with exits off, against what is asked of them
+latency.py   how long requests took with exits on and off
+savings.py   what a plan was to save, and what it saves
+network.py   the network as a line of blocks with its ramps
+version.py   two versions of a model side by side
+tones.py     good, bad or neither: the tone of a word that tells a state
 """

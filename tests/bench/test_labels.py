@@ -1,0 +1,39 @@
+"""Ways to spend labels are compared on equal terms: as many labels, one level, and truth from the whole population."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bench import labels
+from tests.core.scores import recorded
+
+POOL = recorded(2_500, 3, seed=5)
+
+
+@pytest.mark.parametrize("way", labels.WAYS)
+def test_every_way_finds_a_plan_whose_truth_is_that_of_all_requests(way: str) -> None:
+    found = labels.WAYS[way](labels.Draws(POOL, np.random.default_rng(3)), 2_000)
+    assert found is not None
+    assert found.n == len(POOL)
+    assert found.saving > 0
+
+
+@pytest.mark.parametrize("way", labels.WAYS)
+def test_few_labels_certify_nothing(way: str) -> None:
+    found = labels.WAYS[way](labels.Draws(POOL, np.random.default_rng(3)), 60)
+    assert found is None or found.saving <= 0
+
+
+def test_the_least_number_that_is_worth_it_is_told_with_those_over_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labels, "GRID", (100, 2_000))
+    steps: list[int] = []
+    row = labels.labels_needed(POOL, "every request alike", draws=3, advance=lambda: steps.append(1))
+    assert row["draws"] == 3 and 0 <= row["wrong"] <= 3
+    assert len(steps) == 2
+    assert row["labels"] in (2_000, None)
+    assert "over budget" in labels.told(row)
+
+
+def test_without_records_it_says_how_to_get_them(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert labels.main(["--records", str(tmp_path)]) == 1
+    assert "bench.record" in capsys.readouterr().err
