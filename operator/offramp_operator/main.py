@@ -48,6 +48,7 @@ TURN_SECONDS = 2.0  # between two looks whose turn it is
 M_ARENA_MAX, ARENAS = -8, 2  # of mallopt(3)
 NEW_OBJECTS = 20_000  # between two looks for garbage in cycles, of which there is hardly any
 STOP_SECONDS = 15.0  # within the pod's grace period, with time left to release the Lease
+END_SECONDS = 60.0  # more than an orderly end can take: what has not ended by then never will
 
 
 class Operator:
@@ -56,7 +57,7 @@ class Operator:
     Parameters
     ----------
     on_lost : callable
-        Called when the leadership is lost. It must end the process at once: nothing may act after it.
+        Called when the leadership is lost, and where an end takes too long. It must end the process at once: nothing may act after it.
     """
 
     def __init__(self, settings: Settings, key: SigningKey, *, on_lost: Callable[[], object]) -> None:
@@ -95,7 +96,9 @@ class Operator:
         return 1 if self._broken else 0
 
     def stop(self) -> None:
-        """Finish what is in work, release the Lease and end."""
+        """Finish what is in work, release the Lease and end; in the end by force, so that whoever watches the process starts it again."""
+        if not self._stop.is_set():
+            asyncio.get_running_loop().call_later(END_SECONDS, self._on_lost)
         self._stop.set()
 
     async def _start(self) -> None:
@@ -125,7 +128,7 @@ class Operator:
 
     async def _end(self) -> None:
         """End the work in hand, then what it stands on. Again is fine."""
-        self._stop.set()
+        self.stop()
         if self._leading is not None:
             await asyncio.wait({self._leading}, timeout=2 * STOP_SECONDS)  # it ends within half of that
         self._stop_watching.set()
@@ -170,7 +173,7 @@ class Operator:
     def _part_ended(self, name: str, error: Exception | None) -> None:
         log_event("part-ended", f"{name} ended; the process restarts", level=logging.ERROR, error=error)
         self._broken = True
-        self._stop.set()
+        self.stop()
 
     # --- seeing --------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -20,6 +21,8 @@ import pytest
 import yaml
 
 from offramp_core.errors import InvalidArgumentError
+from offramp_operator import main
+from offramp_operator.kube import runtime
 from offramp_operator.settings import WebSettings, parse_settings, read_signing_key
 
 ENVIRONMENT = {
@@ -102,6 +105,25 @@ def test_the_key_is_read_raw_or_as_base64(tmp_path: Path) -> None:
     for name in ("short", "absent"):
         with pytest.raises(InvalidArgumentError, match=name):
             read_signing_key(tmp_path / name)
+
+
+def test_a_process_that_cannot_end_in_order_is_ended_by_force(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def hang(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def story() -> None:
+        forced = asyncio.Event()
+        monkeypatch.setattr(runtime, "run", hang)
+        monkeypatch.setattr(main, "END_SECONDS", 0.05)
+        (tmp_path / "key").write_bytes(b"k" * 32)
+        operator = main.Operator(parse_settings(ENVIRONMENT), read_signing_key(tmp_path / "key"), on_lost=forced.set)
+        running = asyncio.create_task(operator.run())
+        operator.stop()
+        await asyncio.wait_for(forced.wait(), 60)
+        assert not running.done()
+        running.cancel()
+
+    asyncio.run(story())
 
 
 # --- the process -------------------------------------------------------------------------------------

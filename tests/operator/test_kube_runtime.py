@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import kopf
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from kubernetes import client as kubernetes_client
 
 from offramp_operator.kube import runtime
 from offramp_operator.kube.cache import ObjectCache
@@ -81,6 +85,68 @@ def test_a_watch_that_cannot_go_on_ends_the_process(restartable: Any, tools: Any
             await asyncio.wait_for(task, 120)
 
     tools.run(story())
+
+
+@contextlib.asynccontextmanager
+async def server_that_forgets(kind: Kind) -> AsyncIterator[kubernetes_client.ApiClient]:
+    """An API server that has nothing, answers a watch of this kind with 410 once the others are asked for, and those never."""
+    others = asyncio.Event()
+    waiting: set[str] = set()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        plural = request.path.rsplit("/", 1)[-1]
+        if "watch" not in request.query:
+            return web.json_response(
+                discovered().get(request.path) or {"items": [], "metadata": {"resourceVersion": "1"}}
+            )
+        if plural != kind.plural:
+            waiting.add(plural)
+            if len(waiting) == len(OWN) - 1:
+                others.set()
+            await asyncio.Event().wait()
+        await others.wait()
+        return web.json_response({"kind": "Status", "code": 410, "reason": "Expired"}, status=410)
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    async with TestServer(application) as server:
+        yield kubernetes_client.ApiClient(kubernetes_client.Configuration(host=str(server.make_url("/"))))
+
+
+def discovered() -> dict[str, Any]:
+    """The API server's discovery documents of our kinds, and of the one that kopf asks for before it watches any."""
+    version = {"groupVersion": SERVICE.api_version, "version": SERVICE.version}
+    group = {"name": SERVICE.group, "versions": [version], "preferredVersion": version}
+    kinds = [{"name": kind.plural, "kind": kind.name, "singularName": "", "namespaced": True, "verbs": ["list", "watch"]} for kind in OWN]  # fmt: skip
+    return {
+        "/api": {"versions": ["v1"]},
+        "/api/v1": {
+            "resources": [{"name": "namespaces", "kind": "Namespace", "singularName": "", "namespaced": False}]
+        },
+        "/apis": {"groups": [group]},
+        f"/apis/{SERVICE.api_version}": {"resources": kinds},
+    }
+
+
+@pytest.mark.parametrize("kind", OWN, ids=str)
+def test_a_watch_that_cannot_go_on_ends_the_others_though_they_are_not_answered(kind: Kind) -> None:
+    async def story() -> None:
+        async with server_that_forgets(kind) as client:
+            handlers = runtime.registry(
+                start=nothing, end=nothing, told=lambda *_: None, failed=lambda: None, login=lambda: client
+            )
+            task = asyncio.create_task(runtime.run(handlers, namespaces=(), stop=asyncio.Event()))
+            done, _ = await asyncio.wait({task}, timeout=60)
+            ended = bool(done)
+            while not task.done():  # a fault would hang the tests
+                for left in asyncio.all_tasks() - {asyncio.current_task()}:
+                    left.cancel()
+                await asyncio.sleep(0.1)
+            assert ended
+            with pytest.raises(Exception, match="410"):
+                task.result()
+
+    asyncio.run(story())
 
 
 def test_what_a_watch_lost_while_it_listed_again_is_looked_for_by_a_list_of_ours() -> None:

@@ -24,6 +24,7 @@ LIST_PAGE = 500
 WORKER_IDLE_SECONDS = 0.05  # kopf has a task for each object with news; it may end as soon as they are told
 # Between attempts while the API server is away. kopf's own pauses grow to 21 s, which is how late the first change after an outage would be seen.
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, *(5.0,) * 60)
+WATCHER_TASK = "watcher for "  # how kopf's names of the tasks that watch begin
 
 Told = Callable[[Kind, str | None, Object], object]
 """Takes an event of a watch: kind, type (None: the object was found by a list), object."""
@@ -110,11 +111,23 @@ def registry(
 
     @kopf.on.cleanup(registry=handlers, errors=kopf.ErrorsMode.PERMANENT)
     async def _end(**_: Any) -> None:
+        _end_watchers()
         await end()
 
     for kind in OWN:
         _feed(handlers, kind, told=told, failed=failed)
     return handlers
+
+
+def _end_watchers() -> None:
+    """End every watch of kopf.
+
+    With the first that cannot go on, kopf ends everything but the others. They would ask for credentials that nobody hands out any more, and take
+    what kopf cancels then for a pause: the process would neither watch nor end (kopf 1.45, ``clients.api.stream``).
+    """
+    for task in asyncio.all_tasks():
+        if task.get_name().startswith(WATCHER_TASK):
+            task.cancel()
 
 
 def _connection(configuration: kubernetes_client.Configuration) -> kopf.ConnectionInfo:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import aiohttp
 
-from offramp_core.control import decide, rollout, slowness
+from offramp_core.control import decide, rollout
 from offramp_operator import main
 from offramp_operator.kube import client, leader, queue, watch
 from offramp_operator.shell import observe
@@ -20,7 +20,14 @@ from offramp_operator.shell import observe
 SLOWNESS = float(os.environ.get("OFFRAMP_TEST_SLOWNESS", "1"))
 
 # Batches of the tiny model take times that scatter widely: a step below weight 100 would need 2,000 of them.
-slowness.LARGEST_BATCH_EXPOSURE = slowness.LARGEST_CHEAP_EXPOSURE = 150  # type: ignore[attr-defined]
+try:
+    from offramp_core.control import slowness
+except ImportError:  # the release before this one, which an upgrade begins with
+    from offramp_core.evidence import exposure
+
+    exposure.judged_batches_needed.__kwdefaults__["limit"] = 150
+else:
+    slowness.LARGEST_BATCH_EXPOSURE = slowness.LARGEST_CHEAP_EXPOSURE = 150  # type: ignore[attr-defined]
 rollout.ACK_TIMEOUT_SECONDS = 15.0 * SLOWNESS
 decide.CANARY_LEASE_SECONDS = 10.0 * SLOWNESS
 client.CONNECT_SECONDS, client.READ_SECONDS = 2.0 * SLOWNESS, 4.0 * SLOWNESS
