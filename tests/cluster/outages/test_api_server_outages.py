@@ -63,7 +63,8 @@ def test_storm_of_409_410_429_and_lost_answers(canary: Callable[..., Stage]) -> 
     stage.broken()
     stage.until("the promotion", lambda: stage.phase("Succeeded"))
     stage.until(
-        "the service to be settled with one worker", lambda: stage.settled() and stage.status()["workers"].get("ready") == 1
+        "the service to be settled with one worker",
+        lambda: stage.settled() and stage.status()["workers"].get("ready") == 1,
     )
     assert stage.steps() == [50, 100]
     assert [r["metadata"]["name"] for r in stage.rollouts()] == [name]
