@@ -79,6 +79,13 @@ def test_a_request_that_waits_unread_behind_a_slow_one_has_its_time_afterwards(l
     assert line.statuses == [200, 200]
 
 
+def test_a_connection_that_says_nothing_is_closed_when_others_would_be_idle(line: Line) -> None:
+    line.pass_seconds(75)
+    assert not line.transport.close.called
+    line.pass_seconds(1)
+    assert line.transport.close.called and not line.sent
+
+
 @pytest.mark.parametrize("received", [IN_ITS_HEAD, IN_ITS_BODY])
 def test_so_has_one_behind_replies_that_were_not_taken(line: Line, received: int) -> None:
     line.connection.data_received(REQUEST)

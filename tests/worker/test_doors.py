@@ -21,7 +21,7 @@ import uvicorn
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from processes import WorkerProcess, eventually
+from processes import TOKEN, WorkerProcess, eventually
 
 from offramp_core.bundle import TensorSpec
 from offramp_worker.engine.sessions import Sessions
@@ -486,6 +486,11 @@ def test_the_admin_port_ends_what_is_silent_or_half_sent(bundle_dir: Path) -> No
         with connect(worker, "admin") as slow:
             slow.sendall(b"POST /v1/config HTTP/1.1\r\nHost: t\r\nContent-Length: 500\r\n\r\n")
             assert fuzz.read_response(slow)[0] == 401
+        with connect(worker, "admin") as unfinished:
+            known = f"Authorization: Bearer {TOKEN}".encode()
+            unfinished.sendall(b"POST /v1/config HTTP/1.1\r\nHost: t\r\n" + known + b"\r\nContent-Length: 500\r\n\r\n{")
+            assert fuzz.read_response(unfinished)[0] == 408
+            assert unfinished.recv(1) == b""
 
 
 @pytest.mark.slow
