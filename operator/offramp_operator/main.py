@@ -85,7 +85,11 @@ class Operator:
     async def run(self) -> int:
         """Be run by kopf until told to stop, or until a part ends by itself. Returns the exit code."""
         handlers = runtime.registry(
-            start=self._start, told=self._told, failed=self._metrics.event_failed, end=self._end
+            start=self._start,
+            told=self._told,
+            failed=self._metrics.event_failed,
+            listed_anew=self._listed_anew,
+            end=self._end,
         )
         try:
             await runtime.run(handlers, namespaces=self._settings.namespaces, stop=self._stop)
@@ -180,6 +184,10 @@ class Operator:
     def _told(self, kind: Kind, happened: str | None, obj: Object) -> None:
         assert self._feed is not None
         self._feed.told(kind, happened, obj)
+
+    def _listed_anew(self) -> None:
+        if self._feed is not None:
+            self._feed.relist_soon()
 
     async def _see(self, feed: Feed, client: KubeClient) -> None:
         """Watch the children until told to stop, with a regular list of every kind as the net below. Leading or not: a standby that takes over

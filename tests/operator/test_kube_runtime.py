@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import kopf
@@ -16,7 +19,7 @@ from kubernetes import client as kubernetes_client
 from offramp_operator.kube import runtime
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.kinds import OWN, ROLLOUT, SERVICE, Kind, Object
-from offramp_operator.kube.watch import LASTED_SECONDS, Feed
+from offramp_operator.kube.watch import Feed
 from offramp_operator.metrics import Metrics
 
 
@@ -25,7 +28,9 @@ async def nothing() -> None:
 
 
 def registry(tools: Any, api: Any, **parts: Any) -> kopf.OperatorRegistry:
-    chosen: dict[str, Any] = {"start": nothing, "end": nothing, "told": lambda *_: None, "failed": lambda: None}
+    chosen: dict[str, Any] = {
+        "start": nothing, "end": nothing, "told": lambda *_: None, "failed": lambda: None, "listed_anew": lambda: None
+    }  # fmt: skip
     return runtime.registry(**chosen | parts, login=lambda: tools.api_client(api.kubeconfig))
 
 
@@ -87,30 +92,180 @@ def test_a_watch_that_cannot_go_on_ends_the_process(restartable: Any, tools: Any
     tools.run(story())
 
 
-@contextlib.asynccontextmanager
-async def server_that_forgets(kind: Kind) -> AsyncIterator[kubernetes_client.ApiClient]:
-    """An API server that has nothing, answers a watch of this kind with 410 once the others are asked for, and those never."""
-    others = asyncio.Event()
-    waiting: set[str] = set()
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def never(_: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def refused(status: int) -> Answer:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"kind": "Status", "code": status, "reason": "Expired"}, status=status)
+
+    return answer
+
+
+def listed(*names: str, more: str = "") -> Answer:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.json_response(
+            {"items": [made(n) for n in names], "metadata": {"resourceVersion": "9", "continue": more}}
+        )
+
+    return answer
+
+
+def streamed(*events: tuple[str, Object], ends: bool = False) -> Answer:
+    """A watch that tells this, then ends or is silent."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        plural = request.path.rsplit("/", 1)[-1]
-        if "watch" not in request.query:
-            return web.json_response(
-                discovered().get(request.path) or {"items": [], "metadata": {"resourceVersion": "1"}}
-            )
-        if plural != kind.plural:
-            waiting.add(plural)
-            if len(waiting) == len(OWN) - 1:
-                others.set()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for happened, obj in events:
+            await response.write(json.dumps({"type": happened, "object": obj}).encode() + b"\n")
+        if not ends:
             await asyncio.Event().wait()
-        await others.wait()
-        return web.json_response({"kind": "Status", "code": 410, "reason": "Expired"}, status=410)
+        return response
 
-    application = web.Application()
-    application.router.add_get("/{path:.*}", answer)
-    async with TestServer(application) as server:
-        yield kubernetes_client.ApiClient(kubernetes_client.Configuration(host=str(server.make_url("/"))))
+    return answer
+
+
+def made(name: str, version: int = 5) -> Object:
+    return {"metadata": {"name": name, "namespace": "default", "uid": name, "resourceVersion": str(version)}}
+
+
+@dataclass
+class ScriptedServer:
+    """An API server of which one kind's lists and watches are answered as told, the last answer for ever; the others are empty and silent."""
+
+    kind: Kind = SERVICE
+    lists: list[Answer] = field(default_factory=lambda: [listed()])
+    watches: list[Answer] = field(default_factory=lambda: [never])
+    tokens: tuple[str, ...] = ()  # that are taken; any where there is none
+    asked: list[str] = field(default_factory=list)
+    client: kubernetes_client.ApiClient = field(init=False)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if self.tokens and request.headers.get("Authorization") not in self.tokens:
+            return await refused(401)(request)
+        found = discovered().get(request.path)
+        if found is not None:
+            return web.json_response(found)
+        watch = "watch" in request.query
+        if request.path.rsplit("/", 1)[-1] != self.kind.plural:
+            return await (never if watch else listed())(request)
+        self.asked.append("watch" + request.query.get("resourceVersion", " now") if watch else f"list {request.query.get('continue', '')}".rstrip())  # fmt: skip
+        answers = self.watches if watch else self.lists
+        return await (answers.pop(0) if len(answers) > 1 else answers[0])(request)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[ScriptedServer]:
+        application = web.Application()
+        application.router.add_get("/{path:.*}", self.answer)
+        async with TestServer(application) as server:
+            self.client = kubernetes_client.ApiClient(kubernetes_client.Configuration(host=str(server.make_url("/"))))
+            yield self
+
+
+@dataclass
+class Seen:
+    """What kopf's handlers were called with."""
+
+    names: list[str] = field(default_factory=list)
+    listed_anew: int = 0
+
+    def told(self, _: Kind, __: str | None, obj: Object) -> None:
+        self.names.append(obj["metadata"]["name"])
+
+    def anew(self) -> None:
+        self.listed_anew += 1
+
+
+async def following(
+    server: ScriptedServer, seen: Seen, until: Callable[[], object], *, seconds: float = 30.0, login: Any = None
+) -> bool:
+    """Run kopf against the server until a condition holds; whether it held before the time was up. kopf may not end by itself."""
+    handlers = runtime.registry(
+        start=nothing, end=nothing, told=seen.told, failed=lambda: None, listed_anew=seen.anew, login=login or (lambda: server.client)
+    )  # fmt: skip
+    stop = asyncio.Event()
+    task = asyncio.create_task(runtime.run(handlers, namespaces=(), stop=stop))
+    began = time.monotonic()
+    while not until() and time.monotonic() < began + seconds:
+        assert not task.done(), task
+        await asyncio.sleep(0.02)
+    stop.set()
+    await asyncio.wait({task}, timeout=60)
+    assert task.done() and task.exception() is None
+    return bool(until())
+
+
+def test_a_version_that_is_forgotten_before_a_watch_begins_is_no_end() -> None:
+    async def story() -> None:
+        server = ScriptedServer(watches=[refused(410), refused(410), streamed(("ADDED", made("news")))])
+        seen = Seen()
+        async with server.serving():
+            assert await following(server, seen, lambda: "news" in seen.names)
+        assert server.asked == ["list", "watch9", "watch now", "watch now"]
+        assert seen.listed_anew == 2, "a watch from now on does not tell what was deleted"
+
+    asyncio.run(story())
+
+
+def test_a_list_that_expires_between_two_pages_is_begun_anew() -> None:
+    async def story() -> None:
+        server = ScriptedServer(lists=[listed("first", more="second"), refused(410), listed("first", "other")])
+        seen = Seen()
+        async with server.serving():
+            assert await following(server, seen, lambda: "other" in seen.names)
+        assert server.asked[:3] == ["list", "list second", "list"]
+        assert seen.listed_anew == 1
+
+    asyncio.run(story())
+
+
+EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [streamed(ends=True), streamed(("ERROR", EXPIRED), ends=True), refused(410)],
+    ids=["ends every watch at once", "forgets every version", "says so before it begins"],
+)
+def test_a_server_that_breaks_every_watch_at_once_is_asked_ever_more_seldom(answer: Answer) -> None:
+    async def story() -> None:
+        server, seen = ScriptedServer(watches=[answer]), Seen()
+        async with server.serving():
+            await following(server, seen, lambda: False, seconds=2.0)
+        assert 2 <= sum(asked.startswith("watch") for asked in server.asked) < 12
+        assert server.asked.count("list") < 12
+
+    asyncio.run(story())
+
+
+def test_a_token_that_was_replaced_is_read_again_and_one_that_is_refused_for_ever_is_shown_seldom() -> None:
+    async def story() -> None:
+        server, seen = ScriptedServer(tokens=("Bearer second",), watches=[streamed(("ADDED", made("news")))]), Seen()
+        shown: list[str] = []
+
+        def login(*tokens: str) -> Callable[[], kubernetes_client.ApiClient]:
+            def read() -> kubernetes_client.ApiClient:
+                shown.append(tokens[min(len(shown), len(tokens) - 1)])
+                configuration = kubernetes_client.Configuration(host=server.client.configuration.host)
+                configuration.api_key = {"BearerToken": f"Bearer {shown[-1]}"}
+                return kubernetes_client.ApiClient(configuration)
+
+            return read
+
+        async with server.serving():
+            assert await following(server, seen, lambda: "news" in seen.names, login=login("first", "second"))
+            assert shown == ["first", "second"]
+            shown.clear()
+            await following(server, Seen(), lambda: False, seconds=2.0, login=login("stolen"))
+        assert 2 <= len(shown) < 12
+
+    asyncio.run(story())
 
 
 def discovered() -> dict[str, Any]:
@@ -131,10 +286,11 @@ def discovered() -> dict[str, Any]:
 @pytest.mark.parametrize("kind", OWN, ids=str)
 def test_a_watch_that_cannot_go_on_ends_the_others_though_they_are_not_answered(kind: Kind) -> None:
     async def story() -> None:
-        async with server_that_forgets(kind) as client:
+        async with ScriptedServer(kind, watches=[refused(404)]).serving() as server:
             handlers = runtime.registry(
-                start=nothing, end=nothing, told=lambda *_: None, failed=lambda: None, login=lambda: client
-            )
+                start=nothing, end=nothing, told=lambda *_: None, failed=lambda: None, listed_anew=lambda: None,
+                login=lambda: server.client,
+            )  # fmt: skip
             task = asyncio.create_task(runtime.run(handlers, namespaces=(), stop=asyncio.Event()))
             done, _ = await asyncio.wait({task}, timeout=60)
             ended = bool(done)
@@ -143,20 +299,15 @@ def test_a_watch_that_cannot_go_on_ends_the_others_though_they_are_not_answered(
                     left.cancel()
                 await asyncio.sleep(0.1)
             assert ended
-            with pytest.raises(Exception, match="410"):
+            with pytest.raises(Exception, match="404"):
                 task.result()
 
     asyncio.run(story())
 
 
-def test_what_a_watch_lost_while_it_listed_again_is_looked_for_by_a_list_of_ours() -> None:
+def test_what_was_listed_anew_is_listed_by_us_soon_after() -> None:
     now = [0.0]
     feed = Feed(ObjectCache(), lambda _: None, clock=lambda: now[0])
-
-    def told(name: str, version: int) -> None:
-        metadata = {"name": name, "namespace": "default", "uid": name, "resourceVersion": str(version)}
-        feed.told(SERVICE, None, {"metadata": metadata})
-
     lists: list[float] = []
 
     class Client:
@@ -166,14 +317,12 @@ def test_what_a_watch_lost_while_it_listed_again_is_looked_for_by_a_list_of_ours
             yield [], 9
 
     async def story() -> None:
-        told("first", 1)
         relisting = asyncio.create_task(feed.relist_forever(Client(), (), tick=0.0))  # type: ignore[arg-type]
+        await asyncio.sleep(0.05)
         now[0] = 5.0
-        told("second", 2)  # of the first list, which takes a while
         await asyncio.sleep(0.05)
         assert not lists
-        now[0] = LASTED_SECONDS + 1
-        told("first", 1)
+        feed.relist_soon()
         now[0] += 3.0
         await asyncio.sleep(0.05)
         assert lists == [now[0]]
@@ -192,7 +341,9 @@ def test_kopf_writes_nothing_by_its_settings() -> None:
 
 
 def test_kopf_watches_our_kinds_and_only_by_events() -> None:
-    handlers = runtime.registry(start=nothing, told=lambda *_: None, failed=lambda: None, end=nothing)
+    handlers = runtime.registry(
+        start=nothing, told=lambda *_: None, failed=lambda: None, listed_anew=lambda: None, end=nothing
+    )
     assert {s.any_name for s in handlers._watching.get_all_selectors()} == {kind.plural for kind in OWN}
     assert not handlers._changing.get_all_handlers() and not handlers._spawning.get_all_handlers()
     assert not handlers._indexing.get_all_handlers()

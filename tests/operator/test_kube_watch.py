@@ -54,7 +54,7 @@ async def _watching(tools: Any, api: Any, *, namespaces: tuple[str, ...]) -> Asy
     async with tools.client_of(api.kubeconfig) as client:
         handlers = runtime.registry(
             start=lambda: feed.begin(client, namespaces), told=feed.told, failed=lambda: failed.append(True),
-            end=nothing, login=lambda: tools.api_client(api.kubeconfig),
+            listed_anew=feed.relist_soon, end=nothing, login=lambda: tools.api_client(api.kubeconfig),
         )  # fmt: skip
         own = asyncio.create_task(runtime.run(handlers, namespaces=namespaces, stop=stop))
         children = asyncio.create_task(watch(feed, client, namespaces=namespaces, stop=stop, kinds=CHILDREN))

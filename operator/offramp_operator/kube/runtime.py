@@ -18,6 +18,7 @@ from kubernetes import client as kubernetes_client
 
 from offramp_operator.kube.client import load_api_client
 from offramp_operator.kube.kinds import OWN, Kind, Object
+from offramp_operator.kube.session import Manners, Rhythm, kopf_session
 from offramp_operator.shell.log import log_event
 
 LIST_PAGE = 500
@@ -81,6 +82,7 @@ def registry(
     start: Callable[[], Awaitable[None]],
     told: Told,
     failed: Callable[[], object],
+    listed_anew: Callable[[], object],
     end: Callable[[], Awaitable[None]],
     login: Callable[[], kubernetes_client.ApiClient] = load_api_client,
 ) -> kopf.OperatorRegistry:
@@ -94,20 +96,28 @@ def registry(
         Called with each event of an own kind.
     failed : callable
         Called where ``told`` raised. kopf would log that and go on, so that nobody noticed.
+    listed_anew : callable
+        Called where what is deleted may have gone untold; see :class:`~offramp_operator.kube.session.Manners`.
     end : callable
         Called when nothing is watched any more.
     login : callable
         Reads credentials; called again where the API server takes them no longer.
     """
     handlers = kopf.OperatorRegistry()
+    manners, logins = Manners(listed_anew), Rhythm()
 
     @kopf.on.startup(registry=handlers, errors=kopf.ErrorsMode.PERMANENT)
     async def _start(**_: Any) -> None:
         await start()
 
     @kopf.on.login(registry=handlers)
-    async def _login(**_: Any) -> kopf.ConnectionInfo:
-        return await asyncio.to_thread(lambda: _connection(login().configuration))  # reads files, and may run a plugin
+    async def _login(**_: Any) -> kopf.AiohttpSession:
+        await logins.rest()  # kopf asks again at once where the API server does not take what it has just got
+        logins.begin()
+        connection = await asyncio.to_thread(
+            lambda: _connection(login().configuration)
+        )  # reads files, and may run a plugin
+        return kopf_session(connection, manners)
 
     @kopf.on.cleanup(registry=handlers, errors=kopf.ErrorsMode.PERMANENT)
     async def _end(**_: Any) -> None:

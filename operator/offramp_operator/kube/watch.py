@@ -141,7 +141,6 @@ class Feed:
         self._clock = clock
         self._freshness = Freshness()
         self._missing: dict[Scope, str] | None = None  # before anything has been asked for
-        self._first_told: dict[Scope, float] = {}
         self._relist_at = math.inf
 
     async def begin(self, client: KubeClient, namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> None:
@@ -212,14 +211,13 @@ class Feed:
             await pauses.sleep(broken)
 
     def told(self, kind: Kind, happened: str | None, obj: Object) -> None:
-        """One event of a watch that kopf keeps; None stands for an object that its list found.
-
-        kopf lists again where a version is forgotten, and does not tell what was deleted meanwhile: our own list does.
-        """
+        """One event of a watch that kopf keeps; None stands for an object that its list found."""
         scope = (kind, None if (kind, None) in self._freshness.position else namespace_of(obj))
-        if happened is None and self._clock() - self._first_told.setdefault(scope, self._clock()) > LASTED_SECONDS:
-            self._relist_at = min(self._relist_at, self._clock() + RELIST_SOON_SECONDS)
         self._take(scope, [(happened or "ADDED", obj)])
+
+    def relist_soon(self) -> None:
+        """What was deleted may have gone untold: the regular list comes now."""
+        self._relist_at = min(self._relist_at, self._clock() + RELIST_SOON_SECONDS)
 
     def event(self, kind: Kind, kind_of_event: str, obj: Object) -> None:
         """One event of a watch."""

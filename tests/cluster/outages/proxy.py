@@ -97,7 +97,7 @@ class Channel:
                     self.struck["stalled-watch"] += 1
                     await asyncio.Event().wait()  # this stream has died silently, for good
                 await response.write(chunk)
-                if watch and "gone" in self.faults:
+                if watch and "gone" in self.faults and chunk.endswith(b"\n"):
                     self.struck["gone"] += 1
                     await response.write(
                         json.dumps({"type": "ERROR", "object": status(410, "Expired")}).encode() + b"\n"
