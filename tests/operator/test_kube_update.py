@@ -31,6 +31,7 @@ from offramp_operator.kube.kinds import (
     HTTP_ROUTE,
     NETWORK_SERVICE,
     POD,
+    REPLICA_SET,
     SERVICE,
     Object,
 )
@@ -67,7 +68,10 @@ def controlled(tmp_path_factory: pytest.TempPathFactory, server: Any) -> Iterato
 
 @dataclass
 class Fleet:
-    """A service under an operator, with the kubelets of its nodes. ``seen`` has (ready, all) pods after every look."""
+    """A service under an operator, with the kubelets of its nodes. ``seen`` has (ready pods, pods asked for) after every look.
+
+    What is asked for is the sum of the ReplicaSets' sizes: their pods come and go in whatever order their controller gets to them.
+    """
 
     api: Any
     namespace: str
@@ -109,7 +113,8 @@ class Fleet:
         """Note what there is; returns all pods, with those that are ending."""
         found = await self.all_pods()
         pods = [pod for pod in found if not _ending(pod)]
-        self.seen.append((sum(map(_is_ready, pods)), len(pods)))
+        asked = sum(made["spec"]["replicas"] for made in (await self.client.list(REPLICA_SET, self.namespace))[0])
+        self.seen.append((sum(map(_is_ready, pods)), asked))
         if self.onlooker is not None:
             await self.onlooker(pods)
         return found
