@@ -14,6 +14,7 @@ from typing import Any
 import bundles
 import numpy as np
 import pytest
+from engines import new_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import eventually, plan_for
@@ -37,7 +38,6 @@ from offramp_worker.engine.audits import BACKLOG_LIMIT
 from offramp_worker.engine.breaker import Breaker
 from offramp_worker.engine.counters import Counters, RecordRing
 from offramp_worker.engine.device_stages import chain_on
-from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execute import Runnable
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.scores import ScoreTables
@@ -63,19 +63,8 @@ class Bench:
         self.done: list[Ticket] = []
         self.fences = 0
         self.metrics = Metrics()
-        settings = {
-            "uid": "worker-1",
-            "latency_seconds": None,
-            "max_queue_rows": 4096,
-            "marker": CrashMarker(None),
-            "clock": lambda: self.now,
-        }
-        self.engine = Engine(
-            bundle,
-            sessions,
-            metrics=self.metrics,
-            deliver=self.done.extend,
-            **{**settings, **options},
+        self.engine = new_engine(
+            bundle, sessions, metrics=self.metrics, deliver=self.done.extend, **{"clock": lambda: self.now, **options}
         )
 
     def activate(self, folder: Path, stable: dict[str, str], *, canary: dict[str, str] | None = None, execution: str = "ComputeSaving",
@@ -832,7 +821,7 @@ def test_the_breaker_stays_closed_within_budget(bench: Bench, bundle_dir: Path) 
 @pytest.mark.parametrize("name", BATCHING)
 def test_every_batching_policy_answers_exactly(bundle: Bundle, sessions: Sessions, name: str) -> None:
     # a real clock: tf-serving's batches wait two milliseconds to fill
-    bench = Bench(bundle, sessions, batching_name=name, latency_seconds=30.0, clock=time.perf_counter)
+    bench = Bench(bundle, sessions, batching=name, latency_seconds=30.0, clock=time.perf_counter)
     bench.engine.start()
     x = bundles.inputs(70)
     for ticket, row in zip(bench.serve(x), x, strict=True):

@@ -16,6 +16,7 @@ import onnxruntime as ort
 import pytest
 import safetensors.numpy
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from engines import new_engine
 from processes import KEY, SERVICE_UID, document, eventually, manifest_of, plan_for, sign
 from stages import broken
 
@@ -25,11 +26,8 @@ from offramp_core.plan import Plan
 from offramp_core.records import records_from_arrays
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.answers import NO_ANSWER, labels
-from offramp_worker.engine.engine import Engine
-from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.tickets import Ticket
-from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk
 
 EVERYONE = "1"
@@ -55,10 +53,7 @@ class Service:
 
     def __init__(self, folder: Path, bundle: Bundle, sessions: Sessions) -> None:
         self.folder, self.done, self.epoch = folder, list[Ticket](), 0
-        self.engine = Engine(
-            bundle, sessions, uid="w", latency_seconds=None, max_queue_rows=4096, marker=CrashMarker(None), metrics=Metrics(),
-            deliver=self.done.extend,
-        )  # fmt: skip
+        self.engine = new_engine(bundle, sessions, uid="w", deliver=self.done.extend)
         public = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self.desk = PlanDesk(self.engine, public_key=public, service_uid=SERVICE_UID)
         self.engine.start()

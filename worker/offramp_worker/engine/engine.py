@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,7 @@ from offramp_worker.engine.captures import Captures
 from offramp_worker.engine.counters import Counters, RecordRing
 from offramp_worker.engine.execute import Leave, run_again, run_apart, run_exact, run_stages
 from offramp_worker.engine.marker import CrashMarker
+from offramp_worker.engine.options import EngineOptions
 from offramp_worker.engine.ramp_sets import HeldSets
 from offramp_worker.engine.scrape import EngineState, RampUtility
 from offramp_worker.engine.sessions import Sessions, reproduces
@@ -73,34 +73,25 @@ class Engine:
         self,
         bundle: Bundle,
         sessions: Sessions,
+        options: EngineOptions,
         *,
-        uid: str,
-        boot_id: str = "",
-        latency_seconds: float | None,
-        max_queue_rows: int,
         marker: CrashMarker,
         metrics: Metrics,
         deliver: Deliver,
         clock: Callable[[], float] = time.perf_counter,
         wall_clock: Callable[[], float] = time.time,
         draw: Callable[[], float] | None = None,
-        batching_name: str = "offramp",
-        cache_bytes: int = 0,
-        always_in_time: bool = False,
-        ramp_set_store: Path | None = None,
         captures: Captures | None = None,
         lost: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """With ``always_in_time`` requests that ask for no deadline have the latency objective as one, whether or not they are drawn for audit.
-
-        ``ramp_set_store`` has other heads for the bundle's model, ``captures`` keeps inputs that may train such.
-        ``lost`` is told, from another thread, once the executor has failed for so long that only a new process may help.
+        """``captures`` keeps inputs that may train other heads. ``lost`` is told, from another thread, once the executor has failed for so
+        long that only a new process may help.
         """
         self.bundle, self.metrics, self.marker, self.captures = bundle, metrics, marker, captures
-        self.sets = HeldSets(bundle, sessions, store=ramp_set_store)
-        self.traced = False
+        self.sets = HeldSets(bundle, sessions, store=options.ramp_set_store)
+        self._traced = options.traced
         self.counters = Counters()
-        self._uid, self._boot_id, self._deliver = uid, boot_id, deliver
+        self._uid, self._boot_id, self._deliver = options.uid, options.boot_id, deliver
         self._clock, self._wall_clock = clock, wall_clock
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
         self._exact, self._exact_seconds = sessions.exact_stage(), exact_seconds(bundle.profile)
@@ -108,15 +99,15 @@ class Engine:
         spec = bundle.manifest.inputs[0]
         join = partial(pad_rows, spec=spec)
         self._batcher = Batcher(
-            policy=batching(batching_name, profile=bundle.profile, slo_seconds=latency_seconds),
-            door=Door(latency_seconds, Pace(self._exact_seconds)),
-            max_rows=max_queue_rows,
+            policy=batching(options.batching, profile=bundle.profile, slo_seconds=options.latency_seconds),
+            door=Door(options.latency_seconds, Pace(self._exact_seconds)),
+            max_rows=options.max_queue_rows,
             clock=clock,
             join=join,
             group=partial(rows_bucket, spec=spec) if spec.varies else None,
         )
-        self._everyones_deadline = latency_seconds if always_in_time else None
-        self._cache = PredictionCache(max_bytes=cache_bytes) if cache_bytes else None
+        self._everyones_deadline = options.everyones_deadline
+        self._cache = PredictionCache(max_bytes=options.cache_bytes) if options.cache_bytes else None
         self._desk = AuditDesk(
             sets=lambda: self.sets.held, judge=self._judge, spend=self._count_audit_time, clock=clock, join=join, captures=captures,
         )  # fmt: skip
@@ -131,7 +122,7 @@ class Engine:
         self.active = Active(off=self._off_runtime())
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         metrics.audit_backlog.set_function(lambda: len(self._desk))
-        self._objective = latency_seconds
+        self._objective = options.latency_seconds
         self._utility = RampUtility(self.counters, bundle)
         metrics.registry.register(self._utility)
         metrics.registry.register(EngineState(self))
@@ -369,7 +360,7 @@ class Engine:
         self._batches += 1
         runtime, compared = (active.off, False) if batch.never_exit else self._drawn(batch, active, number)
         progress = _Progress(self._clock(), number, set(range(len(batch))), compared)
-        if self.traced:
+        if self._traced:
             for ticket, _ in batch.owners:
                 ticket.began_at, ticket.batch_rows = progress.began, len(batch)
         canary = runtime.counter.arm == "canary"
