@@ -732,7 +732,7 @@ def test_a_canary_ends_with_its_lease_and_only_a_new_document_brings_it_back(ben
     assert arms() == {"canary"}
     bench.now += 2
     assert arms() == {"stable"}
-    assert bench.engine.canary_lease_ended
+    assert bench.engine.arms.canary_lease_ended
     bench.engine.renew_lease()
     assert arms() == {"stable"}
     bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100, epoch=2)
@@ -753,10 +753,10 @@ def test_a_canary_that_lay_in_a_file_waits_until_the_control_plane_has_spoken_to
 def test_how_suspicious_the_detector_is_is_told_in_tenths(bench: Bench, bundle_dir: Path) -> None:
     breaker = Breaker(accuracy_budget=0.02, run_length=1_000_000.0)
     bench.activate(bundle_dir, {"r00-grid": "0.5"}, breaker=breaker)
-    seen = [bench.engine.suspicion]
+    seen = [bench.engine.arms.suspicion]
     for _ in range(6):
         breaker.update(audited=4, disagreements=2)
-        seen.append(bench.engine.suspicion)
+        seen.append(bench.engine.arms.suspicion)
     assert seen == sorted(seen) and seen[0] < 0.3 and seen[-1] == 1.0
     assert all(round(s, 1) == s for s in seen)
 
@@ -767,7 +767,7 @@ def test_a_canary_that_is_taken_back_ends_before_the_document_that_takes_it_back
     arms = lambda: {t.arms[0] for t in bench.serve(bundles.inputs(4))}  # noqa: E731
     bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100)
     assert arms() == {"canary"}
-    bench.engine.end_canary()
+    bench.engine.arms.end_canary()
     bench.engine.renew_lease()
     assert arms() == {"stable"}
     bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100, epoch=2)
@@ -798,14 +798,14 @@ def test_the_breaker_opens_on_disagreement_and_a_new_epoch_arms_it_again(bench: 
     breaker = Breaker(accuracy_budget=0.02, run_length=1e6)
     bench.activate(bundle_dir, {"r00-grid": EVERYONE}, audit_rate=1.0, breaker=breaker)
     bench.serve(bundles.inputs(400, seed=13))
-    assert bench.engine.breaker_open
+    assert bench.engine.arms.breaker_open
     before = bench.counts(1)
     ticket = bench.serve(bundles.inputs(1))[0]
     assert (ticket.exits, ticket.epochs) == (["final"], [0])
     assert bench.counts(1).requests == before.requests  # what runs without the plan is not counted as the plan
     assert ticket.audited == [True]  # records for the next tuning go on
     bench.activate(bundle_dir, {"r00-grid": EVERYONE}, breaker=Breaker(accuracy_budget=0.02, run_length=1e6), epoch=2)
-    assert not bench.engine.breaker_open
+    assert not bench.engine.arms.breaker_open
     assert bench.serve(bundles.inputs(1))[0].exits == ["r00-grid"]
 
 
@@ -815,7 +815,7 @@ def test_the_breaker_stays_closed_within_budget(bench: Bench, bundle_dir: Path) 
     )
     bench.serve(bundles.inputs(2000, seed=13))
     assert bench.counts(1).exits["r02-linear"] > 1900
-    assert not bench.engine.breaker_open
+    assert not bench.engine.arms.breaker_open
 
 
 @pytest.mark.parametrize("name", BATCHING)

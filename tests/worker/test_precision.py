@@ -163,7 +163,7 @@ def test_a_model_at_the_input_answers_before_the_backbone_runs(
     x = bundles.inputs(256, seed=1)[:40]  # the least certain of all that made the table does not leave; here nobody is
     x = x[service.engine.sessions.tapped(x).uncertainty[:, 0] < 0.99]
     stages = tuple(broken(stage, why="the backbone ran") if 0 not in stage.ramps else stage for stage in runtime.stages)
-    service.engine.active = replace(service.engine.active, stable=replace(runtime, stages=stages))
+    service.engine.arms.active = replace(service.engine.active, stable=replace(runtime, stages=stages))
     ticket = service.serve(x)
     assert set(ticket.exits) == {bundles.SMALL} and service.counts.failed_batches == 0
     np.testing.assert_allclose(ticket.logits, alone(wide_dir, "ramp-in.small.onnx", x), rtol=1e-4, atol=1e-4)

@@ -31,13 +31,14 @@ from offramp_core.reasons import RequestOutcome
 from offramp_worker.bundle.lengths import batch_shape, pad_rows, rows_bucket
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.answers import labels
-from offramp_worker.engine.arms import Active, Runtime, canary_drawn, held_back, staggered
+from offramp_worker.engine.arms import Active, Runtime
 from offramp_worker.engine.audits import Audit, AuditDesk
 from offramp_worker.engine.batcher import Batch, Batcher
 from offramp_worker.engine.cache import PredictionCache
 from offramp_worker.engine.captures import Captures
 from offramp_worker.engine.counters import Counters, RecordRing
 from offramp_worker.engine.execute import Leave, run_again, run_apart, run_exact, run_stages
+from offramp_worker.engine.leases import Arms
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.options import EngineOptions
 from offramp_worker.engine.ramp_sets import HeldSets
@@ -91,7 +92,7 @@ class Engine:
         self.sets = HeldSets(bundle, sessions, store=options.ramp_set_store)
         self._traced = options.traced
         self.counters = Counters()
-        self._uid, self._boot_id, self._deliver = options.uid, options.boot_id, deliver
+        self._deliver = deliver
         self._clock, self._wall_clock = clock, wall_clock
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
         self._exact, self._exact_seconds = sessions.exact_stage(), exact_seconds(bundle.profile)
@@ -115,17 +116,20 @@ class Engine:
         self._turn = threading.Lock()  # held while a batch, an audit or a probe runs
         self.vitals = Vitals(probe=self._probe, recovered=self._batcher.wake, lost=lost)
         self._batches = 0
-        self._last_pull = clock()
-        self._met = False  # whether this process has heard of the control plane itself
-        self._canary_ended_epoch = 0
         self._abandon_audits = False
-        self.active = Active(off=self._off_runtime())
+        self.arms = Arms(
+            self._off_runtime(),
+            uid=options.uid,
+            boot_id=options.boot_id,
+            clock=clock,
+            crashed_epoch=marker.crashed_epoch,
+        )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         metrics.audit_backlog.set_function(lambda: len(self._desk))
         self._objective = options.latency_seconds
         self._utility = RampUtility(self.counters, bundle)
         metrics.registry.register(self._utility)
-        metrics.registry.register(EngineState(self))
+        metrics.registry.register(EngineState(self.arms, self._batcher))
         cache = self._cache
         if cache is not None:
             metrics.cache_bytes.set_function(lambda: cache.size_bytes)
@@ -235,79 +239,31 @@ class Engine:
 
     def activate(self, active: Active) -> None:
         """Put a document in force from the next batch on."""
-        self._renew()
-        self.active = active
+        self.arms.activate(active)
+        self.metrics.contact.set(self._wall_clock())
         if self._cache is not None:
             self._cache.clear()
         self.metrics.epoch.set(active.epoch)
-        self.metrics.breaker_open.set(self.breaker_open)
+        self.metrics.breaker_open.set(self.arms.breaker_open)
         for runtime in (active.stable, active.canary):
             if runtime is not None:
                 self._utility.know(runtime.plan)
         self.marker.forget_before(active.epoch)
 
-    def end_canary(self) -> None:
-        """Let no batch begin under the canary in force any more. A newer document without one says so before it is prepared."""
-        active = self.active
-        if active.canary is not None and self._canary_ended_epoch != active.epoch:
-            self._canary_ended_epoch = active.epoch
-            log_event("canary-ended", epoch=active.epoch)
-
     def renew_lease(self) -> None:
         """The control plane is alive and can act: it delivered a document, or pulled and said so."""
-        self._met = True
-        self._renew()
-
-    def _renew(self) -> None:
-        self._end_expired_canary(self.active)  # a lease that ran out before this pull stays out
-        self._last_pull = self._clock()
+        self.arms.meet()
         self.metrics.contact.set(self._wall_clock())
 
     @property
-    def breaker_open(self) -> bool:
-        return _breaker_open(self.active)
-
-    @property
-    def suspicion(self) -> float:
-        """How far the detector of the stable plan has come towards its alarm, in tenths: the share of logarithms."""
-        stable = self.active.stable
-        breaker = stable.breaker if stable is not None else None
-        if breaker is None or breaker.is_open:
-            return 0.0 if breaker is None else 1.0
-        return round(min(1.0, max(0.0, math.log(max(1.0, breaker.statistic)) / math.log(max(2.0, breaker.limit)))), 1)
-
-    @property
-    def canary_lease_ended(self) -> bool:
-        """Whether the canary of the document in force has stopped by itself."""
-        return self._end_expired_canary(self.active)
+    def active(self) -> Active:
+        """The document in force."""
+        return self.arms.active
 
     @property
     def alive(self) -> bool:
         """Whether the engine's thread runs; a worker whose thread died must be restarted."""
         return self._thread.is_alive()
-
-    def describe(self) -> str:
-        """What people should know about the document in force, in one line."""
-        notes = [
-            f"{runtime.counter.arm}: {runtime.plan.precision}, {'results only' if runtime.carry_on else 'compute saving'}"
-            for runtime in (self.active.stable, self.active.canary)
-            if runtime is not None and not runtime.exits_off
-        ]
-        if self.breaker_open:
-            notes.append("exits off: the breaker is open")
-        if self.canary_lease_ended:
-            notes.append("the canary's lease has ended")
-        return "; ".join(notes)
-
-    @property
-    def queued_rows(self) -> int:
-        """Rows that wait for a batch."""
-        return self._batcher.rows
-
-    @property
-    def exits_off(self) -> bool:
-        """Whether the next batch, canaries aside, runs the exact executor: by its plan, the breaker, or a lease that ran out."""
-        return self._without_canary(self.active).exits_off
 
     def close(self) -> None:
         """Take no new requests. The thread ends once all queued ones are answered and all audits done."""
@@ -355,7 +311,7 @@ class Engine:
                 raise RuntimeError("its answers to the probe are not the model's")
 
     def _run_batch(self, batch: Batch) -> None:
-        active = self.active
+        active = self.arms.active
         number = self._batches
         self._batches += 1
         runtime, compared = (active.off, False) if batch.never_exit else self._drawn(batch, active, number)
@@ -391,50 +347,16 @@ class Engine:
     def _drawn(self, batch: Batch, active: Active, number: int) -> tuple[Runtime, bool]:
         """What batch ``number`` runs under, and whether it is one of those that are compared with the holdback.
 
-        Every batch of the stable plan could have been held back but those with a deadline to keep. One that is held back would have run
-        under the canary now and then; that is not compared, since it says nothing about the stable plan.
+        Every batch of the stable plan could have been held back but those with a deadline to keep.
         """
-        runtime, document = self._runtime(active, number), active.document
-        held = active.holdback
-        if held is None or document is None or runtime is active.off or not self._may_wait(batch):
+        runtime = self.arms.drawn(active, number)
+        if active.holdback is None or runtime is active.off or not self._may_wait(batch):
             return runtime, False
-        drawn = held_back(
-            uid=self._uid, boot_id=self._boot_id, epoch=document.epoch, batch_number=number, share=document.holdback_share
-        )  # fmt: skip
-        return (held if drawn else runtime), runtime is active.stable
+        return self.arms.held_back(active, runtime, number)
 
     def _may_wait(self, batch: Batch) -> bool:
         """Whether no row of a batch has a deadline, which an exit may have to keep."""
         return self._everyones_deadline is None and all(ticket.deadline == math.inf for ticket, _ in batch.owners)
-
-    def _runtime(self, active: Active, number: int) -> Runtime:
-        """What batch ``number`` runs under unless it is held back: leases and the breaker first, then the draw."""
-        document, canary = active.document, self._canary(active)
-        if document is not None and canary is not None:
-            drawn = canary_drawn(
-                salt=document.salt, uid=self._uid, batch_number=number, weight_percent=document.weight_percent
-            )
-            if drawn:
-                return canary
-        return self._without_canary(active)
-
-    def _canary(self, active: Active) -> Runtime | None:
-        """The canary, while batches may be drawn for it. What lay in a file when this process started is proven by nobody who watches."""
-        if active.document is None or active.stable is None or _breaker_open(active) or not self._met:
-            return None
-        if active.epoch == self.marker.crashed_epoch or self._end_expired_canary(active):
-            return None
-        return active.canary if active.document.weight_percent > 0 else None
-
-    def _without_canary(self, active: Active) -> Runtime:
-        """What a batch runs under that was not drawn for the canary."""
-        document, stable = active.document, active.stable
-        if document is None or stable is None or _breaker_open(active):
-            return active.off
-        lease = staggered(document.stable_lease_seconds, uid=self._uid)
-        if not stable.exits_off and self._clock() - self._last_pull > lease:
-            return active.off
-        return stable
 
     def _execute(self, batch: Batch, runtime: Runtime) -> Any:
         if runtime.exits_off:
@@ -529,10 +451,10 @@ class Engine:
         Only where one runtime answers all: a canary must get its share of the requests. A request drawn for audit always runs, so that
         what is compared is drawn from all requests; results-only plans, where every row is compared, have no use for the cache, nor have requests with a deadline, which take what there is.
         """
-        active = self.active
-        if ticket.deadline < math.inf or self._canary(active) is not None:
+        active = self.arms.active
+        if ticket.deadline < math.inf or self.arms.canary(active) is not None:
             return False
-        runtime = active.off if ticket.never_exit else self._without_canary(active)
+        runtime = active.off if ticket.never_exit else self.arms.without_canary(active)
         if runtime.carry_on or ticket.slice_name in runtime.stopped:
             return False
         key = cache.key(ticket.x, never_exit=ticket.never_exit, epoch=active.epoch, config=runtime.config)
@@ -633,7 +555,7 @@ class Engine:
                 audited=counter.audited,
                 disagreements=counter.disagreements,
             )
-            self.metrics.breaker_open.set(self.breaker_open)
+            self.metrics.breaker_open.set(self.arms.breaker_open)
 
     def _count_audit_time(self, runtime: Runtime, seconds: float) -> None:
         if runtime.meter is not None:
@@ -703,19 +625,6 @@ class Engine:
         self.metrics.rows(runtime.counter.arm, RequestOutcome.FAILED).inc(failed)
         self._deliver(done)
 
-    def _end_expired_canary(self, active: Active) -> bool:
-        """Whether the canary's lease has run out; once it has, only a new document brings a canary back."""
-        document = active.document
-        if document is None or active.canary is None:
-            return False
-        if (
-            self._canary_ended_epoch != document.epoch
-            and self._clock() - self._last_pull > document.canary_lease_seconds
-        ):
-            self._canary_ended_epoch = document.epoch
-            log_event("canary-lease-ended", level="warning", epoch=document.epoch)
-        return self._canary_ended_epoch == document.epoch
-
     def _off_runtime(self) -> Runtime:
         manifest = self.bundle.manifest
         plan = exits_off_plan(backbone_digest=manifest.backbone_digest, ramp_set_digest=manifest.ramp_set_digest)
@@ -756,10 +665,6 @@ def _run(
         runtime.stages, x, tests=runtime.tests, may_leave=may_leave, regroups=runtime.regrouping, deadlines=deadlines,
         withheld=runtime.stopped_classes if runtime.plan.precision == EXACT else (),
     )  # fmt: skip
-
-
-def _breaker_open(active: Active) -> bool:
-    return active.stable is not None and active.stable.breaker is not None and active.stable.breaker.is_open
 
 
 def _audit_of(ticket: Ticket, row: int, x: Array, runtime: Runtime, *, compare: bool, record: bool) -> Audit:
