@@ -110,7 +110,7 @@ class Bench:
     def count(self, tickets: list[Ticket]) -> None:
         """What the front does after a reply."""
         for ticket in tickets:
-            self.engine.count_reply(ticket)
+            self.engine.accounts.replied(ticket)
 
     def slowed(self, stage: Runnable, seconds: float) -> Runnable:
         """A stage that turns the clock."""
@@ -265,7 +265,7 @@ def shapes_warmed(
 def test_every_size_is_warm_before_requests_come(bundle: Bundle, sessions: Sessions) -> None:
     bench = Bench(bundle, sessions)
     bench.engine.start()
-    warm = {key[0] for key in bench.engine._exact._bindings}  # type: ignore[attr-defined]
+    warm = {key[0] for key in bench.engine._executor.exact_stage._bindings}  # type: ignore[attr-defined]
     assert warm == set(range(1, bench.engine.batch_rows + 1))
     bench.engine.close()
     assert bench.engine.join(30.0)
@@ -378,13 +378,13 @@ def test_a_batch_that_grows_beyond_the_buffers_is_answered_like_any_other(sessio
 
 def held_up(bench: Bench, x: Any, hold: threading.Event) -> Ticket:
     """A request that the engine runs until ``hold`` is set, so that those behind it queue up and share one batch."""
-    began, exact = threading.Event(), bench.engine._exact
+    began, exact = threading.Event(), bench.engine._executor.exact_stage
 
     def wait() -> None:
         began.set()
         hold.wait(30)
 
-    bench.engine._exact = behind(wait, exact)
+    bench.engine._executor.exact_stage = behind(wait, exact)
     blocker = bench.engine.submit(x, never_exit=True)
     assert began.wait(30)
     return blocker
@@ -396,12 +396,12 @@ def test_a_single_row_is_answered_before_large_requests_that_came_first_and_so_i
     bench = Bench(bundle, sessions)  # without an objective
     bench.engine.start()
     hold = threading.Event()
-    exact = bench.engine._exact
+    exact = bench.engine._executor.exact_stage
     blocker = held_up(bench, bundles.inputs(1), hold)
     large = [bench.engine.submit(bundles.inputs(n), never_exit=True) for n in (1024, 640)]
     row = bench.engine.submit(bundles.inputs(1, seed=1), never_exit=True)
     other = bench.engine.submit(bundles.inputs(1, seed=2), never_exit=False)
-    bench.engine._exact = exact
+    bench.engine._executor.exact_stage = exact
     hold.set()
     eventually(lambda: len(bench.done) == 5, what="all replies")
     assert bench.done == [blocker, row, other, large[1], large[0]]
@@ -425,7 +425,7 @@ def test_a_row_that_leaves_is_answered_while_its_batch_still_runs(
 
     x = bundles.inputs(16, seed=3)
     bench.activate(bundle_dir, {"r00-grid": "0.5"}, execution=execution, wrap=gate_last)
-    hold, exact = threading.Event(), bench.engine._exact
+    hold, exact = threading.Event(), bench.engine._executor.exact_stage
     try:
         blocker = held_up(bench, x[:1], hold)
         tickets = [bench.engine.submit(x[i : i + 1], never_exit=False) for i in range(16)]
@@ -440,7 +440,7 @@ def test_a_row_that_leaves_is_answered_while_its_batch_still_runs(
         assert late and all(t in waiting for t in late)
         assert {t.exits[0] for t in tickets} == {"r00-grid", "final"}
     finally:
-        bench.engine._exact = exact
+        bench.engine._executor.exact_stage = exact
 
 
 # --- deadlines -------------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ NOBODY = "0.000001"
 
 def serve_together(bench: Bench, parts: Sequence[Any], deadlines: Sequence[float]) -> list[Ticket]:
     """Requests that share one batch, each with a deadline of its own (infinity: none)."""
-    hold, exact = threading.Event(), bench.engine._exact
+    hold, exact = threading.Event(), bench.engine._executor.exact_stage
     try:
         blocker = held_up(bench, parts[0], hold)
         tickets = [
@@ -460,7 +460,7 @@ def serve_together(bench: Bench, parts: Sequence[Any], deadlines: Sequence[float
         hold.set()
         eventually(lambda: all(t in bench.done for t in (blocker, *tickets)), what="replies")
     finally:
-        bench.engine._exact = exact
+        bench.engine._executor.exact_stage = exact
     bench.serve(bundles.inputs(1), never_exit=True)  # the batch is counted, audits are done
     return tickets
 

@@ -78,7 +78,7 @@ def test_nobody_waits_for_a_busy_engine(watched: Watched) -> None:
         running.set()
         assert gate.wait(30)
 
-    engine._exact = behind(hold, engine._exact)
+    engine._executor.exact_stage = behind(hold, engine._executor.exact_stage)
     first = engine.submit(bundles.inputs(1), never_exit=False)
     assert running.wait(30)
     second = watched.submit(1)
