@@ -1,7 +1,7 @@
 """The engine: sessions, batches, arms, exits, audits and what is counted. Knows no HTTP.
 
 engine.py         takes turns: one batch, audit or probe at a time
-options.py        what it is told when it is made
+options.py        its settings, in one object
 
 Queue and answers
 
@@ -22,7 +22,7 @@ Accounts
 
 accounts.py       everything that happens, counted once for the control plane and once for Prometheus
 counters.py       counts per epoch and arm, and the ring of records
-scrape.py         what Prometheus is told of the state, when it asks
+scrape.py         the state, for Prometheus when it asks
 audits.py         requests that are run to the reference later
 captures.py       inputs kept for training
 

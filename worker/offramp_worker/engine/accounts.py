@@ -24,7 +24,7 @@ from offramp_worker.metrics import Metrics
 
 
 class Accounts:
-    """Counts what it is told, each thing once; any thread may call."""
+    """Counts each thing once, whatever thread reports it."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ Histogram = dict[int, int]
 class ArmCounter:
     """The growing form of :class:`offramp_core.protocol.ArmCounts`, which says what there is to count: its fields are the fields here.
 
-    Histograms have numbers and shapes for keys until they are told. Change it only under the lock of its :class:`Counters`.
+    Histograms have numbers and shapes for keys here, and text there. Change it only under the lock of its :class:`Counters`.
     """
 
     __slots__ = tuple(f.name for f in fields(ArmCounts))
@@ -74,8 +74,8 @@ class ArmCounter:
         self.disagreements += disagreements
 
     def freeze(self) -> ArmCounts:
-        """What it has come to, as it is told."""
-        return ArmCounts(**{name: _told(getattr(self, name)) for name in self.__slots__})
+        """The counts so far, as they go to the control plane."""
+        return ArmCounts(**{name: _frozen(getattr(self, name)) for name in self.__slots__})
 
 
 class Counters:
@@ -199,10 +199,10 @@ def _add(histogram: Histogram, seconds: float) -> None:
     histogram[index] = histogram.get(index, 0) + 1
 
 
-def _told(value: Any) -> Any:
+def _frozen(value: Any) -> Any:
     """A count as it is, a histogram apart from the growing one and with text for its keys."""
     if not isinstance(value, dict):
         return value
     if isinstance(next(iter(value.values()), 0), dict):
-        return {str(key): _told(histogram) for key, histogram in value.items()}
+        return {str(key): _frozen(histogram) for key, histogram in value.items()}
     return {str(key): count for key, count in value.items()}

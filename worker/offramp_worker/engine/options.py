@@ -1,4 +1,4 @@
-"""What an engine is told when it is made: one object, fixed for the life of the process."""
+"""The options of an engine: one object, fixed for the life of the process."""
 
 from __future__ import annotations
 
