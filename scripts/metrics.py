@@ -81,7 +81,7 @@ def table(metrics: Iterator[Row]) -> str:
 
 def worker_rows() -> list[Row]:
     nothing: Any = None
-    return list(rows(WorkerMetrics().registry, RampUtility(nothing, nothing), EngineState(nothing)))
+    return list(rows(WorkerMetrics().registry, RampUtility(nothing, nothing), EngineState(nothing, nothing)))
 
 
 def operator_rows() -> list[Row]:

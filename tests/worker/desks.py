@@ -9,16 +9,14 @@ from typing import Any
 import bundles
 import numpy as np
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from engines import new_engine
 from processes import KEY, SERVICE_UID, document, eventually, plan_for, sign
 
 from offramp_core.plan import Plan
 from offramp_core.protocol import PlanCounts
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.engine import Engine
-from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.tickets import Ticket
-from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk
 from offramp_worker.plans.memory import PlanMemory
 
@@ -33,9 +31,9 @@ class Service:
         self, folder: Path, bundle: Bundle, sessions: Sessions, *, memory: PlanMemory | None = None, **options: Any
     ) -> None:
         self.folder, self.done, ticks, self.fences = folder, list[Ticket](), itertools.count(), 9.0
-        self.engine = Engine(
-            bundle, sessions, uid="w", boot_id="boot", max_queue_rows=4096, marker=CrashMarker(None), metrics=Metrics(), deliver=self.done.extend,
-            **{"latency_seconds": None, "clock": lambda: next(ticks) * 1e-3, **options},
+        self.engine = new_engine(
+            bundle, sessions, uid="w", boot_id="boot", deliver=self.done.extend,
+            **{"clock": lambda: next(ticks) * 1e-3, **options},
         )  # fmt: skip
         public = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self.desk = PlanDesk(self.engine, public_key=public, service_uid=SERVICE_UID, memory=memory)

@@ -182,14 +182,14 @@ def test_identical_requests_in_flight_run_once_and_each_counts_and_is_drawn(
 
 def test_a_batch_that_fails_makes_the_others_run_by_themselves(bench: Bench, bundle_dir: Path) -> None:
     x = bundles.inputs(1)
-    execute, calls = bench.engine._execute, itertools.count()
+    execute, calls = bench.engine._executor.run, itertools.count()
 
     def fail_once(*args: Any) -> Any:
         if next(calls) == 0:
             raise RuntimeError("kernel exploded")
         return execute(*args)
 
-    bench.engine._execute = fail_once  # type: ignore[method-assign]
+    bench.engine._executor.run = fail_once  # type: ignore[method-assign]
     with bench.engine._turn:
         same = [bench.engine.submit(x, never_exit=False) for _ in range(3)]
     eventually(lambda: all(t in bench.done for t in same), what="replies")

@@ -14,6 +14,7 @@ from typing import Any
 import bundles
 import numpy as np
 import pytest
+from engines import new_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import eventually, plan_for
@@ -37,7 +38,6 @@ from offramp_worker.engine.audits import BACKLOG_LIMIT
 from offramp_worker.engine.breaker import Breaker
 from offramp_worker.engine.counters import Counters, RecordRing
 from offramp_worker.engine.device_stages import chain_on
-from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.execute import Runnable
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.scores import ScoreTables
@@ -63,19 +63,8 @@ class Bench:
         self.done: list[Ticket] = []
         self.fences = 0
         self.metrics = Metrics()
-        settings = {
-            "uid": "worker-1",
-            "latency_seconds": None,
-            "max_queue_rows": 4096,
-            "marker": CrashMarker(None),
-            "clock": lambda: self.now,
-        }
-        self.engine = Engine(
-            bundle,
-            sessions,
-            metrics=self.metrics,
-            deliver=self.done.extend,
-            **{**settings, **options},
+        self.engine = new_engine(
+            bundle, sessions, metrics=self.metrics, deliver=self.done.extend, **{"clock": lambda: self.now, **options}
         )
 
     def activate(self, folder: Path, stable: dict[str, str], *, canary: dict[str, str] | None = None, execution: str = "ComputeSaving",
@@ -121,7 +110,7 @@ class Bench:
     def count(self, tickets: list[Ticket]) -> None:
         """What the front does after a reply."""
         for ticket in tickets:
-            self.engine.count_reply(ticket)
+            self.engine.accounts.replied(ticket)
 
     def slowed(self, stage: Runnable, seconds: float) -> Runnable:
         """A stage that turns the clock."""
@@ -276,7 +265,7 @@ def shapes_warmed(
 def test_every_size_is_warm_before_requests_come(bundle: Bundle, sessions: Sessions) -> None:
     bench = Bench(bundle, sessions)
     bench.engine.start()
-    warm = {key[0] for key in bench.engine._exact._bindings}  # type: ignore[attr-defined]
+    warm = {key[0] for key in bench.engine._executor.exact_stage._bindings}  # type: ignore[attr-defined]
     assert warm == set(range(1, bench.engine.batch_rows + 1))
     bench.engine.close()
     assert bench.engine.join(30.0)
@@ -389,13 +378,13 @@ def test_a_batch_that_grows_beyond_the_buffers_is_answered_like_any_other(sessio
 
 def held_up(bench: Bench, x: Any, hold: threading.Event) -> Ticket:
     """A request that the engine runs until ``hold`` is set, so that those behind it queue up and share one batch."""
-    began, exact = threading.Event(), bench.engine._exact
+    began, exact = threading.Event(), bench.engine._executor.exact_stage
 
     def wait() -> None:
         began.set()
         hold.wait(30)
 
-    bench.engine._exact = behind(wait, exact)
+    bench.engine._executor.exact_stage = behind(wait, exact)
     blocker = bench.engine.submit(x, never_exit=True)
     assert began.wait(30)
     return blocker
@@ -407,12 +396,12 @@ def test_a_single_row_is_answered_before_large_requests_that_came_first_and_so_i
     bench = Bench(bundle, sessions)  # without an objective
     bench.engine.start()
     hold = threading.Event()
-    exact = bench.engine._exact
+    exact = bench.engine._executor.exact_stage
     blocker = held_up(bench, bundles.inputs(1), hold)
     large = [bench.engine.submit(bundles.inputs(n), never_exit=True) for n in (1024, 640)]
     row = bench.engine.submit(bundles.inputs(1, seed=1), never_exit=True)
     other = bench.engine.submit(bundles.inputs(1, seed=2), never_exit=False)
-    bench.engine._exact = exact
+    bench.engine._executor.exact_stage = exact
     hold.set()
     eventually(lambda: len(bench.done) == 5, what="all replies")
     assert bench.done == [blocker, row, other, large[1], large[0]]
@@ -436,7 +425,7 @@ def test_a_row_that_leaves_is_answered_while_its_batch_still_runs(
 
     x = bundles.inputs(16, seed=3)
     bench.activate(bundle_dir, {"r00-grid": "0.5"}, execution=execution, wrap=gate_last)
-    hold, exact = threading.Event(), bench.engine._exact
+    hold, exact = threading.Event(), bench.engine._executor.exact_stage
     try:
         blocker = held_up(bench, x[:1], hold)
         tickets = [bench.engine.submit(x[i : i + 1], never_exit=False) for i in range(16)]
@@ -451,7 +440,7 @@ def test_a_row_that_leaves_is_answered_while_its_batch_still_runs(
         assert late and all(t in waiting for t in late)
         assert {t.exits[0] for t in tickets} == {"r00-grid", "final"}
     finally:
-        bench.engine._exact = exact
+        bench.engine._executor.exact_stage = exact
 
 
 # --- deadlines -------------------------------------------------------------------------------------
@@ -461,7 +450,7 @@ NOBODY = "0.000001"
 
 def serve_together(bench: Bench, parts: Sequence[Any], deadlines: Sequence[float]) -> list[Ticket]:
     """Requests that share one batch, each with a deadline of its own (infinity: none)."""
-    hold, exact = threading.Event(), bench.engine._exact
+    hold, exact = threading.Event(), bench.engine._executor.exact_stage
     try:
         blocker = held_up(bench, parts[0], hold)
         tickets = [
@@ -471,7 +460,7 @@ def serve_together(bench: Bench, parts: Sequence[Any], deadlines: Sequence[float
         hold.set()
         eventually(lambda: all(t in bench.done for t in (blocker, *tickets)), what="replies")
     finally:
-        bench.engine._exact = exact
+        bench.engine._executor.exact_stage = exact
     bench.serve(bundles.inputs(1), never_exit=True)  # the batch is counted, audits are done
     return tickets
 
@@ -743,7 +732,7 @@ def test_a_canary_ends_with_its_lease_and_only_a_new_document_brings_it_back(ben
     assert arms() == {"canary"}
     bench.now += 2
     assert arms() == {"stable"}
-    assert bench.engine.canary_lease_ended
+    assert bench.engine.arms.canary_lease_ended
     bench.engine.renew_lease()
     assert arms() == {"stable"}
     bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100, epoch=2)
@@ -764,10 +753,10 @@ def test_a_canary_that_lay_in_a_file_waits_until_the_control_plane_has_spoken_to
 def test_how_suspicious_the_detector_is_is_told_in_tenths(bench: Bench, bundle_dir: Path) -> None:
     breaker = Breaker(accuracy_budget=0.02, run_length=1_000_000.0)
     bench.activate(bundle_dir, {"r00-grid": "0.5"}, breaker=breaker)
-    seen = [bench.engine.suspicion]
+    seen = [bench.engine.arms.suspicion]
     for _ in range(6):
         breaker.update(audited=4, disagreements=2)
-        seen.append(bench.engine.suspicion)
+        seen.append(bench.engine.arms.suspicion)
     assert seen == sorted(seen) and seen[0] < 0.3 and seen[-1] == 1.0
     assert all(round(s, 1) == s for s in seen)
 
@@ -778,7 +767,7 @@ def test_a_canary_that_is_taken_back_ends_before_the_document_that_takes_it_back
     arms = lambda: {t.arms[0] for t in bench.serve(bundles.inputs(4))}  # noqa: E731
     bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100)
     assert arms() == {"canary"}
-    bench.engine.end_canary()
+    bench.engine.arms.end_canary()
     bench.engine.renew_lease()
     assert arms() == {"stable"}
     bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100, epoch=2)
@@ -809,14 +798,14 @@ def test_the_breaker_opens_on_disagreement_and_a_new_epoch_arms_it_again(bench: 
     breaker = Breaker(accuracy_budget=0.02, run_length=1e6)
     bench.activate(bundle_dir, {"r00-grid": EVERYONE}, audit_rate=1.0, breaker=breaker)
     bench.serve(bundles.inputs(400, seed=13))
-    assert bench.engine.breaker_open
+    assert bench.engine.arms.breaker_open
     before = bench.counts(1)
     ticket = bench.serve(bundles.inputs(1))[0]
     assert (ticket.exits, ticket.epochs) == (["final"], [0])
     assert bench.counts(1).requests == before.requests  # what runs without the plan is not counted as the plan
     assert ticket.audited == [True]  # records for the next tuning go on
     bench.activate(bundle_dir, {"r00-grid": EVERYONE}, breaker=Breaker(accuracy_budget=0.02, run_length=1e6), epoch=2)
-    assert not bench.engine.breaker_open
+    assert not bench.engine.arms.breaker_open
     assert bench.serve(bundles.inputs(1))[0].exits == ["r00-grid"]
 
 
@@ -826,13 +815,13 @@ def test_the_breaker_stays_closed_within_budget(bench: Bench, bundle_dir: Path) 
     )
     bench.serve(bundles.inputs(2000, seed=13))
     assert bench.counts(1).exits["r02-linear"] > 1900
-    assert not bench.engine.breaker_open
+    assert not bench.engine.arms.breaker_open
 
 
 @pytest.mark.parametrize("name", BATCHING)
 def test_every_batching_policy_answers_exactly(bundle: Bundle, sessions: Sessions, name: str) -> None:
     # a real clock: tf-serving's batches wait two milliseconds to fill
-    bench = Bench(bundle, sessions, batching_name=name, latency_seconds=30.0, clock=time.perf_counter)
+    bench = Bench(bundle, sessions, batching=name, latency_seconds=30.0, clock=time.perf_counter)
     bench.engine.start()
     x = bundles.inputs(70)
     for ticket, row in zip(bench.serve(x), x, strict=True):

@@ -11,18 +11,17 @@ from dataclasses import replace
 import bundles
 import numpy as np
 import pytest
+from engines import new_engine
 from processes import eventually
 from stages import behind
 
 from offramp_core.batching import rows_within
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.engine import INLINE_SECONDS, Engine
-from offramp_worker.engine.marker import CrashMarker
+from offramp_worker.engine.engine import INLINE_SECONDS
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.tickets import Ticket
 from offramp_worker.front import Front
 from offramp_worker.http.tensors import InferRequest
-from offramp_worker.metrics import Metrics
 
 
 class Watched:
@@ -31,10 +30,7 @@ class Watched:
     def __init__(self, bundle: Bundle, sessions: Sessions) -> None:
         self.by: dict[Ticket, int] = {}
         self.front: Front | None = None
-        self.engine = Engine(
-            bundle, sessions, uid="worker-1", latency_seconds=None, max_queue_rows=4096, marker=CrashMarker(None),
-            metrics=Metrics(), deliver=self._note,
-        )  # fmt: skip
+        self.engine = new_engine(bundle, sessions, deliver=self._note)
         self.longest = rows_within(bundle.profile, seconds=INLINE_SECONDS)
 
     def submit(self, rows: int) -> Ticket:
@@ -82,7 +78,7 @@ def test_nobody_waits_for_a_busy_engine(watched: Watched) -> None:
         running.set()
         assert gate.wait(30)
 
-    engine._exact = behind(hold, engine._exact)
+    engine._executor.exact_stage = behind(hold, engine._executor.exact_stage)
     first = engine.submit(bundles.inputs(1), never_exit=False)
     assert running.wait(30)
     second = watched.submit(1)

@@ -132,7 +132,7 @@ def test_figures_of_a_plan_go_on_over_epochs_and_begin_anew_with_another_share(s
 def test_the_exits_of_a_breaker_that_opened_are_not_compared(service: Service) -> None:
     service.run(service.plan(), audit_rate=1.0, accuracy_budget=1e-6, breaker_run_length=1.5)
     service.serve(60)
-    assert service.engine.breaker_open
+    assert service.engine.arms.breaker_open
     before = service.measured
     assert {t.arms[0] for t in service.serve(40, seed=2)} == {"stable"}
     assert service.measured == before

@@ -113,7 +113,7 @@ def test_files_that_somebody_spoilt_keep_no_worker_from_its_plan(
     service = start()
     assert service.desk.newest_epoch == 0
     deliver(service, 3)
-    assert service.engine.active.epoch == 3 and not service.engine.breaker_open
+    assert service.engine.active.epoch == 3 and not service.engine.arms.breaker_open
     service.serve(20)
     assert service.counts("stable", 3).requests > 0
 
@@ -148,7 +148,7 @@ def opened(start: Start) -> Service:
     service = start()
     deliver(service, 3, EVERYBODY_LEAVES, **STRICT)
     service.serve(60)
-    assert service.engine.breaker_open
+    assert service.engine.arms.breaker_open
     return service
 
 
@@ -156,15 +156,15 @@ def test_a_broken_plan_stays_off_after_a_restart_until_another_plan_comes(start:
     opened(start)
     again = start()
     deliver(again, 3, EVERYBODY_LEAVES, **STRICT)  # as it lies in the plan file while the operator is down
-    assert again.engine.breaker_open
+    assert again.engine.arms.breaker_open
     assert {t.exits[0] for t in again.serve(20)} == {"final"}
     deliver(again, 4, EVERYBODY_LEAVES, **{**STRICT, "audit_rate": 0.5})
-    assert again.engine.breaker_open, "a new epoch of the same plan is no reason to forget"
+    assert again.engine.arms.breaker_open, "a new epoch of the same plan is no reason to forget"
     deliver(again, 5, {"r00-grid": "0.5"}, **STRICT)
-    assert not again.engine.breaker_open
+    assert not again.engine.arms.breaker_open
     third = start()
     deliver(third, 6, EVERYBODY_LEAVES, **STRICT)
-    assert not third.engine.breaker_open, "the operator has had its say since"
+    assert not third.engine.arms.breaker_open, "the operator has had its say since"
 
 
 def test_exits_off_by_the_operator_close_it_for_later_processes_as_well(start: Start, bundle: Bundle) -> None:
@@ -174,7 +174,7 @@ def test_exits_off_by_the_operator_close_it_for_later_processes_as_well(start: S
     broken.run(off, epoch=4)
     again = start()
     deliver(again, 5, EVERYBODY_LEAVES, **STRICT)
-    assert not again.engine.breaker_open
+    assert not again.engine.arms.breaker_open
 
 
 def test_what_the_detector_has_seen_is_there_after_a_restart(start: Start) -> None:

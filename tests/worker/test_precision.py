@@ -16,6 +16,7 @@ import onnxruntime as ort
 import pytest
 import safetensors.numpy
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from engines import new_engine
 from processes import KEY, SERVICE_UID, document, eventually, manifest_of, plan_for, sign
 from stages import broken
 
@@ -25,11 +26,8 @@ from offramp_core.plan import Plan
 from offramp_core.records import records_from_arrays
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.answers import NO_ANSWER, labels
-from offramp_worker.engine.engine import Engine
-from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.tickets import Ticket
-from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk
 
 EVERYONE = "1"
@@ -55,10 +53,7 @@ class Service:
 
     def __init__(self, folder: Path, bundle: Bundle, sessions: Sessions) -> None:
         self.folder, self.done, self.epoch = folder, list[Ticket](), 0
-        self.engine = Engine(
-            bundle, sessions, uid="w", latency_seconds=None, max_queue_rows=4096, marker=CrashMarker(None), metrics=Metrics(),
-            deliver=self.done.extend,
-        )  # fmt: skip
+        self.engine = new_engine(bundle, sessions, uid="w", deliver=self.done.extend)
         public = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self.desk = PlanDesk(self.engine, public_key=public, service_uid=SERVICE_UID)
         self.engine.start()
@@ -168,7 +163,7 @@ def test_a_model_at_the_input_answers_before_the_backbone_runs(
     x = bundles.inputs(256, seed=1)[:40]  # the least certain of all that made the table does not leave; here nobody is
     x = x[service.engine.sessions.tapped(x).uncertainty[:, 0] < 0.99]
     stages = tuple(broken(stage, why="the backbone ran") if 0 not in stage.ramps else stage for stage in runtime.stages)
-    service.engine.active = replace(service.engine.active, stable=replace(runtime, stages=stages))
+    service.engine.arms.active = replace(service.engine.active, stable=replace(runtime, stages=stages))
     ticket = service.serve(x)
     assert set(ticket.exits) == {bundles.SMALL} and service.counts.failed_batches == 0
     np.testing.assert_allclose(ticket.logits, alone(wide_dir, "ramp-in.small.onnx", x), rtol=1e-4, atol=1e-4)

@@ -69,11 +69,11 @@ def test_the_detector_has_series_only_while_it_watches(bundle_dir: Path) -> None
     counters = Counters()
 
     class Idle:
-        queued_rows, batch_rows, exits_off = 3, 16, False
+        rows, batch_rows, exits_off = 3, 16, False
         active = Active(Runtime(off, 0.0, counters.open(epoch=0, arm="stable", plan_hash=off.content_hash)))
 
     def told(engine: Any) -> dict[str, Any]:
-        return {s.name: s.value for f in EngineState(engine).collect() for s in f.samples}
+        return {s.name: s.value for f in EngineState(engine, engine).collect() for s in f.samples}
 
     assert "earlyexit_detector_statistic" not in told(Idle) and told(Idle)["earlyexit_queue_rows"] == 3
     breaker = Breaker(accuracy_budget=0.02, run_length=1000.0)

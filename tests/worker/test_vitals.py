@@ -146,8 +146,8 @@ def test_an_executor_whose_every_run_fails_takes_no_requests_until_its_probe_pas
     running: Bench, bundle_dir: Path, quick: None, sick: Callable[[Runnable], Runnable]
 ) -> None:
     bench = running
-    sound = bench.engine._exact
-    bench.engine._exact = sick(sound)
+    sound = bench.engine._executor.exact_stage
+    bench.engine._executor.exact_stage = sick(sound)
     failed: list[Ticket] = []
     with pytest.raises(UnableError, match="every run fails on this worker for now; try another one"):
         while True:
@@ -155,7 +155,7 @@ def test_an_executor_whose_every_run_fails_takes_no_requests_until_its_probe_pas
             eventually(lambda: failed[-1] in bench.done, what="the error")
     assert len(failed) >= FAILED_IN_A_ROW and all(ticket.error for ticket in failed)
     assert bench.engine.counters.refused == 1
-    bench.engine._exact = sound
+    bench.engine._executor.exact_stage = sound
     eventually(lambda: not bench.engine.vitals.trouble, what="recovery")
     assert bench.serve(bundles.inputs(1))[0].error is None
 
@@ -163,7 +163,7 @@ def test_an_executor_whose_every_run_fails_takes_no_requests_until_its_probe_pas
 def test_requests_that_fail_every_batch_they_are_in_never_take_the_worker_out(
     running: Bench, bundle: Bundle, quick: None
 ) -> None:
-    bench, exact = running, running.engine._exact
+    bench, exact = running, running.engine._executor.exact_stage
     probed = 0
 
     class Choosy(Nonsense):
@@ -174,7 +174,7 @@ def test_requests_that_fail_every_batch_they_are_in_never_take_the_worker_out(
             probed += np.array_equal(x, bundle.probe_x)
             return exact.run(features, x, rows)
 
-    bench.engine._exact = Choosy(exact)
+    bench.engine._executor.exact_stage = Choosy(exact)
     for _ in range(5 * FAILED_IN_A_ROW):
         poison = bench.engine.submit(np.full_like(bundles.inputs(1), 13.0), never_exit=True)
         eventually(lambda ticket=poison: ticket in bench.done, what="the error")  # type: ignore[misc]
@@ -189,10 +189,10 @@ def test_audits_wait_while_the_executor_fails_instead_of_counting_against_the_pl
 ) -> None:
     bench, hold = running, threading.Event()
     bench.activate(bundle_dir, {"r02-linear": EVERYONE}, audit_rate=1.0)
-    exact = bench.engine._exact
+    exact = bench.engine._executor.exact_stage
     held_up(bench, bundles.inputs(1), hold)
     tickets = [bench.engine.submit(bundles.inputs(1, seed=i), never_exit=False) for i in range(4)]
-    bench.engine._exact = exact
+    bench.engine._executor.exact_stage = exact
     bench.engine.vitals.trouble = "every run fails"
     hold.set()
     eventually(lambda: all(t in bench.done for t in tickets), what="replies of what was queued")

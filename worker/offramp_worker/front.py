@@ -95,4 +95,4 @@ class Front:
                 log_event("reply-failed", level="error", error=repr(error))
                 waiting.engine.metrics.requests[RequestOutcome.FAILED].inc()
             else:
-                waiting.engine.count_reply(ticket)
+                waiting.engine.accounts.replied(ticket)

@@ -71,6 +71,15 @@ class Metrics:
         own: dict[str, Any] = {"registry": self.registry, "namespace": "earlyexit"}
         ProcessCollector(registry=self.registry)
         Info("build", "Version of the worker.", **own).info({"version": offramp_worker.__version__})
+        self._add_requests(own)
+        self._add_exits(own)
+        self._add_audits(own)
+        self._add_times(own)
+        self._add_others(own)
+        self._add_state(own)
+        self._begin()
+
+    def _add_requests(self, own: Mapping[str, Any]) -> None:
         self._requests = Counter(
             "requests",
             f"Requests, each once, by what became of them: {'; '.join(f'{o} ({o.meaning})' for o in RequestOutcome)}.",
@@ -94,6 +103,11 @@ class Metrics:
             "Requests that were answered (ok), their last row later than the latency objective; 0 without an objective.",
             **own,
         )
+        self.requests = {outcome: self._requests.labels(outcome) for outcome in RequestOutcome}
+        self.rows = lru_cache(maxsize=64)(self._rows.labels)
+        self.responses = lru_cache(maxsize=64)(self._responses.labels)
+
+    def _add_exits(self, own: Mapping[str, Any]) -> None:
         self._exits = Counter(
             "exits", "Rows answered, by the ramp they left at (final: the output).", ("ramp", "arm"), **own
         )
@@ -103,6 +117,10 @@ class Metrics:
             ("ramp", "arm"),
             **own,
         )
+        self.exits = lru_cache(maxsize=256)(self._exits.labels)
+        self.deadline_answers = lru_cache(maxsize=256)(self._deadline_answers.labels)
+
+    def _add_audits(self, own: Mapping[str, Any]) -> None:
         self._audit_seconds = Counter(
             "audit_seconds",
             "Seconds that audits kept the engine busy, after the replies and beside the plan: the model at every precision of the bundle, "
@@ -119,6 +137,11 @@ class Metrics:
         self._disagreements = Counter(
             "disagreements", "Audited rows whose served answer differed from the reference (k).", ("arm",), **own
         )
+        self.audit_seconds = lru_cache(maxsize=4)(self._audit_seconds.labels)
+        self.audited = lru_cache(maxsize=16)(self._audited.labels)
+        self.disagreements = lru_cache(maxsize=16)(self._disagreements.labels)
+
+    def _add_times(self, own: Mapping[str, Any]) -> None:
         self._batch_seconds = Histogram(
             "batch_duration_seconds", "Execution time of a batch.", ("arm",), buckets=SECONDS, **own
         )
@@ -137,6 +160,12 @@ class Metrics:
             buckets=SECONDS,
             **own,
         )
+        self.batch_seconds = lru_cache(maxsize=16)(self._batch_seconds.labels)
+        self.batch_rows = lru_cache(maxsize=4)(self._batch_rows.labels)
+        self.failed_batches = self._failed_batches.labels
+        self.row_seconds = lru_cache(maxsize=16)(self._row_seconds.labels)
+
+    def _add_others(self, own: Mapping[str, Any]) -> None:
         self._feedback = Counter(
             "feedback",
             "Rows whose true label a client has told, by whether the answer was right.",
@@ -155,6 +184,11 @@ class Metrics:
             ("reason",),
             **own,
         )
+        self.feedback = lru_cache(maxsize=16)(self._feedback.labels)
+        self.cache = lru_cache(maxsize=4)(self._cache.labels)
+        self.plan_refusals = self._plan_refusals.labels
+
+    def _add_state(self, own: Mapping[str, Any]) -> None:
         self.cache_bytes = Gauge("cache_bytes", "What cached answers take, by estimate; 0 without a cache.", **own)
         self.inflight = Gauge("inflight", "Rows admitted and not answered yet, queued ones included.", **own)
         self.ready = Gauge("worker_ready", "1 while the worker takes requests.", **own)
@@ -166,8 +200,9 @@ class Metrics:
         self.epoch = Gauge("epoch", "Epoch of the plan document in force; 0 without one.", **own)
         self.breaker_open = Gauge("breaker_open", "1 while the worker's own detector keeps the exits off.", **own)
         self.audit_backlog = Gauge("audit_backlog", "Audits drawn and not finished yet.", **own)
-        # A series that begins with its first event hides it from every rate.
-        self.requests = {outcome: self._requests.labels(outcome) for outcome in RequestOutcome}
+
+    def _begin(self) -> None:
+        """Series that begin at 0: one that begins with its first event hides it from every rate."""
         for outcome in ROW_OUTCOMES:
             self._rows.labels("stable" if outcome in (RequestOutcome.OK, RequestOutcome.FAILED) else "", outcome)
         self._failed_batches.labels("stable")
@@ -175,20 +210,6 @@ class Metrics:
         self._audit_seconds.labels("stable")
         for reason in REFUSALS:
             self._plan_refusals.labels(reason)
-        self.rows = lru_cache(maxsize=64)(self._rows.labels)
-        self.responses = lru_cache(maxsize=64)(self._responses.labels)
-        self.plan_refusals = self._plan_refusals.labels
-        self.feedback = lru_cache(maxsize=16)(self._feedback.labels)
-        self.cache = lru_cache(maxsize=4)(self._cache.labels)
-        self.exits = lru_cache(maxsize=256)(self._exits.labels)
-        self.deadline_answers = lru_cache(maxsize=256)(self._deadline_answers.labels)
-        self.audit_seconds = lru_cache(maxsize=4)(self._audit_seconds.labels)
-        self.audited = lru_cache(maxsize=16)(self._audited.labels)
-        self.disagreements = lru_cache(maxsize=16)(self._disagreements.labels)
-        self.batch_rows = lru_cache(maxsize=4)(self._batch_rows.labels)
-        self.failed_batches = self._failed_batches.labels
-        self.batch_seconds = lru_cache(maxsize=16)(self._batch_seconds.labels)
-        self.row_seconds = lru_cache(maxsize=16)(self._row_seconds.labels)
 
     def answered(self, seconds: float, *, objective: float | None) -> None:
         """A request has its answer, ``seconds`` after it was admitted."""

@@ -15,6 +15,7 @@ from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.captures import Captures
 from offramp_worker.engine.engine import Engine
 from offramp_worker.engine.marker import CrashMarker
+from offramp_worker.engine.options import EngineOptions
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.tickets import Ticket
 from offramp_worker.logs import log_event
@@ -73,9 +74,8 @@ class Worker:
             raise
         _return_memory()
         engine = Engine(
-            bundle, sessions, uid=settings.uid, boot_id=self.boot_id, latency_seconds=settings.latency_seconds, max_queue_rows=settings.max_queue_rows,
-            marker=self.marker, metrics=self.metrics, deliver=self._deliver, batching_name=settings.batching, cache_bytes=settings.cache_bytes,
-            always_in_time=settings.always_in_time, ramp_set_store=settings.ramp_set_store, captures=self._captures(bundle), lost=self._give_up,
+            bundle, sessions, self._options(), marker=self.marker, metrics=self.metrics, deliver=self._deliver,
+            captures=self._captures(bundle), lost=self._give_up,
         )  # fmt: skip
         if self.marker.crashed_epoch is not None:
             log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
@@ -87,7 +87,6 @@ class Worker:
                 self._plan_file = PlanFile(settings.plan_file, self.desk, poll_seconds=settings.poll_seconds)
                 self._plan_file.look()
                 self._plan_file.start()
-        engine.traced = self.tracing is not None
         engine.start()
         self.engine = engine
         if self.phase in ("loading", "broken"):
@@ -100,6 +99,20 @@ class Worker:
                 batch_rows=engine.batch_rows,
                 threads=settings.threads,
             )
+
+    def _options(self) -> EngineOptions:
+        settings = self.settings
+        return EngineOptions(
+            uid=settings.uid,
+            boot_id=self.boot_id,
+            latency_seconds=settings.latency_seconds,
+            max_queue_rows=settings.max_queue_rows,
+            batching=settings.batching,
+            cache_bytes=settings.cache_bytes,
+            always_in_time=settings.always_in_time,
+            ramp_set_store=settings.ramp_set_store,
+            traced=self.tracing is not None,
+        )
 
     def _give_up(self, reason: str) -> None:
         """The executor failed for too long; called from a thread of the engine's."""
@@ -174,10 +187,10 @@ class Worker:
             backbone_digest=manifest.backbone_digest, ramp_set_digest=manifest.ramp_set_digest,
             ramps=engine.bundle.columns, costs=costs, epoch=active.epoch,
             stable_hash=active.stable.plan.content_hash if active.stable else "",
-            canary_hash=active.canary.plan.content_hash if active.canary and not engine.canary_lease_ended else "",
-            refused=self.desk.refused if self.desk else None, breaker_open=engine.breaker_open,
-            crashed_epoch=self.marker.crashed_epoch, message=engine.describe() if self.ready else "",
-            suspicion=engine.suspicion, failing=self.failing,
+            canary_hash=active.canary.plan.content_hash if active.canary and not engine.arms.canary_lease_ended else "",
+            refused=self.desk.refused if self.desk else None, breaker_open=engine.arms.breaker_open,
+            crashed_epoch=self.marker.crashed_epoch, message=engine.arms.describe() if self.ready else "",
+            suspicion=engine.arms.suspicion, failing=self.failing,
             ramp_sets=engine.sets.digests, captures=captures.count if captures else 0,
             capture_since=captures.since if captures else None, newest_epoch=self.desk.newest_epoch if self.desk else 0,
         )  # fmt: skip

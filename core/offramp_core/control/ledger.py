@@ -76,7 +76,7 @@ def _tally(counts: Iterable[ArmCounts], *, epoch: int, plan_hashes: Mapping[str,
             continue
         if c.arm not in arms:
             return None
-        tally = _arm_tally(c)
+        tally = ArmTally.of(c)
         if not tally.possible or (tally.batches and plan_hashes.get(c.arm) != c.plan_hash):
             return None
         arms[c.arm] = arms[c.arm] + tally
@@ -106,7 +106,7 @@ def impossible(
     for c in counts:
         if newest_epoch is not None and c.epoch > newest_epoch:
             return "it counts for an epoch that was never published"
-        if not _arm_tally(c).possible:
+        if not ArmTally.of(c).possible:
             return "it reports more events than there can have been"
         if c.batches and plans.get((c.epoch, c.arm), c.plan_hash) != c.plan_hash:
             return "it counts for a plan that its epoch does not have"
@@ -117,14 +117,8 @@ def impossible(
 
 def went_backwards(before: Iterable[ArmCounts], now: Iterable[ArmCounts]) -> bool:
     """Whether a counter of one process is lower than it was. Epochs that are no longer told were dropped, which is no lie."""
-    known = {(c.epoch, c.arm, c.plan_hash): _arm_tally(c) for c in before}
-    return any(not _arm_tally(c).at_least(known[key]) for c in now if (key := (c.epoch, c.arm, c.plan_hash)) in known)
-
-
-def _arm_tally(c: ArmCounts) -> ArmTally:
-    return ArmTally(
-        c.requests, c.drawn, c.audited, c.disagreements, c.batches, c.judged_batches, c.slow_batches, c.failed_batches
-    )
+    known = {(c.epoch, c.arm, c.plan_hash): ArmTally.of(c) for c in before}
+    return any(not ArmTally.of(c).at_least(known[key]) for c in now if (key := (c.epoch, c.arm, c.plan_hash)) in known)
 
 
 def _grew(before: BothArms, now: BothArms) -> bool:

@@ -7,14 +7,15 @@ seconds since the epoch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+import operator
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from offramp_core.control.spec import ServiceSpec
 from offramp_core.evidence.detector import DetectorState
 from offramp_core.evidence.one_arm import Counts
 from offramp_core.plan import Plan
-from offramp_core.protocol import PlanCounts, class_of
+from offramp_core.protocol import ArmCounts, PlanCounts, class_of
 from offramp_core.reasons import ConditionType, MaybeReason, PassedOn
 
 Phase = Literal[
@@ -37,23 +38,27 @@ VersionPhase = Literal["", "Starting", "Comparing", "AwaitingPromotion", "Promot
 
 @dataclass(frozen=True, slots=True)
 class ArmTally:
-    """What one arm did since the step began; every field only grows."""
+    """What one arm did since the step began, summed over processes; every field only grows.
+
+    Each is a count of :class:`offramp_core.protocol.ArmCounts`, of the same name unless ``count`` names it.
+    """
 
     requests: int = 0
     drawn: int = 0
     audited: int = 0
     disagreements: int = 0
     batches: int = 0
-    judged: int = 0
-    slow: int = 0
-    failed: int = 0
+    judged: int = field(default=0, metadata={"count": "judged_batches"})
+    slow: int = field(default=0, metadata={"count": "slow_batches"})
+    failed: int = field(default=0, metadata={"count": "failed_batches"})
+
+    @classmethod
+    def of(cls, counts: ArmCounts) -> ArmTally:
+        """What one process reports."""
+        return cls(*_COUNTS_OF_TALLY(counts))
 
     def __add__(self, other: ArmTally) -> ArmTally:
-        return ArmTally(
-            self.requests + other.requests, self.drawn + other.drawn, self.audited + other.audited,
-            self.disagreements + other.disagreements, self.batches + other.batches, self.judged + other.judged,
-            self.slow + other.slow, self.failed + other.failed,
-        )  # fmt: skip
+        return ArmTally(*map(operator.add, _TALLY(self), _TALLY(other)))
 
     @property
     def possible(self) -> bool:
@@ -66,13 +71,17 @@ class ArmTally:
 
     def at_least(self, other: ArmTally) -> bool:
         """Whether nothing went backwards since ``other``."""
-        return all(getattr(self, name) >= getattr(other, name) for name in ArmTally.__dataclass_fields__)
+        return all(map(operator.ge, _TALLY(self), _TALLY(other)))
 
     @property
     def with_lost_audits(self) -> ArmTally:
         """A vanished worker's tally: audits it drew and never reported count as disagreements."""
         lost = self.drawn - self.audited
         return replace(self, audited=self.drawn, disagreements=self.disagreements + lost)
+
+
+_TALLY = operator.attrgetter(*ArmTally.__dataclass_fields__)
+_COUNTS_OF_TALLY = operator.attrgetter(*(f.metadata.get("count", f.name) for f in fields(ArmTally)))
 
 
 @dataclass(frozen=True, slots=True)

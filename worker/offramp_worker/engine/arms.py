@@ -92,6 +92,11 @@ class Active:
     def epoch(self) -> int:
         return self.document.epoch if self.document is not None else 0
 
+    @property
+    def breaker_open(self) -> bool:
+        """Whether the worker's own detector keeps the exits of the stable plan off."""
+        return self.stable is not None and self.stable.breaker is not None and self.stable.breaker.is_open
+
     def slow_above(self, runtime: Runtime, shape: BatchShape) -> float | None:
         """Execution seconds above which a batch of ``runtime`` counts as slow; the canary may take its allowed overhead longer."""
         exits_off = runtime is self.off or runtime is self.holdback

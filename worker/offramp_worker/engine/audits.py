@@ -18,6 +18,7 @@ from offramp_worker.engine.captures import Captures
 from offramp_worker.engine.counters import Origin
 from offramp_worker.engine.ramp_sets import HeldSet
 from offramp_worker.engine.sessions import Scores
+from offramp_worker.engine.tickets import Ticket
 from offramp_worker.logs import log_event
 
 Array = npt.NDArray[Any]
@@ -51,6 +52,23 @@ class Audit:
     def slices(self) -> tuple[str, ...]:
         """Which slices it counts for."""
         return self.runtime.slices_of(self.slice_name, self.served)
+
+
+def audit_of(ticket: Ticket, row: int, x: Array, runtime: Runtime, *, compare: bool, record: bool) -> Audit:
+    """The audit of one answered row of a request, whose input is ``x``."""
+    left = ticket.exits[row] != "final"
+    return Audit(
+        x,
+        ticket.wall_time,
+        int(ticket.labels[row]),
+        left,
+        compare,
+        record,
+        runtime,
+        ticket.slice_name,
+        ticket.stream,
+        ticket.draws[row],
+    )
 
 
 class AuditDesk:

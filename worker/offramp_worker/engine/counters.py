@@ -6,8 +6,8 @@ import base64
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,26 +24,27 @@ ROWS_PER_ANSWER = 5_000
 Histogram = dict[int, int]
 
 
-@dataclass(slots=True)
 class ArmCounter:
-    """The growing form of :class:`offramp_core.protocol.ArmCounts`. Change it only under the lock of its :class:`Counters`."""
+    """The growing form of :class:`offramp_core.protocol.ArmCounts`, which says what there is to count: its fields are the fields here.
 
+    Histograms have numbers and shapes for keys here, and text there. Change it only under the lock of its :class:`Counters`.
+    """
+
+    __slots__ = tuple(f.name for f in fields(ArmCounts))
     epoch: int
     arm: Arm
     plan_hash: str
-    requests: int = 0
-    exits: dict[str, int] = field(default_factory=dict)
-    drawn: int = 0
-    audited: int = 0
-    disagreements: int = 0
-    batches: int = 0
-    judged_batches: int = 0
-    slow_batches: int = 0
-    failed_batches: int = 0
-    busy_seconds: float = 0.0
-    execution: dict[int, Histogram] = field(default_factory=dict)
-    latency: Histogram = field(default_factory=dict)
-    execution_by_length: dict[BatchShape, Histogram] = field(default_factory=dict)
+
+    if TYPE_CHECKING:  # a name that is no field of ArmCounts raises AttributeError
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    def __init__(self, epoch: int, arm: Arm, plan_hash: str) -> None:
+        nothing = ArmCounts(epoch, arm, plan_hash)
+        for name in self.__slots__:
+            setattr(self, name, getattr(nothing, name))
 
     def count_batch(self, *, shape: BatchShape, seconds: float, slow_above: float | None, failed: bool) -> None:
         """One batch ended after ``seconds`` of execution. A failed one is neither timed nor judged."""
@@ -73,14 +74,8 @@ class ArmCounter:
         self.disagreements += disagreements
 
     def freeze(self) -> ArmCounts:
-        return ArmCounts(
-            epoch=self.epoch, arm=self.arm, plan_hash=self.plan_hash, requests=self.requests, exits=dict(self.exits),
-            drawn=self.drawn, audited=self.audited, disagreements=self.disagreements, batches=self.batches,
-            judged_batches=self.judged_batches, slow_batches=self.slow_batches, failed_batches=self.failed_batches,
-            busy_seconds=self.busy_seconds, execution={str(n): _as_text(h) for n, h in self.execution.items()},
-            latency=_as_text(self.latency),
-            execution_by_length={str(shape): _as_text(h) for shape, h in self.execution_by_length.items()},
-        )  # fmt: skip
+        """The counts so far, as they go to the control plane."""
+        return ArmCounts(**{name: _frozen(getattr(self, name)) for name in self.__slots__})
 
 
 class Counters:
@@ -204,5 +199,10 @@ def _add(histogram: Histogram, seconds: float) -> None:
     histogram[index] = histogram.get(index, 0) + 1
 
 
-def _as_text(histogram: Histogram) -> dict[str, int]:
-    return {str(index): count for index, count in histogram.items()}
+def _frozen(value: Any) -> Any:
+    """A count as it is, a histogram apart from the growing one and with text for its keys."""
+    if not isinstance(value, dict):
+        return value
+    if isinstance(next(iter(value.values()), 0), dict):
+        return {str(key): _frozen(histogram) for key, histogram in value.items()}
+    return {str(key): count for key, count in value.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -13,8 +13,9 @@ from prometheus_client.registry import Collector
 from offramp_core.columns import chain
 from offramp_core.plan import Plan
 from offramp_worker.bundle.load import Bundle
-from offramp_worker.engine.arms import Active
+from offramp_worker.engine.batcher import Batcher
 from offramp_worker.engine.counters import Counters
+from offramp_worker.engine.leases import Arms
 
 KNOWN_PLANS = 64
 
@@ -131,26 +132,11 @@ def _add(totals: dict[Any, float], labels: tuple[str, ...], seconds: float) -> N
     totals[labels] = totals.get(labels, 0.0) + seconds
 
 
-class Engine(Protocol):
-    """What is asked of :class:`offramp_worker.engine.engine.Engine`."""
-
-    active: Active
-
-    @property
-    def queued_rows(self) -> int: ...
-
-    @property
-    def batch_rows(self) -> int: ...
-
-    @property
-    def exits_off(self) -> bool: ...
-
-
 class EngineState(Collector):
     """Queue, plans and the detector. A series is there only while there is what it tells of: a plan that left takes its series along."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, arms: Arms, queue: Batcher) -> None:
+        self._arms, self._queue = arms, queue
 
     def describe(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("earlyexit_queue_rows", "Rows that wait for a batch.")
@@ -175,14 +161,14 @@ class EngineState(Collector):
         )
 
     def collect(self) -> Iterator[Metric]:
-        active, engine = self._engine.active, self._engine
+        active = self._arms.active
         queue, limit, exits, plan, statistic, bound = self.describe()
         assert isinstance(queue, GaugeMetricFamily) and isinstance(limit, GaugeMetricFamily)
         assert isinstance(exits, GaugeMetricFamily) and isinstance(plan, InfoMetricFamily)
         assert isinstance(statistic, GaugeMetricFamily) and isinstance(bound, GaugeMetricFamily)
-        queue.add_metric((), engine.queued_rows)
-        limit.add_metric((), engine.batch_rows)
-        exits.add_metric((), 0.0 if engine.exits_off else 1.0)
+        queue.add_metric((), self._queue.rows)
+        limit.add_metric((), self._queue.batch_rows)
+        exits.add_metric((), 0.0 if self._arms.exits_off else 1.0)
         for runtime in (active.stable, active.canary):
             if runtime is not None:
                 execution = "ResultsOnly" if runtime.carry_on else "ComputeSaving"

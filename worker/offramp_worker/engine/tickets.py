@@ -145,6 +145,9 @@ class Ticket:
         )
 
 
+Deliver = Callable[[list[Ticket]], None]
+
+
 def new_ticket(
     x: Array,
     *,

@@ -96,7 +96,7 @@ class PlanDesk:
             epoch = plan.epoch
             self._check_addressee(plan)
             if plan.canary is None:  # a rollback waits for nothing, least of all for the sessions of what follows
-                self._engine.end_canary()
+                self._engine.arms.end_canary()
             self._check_executor()
             active = self._prepare(plan)
             self._resume_breaker(active)
