@@ -6,6 +6,7 @@ codec.py       objects to and from the JSON of the Kubernetes API
 snapshot.py    what one pass sees, and what it decides
 served.py      what a fleet serves: ramps, and what they cost
 ledger.py      counters of many workers folded into one tally per step, exact under restarts
+trust.py       whose word counts, and the newest epoch that anybody knows
 audit.py       how many requests to audit
 tuner.py       when to tune, and how many labels to ask for
 training.py    when to train ramps on live traffic, and what becomes of a new ramp set

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log
@@ -17,7 +17,7 @@ from offramp_core.control.conditions import Facts, conditions, observe, workers_
 from offramp_core.control.delivery import proven_models
 from offramp_core.control.document import differs, plan_document, switched_off
 from offramp_core.control.holdback import look, loss
-from offramp_core.control.ledger import BootReport, fold, impossible
+from offramp_core.control.ledger import BootReport, fold
 from offramp_core.control.objects import (
     Condition,
     Config,
@@ -48,7 +48,7 @@ from offramp_core.control.rollout import (
     is_certified,
     withdrawn,
 )
-from offramp_core.control.served import Served, digests_of, served_by, votes
+from offramp_core.control.served import Served, served_by, votes
 from offramp_core.control.snapshot import (
     Decision,
     Event,
@@ -61,6 +61,7 @@ from offramp_core.control.snapshot import (
 )
 from offramp_core.control.spec import Step
 from offramp_core.control.training import TrainingView, after_rollout, bundle_identity, train_or_wait, working_set
+from offramp_core.control.trust import foreign, last_epoch, live_boots, not_pooled, quarantined, strangers
 from offramp_core.control.tuner import (
     CERTIFICATES_KEPT,
     PinJudged,
@@ -91,7 +92,6 @@ CANARY_LEASE_SECONDS = 60.0
 COOLDOWN_DOUBLINGS = 6
 CLUSTERING_RECORDS = 5000  # newest ones, that tell how much requests resemble each other beside a pin
 MAX_HELD_SETS = 2  # that a worker holds
-MAX_EPOCH_LEAP = 1_000_000  # a worker that claims to be further ahead of what is published is not believed
 
 
 def decide(snapshot: Snapshot, now: float) -> Decision:
@@ -262,11 +262,11 @@ class _Pass:
 
     def __init__(self, snapshot: Snapshot, served: Served, trial: _Trial, now: float) -> None:
         leading = (served.backbone_digest, served.ramp_set_digest)
-        foreign = {w.name for w in snapshot.workers if (digests := digests_of(w)) is not None and digests != leading}
+        others = strangers(snapshot.workers, leading)
         self.trial, self.version = trial.workers, trial.version
         self.everybody = (*snapshot.workers, *trial.workers)
         # Whatever a worker of another model says is about other answers: nothing of it is looked at.
-        members = tuple(w for w in snapshot.workers if w.name not in foreign)
+        members = tuple(w for w in snapshot.workers if w.name not in others)
         self.ramp_sets = self._sets_of(snapshot.service, leading)
         self.ramp_set = working_set(self.ramp_sets, served.ramp_set_digest)
         self.stores = _stores(snapshot, served.backbone_digest)
@@ -274,13 +274,13 @@ class _Pass:
         self.served, self.now = served, now
         ready = votes(snapshot.workers)
         self.outvoted = max(ready.values()) > ready[leading]
-        self.foreign = {} if any(not w.current for w in snapshot.workers if w.ready) else _foreign(snapshot, foreign)
+        self.foreign = foreign(snapshot.workers, others)
         self.service, self.spec = snapshot.service, snapshot.service.spec
         self.events: list[Event] = []
         self.config_statuses: dict[str, ConfigStatus] = {}
         self.rollout_statuses: dict[str, RolloutStatus] = {}
         self.new_configs: list[NewConfig] = []
-        self.quarantined = _quarantined(self.snapshot)
+        self.quarantined = quarantined(self.snapshot)
         self.counts = tuple(c for o in self._trusted() for c in o.counts)
         self.update = _update(snapshot, now)
         self.events += [*_update_events(self.service, self.update), *self.version.events]
@@ -353,7 +353,7 @@ class _Pass:
     def _marks(self, known: Mapping[str, int]) -> dict[str, int]:
         """Where the rings of processes whose clocks run ahead stand now, and stood when those that are silent now were last heard."""
         boots = {key: key.partition("/")[0] for key in known}
-        live = _live_boots(self.snapshot.workers, boots.values())
+        live = live_boots(self.snapshot.workers, boots.values())
         now = {
             ring(boot, store.ramp_set_digest): seq
             for store in self.stores.values()
@@ -553,7 +553,7 @@ class _Pass:
             ((o.boot_id, counts) for o in trusted for counts in o.plans),
             plan=stable.plan,
             share=self.spec.holdback,
-            live_boots=_live_boots(self.snapshot.workers, before.live),
+            live_boots=live_boots(self.snapshot.workers, before.live),
             ramp_ids=ids,
             costs=costs,
             alpha=1 - self.spec.rollout.confidence,
@@ -798,7 +798,7 @@ class _Pass:
             if w.observations is not None
         ]
         hashes = {"stable": stable.plan.content_hash, "canary": self.configs[rollout.to_config].plan.content_hash}
-        gone_only_when_known = _live_boots(self.snapshot.workers, rollout.status.ledger.live)
+        gone_only_when_known = live_boots(self.snapshot.workers, rollout.status.ledger.live)
         distrusted = frozenset(
             w.observations.boot_id
             for w in self.snapshot.workers
@@ -933,7 +933,13 @@ class _Pass:
         return plan_document(
             self.service,
             stable,
-            epoch=self._last_epoch() + 1,
+            epoch=1
+            + last_epoch(
+                self.everybody,
+                self.quarantined,
+                published=self.snapshot.published,
+                rollouts=self.snapshot.rollouts,
+            ),
             canary_lease_seconds=CANARY_LEASE_SECONDS,
             tuning=self.tuning,
             measured=self._measured_of(stable),
@@ -952,15 +958,6 @@ class _Pass:
         status = rollout.status
         return (Withdrawn(rollout.to_config, status.reason, status.message, rollout.name, status.outcome),)
 
-    def _last_epoch(self) -> int:
-        """The newest epoch anybody knows: workers refuse older ones, also when the published document was lost."""
-        published = self.snapshot.published
-        states = [w.state for w in self.everybody if w.state is not None and w.name not in self.quarantined]
-        seen = [max(state.epoch, state.newest_epoch) for state in states]
-        canaried = [r.status.ledger.epoch for r in self.snapshot.rollouts]
-        newest = max([published.epoch if published is not None else 0, *canaried])
-        return max([newest, *(e for e in seen if e <= newest + MAX_EPOCH_LEAP)])
-
     # --- what people see ---------------------------------------------------------------------------
 
     def _status(
@@ -969,7 +966,7 @@ class _Pass:
         before, published = self.service.status, self.snapshot.published
         ready = [w for w in self.everybody if w.ready]
         acked = sum(published is not None and w.state is not None and w.state.epoch == published.epoch for w in ready)
-        quarantined = self._all_quarantined(rollout)
+        distrusted = self._all_quarantined(rollout)
         facts = Facts(
             self.service,
             self.everybody,
@@ -979,7 +976,7 @@ class _Pass:
             pin.status,
             rollout,
             self.now,
-            quarantined,
+            distrusted,
             frozenset(self.foreign),
             self._said_of_a_pin(stable),
             self.update,
@@ -1061,11 +1058,7 @@ class _Pass:
 
     def _all_quarantined(self, rollout: Rollout | None) -> dict[str, str]:
         """Why workers are not pooled, by name: what they say now, or said earlier in this step."""
-        found = {**self.foreign, **self.quarantined}
-        boots = rollout.status.ledger.quarantined if rollout is not None else ()
-        for worker in self.snapshot.workers:
-            if worker.observations is not None and worker.observations.boot_id in boots:
-                found.setdefault(worker.name, "its counts of this step went backwards or could not be true")
+        found = not_pooled(self.snapshot.workers, {**self.foreign, **self.quarantined}, rollout)
         for name in sorted(set(found) - set(self.service.status.workers.quarantined)):
             self.events.append(
                 Event(Reason.WORKER_QUARANTINED, f"{name}: {found[name]}; it is not pooled", warning=True)
@@ -1149,15 +1142,6 @@ def _plans_alone(document: PlanDocument) -> PlanDocument:
     return replace(document, epoch=0, capture_since=None, stable=stable, withdrawn=())
 
 
-def _live_boots(workers: tuple[Worker, ...], counted: Iterable[str]) -> frozenset[str]:
-    """Boots that may still report: each worker's last known one. While a worker was never heard, any might be its own."""
-    known = [w.state or w.observations for w in workers]
-    boots = {seen.boot_id for seen in known if seen is not None}
-    if None in known:
-        boots |= set(counted)
-    return frozenset(boots)
-
-
 def _execution(counts: tuple[ArmCounts, ...], plan_hash: str) -> dict[BatchShape, SecondsSketch]:
     """Execution sketches of one plan by the shape of batches, over all workers and recent epochs; a worker that is older than lengths tells sizes alone."""
     return by_shape(c.execution_by_length or c.execution for c in counts if c.plan_hash == plan_hash)
@@ -1171,51 +1155,6 @@ def _rollout_summary(rollout: Rollout | None, steps: tuple[Step, ...]) -> Rollou
         return RolloutSummary(rollout.name, status.phase)
     still = sum(step.weight > status.weight for step in steps)
     return RolloutSummary(rollout.name, f"Step {status.step + 1}/{status.step + 1 + still} {status.weight}%")
-
-
-def _foreign(snapshot: Snapshot, names: set[str]) -> dict[str, str]:
-    """Workers of the present template that serve another model than the others, and which: their image has changed under its name."""
-    found = {}
-    for worker in snapshot.workers:
-        if worker.name in names and worker.state is not None:
-            theirs = worker.state
-            found[worker.name] = (
-                f"it serves {theirs.backbone_digest[:19]} with ramps {theirs.ramp_set_digest[:19]}, unlike the other workers; "
-                "delete the pod if its image is the wrong one"
-            )
-    return found
-
-
-def _quarantined(snapshot: Snapshot) -> dict[str, str]:
-    """Why a worker's counts cannot be true, by its name."""
-    published = snapshot.published
-    plans = {}
-    if published is not None:
-        arms = {"stable": published.stable, "canary": published.canary}
-        plans = {
-            (published.epoch, arm): Plan.from_mapping(a.plan).content_hash for arm, a in arms.items() if a is not None
-        }
-    found = {}
-    for worker in snapshot.workers:
-        if worker.observations is None:
-            continue
-        seen = worker.observations
-        counts = (*seen.counts, *seen.held_back)
-        why = worker.distrusted or impossible(
-            counts, newest_epoch=_newest(snapshot, worker), plans=plans, measured=seen.plans
-        )
-        if why:
-            found[worker.name] = why
-    return found
-
-
-def _newest(snapshot: Snapshot, worker: Worker) -> int | None:
-    """The newest epoch that a worker can have counted for: what is published, unless workers hold a newer one whose document was lost."""
-    if snapshot.published is None:
-        return None
-    holds = worker.state.epoch if worker.state is not None else 0
-    published = snapshot.published.epoch
-    return max(published, holds) if holds <= published + MAX_EPOCH_LEAP else published
 
 
 def _summarise(status: ServiceStatus) -> ServiceStatus:
