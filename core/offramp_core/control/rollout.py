@@ -157,10 +157,14 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a rule decided: the next status, and an event when people should hear of it."""
+    """What a rule decided: the next status, and an event when people should hear of it.
+
+    ``clustering`` is what was measured of how much requests resemble each other, None where nobody asked or nobody could say.
+    """
 
     status: RolloutStatus
     event: Event | None = None
+    clustering: float | None = None
 
 
 Rule = Callable[[RolloutView], Change | None]
@@ -172,16 +176,16 @@ UNCLEAR = "mistakes come together over so many requests that nobody can say what
 def advance(view: RolloutView) -> Change:
     """One pass over one unfinished rollout: read the gates, then let the first rule that applies decide."""
     view = replace(view, ledger=_with_overdue(view))
-    status = replace(view.status, ledger=view.ledger)
+    status, clustering = replace(view.status, ledger=view.ledger), None
     if status.phase in CANARY_SERVES and status.objective == intent_key(view.service):
         status = replace(status, watch=_watched(view), restarts=_restarts(view), acceptance_test=_acceptance_test(view))
-        status = _judged(replace(view, rollout=replace(view.rollout, status=status)))
+        status, clustering = _judged(replace(view, rollout=replace(view.rollout, status=status)))
     view = replace(view, rollout=replace(view.rollout, status=status))
     for rule in RULES:
         change = rule(view)
         if change is not None:
-            return change
-    return Change(status)
+            return replace(change, clustering=clustering)
+    return Change(status, clustering=clustering)
 
 
 def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
@@ -207,25 +211,29 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
     )
 
 
-def _judged(view: RolloutView) -> RolloutStatus:
-    """The status with its gates read. No tuning may ever have measured what a label is worth where a plan is pinned: before audits decide
-    about it, the records that came with them tell."""
+def _judged(view: RolloutView) -> tuple[RolloutStatus, float | None]:
+    """The status with its gates read, and the clustering that was measured for it.
+
+    No tuning may ever have measured what a label is worth where a plan is pinned: before audits decide about it, the records that came with
+    them tell.
+    """
     status = replace(view.status, gates=gate_readings(view))
     if view.certified or not any((gate.name, gate.state) in DECIDED_BY_AUDITS for gate in status.gates):
-        return status
+        return status, None
     clustering, tuning = view.clustering(), view.service.status.tuning
     if clustering is None:
         doubted = (
             replace(g, state="Undecided", message=UNCLEAR) if g.name == "acceptance" else g for g in status.gates
         )
-        return replace(status, gates=tuple(doubted))
+        return replace(status, gates=tuple(doubted)), None
     if clustering <= tuning.clustering:
-        return status
+        return status, clustering
     known = replace(view.service.status, tuning=replace(tuning, clustering=clustering))
     view = replace(view, service=replace(view.service, status=known))
     arm = view.ledger.total.canary
     status = replace(status, watch=_updated(detector.init(), view, n=arm.audited, k=arm.disagreements))
-    return replace(status, gates=gate_readings(replace(view, rollout=replace(view.rollout, status=status))))
+    judged = replace(view, rollout=replace(view.rollout, status=status))
+    return replace(status, gates=gate_readings(judged)), clustering
 
 
 def _worth_one(view: RolloutView) -> float:
