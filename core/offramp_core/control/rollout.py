@@ -16,7 +16,7 @@ from typing import get_args
 
 from offramp_core.certify import allowance
 from offramp_core.control.audit import eager_rate, worth_one
-from offramp_core.control.gates import REJECTIONS, GateInput, gate_level, read_gates
+from offramp_core.control.gates import GateInput, decided_by_audits, gate_level, proves, read_gates, rejection
 from offramp_core.control.objects import (
     ArmTally,
     Config,
@@ -169,7 +169,6 @@ class Change:
 
 Rule = Callable[[RolloutView], Change | None]
 
-DECIDED_BY_AUDITS = (("acceptance", "Clear"), ("accuracy", "Rejected"), ("drift", "Rejected"))
 UNCLEAR = "mistakes come together over so many requests that nobody can say what an audit is worth; name the streams they come from"
 
 
@@ -218,13 +217,11 @@ def _judged(view: RolloutView) -> tuple[RolloutStatus, float | None]:
     them tell.
     """
     status = replace(view.status, gates=gate_readings(view))
-    if view.certified or not any((gate.name, gate.state) in DECIDED_BY_AUDITS for gate in status.gates):
+    if view.certified or not any(map(decided_by_audits, status.gates)):
         return status, None
     clustering, tuning = view.clustering(), view.service.status.tuning
     if clustering is None:
-        doubted = (
-            replace(g, state="Undecided", message=UNCLEAR) if g.name == "acceptance" else g for g in status.gates
-        )
+        doubted = (replace(g, state="Undecided", message=UNCLEAR) if proves(g.name) else g for g in status.gates)
         return replace(status, gates=tuple(doubted)), None
     if clustering <= tuning.clustering:
         return status, clustering
@@ -346,8 +343,7 @@ def a_gate_rejects(view: RolloutView) -> Change | None:
     rejected = next((gate for gate in view.status.gates if gate.state == "Rejected"), None)
     if rejected is None:
         return None
-    reason = REJECTIONS.get(rejected.name) or as_said(f"{rejected.name.capitalize()}Rejected")  # of another release
-    return _stop(view, "RolledBack", reason, rejected.message)
+    return _stop(view, "RolledBack", rejection(rejected.name), rejected.message)
 
 
 # --- rules: endings --------------------------------------------------------------------------------
@@ -619,7 +615,7 @@ def acceptance_level(status: RolloutStatus, service: Service) -> float:
 
 def has_earned_acceptance(status: RolloutStatus, service: Service) -> bool:
     """Whether a canary showed that its plan keeps to the budget, for what is asked now."""
-    cleared = any(gate.name == "acceptance" and gate.state == "Clear" for gate in status.gates)
+    cleared = any(proves(gate.name) and gate.state == "Clear" for gate in status.gates)
     return cleared and status.objective == intent_key(service)
 
 
@@ -699,7 +695,7 @@ def _restarts(view: RolloutView) -> dict[str, int]:
 def _not_overruled(view: RolloutView) -> str:
     """Why a person's Promote does not promote yet."""
     waiting = [gate.name for gate in view.status.gates if gate.state not in PASSING]
-    uncertified = "the plan is uncertified, and " if "acceptance" in waiting else ""
+    uncertified = "the plan is uncertified, and " if any(map(proves, waiting)) else ""
     return f"spec.decision: Promote overrules no gate: {uncertified}{', '.join(waiting) or 'the step'} must pass first"
 
 
