@@ -28,7 +28,7 @@ recreate.py    how the only worker is replaced where there is room for one
 versions.py    two versions of a model side by side
 pace.py        whose workers may be replaced now when all are to be
 rest.py        a service that nobody wants workers of
-absent.py      a pass without workers that have told of their model
+absent.py      a pass without workers that have reported their model
 document.py    what workers should run, as one document
 conditions.py  what the user is told
 status.py      the status of a service after a pass

@@ -1,4 +1,4 @@
-"""A pass in which no worker has told of its model, or nobody wants workers: nothing is decided about plans, and all is kept as it is."""
+"""A pass in which no worker has reported its model, or nobody wants workers: nothing is decided about plans, and all is kept as it is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def without_workers(
     now: float,
     canary_lease_seconds: float,
 ) -> Decision:
-    """Say what is known. At zero, see to what the next workers will start under. ``events`` are told already."""
+    """Say what is known. At zero, see to what the next workers will start under. ``events`` were decided before."""
     service = snapshot.service
     rest = Rest(service.status, snapshot.configs.get(service.status.stable_config))
     if snapshot.desired == 0:

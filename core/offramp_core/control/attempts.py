@@ -42,17 +42,17 @@ def advanced(seen: Seen, draft: Draft) -> Draft:
     """One pass over the oldest attempt that is not finished; others give way to it."""
     unfinished = sorted((r for r in seen.snapshot.rollouts if not r.status.finished), key=lambda r: r.number)
     for extra in unfinished[1:]:
-        draft = draft.writing_rollout(extra.name, _given_way(extra, seen.now))
+        draft = draft.with_rollout_status(extra.name, _given_way(extra, seen.now))
     if not unfinished:
         return draft
     rollout = unfinished[0]
     if rollout.to_config not in draft.configs:
-        return draft.writing_rollout(rollout.name, _without_its_plan(rollout, seen.now))
+        return draft.with_rollout_status(rollout.name, _without_its_plan(rollout, seen.now))
     change = advance(_view(seen, draft, rollout))
     if change.event is not None:
-        draft = draft.telling(replace(change.event, rollout=rollout.name))
+        draft = draft.with_events(replace(change.event, rollout=rollout.name))
     if change.status != rollout.status:
-        draft = draft.writing_rollout(rollout.name, change.status)
+        draft = draft.with_rollout_status(rollout.name, change.status)
     return _followed(seen, draft, replace(rollout, status=change.status), change)
 
 
@@ -99,9 +99,8 @@ def _view(seen: Seen, draft: Draft, rollout: Rollout) -> RolloutView:
     serving = draft.configs[rollout.to_config] if rollout.status.phase == "Promoting" else draft.stable
     document = drafted(seen, replace(draft, stable=serving, rollout=rollout))
     epoch = published.epoch if published is not None and _same_plans(published, document) else None
-    ledger = (
-        rollout.status.ledger
-    )  # also while the epoch is unknown: a late read must not lose what vanished workers had counted
+    # It stays as it was while the epoch is unknown: a late read must not lose what vanished workers had counted.
+    ledger = rollout.status.ledger
     if rollout.status.phase in CANARY_SERVES and epoch is not None:
         ledger = _folded(seen, draft, rollout, epoch, serving)
     notes = published.withdrawn if published is not None else ()
@@ -200,7 +199,7 @@ def _accepted(seen: Seen, draft: Draft, rollout: Rollout) -> Draft:
         "n": n, "k": k, "recordsThrough": repr(seen.now),
     }  # fmt: skip
     certificates = (*config.status.certificates, earned)[-CERTIFICATES_KEPT:]
-    return draft.writing(config.name, replace(config.status, certificates=certificates))
+    return draft.with_config_status(config.name, replace(config.status, certificates=certificates))
 
 
 def _rollback_target(seen: Seen, draft: Draft, name: str) -> Config:
@@ -220,7 +219,7 @@ def _learnt(seen: Seen, draft: Draft, rollout: Rollout) -> Draft:
     draft = replace(draft, ramp_sets=sets)
     if status.verdict == "Succeeded":
         proven = replace(config.status, state="Stable", rejections=0, rejected_until_at=None)
-        return replace(draft.writing(config.name, proven), tuning=replace(draft.tuning, failures=0))
+        return replace(draft.with_config_status(config.name, proven), tuning=replace(draft.tuning, failures=0))
     # Of the plan it was compared with, or of itself while it was being promoted: then it is rejected already.
     drifted = status.reason == Reason.DRIFT_DETECTED
     if (status.verdict == "RolledBack" and not drifted) or status.reason == Reason.DECISION_ABORT:

@@ -17,7 +17,7 @@ from offramp_core.control.rollout import awaits_approval, intent_key
 from offramp_core.control.seen import Seen, see
 from offramp_core.control.served import served_by
 from offramp_core.control.snapshot import Decision, Event, NewRollout, Snapshot, TrainingOrder
-from offramp_core.control.status import quarantine_told, service_status
+from offramp_core.control.status import quarantine_reported, service_status
 from offramp_core.control.training import TrainingView, train_or_wait
 from offramp_core.control.update import Update, UpdateView, next_update
 from offramp_core.control.versions import Version, VersionView, next_version
@@ -48,10 +48,10 @@ def decide(snapshot: Snapshot, now: float) -> Decision:
 
 
 def _decided(seen: Seen, draft: Draft) -> Decision:
-    """The steps of a pass over a service whose workers have told of their model, in their order."""
+    """The steps of a pass over a service whose workers have reported their model, in their order."""
     draft = settled(seen, draft)
     draft = advanced(seen, draft)
-    draft = _told_of_stopped_slices(seen, draft)
+    draft = _stopped_slices_reported(seen, draft)
     draft = without_idle_ramps(seen, draft)
     draft, order = _trained(seen, draft)
     draft, tuned, pin = proposed(seen, draft)
@@ -60,7 +60,7 @@ def _decided(seen: Seen, draft: Draft) -> Decision:
     document = drafted(seen, draft)
     changed = differs(document, seen.snapshot.published)
     status = service_status(seen, draft, tuned=tuned, pin=pin, document_changed=changed)
-    draft = quarantine_told(seen, draft)
+    draft = quarantine_reported(seen, draft)
     delete_configs, delete_rollouts = forgotten(seen, draft, status)
     new_rollout = tuned.new_rollout or pin.new_rollout
     draft = _with_its_intent(seen, draft, new_rollout)
@@ -85,15 +85,15 @@ def _decided(seen: Seen, draft: Draft) -> Decision:
 # --- steps -----------------------------------------------------------------------------------------
 
 
-def _told_of_stopped_slices(seen: Seen, draft: Draft) -> Draft:
+def _stopped_slices_reported(seen: Seen, draft: Draft) -> Draft:
     before = {s.name for s in seen.service.status.measured.slices if s.stopped}
     for use in draft.measured_of_stable.slices:
         if use.stopped and use.name not in before:
-            told = (
+            message = (
                 f"{draft.stable.name}: {use.disagreements} of {use.audited} audits of slice {use.name} disagreed; "
                 f"its budget is {use.budget:.2%}, so {use.consequence} under this plan"
             )
-            draft = draft.telling(Event(Reason.SLICE_STOPPED, told, warning=True))
+            draft = draft.with_events(Event(Reason.SLICE_STOPPED, message, warning=True))
     return draft
 
 
@@ -116,7 +116,7 @@ def _trained(seen: Seen, draft: Draft) -> tuple[Draft, TrainingOrder | None]:
             now=seen.now,
         )
     )
-    return replace(draft, ramp_sets=trained.status).telling(*trained.events), trained.order
+    return replace(draft, ramp_sets=trained.status).with_events(*trained.events), trained.order
 
 
 def _tuned_in_vain(seen: Seen, draft: Draft) -> str:
@@ -130,7 +130,7 @@ def _with_its_intent(seen: Seen, draft: Draft, new: NewRollout | None) -> Draft:
     """A new attempt says from the beginning what it is for: an edit before its first pass must be noticed."""
     if new is None:
         return draft
-    return draft.writing_rollout(new.name, RolloutStatus(objective=intent_key(seen.service), started_at=seen.now))
+    return draft.with_rollout_status(new.name, RolloutStatus(objective=intent_key(seen.service), started_at=seen.now))
 
 
 def _busy(seen: Seen, draft: Draft, status: ServiceStatus, *, tuning: str) -> bool:

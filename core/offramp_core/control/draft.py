@@ -58,21 +58,21 @@ class Draft:
         """The plan of the attempt under way."""
         return self.configs[self.rollout.to_config] if self.rollout is not None else None
 
-    def telling(self, *events: Event) -> Draft:
+    def with_events(self, *events: Event) -> Draft:
         return replace(self, events=(*self.events, *events))
 
-    def creating(self, new: NewConfig, now: float) -> Draft:
+    def with_config(self, new: NewConfig, now: float) -> Draft:
         created = Config(new.name, new.plan, new.status, now)
         return replace(self, new_configs=(*self.new_configs, new), configs={**self.configs, new.name: created})
 
-    def writing(self, name: str, status: ConfigStatus) -> Draft:
+    def with_config_status(self, name: str, status: ConfigStatus) -> Draft:
         return replace(
             self,
             configs={**self.configs, name: replace(self.configs[name], status=status)},
             config_statuses={**self.config_statuses, name: status},
         )
 
-    def writing_rollout(self, name: str, status: RolloutStatus) -> Draft:
+    def with_rollout_status(self, name: str, status: RolloutStatus) -> Draft:
         return replace(self, rollout_statuses={**self.rollout_statuses, name: status})
 
 

@@ -170,7 +170,7 @@ def _fallen(seen: Seen, draft: Draft, fall: Fall) -> Draft:
     """Exits are off. What harmed is rejected; what merely does not apply any more makes way for another plan."""
     fallen, draft = draft.stable, replace(draft, stable=draft.baseline, fell=(fall.reason, fall.message))
     if fall.event is not None:
-        draft = draft.telling(fall.event)
+        draft = draft.with_events(fall.event)
     if fall.reason == Reason.DRIFT_DETECTED:
         draft = drifted(seen, draft, fallen, fall.message)
         return replace(draft, tuning=after_alarm(draft.tuning, now=seen.now))
@@ -194,7 +194,7 @@ def drifted(seen: Seen, draft: Draft, fallen: Config, message: str) -> Draft:
         status = config.status
         if name != fallen.name and (status.rejections or status.rejected_until_at is not None):
             status = replace(status, state="Superseded", rejections=0, rejected_until_at=None, message=forgiven)
-            draft = draft.writing(name, status)
+            draft = draft.with_config_status(name, status)
     return rejected(seen, draft, fallen.name, message)
 
 
@@ -205,7 +205,7 @@ def rejected(seen: Seen, draft: Draft, name: str, message: str) -> Draft:
         return draft
     rejections = status.rejections + 1
     until = seen.now + seen.spec.rollout.cooldown_seconds * 2 ** min(rejections - 1, COOLDOWN_DOUBLINGS)
-    return draft.writing(
+    return draft.with_config_status(
         name, replace(status, state="Rejected", rejections=rejections, rejected_until_at=until, message=message)
     )
 

@@ -93,7 +93,7 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How a reading is told: what was ``counted`` and what it is held ``against``, and the message of each state."""
+    """How a reading is put into words: what was ``counted`` and what it is held ``against``, and the message of each state."""
 
     counted: str = "{k} of {n}"
     against: str = "{bound}"
@@ -107,7 +107,7 @@ class Gate:
     """One gate; called with what is given it reads the step.
 
     ``judge`` weighs the evidence, or says why the gate does not apply. ``shares`` are those of the false rejections that a rollout may make,
-    of which a gate with a level of its own has none. ``reason`` is what a rollout is told to have ended with. A gate that ``proves`` looks
+    of which a gate with a level of its own has none. ``reason`` is the reason with which it ends a rollout. A gate that ``proves`` looks
     for evidence of the good: it is Clear once that is overwhelming, and rejects nothing. ``reads_audits`` says that audits decide, so that
     what one of them is worth must be known. ``remark`` adds to the message. ``alone`` are the words of a step without a stable arm.
     """
@@ -139,12 +139,12 @@ class Gate:
         asked = self.exposure(given) if self.exposure is not None else Exposure(0, 0, "")
         state: GateState
         if found.log_e_value >= found.log_limit:
-            state, message = "Rejected", self._told(self.words.rejected, found)
+            state, message = "Rejected", self._message(self.words.rejected, found)
         elif asked.seen < asked.needed:
             state = "Undecided"
             message = self.words.waiting.format(seen=asked.seen, needed=asked.needed, of=asked.of)
         else:
-            state, message = "Clear", self._told(self.words.clear, found)
+            state, message = "Clear", self._message(self.words.clear, found)
         return GateStatus(
             self.name, state, found.n, found.k, found.bound, round(found.log_e_value, 6), round(found.log_limit, 6), asked.needed, message,
             exposure=reached(asked.seen, asked.needed),
@@ -159,7 +159,7 @@ class Gate:
         )  # fmt: skip
 
     @staticmethod
-    def _told(words: str, found: Evidence) -> str:
+    def _message(words: str, found: Evidence) -> str:
         e, limit = e_value(found.log_e_value), e_value(found.log_limit)
         return words.format(k=found.k, n=found.n, bound=found.bound, e_value=e, limit=limit)
 
@@ -377,7 +377,7 @@ def proves(name: str) -> bool:
 
 
 def rejection(name: str) -> AnyReason:
-    """What a rollout is told to have ended with; a gate of another release has a word of its own."""
+    """The reason with which a gate ends a rollout; a gate of another release has a word of its own."""
     reason = KNOWN[name].reason if name in KNOWN else None
     return reason or as_said(f"{name.capitalize()}Rejected")
 

@@ -28,9 +28,9 @@ def without_idle_ramps(seen: Seen, draft: Draft) -> Draft:
     measured = stable.plan.content_hash == draft.measured.plan_hash
     if not idle or not tunes or not measured or draft.tuning.unpaying == stable.name:
         return draft
-    told = f"{stable.name}: {', '.join(idle)} costs more than it saves; looking for a better plan"
+    message = f"{stable.name}: {', '.join(idle)} costs more than it saves; looking for a better plan"
     tuning = replace(draft.tuning, unpaying=stable.name, tuned_for="", next_attempt_at=None)
-    return replace(draft.telling(Event(Reason.RAMP_DOES_NOT_PAY, told)), tuning=tuning)
+    return replace(draft.with_events(Event(Reason.RAMP_DOES_NOT_PAY, message)), tuning=tuning)
 
 
 def proposed(seen: Seen, draft: Draft) -> tuple[Draft, Tuned, PinJudged]:
@@ -49,14 +49,14 @@ def proposed(seen: Seen, draft: Draft) -> tuple[Draft, Tuned, PinJudged]:
     )
     tuned = tune_or_wait(view)
     if tuned.withdraw and held is not None:
-        draft = draft.writing_rollout(held.name, withdrawn(held, tuned.withdraw, now=seen.now))
+        draft = draft.with_rollout_status(held.name, withdrawn(held, tuned.withdraw, now=seen.now))
     pin = _pin_judged(seen, draft)
     for new in (tuned.new_config, pin.new_config):
         if new is not None and new.name not in seen.snapshot.configs:
-            draft = draft.creating(new, seen.now)
+            draft = draft.with_config(new, seen.now)
         elif new is not None:
-            draft = draft.writing(new.name, new.status)
-    return draft.telling(*tuned.events, *pin.events), tuned, pin
+            draft = draft.with_config_status(new.name, new.status)
+    return draft.with_events(*tuned.events, *pin.events), tuned, pin
 
 
 def concluded(seen: Seen, draft: Draft, tuned: Tuned) -> tuple[Draft, Tuned]:
@@ -67,10 +67,10 @@ def concluded(seen: Seen, draft: Draft, tuned: Tuned) -> tuple[Draft, Tuned]:
     if tuned.withdraw:
         draft = replace(draft, rollout=None)
     if tuned.stable_over_budget:
-        draft = draft.telling(Event(Reason.DRIFT_DETECTED, tuned.stable_over_budget, warning=True))
+        draft = draft.with_events(Event(Reason.DRIFT_DETECTED, tuned.stable_over_budget, warning=True))
         draft = drifted(seen, draft, draft.stable, tuned.stable_over_budget)
     elif tuned.stable_not_allowed:
-        draft = draft.telling(Event(Reason.EXITS_OFF, tuned.stable_not_allowed))
+        draft = draft.with_events(Event(Reason.EXITS_OFF, tuned.stable_not_allowed))
     else:
         return draft, tuned
     draft = replace(draft, stable=draft.baseline)

@@ -1,4 +1,4 @@
-"""What one pass sees of a service whose workers have told of their model: sorted by whom it concerns, the same for every step."""
+"""What one pass sees of a service whose workers have reported their model: sorted by whom it concerns, the same for every step."""
 
 from __future__ import annotations
 

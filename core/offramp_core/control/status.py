@@ -56,12 +56,12 @@ def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, do
     return summarised(status)
 
 
-def quarantine_told(seen: Seen, draft: Draft) -> Draft:
+def quarantine_reported(seen: Seen, draft: Draft) -> Draft:
     """An event for each worker that is not pooled any more, once."""
     found = _not_pooled(seen, draft)
     for name in sorted(set(found) - set(seen.service.status.workers.quarantined)):
-        told = f"{name}: {found[name]}; it is not pooled"
-        draft = draft.telling(Event(Reason.WORKER_QUARANTINED, told, warning=True))
+        message = f"{name}: {found[name]}; it is not pooled"
+        draft = draft.with_events(Event(Reason.WORKER_QUARANTINED, message, warning=True))
     return draft
 
 
@@ -81,7 +81,7 @@ def summarised(status: ServiceStatus) -> ServiceStatus:
 def capacity_of(
     snapshot: Snapshot, now: float, *, worker_rate: float = 0.0, exits_on: bool = False, at_risk: bool = False
 ) -> Capacity:
-    """What is known of the capacity with exits off; nothing new without workers that have told of themselves."""
+    """What is known of the capacity with exits off; nothing new without workers that have reported."""
     service = snapshot.service
     was = next((c.status for c in service.status.conditions if c.type == ConditionType.NO_EXIT_CAPACITY), "")
     return next_capacity(
