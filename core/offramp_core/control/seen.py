@@ -22,8 +22,9 @@ class Seen:
     """The snapshot's ``workers`` are those that serve the leading model: whatever another says is about other answers, so nothing of it is
     looked at. ``everybody`` are all, those of a version on ``trial`` included.
 
-    ``stores`` has the records of the model that is served, by ramp set. ``foreign`` and ``quarantined`` say why workers are not
-    pooled, by name. ``outvoted`` says that more ready workers serve another model, which a rollout under way keeps from leading.
+    ``stores`` has the records of the model that is served, by ramp set. ``foreign`` and ``quarantined`` say why workers are not pooled,
+    by name; ``trusted`` is what the others say, ``counts`` what they counted in all. ``outvoted`` says that more ready workers serve
+    another model, which a rollout under way keeps from leading.
     """
 
     snapshot: Snapshot
@@ -35,6 +36,8 @@ class Seen:
     stores: Mapping[str, RecordStore]
     foreign: Mapping[str, str]
     quarantined: Mapping[str, str]
+    trusted: tuple[Observations, ...]
+    counts: tuple[ArmCounts, ...]
     outvoted: bool
     now: float
     canary_lease_seconds: float
@@ -46,16 +49,6 @@ class Seen:
     @property
     def spec(self) -> ServiceSpec:
         return self.snapshot.service.spec
-
-    @property
-    def trusted(self) -> tuple[Observations, ...]:
-        """What workers counted that are pooled."""
-        seen = ((w.name, w.observations) for w in self.snapshot.workers)
-        return tuple(o for name, o in seen if o is not None and name not in self.quarantined)
-
-    @property
-    def counts(self) -> tuple[ArmCounts, ...]:
-        return tuple(c for o in self.trusted for c in o.counts)
 
     def working_set(self, sets: RampSetStatus) -> str:
         """Digest of the set that plans are looked for in."""
@@ -86,6 +79,9 @@ def see(
     leading = (served.backbone_digest, served.ramp_set_digest)
     others, ready = strangers(snapshot.workers, leading), votes(snapshot.workers)
     members = replace(snapshot, workers=tuple(w for w in snapshot.workers if w.name not in others))
+    distrusted = quarantined(members)
+    reports = ((w.name, w.observations) for w in members.workers)
+    trusted = tuple(o for name, o in reports if o is not None and name not in distrusted)
     return Seen(
         snapshot=members,
         everybody=(*snapshot.workers, *trial),
@@ -95,7 +91,9 @@ def see(
         update=update,
         stores=_stores(snapshot, served.backbone_digest),
         foreign=foreign(snapshot.workers, others),
-        quarantined=quarantined(members),
+        quarantined=distrusted,
+        trusted=trusted,
+        counts=tuple(c for o in trusted for c in o.counts),
         outvoted=max(ready.values()) > ready[leading],
         now=now,
         canary_lease_seconds=canary_lease_seconds,
