@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from offramp_core.control.capacity import headroom
+from offramp_core.control.gates import proves
 from offramp_core.control.objects import FINISHED, Config, Measured, Rollout, RolloutStatus, ServiceStatus
 from offramp_core.control.pace import Standing
 from offramp_core.control.snapshot import Decision, Worker
@@ -393,7 +394,7 @@ def _rollout_samples(rollouts: tuple[Rollout, ...], decision: Decision) -> Itera
     if status.phase_started_at is not None and not status.finished:
         yield "earlyexit_rollout_phase_start_timestamp_seconds", (), status.phase_started_at
     for gate in status.gates:
-        if gate.log_limit > 0 and gate.name != "acceptance":  # whose evidence is of the good
+        if gate.log_limit > 0 and not proves(gate.name):  # whose evidence is of the good
             yield "earlyexit_rollout_gate_evidence_ratio", (gate.name,), gate.log_e_value / gate.log_limit
         if gate.exposure is not None:
             yield "earlyexit_rollout_gate_exposure_ratio", (gate.name,), gate.exposure

@@ -8,6 +8,7 @@ from typing import Any
 
 from offramp_cli.source.source import RefusedError
 from offramp_core.control.codec import format_time
+from offramp_core.control.gates import proves
 from offramp_core.control.objects import Rollout
 from offramp_core.control.rollout import awaits_approval
 from offramp_core.control.tuner import TUNE
@@ -38,7 +39,7 @@ def promote(family: Family, rollout: Rollout) -> Change:
     if rollout.decision == "Promote" and not rollout.status.finished:
         return Change(f"{rollout.name} is told to promote already")
     _check_open(rollout, "promote")
-    missing = [g for g in rollout.status.gates if g.name == "acceptance" and g.state not in ("Clear", "NotApplicable")]
+    missing = [g for g in rollout.status.gates if proves(g.name) and g.state not in ("Clear", "NotApplicable")]
     if missing and rollout.status.phase != "AwaitingPromotion":
         raise RefusedError(
             f"{rollout.to_config} is not certified and has not earned acceptance yet ({missing[0].k} of {missing[0].n} audits disagreed); "

@@ -5,10 +5,34 @@ from __future__ import annotations
 from dataclasses import replace
 
 from offramp_core.control.audit import worth_one
+from offramp_core.control.draft import Draft
 from offramp_core.control.objects import Config, Measured, Rollout, Service, SliceStop, TuningStatus
 from offramp_core.control.rollout import CANARY_SERVES
+from offramp_core.control.seen import Seen
+from offramp_core.control.trust import last_epoch
 from offramp_core.plan import Plan
 from offramp_core.protocol import ArmPlan, PlanDocument, Withdrawn
+
+MAX_HELD_SETS = 2  # that a worker holds
+
+
+def drafted(seen: Seen, draft: Draft) -> PlanDocument:
+    """What workers should run as a pass has decided so far."""
+    snapshot = seen.snapshot
+    newest = last_epoch(seen.everybody, seen.quarantined, published=snapshot.published, rollouts=snapshot.rollouts)
+    return plan_document(
+        seen.service,
+        draft.stable,
+        epoch=newest + 1,
+        canary_lease_seconds=seen.canary_lease_seconds,
+        tuning=draft.tuning,
+        measured=draft.measured_of_stable,
+        rollout=draft.rollout,
+        canary=draft.canary,
+        ramp_sets=_held_sets(seen, draft),
+        capture_since=draft.ramp_sets.capture_since_at,
+        withdrawn=(*draft.withdrawn, *_stopped(draft.rollout)),
+    )
 
 
 def plan_document(
@@ -60,6 +84,25 @@ def plan_document(
         capture_since=capture_since,
         withdrawn=withdrawn,
     )
+
+
+def _held_sets(seen: Seen, draft: Draft) -> tuple[str, ...]:
+    """What workers hold besides the sets of their arms: at most two in all, the one on trial first."""
+    sets, own = draft.ramp_sets, seen.served.ramp_set_digest
+    if not sets.current and not sets.candidate:
+        return ()
+    arms = [c.plan.ramp_set_digest for c in (draft.stable, draft.canary) if c is not None and not c.plan.exits_off]
+    tuned = (sets.candidate, sets.current or own) if seen.spec.mode in ("Auto", "Recommend") else ()
+    wanted = dict.fromkeys([*arms, *filter(None, tuned)])
+    return tuple(sorted(list(wanted)[:MAX_HELD_SETS]))
+
+
+def _stopped(rollout: Rollout | None) -> tuple[Withdrawn, ...]:
+    """The canary that is being rolled back."""
+    if rollout is None or rollout.status.phase != "RollingBack":
+        return ()
+    status = rollout.status
+    return (Withdrawn(rollout.to_config, status.reason, status.message, rollout.name, status.outcome),)
 
 
 def differs(document: PlanDocument, published: PlanDocument | None) -> bool:

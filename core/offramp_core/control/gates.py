@@ -4,6 +4,9 @@ A gate never asks a plan to prove its worth again; the certificate did that. It 
 harm is overwhelming, and it is *Undecided* until a harmful plan would have been noticed (minimum exposure).
 An uncertified plan, a pin, has one gate more: it must earn acceptance. A canary may rest for days, paused or waiting for a person; evidence
 that accumulated over them would be blind to a change today, so a restarting detector watches along.
+
+A gate is one entry: what it judges, what its exposure is, its shares of the errors that a rollout may make, and its words. Nothing else
+need know of it, but for its row in docs/concepts/gates.md.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from offramp_core.evidence.exposure import audits_needed, reached
 from offramp_core.evidence.one_arm import Counts, alternatives, log_average_ratio, log_e_value
 from offramp_core.evidence.two_arm import log_e_share
 from offramp_core.evidence.words import e_value
-from offramp_core.reasons import Reason
+from offramp_core.reasons import AnyReason, Reason, as_said
 
 HARMFUL_SLOWDOWN = 1.2  # beyond the allowed overhead
 HARMFUL_FACTOR = 3.0  # a plan at three times its budget is what the accuracy gate must be able to notice
@@ -27,7 +30,6 @@ HARM_FACTORS = (2.0, 3.0, 5.0)
 POWER = 0.95
 WATCH_RUN_LENGTH = 1_000_000.0  # audits between false alarms of the detector over a canary at its budget; the workers' own has the same
 FAILING = 0.001  # of batches, that may fail by a model's own fault; where a stable arm serves it tells better
-N_GATES = 3  # slowness, failures, acceptance; accuracy has the confidence of its own budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,54 +71,100 @@ class GateInput:
         return self.weight / 100
 
 
-def gate_level(*, confidence: float, spent: float, n_steps: int, left: int) -> float:
-    """What each gate of the next of ``left`` steps may spend, of ``n_steps`` in all of which the others have ``spent`` their part.
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """``k`` of ``n`` events against ``bound``, and what that says: from ``log_limit`` on the gate decides."""
 
-    An even share of what is left, so that editing the steps in mid-rollout leaves the sum as it is. Steps that are added when all of it is
-    given out have a little more each: 1/n^2 of it, less than two thirds together.
+    n: int
+    k: int
+    bound: float
+    log_e_value: float
+    log_limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """``seen`` of the ``needed`` observations, in the unit ``of``, with which a harmful plan would show itself."""
+
+    seen: int
+    needed: int
+    of: str
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How a reading is put into words: what was ``counted`` and what it is held ``against``, and the message of each state."""
+
+    counted: str = "{k} of {n}"
+    against: str = "{bound}"
+    rejected: str = "{k} of {n} against {bound:.3g}: e-value {e_value} passes the limit {limit}"
+    waiting: str = "{seen} of {needed} {of} with which a harmful plan would show itself"
+    clear: str = "{k} of {n} against {bound:.3g}: no evidence of harm"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One gate; called with what is given it reads the step.
+
+    ``judge`` weighs the evidence, or says why the gate does not apply. ``shares`` are those of the false rejections that a rollout may make,
+    of which a gate with a level of its own has none. ``reason`` is the reason with which it ends a rollout. A gate that ``proves`` looks
+    for evidence of the good: it is Clear once that is overwhelming, and rejects nothing. ``reads_audits`` says that audits decide, so that
+    what one of them is worth must be known. ``remark`` adds to the message. ``alone`` are the words of a step without a stable arm.
     """
-    whole = (1 - confidence) / N_GATES
-    return max((whole - spent) / left, whole / n_steps**2)
+
+    name: str
+    judge: Callable[[GateInput], Evidence | str]
+    exposure: Callable[[GateInput], Exposure] | None = None
+    shares: int = 0
+    reason: Reason | None = None
+    words: Words = Words()
+    alone: Words | None = None
+    reads_audits: bool = False
+    proves: bool = False
+    remark: Callable[[GateStatus, GateInput], str] | None = None
+
+    def __call__(self, given: GateInput) -> GateStatus:
+        found = self.judge(given)
+        if isinstance(found, str):
+            return GateStatus(self.name, "NotApplicable", message=found)
+        reading = self._of_good(found) if self.proves else self._of_harm(found, given)
+        more = self.remark(reading, given) if self.remark is not None else ""
+        return replace(reading, message=f"{reading.message}; {more}") if more else reading
+
+    def decided_by_audits(self, reading: GateStatus) -> bool:
+        """Whether audits have brought about what this reading says."""
+        return self.reads_audits and reading.state == ("Clear" if self.proves else "Rejected")
+
+    def _of_harm(self, found: Evidence, given: GateInput) -> GateStatus:
+        asked = self.exposure(given) if self.exposure is not None else Exposure(0, 0, "")
+        state: GateState
+        if found.log_e_value >= found.log_limit:
+            state, message = "Rejected", self._message(self.words.rejected, found)
+        elif asked.seen < asked.needed:
+            state = "Undecided"
+            message = self.words.waiting.format(seen=asked.seen, needed=asked.needed, of=asked.of)
+        else:
+            state, message = "Clear", self._message(self.words.clear, found)
+        return GateStatus(
+            self.name, state, found.n, found.k, found.bound, round(found.log_e_value, 6), round(found.log_limit, 6), asked.needed, message,
+            exposure=reached(asked.seen, asked.needed),
+        )  # fmt: skip
+
+    def _of_good(self, found: Evidence) -> GateStatus:
+        earned = found.log_e_value >= found.log_limit
+        return GateStatus(
+            self.name, "Clear" if earned else "Undecided", found.n, found.k, found.bound, found.log_e_value, found.log_limit,
+            message=self.words.clear if earned else self.words.waiting,
+            exposure=reached(found.log_e_value, found.log_limit),
+        )  # fmt: skip
+
+    @staticmethod
+    def _message(words: str, found: Evidence) -> str:
+        e, limit = e_value(found.log_e_value), e_value(found.log_limit)
+        return words.format(k=found.k, n=found.n, bound=found.bound, e_value=e, limit=limit)
 
 
-def accuracy(given: GateInput) -> GateStatus:
-    """Disagreements among the canary's audits since the step began against the budget (one arm), with the budget's own confidence.
-
-    Earlier steps do not count: what was learnt before the inputs drifted would hide what they do now. The test of a step may be wrong
-    5 % of the time about a plan *exactly at* its budget; a plan at half of it falls in 0.1 %. A level divided by gates and steps would
-    protect the former at the price of 367 instead of 219 audits to stop a plan at five budgets.
-    """
-    arm, alpha = given.tally.canary, 1 - given.accuracy_confidence
-    harmful = harmful_rates(given.budget)
-    return _judge(
-        "accuracy",
-        n=arm.audited,
-        k=arm.disagreements,
-        bound=given.budget,
-        evidence=log_average_ratio(
-            arm.disagreements, arm.audited, p0=given.budget, grid=harmful, design_effect=given.design_effect
-        ),
-        limit=math.log(1 / alpha),
-        seen=arm.audited,
-        needed=math.ceil(
-            given.design_effect
-            * audits_needed(
-                budget=given.budget, harmful=HARMFUL_FACTOR * given.budget, alpha=alpha, power=POWER, grid=harmful
-            )
-        ),
-        of="audits",
-    )
-
-
-def drift(given: GateInput) -> GateStatus:
-    """The restarting detector over the canary's audits: a change is noticed as soon after a quiet week as after a quiet minute."""
-    evidence = math.log(max(1.0, detector.statistic(given.watch)))
-    limit = math.log(WATCH_RUN_LENGTH)
-    rejected = evidence >= limit
-    return GateStatus(
-        "drift", "Rejected" if rejected else "Clear", given.watch.n, 0, given.budget, round(evidence, 6), round(limit, 6),
-        message="answers changed while the canary served" if rejected else "no change",
-    )  # fmt: skip
+# --- accuracy --------------------------------------------------------------------------------------
 
 
 def harmful_rates(budget: float) -> tuple[float, ...]:
@@ -124,7 +172,64 @@ def harmful_rates(budget: float) -> tuple[float, ...]:
     return alternatives(budget, harm_factors=HARM_FACTORS)
 
 
-def slowness(given: GateInput) -> GateStatus:
+def _accuracy(given: GateInput) -> Evidence:
+    """Disagreements among the canary's audits since the step began against the budget (one arm), with the budget's own confidence.
+
+    Earlier steps do not count: what was learnt before the inputs drifted would hide what they do now. The test of a step may be wrong
+    5 % of the time about a plan *exactly at* its budget; a plan at half of it falls in 0.1 %. A level divided by gates and steps would
+    protect the former at the price of 367 instead of 219 audits to stop a plan at five budgets.
+    """
+    arm, budget = given.tally.canary, given.budget
+    evidence = log_average_ratio(
+        arm.disagreements, arm.audited, p0=budget, grid=harmful_rates(budget), design_effect=given.design_effect
+    )
+    return Evidence(arm.audited, arm.disagreements, budget, evidence, math.log(1 / (1 - given.accuracy_confidence)))
+
+
+def _audits(given: GateInput) -> Exposure:
+    budget, alpha = given.budget, 1 - given.accuracy_confidence
+    needed = audits_needed(
+        budget=budget, harmful=HARMFUL_FACTOR * budget, alpha=alpha, power=POWER, grid=harmful_rates(budget)
+    )
+    return Exposure(given.tally.canary.audited, math.ceil(given.design_effect * needed), "audits")
+
+
+accuracy = Gate(
+    "accuracy",
+    judge=_accuracy,
+    exposure=_audits,
+    reason=Reason.ACCURACY_REJECTED,
+    words=Words("{k} of {n} audits disagreed", "budget {bound}"),
+    reads_audits=True,
+)
+
+
+# --- drift -----------------------------------------------------------------------------------------
+
+
+def _drift(given: GateInput) -> Evidence:
+    """The restarting detector over the canary's audits: a change is noticed as soon after a quiet week as after a quiet minute."""
+    evidence = math.log(max(1.0, detector.statistic(given.watch)))
+    return Evidence(given.watch.n, 0, given.budget, evidence, math.log(WATCH_RUN_LENGTH))
+
+
+drift = Gate(
+    "drift",
+    judge=_drift,
+    reason=Reason.DRIFT_REJECTED,
+    words=Words(
+        "{n} audits watched for a change",
+        rejected="answers changed while the canary served",
+        clear="no change",
+    ),
+    reads_audits=True,
+)
+
+
+# --- slowness --------------------------------------------------------------------------------------
+
+
+def _slowness(given: GateInput) -> Evidence | str:
     """Of the slow batches, the canary's share against its weight (two arms).
 
     The stable arm's are those above its frozen p90, the canary's those above (1 + max overhead) times that, so the overhead that the
@@ -136,23 +241,14 @@ def slowness(given: GateInput) -> GateStatus:
     The unit is the batch: requests of one batch are slow together, so counting requests would reject an identical canary.
     """
     if given.weight >= 100:
-        return GateStatus("slowness", "NotApplicable", message="no stable arm to compare with at weight 100")
-    canary, stable = given.tally.canary, given.tally.stable
-    slow = canary.slow + stable.slow
+        return "no stable arm to compare with at weight 100"
+    canary, slow = given.tally.canary, given.tally.canary.slow + given.tally.stable.slow
     evidence = log_e_share(canary.slow, slow, share=given.share)
-    reading = _judge(
-        "slowness",
-        n=slow,
-        k=canary.slow,
-        bound=given.share,
-        evidence=evidence,
-        limit=given.log_limit,
-        seen=canary.judged + stable.judged,
-        needed=given.slow_needed,
-        of="judged batches",
-    )
-    left = not_excluded(reading, given.slow_excluded)
-    return replace(reading, message=f"{reading.message}; {left}") if left else reading
+    return Evidence(slow, canary.slow, given.share, evidence, given.log_limit)
+
+
+def _judged_batches(given: GateInput) -> Exposure:
+    return Exposure(given.tally.canary.judged + given.tally.stable.judged, given.slow_needed, "judged batches")
 
 
 def not_excluded(gate: GateStatus, excluded: float | None) -> str:
@@ -177,62 +273,82 @@ def not_excluded(gate: GateStatus, excluded: float | None) -> str:
     return f"{left}, {excluded:g} x {'will' if ahead else 'is'}" if excluded else f"{left}, nor is any other slowdown"
 
 
-def failures(given: GateInput) -> GateStatus:
+slowness = Gate(
+    "slowness",
+    judge=_slowness,
+    exposure=_judged_batches,
+    shares=1,
+    reason=Reason.SLOWNESS_REJECTED,
+    words=Words("{k} of {n} slow batches were the canary's", "its weight, {bound}"),
+    remark=lambda reading, given: not_excluded(reading, given.slow_excluded),
+)
+
+
+# --- failures --------------------------------------------------------------------------------------
+
+
+def _failures(given: GateInput) -> Evidence:
     """Of the failed batches, the canary's share against its weight (two arms).
 
     At weight 100 there is no stable arm: then all that can be said is whether more fail than any model that serves may.
     """
     canary, stable = given.tally.canary, given.tally.stable
     if given.weight >= 100:
-        return _judge(
-            "failures",
-            n=canary.batches,
-            k=canary.failed,
-            bound=FAILING,
-            evidence=log_e_value(canary.failed, canary.batches, p0=FAILING),
-            limit=given.log_limit,
-        )
-    evidence = log_e_share(canary.failed, canary.failed + stable.failed, share=given.share)
-    return _judge(
-        "failures",
-        n=canary.failed + stable.failed,
-        k=canary.failed,
-        bound=given.share,
-        evidence=evidence,
-        limit=given.log_limit,
-    )
+        evidence = log_e_value(canary.failed, canary.batches, p0=FAILING)
+        return Evidence(canary.batches, canary.failed, FAILING, evidence, given.log_limit)
+    failed = canary.failed + stable.failed
+    evidence = log_e_share(canary.failed, failed, share=given.share)
+    return Evidence(failed, canary.failed, given.share, evidence, given.log_limit)
 
 
-def acceptance(given: GateInput) -> GateStatus:
+failures = Gate(
+    "failures",
+    judge=_failures,
+    shares=1,
+    reason=Reason.FAILURES_REJECTED,
+    words=Words("{k} of {n} failed batches were the canary's", "its weight, {bound}"),
+    alone=Words("{k} of {n} batches failed", "what a model may fail, {bound}"),
+)
+
+
+# --- acceptance ------------------------------------------------------------------------------------
+
+
+def _acceptance(given: GateInput) -> Evidence | str:
     """An uncertified plan must show that its disagreement is below the budget before it may be promoted.
 
     One test for the whole attempt: evidence of the plan's audits in all steps, so that a further step is no further chance, at a level of its
     own among all tests of the service, so that a further attempt is none either. What it gives is as good as a certificate.
     """
     if given.certified:
-        return GateStatus("acceptance", "NotApplicable", message="the plan is certified")
+        return "the plan is certified"
     arm = given.tally.canary
     seen = given.attempt or Counts(arm.audited, arm.disagreements)
     evidence = log_e_value(seen.k, seen.n, p0=given.budget, alternative="less", design_effect=given.design_effect)
     limit = max(given.log_limit, -math.log(min(given.acceptance_level, 1 - given.accuracy_confidence)))
-    accepted = evidence >= limit
-    return GateStatus(
-        "acceptance", "Clear" if accepted else "Undecided", seen.n, seen.k, given.budget, evidence, limit,
-        message="earned" if accepted else "uncertified: its e-value must reach the limit before it may be promoted",
-        exposure=reached(evidence, limit),
-    )  # fmt: skip
+    return Evidence(seen.n, seen.k, given.budget, evidence, limit)
 
 
-GATES: tuple[Callable[[GateInput], GateStatus], ...] = (accuracy, drift, slowness, failures, acceptance)
+acceptance = Gate(
+    "acceptance",
+    judge=_acceptance,
+    shares=1,
+    words=Words(
+        "{k} of {n} audits disagreed",
+        "budget {bound}",
+        waiting="uncertified: its e-value must reach the limit before it may be promoted",
+        clear="earned",
+    ),
+    reads_audits=True,
+    proves=True,
+)
 
 
-# What a rollout is told to have ended with; acceptance is earned or not, and rejects nothing.
-REJECTIONS: Mapping[str, Reason] = {
-    "accuracy": Reason.ACCURACY_REJECTED,
-    "drift": Reason.DRIFT_REJECTED,
-    "slowness": Reason.SLOWNESS_REJECTED,
-    "failures": Reason.FAILURES_REJECTED,
-}
+# --- all of them -----------------------------------------------------------------------------------
+
+GATES: tuple[Gate, ...] = (accuracy, drift, slowness, failures, acceptance)
+N_GATES = sum(gate.shares for gate in GATES)
+KNOWN: Mapping[str, Gate] = {gate.name: gate for gate in GATES}
 
 
 def read_gates(given: GateInput) -> tuple[GateStatus, ...]:
@@ -240,22 +356,35 @@ def read_gates(given: GateInput) -> tuple[GateStatus, ...]:
     return tuple(gate(given) for gate in GATES)
 
 
-def _judge(
-    name: str, *, n: int, k: int, bound: float, evidence: float, limit: float, seen: int = 0, needed: int = 0, of: str = ""
-) -> GateStatus:  # fmt: skip
-    """A reading. ``seen`` of ``needed`` observations are the exposure, in the unit ``of``."""
-    state: GateState
-    if evidence >= limit:
-        state, message = (
-            "Rejected",
-            f"{k} of {n} against {bound:.3g}: e-value {e_value(evidence)} passes the limit {e_value(limit)}",
-        )
-    elif seen < needed:
-        state, message = (
-            "Undecided",
-            f"{seen} of {needed} {of} with which a harmful plan would show itself",
-        )
-    else:
-        state, message = "Clear", f"{k} of {n} against {bound:.3g}: no evidence of harm"
-    exposure = reached(seen, needed)
-    return GateStatus(name, state, n, k, bound, round(evidence, 6), round(limit, 6), needed, message, exposure)
+def gate_level(*, confidence: float, spent: float, n_steps: int, left: int) -> float:
+    """What each gate of the next of ``left`` steps may spend, of ``n_steps`` in all of which the others have ``spent`` their part.
+
+    An even share of what is left, so that editing the steps in mid-rollout leaves the sum as it is. Steps that are added when all of it is
+    given out have a little more each: 1/n^2 of it, less than two thirds together.
+    """
+    whole = (1 - confidence) / N_GATES
+    return max((whole - spent) / left, whole / n_steps**2)
+
+
+def decided_by_audits(reading: GateStatus) -> bool:
+    """Whether audits have brought about what a reading says."""
+    return reading.name in KNOWN and KNOWN[reading.name].decided_by_audits(reading)
+
+
+def proves(name: str) -> bool:
+    """Whether the evidence of the gate of this name is of the good, and not of harm."""
+    return name in KNOWN and KNOWN[name].proves
+
+
+def rejection(name: str) -> AnyReason:
+    """The reason with which a gate ends a rollout; a gate of another release has a word of its own."""
+    reason = KNOWN[name].reason if name in KNOWN else None
+    return reason or as_said(f"{name.capitalize()}Rejected")
+
+
+def words(reading: GateStatus) -> Words:
+    """The words for a reading, which a gate of another release may have made."""
+    gate = KNOWN.get(reading.name)
+    if gate is None:
+        return Words()
+    return gate.alone if gate.alone is not None and reading.bound == FAILING else gate.words

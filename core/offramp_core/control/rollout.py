@@ -16,7 +16,7 @@ from typing import get_args
 
 from offramp_core.certify import allowance
 from offramp_core.control.audit import eager_rate, worth_one
-from offramp_core.control.gates import REJECTIONS, GateInput, gate_level, read_gates
+from offramp_core.control.gates import GateInput, decided_by_audits, gate_level, proves, read_gates, rejection
 from offramp_core.control.objects import (
     ArmTally,
     Config,
@@ -157,31 +157,34 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a rule decided: the next status, and an event when people should hear of it."""
+    """What a rule decided: the next status, and an event when people should hear of it.
+
+    ``clustering`` is what was measured of how much requests resemble each other, None where nobody asked or nobody could say.
+    """
 
     status: RolloutStatus
     event: Event | None = None
+    clustering: float | None = None
 
 
 Rule = Callable[[RolloutView], Change | None]
 
-DECIDED_BY_AUDITS = (("acceptance", "Clear"), ("accuracy", "Rejected"), ("drift", "Rejected"))
 UNCLEAR = "mistakes come together over so many requests that nobody can say what an audit is worth; name the streams they come from"
 
 
 def advance(view: RolloutView) -> Change:
     """One pass over one unfinished rollout: read the gates, then let the first rule that applies decide."""
     view = replace(view, ledger=_with_overdue(view))
-    status = replace(view.status, ledger=view.ledger)
+    status, clustering = replace(view.status, ledger=view.ledger), None
     if status.phase in CANARY_SERVES and status.objective == intent_key(view.service):
         status = replace(status, watch=_watched(view), restarts=_restarts(view), acceptance_test=_acceptance_test(view))
-        status = _judged(replace(view, rollout=replace(view.rollout, status=status)))
+        status, clustering = _judged(replace(view, rollout=replace(view.rollout, status=status)))
     view = replace(view, rollout=replace(view.rollout, status=status))
     for rule in RULES:
         change = rule(view)
         if change is not None:
-            return change
-    return Change(status)
+            return replace(change, clustering=clustering)
+    return Change(status, clustering=clustering)
 
 
 def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
@@ -207,25 +210,27 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
     )
 
 
-def _judged(view: RolloutView) -> RolloutStatus:
-    """The status with its gates read. No tuning may ever have measured what a label is worth where a plan is pinned: before audits decide
-    about it, the records that came with them tell."""
+def _judged(view: RolloutView) -> tuple[RolloutStatus, float | None]:
+    """The status with its gates read, and the clustering that was measured for it.
+
+    No tuning may ever have measured what a label is worth where a plan is pinned: before audits decide about it, the records that came with
+    them tell.
+    """
     status = replace(view.status, gates=gate_readings(view))
-    if view.certified or not any((gate.name, gate.state) in DECIDED_BY_AUDITS for gate in status.gates):
-        return status
+    if view.certified or not any(map(decided_by_audits, status.gates)):
+        return status, None
     clustering, tuning = view.clustering(), view.service.status.tuning
     if clustering is None:
-        doubted = (
-            replace(g, state="Undecided", message=UNCLEAR) if g.name == "acceptance" else g for g in status.gates
-        )
-        return replace(status, gates=tuple(doubted))
+        doubted = (replace(g, state="Undecided", message=UNCLEAR) if proves(g.name) else g for g in status.gates)
+        return replace(status, gates=tuple(doubted)), None
     if clustering <= tuning.clustering:
-        return status
+        return status, clustering
     known = replace(view.service.status, tuning=replace(tuning, clustering=clustering))
     view = replace(view, service=replace(view.service, status=known))
     arm = view.ledger.total.canary
     status = replace(status, watch=_updated(detector.init(), view, n=arm.audited, k=arm.disagreements))
-    return replace(status, gates=gate_readings(replace(view, rollout=replace(view.rollout, status=status))))
+    judged = replace(view, rollout=replace(view.rollout, status=status))
+    return replace(status, gates=gate_readings(judged)), clustering
 
 
 def _worth_one(view: RolloutView) -> float:
@@ -338,8 +343,7 @@ def a_gate_rejects(view: RolloutView) -> Change | None:
     rejected = next((gate for gate in view.status.gates if gate.state == "Rejected"), None)
     if rejected is None:
         return None
-    reason = REJECTIONS.get(rejected.name) or as_said(f"{rejected.name.capitalize()}Rejected")  # of another release
-    return _stop(view, "RolledBack", reason, rejected.message)
+    return _stop(view, "RolledBack", rejection(rejected.name), rejected.message)
 
 
 # --- rules: endings --------------------------------------------------------------------------------
@@ -611,7 +615,7 @@ def acceptance_level(status: RolloutStatus, service: Service) -> float:
 
 def has_earned_acceptance(status: RolloutStatus, service: Service) -> bool:
     """Whether a canary showed that its plan keeps to the budget, for what is asked now."""
-    cleared = any(gate.name == "acceptance" and gate.state == "Clear" for gate in status.gates)
+    cleared = any(proves(gate.name) and gate.state == "Clear" for gate in status.gates)
     return cleared and status.objective == intent_key(service)
 
 
@@ -691,7 +695,7 @@ def _restarts(view: RolloutView) -> dict[str, int]:
 def _not_overruled(view: RolloutView) -> str:
     """Why a person's Promote does not promote yet."""
     waiting = [gate.name for gate in view.status.gates if gate.state not in PASSING]
-    uncertified = "the plan is uncertified, and " if "acceptance" in waiting else ""
+    uncertified = "the plan is uncertified, and " if any(map(proves, waiting)) else ""
     return f"spec.decision: Promote overrules no gate: {uncertified}{', '.join(waiting) or 'the step'} must pass first"
 
 

@@ -42,9 +42,13 @@ HARMFUL_FACTOR = 3.0  # a version at three times a bound is what a gate must be 
 WORSE = 1.5  # a version may miss so many times what the other one misses, as both have the same load
 MOST_MISSED = 0.9  # above it there is nothing to compare
 MIN_REQUESTS = 100  # of the other version, before its share says anything
-N_GATES = 2
 POWER = 0.95
 TOLD_EVERY_SECONDS = 10.0  # a status that changed with every request would be written with every pull
+REJECTIONS: Mapping[str, Reason] = {  # by gate
+    "failures": Reason.FAILURES_REJECTED,
+    "objective": Reason.OBJECTIVE_REJECTED,
+}
+N_GATES = len(REJECTIONS)
 WINDOW_SECONDS = 3600.0  # a version that waits for a person is judged by the last hour: evidence of a good week would hide a bad minute
 
 
@@ -299,8 +303,7 @@ def a_gate_rejects(view: VersionView) -> Version | None:
     rejected = next((gate for gate in view.status.gates if gate.state == "Rejected"), None)
     if rejected is None:
         return None
-    reason = Reason.OBJECTIVE_REJECTED if rejected.name == "objective" else Reason.FAILURES_REJECTED
-    return _reject(view, reason, rejected.message)
+    return _reject(view, REJECTIONS.get(rejected.name, Reason.FAILURES_REJECTED), rejected.message)
 
 
 def promotion_is_complete(view: VersionView) -> Version | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from offramp_core.control.gates import FAILING, not_excluded
+from offramp_core.control.gates import not_excluded, proves, words
 from offramp_core.control.objects import Condition, GateStatus, Rollout
 from offramp_core.evidence.words import e_value
 from offramp_core.reasons import Reason, Tone, condition_tone
@@ -19,22 +19,6 @@ from offramp_operator.explain.savings import savings_data
 from offramp_operator.explain.version import version_data
 from offramp_operator.explain.words import duration, share
 
-_ALONE = "failures at weight 100"
-_COUNTED = {
-    "accuracy": "{k} of {n} audits disagreed",
-    "drift": "{n} audits watched for a change",
-    "acceptance": "{k} of {n} audits disagreed",
-    "slowness": "{k} of {n} slow batches were the canary's",
-    "failures": "{k} of {n} failed batches were the canary's",
-    _ALONE: "{k} of {n} batches failed",
-}
-_BOUNDS = {
-    "accuracy": "budget {bound}",
-    "acceptance": "budget {bound}",
-    "slowness": "its weight, {bound}",
-    "failures": "its weight, {bound}",
-    _ALONE: "what a model may fail, {bound}",
-}
 _WAITS = {Reason.COLLECTING_LABELS, Reason.TUNING, Reason.ROLLING_OUT}
 
 
@@ -116,12 +100,12 @@ def readings(rollout: Rollout, now: float) -> list[Reading]:
 def _reading(gate: GateStatus, rollout: Rollout, now: float) -> Reading:
     if gate.state == "NotApplicable":
         return Reading(gate.name, gate.state, "-", "-", "-", "-", "-", gate.message)
-    kind = _ALONE if gate.name == "failures" and gate.bound == FAILING else gate.name
+    told = words(gate)
     return Reading(
         gate=gate.name,
         state=gate.state,
-        seen=_COUNTED.get(kind, "{k} of {n}").format(k=gate.k, n=gate.n),
-        against=_BOUNDS.get(kind, "{bound}").format(bound=share(gate.bound)),
+        seen=told.counted.format(k=gate.k, n=gate.n),
+        against=told.against.format(bound=share(gate.bound)),
         e_value=e_value(gate.log_e_value),
         limit=e_value(gate.log_limit),
         exposure="-" if gate.exposure is None else f"{math.floor(100 * gate.exposure)}%",
@@ -134,7 +118,7 @@ def meaning(gate: GateStatus, rollout: Rollout, now: float) -> str:
     if gate.state == "Rejected":
         return "the evidence of harm passed its limit: the canary goes"
     if gate.state == "Clear":
-        if gate.name == "acceptance":
+        if proves(gate.name):
             return "earned: surely below the budget"
         if cut_off := not_excluded(gate, rollout.status.slow_excluded):
             return f"no evidence of harm; {cut_off}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from markupsafe import Markup, escape
 
+from offramp_core.control.gates import proves
 from offramp_core.evidence.words import e_value
 from offramp_operator.explain.latency import Distribution, LatencyFacts
 from offramp_operator.explain.network import NetworkFacts, RampFacts
@@ -215,7 +216,7 @@ def evidence_chart(gate: str, curve: Sequence[CurvePoint], *, started_at: float 
     def height(log_e: float) -> float:
         return y(log_e / math.log(10))
 
-    earned = gate == "acceptance"
+    earned = proves(gate)
     parts = [
         element("rect", x=_EV_LEFT, y=_EV_TOP, width=inner_width, height=max(0.0, y(limit) - _EV_TOP), class_="zone-good" if earned else "zone-bad"),
         *_decades(highest, y),

@@ -1,0 +1,184 @@
+"""The status of a service as a pass leaves it: what people and the next pass read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+
+from offramp_core.control.audit import worth_one
+from offramp_core.control.capacity import SUSPICIOUS, Capacity, CapacityView, next_capacity, worker_rate
+from offramp_core.control.conditions import Facts, conditions, observe, workers_status
+from offramp_core.control.delivery import proven_models
+from offramp_core.control.draft import Draft
+from offramp_core.control.holdback import loss
+from offramp_core.control.objects import Condition, Rollout, RolloutSummary, ServiceStatus
+from offramp_core.control.rollout import CANARY_SERVES
+from offramp_core.control.seen import Seen
+from offramp_core.control.snapshot import Event, Snapshot, Worker
+from offramp_core.control.spec import Step
+from offramp_core.control.trust import not_pooled
+from offramp_core.control.tuner import PinJudged, Tuned
+from offramp_core.control.versions import serving_source
+from offramp_core.evidence.one_arm import log_e_value
+from offramp_core.plan import exits_off_plan
+from offramp_core.reasons import ConditionType, Reason
+
+
+def service_status(seen: Seen, draft: Draft, *, tuned: Tuned, pin: PinJudged, document_changed: bool) -> ServiceStatus:
+    """Everything that the service tells of itself after this pass."""
+    before, service, stable = seen.service.status, seen.service, draft.stable
+    facts = _facts(seen, draft, pin)
+    ids, costs = seen.served.chain(stable.plan.precision)
+    observed, latency, n, k = observe(facts, ids, costs, audits=draft.measured_of_stable.audits)
+    facts = replace(facts, capacity=_capacity(seen, draft, n=n, k=k))
+    settled = before.settled_generation
+    if facts.settled and not document_changed:
+        settled = service.generation
+    status = replace(
+        before,
+        observed_generation=service.generation,
+        settled_generation=settled,
+        stable_config=stable.name,
+        candidate_config=_candidate(draft, tuned),
+        rollout=_rollout_summary(draft.rollout, seen.spec.rollout.steps),
+        workers=workers_status(facts),
+        update=seen.update.status,
+        version=seen.version.status,
+        capacity=facts.capacity.status,
+        observed=observed if stable.name == before.stable_config else replace(observed, taken_at=None),
+        measured=draft.measured_of_stable,
+        tuning=draft.tuning,
+        ramp_sets=draft.ramp_sets,
+        pin=pin.status,
+        models=proven_models(before.models, seen.spec, _workers_of_the_spec(seen)),
+        conditions=conditions(facts, settled_generation=settled, observed=(latency, n, k)),
+    )
+    return summarised(status)
+
+
+def quarantine_reported(seen: Seen, draft: Draft) -> Draft:
+    """An event for each worker that is not pooled any more, once."""
+    found = _not_pooled(seen, draft)
+    for name in sorted(set(found) - set(seen.service.status.workers.quarantined)):
+        message = f"{name}: {found[name]}; it is not pooled"
+        draft = draft.with_events(Event(Reason.WORKER_QUARANTINED, message, warning=True))
+    return draft
+
+
+def summarised(status: ServiceStatus) -> ServiceStatus:
+    """Phase and message: the first condition that a person should look at."""
+    by_type: dict[str, Condition] = {c.type: c for c in status.conditions}
+    ready, stalled, reconciling = by_type["Ready"], by_type.get("Stalled"), by_type.get("Reconciling")
+    if stalled is not None:
+        return replace(status, phase="Stalled", message=stalled.message)
+    if ready.status != "True":
+        return replace(status, phase=str(ready.reason), message=ready.message)
+    if reconciling is not None:
+        return replace(status, phase="Reconciling", message=reconciling.message)
+    return replace(status, phase="Ready", message=ready.message)
+
+
+def capacity_of(
+    snapshot: Snapshot, now: float, *, worker_rate: float = 0.0, exits_on: bool = False, at_risk: bool = False
+) -> Capacity:
+    """What is known of the capacity with exits off; nothing new without workers that have reported."""
+    service = snapshot.service
+    was = next((c.status for c in service.status.conditions if c.type == ConditionType.NO_EXIT_CAPACITY), "")
+    return next_capacity(
+        CapacityView(
+            before=service.status.capacity,
+            worker_rate=worker_rate,
+            peak_rate=snapshot.load.peak_rate,
+            ready=sum(w.ready for w in snapshot.workers),
+            exits_on=exits_on,
+            at_risk=at_risk,
+            now=now,
+            watched_since=snapshot.watched_since,
+            autoscaling=service.spec.autoscaling,
+            scaling=snapshot.scaling,
+            was_short=was == "False",
+        )
+    )
+
+
+# --- pieces ----------------------------------------------------------------------------------------
+
+
+def _facts(seen: Seen, draft: Draft, pin: PinJudged) -> Facts:
+    """What the conditions are derived from, but for the capacity, which follows from what they observe."""
+    published = seen.snapshot.published
+    ready = [w for w in seen.everybody if w.ready]
+    acked = sum(published is not None and w.state is not None and w.state.epoch == published.epoch for w in ready)
+    return Facts(
+        service=seen.service,
+        workers=seen.everybody,
+        acked=acked,
+        stable=draft.stable,
+        counts=seen.counts,
+        pin=pin.status,
+        rollout=draft.rollout,
+        now=seen.now,
+        quarantined=_not_pooled(seen, draft),
+        foreign=frozenset(seen.foreign),
+        costs_time=_costs_time(seen, draft),
+        update=seen.update,
+        scaling=seen.snapshot.scaling,
+        ramp_sets=draft.ramp_sets,
+        version=seen.version,
+        route=seen.snapshot.route,
+        turn=seen.snapshot.turn,
+    )
+
+
+def _not_pooled(seen: Seen, draft: Draft) -> dict[str, str]:
+    return not_pooled(seen.snapshot.workers, {**seen.foreign, **seen.quarantined}, draft.rollout)
+
+
+def _costs_time(seen: Seen, draft: Draft) -> str:
+    """How a plan that the user insists on costs time, or empty."""
+    why = loss(draft.measured_of_stable, max_overhead=seen.spec.max_overhead)
+    return f"{draft.stable.name}: compared with the batches held back from it, {why}" if why else ""
+
+
+def _candidate(draft: Draft, tuned: Tuned) -> str:
+    """What may become stable: the canary, or a recommendation that waits for the user. What is being promoted is no candidate any more."""
+    name = draft.rollout.to_config if draft.rollout is not None else ""
+    if tuned.new_rollout is not None:
+        name = tuned.new_rollout.to_config
+    return "" if name == draft.stable.name else name
+
+
+def _rollout_summary(rollout: Rollout | None, steps: tuple[Step, ...]) -> RolloutSummary:
+    if rollout is None:
+        return RolloutSummary()
+    status = rollout.status
+    if status.phase not in CANARY_SERVES:
+        return RolloutSummary(rollout.name, status.phase)
+    still = sum(step.weight > status.weight for step in steps)
+    return RolloutSummary(rollout.name, f"Step {status.step + 1}/{status.step + 1 + still} {status.weight}%")
+
+
+def _workers_of_the_spec(seen: Seen) -> tuple[Worker, ...]:
+    """Those that were made with the model that the spec asks for."""
+    main = () if serving_source(seen.service) is not None else (*seen.snapshot.workers, *seen.everybody)
+    return (*main, *seen.trial)
+
+
+def _capacity(seen: Seen, draft: Draft, *, n: int, k: int) -> Capacity:
+    """``k`` of ``n`` audits of the stable plan disagreed."""
+    served, spec, rollout = seen.served, seen.spec, draft.rollout
+    off = exits_off_plan(backbone_digest=served.backbone_digest, ramp_set_digest=served.ramp_set_digest)
+    counts = (c for o in seen.trusted for c in (*o.counts, *o.held_back))
+    rate = worker_rate(served.costs, counts, exits_off_hash=off.content_hash, latency_seconds=spec.latency_seconds)
+    effect = worth_one(draft.tuning, rate=draft.tuning.audit_rate)
+    evidence = log_e_value(k, n, p0=spec.max_disagreement, design_effect=effect)
+    evidence /= log(1 / (1 - spec.confidence))
+    suspicion = max((w.state.suspicion for w in seen.everybody if w.ready and w.state is not None), default=0.0)
+    under_way = rollout is not None and rollout.status.phase != "Pending" and not rollout.status.finished
+    return capacity_of(
+        replace(seen.snapshot, workers=seen.everybody),
+        seen.now,
+        worker_rate=rate,
+        exits_on=not draft.stable.plan.exits_off,
+        at_risk=under_way or max(evidence, suspicion) >= SUSPICIOUS,
+    )
