@@ -1,8 +1,8 @@
 """The story that both demos tell, on whatever stage: this machine or a cluster.
 
-exits off → a certified plan → canary steps → promoted → a reckless pin is refused from the records → a looser
-budget brings a new canary, and the inputs drift under it → rolled back by evidence → tuned again on the new
-inputs. Traffic never stops, and every answer is compared with what the untouched model says.
+exits off → a certified plan → canary steps → promoted → a reckless pin is refused from the records → exits go off
+and on again, and the inputs drift under the canary that comes back → rolled back by evidence → tuned again on the
+new inputs, with a looser budget. Traffic never stops, and every answer is compared with what the untouched model says.
 """
 
 from __future__ import annotations
@@ -279,11 +279,9 @@ async def _acts(teller: Storyteller) -> Json:
     teller.say(f"refused: {refusal}")
     rollouts_of_pin = [r for r in await stage.rollouts() if r["spec"].get("cause") == "Pinned"]
 
-    await teller.user(
-        f"the user takes the pin back and loosens the budget to {settings.loose_budget}",
-        ramps=teller.ramps("Auto"),
-        objective=teller.objective(settings.loose_budget),
-    )
+    await teller.user("the user takes the pin back and turns exits off", ramps=teller.ramps("Disabled"))
+    await teller.until("exits to be off", lambda: teller.condition("AccuracyWithinBudget").get("reason") == "ExitsOff")
+    await teller.user("the user turns ramps on again", ramps=teller.ramps("Auto"))
     await teller.until(
         "a second canary to serve", lambda: "Step" in teller.last["status"].get("rollout", {}).get("summary", "")
     )
@@ -302,6 +300,10 @@ async def _acts(teller: Storyteller) -> Json:
     )
     verdict = next(r for r in rollouts if r["metadata"]["name"] == second)["status"]
     teller.mark(f"{verdict['verdict']}: {verdict.get('reason')} – {verdict.get('message')}")
+
+    await teller.user(
+        f"the user loosens the budget to {settings.loose_budget}", objective=teller.objective(settings.loose_budget)
+    )
 
     def promoted_on_new_inputs() -> bool:
         later = [r for r in rollouts if r["metadata"]["name"] not in (first, second)]

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -102,7 +103,11 @@ class Operator:
     def stop(self) -> None:
         """Finish what is in work, release the Lease and end; in the end by force, so that whoever watches the process starts it again."""
         if not self._stop.is_set():
-            asyncio.get_running_loop().call_later(END_SECONDS, self._on_lost)
+            last = threading.Timer(
+                END_SECONDS, self._on_lost
+            )  # no timer of the loop, which may hang or have ended before its threads
+            last.daemon = True
+            last.start()
         self._stop.set()
 
     async def _start(self) -> None:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -112,14 +113,14 @@ def test_a_process_that_cannot_end_in_order_is_ended_by_force(monkeypatch: pytes
         await asyncio.Event().wait()
 
     async def story() -> None:
-        forced = asyncio.Event()
+        forced = threading.Event()
         monkeypatch.setattr(runtime, "run", hang)
         monkeypatch.setattr(main, "END_SECONDS", 0.05)
         (tmp_path / "key").write_bytes(b"k" * 32)
         operator = main.Operator(parse_settings(ENVIRONMENT), read_signing_key(tmp_path / "key"), on_lost=forced.set)
         running = asyncio.create_task(operator.run())
         operator.stop()
-        await asyncio.wait_for(forced.wait(), 60)
+        assert await asyncio.to_thread(forced.wait, 60)
         assert not running.done()
         running.cancel()
 

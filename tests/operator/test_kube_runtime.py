@@ -19,7 +19,7 @@ from kubernetes import client as kubernetes_client
 from offramp_operator.kube import runtime
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.kinds import OWN, ROLLOUT, SERVICE, Kind, Object
-from offramp_operator.kube.watch import Feed
+from offramp_operator.kube.watch import RELIST_SECONDS, Feed, Freshness
 from offramp_operator.metrics import Metrics
 
 
@@ -107,6 +107,13 @@ def refused(status: int) -> Answer:
     return answer
 
 
+def raw(body: bytes, status: int = 200, **headers: str) -> Answer:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, status=status, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    return answer
+
+
 def listed(*names: str, more: str = "") -> Answer:
     async def answer(_: web.Request) -> web.StreamResponse:
         return web.json_response(
@@ -142,6 +149,8 @@ class ScriptedServer:
     kind: Kind = SERVICE
     lists: list[Answer] = field(default_factory=lambda: [listed()])
     watches: list[Answer] = field(default_factory=lambda: [never])
+    undiscovered: dict[str, Answer] = field(default_factory=dict)  # what is answered to the first look at these paths
+    others: Answer = never  # to watches of the other kinds
     tokens: tuple[str, ...] = ()  # that are taken; any where there is none
     asked: list[str] = field(default_factory=list)
     client: kubernetes_client.ApiClient = field(init=False)
@@ -151,10 +160,12 @@ class ScriptedServer:
             return await refused(401)(request)
         found = discovered().get(request.path)
         if found is not None:
-            return web.json_response(found)
+            return await self.undiscovered.pop(
+                request.path, raw(json.dumps(found).encode(), Content_Type="application/json")
+            )(request)
         watch = "watch" in request.query
         if request.path.rsplit("/", 1)[-1] != self.kind.plural:
-            return await (never if watch else listed())(request)
+            return await (self.others if watch else listed())(request)
         self.asked.append("watch" + request.query.get("resourceVersion", " now") if watch else f"list {request.query.get('continue', '')}".rstrip())  # fmt: skip
         answers = self.watches if watch else self.lists
         return await (answers.pop(0) if len(answers) > 1 else answers[0])(request)
@@ -208,7 +219,7 @@ def test_a_version_that_is_forgotten_before_a_watch_begins_is_no_end() -> None:
         async with server.serving():
             assert await following(server, seen, lambda: "news" in seen.names)
         assert server.asked == ["list", "watch9", "watch now", "watch now"]
-        assert seen.listed_anew == 2, "a watch from now on does not tell what was deleted"
+        assert seen.listed_anew == 1, "a watch from now on does not tell what was deleted"
 
     asyncio.run(story())
 
@@ -240,6 +251,97 @@ def test_a_server_that_breaks_every_watch_at_once_is_asked_ever_more_seldom(answ
             await following(server, seen, lambda: False, seconds=2.0)
         assert 2 <= sum(asked.startswith("watch") for asked in server.asked) < 12
         assert server.asked.count("list") < 12
+
+    asyncio.run(story())
+
+
+FAULT = {"kind": "Status", "code": 500, "message": "etcdserver: no leader"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        streamed(("ERROR", FAULT), ends=True), raw(b'{"type": "ADDED", "obj'), raw(b'{"type": "ADDED", "object": "\xc3'), refused(408), refused(503),
+        raw(b"\xff", 503), raw(b"{}", 429, Retry_After="Wed, 21 Oct 2026 07:28:00 GMT"), raw(b"{}", 429, Retry_After="1"),
+    ],
+    ids=["a fault within", "cut in a line", "cut in a character", "408", "503", "503 of a balancer", "429 till a date", "429"],
+)  # fmt: skip
+def test_what_a_busy_or_broken_server_answers_to_a_watch_is_no_end(answer: Answer) -> None:
+    async def story() -> None:
+        server, seen = ScriptedServer(watches=[streamed(("ADDED", made("news")))]), Seen()
+        server.watches.insert(0, answer)
+        async with server.serving():
+            assert await following(server, seen, lambda: "news" in seen.names)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "answer", [refused(408), raw(b"\xff", 503), raw(b"[]", 500), refused(410)], ids=["408", "503", "500", "410"]
+)
+def test_nor_is_what_it_answers_to_a_list(answer: Answer) -> None:
+    async def story() -> None:
+        server, seen = ScriptedServer(lists=[answer, listed("there")]), Seen()
+        async with server.serving():
+            assert await following(server, seen, lambda: "there" in seen.names)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/apis", raw(b'{"groups": []}', Content_Type="application/json")),
+        (f"/apis/{SERVICE.api_version}", raw(b'{"resources": []}', Content_Type="application/json")),
+        (f"/apis/{SERVICE.api_version}", refused(404)),
+    ],
+    ids=["no group", "no kind", "no version"],
+)
+def test_kinds_that_a_server_tells_of_a_moment_late_are_watched(path: str, answer: Answer) -> None:
+    async def story() -> None:
+        server, seen = ScriptedServer(watches=[streamed(("ADDED", made("news")))], undiscovered={path: answer}), Seen()
+        async with server.serving():
+            assert await following(server, seen, lambda: "news" in seen.names)
+
+    asyncio.run(story())
+
+
+def test_a_token_that_is_replaced_while_a_watch_rests_is_no_end() -> None:
+    async def story() -> None:
+        server, seen = (
+            ScriptedServer(watches=[refused(410)], others=streamed(ends=True), tokens=("Bearer first",)),
+            Seen(),
+        )
+        began = time.monotonic()
+
+        def login() -> kubernetes_client.ApiClient:
+            configuration = kubernetes_client.Configuration(host=server.client.configuration.host)
+            configuration.api_key = {"BearerToken": server.tokens[0]}
+            return kubernetes_client.ApiClient(configuration)
+
+        def over() -> bool:
+            if time.monotonic() > began + 2.0 and server.tokens == ("Bearer first",):
+                server.tokens, server.watches = ("Bearer second",), [streamed(("ADDED", made("news")))]
+            return "news" in seen.names
+
+        async with server.serving():
+            assert await following(server, seen, over, login=login)
+
+    asyncio.run(story())
+
+
+def test_a_login_that_fails_once_is_tried_again_soon() -> None:
+    async def story() -> None:
+        server, seen = ScriptedServer(watches=[streamed(("ADDED", made("news")))]), Seen()
+        failures = [OSError("no such file, for a moment")]
+
+        def login() -> kubernetes_client.ApiClient:
+            if failures:
+                raise failures.pop()
+            return server.client
+
+        async with server.serving():
+            assert await following(server, seen, lambda: "news" in seen.names, login=login)
 
     asyncio.run(story())
 
@@ -305,30 +407,80 @@ def test_a_watch_that_cannot_go_on_ends_the_others_though_they_are_not_answered(
     asyncio.run(story())
 
 
-def test_what_was_listed_anew_is_listed_by_us_soon_after() -> None:
-    now = [0.0]
-    feed = Feed(ObjectCache(), lambda _: None, clock=lambda: now[0])
-    lists: list[float] = []
+class Regular:
+    """The regular list on a clock that the test moves; each list takes ``takes`` seconds, in which ``during`` is called."""
 
-    class Client:
-        async def pages(self, kind: Kind, namespace: str | None) -> Any:
-            if kind is SERVICE:
-                lists.append(now[0])
-            yield [], 9
+    def __init__(self, takes: float = 0.0, during: Callable[[Feed], object] = lambda _: None) -> None:
+        self.now, self.takes, self.during = 0.0, takes, during
+        self.at: list[float] = []
+        self.feed = Feed(ObjectCache(), lambda _: None, clock=lambda: self.now)
+
+    async def pages(self, kind: Kind, namespace: str | None) -> Any:
+        if kind is SERVICE:
+            self.at.append(self.now)
+            self.now += self.takes
+            if len(self.at) == 1:
+                self.during(self.feed)
+        yield [], 9
+
+    async def go_to(self, now: float) -> None:
+        self.now = max(now, self.now)
+        await asyncio.sleep(0.05)
+
+    def tell(self, story: Callable[[], Awaitable[None]]) -> None:
+        async def run() -> None:
+            relisting = asyncio.create_task(self.feed.relist_forever(self, (), tick=0.0))  # type: ignore[arg-type]
+            await asyncio.sleep(0.05)
+            await story()
+            relisting.cancel()
+
+        asyncio.run(run())
+
+
+def test_what_was_listed_anew_is_listed_by_us_soon_after() -> None:
+    regular = Regular()
 
     async def story() -> None:
-        relisting = asyncio.create_task(feed.relist_forever(Client(), (), tick=0.0))  # type: ignore[arg-type]
-        await asyncio.sleep(0.05)
-        now[0] = 5.0
-        await asyncio.sleep(0.05)
-        assert not lists
-        feed.relist_soon()
-        now[0] += 3.0
-        await asyncio.sleep(0.05)
-        assert lists == [now[0]]
-        relisting.cancel()
+        await regular.go_to(5.0)
+        assert not regular.at
+        regular.feed.relist_soon()
+        await regular.go_to(8.0)
+        assert regular.at == [8.0]
 
-    asyncio.run(story())
+    regular.tell(story)
+
+
+def test_what_is_asked_for_during_a_regular_list_is_not_forgotten_when_that_ends() -> None:
+    regular = Regular(takes=1.0, during=lambda feed: feed.relist_soon())
+
+    async def story() -> None:
+        await regular.go_to(RELIST_SECONDS + 1)
+        assert len(regular.at) == 1
+        await regular.go_to(regular.now + 15.0)
+        assert len(regular.at) == 2
+
+    regular.tell(story)
+
+
+def test_lists_that_are_asked_for_again_and_again_rest_for_ten_times_what_one_takes() -> None:
+    regular = Regular(takes=3.0)
+
+    async def story() -> None:
+        for second in range(1, 100):
+            regular.feed.relist_soon()
+            await regular.go_to(float(second))
+
+    regular.tell(story)
+    assert 2 <= len(regular.at) <= 4
+
+
+def test_an_object_that_was_gone_before_the_watch_told_of_it_is_not_awaited() -> None:
+    freshness, scope = Freshness(), (SERVICE, None)
+    freshness.reached(scope, 5)
+    freshness.listed(scope, 7, 100.0)
+    assert freshness.late_seconds(103.0) == 3.0
+    freshness.listed(scope, 4, 110.0)
+    assert freshness.late_seconds(200.0) == 0.0
 
 
 def test_kopf_writes_nothing_by_its_settings() -> None:

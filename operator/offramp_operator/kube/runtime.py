@@ -25,6 +25,7 @@ LIST_PAGE = 500
 WORKER_IDLE_SECONDS = 0.05  # kopf has a task for each object with news; it may end as soon as they are told
 # Between attempts while the API server is away. kopf's own pauses grow to 21 s, which is how late the first change after an outage would be seen.
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, *(5.0,) * 60)
+LOGIN_RETRY_SECONDS = 5.0  # after one that failed; kopf's own is a minute
 WATCHER_TASK = "watcher for "  # how kopf's names of the tasks that watch begin
 
 Told = Callable[[Kind, str | None, Object], object]
@@ -110,7 +111,7 @@ def registry(
     async def _start(**_: Any) -> None:
         await start()
 
-    @kopf.on.login(registry=handlers)
+    @kopf.on.login(registry=handlers, backoff=LOGIN_RETRY_SECONDS)
     async def _login(**_: Any) -> kopf.AiohttpSession:
         await logins.rest()  # kopf asks again at once where the API server does not take what it has just got
         logins.begin()

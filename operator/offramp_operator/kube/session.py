@@ -1,23 +1,32 @@
 """The HTTP session that kopf asks the API server with: what a server has forgotten is begun anew, and what ends at once is begun ever more seldom.
 
-kopf 1.45 ends where a watch or a page of a list is answered with 410, and asks without a rest where watches end at once.
+kopf 1.45 ends where a watch or a page of a list is answered with 410, where a watch tells of a server's fault or is cut within a line, and at answers
+of busy servers that it does not know; and it asks without a rest where watches end at once.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import kopf
 
-from offramp_operator.kube.watch import LAST_PAUSE_SECONDS, LASTED_SECONDS, Pauses
+from offramp_operator.kube.kinds import OWN
+from offramp_operator.kube.watch import LASTED_SECONDS, Pauses
 from offramp_operator.shell.log import log_event
 
-FORGOTTEN = 410
+FORGOTTEN, UNKNOWN = 410, 404
+BUSY = (408, 429)  # and 5xx
+DISCOVERY = {"/apis", *(f"/apis/{kind.api_version}" for kind in OWN)}
+LAST_PAUSE_SECONDS = 10.0  # at most, which is how late the first change after an outage may be seen
 
 
 @dataclass(slots=True)
@@ -44,7 +53,7 @@ class Manners:
     Parameters
     ----------
     listed_anew : callable
-        Called where a list begins that is not the first of its path, or a watch that goes on from the present: what was deleted meanwhile,
+        Called once a list has begun that is not the first of its path, or a watch that goes on from the present: what was deleted meanwhile,
         neither tells.
     """
 
@@ -56,29 +65,66 @@ class Manners:
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
+        if request.url.path in DISCOVERY:
+            return await _discovered(request, handler)
         watch = "watch" in request.url.query
         if not watch and "continue" in request.url.query:
-            return _still_there(await handler(request))
-        rhythm = self._rhythms.get((request.url.path, watch))
-        if rhythm is None:
-            rhythm = self._rhythms[request.url.path, watch] = Rhythm(self._clock)
-        elif not watch:
-            self._listed_anew()
+            return _still_there(await _ask(request, handler))
+        known = (request.url.path, watch) in self._rhythms
+        rhythm = self._rhythms.setdefault((request.url.path, watch), Rhythm(self._clock))
         await rhythm.rest()
-        response = await handler(request)
+        response, anew = await _ask(request, handler), known and not watch
         while watch and response.status == FORGOTTEN:
             response.release()
             rhythm.begin()
             told = "the version is too old; watching from now on"
             log_event("watch-forgotten", told, level=logging.WARNING, path=request.url.path)
-            self._listed_anew()
             await rhythm.rest()
             # Without a version, a watch tells of every object there is, then goes on.
             request.url = request.url.without_query_params("resourceVersion")
-            response = await handler(request)
+            response, anew = await _ask(request, handler), True
         if response.ok or response.status == FORGOTTEN:  # refusals are kopf's to repeat, with pauses of its own
             rhythm.begin()
+        if response.ok and anew:
+            self._listed_anew()
+        if response.ok and watch:
+            response.content = _Lines(response.content)  # type: ignore[assignment]
         return _still_there(response)
+
+
+async def _ask(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """The answer; a server that is busy or broken is a connection that broke, which kopf tries again for ever.
+
+    Raises
+    ------
+    RuntimeError
+        The session was closed while this rested: kopf logs in again.
+    """
+    if request.session.closed:
+        raise RuntimeError("Session is closed")
+    response = await handler(request)
+    if response.status < 500 and response.status not in BUSY:
+        return response
+    response.release()
+    with contextlib.suppress(ValueError):  # may be a date
+        await asyncio.sleep(min(float(response.headers.get("Retry-After", 0.0)), LAST_PAUSE_SECONDS))
+    raise aiohttp.ClientConnectionError(f"answered {response.status}")
+
+
+async def _discovered(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """kopf asks once which kinds there are, and would never watch one that an API server which has just started does not tell of yet."""
+    response = await _ask(request, handler)
+    if response.status == UNKNOWN or (response.ok and not _tells_of_own(await response.json())):
+        response.release()
+        raise aiohttp.ClientConnectionError("the API server does not tell of every kind yet")
+    return response
+
+
+def _tells_of_own(document: dict[str, Any]) -> bool:
+    """Of a list of groups, or of one group version."""
+    versions = {version["groupVersion"] for group in document.get("groups") or () for version in group["versions"]}
+    names = {resource["name"] for resource in document.get("resources") or ()}
+    return all(kind.api_version in versions or kind.plural in names for kind in OWN)
 
 
 def _still_there(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
@@ -87,6 +133,32 @@ def _still_there(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
         return response
     response.release()
     raise aiohttp.ClientPayloadError("the list has expired between two pages")
+
+
+class _Lines:
+    """What kopf reads of a watch: whole lines. A rest without an end, and an error that is no 410, are a connection that broke."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        rest = b""
+        async for chunk in self._content.iter_chunked(size):
+            whole, newline, rest = (rest + chunk).rpartition(b"\n")
+            for line in whole.split(b"\n"):
+                _check(line)
+            if newline:
+                yield whole + newline
+        if rest:
+            raise aiohttp.ClientPayloadError("a watch was cut within a line")
+
+
+def _check(line: bytes) -> None:
+    if b'"ERROR"' in line[:32] and json.loads(line)["object"].get("code") != FORGOTTEN:
+        raise aiohttp.ClientPayloadError(f"a watch ended in {line[:500].decode(errors='replace')}")
 
 
 def kopf_session(connection: kopf.ConnectionInfo, manners: Manners) -> kopf.AiohttpSession:

@@ -40,6 +40,7 @@ from offramp_operator.shell.platform import ServiceKey
 RELIST_SECONDS = 120.0
 RELIST_RETRY_SECONDS = 10.0
 RELIST_SOON_SECONDS = 2.0  # after another list has begun
+RELIST_REST = 10.0  # times what a regular list took, before one that is asked for
 RELIST_SHARE = 0.002  # of the time may go into regular lists: they become rarer where they take long
 LATE_SECONDS = 60.0
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 30.0  # between attempts of a watch that breaks at once
@@ -109,10 +110,12 @@ class Freshness:
         self.position.pop(scope, None)
 
     def listed(self, scope: Scope, newest: int, now: float) -> None:
-        """The newest version that a regular list found."""
+        """The newest version that a regular list found; what was awaited beyond it is gone again."""
         if newest > self.position.get(scope, 0):
             awaited, since = self.awaited.get(scope, (0, now))
             self.awaited[scope] = max(newest, awaited), since
+        else:
+            self.awaited.pop(scope, None)
 
     def gone(self, scope: Scope) -> None:
         """The kind is not there any more: nothing of it is to come."""
@@ -142,6 +145,7 @@ class Feed:
         self._freshness = Freshness()
         self._missing: dict[Scope, str] | None = None  # before anything has been asked for
         self._relist_at = math.inf
+        self._relist_from = -math.inf
 
     async def begin(self, client: KubeClient, namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> None:
         """List everything, so that the cache is complete; watches go on from there.
@@ -178,12 +182,15 @@ class Feed:
             started = self._clock()
             if started < self._relist_at:
                 continue
+            self._relist_at = math.inf  # what is asked for from here on is the next one
             try:
                 await self.relist(client, namespaces)
-                self._relist_at = started + max(every, (self._clock() - started) / RELIST_SHARE)
+                due = started + max(every, (self._clock() - started) / RELIST_SHARE)
             except OfframpError as error:
-                self._relist_at = started + min(every, RELIST_RETRY_SECONDS)
+                due = started + min(every, RELIST_RETRY_SECONDS)
                 log_event("relist-failed", str(error), level=logging.WARNING)
+            self._relist_from = self._clock() + max(RELIST_RETRY_SECONDS, RELIST_REST * (self._clock() - started))
+            self._relist_at = min(max(self._relist_at, self._relist_from), due)
 
     async def follow(self, client: KubeClient, kind: Kind, namespace: str | None) -> None:
         """Watch a kind for ever, over everything that may happen to a connection."""
@@ -217,7 +224,7 @@ class Feed:
 
     def relist_soon(self) -> None:
         """What was deleted may have gone untold: the regular list comes now."""
-        self._relist_at = min(self._relist_at, self._clock() + RELIST_SOON_SECONDS)
+        self._relist_at = min(self._relist_at, max(self._clock() + RELIST_SOON_SECONDS, self._relist_from))
 
     def event(self, kind: Kind, kind_of_event: str, obj: Object) -> None:
         """One event of a watch."""
