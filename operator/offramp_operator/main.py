@@ -103,9 +103,8 @@ class Operator:
     def stop(self) -> None:
         """Finish what is in work, release the Lease and end; in the end by force, so that whoever watches the process starts it again."""
         if not self._stop.is_set():
-            last = threading.Timer(
-                END_SECONDS, self._on_lost
-            )  # no timer of the loop, which may hang or have ended before its threads
+            # No timer of the loop, which may hang or have ended before its threads.
+            last = threading.Timer(END_SECONDS, self._on_lost)
             last.daemon = True
             last.start()
         self._stop.set()

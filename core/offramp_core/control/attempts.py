@@ -15,13 +15,14 @@ from offramp_core.control.draft import Draft
 from offramp_core.control.falling import rejected
 from offramp_core.control.history import promoted_lately
 from offramp_core.control.ledger import BootReport, fold
-from offramp_core.control.objects import Config, Ledger, Rollout, RolloutStatus
+from offramp_core.control.objects import Config, Ledger, Rollout
 from offramp_core.control.rollout import (
     CANARY_SERVES,
     Change,
     RolloutView,
     acceptance_level,
     advance,
+    closed,
     forbidden,
     has_earned_acceptance,
     is_certified,
@@ -42,12 +43,17 @@ def advanced(seen: Seen, draft: Draft) -> Draft:
     """One pass over the oldest attempt that is not finished; others give way to it."""
     unfinished = sorted((r for r in seen.snapshot.rollouts if not r.status.finished), key=lambda r: r.number)
     for extra in unfinished[1:]:
-        draft = draft.with_rollout_status(extra.name, _given_way(extra, seen.now))
+        given_way = closed(
+            extra.status, "Superseded", Reason.ANOTHER_IS_ACTIVE, message=extra.status.message, now=seen.now
+        )
+        draft = draft.with_rollout_status(extra.name, given_way)
     if not unfinished:
         return draft
     rollout = unfinished[0]
     if rollout.to_config not in draft.configs:
-        return draft.with_rollout_status(rollout.name, _without_its_plan(rollout, seen.now))
+        gone = f"{rollout.to_config} does not exist"
+        ended = closed(rollout.status, "Aborted", Reason.CONFIG_GONE, message=gone, now=seen.now)
+        return draft.with_rollout_status(rollout.name, ended)
     change = advance(_view(seen, draft, rollout))
     if change.event is not None:
         draft = draft.with_events(replace(change.event, rollout=rollout.name))
@@ -68,27 +74,6 @@ def _followed(seen: Seen, draft: Draft, rollout: Rollout, change: Change) -> Dra
     elif status.phase == "RollingBack" and draft.stable.name == rollout.to_config:
         draft = replace(draft, stable=_rollback_target(seen, draft, rollout.from_config))
     return replace(_learnt(seen, draft, rollout), rollout=None) if status.finished else draft
-
-
-def _given_way(rollout: Rollout, now: float) -> RolloutStatus:
-    return replace(
-        rollout.status,
-        phase="Superseded",
-        verdict="Superseded",
-        reason=Reason.ANOTHER_IS_ACTIVE,
-        finished_at=now,
-    )
-
-
-def _without_its_plan(rollout: Rollout, now: float) -> RolloutStatus:
-    return replace(
-        rollout.status,
-        phase="Aborted",
-        verdict="Aborted",
-        reason=Reason.CONFIG_GONE,
-        message=f"{rollout.to_config} does not exist",
-        finished_at=now,
-    )
 
 
 # --- what its rules may look at --------------------------------------------------------------------

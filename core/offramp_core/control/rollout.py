@@ -627,14 +627,12 @@ def awaits_approval(rollout: Rollout, service: Service) -> bool:
 
 def withdrawn(rollout: Rollout, message: str, *, now: float) -> RolloutStatus:
     """A recommendation that no longer holds; nobody had answered it."""
-    return replace(
-        rollout.status,
-        phase="Superseded",
-        verdict="Superseded",
-        reason=Reason.WITHDRAWN,
-        message=message,
-        finished_at=now,
-    )
+    return closed(rollout.status, "Superseded", Reason.WITHDRAWN, message=message, now=now)
+
+
+def closed(status: RolloutStatus, verdict: Ending, reason: AnyReason, *, message: str, now: float) -> RolloutStatus:
+    """An attempt that ends where it stands, with nothing to roll back."""
+    return replace(status, phase=verdict, verdict=verdict, reason=reason, message=message, finished_at=now)
 
 
 def _watched(view: RolloutView) -> detector.DetectorState:

@@ -115,9 +115,8 @@ def registry(
     async def _login(**_: Any) -> kopf.AiohttpSession:
         await logins.rest()  # kopf asks again at once where the API server does not take what it has just got
         logins.begin()
-        connection = await asyncio.to_thread(
-            lambda: _connection(login().configuration)
-        )  # reads files, and may run a plugin
+        # In a thread: reads files, and may run a plugin.
+        connection = await asyncio.to_thread(lambda: _connection(login().configuration))
         return kopf_session(connection, manners)
 
     @kopf.on.cleanup(registry=handlers, errors=kopf.ErrorsMode.PERMANENT)

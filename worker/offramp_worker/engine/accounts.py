@@ -59,9 +59,8 @@ class Accounts:
 
     def unanswered(self, rows: int, outcome: RequestOutcome, *, arm: str = "") -> None:
         """Rows leave the engine without an answer."""
-        if rows:
-            self._metrics.inflight.dec(rows)
-            self._metrics.rows(arm, outcome).inc(rows)
+        self._metrics.inflight.dec(rows)
+        self._metrics.rows(arm, outcome).inc(rows)
 
     def replied(self, ticket: Ticket) -> None:
         """A request that was admitted has had its reply; rows were counted as they were answered."""
