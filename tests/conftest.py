@@ -23,6 +23,11 @@ HERE = Path(__file__).parent
 # Files whose tests share what is dear to start (an API server, a browser, services in many states) run in one process of pytest-xdist;
 # all others file by file, so that a file's fixtures are made once.
 TOGETHER = ("operator/test_kube_", "api/", "web/")
+# Files whose tests run programs that `scripts/programs` makes: Kubernetes' and other tools, a browser. On a cold machine they come last.
+PROGRAMS = (
+    "operator/test_kube_", "api/", "chart/", "observe/", "web/",
+    "docs/test_blocks.py", "e2e/test_embedded_dashboards.py", "worker/test_fetch_s3.py",
+)  # fmt: skip
 # What takes longest begins first, and what mostly waits lies beside what computes: nothing long is left for the end.
 LONGEST_FIRST = (
     "operator/test_kube_", "worker/test_prepare_precision.py", "bench/test_fleet.py", "api/", "e2e/test_embedded_precision.py",
@@ -35,7 +40,14 @@ LONGEST_FIRST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The order of the files; with ``pytest -n 4 --dist loadfile --no-loadscope-reorder`` also that of what each process takes."""
-    items.sort(key=lambda item: _turn(item.path.relative_to(HERE).as_posix()))
+    items.sort(key=lambda item: _turn(_file(item)))
+    for item in items:
+        if _file(item).startswith(PROGRAMS):
+            item.add_marker("programs")
+
+
+def _file(item: pytest.Item) -> str:
+    return item.path.relative_to(HERE).as_posix()
 
 
 def _turn(file: str) -> int:

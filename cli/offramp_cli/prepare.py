@@ -5,112 +5,127 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from offramp_cli.examples import with_examples
 from offramp_core.errors import OfframpError
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from offramp_worker.prepare.pipeline import PrepareRequest
+    from offramp_worker.prepare.report import PrepareReport
 
 INVALID_INPUT = 2
 
 
+# The options, in the order of the help.
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        help="family:NAME?weights=FILE.safetensors, a torch.export program (.pt2) or an .onnx file; a path or file:///PATH."
+    ),
+]
+RefreshOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="BUNDLE",
+        help="Instead of --model: train the heads of this bundle again, on recent inputs. A new ramp set on the same backbone.",
+    ),
+]
+DataOption = Annotated[
+    str,
+    typer.Option(
+        help="Unlabelled inputs, oldest first: an .npz with x [N, ...], a folder of images, or JSON lines of text; a path or file:///PATH."
+    ),
+]
+OutOption = Annotated[
+    Path, typer.Option(help="Folder of the bundle; an earlier bundle there, also the refreshed one, is replaced.")
+]
+NameOption = Annotated[str, typer.Option(help="Model name in the protocol.  [default: from the model]")]
+HeadDataOption = Annotated[
+    str, typer.Option(help="More inputs that only train heads, such as those the model was trained on.")
+]
+HeadShareOption = Annotated[
+    float | None,
+    typer.Option(help="Share of the data that trains heads.  [default: 0.1, doubled while that pays]"),
+]
+SplitOption = Annotated[
+    str, typer.Option(help="Training to validation among the head rows: default (9:1) or apparate (1:9).")
+]
+VariationsOption = Annotated[int, typer.Option(help="Shifted, slightly noisy copies of each image that trains heads.")]
+SideOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A small model to put in front, a URI like --model's; may be given again."),
+]
+PrecisionOption = Annotated[
+    str, typer.Option(help="auto: int8 as well, where it is faster and disagrees little (CPUs); exact: fp32 alone.")
+]
+DeviceOption = Annotated[
+    str,
+    typer.Option(help="Where the bundle is measured and will be served: cpu, cuda or webgpu. --refresh keeps it."),
+]
+CompileLimitOption = Annotated[
+    float, typer.Option(help="Seconds torch.compile may take while executors are compared; 0 leaves it out.")
+]
+SeedOption = Annotated[int, typer.Option(help="The same seed gives the same heads.")]
+ThreadsOption = Annotated[int, typer.Option(help="CPU threads of one worker; the profile is measured with them.")]
+TokenizerOption = Annotated[
+    str, typer.Option(help="tokenizer.json that divides texts into tokens.  [default: the one beside the model]")
+]
+MaxTokensOption = Annotated[int, typer.Option(help="Longer texts are cut to so many tokens.", min=2)]
+PadIdOption = Annotated[
+    int | None, typer.Option(help="Token id that fills texts up.  [default: the tokenizer's, else 0]")
+]
+SepIdOption = Annotated[
+    int | None, typer.Option(help="Token id that ends each text of a pair.  [default: the tokenizer's]")
+]
+OwnExitsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME,...",
+        help="Outputs of --model that are earlier exits of its own, in the network's order: all but the one that is served.",
+    ),
+]
+JsonOutputOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+
+
+@with_examples(
+    "offramp prepare --model model.onnx --data inputs.npz --out bundle",
+    "offramp prepare --refresh bundle --data recent.npz --out bundle-2",
+)
 def prepare(
     *,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="family:NAME?weights=FILE.safetensors, a torch.export program (.pt2) or an .onnx file; a path or file:///PATH."
-        ),
-    ] = "",
-    refresh: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="BUNDLE",
-            help="Instead of --model: train the heads of this bundle again, on recent inputs. A new ramp set on the same backbone.",
-        ),
-    ] = None,
-    data: Annotated[
-        str,
-        typer.Option(
-            help="Unlabelled inputs, oldest first: an .npz with x [N, ...], a folder of images, or JSON lines of text; a path or file:///PATH."
-        ),
-    ],
-    out: Annotated[
-        Path, typer.Option(help="Folder of the bundle; an earlier bundle there, also the refreshed one, is replaced.")
-    ],
-    name: Annotated[str, typer.Option(help="Model name in the protocol.  [default: from the model]")] = "",
-    head_data: Annotated[
-        str, typer.Option(help="More inputs that only train heads, such as those the model was trained on.")
-    ] = "",
-    head_share: Annotated[
-        float | None,
-        typer.Option(help="Share of the data that trains heads.  [default: 0.1, doubled while that pays]"),
-    ] = None,
-    split: Annotated[
-        str, typer.Option(help="Training to validation among the head rows: default (9:1) or apparate (1:9).")
-    ] = "default",
-    variations: Annotated[
-        int, typer.Option(help="Shifted, slightly noisy copies of each image that trains heads.")
-    ] = 0,
-    side: Annotated[
-        list[str] | None,
-        typer.Option(help="A small model to put in front, a URI like --model's; may be given again."),
-    ] = None,
-    precision: Annotated[
-        str, typer.Option(help="auto: int8 as well, where it is faster and disagrees little (CPUs); exact: fp32 alone.")
-    ] = "auto",
-    device: Annotated[
-        str,
-        typer.Option(help="Where the bundle is measured and will be served: cpu, cuda or webgpu. --refresh keeps it."),
-    ] = "cpu",
-    compile_limit: Annotated[
-        float, typer.Option(help="Seconds torch.compile may take while executors are compared; 0 leaves it out.")
-    ] = 60.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same heads.")] = 0,
-    threads: Annotated[int, typer.Option(help="CPU threads of one worker; the profile is measured with them.")] = 1,
-    tokenizer: Annotated[
-        str, typer.Option(help="tokenizer.json that divides texts into tokens.  [default: the one beside the model]")
-    ] = "",
-    max_tokens: Annotated[int, typer.Option(help="Longer texts are cut to so many tokens.", min=2)] = 512,
-    pad_id: Annotated[
-        int | None, typer.Option(help="Token id that fills texts up.  [default: the tokenizer's, else 0]")
-    ] = None,
-    sep_id: Annotated[
-        int | None, typer.Option(help="Token id that ends each text of a pair.  [default: the tokenizer's]")
-    ] = None,
-    own_exits: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,...",
-            help="Outputs of --model that are earlier exits of its own, in the network's order: all but the one that is served.",
-        ),
-    ] = "",
-    json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    model: ModelOption = "",
+    refresh: RefreshOption = None,
+    data: DataOption,
+    out: OutOption,
+    name: NameOption = "",
+    head_data: HeadDataOption = "",
+    head_share: HeadShareOption = None,
+    split: SplitOption = "default",
+    variations: VariationsOption = 0,
+    side: SideOption = None,
+    precision: PrecisionOption = "auto",
+    device: DeviceOption = "cpu",
+    compile_limit: CompileLimitOption = 60.0,
+    seed: SeedOption = 0,
+    threads: ThreadsOption = 1,
+    tokenizer: TokenizerOption = "",
+    max_tokens: MaxTokensOption = 512,
+    pad_id: PadIdOption = None,
+    sep_id: SepIdOption = None,
+    own_exits: OwnExitsOption = "",
+    json_output: JsonOutputOption = False,
 ) -> None:
     """Find exits in a model, train their heads, measure them and write an exit bundle.
 
     The bundle's folder also gets report.json, which --json prints, and report.png: what every ramp costs, who could leave there, and what
     plans could save.
-
-    Examples:
-
-      offramp prepare --model model.onnx --data inputs.npz --out bundle
-
-      offramp prepare --refresh bundle --data recent.npz --out bundle-2
     """
-    from rich.console import Console
+    from offramp_worker.prepare.pipeline import PrepareRequest
 
-    from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
-    from offramp_worker.prepare.progress import Reporter
-    from offramp_worker.prepare.refresh import refresh_bundle
-    from offramp_worker.prepare.report import print_report
-
-    if bool(model) == (refresh is not None):
-        print("offramp prepare: give --model or --refresh, and not both", file=sys.stderr)
-        raise typer.Exit(INVALID_INPUT)
-    if refresh is not None and own_exits:
-        print("offramp prepare: give --own-exits with --model; --refresh keeps the bundle's exits", file=sys.stderr)
-        raise typer.Exit(INVALID_INPUT)
+    _check_source(model, refresh, own_exits)
     request = PrepareRequest(
         model=model or str(refresh), data=data, out=out, name=name, head_data=head_data, split=split,  # type: ignore[arg-type]
         head_share=head_share, variations=variations, seed=seed, threads=threads,
@@ -118,12 +133,39 @@ def prepare(
         tokenizer=tokenizer, max_tokens=max_tokens, pad=pad_id, sep=sep_id,
         own_exits=tuple(own_exits.split(",")) if own_exits else (),
     )  # fmt: skip
-    try:
-        report = (prepare_bundle if refresh is None else refresh_bundle)(request, Reporter())
-    except OfframpError as error:
-        print(f"offramp prepare: {error}", file=sys.stderr)
-        raise typer.Exit(INVALID_INPUT) from error
+    report = _prepared(request, refresh=refresh is not None)
     if json_output:
         print(json.dumps(report.to_mapping(), indent=2))
     else:
-        print_report(report, Console())
+        _print(report)
+
+
+def _check_source(model: str, refresh: Path | None, own_exits: str) -> None:
+    if bool(model) == (refresh is not None):
+        _refuse("give --model or --refresh, and not both")
+    if refresh is not None and own_exits:
+        _refuse("give --own-exits with --model; --refresh keeps the bundle's exits")
+
+
+def _prepared(request: PrepareRequest, *, refresh: bool) -> PrepareReport:
+    from offramp_worker.prepare.pipeline import prepare_bundle
+    from offramp_worker.prepare.progress import Reporter
+    from offramp_worker.prepare.refresh import refresh_bundle
+
+    try:
+        return (refresh_bundle if refresh else prepare_bundle)(request, Reporter())
+    except OfframpError as error:
+        _refuse(str(error), error)
+
+
+def _print(report: PrepareReport) -> None:
+    from rich.console import Console
+
+    from offramp_worker.prepare.report import print_report
+
+    print_report(report, Console())
+
+
+def _refuse(why: str, cause: Exception | None = None) -> NoReturn:
+    print(f"offramp prepare: {why}", file=sys.stderr)
+    raise typer.Exit(INVALID_INPUT) from cause

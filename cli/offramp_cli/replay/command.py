@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -14,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from offramp_cli.examples import with_examples
 from offramp_cli.replay.arrivals import parse_arrivals
 from offramp_cli.replay.load import load_records
 from offramp_cli.replay.measure import Queueing, Work, replay_file, run_draws, simulate_queues
@@ -32,80 +34,110 @@ INVALID_INPUT = 2
 EXECUTIONS: tuple[Execution, ...] = ("Auto", "ResultsOnly", "ComputeSaving")
 
 
+# The options, in the order of the help.
+RecordsArgument = Annotated[
+    list[Path], typer.Argument(metavar="FILE.npz…", help="Records files (docs: public contracts).")
+]
+BudgetOption = Annotated[float, typer.Option(help="Allowed share of answers that differ from the full model.")]
+ConfidenceOption = Annotated[float, typer.Option(help="How sure a certificate must be that a plan keeps it.")]
+PoliciesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME",
+        help=f"Policy to run; repeat for several: {', '.join(POLICIES)}. All when left out.",
+    ),
+]
+MaxRampsOption = Annotated[int, typer.Option(help="At most so many active ramps, 0 to 6.")]
+MaxOverheadOption = Annotated[float, typer.Option(help="Worst-case time all active ramps may add, as a share.")]
+PrecisionOption = Annotated[
+    str, typer.Option(help="auto: any precision of the backbone that was recorded; exact: fp32 alone.")
+]
+BatchSizeOption = Annotated[
+    int | None,
+    typer.Option(help="Batch size that prices exits and that online policies see; default the smallest."),
+]
+GoalOption = Annotated[
+    str,
+    typer.Option(
+        "--objective",
+        metavar="|".join(GOALS),
+        help="What `exact` makes least: mean time to answer, its 95th percentile, or the engine's busy time (needs costs by batch size).",
+    ),
+]
+SliceBudgetsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slice-budget",
+        metavar="ID=SHARE",
+        help="Also allow requests of this slice (records: `slice`) only this share, as in 3=0.005; repeat for several. "
+        "`exact` keeps it on its records, `certified` proves it.",
+    ),
+]
+ArrivalsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SPEC",
+        help="Also queue: a .csv or .npz of times in seconds, or poisson:RATE, fixed:RATE, bursts:RATE; repeat for several.",
+    ),
+]
+LoadOption = Annotated[
+    float | None,
+    typer.Option(help="Play arrivals at this share of what one worker without exits can do; 0.7 is 70 %."),
+]
+BatchingNamesOption = Annotated[
+    list[str] | None,
+    typer.Option("--batching", metavar="NAME", help=f"How batches form: {', '.join(BATCHING)}; repeat for several."),
+]
+ExecutionOption = Annotated[str, typer.Option(help=f"{', '.join(EXECUTIONS)}.")]
+SloOption = Annotated[
+    float | None,
+    typer.Option(help="Seconds after which an answer is late; default twice a lone request, at least 0.01."),
+]
+DrawsOption = Annotated[
+    int,
+    typer.Option(help="Also draw so many tuning sets and streams from each file, the population, with replacement."),
+]
+TuneRowsOption = Annotated[int | None, typer.Option(help="Rows of a drawn tuning set; default half the file.")]
+SeedOption = Annotated[int, typer.Option(help="Of draws and generated arrivals.")]
+JobsOption = Annotated[int, typer.Option(help="Processes that work on draws.", min=1)]
+PlotsOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Write pictures (PNG) into this folder.")]
+JsonOutputOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON on stdout, a list for several files; shares are fractions.")
+]
+
+
+@with_examples(
+    "offramp replay bundle/records.npz --budget 0.01",
+    "offramp replay scores.npz --policy certified --policy greedy --arrivals poisson --load 0.7 --batching tf-serving",
+    "offramp replay scores.npz --policy exact --policy certified --slice-budget 0=0.005 --slice-budget 7=0.02",
+    "offramp replay scores.npz --policy exact --objective busy --batch-size 16",
+    "offramp replay scores.npz --draws 200 --jobs 2 --plots pictures",
+    "offramp replay scores.npz --json | jq '.policies[] | {name, saving, disagreement}'",
+)
 def replay(
-    records: Annotated[list[Path], typer.Argument(metavar="FILE.npz…", help="Records files (docs: public contracts).")],
+    records: RecordsArgument,
     *,
-    budget: Annotated[float, typer.Option(help="Allowed share of answers that differ from the full model.")] = 0.01,
-    confidence: Annotated[float, typer.Option(help="How sure a certificate must be that a plan keeps it.")] = 0.95,
-    policies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy",
-            metavar="NAME",
-            help=f"Policy to run; repeat for several: {', '.join(POLICIES)}. All when left out.",
-        ),
-    ] = None,
-    max_ramps: Annotated[int, typer.Option(help="At most so many active ramps, 0 to 6.")] = 3,
-    max_overhead: Annotated[float, typer.Option(help="Worst-case time all active ramps may add, as a share.")] = 0.05,
-    precision: Annotated[
-        str, typer.Option(help="auto: any precision of the backbone that was recorded; exact: fp32 alone.")
-    ] = "auto",
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="Batch size that prices exits and that online policies see; default the smallest."),
-    ] = None,
-    goal: Annotated[
-        str,
-        typer.Option(
-            "--objective",
-            metavar="|".join(GOALS),
-            help="What `exact` makes least: mean time to answer, its 95th percentile, or the engine's busy time (needs costs by batch size).",
-        ),
-    ] = "mean",
-    slice_budgets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slice-budget",
-            metavar="ID=SHARE",
-            help="Also allow requests of this slice (records: `slice`) only this share, as in 3=0.005; repeat for several. "
-            "`exact` keeps it on its records, `certified` proves it.",
-        ),
-    ] = None,
-    arrivals: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Also queue: a .csv or .npz of times in seconds, or poisson:RATE, fixed:RATE, bursts:RATE; repeat for several.",
-        ),
-    ] = None,
-    load: Annotated[
-        float | None,
-        typer.Option(help="Play arrivals at this share of what one worker without exits can do; 0.7 is 70 %."),
-    ] = None,
-    batching_names: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--batching", metavar="NAME", help=f"How batches form: {', '.join(BATCHING)}; repeat for several."
-        ),
-    ] = None,
-    execution: Annotated[str, typer.Option(help=f"{', '.join(EXECUTIONS)}.")] = "Auto",
-    slo: Annotated[
-        float | None,
-        typer.Option(help="Seconds after which an answer is late; default twice a lone request, at least 0.01."),
-    ] = None,
-    draws: Annotated[
-        int,
-        typer.Option(
-            help="Also draw so many tuning sets and streams from each file, the population, with replacement."
-        ),
-    ] = 0,
-    tune_rows: Annotated[int | None, typer.Option(help="Rows of a drawn tuning set; default half the file.")] = None,
-    seed: Annotated[int, typer.Option(help="Of draws and generated arrivals.")] = 0,
-    jobs: Annotated[int, typer.Option(help="Processes that work on draws.", min=1)] = 1,
-    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Write pictures (PNG) into this folder.")] = None,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print JSON on stdout, a list for several files; shares are fractions.")
-    ] = False,
+    budget: BudgetOption = 0.01,
+    confidence: ConfidenceOption = 0.95,
+    policies: PoliciesOption = None,
+    max_ramps: MaxRampsOption = 3,
+    max_overhead: MaxOverheadOption = 0.05,
+    precision: PrecisionOption = "auto",
+    batch_size: BatchSizeOption = None,
+    goal: GoalOption = "mean",
+    slice_budgets: SliceBudgetsOption = None,
+    arrivals: ArrivalsOption = None,
+    load: LoadOption = None,
+    batching_names: BatchingNamesOption = None,
+    execution: ExecutionOption = "Auto",
+    slo: SloOption = None,
+    draws: DrawsOption = 0,
+    tune_rows: TuneRowsOption = None,
+    seed: SeedOption = 0,
+    jobs: JobsOption = 1,
+    plots: PlotsOption = None,
+    json_output: JsonOutputOption = False,
 ) -> None:
     """Replay tuning policies on recorded scores and compare what they save.
 
@@ -117,61 +149,83 @@ def replay(
 
     With `--slice-budget` a plan is certified only if it passes for all requests and for each of these slices; the tests share the error
     allowance evenly, so more slices need more records. With slices, or another objective, `exact` looks at fp32 only. Published policies know neither slices nor objectives and ignore both.
-
-    Examples:
-
-      offramp replay bundle/records.npz --budget 0.01
-
-      offramp replay scores.npz --policy certified --policy greedy --arrivals poisson --load 0.7 --batching tf-serving
-
-      offramp replay scores.npz --policy exact --policy certified --slice-budget 0=0.005 --slice-budget 7=0.02
-
-      offramp replay scores.npz --policy exact --objective busy --batch-size 16
-
-      offramp replay scores.npz --draws 200 --jobs 2 --plots pictures
-
-      offramp replay scores.npz --json | jq '.policies[] | {name, saving, disagreement}'
     """
-    try:
+    with _errors(plots):
         queueing = _queueing(arrivals or [], batching_names or ["offramp"], execution, load=load, slo=slo)
-        for name, value, low in (("--batch-size", batch_size, 1), ("--draws", draws, 0), ("--tune-rows", tune_rows, 1)):
-            if value is not None:
-                _at_least(name, value, low)
-        objective = _objective(
-            budget=budget,
-            confidence=confidence,
-            max_ramps=max_ramps,
-            max_overhead=max_overhead,
-            batch_size=batch_size or 1,
-            precision=precision,
-            goal=goal,
-            slice_budgets=slice_budgets or [],
+        drawing = Drawing(draws, tune_rows, seed, jobs)
+        _check_counts(batch_size, drawing)
+        limits = Limits(budget, confidence, max_ramps, max_overhead)
+        objective = _objective(limits, batch_size or 1, precision=precision, goal=goal, slices=slice_budgets or [])
+        results = _all_files(
+            records, policies, objective, queueing, drawing=drawing, batch_size=batch_size, plots=plots
         )
-        named = [policy(name) for name in dict.fromkeys(policies or POLICIES)]
-        if plots is not None:
-            plots.mkdir(parents=True, exist_ok=True)
-        results = []
-        for path in records:
-            pool = load_records(path, batch_size=batch_size)
-            pricing_of(pool, objective)
-            _check_slices(path, pool, objective.slices)
-            chosen, left_out = _suitable(named, pool, insist=bool(policies))
-            result = _one_file(
-                path, pool, chosen, objective, queueing, draws=draws, tune_rows=tune_rows, seed=seed, jobs=jobs
-            )
-            results.append(replace(result, left_out=tuple(left_out)))
+    _print(results, objective, queueing, as_json=json_output)
+    if plots is not None:
+        _plot(results, objective, plots)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a plan must keep."""
+
+    budget: float  #: allowed share of answers that differ from the full model
+    confidence: float  #: how sure a certificate must be of that
+    max_ramps: int
+    max_overhead: float  #: share of the model's time that all active ramps may add
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How tuning sets and streams are drawn from each file."""
+
+    draws: int
+    tune_rows: int | None  #: half the file when it is left out
+    seed: int
+    jobs: int
+
+
+@contextmanager
+def _errors(plots: Path | None) -> Iterator[None]:
+    """What goes wrong within ends the command with an error and a hint."""
+    try:
+        yield
     except OfframpError as error:
         _fail(error)
     except OSError as error:
         _fail(InvalidArgumentError(f"--plots {plots} cannot be made: {error.strerror or error}"))
-    if json_output:
+
+
+def _all_files(
+    paths: Sequence[Path],
+    names: Sequence[str] | None,
+    objective: Objective,
+    queueing: Queueing,
+    *,
+    drawing: Drawing,
+    batch_size: int | None,
+    plots: Path | None,
+) -> list[FileResult]:
+    named = [policy(name) for name in dict.fromkeys(names or POLICIES)]
+    if plots is not None:
+        plots.mkdir(parents=True, exist_ok=True)
+    results = []
+    for path in paths:
+        pool = load_records(path, batch_size=batch_size)
+        pricing_of(pool, objective)
+        _check_slices(path, pool, objective.slices)
+        chosen, left_out = _suitable(named, pool, insist=bool(names))
+        result = _one_file(path, pool, chosen, objective, queueing, drawing=drawing)
+        results.append(replace(result, left_out=tuple(left_out)))
+    return results
+
+
+def _print(results: Sequence[FileResult], objective: Objective, queueing: Queueing, *, as_json: bool) -> None:
+    if as_json:
         mappings = [to_mapping(result, objective) for result in results]
         print(json.dumps(mappings[0] if len(mappings) == 1 else mappings, indent=2, allow_nan=False))
     else:
         for result in results:
             show(result, objective, queueing)
-    if plots is not None:
-        _plot(results, objective, plots)
 
 
 def _one_file(
@@ -181,12 +235,9 @@ def _one_file(
     objective: Objective,
     queueing: Queueing,
     *,
-    draws: int,
-    tune_rows: int | None,
-    seed: int,
-    jobs: int,
+    drawing: Drawing,
 ) -> FileResult:
-    steps = len(chosen) * (1 + len(queueing.arrivals) * len(queueing.batching)) + draws
+    steps = len(chosen) * (1 + len(queueing.arrivals) * len(queueing.batching)) + drawing.draws
     with _progress() as progress:
         task = progress.add_task(path.name, total=steps)
 
@@ -194,12 +245,12 @@ def _one_file(
             progress.update(task, description=f"{path.name}: {what}", advance=1)
 
         stream, results = replay_file(pool, chosen, objective, advance=advance)
-        simulate_queues(stream, results, queueing, seed=seed, advance=advance)
-        if draws:
-            progress.update(task, description=f"{path.name}: {draws} draws")
+        simulate_queues(stream, results, queueing, seed=drawing.seed, advance=advance)
+        if drawing.draws:
+            progress.update(task, description=f"{path.name}: {drawing.draws} draws")
             half = max(1, len(pool) // 2)
-            work = Work(pool, tuple(p.name for p in chosen), objective, seed, tune_rows or half, half)
-            drawn = run_draws(work, draws, jobs=jobs, advance=lambda n: progress.advance(task, n))
+            work = Work(pool, tuple(p.name for p in chosen), objective, drawing.seed, drawing.tune_rows or half, half)
+            drawn = run_draws(work, drawing.draws, jobs=drawing.jobs, advance=lambda n: progress.advance(task, n))
             for result in results:
                 result.drawn = drawn[result.policy.name]
     return FileResult(path, pool, stream, results)
@@ -226,18 +277,8 @@ def _suitable(named: Sequence[NamedPolicy], pool: Records, *, insist: bool) -> t
     return chosen, left_out
 
 
-def _objective(
-    *,
-    budget: float,
-    confidence: float,
-    max_ramps: int,
-    max_overhead: float,
-    batch_size: int,
-    precision: str,
-    goal: str,
-    slice_budgets: Sequence[str],
-) -> Objective:
-    for name, value in (("--budget", budget), ("--confidence", confidence)):
+def _objective(limits: Limits, batch_size: int, *, precision: str, goal: str, slices: Sequence[str]) -> Objective:
+    for name, value in (("--budget", limits.budget), ("--confidence", limits.confidence)):
         if not 0 < value < 1:
             raise InvalidArgumentError(f"{name} is {value}; it must be a share between 0 and 1, such as 0.01 for 1 %")
     if precision not in ("auto", "exact"):
@@ -245,8 +286,16 @@ def _objective(
     allowed = PRECISIONS if precision == "auto" else (EXACT,)
     if goal not in GOALS:
         raise InvalidArgumentError(f"--objective {goal} is unknown; choose from {', '.join(GOALS)}")
-    slices = tuple(_slice_budget(text) for text in slice_budgets)
-    return Objective(budget, confidence, max_ramps, max_overhead, batch_size, allowed, goal, slices)
+    return Objective(
+        limits.budget,
+        limits.confidence,
+        limits.max_ramps,
+        limits.max_overhead,
+        batch_size,
+        allowed,
+        goal,
+        tuple(_slice_budget(text) for text in slices),
+    )
 
 
 def _check_slices(path: Path, pool: Records, slices: Sequence[SliceBudget]) -> None:
@@ -285,9 +334,11 @@ def _queueing(
     return Queueing(parsed, tuple(dict.fromkeys(names)), execution, load, slo)
 
 
-def _at_least(name: str, value: int, low: int) -> None:
-    if value < low:
-        raise InvalidArgumentError(f"{name} is {value}; it must be at least {low}")
+def _check_counts(batch_size: int | None, drawing: Drawing) -> None:
+    counts = (("--batch-size", batch_size, 1), ("--draws", drawing.draws, 0), ("--tune-rows", drawing.tune_rows, 1))
+    for name, value, low in counts:
+        if value is not None and value < low:
+            raise InvalidArgumentError(f"{name} is {value}; it must be at least {low}")
 
 
 def _plot(results: Sequence[FileResult], objective: Objective, folder: Path) -> None:

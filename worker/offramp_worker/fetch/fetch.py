@@ -53,44 +53,57 @@ def fetch(
     """
     if (to / MANIFEST_FILE).is_file():
         return to
-    if source.url.startswith("http:") and archive_digest is None:
-        raise DeliveryError(
-            Reason.FETCH_REFUSED,
-            f"{source.name} is not encrypted, so anybody on the way could change it",
-            "set spec.model.archiveDigest",
-        )
+    _check_encrypted(source, archive_digest)
     work = to.parent / WORK
     work.mkdir(parents=True, exist_ok=True)
-    part, tree = work / "archive", work / "tree"
-    deadline = clock.now() + limits.seconds
-
-    def tell(phase: FetchPhase) -> Callable[[int, int | None], None]:
-        return lambda done, total: report(FetchProgress(phase, done, total))
-
-    tell("connecting")(0, None)
+    part = work / "archive"
+    report(FetchProgress("connecting", 0, None))
     wanted = [source.name, digest, archive_digest, limits.bytes]
-    refused = _refused_before(work, wanted)
     download = Download(
-        client, source, part, limits=limits, deadline=deadline, tell=tell("downloading"), clock=clock, refused=refused
+        client,
+        source,
+        part,
+        limits=limits,
+        deadline=clock.now() + limits.seconds,
+        tell=_teller(report, "downloading"),
+        clock=clock,
+        refused=_refused_before(work, wanted),
     )
     download.run()
     size = part.stat().st_size
-    tell("verifying")(size, size)
+    report(FetchProgress("verifying", size, size))
     try:
         if archive_digest is not None:
             _check_archive(part, archive_digest, source)
-        shutil.rmtree(tree, ignore_errors=True)
-        tell("unpacking")(0, None)
-        root = unpack(part, tree, limits=limits, tell=tell("unpacking"))
+        root = _unpacked(part, work / "tree", limits, report)
         _check_bundle(root, digest, source)
     except DeliveryError as error:
-        shutil.rmtree(tree, ignore_errors=True)
+        shutil.rmtree(work / "tree", ignore_errors=True)
         if error.reason != Reason.DISK_FULL:
             _refuse(work, wanted, download.etag, error)
         raise
     root.rename(to)
     shutil.rmtree(work, ignore_errors=True)
     return to
+
+
+def _check_encrypted(source: Source, archive_digest: str | None) -> None:
+    if source.url.startswith("http:") and archive_digest is None:
+        raise DeliveryError(
+            Reason.FETCH_REFUSED,
+            f"{source.name} is not encrypted, so anybody on the way could change it",
+            "set spec.model.archiveDigest",
+        )
+
+
+def _teller(report: Report, phase: FetchPhase) -> Callable[[int, int | None], None]:
+    return lambda done, total: report(FetchProgress(phase, done, total))
+
+
+def _unpacked(part: Path, tree: Path, limits: Limits, report: Report) -> Path:
+    shutil.rmtree(tree, ignore_errors=True)
+    report(FetchProgress("unpacking", 0, None))
+    return unpack(part, tree, limits=limits, tell=_teller(report, "unpacking"))
 
 
 def _refuse(work: Path, wanted: list[Any], etag: str, error: DeliveryError) -> None:

@@ -118,22 +118,12 @@ class Connection(HttpToolsProtocol):
             except HttpParserUpgrade as stopped:
                 if self.transport.is_closing() or self._last is not None:
                     return
-                head = self._plain_head()
+                head = _plain_head(self.parser, self.url, self.headers)
                 self.parser = HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
                 data = head + data[stopped.args[0] :]
             else:
                 return
-
-    def _plain_head(self) -> bytes:
-        """The head of the request that asked for an upgrade, without that."""
-        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
-        for name, value in self.headers:
-            if name == b"connection":
-                value = b",".join(t for t in value.split(b",") if t.strip().lower() != b"upgrade")  # noqa: PLW2901
-            if name not in _OF_UPGRADES and not (name == b"connection" and not value):
-                lines.append(b"%b: %b" % (name, value))
-        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     @property
     def _upgrading(self) -> bool:
@@ -357,7 +347,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         held, self._held = self._held, 0
-        give = partial(self._release_later, held)
+        give = partial(self._budget.give, held)  # called once nothing of the bodies is in memory any more
         if self._pending is not None and self._inference is not None:
             self._inference.cancel(self._pending, gone=give)
             self._pending = None
@@ -365,9 +355,16 @@ class Connection(HttpToolsProtocol):
             give()
         self._stop_starving()
 
-    def _release_later(self, size: int) -> None:
-        """Nothing of the bodies of a client that has gone away is in memory any more."""
-        self._budget.give(size)
+
+def _plain_head(parser: HttpRequestParser, url: bytes, headers: Headers) -> bytes:
+    """The head of the request that asked for an upgrade, without that."""
+    lines = [b"%b %b HTTP/%b" % (parser.get_method(), url, parser.get_http_version().encode())]
+    for name, value in headers:
+        if name == b"connection":
+            value = b",".join(t for t in value.split(b",") if t.strip().lower() != b"upgrade")  # noqa: PLW2901
+        if name not in _OF_UPGRADES and not (name == b"connection" and not value):
+            lines.append(b"%b: %b" % (name, value))
+    return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
 def _announced(headers: Headers) -> int:

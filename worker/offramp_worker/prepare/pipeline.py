@@ -52,11 +52,12 @@ from offramp_worker.prepare.fitting import (
 from offramp_worker.prepare.locations import FAMILY, model_file
 from offramp_worker.prepare.outlook import outlooks
 from offramp_worker.prepare.places import Found, find_places
+from offramp_worker.prepare.plain import Parameters
 from offramp_worker.prepare.precisions import Allowed, Approximations, Chain, Work, approximate, merits
 from offramp_worker.prepare.profiling import BATCH_SIZES, Measurements, measure
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.report import PrepareReport, RampLine, approximation_lines, write_report
-from offramp_worker.prepare.selection import RampCost, Verdict, cost_of, merit, select_ramps
+from offramp_worker.prepare.selection import RampCost, RampMerit, Verdict, cost_of, merit, select_ramps
 from offramp_worker.prepare.sources import Backbone, fitted_rows, load_backbone
 from offramp_worker.prepare.texts import find_tokenizer, load_tokenizer
 from offramp_worker.prepare.writing import BundleContents, check_target, ramp_order, write_bundle
@@ -336,25 +337,10 @@ def _kept(verdicts: Sequence[Verdict]) -> tuple[RampSpec, ...]:
 def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, start: float) -> PrepareReport:
     """Score the rows no head has seen with the graph a worker's audits run, and write the bundle."""
     request, backbone, split = search.request, search.backbone, heads.split
-    device = DEVICES[request.device]
     ramps = _kept(verdicts)
     fitted = calibrated(heads.fitted, ramps)
     x, parameters = search.inputs.x, fitted.parameters
-    found = approximate(
-        Chain(backbone, search.places, ramps, parameters, search.measured),
-        request.sides,
-        Work(
-            rows=x[: split.head],
-            validation=x[split.train : split.head],
-            allowed=request.precision if device.is_cpu else "exact",
-            seed=request.seed,
-            threads=request.threads,
-            device=device,
-            pass_threads=training_threads(),
-            seconds=request.profile_seconds,
-            reporter=search.reporter,
-        ),
-    )
+    found = _approximated(search, split, ramps, parameters)
     executors = _executors(search, found)
     unseen = x[split.head :]
     with search.reporter.step("score the records", total=len(unseen)) as advance:
@@ -388,12 +374,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         places=len(search.places),
         cut_vertices=search.found.n_cuts,
         unread=search.found.unread,
-        lines=tuple(
-            RampLine(replace(v, merit=seen[v.spec.id]), "records") if v.spec.id in seen else RampLine(v, "validation")
-            for v in verdicts
-        )
-        + tuple(RampLine(Verdict(spec, others[spec.id]), "records") for spec in found.ramps if spec.id in others)
-        + tuple(RampLine(verdict, "validation") for verdict in found.refused),
+        lines=_ramp_lines(verdicts, found, seen, others),
         untrained=fitted.untrained,
         outlooks=outlooks(arrays, found.columns),
         data=contents.data,
@@ -408,6 +389,44 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
     )
     write_report(report)
     return report
+
+
+def _approximated(
+    search: _Search, split: HeadSplit, ramps: tuple[RampSpec, ...], parameters: Mapping[str, Parameters]
+) -> Approximations:
+    """What is cheaper than the fp32 backbone and pays: side models, int8."""
+    request, x = search.request, search.inputs.x
+    device = DEVICES[request.device]
+    return approximate(
+        Chain(search.backbone, search.places, ramps, parameters, search.measured),
+        request.sides,
+        Work(
+            rows=x[: split.head],
+            validation=x[split.train : split.head],
+            allowed=request.precision if device.is_cpu else "exact",
+            seed=request.seed,
+            threads=request.threads,
+            device=device,
+            pass_threads=training_threads(),
+            seconds=request.profile_seconds,
+            reporter=search.reporter,
+        ),
+    )
+
+
+def _ramp_lines(
+    verdicts: Sequence[Verdict],
+    found: Approximations,
+    seen: Mapping[str, RampMerit],
+    others: Mapping[str, RampMerit],
+) -> tuple[RampLine, ...]:
+    """A line for every ramp, with what it is worth on the records (``seen``, ``others``) where it was scored on them."""
+    fitted = (
+        RampLine(replace(v, merit=seen[v.spec.id]), "records") if v.spec.id in seen else RampLine(v, "validation")
+        for v in verdicts
+    )
+    approximations = (RampLine(Verdict(spec, others[spec.id]), "records") for spec in found.ramps if spec.id in others)
+    return (*fitted, *approximations, *(RampLine(verdict, "validation") for verdict in found.refused))
 
 
 def _executors(search: _Search, found: Approximations) -> Executors:
