@@ -12,7 +12,7 @@ HEAD = """\
 
 Everything that Offramp raises on purpose derives from one class. A message is one line: which field or file, the value, what is
 allowed, and what to do next. The command line prints it on stderr and ends with the exit code of the [command](../cli.md).
-What goes wrong in a cluster is told by [conditions](conditions.md) instead.
+What goes wrong in a cluster is reported by [conditions](conditions.md) instead.
 """
 
 

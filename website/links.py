@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
-OWN = "https://earlyexit.dev/docs/"
+OWN = "https://offramp.example/docs/"  # stands for wherever the site is put
 ADDRESS = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")  # RFC 3986, section 2
 HOST = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,63}")
 LOCAL = ("localhost", "127.0.0.1")

@@ -12,7 +12,7 @@ MODULES = """\
 <!-- Generated from the code by scripts/gen.d/docs; edit the docstrings instead. -->
 # Modules
 
-Every module of the product and the first sentence of its docstring. How they work together is told by [Architecture](../architecture.md).
+Every module of the product and the first sentence of its docstring. [Architecture](../architecture.md) describes how they work together.
 """
 DECISIONS = """\
 <!-- Generated from the titles by scripts/gen.d/docs; edit those instead. -->

@@ -1,4 +1,4 @@
-"""``offramp prepare``: turn a model and unlabelled inputs into an exit bundle."""
+"""``offramp prepare``: turn a model and unlabeled inputs into an exit bundle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RefreshOption = Annotated[
 DataOption = Annotated[
     str,
     typer.Option(
-        help="Unlabelled inputs, oldest first: an .npz with x [N, ...], a folder of images, or JSON lines of text; a path or file:///PATH."
+        help="Unlabeled inputs, oldest first: an .npz with x [N, ...], a folder of images, or JSON lines of text; a path or file:///PATH."
     ),
 ]
 OutOption = Annotated[

@@ -338,6 +338,14 @@ def test_rules_and_dashboards_go_where_they_are_looked_for(helm: Any) -> None:
     assert len(boards) == 2 and {o["metadata"]["namespace"] for o in boards} == {"grafana"}
 
 
+def test_alerts_without_a_page_to_link_to_have_no_link(helm: Any) -> None:
+    objects = helm.template(monitoring={"rules": {"enabled": True}})
+    groups = [group for o in objects if o["kind"] == "PrometheusRule" for group in o["spec"]["groups"]]
+    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    assert len(alerts) > 20
+    assert {key for rule in alerts for key in rule["annotations"]} == {"summary", "description", "action"}
+
+
 def test_the_signing_key_is_32_bytes_where_the_operator_looks(helm: Any) -> None:
     objects = helm.template()
     secret = only(objects, "Secret")
