@@ -89,7 +89,7 @@ class Reason(StrEnum):
     REPLACING = "Replacing", NEUTRAL, "WorkersUpdating=True", "Workers are updated in place: one old worker goes, and the next only when its successor serves."
     REPLACING_IN_PLACE = "ReplacingInPlace", NEUTRAL, "event", "There was no room for one worker more, so that the update goes on in place."
     WAITING_FOR_ROOM = "WaitingForRoom", WARNING, "WorkersUpdating=True VersionOnTrial=True", "There is no room for one worker more, on a node or in a quota, and `spec.updatePolicy.surgeDeadline` has not passed.", "wait, or make room"
-    RECREATING = "Recreating", WARNING, "WorkersUpdating=True event", "`spec.updatePolicy.type` is `Recreate` and the only worker was told to end, so that its successor has the room.", "wait: where the new worker fails or is late, what served before comes back by itself"
+    RECREATING = "Recreating", WARNING, "WorkersUpdating=True event", "`spec.updatePolicy.type` is `Recreate` and the only worker is being ended, so that its successor has the room.", "wait: where the new worker fails or is late, what served before comes back by itself"
     RECREATED = "Recreated", GOOD, "WorkersUpdating=False event", "The only worker was replaced as `updatePolicy.type: Recreate` asks for; the message says for how long no request was answered."
     RECREATE_FAILED = "RecreateFailed", BAD, "WorkersUpdating=True Reconciling=True Stalled=True event", "The new worker refused its bundle, crashed twice or was not ready by `spec.updatePolicy.recreateDeadline`, so that the pods that served before were brought back: the same image, bundle and settings, from the ReplicaSet that Kubernetes keeps of them.", "mend what the message names in `spec.model` or `spec.worker`, or go back to the old spec"
     NEW_WORKERS_FAIL = "NewWorkersFail", BAD, "WorkersUpdating=True event", "A worker of the new bundle or image cannot serve, or the new workers fail more of their batches than the old ones beyond doubt.", "mend what the message names, or go back to what was there before"
@@ -120,13 +120,13 @@ class Reason(StrEnum):
     SUFFICIENT = "Sufficient", GOOD, "NoExitCapacity=True", "The ready workers answer the peak of the last hour also with exits off."
     EXITS_OFF_WOULD_OVERLOAD = "ExitsOffWouldOverload", WARNING, "NoExitCapacity=False", "The most requests of the last hour are more than the ready workers answer with exits off.", "add the workers that the message asks for"
     OVERLOADED = "Overloaded", BAD, "NoExitCapacity=False", "As ExitsOffWouldOverload, and exits are off: after a rollback, or before the first plan.", "add the workers that the message asks for"
-    CAPACITY_UNKNOWN = "CapacityUnknown", NEUTRAL, "NoExitCapacity=Unknown", "No worker has told yet how long its model takes, so how much the workers answer with exits off is not known.", "wait until a worker is ready"
+    CAPACITY_UNKNOWN = "CapacityUnknown", NEUTRAL, "NoExitCapacity=Unknown", "No worker has reported yet how long its model takes, so how much the workers answer with exits off is not known.", "wait until a worker is ready"
     IMPOSSIBLE_COUNTS = "ImpossibleCounts", BAD, "WorkersQuarantined=True", "`WorkersQuarantined` is True: a worker reports counts that cannot be true, such as more disagreements than audits, counters that went backwards, or counts for a plan that was never published.", "find out what image the worker runs, then delete its pod"
     FOREIGN_MODEL = "ForeignModel", BAD, "WorkersQuarantined=True", "`WorkersQuarantined` is True: a worker of the present template serves another model or ramp set than most of the others.", "set `spec.model.digest`, name images by digest, and delete the pod that the message names"
     WORKER_QUARANTINED = "WorkerQuarantined", WARNING, "event", "A worker's counts are no longer pooled: ImpossibleCounts.", "see the condition `WorkersQuarantined`"
     MEASURED_BY_HOLDBACK = "MeasuredByHoldback", WARNING, "ExitsCostTime=True", "`ExitsCostTime` is True: compared with the batches that are held back from it (`spec.ramps.holdback`), the pinned plan answers later than exits off would, or takes more of the engine's time than `spec.ramps.maxOverhead` allows.", "look at what each ramp saves, then change the pin, or let Offramp tune"
     PIN_REJECTED = "PinRejected", BAD, "Stalled=True event", "`Stalled` is True: the thresholds in `spec.ramps.pin` were refused, by recorded traffic before they served anyone, or by the canary.", "lower the thresholds, loosen the budget, or go back to `mode: Auto`"
-    SLICE_STOPPED = "SliceStopped", WARNING, "event", "The audits of a slice (`spec.objective.accuracy.slices`), or of the answers that name a class (`classes`, `everyClass`; told as `class/3`), are over its budget, beyond doubt."
+    SLICE_STOPPED = "SliceStopped", WARNING, "event", "The audits of a slice (`spec.objective.accuracy.slices`), or of the answers that name a class (`classes`, `everyClass`; reported as `class/3`), are over its budget, beyond doubt."
     RAMP_DOES_NOT_PAY = "RampDoesNotPay", NEUTRAL, "event", "Of the inputs that reach a ramp of the stable plan fewer leave there than its cost is worth, beyond doubt."
     REQUEST_REFUSED = "RequestRefused", WARNING, "event", "The annotation `earlyexit.dev/request` asks for something that is not known.", "use the command, which writes it rightly"
 
@@ -157,7 +157,7 @@ class Reason(StrEnum):
     EXITS_COST_TIME = "ExitsCostTime", WARNING, "rollout event", "The stable plan costs time, beyond doubt: compared with the batches that are held back from it, its answers come later than with exits off, or it takes more of the engine's time than `spec.ramps.maxOverhead` allows.", "when it comes again, profile the bundle where it serves"
     ANOTHER_IS_ACTIVE = "AnotherIsActive", NEUTRAL, "rollout", "Two unfinished rollouts of one service were found, for example after a restore."
     CONFIG_GONE = "ConfigGone", WARNING, "rollout", "The RampConfig that the rollout was about has been deleted."
-    WITHDRAWN = "Withdrawn", NEUTRAL, "rollout", "A recommendation that nobody had answered no longer holds: newer records favour another plan, or none."
+    WITHDRAWN = "Withdrawn", NEUTRAL, "rollout", "A recommendation that nobody had answered no longer holds: newer records favor another plan, or none."
 
     # --- plans that a worker refuses
     UNKNOWN_RAMP = "UnknownRamp", BAD, "refusal", "The plan names a ramp that the loaded bundle does not have.", "print a pin from the plan that serves, or name the ramp set with `ramps.pin.rampSetDigest`"
@@ -171,7 +171,7 @@ class Reason(StrEnum):
     UNSUPPORTED = "Unsupported", BAD, "refusal", "The worker's executor cannot run this plan on this machine, or the plan's stages do not reproduce the model's answers on the bundle's probe.", "prepare the bundle on the same kind of processor that serves"
 
     # --- tuning and training
-    IDLE = "Idle", NEUTRAL, "tuning", "Nothing is looked for now; the message tells how the last tuning ended."
+    IDLE = "Idle", NEUTRAL, "tuning", "No plan is searched for now; the message says how the last tuning ended."
     TUNING = "Tuning", NEUTRAL, "tuning", "A search and its certificate are being computed."
     ROLLING_OUT = "RollingOut", NEUTRAL, "tuning", "A rollout is under way; tuning waits for its end."
     COLLECTING_LABELS = "CollectingLabels", NEUTRAL, "tuning", "Too few labels for a certificate yet.", "wait, or see how the number depends on the budget"
@@ -278,6 +278,6 @@ class RequestOutcome(StrEnum):
     OK = "ok", GOOD, "answered"
     FAILED = "failed", BAD, "a batch of it failed"
     EXPIRED = "expired", BAD, "its timeout ran out in the queue"
-    CANCELLED = "cancelled", NEUTRAL, "the client went away"
+    CANCELLED = "canceled", NEUTRAL, "the client went away"
     REJECTED = "rejected", BAD, "shed: too much waits, or the worker is not there to serve"
     INVALID = "invalid", NEUTRAL, "malformed, too large, or for an unknown model"

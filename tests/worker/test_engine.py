@@ -17,7 +17,7 @@ import pytest
 from engines import new_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import eventually, plan_for
+from processes import DEADLINE_SECONDS, eventually, plan_for
 from scipy.special import softmax
 from stages import behind, broken
 
@@ -138,7 +138,7 @@ def bench(bundle: Bundle, sessions: Sessions) -> Iterator[Bench]:
     bench.engine.start()
     yield bench
     bench.engine.close()
-    assert bench.engine.join(30.0)
+    assert bench.engine.join(DEADLINE_SECONDS)
 
 
 # --- exits -----------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_every_size_is_warm_before_requests_come(bundle: Bundle, sessions: Sessi
     warm = {key[0] for key in bench.engine._executor.exact_stage._bindings}  # type: ignore[attr-defined]
     assert warm == set(range(1, bench.engine.batch_rows + 1))
     bench.engine.close()
-    assert bench.engine.join(30.0)
+    assert bench.engine.join(DEADLINE_SECONDS)
 
 
 def test_a_worker_is_not_ready_before_it_is_warm(bundle_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,11 +382,11 @@ def held_up(bench: Bench, x: Any, hold: threading.Event) -> Ticket:
 
     def wait() -> None:
         began.set()
-        hold.wait(30)
+        hold.wait(DEADLINE_SECONDS)
 
     bench.engine._executor.exact_stage = behind(wait, exact)
     blocker = bench.engine.submit(x, never_exit=True)
-    assert began.wait(30)
+    assert began.wait(DEADLINE_SECONDS)
     return blocker
 
 
@@ -408,7 +408,7 @@ def test_a_single_row_is_answered_before_large_requests_that_came_first_and_so_i
     for ticket, x in ((row, bundles.inputs(1, seed=1)), (large[0], bundles.inputs(1024))):
         np.testing.assert_array_equal(ticket.labels, labels(sessions.exact(x)))
     bench.engine.close()
-    assert bench.engine.join(30)
+    assert bench.engine.join(DEADLINE_SECONDS)
 
 
 # --- early replies ---------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ def test_a_row_that_leaves_is_answered_while_its_batch_still_runs(
     gate = threading.Event()
 
     def gate_last(stage: Runnable) -> Runnable:
-        return stage if stage.ramps else behind(lambda: gate.wait(30), stage)
+        return stage if stage.ramps else behind(lambda: gate.wait(DEADLINE_SECONDS), stage)
 
     x = bundles.inputs(16, seed=3)
     bench.activate(bundle_dir, {"r00-grid": "0.5"}, execution=execution, wrap=gate_last)
@@ -566,7 +566,7 @@ def test_results_only_compares_every_request_and_records_the_drawn_ones(
     eventually(lambda: bench.engine.ring.read(0).next == 25, what="records of the drawn quarter")
     assert (bench.counts(1).drawn, bench.counts(1).audited) == (100, 100)
     bench.engine.close()
-    assert bench.engine.join(30.0)
+    assert bench.engine.join(DEADLINE_SECONDS)
 
 
 def test_a_results_only_batch_that_every_row_leaves_has_not_failed(bench: Bench, bundle_dir: Path) -> None:
@@ -593,7 +593,7 @@ def test_a_draw_decides_the_audit_whether_or_not_the_row_leaves(
     assert any(left) and not all(left)
     assert bench.counts(1).drawn == bench.counts(1).audited == 50
     bench.engine.close()
-    assert bench.engine.join(30.0)
+    assert bench.engine.join(DEADLINE_SECONDS)
 
 
 def test_records_hold_every_ramp_and_the_final_answer(bench: Bench, bundle_dir: Path, sessions: Sessions) -> None:
@@ -827,7 +827,7 @@ def test_every_batching_policy_answers_exactly(bundle: Bundle, sessions: Session
     for ticket, row in zip(bench.serve(x), x, strict=True):
         np.testing.assert_allclose(ticket.logits, sessions.exact(row[None]), rtol=1e-4, atol=1e-4)
     bench.engine.close()
-    assert bench.engine.join(30.0)
+    assert bench.engine.join(DEADLINE_SECONDS)
 
 
 # --- requests that are not answered ----------------------------------------------------------------
@@ -960,7 +960,7 @@ def test_a_canary_that_killed_the_process_does_not_run_again(
     bench.activate(bundle_dir, {}, canary={"r00-grid": "0.5"}, weight_percent=100, epoch=2)
     assert bench.serve(bundles.inputs(1))[0].arms == ["canary"]
     bench.engine.close()
-    assert bench.engine.join(30.0)
+    assert bench.engine.join(DEADLINE_SECONDS)
 
 
 @given(

@@ -12,7 +12,7 @@ import bundles
 import numpy as np
 import pytest
 from engines import new_engine
-from processes import eventually
+from processes import DEADLINE_SECONDS, eventually
 from stages import behind
 
 from offramp_core.batching import rows_within
@@ -76,11 +76,11 @@ def test_nobody_waits_for_a_busy_engine(watched: Watched) -> None:
 
     def hold() -> None:
         running.set()
-        assert gate.wait(30)
+        assert gate.wait(DEADLINE_SECONDS)
 
     engine._executor.exact_stage = behind(hold, engine._executor.exact_stage)
     first = engine.submit(bundles.inputs(1), never_exit=False)
-    assert running.wait(30)
+    assert running.wait(DEADLINE_SECONDS)
     second = watched.submit(1)
     engine.serve()  # returns although the engine is held
     assert not watched.by
