@@ -278,6 +278,6 @@ class RequestOutcome(StrEnum):
     OK = "ok", GOOD, "answered"
     FAILED = "failed", BAD, "a batch of it failed"
     EXPIRED = "expired", BAD, "its timeout ran out in the queue"
-    CANCELLED = "canceled", NEUTRAL, "the client went away"
+    CANCELLED = "cancelled", NEUTRAL, "the client went away"
     REJECTED = "rejected", BAD, "shed: too much waits, or the worker is not there to serve"
     INVALID = "invalid", NEUTRAL, "malformed, too large, or for an unknown model"
