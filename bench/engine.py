@@ -35,12 +35,12 @@ from bench.provenance import provenance
 from bench.subjects import SUBJECTS, make_subject
 from offramp_core.bundle import BatchProfile, ChainProfile, Profile, TensorSpec, column_arrays, profile_arrays
 from offramp_core.columns import EXACT, chain
+from offramp_core.costs import CostTable
 from offramp_core.evaluate import evaluate
 from offramp_core.execution import Regrouping
 from offramp_core.plan import Plan, Precision
 from offramp_core.records import Records, records_from_arrays
 from offramp_core.search.placement import best_plan
-from offramp_core.simulate.costs import CostTable
 from offramp_core.tuning import Proposed, TuningRequest, tune
 from offramp_core.uncertainty import ExitTest, exit_test
 from offramp_worker.bundle.lengths import by_length, pad_rows, typical_batch

@@ -30,7 +30,7 @@ from bench.openloop import OpenLoopClient, Trial
 from bench.provenance import provenance
 from bench.validate_simulator import LoopbackWorker, Subject, chosen_subject, labels_and_exits, target_of
 from offramp_core.batching import exact_seconds
-from offramp_core.policies import NO_EXIT
+from offramp_lab.policies import NO_EXIT
 from offramp_worker.engine.answers import labels
 from offramp_worker.engine.sessions import Sessions
 

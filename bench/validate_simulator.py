@@ -41,14 +41,14 @@ from bench.openloop import OpenLoopClient, Target, infer
 from bench.provenance import provenance
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.columns import EXACT, chain
+from offramp_core.costs import CostTable
 from offramp_core.execution import carries_on
 from offramp_core.plan import Execution, Plan, RampThreshold
-from offramp_core.policies import NO_EXIT, PlanInForce, Trace
 from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_core.records import ExitCosts, Records
 from offramp_core.search.placement import best_plan
-from offramp_core.simulate import MAX_BATCH, OfframpBatching, Served, serve_stream
-from offramp_core.simulate.costs import CostTable
+from offramp_lab.policies import NO_EXIT, PlanInForce, Trace
+from offramp_lab.simulate import MAX_BATCH, OfframpBatching, Served, serve_stream
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.answers import labels
 from offramp_worker.engine.sessions import Sessions

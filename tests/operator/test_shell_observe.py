@@ -139,7 +139,7 @@ def test_wide_records_of_a_worker_are_pooled_and_read_in_every_chain(
         assert int8.costs.baseline_seconds == pytest.approx(0.003)
         save_pool(tmp_path, RampSetKey(DIGEST_A, DIGEST_B), pool.dump())
         (file,) = tmp_path.glob("*.npz")
-        kept = load_held_out(file).records  # the file alone says which columns are whose
+        kept = load_held_out(file)  # the file alone says which columns are whose
         np.testing.assert_array_equal(kept.at("int8").uncertainty, int8.uncertainty)
         ((_, again),) = load_pools(tmp_path).items()
         assert again.dump().keys() == pool.dump().keys()

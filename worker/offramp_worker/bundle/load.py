@@ -101,10 +101,6 @@ class Bundle:
     def input_dtype(self) -> np.dtype[Any]:
         return NUMPY_TYPES[self.manifest.inputs[0].datatype]
 
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return self.manifest.inputs[0].shape
-
 
 def load_bundle(path: Path, *, expected_digest: str | None = None) -> Bundle:
     """Read and check the bundle in folder ``path``.

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from offramp_core.batching import MAX_BATCH
 from offramp_core.columns import EXACT, chain
+from offramp_core.costs import CostTable
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError, PlanRefusedError
 from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.evidence.slow import shape_of, told_limits
@@ -24,7 +25,6 @@ from offramp_core.execution import Regrouping, carries_on
 from offramp_core.plan import Plan
 from offramp_core.protocol import Arm, ArmPlan, PlanDocument, Refusal, SignedDocument, class_of
 from offramp_core.reasons import Reason
-from offramp_core.simulate.costs import CostTable
 from offramp_core.uncertainty import exit_test
 from offramp_worker.documents import parse_document
 from offramp_worker.engine.arms import Active, Runtime

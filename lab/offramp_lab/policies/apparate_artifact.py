@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offramp_core.policies.base import Objective, Trace
-from offramp_core.policies.climb import Climbed, Climbing, climb
-from offramp_core.policies.online import Served
-from offramp_core.policies.planned import affordable
 from offramp_core.records import BoolArray, IndexArray, Records, SecondsArray
+from offramp_lab.policies.base import Objective, Trace
+from offramp_lab.policies.climb import Climbed, Climbing, climb
+from offramp_lab.policies.online import Served
+from offramp_lab.policies.planned import affordable
 
 CLIMBING = Climbing(step=0.01, smallest_step=0.001, below=True, trusts_final=True)
 TUNING_SHARE = 0.01  # of the budget, when thresholds are tuned

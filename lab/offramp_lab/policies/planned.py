@@ -12,14 +12,14 @@ from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidRecordsError
 from offramp_core.evaluate import evaluate, plan_columns
 from offramp_core.plan import Precision
-from offramp_core.policies.base import Goal, Objective, PlanInForce, Trace, answers, constant
-from offramp_core.policies.climb import Climbing, climb
-from offramp_core.policies.common_threshold import common_thresholds
 from offramp_core.records import Records
 from offramp_core.search.grid import STEPS, threshold_of
 from offramp_core.search.objective import LoadBand, Pricing, Weights, price
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import ThresholdPlan, error_budget
+from offramp_lab.policies.base import Goal, Objective, PlanInForce, Trace, answers, constant
+from offramp_lab.policies.climb import Climbing, climb
+from offramp_lab.policies.common_threshold import common_thresholds
 
 GOALS: dict[Goal, Weights] = {
     "mean": Weights(),

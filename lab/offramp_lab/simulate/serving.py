@@ -13,15 +13,16 @@ import numpy.typing as npt
 from offramp_core.admission import Door, Entry, Pace, forecast
 from offramp_core.batching import Batching, Drop, Start, exact_seconds
 from offramp_core.bundle import Profile
+from offramp_core.costs import CostTable
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.execution import carries_on
 from offramp_core.plan import Execution
-from offramp_core.simulate.costs import CostTable, Stages, stages_of
-from offramp_core.simulate.outcome import ANSWERED, DROPPED, REJECTED, SecondsArray, Served
+from offramp_lab.simulate.outcome import ANSWERED, DROPPED, REJECTED, SecondsArray, Served
+from offramp_lab.simulate.stages import Stages, stages_of
 
 
 class InForce(Protocol):
-    """Which ramps were active from which request on; :class:`offramp_core.policies.PlanInForce` is one."""
+    """Which ramps were active from which request on; :class:`offramp_lab.policies.PlanInForce` is one."""
 
     @property
     def since(self) -> int: ...
@@ -31,7 +32,7 @@ class InForce(Protocol):
 
 
 class Decided(Protocol):
-    """Where each request of a stream left; :class:`offramp_core.policies.Trace` is one."""
+    """Where each request of a stream left; :class:`offramp_lab.policies.Trace` is one."""
 
     @property
     def exit(self) -> npt.NDArray[np.intp]: ...

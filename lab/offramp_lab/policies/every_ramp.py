@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import InvalidRecordsError
-from offramp_core.policies.base import (
+from offramp_core.records import IndexArray, Records
+from offramp_core.search.thresholds import error_budget
+from offramp_lab.policies.base import (
     NO_EXIT,
     Objective,
     PlanInForce,
@@ -24,10 +26,8 @@ from offramp_core.policies.base import (
     constant,
     without_ramps,
 )
-from offramp_core.policies.climb import Climbing, climb
-from offramp_core.policies.common_threshold import common_thresholds
-from offramp_core.records import IndexArray, Records
-from offramp_core.search.thresholds import error_budget
+from offramp_lab.policies.climb import Climbing, climb
+from offramp_lab.policies.common_threshold import common_thresholds
 
 Places = Callable[[Records], tuple[int, ...]]
 _PER_RAMP = Climbing(below=False)

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from offramp_cli.npz import read_npz
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.simulate.arrivals import ARRIVALS, scaled
-from offramp_core.simulate.serving import check_rising
+from offramp_lab.simulate.arrivals import ARRIVALS, scaled
+from offramp_lab.simulate.serving import check_rising
 
 SecondsArray = npt.NDArray[np.float64]
 

@@ -14,19 +14,19 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from offramp_cli.replay.arrivals import parse_arrivals
-from offramp_cli.replay.load import load_records
-from offramp_cli.replay.measure import Queueing, Work, replay_file, run_draws, simulate_queues
-from offramp_cli.replay.report import FileResult, show, to_mapping
 from offramp_core.batching import BATCHING, check_name
 from offramp_core.certify import SliceBudget
 from offramp_core.certify.slices import check_slices
 from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, OfframpError
 from offramp_core.plan import PRECISIONS, Execution
-from offramp_core.policies import POLICIES, NamedPolicy, Objective, policy
-from offramp_core.policies.planned import GOALS, pricing_of
 from offramp_core.records import Records
+from offramp_lab.policies import POLICIES, NamedPolicy, Objective, policy
+from offramp_lab.policies.planned import GOALS, pricing_of
+from offramp_lab.replay.arrivals import parse_arrivals
+from offramp_lab.replay.load import load_records
+from offramp_lab.replay.measure import Queueing, Work, replay_file, run_draws, simulate_queues
+from offramp_lab.replay.report import FileResult, show, to_mapping
 
 INVALID_INPUT = 2
 EXECUTIONS: tuple[Execution, ...] = ("Auto", "ResultsOnly", "ComputeSaving")
@@ -292,9 +292,9 @@ def _at_least(name: str, value: int, low: int) -> None:
 
 def _plot(results: Sequence[FileResult], objective: Objective, folder: Path) -> None:
     try:
-        from offramp_cli.replay.plots import draw_all
+        from offramp_lab.replay.plots import draw_all
     except ImportError as error:
-        _fail(InvalidArgumentError(f"--plots needs matplotlib, which is not installed: {error}"))
+        _fail(InvalidArgumentError(f"--plots needs matplotlib ({error}); pip install 'offramp[replay]'"))
     for path in draw_all(results, objective, folder):
         print(f"plot: {path}", file=sys.stderr)
 

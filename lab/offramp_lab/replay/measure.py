@@ -9,16 +9,16 @@ from multiprocessing import get_context
 
 import numpy as np
 
-from offramp_cli.replay.arrivals import Arrivals
 from offramp_core.batching import MAX_BATCH
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.columns import EXACT
 from offramp_core.plan import Execution
-from offramp_core.policies import NamedPolicy, Objective, Trace, policy, replay_halves
-from offramp_core.policies.base import NO_EXIT, PlanInForce
 from offramp_core.records import Records
-from offramp_core.simulate import Served, batching, capacity, serve_stream
-from offramp_core.simulate.draws import Truth, draw_rng, draw_sample, run_draw, saving_in_sample
+from offramp_lab.policies import NamedPolicy, Objective, Trace, policy, replay_halves
+from offramp_lab.policies.base import NO_EXIT, PlanInForce
+from offramp_lab.replay.arrivals import Arrivals
+from offramp_lab.simulate import Served, batching, capacity, serve_stream
+from offramp_lab.simulate.draws import Truth, draw_rng, draw_sample, run_draw, saving_in_sample
 
 SMALLEST_SLO_SECONDS = 0.010  # Apparate's rule for an objective that nobody gave: twice a lone request, at least 10 ms
 EXITS_OFF = "exits-off"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from offramp_core.policies.base import NO_EXIT, Objective, PlanInForce, Trace, serve
 from offramp_core.records import BoolArray, IndexArray, Records
+from offramp_lab.policies.base import NO_EXIT, Objective, PlanInForce, Trace, serve
 
 AHEAD = 256  # rows served at once
 

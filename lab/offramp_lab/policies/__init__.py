@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
-from offramp_core.policies.apparate import published
-from offramp_core.policies.apparate_artifact import text_loop, vision_loop
-from offramp_core.policies.base import NO_EXIT, NamedPolicy, Objective, Outcome, PlanInForce, StreamPolicy, Trace
-from offramp_core.policies.every_ramp import (
+from offramp_core.records import IndexArray, Records
+from offramp_lab.policies.apparate import published
+from offramp_lab.policies.apparate_artifact import text_loop, vision_loop
+from offramp_lab.policies.base import NO_EXIT, NamedPolicy, Objective, Outcome, PlanInForce, StreamPolicy, Trace
+from offramp_lab.policies.every_ramp import (
     all_ramps,
     costliest_heads,
     patience,
@@ -21,8 +22,8 @@ from offramp_core.policies.every_ramp import (
     with_one_threshold,
     without_predictions,
 )
-from offramp_core.policies.hindsight import offline_optimal, online_optimal, oracle
-from offramp_core.policies.planned import (
+from offramp_lab.policies.hindsight import offline_optimal, online_optimal, oracle
+from offramp_lab.policies.planned import (
     certified,
     evenly_spaced,
     exact,
@@ -36,7 +37,6 @@ from offramp_core.policies.planned import (
     without_other_precisions,
     without_small_model,
 )
-from offramp_core.records import IndexArray, Records
 
 Policy = NamedPolicy
 

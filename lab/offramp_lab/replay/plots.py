@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from offramp_cli.replay.measure import PolicyResult
-from offramp_cli.replay.report import SPREAD, FileResult
 from offramp_core.evaluate import evaluate
 from offramp_core.evidence.one_arm import Alternative, log_e_value
 from offramp_core.plan import MAX_ACTIVE_RAMPS
-from offramp_core.policies import Objective
-from offramp_core.simulate import ANSWERED
+from offramp_lab.policies import Objective
+from offramp_lab.replay.measure import PolicyResult
+from offramp_lab.replay.report import SPREAD, FileResult
+from offramp_lab.simulate import ANSWERED
 
 SIZE, DPI = (7.5, 4.5), 110
 MOMENTS, BISECTIONS = 40, 30

@@ -11,11 +11,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from offramp_core.policies.base import Objective, Trace
-from offramp_core.policies.climb import Climbing, climb
-from offramp_core.policies.online import Served
-from offramp_core.policies.planned import affordable, evenly_spaced
 from offramp_core.records import IndexArray, Records, SecondsArray
+from offramp_lab.policies.base import Objective, Trace
+from offramp_lab.policies.climb import Climbing, climb
+from offramp_lab.policies.online import Served
+from offramp_lab.policies.planned import affordable, evenly_spaced
 
 WINDOW = 16
 ADJUST_EVERY = 128

@@ -13,16 +13,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from offramp_cli.replay.measure import Drawn, PolicyResult, Queueing, Serving
 from offramp_core import binomial
 from offramp_core.audits import audit_price
 from offramp_core.columns import EXACT
 from offramp_core.control.audit import QUIET_RATE
 from offramp_core.evaluate import evaluate
 from offramp_core.plan import MAX_ACTIVE_RAMPS
-from offramp_core.policies import Objective, Outcome, PlanInForce
-from offramp_core.policies.planned import pricing_of
 from offramp_core.records import Records
+from offramp_lab.policies import Objective, Outcome, PlanInForce
+from offramp_lab.policies.planned import pricing_of
+from offramp_lab.replay.measure import Drawn, PolicyResult, Queueing, Serving
 
 SPREAD = (0.05, 0.5, 0.95)
 GOAL_NAMES = {"p95": "95th percentile of the time to answer", "busy": "busy time"}

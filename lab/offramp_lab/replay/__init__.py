@@ -8,7 +8,7 @@ report.py    JSON and tables
 plots.py     pictures, the only part that needs matplotlib
 """
 
-from offramp_cli.replay.command import replay
-from offramp_cli.replay.load import load_records
+from offramp_lab.replay.command import replay
+from offramp_lab.replay.load import load_records
 
 __all__ = ["load_records", "replay"]

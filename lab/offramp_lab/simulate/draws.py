@@ -13,9 +13,9 @@ import numpy as np
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evaluate import evaluate
-from offramp_core.policies import NamedPolicy, Objective, Trace
-from offramp_core.policies.base import serve
 from offramp_core.records import Records
+from offramp_lab.policies import NamedPolicy, Objective, Trace
+from offramp_lab.policies.base import serve
 
 
 @dataclass(frozen=True, slots=True)

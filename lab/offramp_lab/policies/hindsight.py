@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from offramp_core.policies.base import NO_EXIT, Objective, PlanInForce, Trace, constant, serve
-from offramp_core.policies.planned import best_of_precisions
 from offramp_core.records import Records
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import error_budget
+from offramp_lab.policies.base import NO_EXIT, Objective, PlanInForce, Trace, constant, serve
+from offramp_lab.policies.planned import best_of_precisions
 
 WINDOW = 1024  # requests a plan of `online_optimal` serves: 10 errors at a budget of 1 %
 
