@@ -7,7 +7,7 @@ replies by what they may have in bytes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from offramp_core.errors import InvalidArgumentError
@@ -15,6 +15,7 @@ from offramp_core.errors import InvalidArgumentError
 TOKEN_BYTES = 64  # of a reply, kept until its client has taken it
 LOGPROB_BYTES = 256  # of one token with its log probability
 MAX_RETRY_SECONDS = 60
+WEIGHT = 0.05  # of the newest measurement in a moving average
 
 
 class Closed(StrEnum):
@@ -30,8 +31,8 @@ class Closed(StrEnum):
 class Limits:
     """Of one worker.
 
-    ``waiting`` requests may wait for a turn, ``running`` are computed side by side, ``reply_bytes`` hold the replies of all that are open.
-    ``patience_seconds`` is how long one may be expected to wait until its first token.
+    ``waiting`` answers may wait for a turn, ``running`` are computed side by side, ``reply_bytes`` hold the replies of all that are open.
+    ``patience_seconds`` is how long one may be expected to wait until its prompt is read.
     """
 
     waiting: int = 64
@@ -45,19 +46,39 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """What computing takes on this machine of late: seconds per token of a prompt, per token of an answer, and how much of ``max_tokens``
+    answers use. Nothing is known at first, and nobody is refused for it."""
+
+    reading: float = 0.0
+    writing: float = 0.0
+    used: float = 1.0
+
+    def read(self, tokens: int, seconds: float) -> Pace:
+        """After a piece of a prompt."""
+        return replace(self, reading=_moved(self.reading, seconds / tokens))
+
+    def wrote(self, tokens: int, seconds: float) -> Pace:
+        """After a round in which answers got so many tokens in all."""
+        return replace(self, writing=_moved(self.writing, seconds / tokens))
+
+    def ended(self, *, tokens: int, max_tokens: int) -> Pace:
+        """After an answer has ended by itself."""
+        return replace(self, used=(1 - WEIGHT) * self.used + WEIGHT * tokens / max_tokens)
+
+    def seconds(self, *, prompt: int, max_tokens: int) -> float:
+        """What a request is expected to take."""
+        return prompt * self.reading + self.used * max_tokens * self.writing
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker has taken on. ``seconds_per_token`` of the engine, of late; 0 where it is not known."""
+    """What a worker has taken on; ``wait_seconds`` until one who comes now has a turn."""
 
     waiting: int = 0
     running: int = 0
     reply_bytes: int = 0
-    tokens_ahead: int = 0
-    seconds_per_token: float = 0.0
-
-    @property
-    def wait_seconds(self) -> float:
-        """When one who comes now is expected to begin."""
-        return self.tokens_ahead * self.seconds_per_token
+    wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +99,27 @@ def admit(load: Load, limits: Limits, *, answers: int, reply: int) -> Refused | 
     """None where a request for so many ``answers``, with a ``reply`` of so many bytes, is let in.
 
     One that finds nobody before it is always let in: what could never be served is refused where its fields are read.
+
+    Examples
+    --------
+    >>> admit(Load(waiting=64, running=8), Limits(), answers=1, reply=0).why
+    <Closed.QUEUE: 'queue'>
     """
-    idle = load.waiting == 0 and load.running == 0 and load.reply_bytes == 0
-    if idle:
+    if load.waiting == 0 and load.running == 0 and load.reply_bytes == 0:
         return None
     after = max(1, min(MAX_RETRY_SECONDS, math.ceil(load.wait_seconds)))
     if load.waiting + answers > limits.waiting + max(0, limits.running - load.running):
-        return Refused(Closed.QUEUE, f"{load.waiting} requests wait already, of at most {limits.waiting}", after)
+        return Refused(Closed.QUEUE, f"{load.waiting} requests wait already; at most {limits.waiting} may", after)
     if load.wait_seconds > limits.patience_seconds:
-        message = f"a request would wait about {load.wait_seconds:.0f} s for its turn, more than {limits.patience_seconds:g} s"
+        message = (
+            f"a request would wait {load.wait_seconds:.0f} s for its turn, longer than {limits.patience_seconds:g} s"
+        )
         return Refused(Closed.WAIT, message, after)
     if load.reply_bytes + reply > limits.reply_bytes:
-        message = "replies that clients have not taken yet fill the memory that there is for them"
+        message = "replies that their clients have not taken yet fill the memory that there is for them"
         return Refused(Closed.REPLIES, f"{message}; ask for fewer tokens or log probabilities, or come again", after)
     return None
+
+
+def _moved(average: float, newest: float) -> float:
+    return newest if average == 0 else (1 - WEIGHT) * average + WEIGHT * newest

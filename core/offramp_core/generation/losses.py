@@ -84,9 +84,7 @@ LOSSES: Mapping[Output, Callable[[str, str], float]] = {
 }
 
 
-def all_losses(
-    served: str, reference: str, *, pattern: re.Pattern[str] | None = None
-) -> dict[Output, float]:
+def all_losses(served: str, reference: str, *, pattern: re.Pattern[str] | None = None) -> dict[Output, float]:
     """Every loss of one answer; ``pattern`` is for :func:`exact_answer`."""
     return {
         Output.EXACT_ANSWER: exact_answer(served, reference, pattern=pattern),

@@ -132,7 +132,9 @@ def load_tokenizer(folder: Path) -> BundleTokenizer:
     config = _config(folder / CONFIG_FILE)
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
-        template = next((t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"), None)
+        template = next(
+            (t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"), None
+        )
     if template is not None and not isinstance(template, str):
         raise InvalidBundleError(f"{CONFIG_FILE}: chat_template must be text")
     named = {name: _content(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
