@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV := .venv
-CODE := core operator worker cli tests bench cluster images crds website
+CODE := core operator worker cli lab tests bench cluster images crds website
 BIN := $(VENV)/bin
 export OFFRAMP_DATA ?= ../shared/data
 # Many processes are started here: each would compile again what it imports (the operator's start takes twice as long).

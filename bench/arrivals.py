@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.simulate.arrivals import scaled, spread
+from offramp_lab.simulate.arrivals import scaled, spread
 
 SecondsArray = npt.NDArray[np.float64]
 TWITTER_BEGIN, TWITTER_SECONDS = 15 * 3600, 3600  # an afternoon hour of the first day

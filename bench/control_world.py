@@ -13,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.evidence import bursty_load
-from offramp_cli.replay.load import load_records
+from offramp_core.costs import CostTable
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evaluate import answers_agree, evaluate_plan, leave_position, plan_columns
 from offramp_core.plan import Plan, RampThreshold, floor_threshold
 from offramp_core.protocol import RampInfo
 from offramp_core.records import ExitCosts, Records
-from offramp_core.simulate.costs import CostTable, Stages, stages_of
 from offramp_core.tuning import Proposed, TuningOutcome, TuningRequest, tune
+from offramp_lab.replay.load import load_records
+from offramp_lab.simulate.stages import Stages, stages_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -27,8 +27,8 @@ from offramp_core.control.objects import ArmTally, BothArms
 from offramp_core.evidence import betting, detector, intervals, one_arm, savings, two_arm
 from offramp_core.evidence.exposure import audits_needed, judged_batches_needed, rejection_count
 from offramp_core.evidence.slow import BatchShape, judged, slow_limits
-from offramp_core.evidence.stopping import corridor, stopping_time
 from offramp_core.sketch import SecondsSketch, bucket_index
+from offramp_lab.stopping import corridor, stopping_time
 
 BUDGET, LEVEL, LOOKS = 0.01, 0.05, 40_000
 WORSE = (0.015, 0.02, 0.03, 0.05, 0.10)
@@ -244,8 +244,8 @@ def counting_trap(rng: np.random.Generator, requests: int = 400_000) -> dict[str
     leaves = rng.random(requests) < 0.6
     wrong = leaves & (rng.random(requests) < 0.02 / 0.6)
     audited = rng.random(requests) < 0.05  # drawn at admission, whether or not the request leaves
-    n, k = one_arm.count_outcomes(wrong[audited])
-    trap_n, trap_k = one_arm.count_outcomes(wrong[audited | ~leaves])
+    n, k = int(audited.sum()), int(wrong[audited].sum())
+    trap_n, trap_k = int((audited | ~leaves).sum()), int(wrong[audited | ~leaves].sum())
     return {
         "truth": float(wrong.mean()),
         "audits read": k / n,
@@ -300,7 +300,7 @@ def _repeat(call: Callable[[], object]) -> None:
 
 
 def _count_and_weigh(outcomes: npt.NDArray[np.bool_]) -> float:
-    state = one_arm.update(one_arm.init(), *one_arm.count_outcomes(outcomes))
+    state = one_arm.update(one_arm.init(), len(outcomes), int(outcomes.sum()))
     return one_arm.log_e_value(state.k, state.n, p0=BUDGET)
 
 

@@ -28,15 +28,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from offramp_cli.replay.load import load_records
 from offramp_core import tuning
 from offramp_core.certify import certificate
 from offramp_core.certify.betting import betting_p_value
 from offramp_core.certify.expected import Step, expected_path
 from offramp_core.evaluate import Evaluation, answers_agree, evaluate, leave_position, plan_columns
-from offramp_core.policies import Objective
-from offramp_core.policies.planned import searched
 from offramp_core.records import BoolArray, Records
+from offramp_lab.policies import Objective
+from offramp_lab.policies.planned import searched
+from offramp_lab.replay.load import load_records
 
 RECORDS = Path("build/records")
 BUDGET, DELTA, MAX_OVERHEAD, MAX_RAMPS, BATCH_SIZE = 0.01, 0.05, 0.05, 3, 16
@@ -100,7 +100,8 @@ def doubtful(draws: Draws, n: int) -> Evaluation | None:
     labelled, weights, level = requests.take(kept), inclusion[kept], certificate.allowance(DELTA, 1)
 
     def passes(step: Step) -> bool:
-        return betting_p_value(~_agrees(labelled, step), weights, least_inclusion=REST, budget=BUDGET) <= level
+        excess = (~_agrees(labelled, step) - BUDGET) / weights
+        return betting_p_value(excess, most=(1 - BUDGET) / REST) <= level
 
     return _boldest(draws.pool, path, passes)
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 CPU_INFO = Path("/proc/cpuinfo")
-CODE = ("core", "operator", "worker", "cli", "bench")
+CODE = ("core", "operator", "worker", "cli", "lab", "bench")
 
 
 def provenance() -> dict[str, str]:

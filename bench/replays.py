@@ -32,13 +32,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import offramp_core
 from bench.arrivals import TRACES, MissingTraceError, load_trace
-from offramp_cli.replay.arrivals import Arrivals
-from offramp_cli.replay.load import load_records
-from offramp_cli.replay.measure import Drawn, Queueing, Work, replay_file, run_draws, simulate_queues
-from offramp_cli.replay.report import FileResult, draws_mapping, to_mapping
-from offramp_core.policies import POLICIES, Objective
 from offramp_core.records import ExitCosts, Records
-from offramp_core.simulate import BATCHING
+from offramp_lab.policies import POLICIES, Objective
+from offramp_lab.replay.arrivals import Arrivals
+from offramp_lab.replay.load import load_records
+from offramp_lab.replay.measure import Drawn, Queueing, Work, replay_file, run_draws, simulate_queues
+from offramp_lab.replay.report import FileResult, draws_mapping, to_mapping
+from offramp_lab.simulate import BATCHING
 
 Json = dict[str, Any]
 RECORDS, OUT = Path("build/records"), Path("build/bench")

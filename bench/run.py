@@ -28,6 +28,7 @@ OUT = Path("build/bench")
 KEYS = OUT / "keys.json"
 MEASURED_FILE = "measured.json"
 LIBRARY = "offramp_core"
+LABORATORY = "offramp_lab"
 WORKER = ("offramp_worker",)
 PLANE = ("offramp_worker", "offramp_operator", "offramp_cli")
 
@@ -60,7 +61,6 @@ def stages(draws: int, jobs: int) -> tuple[Stage, ...]:
         Stage("traffic", "bench.control_traffic", ("--jobs", str(jobs))),
         Stage("decade", "bench.decade"),
         Stage("million", "bench.million"),
-        Stage("bands", "bench.bands"),
         Stage("simulator", "bench.validate_simulator", runs=WORKER),
         Stage("engine", "bench.engine", runs=WORKER),
         Stage("served", "bench.served", runs=WORKER),
@@ -103,13 +103,13 @@ def code_key(stage: Stage) -> str:
 
 
 def bench_files(module: str) -> set[Path]:
-    """The files of a module of ``bench``, of those of ``bench`` that it imports, and so on; all of a package's where it is one."""
+    """The files of a module of ``bench``, of those of ``bench`` and of the laboratory that it imports, and so on; all of a package's where it is one."""
     found: set[Path] = set()
     waiting = [module]
     while waiting:
         for path in _files(waiting.pop()) - found:
             found.add(path)
-            waiting += [name for name in _imported(path) if name.partition(".")[0] == "bench"]
+            waiting += [name for name in _imported(path) if name.partition(".")[0] in ("bench", LABORATORY)]
     return found
 
 

@@ -13,7 +13,7 @@ from offramp_core.certify.planner import fewest_labels, labels_for
 from offramp_core.control.gates import HARMFUL_FACTOR, POWER, harmful_rates
 from offramp_core.control.tuner import first_attempt_labels
 from offramp_core.evidence.exposure import audits_needed
-from offramp_core.evidence.stopping import stopping_time
+from offramp_lab.stopping import stopping_time
 from website.build import DOCS
 
 BUDGETS = (0.005, 0.01, 0.02, 0.05)

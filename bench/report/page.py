@@ -46,7 +46,6 @@ def make_page(results: Results, pictures: dict[str, Path], page: Path) -> str:
         _targets(results),
         _queues(results, links),
         _simulator(results, links),
-        serving.bands(results),
         serving.engine(results, links),
         serving.served(results, links),
         serving.peers(results, links),

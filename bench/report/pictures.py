@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from bench.report.results import Results, percent, policy_row
 from bench.report.serving_pictures import serving_pictures
-from offramp_cli.replay.plots import COLOURS, DPI
+from offramp_lab.replay.plots import COLOURS, DPI
 
 SIZE = (7.5, 4.6)
 LEFT_OUT = {"deebert", "deebert+", "deebert-opt", "exits-off"}  # those of single head kinds equal BranchyNet's

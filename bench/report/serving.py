@@ -202,47 +202,6 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def bands(results: Results) -> list[str]:
-    """One plan for all loads against one for idle and one for busy times."""
-    lines = ["## A plan per load band (simulated)", ""]
-    found = results.get("bands")
-    if found is None:
-        return [*lines, f"*{MISSING}.*", ""]
-    body = [
-        [row["set"], f"{row['busy_load']}", f"{row['plans']}, {row['pairs']}", *_band_cells(row)]
-        for row in found["results"]
-    ]
-    worth = found["worth"]
-    return [
-        *lines,
-        f"The most that thresholds for idle and for busy times could add to one plan for both, at {percent(found['budget'], 0)} joint disagreement: half of the time at {found['idle_load']} of what one worker can do without",
-        "exits, half at the load shown. Plans are the best on all records, the band is known at once, both are certified for nothing. What is best is chosen on one stream and judged on others. *One* keeps",
-        "`maxOverhead` at all batch sizes, *loose* when busy only (what its ramps may add to a batch of one is shown), and of *two* each in its band. Saved is what exits off takes.",
-        f"Bands were to be worth building for {percent(worth['points'], 0)} of the engine's time or the mean latency, or {percent(worth['p95'], 0)} of p95 (decision 51).",
-        "",
-        *table(
-            [
-                "set",
-                "busy",
-                "plans, pairs",
-                "overhead when idle",
-                "engine time saved: one, loose, two",
-                "mean latency saved",
-                "p95 saved",
-            ],
-            body,
-        ),
-    ]
-
-
-def _band_cells(row: dict[str, Any]) -> list[str]:
-    saved = (
-        ", ".join(percent(1 - row["figures"][name][who]["share"]) for who in ("one", "loose", "two"))
-        for name in ("engine_time", "mean_latency", "p95")
-    )
-    return [percent(row["idle_overhead"]), *saved]
-
-
 def soak(results: Results, links: dict[str, str]) -> list[str]:
     """Overload."""
     lines = ["## Ten minutes at twice the capacity", ""]

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.report.results import Results
 from bench.report.serving import TITLES
-from offramp_cli.replay.plots import COLOURS
+from offramp_lab.replay.plots import COLOURS
 
 Draw = Callable[[Any], None]  # takes one axes, or as many as columns
 MIB = 2**20

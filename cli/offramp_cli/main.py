@@ -9,7 +9,7 @@ import typer
 from offramp_cli.daytwo import pins, read, write
 from offramp_cli.daytwo.lint import lint
 from offramp_cli.prepare import prepare
-from offramp_cli.replay import replay
+from offramp_cli.replay import add_replay
 from offramp_cli.serve import serve
 from offramp_cli.up import up
 from offramp_cli.verify import verify
@@ -24,7 +24,7 @@ app = typer.Typer(
 app.command()(prepare)
 app.command()(serve)
 app.command()(up)
-app.command()(replay)
+add_replay(app)
 app.command()(verify)
 app.command()(lint)
 for command in (

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from offramp_cli.examples import with_examples
-from offramp_core.errors import OfframpError
+from offramp_core.errors import InvalidArgumentError, OfframpError
+from offramp_core.task import TASKS, TaskSpec, declared_spec
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from offramp_worker.prepare.pipeline import PrepareRequest
@@ -87,6 +88,33 @@ OwnExitsOption = Annotated[
         help="Outputs of --model that are earlier exits of its own, in the network's order: all but the one that is served.",
     ),
 ]
+TaskOption = Annotated[
+    str, typer.Option(help=f"What the model does: {', '.join(TASKS)}. --refresh keeps the bundle's.")
+]
+KOption = Annotated[int, typer.Option(help="TopK: how many classes an answer names.")]
+ThresholdsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="P,...",
+        help="MultiLabel, Binary: a label is given above this probability, one for all or one for each.  [default: 0.5]",
+    ),
+]
+LossOption = Annotated[
+    str,
+    typer.Option(
+        help="What a different answer loses. Exact: everything. TopK: Overlap, the share of its classes that is missing. "
+        "MultiLabel: Hamming, the share of labels that differ."
+    ),
+]
+MeasureOption = Annotated[
+    str,
+    typer.Option(
+        help="Regression: absolute or relative. Embedding: cosine, absolute or relative.  [default: the first]"
+    ),
+]
+ToleranceOption = Annotated[
+    float, typer.Option(help="Regression, Embedding: how far an answer may be from the model's, by --measure.")
+]
 JsonOutputOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
@@ -116,6 +144,12 @@ def prepare(
     pad_id: PadIdOption = None,
     sep_id: SepIdOption = None,
     own_exits: OwnExitsOption = "",
+    task: TaskOption = "Top1",
+    k: KOption = 0,
+    thresholds: ThresholdsOption = "",
+    loss: LossOption = "Exact",
+    measure: MeasureOption = "",
+    tolerance: ToleranceOption = 0.0,
     json_output: JsonOutputOption = False,
 ) -> None:
     """Find exits in a model, train their heads, measure them and write an exit bundle.
@@ -125,13 +159,14 @@ def prepare(
     """
     from offramp_worker.prepare.pipeline import PrepareRequest
 
-    _check_source(model, refresh, own_exits)
+    declared = _declared(task, k=k, thresholds=thresholds, loss=loss, measure=measure, tolerance=tolerance)
+    _check_source(model, refresh, own_exits, declared)
     request = PrepareRequest(
         model=model or str(refresh), data=data, out=out, name=name, head_data=head_data, split=split,  # type: ignore[arg-type]
         head_share=head_share, variations=variations, seed=seed, threads=threads,
         sides=tuple(side or ()), precision=precision, device=device, compile_limit=compile_limit,  # type: ignore[arg-type]
         tokenizer=tokenizer, max_tokens=max_tokens, pad=pad_id, sep=sep_id,
-        own_exits=tuple(own_exits.split(",")) if own_exits else (),
+        own_exits=tuple(own_exits.split(",")) if own_exits else (), task=declared,
     )  # fmt: skip
     report = _prepared(request, refresh=refresh is not None)
     if json_output:
@@ -140,11 +175,25 @@ def prepare(
         _print(report)
 
 
-def _check_source(model: str, refresh: Path | None, own_exits: str) -> None:
+def _declared(task: str, *, k: int, thresholds: str, loss: str, measure: str, tolerance: float) -> TaskSpec | None:
+    """The task as it was declared; None for the top label."""
+    try:
+        numbers = tuple(float(part) for part in thresholds.split(",") if part)
+    except ValueError:
+        _refuse(f"thresholds is {thresholds!r}; give numbers such as 0.5,0.3")
+    try:
+        return declared_spec(task, k=k, thresholds=numbers, loss=loss, measure=measure, tolerance=tolerance)
+    except InvalidArgumentError as error:
+        _refuse(str(error), error)
+
+
+def _check_source(model: str, refresh: Path | None, own_exits: str, declared: TaskSpec | None) -> None:
     if bool(model) == (refresh is not None):
         _refuse("give --model or --refresh, and not both")
     if refresh is not None and own_exits:
         _refuse("give --own-exits with --model; --refresh keeps the bundle's exits")
+    if refresh is not None and declared is not None:
+        _refuse("give --task with --model; --refresh keeps the bundle's task")
 
 
 def _prepared(request: PrepareRequest, *, refresh: bool) -> PrepareReport:

@@ -25,9 +25,7 @@ from offramp_core.records import Records, records_from_arrays
 ACCEPTANCE = "canary-acceptance"  # what a canary earned, beside the certificates of tests on records
 NOT_VERIFIED = 1
 INVALID_INPUT = 2
-_ARRAYS = frozenset(
-    {"uncertainty", "prediction", "final", "reference", "slice", "time", "inclusion", "ramp_id", "ramp_precision"}
-)
+_ARRAYS = frozenset({"uncertainty", "prediction", "final", "reference", "slice", "time", "ramp_id", "ramp_precision"})
 
 Counted = Literal["Recounted", "NotGiven", "OtherRecords"]
 
@@ -39,14 +37,6 @@ class Verdict:
     certificate: Certificate
     reason: str | None
     counted: Counted
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """A records file: what a plan would have done there, and how the records were drawn where not equally."""
-
-    records: Records
-    inclusion: npt.NDArray[np.float64] | None
 
 
 def verify(
@@ -94,19 +84,17 @@ def verify(
 # --- judging ---------------------------------------------------------------------------------------
 
 
-def judge(certificate: Certificate, plan: Plan, held_out: HeldOut | None) -> Verdict:
+def judge(certificate: Certificate, plan: Plan, held_out: Records | None) -> Verdict:
     """Check one certificate, against the records where it was made from them.
 
     A plan may have several certificates, each from records of its own: that a file is of one is no flaw of the others.
     """
     if held_out is None:
         return Verdict(certificate, verify_certificate(certificate, plan), "NotGiven")
-    records, inclusion = held_out.records, held_out.inclusion
-    if plan.precision in records.others:
-        records = records.at(plan.precision)
-    if held_out_rows(certificate, records, inclusion=inclusion) is None:
+    records = held_out.at(plan.precision) if plan.precision in held_out.others else held_out
+    if held_out_rows(certificate, records) is None:
         return Verdict(certificate, verify_certificate(certificate, plan), "OtherRecords")
-    reason = verify_certificate(certificate, plan, records=records, inclusion=inclusion)
+    reason = verify_certificate(certificate, plan, records=records)
     return Verdict(certificate, reason, "Recounted")
 
 
@@ -154,7 +142,7 @@ def load_certificates(file: Path, plan_file: Path | None) -> tuple[Plan, list[Ce
     return plan, [Certificate.from_mapping(proof) for proof in counted]
 
 
-def load_held_out(path: Path) -> HeldOut:
+def load_held_out(path: Path) -> Records:
     """Read held-out records. Costs are not needed, because counts do not depend on them; nothing in the file is unpickled.
 
     Raises
@@ -163,13 +151,7 @@ def load_held_out(path: Path) -> HeldOut:
         The file breaks the contract of records; the message names the array and the row.
     """
     arrays = read_npz(path, only=_ARRAYS)
-    inclusion = arrays.pop("inclusion", None)
-    records = records_from_arrays({**arrays, **_free(arrays)})
-    if inclusion is not None and (inclusion.dtype.kind not in "fiu" or inclusion.shape != (len(records),)):
-        raise InvalidRecordsError(
-            f"inclusion has shape {inclusion.shape} and type {inclusion.dtype}; it needs ({len(records)},) numbers"
-        )
-    return HeldOut(records, None if inclusion is None else inclusion.astype(np.float64))
+    return records_from_arrays({**arrays, **_free(arrays)})
 
 
 def _free(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.float64]]:

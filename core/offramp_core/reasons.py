@@ -25,7 +25,6 @@ class Tone(StrEnum):
 
 
 GOOD, NEUTRAL, WARNING, BAD = Tone
-PLACES = frozenset({"worker", "kubelet", "fetch", "rollout", "refusal", "tuning", "event"})
 
 
 class Reason(StrEnum):

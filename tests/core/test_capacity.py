@@ -24,11 +24,11 @@ from offramp_core.control.capacity import (
 from offramp_core.control.objects import CapacityStatus
 from offramp_core.control.snapshot import Scaling
 from offramp_core.control.spec import Autoscaling
-from offramp_core.policies import PlanInForce
 from offramp_core.protocol import ArmCounts
-from offramp_core.simulate import ANSWERED, serve_stream
-from offramp_core.simulate.arrivals import poisson
 from offramp_core.sketch import bucket_index
+from offramp_lab.policies import PlanInForce
+from offramp_lab.simulate import ANSWERED, serve_stream
+from offramp_lab.simulate.arrivals import poisson
 
 NOW = 1_000_000.0
 OWN = Scaling("HorizontalPodAutoscaler digits", 4)

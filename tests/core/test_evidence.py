@@ -110,15 +110,15 @@ class TestOneArm:
             with pytest.raises(InvalidArgumentError, match=r"^[^\n]+(must be|must satisfy)[^\n]+$"):
                 refuse()
 
-    def test_outcomes_are_counted_and_anything_but_zero_and_one_is_named(self) -> None:
-        assert one_arm.count_outcomes([0, 1, 1.0, True, False]) == (5, 3)
-        assert one_arm.count_outcomes([]) == (0, 0)
+    def test_outcomes_are_read_and_anything_but_zero_and_one_is_named(self) -> None:
+        assert one_arm.as_outcomes([0, 1, 1.0, True, False]).tolist() == [False, True, True, True, False]
+        assert one_arm.as_outcomes([]).tolist() == []
         with pytest.raises(InvalidArgumentError, match=r"outcomes\[2\] is nan"):
-            one_arm.count_outcomes([0.0, 1.0, math.nan])
+            one_arm.as_outcomes([0.0, 1.0, math.nan])
         with pytest.raises(InvalidArgumentError, match=r"outcomes\[1\] is 2"):
-            one_arm.count_outcomes([0, 2])
+            one_arm.as_outcomes([0, 2])
         with pytest.raises(InvalidArgumentError, match="shape"):
-            one_arm.count_outcomes([[0, 1]])
+            one_arm.as_outcomes([[0, 1]])
 
 
 class TestTwoArms:

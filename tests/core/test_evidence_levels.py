@@ -20,7 +20,7 @@ from offramp_core.control.objects import ArmTally, BothArms
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evidence import betting, detector, intervals, savings
 from offramp_core.evidence.one_arm import Alternative, alternatives, log_e_value, log_mixture
-from offramp_core.evidence.stopping import corridor, stopping_time
+from offramp_lab.stopping import corridor, stopping_time
 
 LOOKS = 40_000
 

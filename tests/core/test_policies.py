@@ -11,11 +11,11 @@ from scores import recorded, small, with_predictions, with_small_model
 
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import evaluate
-from offramp_core.policies import NO_EXIT, POLICIES, NamedPolicy, Objective, PlanInForce, Trace, policy, replay_halves
-from offramp_core.policies.common_threshold import common_thresholds
 from offramp_core.records import Records
 from offramp_core.search.grid import STEPS, threshold_of
 from offramp_core.search.thresholds import best_thresholds
+from offramp_lab.policies import NO_EXIT, POLICIES, NamedPolicy, Objective, PlanInForce, Trace, policy, replay_halves
+from offramp_lab.policies.common_threshold import common_thresholds
 
 pytestmark = pytest.mark.slow  # every policy meets every clause
 

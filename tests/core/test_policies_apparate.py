@@ -10,12 +10,12 @@ import pytest
 from scores import small
 
 from offramp_core.evaluate import evaluate
-from offramp_core.policies import NO_EXIT, Objective, Trace, policy
-from offramp_core.policies.apparate import CLIMBING as PUBLISHED
-from offramp_core.policies.apparate_artifact import CLIMBING as ARTIFACT
-from offramp_core.policies.apparate_artifact import History
-from offramp_core.policies.climb import climb
 from offramp_core.records import ExitCosts, Records
+from offramp_lab.policies import NO_EXIT, Objective, Trace, policy
+from offramp_lab.policies.apparate import CLIMBING as PUBLISHED
+from offramp_lab.policies.apparate_artifact import CLIMBING as ARTIFACT
+from offramp_lab.policies.apparate_artifact import History
+from offramp_lab.policies.climb import climb
 
 
 def records(uncertainty: npt.ArrayLike, agrees: npt.ArrayLike, *, ramp_seconds: float = 0.001) -> Records:

@@ -31,11 +31,11 @@ from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import evaluate, evaluate_plan
 from offramp_core.execution import carries_on
 from offramp_core.plan import Plan, RampThreshold, canonical_json, exits_off_plan
-from offramp_core.policies import POLICIES, Objective, policy, replay_halves
 from offramp_core.records import ExitCosts, Records, records_from_arrays
 from offramp_core.search.placement import best_plan
-from offramp_core.simulate.draws import Sample, run_draw
 from offramp_core.tuning import NoGain, Proposed, check_pin, tune
+from offramp_lab.policies import POLICIES, Objective, policy, replay_halves
+from offramp_lab.simulate.draws import Sample, run_draw
 
 REQUEST = replace(EXACT_REQUEST, precisions=("fp32", "int8"))
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -14,11 +14,11 @@ import typer
 from scores import recorded, wide_arrays, with_int8
 from typer.testing import CliRunner, Result
 
-from offramp_cli.replay import load_records, replay
 from offramp_core.evaluate import evaluate
-from offramp_core.policies import POLICIES, Objective, PlanInForce, Trace, policy
-from offramp_core.policies.base import serve
-from offramp_core.simulate.draws import draw_rng, draw_sample, run_draw, truth
+from offramp_lab.policies import POLICIES, Objective, PlanInForce, Trace, policy
+from offramp_lab.policies.base import serve
+from offramp_lab.replay import load_records, replay
+from offramp_lab.simulate.draws import draw_rng, draw_sample, run_draw, truth
 
 APP = typer.Typer(pretty_exceptions_enable=False)
 APP.command()(replay)
@@ -329,7 +329,7 @@ class TestFilesAndPictures:
 
     @pytest.mark.slow
     def test_nothing_is_drawn_without_being_asked(self, file: Path) -> None:
-        code = "import sys; from offramp_cli.replay import replay; sys.exit('matplotlib' in sys.modules)"
+        code = "import sys; from offramp_lab.replay import replay; sys.exit('matplotlib' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
         assert file.is_file()
 

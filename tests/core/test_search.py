@@ -17,12 +17,12 @@ from search_oracle import least
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import evaluate, evaluate_plan
 from offramp_core.plan import Plan, RampThreshold
-from offramp_core.policies import Objective, policy
 from offramp_core.records import ExitCosts, Records
 from offramp_core.search.grid import leave_keys, threshold_of
 from offramp_core.search.objective import price
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import best_thresholds, error_budget
+from offramp_lab.policies import Objective, policy
 
 SAME_EXAMPLES = settings(max_examples=60, derandomize=True)
 SEEDS = st.integers(0, 10_000)

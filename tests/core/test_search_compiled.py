@@ -112,10 +112,11 @@ def test_the_whole_search_finds_the_same_plan_with_the_same_proof(pool: Records,
     assert found == expected
 
 
-def test_a_problem_with_weights_slices_or_wrong_final_answers_is_left_to_numpy() -> None:
+def test_a_problem_with_slices_or_wrong_final_answers_is_left_to_numpy() -> None:
     pool = records(1, n=50, n_ramps=2, levels=40)
-    weighted = make_limits(pool, max_disagreement=0.1, error_weights=np.full(50, 2.0))
-    assert not SearchSpace(pool, weighted).plain
+    sliced = Records(pool.uncertainty, pool.agrees, pool.final_agrees, pool.costs, slice_id=np.arange(50) % 2)
+    limited = make_limits(sliced, max_disagreement=0.1, slice_budgets={0: 0.1})
+    assert not SearchSpace(sliced, limited).plain
     assert SearchSpace(pool, make_limits(pool, max_disagreement=0.1)).plain
     wrong = Records(pool.uncertainty, pool.agrees, np.arange(50) > 0, pool.costs)
     assert not SearchSpace(wrong, make_limits(wrong, max_disagreement=0.1)).plain

@@ -1,4 +1,4 @@
-"""Budgets per slice and weights of errors: kept to the last error, and never at the cost of a better plan."""
+"""Budgets per slice: kept to the last error, and never at the cost of a better plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from search_oracle import every_plan, least, wrong
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.records import Records
-from offramp_core.search.limits import make_limits, weights_by_class
+from offramp_core.search.limits import make_limits
 from offramp_core.search.objective import price
 from offramp_core.search.placement import best_plan
 from offramp_core.search.thresholds import best_thresholds
@@ -25,7 +25,7 @@ SEEDS = st.integers(0, 10_000)
 
 
 def limited(seed: int, *, n_ramps: int | None = None) -> tuple[Records, dict[str, Any]]:
-    """A small case with ties, wrong final answers, slices and weights, and limits on it."""
+    """A small case with ties, wrong final answers and slices, and limits on it."""
     rng = np.random.default_rng(seed + 77)
     records = small(seed, max_rows=9, n_ramps=n_ramps)
     n = len(records)
@@ -35,18 +35,15 @@ def limited(seed: int, *, n_ramps: int | None = None) -> tuple[Records, dict[str
         assert records.slice_id is not None
         named = [s for s in np.unique(records.slice_id).tolist() if rng.random() < 0.7]
         limits["slice_budgets"] = {s: float(rng.choice([0.0, 0.25, 0.5, 1.0])) for s in named}
-    if seed % 3 != 2:
-        limits["error_weights"] = rng.choice([0.0, 0.1, 0.7, 1.0, 2.5], n)
     return records, limits
 
 
 def fits(records: Records, limits: dict[str, Any], mistakes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Whether plans keep the limits, in whole thousandths as by hand."""
-    units = np.rint(np.asarray(limits.get("error_weights", np.ones(len(records)))) * 1000).astype(int)
-    out = (mistakes * units).sum(axis=1) <= round(limits["max_disagreement"] * len(records) * 1000, 6)
+    """Whether plans keep the limits, counted by hand."""
+    out = mistakes.sum(axis=1) <= round(limits["max_disagreement"] * len(records), 6)
     for label, share in limits.get("slice_budgets", {}).items():
         mine = records.slice_id == label
-        out &= (mistakes * (units * mine)).sum(axis=1) <= round(share * mine.sum() * 1000, 6)
+        out &= (mistakes * mine).sum(axis=1) <= round(share * mine.sum(), 6)
     return np.asarray(out)
 
 
@@ -82,12 +79,12 @@ def keeps(records: Records, limits: dict[str, Any], active: tuple[int, ...], thr
 
 class TestAgainstTryingEverything:
     @pytest.mark.parametrize("block", range(5))
-    def test_thresholds_within_slices_and_weights_are_optimal(self, block: int) -> None:
+    def test_thresholds_within_slices_are_optimal(self, block: int) -> None:
         for seed in range(block * 40, block * 40 + 40):
             assert_thresholds_are_optimal(seed)
 
     @pytest.mark.slow
-    def test_placement_within_slices_and_weights_is_optimal(self) -> None:
+    def test_placement_within_slices_is_optimal(self) -> None:
         for seed in range(40):
             assert_placement_is_optimal(seed)
 
@@ -148,39 +145,10 @@ class TestSlices:
         )
 
 
-class TestWeights:
-    @SAME_EXAMPLES
-    @given(seed=SEEDS, errors=st.integers(0, 4))
-    def test_equal_weights_only_scale_the_budget(self, seed: int, errors: int) -> None:
-        records = small(seed, max_rows=25)
-        plain = best_plan(records, max_errors=errors)
-        doubled = best_plan(records, max_errors=2 * errors, error_weights=np.full(len(records), 2))
-        assert doubled.plan.saving == plain.plan.saving
-
-    def test_errors_that_weigh_nothing_are_free(self) -> None:
-        records = recorded(400, 3, seed=1, ramp_seconds=0.0)
-        result = best_plan(records, max_errors=0, error_weights=np.zeros(400))
-        assert result.plan.evaluation.exits == (400,)
-
-    def test_weights_exactly_at_the_budget_fit(self) -> None:
-        records = replace(recorded(10, 1, seed=0, ramp_seconds=0.0), agrees=np.zeros((10, 1), dtype=bool))
-        weights = np.full(10, 0.1)  # ten times 0.1 is more than 1 in floating point
-        assert best_plan(records, max_disagreement=0.1, error_weights=weights).plan.evaluation.exits == (10,)
-        weights[3] = 0.101
-        assert sum(best_plan(records, max_disagreement=0.1, error_weights=weights).plan.evaluation.exits) < 10
-
-    def test_classes_are_weighed_by_name(self) -> None:
-        assert weights_by_class([3, 1, 3, 2], {3: 5.0, 2: 0.5}).tolist() == [5.0, 1.0, 5.0, 0.5]
-
-
 class TestRefused:
     @pytest.mark.parametrize(
         ("bad", "says"),
         [
-            ({"error_weights": [1.0, 1.0, -0.5, 1.0]}, r"error_weights\[2\] is -0.5"),
-            ({"error_weights": [1.0, float("nan"), 1.0, 1.0]}, r"error_weights\[1\] is nan"),
-            ({"error_weights": [1.0, 1.0, 1.0, 0.0001]}, r"error_weights\[3\] is 0.0001"),
-            ({"error_weights": [1.0]}, r"error_weights has shape \(1,\)"),
             ({"slice_budgets": {5: 0.1}}, "slice 5, which no record belongs to"),
             ({"slice_budgets": {0: 1.5}}, r"slice_budgets\[0\] is 1.5"),
             ({"slice_budgets": {0: float("nan")}}, r"slice_budgets\[0\] is nan"),

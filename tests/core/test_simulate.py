@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from offramp_core.batching import ClockworkBatching, OfframpBatching, TfServingBatching
 from offramp_core.bundle import BatchProfile, Profile
+from offramp_core.costs import CostTable
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.simulate import (
+from offramp_lab.simulate import (
     ANSWERED,
     BATCHING,
     DROPPED,
@@ -25,8 +26,8 @@ from offramp_core.simulate import (
     serve_stream,
     spread,
 )
-from offramp_core.simulate.arrivals import ARRIVALS, BURST_FACTOR, BURST_SHARE, bursts, fixed, poisson
-from offramp_core.simulate.costs import CostTable, stages_of
+from offramp_lab.simulate.arrivals import ARRIVALS, BURST_FACTOR, BURST_SHARE, bursts, fixed, poisson
+from offramp_lab.simulate.stages import stages_of
 
 ALONE = OfframpBatching(max_batch=1, queue_rows=None)
 FREE = OfframpBatching(queue_rows=None)

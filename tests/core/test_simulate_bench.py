@@ -18,7 +18,7 @@ from bench.report.papers import rows
 from bench.report.results import MISSING, Results
 from rich.console import Console
 
-from offramp_core.simulate import ARRIVALS
+from offramp_lab.simulate import ARRIVALS
 
 
 @pytest.fixture

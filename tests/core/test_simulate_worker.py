@@ -17,11 +17,11 @@ import pytest
 from offramp_core.admission import Door, Pace
 from offramp_core.batching import BATCHING, Batching, TfServingBatching, batching, exact_seconds
 from offramp_core.bundle import BatchProfile, Profile
+from offramp_core.costs import CostTable
 from offramp_core.execution import Regrouping
-from offramp_core.policies import NO_EXIT, PlanInForce, Trace
-from offramp_core.simulate import ANSWERED, MAX_BATCH, OfframpBatching, serve_stream
-from offramp_core.simulate.arrivals import bursts, poisson
-from offramp_core.simulate.costs import CostTable
+from offramp_lab.policies import NO_EXIT, PlanInForce, Trace
+from offramp_lab.simulate import ANSWERED, MAX_BATCH, OfframpBatching, serve_stream
+from offramp_lab.simulate.arrivals import bursts, poisson
 from offramp_worker.engine.batcher import Batcher
 from offramp_worker.engine.execute import run_stages
 from offramp_worker.engine.tickets import OverloadedError, Ticket, new_ticket

@@ -52,7 +52,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if entry.name not in NOT_SHARED:
             (tmp_path / entry.name).symlink_to(entry)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", ":".join(str(ROOT / p) for p in ("core", "operator", "worker", "cli", ".")))
+    monkeypatch.setenv("PYTHONPATH", ":".join(str(ROOT / p) for p in ("core", "operator", "worker", "cli", "lab", ".")))
     return tmp_path
 
 

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 import uvloop
@@ -22,6 +22,7 @@ from fastapi import FastAPI
 
 import offramp_worker
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
+from offramp_worker.bundle.task import GENERATE, declared_task
 from offramp_worker.feedback import Feedback
 from offramp_worker.front import Front
 from offramp_worker.http.admin import admin_app
@@ -97,6 +98,12 @@ def run(settings: Settings, *, stay_up_broken: bool) -> None:
         Every run failed for too long; it has drained.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    if declared_task(settings.bundle) == GENERATE:
+        from offramp_worker.generate.load import load_generation  # these need this module
+        from offramp_worker.generate.serve import serve_generation
+
+        uvloop.run(serve_generation(settings, stay_up_broken=stay_up_broken, load=load_generation))
+        return
     uvloop.run(serve(settings, stay_up_broken=stay_up_broken))
 
 
@@ -105,13 +112,11 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
     loop = asyncio.get_running_loop()
     front = Front(loop)
     stop = asyncio.Event()
-    worker = Worker(settings, deliver=front.deliver, on_lost=partial(_tell, loop, stop))
+    worker = Worker(settings, deliver=front.deliver, on_lost=partial(tell, loop, stop))
     if settings.tracing == "otlp":
         name = settings.service or "offramp-worker"
         worker.tracing = Tracing(service=name, instance=settings.uid, version=offramp_worker.__version__)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if threading.current_thread() is threading.main_thread():
-            loop.add_signal_handler(number, stop.set)
+    on_signals(loop, stop)
     if settings.feedback_rows:
         front.feedback = Feedback(rows=settings.feedback_rows, metrics=worker.metrics)
     inference, budget = Inference(worker, front), ByteBudget(settings.max_bodies_bytes)
@@ -133,7 +138,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
             protocol=connections(settings, budget=budget),
         )
     try:
-        await _load_and_wait(worker, stop, stay_up_broken=stay_up_broken)
+        await load_and_wait(worker, stop, stay_up_broken=stay_up_broken)
     finally:
         worker.drain()
         log_event("draining")
@@ -155,12 +160,25 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         raise ExecutorLostError(worker.lost)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """From another thread."""
+def on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """SIGTERM and SIGINT set ``stop``."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if threading.current_thread() is threading.main_thread():
+            loop.add_signal_handler(number, stop.set)
+
+
+def tell(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Set ``stop``, from another thread."""
     loop.call_soon_threadsafe(stop.set)
 
 
-async def _load_and_wait(worker: Worker, stop: asyncio.Event, *, stay_up_broken: bool) -> None:
+class Loading(Protocol):
+    """A worker that has a bundle to load."""
+
+    def load(self) -> None: ...
+
+
+async def load_and_wait(worker: Loading, stop: asyncio.Event, *, stay_up_broken: bool) -> None:
     """What keeps a bundle from being served may pass: a device, after the process that lost it has ended. So a broken one is tried again."""
     while not stop.is_set():
         try:

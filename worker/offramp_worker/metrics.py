@@ -220,19 +220,20 @@ class Metrics:
 
     def row_outcomes(self) -> dict[str, int]:
         """Rows by what became of them, over all arms, and how many were admitted and have no reply yet."""
-        rows = _by_outcome(self._rows)
+        rows = by_outcome(self._rows)
         return {**rows, "unanswered": int(self.registry.get_sample_value("earlyexit_inflight") or 0)}
 
     def request_outcomes(self) -> dict[str, int]:
         """Requests by what became of them."""
-        return _by_outcome(self._requests)
+        return by_outcome(self._requests)
 
     def text(self) -> bytes:
         """The exposition text of ``/metrics``."""
         return generate_latest(self.registry)
 
 
-def _by_outcome(counter: Counter) -> dict[str, int]:
+def by_outcome(counter: Counter) -> dict[str, int]:
+    """A counter's values by its label ``outcome``, over all others."""
     counts: dict[str, int] = {}
     for sample in (s for metric in counter.collect() for s in metric.samples):
         if sample.name.endswith("_total"):

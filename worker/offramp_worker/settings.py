@@ -103,9 +103,9 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
     settings = Settings(
         bundle=Path(bundle),
         host=env.get("OFFRAMP_HOST", "") or "0.0.0.0",  # noqa: S104
-        port=_integer(env, "OFFRAMP_PORT", 8080, high=65535),
-        admin_port=_integer(env, "OFFRAMP_ADMIN_PORT", 8081, high=65535),
-        grpc_port=_integer(env, "OFFRAMP_GRPC_PORT", 0, high=65535) if env.get("OFFRAMP_GRPC_PORT") else None,
+        port=integer_from(env, "OFFRAMP_PORT", 8080, high=65535),
+        admin_port=integer_from(env, "OFFRAMP_ADMIN_PORT", 8081, high=65535),
+        grpc_port=integer_from(env, "OFFRAMP_GRPC_PORT", 0, high=65535) if env.get("OFFRAMP_GRPC_PORT") else None,
         service=env.get("OFFRAMP_SERVICE", ""),
         service_uid=env.get("OFFRAMP_SERVICE_UID", ""),
         uid=env.get("OFFRAMP_UID", "") or socket.gethostname(),
@@ -115,14 +115,14 @@ def settings_from_env(env: Mapping[str, str]) -> Settings:
         state_dir=_path(env, "OFFRAMP_STATE_DIR"),
         ramp_set_store=_path(env, "OFFRAMP_RAMP_SETS"),
         capture_dir=_path(env, "OFFRAMP_CAPTURE_DIR"),
-        capture_bytes=_integer(env, "OFFRAMP_CAPTURE_BYTES", 64 * 1024 * 1024, low=1, high=MAX_CACHE_BYTES),
+        capture_bytes=integer_from(env, "OFFRAMP_CAPTURE_BYTES", 64 * 1024 * 1024, low=1, high=MAX_CACHE_BYTES),
         model_digest=_matching(env, "OFFRAMP_MODEL_DIGEST", DIGEST, "sha256: and 64 lower-case hex digits"),
-        threads=_integer(env, "OFFRAMP_THREADS", available_cpus(), low=1, high=1024),
-        latency_seconds=_seconds(env, "OFFRAMP_LATENCY_SECONDS"),
-        feedback_rows=_integer(env, "OFFRAMP_FEEDBACK_ROWS", 0, high=MAX_FEEDBACK_ROWS),
-        receive_seconds=_seconds(env, "OFFRAMP_RECEIVE_SECONDS") or 30.0,
+        threads=integer_from(env, "OFFRAMP_THREADS", available_cpus(), low=1, high=1024),
+        latency_seconds=seconds_from(env, "OFFRAMP_LATENCY_SECONDS"),
+        feedback_rows=integer_from(env, "OFFRAMP_FEEDBACK_ROWS", 0, high=MAX_FEEDBACK_ROWS),
+        receive_seconds=seconds_from(env, "OFFRAMP_RECEIVE_SECONDS") or 30.0,
         batching=env.get("OFFRAMP_BATCHING", "") or "offramp",
-        cache_bytes=_integer(env, "OFFRAMP_CACHE_BYTES", 0, high=MAX_CACHE_BYTES),
+        cache_bytes=integer_from(env, "OFFRAMP_CACHE_BYTES", 0, high=MAX_CACHE_BYTES),
         always_in_time=_always_in_time(env),
         tracing=_choice(env, "OTEL_TRACES_EXPORTER", TRACING),
     )
@@ -171,7 +171,8 @@ def _check_control_plane(settings: Settings) -> None:
         raise InvalidArgumentError("OFFRAMP_SERVICE_UID is not set; with a public key it says whose plans to take")
 
 
-def _integer(env: Mapping[str, str], name: str, default: int, *, low: int = 0, high: int) -> int:
+def integer_from(env: Mapping[str, str], name: str, default: int, *, low: int = 0, high: int) -> int:
+    """A whole number; raises as :func:`settings_from_env` does."""
     text = env.get(name, "")
     if not text:
         return default
@@ -180,7 +181,22 @@ def _integer(env: Mapping[str, str], name: str, default: int, *, low: int = 0, h
     return int(text)
 
 
-def _seconds(env: Mapping[str, str], name: str) -> float | None:
+def share_from(env: Mapping[str, str], name: str, default: float, *, highest: float) -> float:
+    """A share from 0 to ``highest``; raises as :func:`settings_from_env` does."""
+    text = env.get(name, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= highest:
+        raise InvalidArgumentError(f"{name} is {text!r}; it must be a number from 0 to {highest:g}")
+    return value
+
+
+def seconds_from(env: Mapping[str, str], name: str) -> float | None:
+    """A positive number of seconds, None where nothing is said; raises as :func:`settings_from_env` does."""
     text = env.get(name, "")
     if not text:
         return None

@@ -110,7 +110,7 @@ def pin(
     spec = checked(family, patch)
     plan = pinned(spec, family)
     file = records or _recorded(session, family)
-    held = None if file is None else load_held_out(file).records
+    held = None if file is None else load_held_out(file)
     findings = [*_known(family, plan, session.now), check(plan, spec, held)]
     _print(session, patch, findings)
     if any(finding.refused for finding in findings):

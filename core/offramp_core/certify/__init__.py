@@ -3,14 +3,12 @@
 A plan found by search looks better on its own records than it is. So the records are split by time: the older
 part (A) finds plans, the newer part (B) tests them (:mod:`~offramp_core.certify.rank_path`). What passed is
 written down in a :class:`Certificate` that anybody can check again. Groups of requests with a promise of their own
-are tested along (:mod:`~offramp_core.certify.slices`), and records drawn with unequal probabilities are only ever tested by
-betting (:mod:`~offramp_core.certify.betting`).
+are tested along (:mod:`~offramp_core.certify.slices`). Values that are no counts are tested by betting (:mod:`~offramp_core.certify.betting`).
 """
 
 from offramp_core.certify.betting import betting_p_value
 from offramp_core.certify.certificate import (
     METHOD,
-    WEIGHTED_METHOD,
     Certificate,
     allowance,
     p_value,
@@ -31,7 +29,6 @@ from offramp_core.certify.rank_path import (
     DesignEffects,
     NotCertified,
     Subject,
-    Weights,
     rank_path,
     rank_path_certificate,
     test_path,
@@ -39,7 +36,7 @@ from offramp_core.certify.rank_path import (
 from offramp_core.certify.slices import SliceBudget, SliceResult
 
 __all__ = [
-    "INDEPENDENT", "METHOD", "WEIGHTED_METHOD", "Certificate", "Certified", "Dependence", "DesignEffects", "NotCertified", "SliceBudget", "SliceResult", "Subject", "Weights",
+    "INDEPENDENT", "METHOD", "Certificate", "Certified", "Dependence", "DesignEffects", "NotCertified", "SliceBudget", "SliceResult", "Subject",
     "all_streams_differ", "allowance", "betting_p_value", "dependence", "expected_path", "fewest_for_count", "fewest_labels", "labels_for", "largest_passing_count", "more_labels", "p_value",
     "rank_path", "rank_path_certificate", "records_digest", "test_path", "verify_certificate",
 ]  # fmt: skip

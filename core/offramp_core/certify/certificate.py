@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from offramp_core import binomial
-from offramp_core.certify.betting import betting_p_value
 from offramp_core.certify.slices import SliceBudget, SliceResult, in_slice
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evaluate import answered_labels, answers_agree, evaluate_plan, leave_position, plan_columns
@@ -24,7 +23,6 @@ from offramp_core.plan import Plan
 from offramp_core.records import BoolArray, IndexArray, LabelArray, Records, SecondsArray
 
 METHOD = "rank-path"
-WEIGHTED_METHOD = "rank-path-betting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class Certificate:
     Attributes
     ----------
     method : str
-        ``rank-path``: exact binomial tests on an equal-weight sample. ``rank-path-betting``: weighted records.
+        ``rank-path``: exact binomial tests on an equal-weight sample.
     plan_hash : str
         Content hash of the plan, thresholds as served.
     budget, delta : float
@@ -46,15 +44,13 @@ class Certificate:
     n, k : int
         Held-out requests, and disagreements among them, non-exits included.
     p_value : float
-        P(Bin(n, budget) <= k), of n and k divided by the design effect; for weighted records that of the betting test.
+        P(Bin(n, budget) <= k), of n and k divided by the design effect.
     records_digest : str
         SHA-256 over the held-out records.
     ramp_ids : tuple of str
         Names of the records' columns, so that the records can be replayed without the bundle.
     records_through : float, optional
         Time of the newest held-out record: the test had the ``n`` newest up to then.
-    least_inclusion : float, optional
-        Smallest inclusion probability of the design; weighted records only.
     slices : tuple of SliceResult
         Groups with a promise of their own, some perhaps of answers; those not certified must be stopped.
     design_effect : float
@@ -75,7 +71,6 @@ class Certificate:
     records_digest: str
     ramp_ids: tuple[str, ...] = ()
     records_through: float | None = None
-    least_inclusion: float | None = None
     slices: tuple[SliceResult, ...] = ()
     design_effect: float = 1.0
 
@@ -96,7 +91,6 @@ class Certificate:
             "recordsDigest": self.records_digest,
             "rampIds": list(self.ramp_ids),
             "recordsThrough": None if self.records_through is None else repr(self.records_through),
-            "leastInclusion": None if self.least_inclusion is None else repr(self.least_inclusion),
             "slices": [s.to_mapping() for s in self.slices],
             "designEffect": None if self.design_effect == 1 else repr(self.design_effect),
         }
@@ -127,7 +121,6 @@ class Certificate:
                 records_digest=str(value["recordsDigest"]),
                 ramp_ids=tuple(str(i) for i in value.get("rampIds", ())),
                 records_through=_optional(value.get("recordsThrough")),
-                least_inclusion=_optional(value.get("leastInclusion")),
                 slices=tuple(SliceResult.from_mapping(s) for s in value.get("slices", ())),
                 design_effect=float(value.get("designEffect", 1.0)),
             )
@@ -173,7 +166,6 @@ def verify_certificate(
     *,
     records: Records | None = None,
     ramp_ids: Sequence[str] = (),
-    inclusion: SecondsArray | None = None,
 ) -> str | None:
     """Re-check a certificate: None when it holds, else the first reason why not.
 
@@ -185,8 +177,6 @@ def verify_certificate(
         The held-out records, or a longer file that still holds them: the counts are then made again.
     ramp_ids : sequence of str
         Names of the columns of the plan's precision; by default those in the certificate.
-    inclusion : (n,) float, optional
-        Inclusion probabilities of weighted records.
     """
     reason = _against_plan(certificate, plan) or _against_its_own_counts(certificate)
     if reason or records is None:
@@ -194,7 +184,7 @@ def verify_certificate(
     if plan.precision not in (records.precision, *records.others):
         return f"its plan runs at {plan.precision}, which the records do not hold"
     records = records.at(plan.precision)
-    return _against_records(certificate, plan, records, tuple(ramp_ids) or certificate.ramp_ids, inclusion)
+    return _against_records(certificate, plan, records, tuple(ramp_ids) or certificate.ramp_ids)
 
 
 def _against_plan(certificate: Certificate, plan: Plan) -> str | None:
@@ -221,9 +211,8 @@ def _level_reason(certificate: Certificate) -> str | None:
 
 
 def _p_value_reason(certificate: Certificate) -> str | None:
-    if certificate.method not in (METHOD, WEIGHTED_METHOD):
-        return f"method {certificate.method!r} is unknown; only {METHOD} and {WEIGHTED_METHOD} can be verified"
-    weighted = certificate.method == WEIGHTED_METHOD
+    if certificate.method != METHOD:
+        return f"method {certificate.method!r} is unknown; only {METHOD} can be verified"
     everybody = ("", certificate.k, certificate.n, certificate.budget, certificate.level, certificate.p_value, True)
     claims = [(*everybody, certificate.design_effect)]
     claims += [
@@ -232,18 +221,15 @@ def _p_value_reason(certificate: Certificate) -> str | None:
     ]
     for of, k, n, budget, level, claimed, certified, design_effect in claims:
         counted = p_value(k, n, budget=budget, design_effect=design_effect)
-        value = claimed if weighted else counted  # counts prove nothing about weighted records
-        if certified and not value <= level:
-            return f"{of}k={k} of n={n} has p={value:.3g}, above the level {level:.3g}"
-        if not weighted and not math.isclose(counted, claimed, rel_tol=1e-6, abs_tol=1e-300):
+        if certified and not counted <= level:
+            return f"{of}k={k} of n={n} has p={counted:.3g}, above the level {level:.3g}"
+        if not math.isclose(counted, claimed, rel_tol=1e-6, abs_tol=1e-300):
             return f"{of}p_value {claimed} is not that of its counts ({counted})"
     return None
 
 
-def _against_records(
-    certificate: Certificate, plan: Plan, records: Records, ramp_ids: tuple[str, ...], inclusion: SecondsArray | None
-) -> str | None:
-    found = held_out_rows(certificate, records, inclusion=inclusion)
+def _against_records(certificate: Certificate, plan: Plan, records: Records, ramp_ids: tuple[str, ...]) -> str | None:
+    found = held_out_rows(certificate, records)
     if found is None:
         return "these are not the records it was made from"
     if len(ramp_ids) != records.n_ramps:
@@ -258,31 +244,10 @@ def _against_records(
         n, k = int(rows.sum()), int(replayed.wrong[rows].sum())
         if (n, k) != (s.n, s.k):
             return f"{s.title}: the records give k={k} of n={n}; it says {s.k} of {s.n}"
-    if certificate.method == WEIGHTED_METHOD and inclusion is not None:
-        return _against_weights(certificate, records, replayed, inclusion[found])
     return None
 
 
-def _against_weights(
-    certificate: Certificate, records: Records, replayed: Answers, inclusion: SecondsArray
-) -> str | None:
-    if certificate.least_inclusion is None:
-        return "it is about weighted records and does not say their least inclusion probability"
-    wrong, everything = replayed.wrong, np.ones(len(records), dtype=bool)
-    claims = [("", everything, certificate.budget, certificate.p_value)]
-    claims += [(f"{s.title}: ", in_slice(s, records, replayed.labels), s.budget, s.p_value) for s in certificate.slices]
-    for of, rows, budget, claimed in claims:
-        value = betting_p_value(
-            wrong[rows], inclusion[rows], least_inclusion=certificate.least_inclusion, budget=budget
-        )
-        if not math.isclose(value, claimed, rel_tol=1e-6, abs_tol=1e-300):
-            return f"{of}p_value {claimed} is not that of its records ({value})"
-    return None
-
-
-def held_out_rows(
-    certificate: Certificate, records: Records, *, inclusion: SecondsArray | None = None
-) -> IndexArray | None:
+def held_out_rows(certificate: Certificate, records: Records) -> IndexArray | None:
     """Rows, in the order of the test, of the records a certificate was made from; None when they are not all there.
 
     A file may hold more than the test had: a record pool goes on growing. The test had the ``n`` newest up to ``records_through``.
@@ -295,11 +260,7 @@ def held_out_rows(
         upto = int(np.searchsorted(records.time[order], through, side="right"))
         candidates.append(order[max(0, upto - certificate.n) : upto])
     for rows in candidates:
-        weights = None if inclusion is None else inclusion[rows]
-        if (
-            records_digest(records.take(rows), inclusion=weights, slices=certificate.slices)
-            == certificate.records_digest
-        ):
+        if records_digest(records.take(rows), slices=certificate.slices) == certificate.records_digest:
             return rows
     return None
 
@@ -308,10 +269,8 @@ def _has_classes(slices: Sequence[SliceBudget | SliceResult]) -> bool:
     return any(s.of == "Answer" for s in slices)
 
 
-def records_digest(
-    records: Records, *, inclusion: SecondsArray | None = None, slices: Sequence[SliceBudget | SliceResult] = ()
-) -> str:
-    """SHA-256 (hex) over scores, agreements, times, slices and weights, and for ``slices`` of answers what was answered; independent of the machine."""
+def records_digest(records: Records, *, slices: Sequence[SliceBudget | SliceResult] = ()) -> str:
+    """SHA-256 (hex) over scores, agreements, times and slices, and for ``slices`` of answers what was answered; independent of the machine."""
     said = _has_classes(slices)
     digest = hashlib.sha256(repr(records.uncertainty.shape).encode())
     digest.update(np.ascontiguousarray(records.uncertainty, dtype="<f4").tobytes())
@@ -320,7 +279,6 @@ def records_digest(
     for name, values, kind in (
         ("time", records.time, "<f8"),
         ("slice", records.slice_id, "<i8"),
-        ("inclusion", inclusion, "<f8"),
         ("prediction", records.prediction if said else None, "<i8"),
         ("final", records.final if said else None, "<i8"),
     ):

@@ -66,10 +66,6 @@ class Dependence:
         if self.block < 1:
             raise InvalidArgumentError(f"block is {self.block}; it must be at least 1")
 
-    def effective(self, n: int) -> int:
-        """How many independent labels ``n`` labels are worth."""
-        return int(n / self.design_effect)
-
 
 INDEPENDENT = Dependence()
 

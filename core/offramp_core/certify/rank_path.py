@@ -20,10 +20,8 @@ from typing import Literal
 
 import numpy as np
 
-from offramp_core.certify.betting import betting_p_value, check_inclusion
 from offramp_core.certify.certificate import (
     METHOD,
-    WEIGHTED_METHOD,
     Answers,
     Certificate,
     allowance,
@@ -36,7 +34,7 @@ from offramp_core.certify.slices import SliceBudget, SliceResult, check_slices, 
 from offramp_core.columns import EXACT
 from offramp_core.evaluate import Evaluation, evaluate_plan
 from offramp_core.plan import Execution, Plan, Precision, RampThreshold
-from offramp_core.records import BoolArray, Records, SecondsArray
+from offramp_core.records import BoolArray, Records
 from offramp_core.search.grid import cautious_threshold
 
 # How far the thresholds of the plan found on A are scaled: from a tenth of their ranks to half as bold again.
@@ -71,18 +69,6 @@ class Subject:
         """The plan of a threshold vector; ramps that nothing can leave at are left out."""
         ramps = tuple(RampThreshold(self.ramp_ids[i], t) for i, t in zip(active, thresholds, strict=True) if t > 0)
         return Plan(self.backbone_digest, self.ramp_set_digest, ramps, self.precision, self.execution)
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """How the held-out records were drawn, where not with equal probabilities.
-
-    ``inclusion`` (n,) is each record's probability of having been kept, ``least`` the smallest the design allows (see
-    :func:`~offramp_core.certify.betting.log_capital`). Weighted records are only ever tested by betting.
-    """
-
-    inclusion: SecondsArray
-    least: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +131,6 @@ def rank_path_certificate(
     delta: float,
     test_index: int = 1,
     slices: Sequence[SliceBudget] = (),
-    weights: Weights | None = None,
 ) -> Certified | NotCertified:
     """Test the rank path of a plan found on A on the held-out records B.
 
@@ -166,8 +151,6 @@ def rank_path_certificate(
         path by itself with its share, so that all 1 + G promises hold together with probability 1 - level (Bonferroni).
         A slice that fails is reported as stopped and does not take the plan from the others. A class has other rows under each plan of
         the path; each plan's test is a binomial one all the same, given how many of its answers name the class.
-    weights : Weights, optional
-        Unequal inclusion probabilities of B; the test is then betting instead of the exact binomial.
 
     Returns
     -------
@@ -177,7 +160,7 @@ def rank_path_certificate(
     path = [subject.plan(active, step) for step in rank_path(records_a, active, thresholds)]
     return test_path(
         path, records_b, ramp_ids=subject.ramp_ids, budget=budget, delta=delta, test_index=test_index,
-        slices=slices, weights=weights,
+        slices=slices,
     )  # fmt: skip
 
 
@@ -191,26 +174,23 @@ def test_path(
     test_index: int = 1,
     slices: Sequence[SliceBudget] = (),
     stops: bool = True,
-    weights: Weights | None = None,
     effects: DesignEffects = INDEPENDENT_LABELS,
 ) -> Certified | NotCertified:
     """Test plans in the order given; parameters as in :func:`rank_path_certificate`. B must have had no part in making the path.
 
     ``records_b`` are those of the chain that the plans run in, and ``ramp_ids`` its columns.
     Without ``stops`` no slice can be stopped when the plan is served: only plans that every slice passes are then certified.
-    ``effects`` says how many labels are worth one; weighted records are taken as independent.
+    ``effects`` says how many labels are worth one.
     """
     total = allowance(delta, test_index)
     level = total / (1 + len(slices))
-    if weights is not None:
-        check_inclusion(weights.inclusion, n=len(records_b), least=weights.least)
     if not path:
         return NotCertified("NothingSaves")
     fewest = math.ceil(effects.of(None) * fewest_labels(budget, level))
     if len(records_b) < fewest:
         return NotCertified("TooFewLabels", fewest - len(records_b))
     check_slices(records_b, slices)
-    steps = _Steps(path, records_b, ramp_ids=ramp_ids, weights=weights, slices=slices, effects=effects)
+    steps = _Steps(path, records_b, ramp_ids=ramp_ids, slices=slices, effects=effects)
     reach = steps.walk(None, budget=budget, level=level)
     reaches = [steps.walk(s, budget=s.budget, level=level) for s in slices]
     everybody = reach if stops else min([reach, *reaches])
@@ -235,7 +215,7 @@ def test_path(
     )
     plan, seen = path[chosen], evaluate_plan(records_b, path[chosen], ramp_ids)
     certificate = Certificate(
-        method=METHOD if weights is None else WEIGHTED_METHOD,
+        method=METHOD,
         plan_hash=plan.content_hash,
         budget=budget,
         delta=delta,
@@ -246,12 +226,9 @@ def test_path(
         p_value=steps.p_value(chosen, None, budget=budget),
         backbone_digest=plan.backbone_digest,
         ramp_set_digest=plan.ramp_set_digest,
-        records_digest=records_digest(
-            records_b, inclusion=None if weights is None else weights.inclusion, slices=slices
-        ),
+        records_digest=records_digest(records_b, slices=slices),
         ramp_ids=ramp_ids,
         records_through=None if records_b.time is None else float(records_b.time.max()),
-        least_inclusion=None if weights is None else weights.least,
         slices=results,
         design_effect=effects.of(None),
     )
@@ -267,11 +244,10 @@ class _Steps:
         records: Records,
         *,
         ramp_ids: tuple[str, ...],
-        weights: Weights | None,
         slices: Sequence[SliceBudget],
         effects: DesignEffects,
     ) -> None:
-        self._path, self._records, self._ramp_ids, self._weights = path, records, ramp_ids, weights
+        self._path, self._records, self._ramp_ids = path, records, ramp_ids
         self._effects = effects
         self._labels = any(s.of == "Answer" for s in slices)
         self._replayed: dict[int, Answers] = {}
@@ -292,9 +268,7 @@ class _Steps:
         wrong = self.wrong(step)[rows]
         if math.isinf(self._effects.of(of)):
             return 1.0
-        if self._weights is None:
-            return p_value(int(wrong.sum()), len(wrong), budget=budget, design_effect=self._effects.of(of))
-        return betting_p_value(wrong, self._weights.inclusion[rows], least_inclusion=self._weights.least, budget=budget)
+        return p_value(int(wrong.sum()), len(wrong), budget=budget, design_effect=self._effects.of(of))
 
     def walk(self, of: SliceBudget | None, *, budget: float, level: float) -> int:
         """How many steps pass before the first that does not."""
@@ -308,8 +282,7 @@ class _Steps:
         seconds, total = self._replay(step).seconds, self._records.costs.baseline_seconds
         if stopped:
             seconds = np.where(np.logical_or.reduce([self.rows(step, s) for s in stopped]), total, seconds)
-        each = None if self._weights is None else 1 / self._weights.inclusion
-        return 1.0 - float(np.average(seconds, weights=each)) / total
+        return 1.0 - float(np.mean(seconds)) / total
 
     def slice_result(self, step: int, wanted: SliceBudget, *, level: float, certified: bool) -> SliceResult:
         rows = self.rows(step, wanted)

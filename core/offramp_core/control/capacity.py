@@ -52,7 +52,7 @@ def worker_rate(
     Notes
     -----
     Throughput cannot be used up: the less of the objective a request alone leaves for waiting, the less. The share is fitted to the
-    queue simulator (``offramp_core.simulate``) with Poisson arrivals and the worker's own admission, where at most 3 % are refused at the rate told
+    queue simulator (``offramp_lab.simulate``) with Poisson arrivals and the worker's own admission, where at most 3 % are refused at the rate told
     from three times a request's own time on.
     """
     try:

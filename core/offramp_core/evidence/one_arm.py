@@ -130,23 +130,6 @@ def log_ratios(p0: float, grid: tuple[float, ...]) -> tuple[tuple[float, float],
     return tuple((math.log(q / p0), math.log1p(-q) - math.log1p(-p0)) for q in grid)
 
 
-def count_outcomes(outcomes: npt.ArrayLike) -> tuple[int, int]:
-    """(n, k) of single outcomes, ready for ``update``.
-
-    Parameters
-    ----------
-    outcomes : [n] bool or numbers
-        True or 1 where the event (a disagreement, a slow batch) happened, else False or 0.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The array is not one-dimensional, or holds anything but 0 and 1 (NaN for example); names the row.
-    """
-    happened = as_outcomes(outcomes)
-    return len(happened), int(np.count_nonzero(happened))
-
-
 def as_outcomes(outcomes: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     """Single outcomes as booleans [n]; anything that is not 0 or 1 is refused."""
     given = np.asarray(outcomes)

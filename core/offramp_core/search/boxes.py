@@ -308,8 +308,6 @@ class _Counter:
             moves = ((rank > edges[0] + 1) & (rank <= edges[-1])).nonzero()[0]
             rows = moves if self._rows is None else self._rows.take(moves)
             charge = price * column.bad.take(rows)
-            if self._limits.weight is not None:
-                charge *= self._limits.weight.take(rows)
             step = float(values[level] - values[level + 1])
             worth = np.where(charge > 0, np.maximum(charge - step, 0.0), -step * sure.take(moves))
             # What the inputs of all bolder cuts are worth, by cut: the most of each part, over that of its boldest.

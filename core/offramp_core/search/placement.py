@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy.typing as npt
-
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.plan import MAX_ACTIVE_RAMPS
 from offramp_core.records import Records
@@ -31,7 +29,6 @@ def best_plan(
     max_ramps: int = 3,
     max_overhead: float = 1.0,
     slice_budgets: Mapping[int, float] | None = None,
-    error_weights: npt.ArrayLike | None = None,
     pricing: Pricing | None = None,
     max_gap: float = 0.0,
     tolerance: float | None = None,
@@ -54,9 +51,6 @@ def best_plan(
         Worst-case time all active ramps together may add, as a share of the backbone's time, at every batch size measured.
     slice_budgets : mapping, optional
         From slice id to the share of that slice's requests that may disagree; slices not named have no budget of their own.
-    error_weights : (n,) array-like, optional
-        What an error of each request counts, in every budget: thousandths from 0 on; default 1. The share of a budget is still
-        multiplied by a number of requests, so with weights of 5 a fifth as many errors fit.
     pricing : Pricing, optional
         What is saved; default the mean time to answer at ``records.costs``. See :func:`offramp_core.search.objective.price`.
     max_gap : float
@@ -84,7 +78,6 @@ def best_plan(
         max_disagreement=max_disagreement,
         max_errors=max_errors,
         slice_budgets=slice_budgets,
-        error_weights=error_weights,
     )
     space = SearchSpace(records, limits)
     pricing = price(records) if pricing is None else pricing

@@ -61,15 +61,15 @@ class SearchSpace:
         self.records = records
         self.limits = limits
         self.n = len(records)
-        wrong = limits.counts & ~records.final_agrees
+        wrong = ~records.final_agrees
         self.final_bad: BoolArray | None = wrong if wrong.any() else None
         self._columns: dict[int, Column] = {}
         self._reach: dict[int, int] = {}
 
     @property
     def plain(self) -> bool:
-        """Whether there is one limit, every error counts 1, and only exits make any."""
-        return self.final_bad is None and self.limits.weight is None and self.limits.group is None
+        """Whether there is one limit, and only exits make errors."""
+        return self.final_bad is None and self.limits.group is None
 
     def column(self, ramp: int) -> Column:
         if ramp not in self._columns:
@@ -82,7 +82,7 @@ class SearchSpace:
             row = int(np.flatnonzero(~((scores >= 0) & (scores <= 1)))[0])
             raise InvalidRecordsError(f"uncertainty[{row}, {ramp}] is {scores[row]}; every value must lie in [0, 1]")
         keys = leave_keys(scores)
-        bad = self.limits.counts & ~self.records.agrees[:, ramp]
+        bad = ~self.records.agrees[:, ramp]
         # Keys and rows in one number: sorting them is several times faster than an indirect sort, and stable.
         order = np.sort((keys.astype(np.int64) << 32) | np.arange(self.n))
         by_key, order = order >> 32, order & 0xFFFFFFFF

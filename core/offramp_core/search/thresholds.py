@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-import numpy.typing as npt
-
 from offramp_core.evaluate import Evaluation, check_active, evaluate
 from offramp_core.records import Records
 from offramp_core.search.branch import BranchAndBound, Choice
@@ -82,7 +80,6 @@ def best_thresholds(
     max_disagreement: float | None = None,
     max_errors: int | None = None,
     slice_budgets: Mapping[int, float] | None = None,
-    error_weights: npt.ArrayLike | None = None,
     pricing: Pricing | None = None,
 ) -> ThresholdPlan:
     """Thresholds of given ramps that save most within a budget, proven optimal.
@@ -95,7 +92,7 @@ def best_thresholds(
     records : Records
     active : sequence of int
         Strictly increasing ramp indices; all are paid for, whatever their thresholds.
-    max_disagreement, max_errors, slice_budgets, error_weights, pricing
+    max_disagreement, max_errors, slice_budgets, pricing
         As in :func:`offramp_core.search.placement.best_plan`.
 
     Returns
@@ -114,7 +111,6 @@ def best_thresholds(
         max_disagreement=max_disagreement,
         max_errors=max_errors,
         slice_budgets=slice_budgets,
-        error_weights=error_weights,
     )
     space = SearchSpace(records, limits)
     pricing = price(records) if pricing is None else pricing

@@ -31,11 +31,15 @@ BAD_REQUESTS = (
 
 
 def admin_app(worker: Worker) -> App:
-    """The ASGI application of the admin port. The token is checked before anything of a request is read."""
-    rest = with_methods(_rest(worker))
+    """The ASGI application of the admin port."""
+    return with_token(with_methods(_rest(worker)), worker.settings.token_sha256)
+
+
+def with_token(rest: App, token_sha256: str | None) -> App:
+    """An application for those who have the bearer token, which is checked before anything of a request is read."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _authorised(scope, worker.settings.token_sha256):
+        if scope["type"] == "http" and not _authorised(scope, token_sha256):
             refusal = {"error": "Authorization: a valid bearer token is needed"}
             await send_json(send, 401, refusal, [(b"www-authenticate", b"Bearer")])
             return

@@ -76,11 +76,6 @@ class Place:
         """Columns of the map; for tokens their number (-1: it varies)."""
         return feature_size(self.shape)[2]
 
-    @property
-    def has_grid(self) -> bool:
-        """Whether the map is large enough to be pooled to 4x4 cells."""
-        return self.is_image and min(self.height, self.width) >= MIN_GRID_CELLS
-
 
 def cut_vertices(steps: Sequence[Step], *, source: str, sink: str) -> tuple[str, ...]:
     """The tensors that every path from ``source`` to ``sink`` runs through, in network order, ends excluded.

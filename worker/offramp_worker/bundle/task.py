@@ -1,0 +1,24 @@
+"""What a bundle is for, before anything else of it is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from offramp_core.bundle import MANIFEST_FILE
+
+GENERATE = "generate"
+MAX_MANIFEST_BYTES = 16 * 2**20
+
+
+def declared_task(folder: Path) -> str:
+    """``generate``, or empty for a classifier's bundle and for one that cannot be read: whoever loads it says why."""
+    path = folder / MANIFEST_FILE
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            return ""
+        manifest = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return ""
+    task = manifest.get("task") if isinstance(manifest, dict) else None
+    return task if isinstance(task, str) else ""

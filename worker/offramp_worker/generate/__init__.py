@@ -1,0 +1,1 @@
+"""Generative models: whole answers, token by token, under one seam between engines and doors."""

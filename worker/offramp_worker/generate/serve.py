@@ -1,0 +1,66 @@
+"""The process of a worker that generates: two ports, one event loop, one engine thread, as :mod:`offramp_worker.main` has them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+
+from offramp_core.errors import InvalidArgumentError
+from offramp_worker.generate.doors.admin import generation_admin_app
+from offramp_worker.generate.doors.app import generation_app
+from offramp_worker.generate.doors.streams import Door, Hub
+from offramp_worker.generate.seam import Loader
+from offramp_worker.generate.settings import GenerationSettings, generation_settings
+from offramp_worker.generate.worker import GenerationWorker
+from offramp_worker.http.budget import ByteBudget
+from offramp_worker.logs import log_event
+from offramp_worker.main import REPLY_SECONDS, connections, listen, load_and_wait, on_signals, tell
+from offramp_worker.settings import Settings
+from offramp_worker.worker import ExecutorLostError
+
+WORDS_SECONDS = 3.0  # of the time for replies: in it streams that do not end are told why
+MAX_BODY_BYTES = 4 * 2**20
+
+
+async def serve_generation(
+    settings: Settings, *, stay_up_broken: bool, load: Loader, generation: GenerationSettings | None = None
+) -> None:
+    """Serve until a signal, then drain; errors as :func:`offramp_worker.main.run` has them."""
+    if settings.grpc_port is not None:
+        raise InvalidArgumentError("OFFRAMP_GRPC_PORT is set; generation is served over HTTP alone, leave it out")
+    loop, stop, hub = asyncio.get_running_loop(), asyncio.Event(), Hub(asyncio.get_running_loop())
+    own = generation if generation is not None else generation_settings(os.environ)
+    worker = GenerationWorker(settings, own, load=load, deliver=hub.deliver, on_lost=partial(tell, loop, stop))
+    on_signals(loop, stop)
+    budget = ByteBudget(settings.max_bodies_bytes)
+    door = Door(worker, hub, budget, worker.accounts, min(settings.max_body_bytes, MAX_BODY_BYTES))
+    public, public_task = await listen(
+        "public",
+        generation_app(worker, door),
+        settings.host,
+        settings.port,
+        protocol=connections(settings, budget=budget),
+    )
+    admin, admin_task = None, None
+    if settings.has_control_plane:
+        admin, admin_task = await listen(
+            "admin", generation_admin_app(worker), settings.host, settings.admin_port,
+            protocol=connections(settings, budget=budget),
+        )  # fmt: skip
+    try:
+        await load_and_wait(worker, stop, stay_up_broken=stay_up_broken)
+    finally:
+        worker.drain()
+        log_event("draining")
+        deadline = loop.time() + settings.drain_seconds
+        public.should_exit = True
+        loop.call_later(REPLY_SECONDS - WORDS_SECONDS, worker.end_answers)
+        await public_task
+        await asyncio.to_thread(worker.finish, seconds=max(1.0, deadline - loop.time()))
+        if admin is not None and admin_task is not None:
+            admin.should_exit = True
+            await admin_task
+        log_event("stopped", answers=worker.metrics.outcomes())
+    if worker.lost:
+        raise ExecutorLostError(worker.lost)

@@ -1,0 +1,62 @@
+"""Settings of a worker that generates, beside :mod:`offramp_worker.settings`.
+
+| variable | meaning |
+|---|---|
+| OFFRAMP_CACHE_MIB | memory for keys and values of all answers that are being written; default 1024 |
+| OFFRAMP_RUNNING | answers that are computed side by side; default 8 |
+| OFFRAMP_WAITING | answers that may wait for their turn; default 64 |
+| OFFRAMP_PATIENCE_SECONDS | how long a request may be expected to wait until it begins; default 30 |
+| OFFRAMP_REPLY_MIB | memory for replies that their clients have not taken yet; default 64 |
+| OFFRAMP_AUDIT_SHARE | share of the engine's time for audits while requests are served; default 0.1 |
+| OFFRAMP_ROUTE | without a control plane: how requests are computed, VARIANT or VARIANT+DRAFT:TOKENS, such as fp32+ngram:4; default fp32 |
+| OFFRAMP_AUDIT_RATE | without a control plane: share of greedy requests that are audited; default 0 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from offramp_core.errors import InvalidArgumentError
+from offramp_worker.settings import integer_from, seconds_from, share_from
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSettings:
+    """See the module. Memory in bytes."""
+
+    cache_bytes: int = 1024 * MIB
+    running: int = 8
+    waiting: int = 64
+    patience_seconds: float = 30.0
+    reply_bytes: int = 64 * MIB
+    audit_share: float = 0.1
+    route: str = ""
+    audit_rate: float = 0.0
+
+
+def generation_settings(env: Mapping[str, str]) -> GenerationSettings:
+    """Parse the environment.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Names the variable, its value and what it must be.
+    """
+    route, rate = env.get("OFFRAMP_ROUTE", ""), share_from(env, "OFFRAMP_AUDIT_RATE", 0.0, highest=1.0)
+    if rate and not route:
+        raise InvalidArgumentError(
+            "OFFRAMP_AUDIT_RATE is set and OFFRAMP_ROUTE is not; the reference has nothing to be compared with"
+        )
+    return GenerationSettings(
+        cache_bytes=MIB * integer_from(env, "OFFRAMP_CACHE_MIB", 1024, low=1, high=2**24),
+        running=integer_from(env, "OFFRAMP_RUNNING", 8, low=1, high=1024),
+        waiting=integer_from(env, "OFFRAMP_WAITING", 64, low=1, high=100_000),
+        patience_seconds=seconds_from(env, "OFFRAMP_PATIENCE_SECONDS") or 30.0,
+        reply_bytes=MIB * integer_from(env, "OFFRAMP_REPLY_MIB", 64, low=1, high=2**20),
+        audit_share=share_from(env, "OFFRAMP_AUDIT_SHARE", 0.1, highest=0.9),
+        route=route,
+        audit_rate=rate,
+    )
