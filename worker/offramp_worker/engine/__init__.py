@@ -9,7 +9,6 @@ tickets.py        a request on its way through, and how one is refused
 batcher.py        the queue, and the batches that are cut from it
 executor.py       a batch run as its runtime says
 replies.py        rows answered as they leave
-answers.py        from logits to an answer
 
 Arms and leases, without threads
 
