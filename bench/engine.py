@@ -41,11 +41,11 @@ from offramp_core.execution import Regrouping
 from offramp_core.plan import Plan, Precision
 from offramp_core.records import Records, records_from_arrays
 from offramp_core.search.placement import best_plan
+from offramp_core.task import top_labels
 from offramp_core.tuning import Proposed, TuningRequest, tune
 from offramp_core.uncertainty import ExitTest, exit_test
 from offramp_worker.bundle.lengths import by_length, pad_rows, typical_batch
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.engine.answers import labels
 from offramp_worker.engine.execute import Leave, Runnable, run_exact, run_stages
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.prepare.pricing import Priced, opener
@@ -153,7 +153,7 @@ def scored(sessions: Sessions, bundle: Bundle, x: Array, profile: Profile) -> di
     chunks = list(by_length(x, spec, size=SCORE_CHUNK))
     parts = [sessions.tapped(pad_rows([x[rows]], spec)) for rows in chunks]
     back = np.argsort(np.concatenate(chunks))
-    reference = labels(np.concatenate([part.logits for part in parts])[back])
+    reference = top_labels(np.concatenate([part.logits for part in parts])[back])
     arrays: dict[str, Array] = {
         "uncertainty": np.concatenate([part.uncertainty for part in parts])[back],
         "prediction": np.concatenate([part.prediction for part in parts])[back],
@@ -207,7 +207,7 @@ def answer(leaves: Iterator[Leave], n: int) -> LabelArray:
     """What a batch of n rows is answered."""
     said = np.empty(n, dtype=np.int64)
     for leave in leaves:
-        said[leave.rows] = labels(leave.logits)
+        said[leave.rows] = top_labels(leave.logits)
     return said
 
 

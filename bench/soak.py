@@ -30,8 +30,8 @@ from bench.openloop import OpenLoopClient, Trial
 from bench.provenance import provenance
 from bench.validate_simulator import LoopbackWorker, Subject, chosen_subject, labels_and_exits, target_of
 from offramp_core.batching import exact_seconds
+from offramp_core.task import top_labels
 from offramp_lab.policies import NO_EXIT
-from offramp_worker.engine.answers import labels
 from offramp_worker.engine.sessions import Sessions
 
 SECONDS, SLO_SECONDS, OVERLOAD = 600.0, 0.05, 2.0
@@ -62,7 +62,7 @@ def expect(subject: Subject) -> Expected:
     scores = Sessions(subject.bundle, threads=1).tapped(subject.traffic.x)
     top = np.sort(scores.logits, axis=1)[:, -2:]
     return Expected(
-        labels(scores.logits),
+        top_labels(scores.logits),
         np.asarray(top[:, 1] - top[:, 0] <= TIE),
         scores.prediction.astype(np.int64),
         scores.uncertainty.astype(np.float64),

@@ -47,10 +47,10 @@ from offramp_core.plan import Execution, Plan, RampThreshold
 from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_core.records import ExitCosts, Records
 from offramp_core.search.placement import best_plan
+from offramp_core.task import top_labels
 from offramp_lab.policies import NO_EXIT, PlanInForce, Trace
 from offramp_lab.simulate import MAX_BATCH, OfframpBatching, Served, serve_stream
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.engine.answers import labels
 from offramp_worker.engine.sessions import Sessions
 
 BUDGET, MAX_OVERHEAD, MAX_RAMPS = 0.02, 0.1, 3
@@ -183,7 +183,7 @@ class LoopbackWorker:
 def traffic_records(bundle: Bundle, traffic: Traffic) -> Records:
     """Scores of the fp32 network's ramps on the traffic, priced at batch size 1."""
     scores = Sessions(bundle, threads=1).tapped(traffic.x)
-    reference = labels(scores.logits)
+    reference = top_labels(scores.logits)
     batch = bundle.profile.batches[0]
     columns = chain([column.precision for column in bundle.columns], EXACT)
     return Records(

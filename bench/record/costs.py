@@ -73,7 +73,7 @@ def network_costs(model: str, x: FloatArray, reporter: Reporter, *, blocks: int)
         backbone = load_backbone(model, x)
         advance(1)
     places, specs = places_and_ramps(backbone, x, blocks=blocks)
-    blank = blank_heads(specs, places, n_classes=backbone.n_classes)
+    blank = blank_heads(specs, places, task=backbone.task)
     with reporter.step("measure the costs", total=len(BATCH_SIZES)) as advance:
         measured = measure(
             backbone, places, blank, x[: max(BATCH_SIZES)], threads=1, seconds=PROFILE_SECONDS, advance=advance

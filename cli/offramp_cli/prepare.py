@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from offramp_core.errors import OfframpError
+from offramp_core.errors import InvalidArgumentError, OfframpError
+from offramp_core.task import TASKS, TaskSpec, declared_spec
 
 INVALID_INPUT = 2
 
@@ -85,6 +86,34 @@ def prepare(
             help="Outputs of --model that are earlier exits of its own, in the network's order: all but the one that is served.",
         ),
     ] = "",
+    task: Annotated[
+        str,
+        typer.Option(help=f"What the model does: {', '.join(TASKS)}. --refresh keeps the bundle's."),
+    ] = "Top1",
+    k: Annotated[int, typer.Option(help="TopK: how many classes an answer names.")] = 0,
+    thresholds: Annotated[
+        str,
+        typer.Option(
+            metavar="P,...",
+            help="MultiLabel, Binary: a label is given above this probability, one for all or one for each.  [default: 0.5]",
+        ),
+    ] = "",
+    loss: Annotated[
+        str,
+        typer.Option(
+            help="What a different answer loses. Exact: everything. TopK: Overlap, the share of its classes that is missing. "
+            "MultiLabel: Hamming, the share of labels that differ."
+        ),
+    ] = "Exact",
+    measure: Annotated[
+        str,
+        typer.Option(
+            help="Regression: absolute or relative. Embedding: cosine, absolute or relative.  [default: the first]"
+        ),
+    ] = "",
+    tolerance: Annotated[
+        float, typer.Option(help="Regression, Embedding: how far an answer may be from the model's, by --measure.")
+    ] = 0.0,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Find exits in a model, train their heads, measure them and write an exit bundle.
@@ -111,12 +140,16 @@ def prepare(
     if refresh is not None and own_exits:
         print("offramp prepare: give --own-exits with --model; --refresh keeps the bundle's exits", file=sys.stderr)
         raise typer.Exit(INVALID_INPUT)
+    declared = _declared(task, k=k, thresholds=thresholds, loss=loss, measure=measure, tolerance=tolerance)
+    if refresh is not None and declared is not None:
+        print("offramp prepare: give --task with --model; --refresh keeps the bundle's task", file=sys.stderr)
+        raise typer.Exit(INVALID_INPUT)
     request = PrepareRequest(
         model=model or str(refresh), data=data, out=out, name=name, head_data=head_data, split=split,  # type: ignore[arg-type]
         head_share=head_share, variations=variations, seed=seed, threads=threads,
         sides=tuple(side or ()), precision=precision, device=device, compile_limit=compile_limit,  # type: ignore[arg-type]
         tokenizer=tokenizer, max_tokens=max_tokens, pad=pad_id, sep=sep_id,
-        own_exits=tuple(own_exits.split(",")) if own_exits else (),
+        own_exits=tuple(own_exits.split(",")) if own_exits else (), task=declared,
     )  # fmt: skip
     try:
         report = (prepare_bundle if refresh is None else refresh_bundle)(request, Reporter())
@@ -127,3 +160,17 @@ def prepare(
         print(json.dumps(report.to_mapping(), indent=2))
     else:
         print_report(report, Console())
+
+
+def _declared(task: str, *, k: int, thresholds: str, loss: str, measure: str, tolerance: float) -> TaskSpec | None:
+    """The task as it was declared; None for the top label."""
+    try:
+        numbers = tuple(float(part) for part in thresholds.split(",") if part)
+    except ValueError:
+        print(f"offramp prepare: thresholds is {thresholds!r}; give numbers such as 0.5,0.3", file=sys.stderr)
+        raise typer.Exit(INVALID_INPUT) from None
+    try:
+        return declared_spec(task, k=k, thresholds=numbers, loss=loss, measure=measure, tolerance=tolerance)
+    except InvalidArgumentError as error:
+        print(f"offramp prepare: {error}", file=sys.stderr)
+        raise typer.Exit(INVALID_INPUT) from error

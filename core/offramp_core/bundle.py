@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -28,8 +28,10 @@ from offramp_core.columns import EXACT, FINAL_HEAD, final_id
 from offramp_core.plan import Precision, canonical_json
 from offramp_core.protocol import RampInfo
 from offramp_core.scale import Scale
+from offramp_core.task import LABEL, Task, TaskSpec, task_of
 
 SCHEMA_VERSION = 1
+TASK_SCHEMA_VERSION = 2  # of a bundle whose task is not the top label: workers of before would serve it as if it were
 RAMP_ID = re.compile(r"^([a-z0-9]+/)?[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")  # as the CRDs have it
 MAX_RAMP_ID = 63
 BACKBONE_FILE = "backbone.onnx"
@@ -69,6 +71,17 @@ class TensorSpec:
         return len(shape) == len(sizes) and all(
             1 <= got <= size if varies else got == size for got, (size, varies) in zip(shape, sizes, strict=True)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class OutputNames:
+    """What replies call the outputs: the ``usual`` ones come when a request asks for none by name, the model's ``own`` name may be asked for as well."""
+
+    usual: tuple[str, ...]
+    own: str
+
+
+TOP_LABEL = OutputNames(("logits", LABEL), "logits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +125,8 @@ class Manifest:
 
     ``ramps`` are in the order of records: those at the input, those of the fp32 graph, those of each other precision; within
     these by position. ``scale`` is that of the model's answers, in which its ramps answer too. It changes no label and no decision and is
-    in no digest; bundles of before there was one have none, and their ramps answer with logits.
+    in no digest; bundles of before there was one have none, and their ramps answer with logits. ``n_classes`` is the width of the output,
+    whatever ``task`` says that it means; None is the top label.
     """
 
     schema_version: int
@@ -128,6 +142,26 @@ class Manifest:
     data: dict[str, Any] | None = None
     precisions: tuple[PrecisionSpec, ...] = ()
     scale: Scale | None = None
+    task: TaskSpec | None = None
+
+    @property
+    def does(self) -> Task:
+        """How its outputs are read."""
+        return task_of(self.task, width=self.n_classes, scale=self.scale)
+
+    @property
+    def replies(self) -> tuple[TensorSpec, ...]:
+        """The outputs that a reply has when it asks for none by name. Top labels come beside ``logits``, of any other task beside what the model
+        itself calls its output."""
+        shape = self.does.label_shape
+        name = "logits" if self.task is None else self.outputs[0].name
+        own = TensorSpec(name, "FP32", (self.n_classes,))
+        return (own,) if shape is None else (own, TensorSpec(LABEL, "INT64", shape))
+
+    @property
+    def output_names(self) -> OutputNames:
+        """What a request may call the outputs."""
+        return OutputNames(tuple(spec.name for spec in self.replies), self.outputs[0].name)
 
     def precision_of(self, ramp: RampSpec) -> Literal["", "fp32", "int8"]:
         """Which graph feeds a ramp; empty where it reads the model's input."""
@@ -218,18 +252,23 @@ def side_model_file(ramp_id: str) -> str:
 
 
 def ramp_set_digest(
-    ramps: tuple[RampSpec, ...], files: Mapping[str, str], precisions: tuple[PrecisionSpec, ...] = ()
+    ramps: tuple[RampSpec, ...],
+    files: Mapping[str, str],
+    precisions: tuple[PrecisionSpec, ...] = (),
+    task: TaskSpec | None = None,
 ) -> str:
-    """Digest of a ramp set: specs, weights, models at the input and other precisions. ``sha256:`` and 64 hex digits.
+    """Digest of a ramp set: specs, weights, models at the input, other precisions and the task. ``sha256:`` and 64 hex digits.
 
-    ``files`` maps the bundle's files to their SHA-256 (hex). Without models at the input and other precisions it is what it was
-    before there were any.
+    ``files`` maps the bundle's files to their SHA-256 (hex). Without models at the input, other precisions and another task than the top label it
+    is what it was before there were any.
     """
     specs = [_digested(ramp) for ramp in ramps]
     content: list[Any] = [specs, files[RAMPS_FILE]]
     models = {r.id: files[side_model_file(r.id)] for r in ramps if r.head == "model"}
     if models or precisions:
         content.append({"models": models, "precisions": [[p.name, files[p.file]] for p in precisions]})
+    if task is not None:
+        content.append({"task": asdict(task)})
     return "sha256:" + hashlib.sha256(canonical_json(content)).hexdigest()
 
 

@@ -172,6 +172,7 @@ class WorkerState:
     ``ramp_set_digest`` is the bundle's own set, ``ramp_sets`` are those that are held now: columns and costs are the same for all of them.
     ``captures`` inputs are kept for training, of ``capture_since`` on (None: none are asked for). ``newest_epoch`` is the newest one that this
     worker ever took, as far as it remembers: it refuses older ones.
+    ``output`` is the task of its bundle, see :mod:`offramp_core.task`.
     ``failing`` says why it takes no requests although its bundle is sound: every run fails. (``message`` of an unready worker is of its bundle.)
     """
 
@@ -198,6 +199,7 @@ class WorkerState:
     capture_since: float | None = None
     newest_epoch: int = 0
     failing: str = ""
+    output: str = "Top1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +272,11 @@ class PlanCounts:
     exact_seconds: float = 0.0
 
 
+# Columns of records about answers: name, type, and whether there is one for each ramp.
+LABELS = (("prediction", "<i4", True), ("final", "<i4", False), ("reference", "<i4", False))
+LOSSES = (("loss", "<f4", True), ("final_loss", "<f4", False))
+
+
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
     """Equal-weight records, columns as base64 little-endian arrays, rows in order of completion.
@@ -278,7 +285,8 @@ class RecordBlock:
     ``audit_rate`` float32 [n] are the number that was drawn for the request and the probability it was compared with. Workers of before leave
     some of these out.
     ``time`` float64 [n] (worker's clock, seconds since the epoch, at admission), ``uncertainty`` float32 [n, R], ``prediction`` int32
-    [n, R], ``final`` int32 [n] (what the served executor says at the end), ``reference`` int32 [n]. R and the order of columns are those of
+    [n, R], ``final`` int32 [n] (what the served executor says at the end), ``reference`` int32 [n]. Where an answer is no single number
+    there are ``loss`` float32 [n, R] and ``final_loss`` float32 [n] in their place: what answers lose against the reference's. R and the order of columns are those of
     the worker's state at ``ramp_set_digest``. ``first`` is the sequence number of row 0, ``next`` the one to ask for
     next; a gap between what was asked and ``first`` means that older records were dropped from the ring.
     """
@@ -295,6 +303,8 @@ class RecordBlock:
     stream: str = ""
     draw: str = ""
     audit_rate: str = ""
+    loss: str = ""
+    final_loss: str = ""
 
 
 @dataclass(frozen=True, slots=True)

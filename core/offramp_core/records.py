@@ -107,6 +107,9 @@ class Records:
         Names of the columns; empty where the file does not tell.
     others : mapping
         The same rows in the chains of other precisions, see :meth:`at`.
+    loss, final_loss : (n, R) and (n,) float32 in [0, 1], optional
+        What the answer of each ramp, and of this chain's backbone, loses against the reference's; 0 is agreement. None: 1 wherever they
+        do not agree.
     """
 
     uncertainty: FloatArray
@@ -125,6 +128,8 @@ class Records:
     final: npt.NDArray[np.integer[Any]] | None = None
     draw: FloatArray | None = None
     audit_rate: FloatArray | None = None
+    loss: FloatArray | None = None
+    final_loss: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.uncertainty)
@@ -180,6 +185,7 @@ class Records:
             self, uncertainty=self.uncertainty[rows], agrees=self.agrees[rows], final_agrees=self.final_agrees[rows],
             time=pick(self.time), slice_id=pick(self.slice_id), stream=pick(self.stream), prediction=pick(self.prediction),
             final_uncertainty=pick(self.final_uncertainty), final=pick(self.final), draw=pick(self.draw), audit_rate=pick(self.audit_rate),
+            loss=pick(self.loss), final_loss=pick(self.final_loss),
             others={precision: records.take(rows) for precision, records in self.others.items()},
         )  # fmt: skip
 
@@ -190,7 +196,8 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
     Parameters
     ----------
     arrays : mapping
-        ``uncertainty`` float [N, R] in [0, 1]; ``prediction`` int [N, R]; ``final`` int [N]; ``segment_seconds``
+        ``uncertainty`` float [N, R] in [0, 1]; ``prediction`` int [N, R]; ``final`` int [N], or where an answer is no single number
+        ``loss`` float [N, R] in [0, 1] and optional ``final_loss`` [N] (default 0) instead of these, or beside them; ``segment_seconds``
         float [R+1], >= 0 with a positive sum; ``ramp_seconds`` float [R], >= 0; optional ``reference`` int [N]
         (default ``final``), ``slice``, ``time``, ``stream``, ``draw``, ``audit_rate`` [N]. With ``batch_size`` [B] the two cost arrays have a
         leading axis B. With ``ramp_id`` and ``ramp_precision``, text [C], the rows are wide: their C columns are laid out as
@@ -211,10 +218,8 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
         raise InvalidRecordsError(
             f"uncertainty has shape ({n}, {n_columns}); a records file needs at least one row and one ramp"
         )
-    _check_unit_interval(uncertainty)
-    prediction = _array(arrays, "prediction", shape=(n, n_columns), kind="iu")
-    final = _array(arrays, "final", shape=(n,), kind="iu")
-    reference = _array(arrays, "reference", shape=(n,), kind="iu") if "reference" in arrays else final
+    _check_unit_interval("uncertainty", uncertainty)
+    answered = _answered(arrays, n=n, n_columns=n_columns)
     ids, of_columns = _columns(arrays, n_columns=n_columns)
     others = other_precisions(of_columns)
     exact = chain(of_columns, EXACT) if others else range(n_columns)
@@ -223,8 +228,8 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
         raise InvalidRecordsError("segment_seconds sums to 0; the backbone must take some time")
     whole = Records(
         uncertainty=np.ascontiguousarray(uncertainty, dtype=np.float32),
-        agrees=prediction == reference[:, None],
-        final_agrees=final == reference,
+        agrees=answered.agrees,
+        final_agrees=answered.final_agrees,
         costs=priced[EXACT].costs,
         time=_array(arrays, "time", shape=(n,), kind="fiu").astype(np.float64) if "time" in arrays else None,
         slice_id=_array(arrays, "slice", shape=(n,), kind="iu").astype(np.int64) if "slice" in arrays else None,
@@ -232,9 +237,11 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
         draw=_probability(arrays, "draw", n),
         audit_rate=_probability(arrays, "audit_rate", n),
         profile=priced[EXACT].profile,
-        prediction=prediction,
+        prediction=answered.prediction,
         ramp_ids=ids,
-        final=final,
+        final=answered.final,
+        loss=answered.loss,
+        final_loss=answered.final_loss,
     )
     if not others:
         return whole
@@ -248,10 +255,47 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
             views[p],
             final_agrees=whole.agrees[:, at].copy(),
             final_uncertainty=whole.uncertainty[:, at].copy(),
-            final=prediction[:, at].copy(),
+            final=None if answered.prediction is None else answered.prediction[:, at].copy(),
+            final_loss=None if answered.loss is None else answered.loss[:, at].copy(),
         )
-    everybody = np.ones(n, dtype=np.bool_)
-    return replace(views[EXACT], final_agrees=everybody, final=reference, others={p: views[p] for p in others})
+    return replace(
+        views[EXACT],
+        final_agrees=np.ones(n, dtype=np.bool_),
+        final=answered.reference,
+        final_loss=None if answered.loss is None else np.zeros(n, dtype=np.float32),
+        others={p: views[p] for p in others},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """What a records file says of answers: the labels that were given, or what was lost."""
+
+    agrees: BoolArray
+    final_agrees: BoolArray
+    prediction: npt.NDArray[np.integer[Any]] | None = None
+    final: npt.NDArray[np.integer[Any]] | None = None
+    reference: npt.NDArray[np.integer[Any]] | None = None
+    loss: FloatArray | None = None
+    final_loss: FloatArray | None = None
+
+
+def _answered(arrays: Mapping[str, npt.NDArray[Any]], *, n: int, n_columns: int) -> _Answered:
+    graded = "loss" in arrays
+    if graded and "prediction" not in arrays:
+        labels = _Answered(np.empty((n, 0), np.bool_), np.empty(0, np.bool_))
+    else:
+        prediction = _array(arrays, "prediction", shape=(n, n_columns), kind="iu")
+        final = _array(arrays, "final", shape=(n,), kind="iu")
+        reference = _array(arrays, "reference", shape=(n,), kind="iu") if "reference" in arrays else final
+        labels = _Answered(prediction == reference[:, None], final == reference, prediction, final, reference)
+    if not graded:
+        return labels
+    loss = _array(arrays, "loss", shape=(n, n_columns), kind="fiu").astype(np.float32)
+    _check_unit_interval("loss", loss)
+    at_end = _probability(arrays, "final_loss", n)
+    final_loss = np.zeros(n, dtype=np.float32) if at_end is None else at_end
+    return replace(labels, agrees=loss == 0, final_agrees=final_loss == 0, loss=loss, final_loss=final_loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +309,12 @@ class _Priced:
 def _view(whole: Records, columns: tuple[int, ...], precision: Precision, priced: _Priced) -> Records:
     """Some columns of wide records as the records of a chain."""
     at = list(columns)
-    assert whole.prediction is not None
     return replace(
         whole,
         uncertainty=np.ascontiguousarray(whole.uncertainty[:, at]),
         agrees=np.ascontiguousarray(whole.agrees[:, at]),
-        prediction=whole.prediction[:, at],
+        prediction=None if whole.prediction is None else whole.prediction[:, at],
+        loss=None if whole.loss is None else whole.loss[:, at],
         costs=priced.costs,
         profile=priced.profile,
         precision=precision,
@@ -305,7 +349,7 @@ def _array(
 ) -> npt.NDArray[Any]:
     if name not in arrays:
         raise InvalidRecordsError(
-            f"{name} is missing; a records file needs uncertainty, prediction, final, segment_seconds, ramp_seconds"
+            f"{name} is missing; a records file needs uncertainty, prediction and final (or loss), segment_seconds, ramp_seconds"
         )
     value = arrays[name]
     if ndim is not None and value.ndim != ndim:
@@ -317,13 +361,11 @@ def _array(
     return value
 
 
-def _check_unit_interval(value: npt.NDArray[Any]) -> None:
+def _check_unit_interval(name: str, value: npt.NDArray[Any]) -> None:
     good = (value >= 0) & (value <= 1)  # NaN compares false, so it is caught here as well
     if not good.all():
         row, column = (int(i) for i in np.argwhere(~good)[0])
-        raise InvalidRecordsError(
-            f"uncertainty[{row}, {column}] is {value[row, column]}; every value must lie in [0, 1]"
-        )
+        raise InvalidRecordsError(f"{name}[{row}, {column}] is {value[row, column]}; every value must lie in [0, 1]")
 
 
 def _priced(

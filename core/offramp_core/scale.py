@@ -1,4 +1,4 @@
-"""What the numbers of an answer mean: logits, probabilities, or logarithms of probabilities.
+"""What the numbers of an answer mean: logits, probabilities, logarithms of probabilities, or a probability for each label on its own.
 
 A ramp decides by logits of its own, whatever the model ends in. What it answers is said in the model's scale, so that a client reads one
 meaning wherever a row left.
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
-ScaleKind = Literal["logits", "log-probabilities", "probabilities"]
+ScaleKind = Literal["logits", "log-probabilities", "probabilities", "independent-probabilities"]
 SMALLEST = float(np.finfo(np.float32).tiny)  # a probability of 0 has no logarithm
 
 
@@ -21,7 +21,8 @@ SMALLEST = float(np.finfo(np.float32).tiny)  # a probability of 0 has no logarit
 class Scale:
     """The scale of a model's answers, (n, n_classes). ``total`` is what a row of probabilities adds up to: 100 for percentages.
 
-    Logits mean what their softmax says, so that logarithms of probabilities are logits too.
+    Logits mean what their softmax says, so that logarithms of probabilities are logits too; those of independent labels what the logistic
+    function says of each.
     """
 
     kind: ScaleKind = "logits"
@@ -37,6 +38,9 @@ class Scale:
         """
         if self.kind == "logits":
             return logits
+        if self.kind == "independent-probabilities":
+            with np.errstate(over="ignore"):
+                return np.asarray(1 / (1 + np.exp(-logits)))
         with np.errstate(invalid="ignore"):  # a row of -inf alone, which only a deadline lets out
             z = logits - np.maximum.reduce(logits, axis=1, keepdims=True)
             weights = np.exp(z)
@@ -47,7 +51,10 @@ class Scale:
         return probabilities
 
     def to_logits(self, answers: FloatArray) -> FloatArray:
-        """The model's answers as logits with the same softmax."""
+        """The model's answers as logits with the same softmax, or the same logistic function."""
+        if self.kind == "independent-probabilities":
+            sure = np.clip(answers.astype(np.float64), SMALLEST, 1 - np.finfo(np.float64).eps)
+            return (np.log(sure) - np.log1p(-sure)).astype(np.float32)
         if self.kind != "probabilities":
             return answers
         return np.log(np.maximum(answers, np.float32(SMALLEST)))

@@ -9,6 +9,7 @@ that made the table, so uncertainty 0.25 reads "more certain than all but a quar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,14 +47,19 @@ def raw_score(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
     return np.where(finite, score, np.inf)
 
 
-def uncertainty(logits: npt.NDArray[np.floating[Any]], quantiles: npt.NDArray[np.floating[Any]]) -> FloatArray:
+RawScore = Callable[[npt.NDArray[np.floating[Any]]], npt.NDArray[np.float64]]
+
+
+def uncertainty(
+    logits: npt.NDArray[np.floating[Any]], quantiles: npt.NDArray[np.floating[Any]], *, score: RawScore = raw_score
+) -> FloatArray:
     """Uncertainty in [0, 1] on the six-decimal grid, float32.
 
-    ``quantiles`` is the ramp's stored table, (TABLE_SIZE,) float64, not decreasing. Scores beyond its ends map to 0 and 1. A row that
+    ``score`` is how the task reads what a head says (:meth:`offramp_core.task.Task.raw_score`). ``quantiles`` is the ramp's stored table, (TABLE_SIZE,) float64, not decreasing. Scores beyond its ends map to 0 and 1. A row that
     is not finite gets 1, which no threshold below or equal to 1 lets leave.
     """
     table = np.asarray(quantiles, dtype=np.float64)
-    level = np.interp(raw_score(logits), table, np.linspace(0.0, 1.0, len(table)))
+    level = np.interp(score(logits), table, np.linspace(0.0, 1.0, len(table)))
     return (np.rint(level * STEPS) / STEPS).astype(np.float32)
 
 
@@ -67,7 +73,8 @@ def quantile_table(raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 class ExitTest:
     """Which rows leave at a ramp: those with :func:`uncertainty` below a threshold, told from the head's confidence.
 
-    Confidence, the largest softmax probability, falls as uncertainty rises, and a session computes it along with the logits. It settles
+    Confidence falls as uncertainty rises, and a session computes it along with the logits: of a top label the largest softmax probability, and
+    always 1 / (1 + exp(raw score)). It settles
     all rows but those within rounding of the threshold, and these are looked up. So the answer is the definition's for every row.
 
     Attributes
@@ -76,6 +83,8 @@ class ExitTest:
         A row leaves when its uncertainty is strictly below; compared in float32, as plans store it.
     quantiles : (TABLE_SIZE,) float64
         The ramp's table.
+    score : callable
+        From what the head says to the raw score, as in :func:`uncertainty`.
     leave_above, stay_below : float
         Rows of a confidence above the first leave for sure, below the second they stay. Both in [0, 1] or beyond its ends.
     """
@@ -84,6 +93,7 @@ class ExitTest:
     quantiles: npt.NDArray[np.float64]
     leave_above: float
     stay_below: float
+    score: RawScore = raw_score
 
     def leaves(
         self, logits: npt.NDArray[np.floating[Any]], confidence: npt.NDArray[np.float64]
@@ -95,7 +105,7 @@ class ExitTest:
         logits : (n, n_classes), n >= 1
             The ramp's.
         confidence : (n,) float64
-            Largest softmax probability of each row, computed in float64.
+            Of each row, computed in float64.
 
         Returns
         -------
@@ -107,7 +117,7 @@ class ExitTest:
         found: npt.NDArray[np.bool_] = confidence > self.leave_above
         unsure = ~(found | (confidence < self.stay_below))  # within rounding of the threshold, or NaN
         if np.count_nonzero(unsure):
-            found[unsure] = uncertainty(logits[unsure], self.quantiles) < np.float32(self.threshold)
+            found[unsure] = uncertainty(logits[unsure], self.quantiles, score=self.score) < np.float32(self.threshold)
         if not np.isfinite(np.add.reduce(logits, axis=None)):  # a logit of -inf leaves the confidence finite
             found &= np.isfinite(logits).all(axis=1)
         return found
@@ -117,7 +127,7 @@ LEVEL_ROUNDING = 1e-12  # of a level in [0, 1]: thousands of times what interpol
 CONFIDENCE_ROUNDING = 1e-12  # likewise of a probability: exp, a sum over classes, a division
 
 
-def exit_test(threshold: float, quantiles: npt.NDArray[np.float64]) -> ExitTest:
+def exit_test(threshold: float, quantiles: npt.NDArray[np.float64], *, score: RawScore = raw_score) -> ExitTest:
     """Prepare the comparison of a ramp's uncertainty with a threshold in [0, 1]."""
     limit = np.float32(threshold)
     grid = np.arange(round(threshold * STEPS) - 1, round(threshold * STEPS) + 2)
@@ -134,4 +144,5 @@ def exit_test(threshold: float, quantiles: npt.NDArray[np.float64]) -> ExitTest:
         quantiles=np.asarray(quantiles, dtype=np.float64),
         leave_above=np.inf if never else float(above) + CONFIDENCE_ROUNDING,
         stay_below=np.inf if never else float(beneath) - CONFIDENCE_ROUNDING,
+        score=score,
     )

@@ -104,8 +104,8 @@ def test_columns_survive_the_way_through_wire_and_pool(spawn: Callable[[str], St
         assert observed.records is not None
         records = observed.records.records
         np.testing.assert_array_equal(records.uncertainty, sent.uncertainty)
-        np.testing.assert_array_equal(records.agrees, sent.prediction == sent.reference[:, None])
-        np.testing.assert_array_equal(records.final_agrees, sent.final == sent.reference)
+        np.testing.assert_array_equal(records.agrees, sent.answers["prediction"] == sent.answers["reference"][:, None])
+        np.testing.assert_array_equal(records.final_agrees, sent.answers["final"] == sent.answers["reference"])
 
     asyncio.run(story())
 
@@ -135,7 +135,7 @@ def test_wide_records_of_a_worker_are_pooled_and_read_in_every_chain(
         int8 = records.at("int8")
         assert int8.ramp_ids == ("in.small", "int8/r00-linear")
         np.testing.assert_array_equal(int8.uncertainty, sent.uncertainty[:, [0, 2]])
-        np.testing.assert_array_equal(int8.final_agrees, sent.prediction[:, 3] == sent.reference)
+        np.testing.assert_array_equal(int8.final_agrees, sent.answers["prediction"][:, 3] == sent.answers["reference"])
         assert int8.costs.baseline_seconds == pytest.approx(0.003)
         save_pool(tmp_path, RampSetKey(DIGEST_A, DIGEST_B), pool.dump())
         (file,) = tmp_path.glob("*.npz")

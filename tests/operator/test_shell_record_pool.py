@@ -40,8 +40,8 @@ def test_a_block_decodes_to_its_columns() -> None:
     assert (rows.first, rows.next, len(rows)) == (7, 9, 2)
     assert rows.time.tolist() == [1.5, 2.5]
     assert rows.uncertainty.tolist() == [[0.0, 1.0], [0.25, 0.5]]
-    assert rows.prediction.tolist() == [[1, 2], [3, 4]]
-    assert (rows.final.tolist(), rows.reference.tolist()) == ([1, 3], [1, 4])
+    assert rows.answers["prediction"].tolist() == [[1, 2], [3, 4]]
+    assert (rows.answers["final"].tolist(), rows.answers["reference"].tolist()) == ([1, 3], [1, 4])
 
 
 def test_an_empty_block_is_no_rows() -> None:
@@ -133,7 +133,7 @@ def test_rows_stay_together_when_workers_are_interleaved_by_time() -> None:
     columns = pool.columns()
     assert columns["time"].tolist() == [10.0, 10.5, 11.0, 11.5, 12.0, 12.5, 13.0, 13.5]
     np.testing.assert_array_equal(columns["uncertainty"][0::2], early.uncertainty)
-    np.testing.assert_array_equal(columns["prediction"][1::2], late.prediction)
+    np.testing.assert_array_equal(columns["prediction"][1::2], late.answers["prediction"])
 
 
 def test_a_worker_whose_clock_is_ahead_cannot_write_into_the_future() -> None:

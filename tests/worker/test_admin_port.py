@@ -20,7 +20,7 @@ from processes import WorkerProcess, document, eventually, infer_json, plan_for,
 
 from offramp_core.plan import Plan
 from offramp_core.protocol import SignedDocument
-from offramp_worker.engine.answers import labels
+from offramp_core.task import top_labels
 from offramp_worker.engine.sessions import Sessions
 
 # --- who may ---------------------------------------------------------------------------------------
@@ -173,7 +173,9 @@ def test_a_plan_switch_under_load_answers_every_request_under_one_plan(
                 said = reply.json()["parameters"]
                 ramp = ramp_of[said["config"]]
                 leaves = ramp is not None and scores.uncertainty[row, ids.index(ramp)] < 1
-                expected = scores.prediction[row, ids.index(ramp)] if ramp and leaves else labels(scores.logits)[row]
+                expected = (
+                    scores.prediction[row, ids.index(ramp)] if ramp and leaves else top_labels(scores.logits)[row]
+                )
                 seen.add((said["config"], said["epoch"]))
                 if reply.json()["outputs"][1]["data"] != [expected] or said["exit"] != (ramp if leaves else "final"):
                     wrong.append((row, reply.json()))

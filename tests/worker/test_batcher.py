@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from offramp_core.admission import LARGEST_SHARE, Door, Pace
 from offramp_core.batching import Batching, ClockworkBatching, OfframpBatching, TfServingBatching
+from offramp_core.task import task_of
 from offramp_worker.engine.batcher import Batch, Batcher
 from offramp_worker.engine.tickets import OverloadedError, Ticket, UnableError, new_ticket
 
@@ -44,7 +45,7 @@ class Queue:
 
     def put(self, n: int = 1, *, never_exit: bool = False, priority: int = 1, timeout: float | None = None) -> Ticket:
         x = np.arange(n * 2, dtype=np.float32).reshape(n, 2) + self.now
-        ticket = new_ticket(x, never_exit=never_exit, n_classes=2, now=self.now, wall_time=0.0, draw=lambda: 0.5, priority=priority,
+        ticket = new_ticket(x, never_exit=never_exit, task=task_of(None, width=2), now=self.now, wall_time=0.0, draw=lambda: 0.5, priority=priority,
                             timeout_seconds=timeout)  # fmt: skip
         self.batcher.put(ticket)
         return ticket
@@ -244,7 +245,7 @@ def test_a_closed_queue_refuses_for_good_and_hands_out_what_it_has() -> None:
 def test_a_request_that_is_put_back_is_not_overtaken_for_ever(objective: float | None) -> None:
     queue = Queue(OfframpBatching(max_batch=1), objective=objective)
     x = np.zeros((1, 2), np.float32)
-    late = new_ticket(x, never_exit=False, n_classes=2, now=queue.now, wall_time=0.0, draw=lambda: 0.5)
+    late = new_ticket(x, never_exit=False, task=task_of(None, width=2), now=queue.now, wall_time=0.0, draw=lambda: 0.5)
     queue.now += 0.3  # it waited for the answer of another request, which failed
     assert queue.batcher.put_back(late)
     overtaken = 0
@@ -257,7 +258,7 @@ def test_a_request_that_is_put_back_is_not_overtaken_for_ever(objective: float |
 def test_a_request_that_is_put_back_shares_batches_with_its_like_only() -> None:
     queue = Queue(group=lambda x: x.shape[1])
     x = np.zeros((1, 5), np.float32)
-    late = new_ticket(x, never_exit=False, n_classes=2, now=queue.now, wall_time=0.0, draw=lambda: 0.5)
+    late = new_ticket(x, never_exit=False, task=task_of(None, width=2), now=queue.now, wall_time=0.0, draw=lambda: 0.5)
     assert queue.batcher.put_back(late)
     queue.put()
     assert {ticket.x.shape[1] for ticket, _ in queue.take().owners} == {5}

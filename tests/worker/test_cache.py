@@ -13,6 +13,7 @@ import pytest
 from processes import eventually
 from test_engine import EVERYONE, Bench
 
+from offramp_core.task import task_of
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.cache import BYTES_PER_ANSWER, BYTES_PER_ROW, PredictionCache
 from offramp_worker.engine.sessions import Sessions
@@ -253,4 +254,4 @@ def test_the_least_recently_used_answers_go_when_the_bytes_are_spent(bench: Benc
 
 def _ticket(n: int = 1, *, priority: int = 1, timeout: float | None = None) -> Ticket:
     x = np.zeros((n, 2), dtype=np.float32)
-    return new_ticket(x, never_exit=False, n_classes=5, now=0.0, wall_time=0.0, draw=lambda: 0.5, priority=priority, timeout_seconds=timeout)  # fmt: skip
+    return new_ticket(x, never_exit=False, task=task_of(None, width=5), now=0.0, wall_time=0.0, draw=lambda: 0.5, priority=priority, timeout_seconds=timeout)  # fmt: skip

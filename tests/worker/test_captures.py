@@ -33,7 +33,7 @@ def captures(tmp_path: Path) -> Iterator[Captures]:
 
 def offer(captures: Captures, n: int, *, first: int = 0) -> None:
     for i in range(first, first + n):
-        captures.offer(np.full(4, i, dtype=np.float32), at=100.0 + i, answer=i % 3, digest=i)
+        captures.offer(np.full(4, i, dtype=np.float32), at=100.0 + i, digest=i)
 
 
 def stored(folder: Path) -> dict[str, npt.NDArray[np.generic]]:
@@ -48,13 +48,12 @@ def test_nothing_is_kept_before_it_is_asked_for(captures: Captures, tmp_path: Pa
     assert not (tmp_path / "w").exists()
 
 
-def test_shards_hold_inputs_answers_and_digests_and_are_private(captures: Captures, tmp_path: Path) -> None:
+def test_shards_hold_inputs_times_and_digests_and_are_private(captures: Captures, tmp_path: Path) -> None:
     captures.ask(50.0)
     offer(captures, 200)
     captures.flush()
     kept = stored(tmp_path / "w")
     np.testing.assert_array_equal(kept["x"][:, 0], np.arange(200))
-    np.testing.assert_array_equal(kept["answer"], np.arange(200) % 3)
     np.testing.assert_array_equal(kept["digest"], np.arange(200))
     np.testing.assert_array_equal(kept["time"], 100.0 + np.arange(200))
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "w").iterdir()} == {0o600}
@@ -147,7 +146,6 @@ def test_a_worker_captures_what_it_audits_while_a_document_asks_for_it(
     captures.flush()
     x, kept = bundles.inputs(6, seed=4), stored(tmp_path / "w")
     np.testing.assert_array_equal(kept["x"], x)
-    np.testing.assert_array_equal(kept["answer"], sessions.exact(x).argmax(axis=1))
     assert kept["digest"].tolist() == [input_digest(row, bundle.manifest.inputs[0]) for row in x]
     service.run(service.plan({}), audit_rate=1.0)
     assert not (tmp_path / "w").exists()

@@ -29,10 +29,10 @@ from offramp_core.execution import Regrouping, carries_on
 from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_core.records import records_from_arrays
 from offramp_core.sketch import SecondsSketch
+from offramp_core.task import NO_ANSWER, top_labels
 from offramp_core.uncertainty import STEPS, TABLE_SIZE, exit_test, uncertainty
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.devices import CPU
-from offramp_worker.engine.answers import NO_ANSWER, labels
 from offramp_worker.engine.arms import Active, Runtime, canary_drawn, staggered
 from offramp_worker.engine.audits import BACKLOG_LIMIT
 from offramp_worker.engine.breaker import Breaker
@@ -243,7 +243,11 @@ def test_texts_of_padding_alone_and_numbers_far_from_all_known_ones_are_unusual(
 
 
 def test_a_logit_that_is_nan_is_no_answer() -> None:
-    assert labels(np.array([[1.0, np.nan], [0.0, 1.0], [np.inf, 1.0]], dtype=np.float32)).tolist() == [NO_ANSWER, 1, 0]
+    assert top_labels(np.array([[1.0, np.nan], [0.0, 1.0], [np.inf, 1.0]], dtype=np.float32)).tolist() == [
+        NO_ANSWER,
+        1,
+        0,
+    ]
 
 
 # --- warming up ------------------------------------------------------------------------------------
@@ -406,7 +410,7 @@ def test_a_single_row_is_answered_before_large_requests_that_came_first_and_so_i
     eventually(lambda: len(bench.done) == 5, what="all replies")
     assert bench.done == [blocker, row, other, large[1], large[0]]
     for ticket, x in ((row, bundles.inputs(1, seed=1)), (large[0], bundles.inputs(1024))):
-        np.testing.assert_array_equal(ticket.labels, labels(sessions.exact(x)))
+        np.testing.assert_array_equal(ticket.labels, top_labels(sessions.exact(x)))
     bench.engine.close()
     assert bench.engine.join(30)
 
@@ -527,7 +531,7 @@ def test_everyone_may_have_the_objective_as_deadline_whether_or_not_it_is_drawn_
     assert [t.exits[0] for t in tickets] == ["r00-grid"] * 4
     assert [t.audited[0] for t in tickets] == [False, False, True, True]
     counts, reference = bench.counts(1), sessions.tapped(x[2:])
-    wrong = [int(t.labels[0]) for t in tickets[2:]] != labels(reference.logits)
+    wrong = [int(t.labels[0]) for t in tickets[2:]] != top_labels(reference.logits)
     assert (counts.requests, counts.drawn, counts.audited, counts.exits) == (4, 2, 2, {"final": 4})
     assert counts.disagreements == int(np.sum(wrong))
     again = bench.engine.submit(x[:1], never_exit=False)
@@ -546,7 +550,7 @@ def test_audits_count_what_brute_force_counts(
     bench.activate(bundle_dir, {"r00-grid": "0.5"}, execution=execution, audit_rate=1.0)
     x = bundles.inputs(300, seed=11)
     tickets = bench.serve(x)
-    reference = labels(sessions.tapped(x).logits)
+    reference = top_labels(sessions.tapped(x).logits)
     served = np.array([t.labels[0] for t in tickets])
     counts = bench.counts(1)
     assert (counts.requests, counts.drawn, counts.audited) == (300, 300, 300)
@@ -608,7 +612,7 @@ def test_records_hold_every_ramp_and_the_final_answer(bench: Bench, bundle_dir: 
     order = np.lexsort(np.round(recorded, 3).T)
     expected = np.lexsort(np.round(scores.uncertainty, 3).T)
     np.testing.assert_allclose(recorded[order], scores.uncertainty[expected], atol=2e-3)
-    assert sorted(reference) == sorted(labels(scores.logits))
+    assert sorted(reference) == sorted(top_labels(scores.logits))
     np.testing.assert_array_equal(final, reference)
 
 
@@ -921,7 +925,8 @@ def test_the_record_ring_reads_like_a_list_that_forgets_its_beginning(sizes: lis
     everything: list[int] = []
     for n in sizes:
         new = np.arange(len(everything), len(everything) + n)
-        ring.append(time=new, uncertainty=np.ones((n, 2)), prediction=np.ones((n, 2)), final=new, reference=new)
+        answers = {"prediction": np.ones((n, 2)), "final": new, "reference": new}
+        ring.append(time=new, uncertainty=np.ones((n, 2)), answers=answers)
         everything += new.tolist()
     block = ring.read(after, limit=limit)
     total = len(everything)

@@ -17,6 +17,7 @@ from offramp_core.execution import Regrouping
 from offramp_core.plan import Plan, exits_off_plan
 from offramp_core.protocol import Arm, ArmCounts, ArmPlan, PlanDocument
 from offramp_core.reasons import RequestOutcome
+from offramp_core.task import task_of
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.accounts import Accounts
 from offramp_worker.engine.arms import Active, Runtime
@@ -69,7 +70,7 @@ def in_force(epoch: int = 1, *, weight: int = 100, breaker: Breaker | None = Non
 def ticket(*, rows: int = 1, draws: float = 1.0, now: float = 1000.0, **asked: Any) -> Ticket:
     x = np.ones((rows, 2), np.float32)
     asked = {"never_exit": False, **asked}
-    return new_ticket(x, n_classes=2, now=now, wall_time=0.0, draw=lambda: draws, **asked)
+    return new_ticket(x, task=task_of(None, width=2), now=now, wall_time=0.0, draw=lambda: draws, **asked)
 
 
 def batch(*tickets: Ticket) -> Batch:
@@ -178,7 +179,7 @@ class Books:
     def __init__(self, clock: Clock) -> None:
         self.counters, self.metrics = Counters(), Metrics()
         self.accounts = Accounts(
-            self.counters, self.metrics, spec=TensorSpec("x", "FP32", (2,)), exact_seconds=[0.0, 0.1], objective=1.0,
+            self.counters, self.metrics, spec=TensorSpec("x", "FP32", (2,)), task=task_of(None, width=2), exact_seconds=[0.0, 0.1], objective=1.0,
             breaker_open=lambda: True, clock=clock,
         )  # fmt: skip
 
@@ -243,7 +244,7 @@ def test_the_executor_runs_a_batch_without_an_engine_and_its_probe_finds_a_sick_
 ) -> None:
     executor = Executor(HeldSets(bundle, sessions), deadlines=Deadlines(everyones=None, clock=clock))
     x = bundles.inputs(3)
-    asked = new_ticket(x, never_exit=False, n_classes=5, now=clock(), wall_time=0.0, draw=lambda: 1.0)
+    asked = new_ticket(x, never_exit=False, task=task_of(None, width=5), now=clock(), wall_time=0.0, draw=lambda: 1.0)
     (leave,) = executor.run(Batch(x, [(asked, row) for row in range(3)], False), runtime())
     np.testing.assert_array_equal(leave.logits, sessions.exact(x))
     executor.probe(2)

@@ -24,8 +24,8 @@ from offramp_core.bundle import column_arrays, profile_arrays
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_core.plan import Plan
 from offramp_core.records import records_from_arrays
+from offramp_core.task import NO_ANSWER, top_labels
 from offramp_worker.bundle.load import Bundle, load_bundle
-from offramp_worker.engine.answers import NO_ANSWER, labels
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.tickets import Ticket
 from offramp_worker.plans.apply import PlanDesk
@@ -111,7 +111,7 @@ def test_a_plan_of_int8_without_ramps_answers_with_int8(service: Service, wide_d
     ticket = service.serve(x)
     int8, fp32 = (alone(wide_dir, name, x) for name in ("backbone.int8.onnx", "backbone.onnx"))
     np.testing.assert_allclose(ticket.logits, int8, rtol=1e-4, atol=1e-4)
-    assert (labels(int8) != labels(fp32)).any()
+    assert (top_labels(int8) != top_labels(fp32)).any()
     assert set(ticket.exits) == {"final"} and set(ticket.configs) == {service.plan().content_hash[:10]}
 
 
@@ -188,7 +188,7 @@ def test_audits_count_where_int8_differs_from_the_model_as_it_was_given(
     service.run(service.plan({"int8/r00-grid": "0.3"}, execution=execution), audit_rate=1.0)
     x = bundles.inputs(150, seed=11)
     ticket = service.serve(x)
-    reference = labels(alone(wide_dir, "backbone.onnx", x))
+    reference = top_labels(alone(wide_dir, "backbone.onnx", x))
     at_the_end = np.array(ticket.exits) == "final"
     wrong = ticket.labels != reference
     assert (wrong & at_the_end).any()  # not only early exits may differ
@@ -211,7 +211,7 @@ def test_one_pass_fills_all_columns_of_a_record(service: Service, wide_dir: Path
     order = np.lexsort(kept["uncertainty"].T), np.lexsort(said.uncertainty.T)  # audits come in their own order
     np.testing.assert_allclose(kept["uncertainty"][order[0]], said.uncertainty[order[1]], atol=2e-4)
     for name, file in ((bundles.SMALL, "ramp-in.small.onnx"), ("int8/final", "backbone.int8.onnx")):
-        expected = np.bincount(labels(alone(wide_dir, file, x)), minlength=5)
+        expected = np.bincount(top_labels(alone(wide_dir, file, x)), minlength=5)
         assert np.bincount(kept["prediction"][:, columns.index(name)], minlength=5).tolist() == expected.tolist()
     assert (
         kept["final"] == kept["prediction"][:, -1]
@@ -245,7 +245,7 @@ def test_a_row_that_is_not_finite_is_answered_by_the_exact_executor(
     assert alone_odd.exits == ["final"]
     said = sessions.tapped(x[2:3])
     assert (said.uncertainty == 1.0).all()  # on records it leaves nowhere, as it does when served
-    assert said.prediction[0, -1] == labels(said.logits)[0]
+    assert said.prediction[0, -1] == top_labels(said.logits)[0]
 
 
 def test_a_row_of_nan_agrees_with_the_reference_that_has_no_answer_either(service: Service) -> None:

@@ -16,7 +16,8 @@ from offramp_core.errors import InvalidArgumentError
 from offramp_worker.bundle.heads import KINDS, head_inputs, head_nodes, parameter_shapes
 from offramp_worker.devices import open_session
 from offramp_worker.prepare import plain, training
-from offramp_worker.prepare.training import Lesson, Parameters, probabilities, train_head
+from offramp_worker.prepare.objectives import softmax
+from offramp_worker.prepare.training import Lesson, Parameters, train_head
 
 pytestmark = pytest.mark.slow  # trains heads
 
@@ -67,7 +68,7 @@ def test_a_head_learns_where_something_is_and_serves_what_it_learned(kind: HeadK
     maps, logits = bright_corners(400, seed=0)
     ramp = spec(kind)
     x = maps if KINDS[kind].convolutions else pooled(ramp, maps)
-    targets = probabilities(logits)
+    targets = softmax(logits)
     head = train_head(ramp, Lesson(x[:250], targets[:250]), Lesson(x[250:300], targets[250:300]), seed=0)
     said = served(ramp, head, maps[300:])
     assert (said.argmax(axis=1) == logits[300:].argmax(axis=1)).mean() > 0.9
@@ -77,7 +78,7 @@ def test_a_pooled_head_learns_a_linear_rule_whatever_the_scale_of_its_inputs() -
     rng = np.random.default_rng(0)
     x = rng.normal(loc=50, scale=(0.01, 1, 100, 10), size=(600, 4)).astype(np.float32)
     logits = 4 * np.stack([(x[:, 0] - 50) / 0.01, (x[:, 2] - 50) / 100], axis=1).astype(np.float32)
-    ramp, targets = spec("pooled-linear", channels=4), probabilities(logits)
+    ramp, targets = spec("pooled-linear", channels=4), softmax(logits)
     head = train_head(ramp, Lesson(x[:450], targets[:450]), Lesson(x[450:500], targets[450:500]), seed=0)
     said = served(ramp, head, x[500:, :, None, None])
     assert (said.argmax(axis=1) == logits[500:].argmax(axis=1)).mean() > 0.9
@@ -92,8 +93,7 @@ def test_without_pytorch_a_head_learns_as_much_and_a_seed_decides_the_bytes(kind
     x = rng.normal(loc=5, scale=np.geomspace(0.01, 100, width), size=(700, width)).astype(np.float32)
     z = (x - 5) / np.geomspace(0.01, 100, width)
     logits = np.stack([3 * z[:, 0] + z[:, 1], 3 * z[:, 2] - z[:, 3], np.full(len(x), 0.5)], axis=1).astype(np.float32)
-    targets = probabilities(logits)
-    np.testing.assert_allclose(plain.probabilities(logits), targets, rtol=1e-5)
+    targets = softmax(logits)
     rows, held_out = (x[:400], targets[:400]), (x[400:500], targets[400:500])
     head = plain.train_head(ramp, rows, held_out, seed=0)
     other = train_head(ramp, Lesson(*rows), Lesson(*held_out), seed=0)
@@ -117,7 +117,7 @@ def test_training_stops_early_and_keeps_the_head_that_did_best_on_rows_held_out(
     rng = np.random.default_rng(0)
     ramp = spec("pooled-linear", channels=4)
     x = rng.normal(size=(80, 4)).astype(np.float32)
-    targets = probabilities(np.stack([2 * x[:, 0], x[:, 1], x[:, 2]], axis=1))
+    targets = softmax(np.stack([2 * x[:, 0], x[:, 1], x[:, 2]], axis=1))
     best_at, seen = 2, list[int]()
     torch.set_num_threads(1)
 
@@ -149,7 +149,7 @@ def test_convolutions_are_trained_on_half_precision_maps_and_folded_without_loss
     """With all rows kept, the loss that the training saw is the loss of what is served."""
     torch.set_num_threads(1)
     maps, logits = bright_corners(300, seed=1, size=9)  # an odd size, where padding and windows overlap
-    halves, targets = maps.astype(np.float16), probabilities(logits)
+    halves, targets = maps.astype(np.float16), softmax(logits)
     ramp = spec("conv")
     head = train_head(ramp, Lesson(halves[:200], targets[:200]), Lesson(halves[200:], targets[200:]), seed=0)
     assert {name: value.shape for name, value in head.items()} == parameter_shapes(ramp, n_classes=CLASSES)
@@ -161,7 +161,7 @@ def test_convolutions_are_trained_on_half_precision_maps_and_folded_without_loss
 def test_the_seed_and_nothing_else_decides_the_bytes(kind: HeadKind) -> None:
     torch.set_num_threads(1)
     maps, logits = bright_corners(80, seed=2, size=8)
-    ramp, targets = spec(kind), probabilities(logits)
+    ramp, targets = spec(kind), softmax(logits)
     x = maps if KINDS[kind].convolutions else pooled(ramp, maps)
     lessons = Lesson(x[:60], targets[:60]), Lesson(x[60:], targets[60:])
 

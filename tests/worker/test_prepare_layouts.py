@@ -26,6 +26,7 @@ from offramp_worker.devices import open_session
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.prepare import pipeline, plain
 from offramp_worker.prepare.features import candidate_ramps, collect_features
+from offramp_worker.prepare.objectives import softmax
 from offramp_worker.prepare.pipeline import PrepareRequest, prepare_bundle
 from offramp_worker.prepare.places import Found, find_places
 from offramp_worker.prepare.progress import Reporter
@@ -232,7 +233,7 @@ def test_a_head_learns_what_only_a_mean_over_positions_can_say(network: Any, tmp
         kind: HeadKind = "mean-linear" if place.is_tokens else "pooled-linear"
         (ramp,) = candidate_ramps([place], kinds=(kind,))
         features = collect_features(found.backbone, [ramp], [place], x, threads=1, advance=lambda _: None)
-        targets = plain.probabilities(features.logits)
+        targets = softmax(features.logits)
         pooled = features.of(ramp)
         head = plain.train_head(ramp, (pooled[:150], targets[:150]), (pooled[150:200], targets[150:200]), seed=0)
         said = plain.head_logits(head, pooled[200:])

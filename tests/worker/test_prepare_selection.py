@@ -35,11 +35,11 @@ def test_exit_share_is_the_best_over_every_threshold(data: st.DataObject, n: int
     agrees = data.draw(hnp.arrays(np.bool_, n))
     leaves = [score < threshold for threshold in (*np.unique(score), np.inf)]
     best = max((go.mean() for go in leaves if (go & ~agrees).sum() <= budget * n + 1e-9), default=0.0)
-    assert exit_share(score, agrees, budget=budget) == pytest.approx(best)
+    assert exit_share(score, 1.0 - agrees, budget=budget) == pytest.approx(best)
 
 
 def test_rows_without_a_finite_score_never_leave() -> None:
-    assert exit_share(np.array([0.0, np.inf]), np.array([True, True]), budget=0.05) == 0.5
+    assert exit_share(np.array([0.0, np.inf]), np.zeros(2), budget=0.05) == 0.5
 
 
 def spec(position: int, kind: str) -> RampSpec:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from offramp_core.protocol import LABELS, LOSSES
 from offramp_operator.shell.wire import RecordRows
 
 CAPACITY_ROWS = 20_000
@@ -23,7 +24,8 @@ ABSENT = {
     "draw": ("<f4", 0.0),
     "audit_rate": ("<f4", 1.0),
 }  # where nobody told
-COLUMNS = ("time", "uncertainty", "prediction", "final", "reference", "slice", "stream", "draw", "audit_rate")
+COLUMNS = ("time", "uncertainty", "slice", "stream", "draw", "audit_rate")
+ANSWERS = tuple(tuple(name for name, _, _ in columns) for columns in (LABELS, LOSSES))  # a pool has one kind of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +92,16 @@ class RecordPool:
         A row cannot have been admitted after it was received, and one that claims so (a clock ahead of ours) would
         make the tuner skip everything until that time comes. Read again after a restart, such a row would seem to be younger than it was
         taken for at first, and one that a test has used would be fresh again: ``not_younger`` has (number, time) pairs, and rows below the
-        number are not younger than the time.
+        number are not younger than the time. Rows that say something else of answers than those before them are no news.
         """
         skip = max(0, self.next_of(boot_id) - rows.first)
         self._next[boot_id] = max(rows.next, self._next.pop(boot_id, 0))  # most recently heard of comes last
         while len(self._next) > _MAX_BOOTS:
             self._next.pop(next(iter(self._next)))
         new = len(rows) - skip
-        if new <= 0:
+        if new <= 0 or (self._chunks and not set(rows.answers) <= set(self._chunks[0])):
             return 0
-        chunk = {name: getattr(rows, name)[skip:] for name in COLUMNS}
+        chunk = {name: getattr(rows, name)[skip:] for name in COLUMNS} | {n: c[skip:] for n, c in rows.answers.items()}
         if (chunk["time"] > latest_time).any():
             self._ahead.add(boot_id)
         chunk["time"] = np.minimum(chunk["time"], latest_time)
@@ -115,7 +117,8 @@ class RecordPool:
         self._compact()
         if not self._chunks:
             shapes = {"uncertainty": (0, self.n_ramps), "prediction": (0, self.n_ramps)}
-            return {name: np.zeros(shapes.get(name, (0,))) for name in COLUMNS if name not in ABSENT}
+            names = [name for name in (*COLUMNS, *ANSWERS[0]) if name not in ABSENT]
+            return {name: np.zeros(shapes.get(name, (0,))) for name in names}
         chunk = self._chunks[0]
         alike = {"draw", "audit_rate"} if bool((chunk["audit_rate"] == 1).all()) else set[str]()
         empty = {name for name in ("slice", "stream") if not chunk[name].any()}
@@ -143,7 +146,8 @@ class RecordPool:
         if len(arrays["time"]):
             n = len(arrays["time"])
             absent = {name: np.full(n, value, dtype=kind) for name, (kind, value) in ABSENT.items()}
-            pool._append({name: {**absent, **arrays}[name] for name in COLUMNS})
+            answers = next(names for names in ANSWERS if set(names) <= set(arrays))
+            pool._append({name: {**absent, **arrays}[name] for name in (*COLUMNS, *answers)})
         return pool
 
     def _append(self, chunk: dict[str, npt.NDArray[Any]]) -> None:
@@ -162,7 +166,7 @@ class RecordPool:
             return
         time = np.concatenate([chunk["time"] for chunk in self._chunks])
         newest = np.argsort(time, kind="stable")[-self._capacity :]
-        merged = {name: np.concatenate([chunk[name] for chunk in self._chunks])[newest] for name in COLUMNS}
+        merged = {name: np.concatenate([chunk[name] for chunk in self._chunks])[newest] for name in self._chunks[0]}
         self._chunks, self._rows = [merged], len(newest)
 
     def _sorted(self) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import InvalidRecordsError, UnavailableError
-from offramp_core.protocol import Observations, PlanDocument, RecordBlock, SignedDocument, WorkerState
+from offramp_core.protocol import LABELS, LOSSES, Observations, PlanDocument, RecordBlock, SignedDocument, WorkerState
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ MAX_BLOCK_ROWS = 5_000
 class RecordRows:
     """A decoded :class:`RecordBlock`: n rows over R ramps, ``first`` the sequence number of row 0.
 
-    ``time`` float64 [n], ``uncertainty`` float32 [n, R], ``prediction`` int32 [n, R], ``final``, ``reference`` and ``slice`` int32 [n],
+    ``time`` float64 [n], ``uncertainty`` float32 [n, R], ``answers`` are its columns about answers (:data:`LABELS` or :data:`LOSSES`), ``slice`` int32 [n],
     ``stream`` int64 [n], ``draw`` and ``audit_rate`` float32 [n]. What workers of before do not report is 0, and 1 for the rate.
     """
 
@@ -31,9 +31,7 @@ class RecordRows:
     next: int
     time: npt.NDArray[np.float64]
     uncertainty: npt.NDArray[np.float32]
-    prediction: npt.NDArray[np.int32]
-    final: npt.NDArray[np.int32]
-    reference: npt.NDArray[np.int32]
+    answers: dict[str, npt.NDArray[Any]]
     slice: npt.NDArray[np.int32]
     stream: npt.NDArray[np.int64]
     draw: npt.NDArray[np.float32]
@@ -104,9 +102,10 @@ def decode_rows(block: RecordBlock, *, n_ramps: int) -> RecordRows:
         next=block.next,
         time=time,
         uncertainty=_column(block, "uncertainty", "<f4", (n, n_ramps)),
-        prediction=_column(block, "prediction", "<i4", (n, n_ramps)),
-        final=_column(block, "final", "<i4", (n,)),
-        reference=_column(block, "reference", "<i4", (n,)),
+        answers={
+            name: _column(block, name, dtype, (n, n_ramps) if by_ramp else (n,))
+            for name, dtype, by_ramp in (LOSSES if block.loss else LABELS)
+        },
         slice=_column(block, "slice", "<i4", (n,)) if block.slice else np.zeros(n, dtype=np.int32),
         stream=_column(block, "stream", "<i8", (n,)) if block.stream else np.zeros(n, dtype=np.int64),
         draw=_column(block, "draw", "<f4", (n,)) if block.draw else np.zeros(n, dtype=np.float32),
@@ -118,7 +117,8 @@ def decode_rows(block: RecordBlock, *, n_ramps: int) -> RecordRows:
         raise InvalidRecordsError("time holds a value that is not finite")
     if not ((rows.uncertainty >= 0) & (rows.uncertainty <= 1)).all():  # NaN compares false, so it is caught as well
         raise InvalidRecordsError("uncertainty holds a value outside [0, 1]")
-    for name, column in (("draw", rows.draw), ("audit_rate", rows.audit_rate)):
+    losses = [(name, rows.answers[name]) for name, _, _ in LOSSES if name in rows.answers]
+    for name, column in (("draw", rows.draw), ("audit_rate", rows.audit_rate), *losses):
         if not ((column >= 0) & (column <= 1)).all():
             raise InvalidRecordsError(f"{name} holds a value outside [0, 1]")
     return rows

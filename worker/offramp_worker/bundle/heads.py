@@ -29,7 +29,9 @@ from onnx import helper, numpy_helper
 
 from offramp_core.bundle import HeadKind, RampSpec
 from offramp_core.errors import InvalidArgumentError
+from offramp_core.task import Task, task_of
 
+TOP_LABEL_TASK = task_of(None, width=2)  # whatever the number of classes: what is asked of it does not depend on that
 GRID = 4
 MEAN_WEIGHT = "offramp/mean_weight"  # [n or 1, 1, tokens] in a backbone with tokens: 1 over their number, 0 at padding
 CONVOLUTIONS, KERNEL = 3, 3
@@ -40,13 +42,14 @@ Nodes = list[onnx.NodeProto]
 
 @dataclass(frozen=True, slots=True)
 class HeadNodes:
-    """One ramp as a piece of ONNX graph: reads the tensor ``source``, writes ``output`` [n, n_classes] float32."""
+    """One ramp as a piece of ONNX graph: reads the tensor ``source``, writes ``output`` [n, head_width] float32. ``task`` says how sure that is."""
 
     ramp_id: str
     source: str
     output: str
     nodes: tuple[Any, ...]
     initializers: tuple[Any, ...]
+    task: Task = TOP_LABEL_TASK
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,9 @@ def parameter_shapes(spec: RampSpec, *, n_classes: int) -> dict[str, tuple[int, 
     return shapes
 
 
-def head_nodes(spec: RampSpec, tensors: Mapping[str, Array], *, height: int, width: int) -> HeadNodes:
+def head_nodes(
+    spec: RampSpec, tensors: Mapping[str, Array], *, height: int, width: int, task: Task = TOP_LABEL_TASK
+) -> HeadNodes:
     """The nodes of one head.
 
     Parameters
@@ -151,6 +156,8 @@ def head_nodes(spec: RampSpec, tensors: Mapping[str, Array], *, height: int, wid
         The parameters that :func:`parameter_shapes` names; float32.
     height, width : int
         Size of the feature map; both >= 4 where the kind pools to a grid. Tokens have 1 and their number (-1: it varies).
+    task : Task
+        What the head is for.
 
     Raises
     ------
@@ -160,7 +167,7 @@ def head_nodes(spec: RampSpec, tensors: Mapping[str, Array], *, height: int, wid
     kind, prefix = KINDS[spec.head], f"offramp/{spec.id}"
     if not kind.trained:
         node = helper.make_node("Identity", [spec.output], [f"{prefix}/logits"], name=f"{prefix}/own")
-        return HeadNodes(spec.id, spec.tensor, f"{prefix}/logits", (node,), ())
+        return HeadNodes(spec.id, spec.tensor, f"{prefix}/logits", (node,), (), task)
     last = "b2" if kind.hidden_layer else "b1"
     if last not in tensors:
         raise InvalidArgumentError(f"{spec.id}/{last} is missing; a {spec.head} head needs it")
@@ -182,7 +189,7 @@ def head_nodes(spec: RampSpec, tensors: Mapping[str, Array], *, height: int, wid
         numpy_helper.from_array(np.ascontiguousarray(tensors[name], dtype=np.float32), f"{prefix}/{name}")
         for name in parameter_shapes(spec, n_classes=n_classes)
     )
-    return HeadNodes(spec.id, spec.tensor, output, tuple(nodes), initializers)
+    return HeadNodes(spec.id, spec.tensor, output, tuple(nodes), initializers, task)
 
 
 def _check_shapes(spec: RampSpec, tensors: Mapping[str, Array], *, n_classes: int) -> None:

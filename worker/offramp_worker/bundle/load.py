@@ -27,6 +27,7 @@ from offramp_core.bundle import (
     RAMPS_FILE,
     RECORDS_FILE,
     SCHEMA_VERSION,
+    TASK_SCHEMA_VERSION,
     BatchProfile,
     Manifest,
     Profile,
@@ -35,11 +36,12 @@ from offramp_core.bundle import (
     side_model_file,
 )
 from offramp_core.columns import EXACT, chain
-from offramp_core.errors import InvalidBundleError, InvalidRecordsError
+from offramp_core.errors import InvalidArgumentError, InvalidBundleError, InvalidRecordsError
 from offramp_core.npz import read_npz
 from offramp_core.plan import PRECISIONS, Precision
 from offramp_core.protocol import RampInfo
 from offramp_core.records import records_from_arrays
+from offramp_core.task import Task
 from offramp_core.uncertainty import TABLE_SIZE
 from offramp_worker.bundle.graph import feature_shapes, feature_size, input_name, output_name
 from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_shapes
@@ -78,6 +80,7 @@ class Bundle:
     profile: Profile
     probe_x: Array
     probe_logits: Array
+    task: Task
 
     @property
     def backbone(self) -> onnx.ModelProto:
@@ -142,6 +145,7 @@ def load_bundle(path: Path, *, expected_digest: str | None = None) -> Bundle:
         profile=_parse_profile(content[PROFILE_FILE], manifest),
         probe_x=probe_x,
         probe_logits=probe_logits,
+        task=manifest.does,
     )
 
 
@@ -181,7 +185,7 @@ def with_heads(bundle: Bundle, raw: bytes) -> Bundle:
         The content is no set of heads for this model.
     """
     files = {**bundle.manifest.files, RAMPS_FILE: hashlib.sha256(raw).hexdigest()}
-    digest = ramp_set_digest(bundle.manifest.ramps, files, bundle.manifest.precisions)
+    digest = ramp_set_digest(bundle.manifest.ramps, files, bundle.manifest.precisions, bundle.manifest.task)
     manifest = replace(bundle.manifest, ramp_set_digest=digest, files=files)
     heads, quantiles = _parse_heads(raw, manifest, bundle.shapes)
     return replace(bundle, manifest=manifest, heads=heads, quantiles=quantiles)
@@ -191,12 +195,9 @@ def _parse_heads(
     raw: bytes, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[HeadNodes | None, ...], npt.NDArray[np.float64]]:
     """Head and quantile table [C, TABLE_SIZE] of every column."""
-    tensors = _parse_ramp_tensors(raw, manifest)
+    task, tensors = manifest.does, _parse_ramp_tensors(raw, manifest)
     ramps = {ramp.id: ramp for ramp in manifest.ramps if ramp.head != "model"}
-    heads = tuple(
-        _head(ramps[c.id], tensors, shapes, n_classes=manifest.n_classes) if c.id in ramps else None
-        for c in manifest.columns
-    )
+    heads = tuple(_head(ramps[c.id], tensors, shapes, task=task) if c.id in ramps else None for c in manifest.columns)
     return heads, np.array([_quantiles(c.id, tensors) for c in manifest.columns]).reshape(-1, TABLE_SIZE)
 
 
@@ -213,9 +214,10 @@ def _read_manifest(file: Path) -> Manifest:
         manifest = parse_document(raw, Manifest)
     except ValueError as error:
         raise InvalidBundleError(f"{MANIFEST_FILE}: {error}") from error
-    if manifest.schema_version != SCHEMA_VERSION:
+    wanted = SCHEMA_VERSION if manifest.task is None else TASK_SCHEMA_VERSION
+    if manifest.schema_version != wanted:
         raise InvalidBundleError(
-            f"{MANIFEST_FILE}: schema_version is {manifest.schema_version}; this worker reads {SCHEMA_VERSION}"
+            f"{MANIFEST_FILE}: schema_version is {manifest.schema_version}; this worker reads {wanted} of such a bundle"
         )
     _check_manifest(manifest)
     return manifest
@@ -233,10 +235,11 @@ def _check_manifest(manifest: Manifest) -> None:
         raise InvalidBundleError(
             f"{MANIFEST_FILE}: inputs is {manifest.inputs}; one tensor of a numeric type is supported"
         )
-    if not manifest.name or "/" in manifest.name or manifest.n_classes < 2:
+    if not manifest.name or "/" in manifest.name or manifest.n_classes < (2 if manifest.task is None else 1):
         raise InvalidBundleError(
             f"{MANIFEST_FILE}: name {manifest.name!r} (no slash) or n_classes {manifest.n_classes} (>= 2) is out of range"
         )
+    _check_task(manifest)
     if manifest.scale is not None and not 0 < manifest.scale.total < math.inf:
         raise InvalidBundleError(f"{MANIFEST_FILE}: scale.total is {manifest.scale.total}; it must be a number above 0")
     _check_precisions(manifest)
@@ -260,6 +263,18 @@ def _check_manifest(manifest: Manifest) -> None:
             or not 0 <= ramp.depth <= 1
         ):
             raise InvalidBundleError(f"{MANIFEST_FILE}: ramp {ramp.id!r} has channels, hidden or depth out of range")
+
+
+def _check_task(manifest: Manifest) -> None:
+    try:
+        task = manifest.does
+    except InvalidArgumentError as error:
+        raise InvalidBundleError(f"{MANIFEST_FILE}: task: {error}") from error
+    whole = [p.name for p in manifest.precisions] + [r.id for r in manifest.ramps if r.head in ("model", "own")]
+    if manifest.task is not None and (whole or len(manifest.outputs) != 1):
+        raise InvalidBundleError(
+            f"{MANIFEST_FILE}: a bundle that answers with {task.title} has one output and trained heads alone; it has {len(manifest.outputs)} and {whole}"
+        )
 
 
 def _check_precisions(manifest: Manifest) -> None:
@@ -309,7 +324,7 @@ def _check_digests(manifest: Manifest) -> None:
     if manifest.backbone_digest != "sha256:" + manifest.files[BACKBONE_FILE]:
         raise InvalidBundleError(f"{MANIFEST_FILE}: backbone_digest is not the digest of {BACKBONE_FILE}")
     try:
-        digest = ramp_set_digest(manifest.ramps, manifest.files, manifest.precisions)
+        digest = ramp_set_digest(manifest.ramps, manifest.files, manifest.precisions, manifest.task)
     except KeyError as error:
         raise InvalidBundleError(f"{MANIFEST_FILE}: files does not list {error}, which its ramps need") from error
     if manifest.ramp_set_digest != digest:
@@ -369,7 +384,7 @@ def _parse_ramp_tensors(raw: bytes, manifest: Manifest) -> dict[str, Array]:
     }
     for ramp in manifest.ramps:
         if ramp.head != "model":
-            for name, shape in parameter_shapes(ramp, n_classes=manifest.n_classes).items():
+            for name, shape in parameter_shapes(ramp, n_classes=manifest.does.head_width).items():
                 expected[_tensor_name(ramp.id, name, tensors)] = (shape, np.float32)
     if set(tensors) != set(expected):
         odd = sorted(set(tensors) ^ set(expected))[0]
@@ -425,12 +440,13 @@ def _feature_shapes(
 
 
 def _head(
-    ramp: RampSpec, tensors: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], *, n_classes: int
+    ramp: RampSpec, tensors: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], *, task: Task
 ) -> HeadNodes:
-    own = {name: tensors[_tensor_name(ramp.id, name, tensors)] for name in parameter_shapes(ramp, n_classes=n_classes)}
+    names = parameter_shapes(ramp, n_classes=task.head_width)
+    own = {name: tensors[_tensor_name(ramp.id, name, tensors)] for name in names}
     _, height, width = feature_size(shapes[ramp.tensor])
     try:
-        return head_nodes(ramp, own, height=height, width=width)
+        return head_nodes(ramp, own, height=height, width=width, task=task)
     except ValueError as error:
         raise InvalidBundleError(f"{RAMPS_FILE}: {error}") from error
 

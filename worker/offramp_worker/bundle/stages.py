@@ -15,13 +15,12 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from offramp_core.errors import InvalidBundleError
+from offramp_worker.bundle.confidence import DOUBLE, add_confidence
 from offramp_worker.bundle.graph import (
     between,
     check_separates,
@@ -35,7 +34,7 @@ from offramp_worker.bundle.heads import HeadNodes
 from offramp_worker.devices import optimised_graph
 
 Groups = Sequence[Sequence[HeadNodes]]
-FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+FLOAT = onnx.TensorProto.FLOAT
 # Operators that change the layout or the type of features and nothing else: the tensor they read says the same.
 CHANGES_OF_FORM = frozenset({"DequantizeLinear", "Identity", "ReorderOutput", "Transpose"})
 
@@ -271,25 +270,9 @@ def _confidence(head: HeadNodes) -> str:
 
 
 def _add_confidence(model: onnx.ModelProto, heads: Sequence[HeadNodes]) -> None:
-    """What :class:`offramp_core.uncertainty.ExitTest` reads: in float64, since float32 cannot tell confident rows apart.
-
-    In the session it takes three operators; from the logits in numpy it takes a dozen calls for every batch that reaches a ramp.
-    """
-    takes_axes = next(i.version for i in model.opset_import if i.domain in ("", "ai.onnx")) >= 18
+    """What :class:`offramp_core.uncertainty.ExitTest` reads."""
     for head in heads:
-        name = _confidence(head)
-        axes: dict[str, Any] = {} if takes_axes else {"axes": [1]}
-        reads = [f"{name}/all", f"{name}/axes"] if takes_axes else [f"{name}/all"]
-        model.graph.node.extend(
-            [
-                helper.make_node("Cast", [head.output], [f"{name}/logits"], name=f"{name}/cast", to=DOUBLE),
-                helper.make_node("Softmax", [f"{name}/logits"], [f"{name}/all"], name=f"{name}/softmax", axis=1),
-                helper.make_node("ReduceMax", reads, [name], name=f"{name}/max", keepdims=0, **axes),
-            ]
-        )
-        if takes_axes:
-            model.graph.initializer.append(numpy_helper.from_array(np.array([1], dtype=np.int64), f"{name}/axes"))
-        model.graph.output.append(_value(name, DOUBLE))
+        add_confidence(model, said=head.output, task=head.task, name=_confidence(head))
 
 
 def optimised(model: onnx.ModelProto) -> onnx.ModelProto:

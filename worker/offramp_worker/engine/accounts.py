@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from offramp_core.bundle import TensorSpec
 from offramp_core.reasons import RequestOutcome
+from offramp_core.task import Task
 from offramp_worker.bundle.lengths import batch_shape
-from offramp_worker.engine.answers import labels
 from offramp_worker.engine.arms import Active, Runtime
 from offramp_worker.engine.batcher import Batch
 from offramp_worker.engine.counters import Counters
@@ -32,6 +32,7 @@ class Accounts:
         metrics: Metrics,
         *,
         spec: TensorSpec,
+        task: Task,
         exact_seconds: Sequence[float],
         objective: float | None,
         breaker_open: Callable[[], bool],
@@ -39,7 +40,7 @@ class Accounts:
     ) -> None:
         """``exact_seconds`` is what a batch takes with exits off, by rows less one; ``breaker_open`` tells of the document in force."""
         self._counters, self._metrics, self._spec, self._exact_seconds = counters, metrics, spec, exact_seconds
-        self._objective, self._breaker_open, self._clock = objective, breaker_open, clock
+        self._task, self._objective, self._breaker_open, self._clock = task, objective, breaker_open, clock
 
     # --- requests -----------------------------------------------------------------------------------
 
@@ -151,8 +152,8 @@ class Accounts:
     def judge_carried(self, batch: Batch, runtime: Runtime, reference: npt.NDArray[np.float32]) -> None:
         """Results-only: the output of every row is there, so each is compared at once."""
         counted = np.array([ticket.counted for ticket, _ in batch.owners])
-        served = [int(ticket.labels[row]) for ticket, row in batch.owners]
-        differs = (labels(reference) != served) & counted
+        served = np.stack([ticket.labels[row] for ticket, row in batch.owners])
+        differs = (self._task.losses(served, self._task.answers(reference)) > 0) & counted
         if not runtime.slices and not runtime.classes:
             self.judge(runtime, int(counted.sum()), int(differs.sum()), ())
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from offramp_core.columns import EXACT
 from offramp_core.evidence.meter import HoldbackMeter
@@ -45,9 +46,9 @@ class Runtime:
     classes: Mapping[int, str] = field(default_factory=dict)
     stopped_classes: tuple[int, ...] = ()
 
-    def slices_of(self, asked: str, answer: int) -> tuple[str, ...]:
-        """Which slices the audit of a request counts for: by what it ``asked`` for, and by the ``answer`` it got."""
-        named = self.classes.get(answer)
+    def slices_of(self, asked: str, answer: Any) -> tuple[str, ...]:
+        """Which slices the audit of a request counts for: by what it ``asked`` for, and by the class that its ``answer`` names."""
+        named = self.classes.get(int(answer)) if self.classes else None
         return (*([asked] if asked in self.slices else []), *([] if named is None else [named]))
 
     @property

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.protocol import slice_number, stream_number
+from offramp_core.task import Answers, Task
 from offramp_worker.bundle.ramp_sets import input_digest
-from offramp_worker.engine.answers import LabelArray, labels
 from offramp_worker.engine.arms import Runtime
 from offramp_worker.engine.captures import Captures
 from offramp_worker.engine.counters import Origin
@@ -25,13 +25,11 @@ Array = npt.NDArray[Any]
 MAX_CHUNK = 32
 BACKLOG_LIMIT = 256
 ROWS_PER_STEP = 16
-# What the reference of a lost audit says: no class, and not what it says of an input that it has no answer to.
-UNKNOWN = -2
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """A reply to be run to the reference: the input, what was ``served`` and whether it ``left`` early.
+    """A reply to be run to the reference: the input, the answer that was ``served`` and whether it ``left`` early.
 
     ``compare`` asks for the comparison with what was served (in results-only it is made in the batch already), ``record`` for a
     row in the ring of records. ``draw`` is the number that was drawn for it.
@@ -39,7 +37,7 @@ class Audit:
 
     x: Array
     wall_time: float
-    served: int
+    served: Any
     left: bool
     compare: bool
     record: bool
@@ -60,7 +58,7 @@ def audit_of(ticket: Ticket, row: int, x: Array, runtime: Runtime, *, compare: b
     return Audit(
         x,
         ticket.wall_time,
-        int(ticket.labels[row]),
+        ticket.labels[row].copy(),
         left,
         compare,
         record,
@@ -81,6 +79,7 @@ class AuditDesk:
     def __init__(
         self,
         *,
+        task: Task,
         sets: Callable[[], Sequence[HeldSet]],
         judge: Callable[[Runtime, int, int, Sequence[str]], None],
         spend: Callable[[Runtime, float], None],
@@ -90,7 +89,7 @@ class AuditDesk:
     ) -> None:
         """``sets`` tells the ramp sets that records are made for, ``captures`` is told of every row that became one; ``join`` makes one
         batch of several rows. ``spend`` is told the seconds, by ``clock``, that each audit took, also one that failed."""
-        self._sets, self._judge, self._join, self._captures = sets, judge, join, captures
+        self._task, self._sets, self._judge, self._join, self._captures = task, sets, judge, join, captures
         self._spend, self._clock = spend, clock
         self._backlog: deque[Audit] = deque()
         self._pressing = False
@@ -134,8 +133,7 @@ class AuditDesk:
             if audit.compare:
                 self._judge(audit.runtime, 1, 1, audit.slices)
 
-    @staticmethod
-    def _record_lost(audit: Audit, sets: Sequence[HeldSet]) -> None:
+    def _record_lost(self, audit: Audit, sets: Sequence[HeldSet]) -> None:
         """A row that leaves at the first ramp of every plan with what was served, which is not what the reference says. Without it nobody
         who tunes or certifies would hear of such inputs."""
         for held in sets:
@@ -143,9 +141,7 @@ class AuditDesk:
             held.ring.append(
                 time=[audit.wall_time],
                 uncertainty=np.zeros((1, columns), dtype=np.float32),
-                prediction=np.full((1, columns), audit.served),
-                final=[UNKNOWN],
-                reference=np.array([UNKNOWN]),
+                answers=self._task.lost(audit.served, n_ramps=columns),
                 origins=[_origin(audit)],
             )
 
@@ -157,14 +153,15 @@ class AuditDesk:
             each = (self._clock() - began) / len(audits)  # of one pass, in which every row takes as long
             for audit in audits:
                 self._spend(audit.runtime, each)
-        for audit, answer in zip(audits, reference, strict=True):
+        losses = self._task.losses(np.stack([audit.served for audit in audits]), reference)
+        for audit, loss in zip(audits, losses.tolist(), strict=True):
             if audit.compare:
-                self._judge(audit.runtime, 1, int(audit.served != answer), audit.slices)
+                self._judge(audit.runtime, 1, int(loss), audit.slices)
 
-    def _reference(self, audits: list[Audit]) -> LabelArray:
+    def _reference(self, audits: list[Audit]) -> Answers:
         """What the model says of each, in one pass that makes the records as well."""
         scored = self._scored(self._join([audit.x[None] for audit in audits]))
-        reference = labels(scored[0][1].logits)
+        reference = self._task.answers(scored[0][1].logits)
         kept = np.array([i for i, audit in enumerate(audits) if audit.record], dtype=np.intp)
         if len(kept):
             self._record(audits, kept, scored, reference)
@@ -179,7 +176,7 @@ class AuditDesk:
         audits: list[Audit],
         kept: npt.NDArray[np.intp],
         scored: Sequence[tuple[HeldSet, Scores]],
-        reference: LabelArray,
+        reference: Answers,
     ) -> None:
         """A row in the ring of every ramp set, but for sets that an equal input has trained."""
         spec = scored[0][0].bundle.manifest.inputs[0]
@@ -192,19 +189,22 @@ class AuditDesk:
             held.ring.append(
                 time=[audits[i].wall_time for i in rows],
                 uncertainty=scores.uncertainty[rows],
-                prediction=scores.prediction[rows],
-                final=[self._final(audits[i], scores, i) for i in rows],
-                reference=reference[rows],
+                answers=self._recorded([audits[i] for i in rows], scores, rows, reference),
                 origins=[_origin(audits[i]) for i in rows],
             )
         if self._captures is not None:
             for i, digest in zip(kept, digests, strict=True):
-                self._captures.offer(audits[i].x, at=audits[i].wall_time, answer=int(reference[i]), digest=int(digest))
+                self._captures.offer(audits[i].x, at=audits[i].wall_time, digest=int(digest))
 
-    @staticmethod
-    def _final(audit: Audit, scores: Scores, i: int) -> int:
-        """What the executor that served the request says at the end, whether or not the request got there."""
-        return int(scores.finals[audit.runtime.plan.precision][i]) if audit.left else audit.served
+    def _recorded(
+        self, audits: Sequence[Audit], scores: Scores, rows: npt.NDArray[np.intp], reference: Answers
+    ) -> dict[str, Array]:
+        """What records say of the answers to some rows. The final one is what the executor that served the request says at the end, whether or not
+        the request got there."""
+        final = self._task.blank(len(rows))
+        for at, (audit, row) in enumerate(zip(audits, rows, strict=True)):
+            final[at] = scores.finals[audit.runtime.plan.precision][row] if audit.left else audit.served
+        return self._task.recorded(scores.prediction[rows], final=final, reference=reference[rows])
 
 
 def _origin(audit: Audit) -> Origin:

@@ -125,4 +125,4 @@ class PredictionCache:
 
 
 def _size(answer: Answer) -> int:
-    return BYTES_PER_ANSWER + answer.logits.nbytes + len(answer.labels) * (answer.labels.itemsize + BYTES_PER_ROW)
+    return BYTES_PER_ANSWER + answer.logits.nbytes + answer.labels.nbytes + len(answer.labels) * BYTES_PER_ROW

@@ -34,11 +34,10 @@ ABANDONED_SECONDS = 3600.0  # a folder that its worker has not touched for so lo
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """One input without batch axis, when it was admitted, what the whole model answered, and its digest."""
+    """One input without batch axis, when it was admitted, and its digest."""
 
     x: npt.NDArray[Any]
     at: float
-    answer: int
     digest: int
 
 
@@ -89,7 +88,7 @@ class Captures:
             self._thread = threading.Thread(target=self._run, name="captures", daemon=True)
             self._thread.start()
 
-    def offer(self, x: npt.NDArray[Any], *, at: float, answer: int, digest: int) -> None:
+    def offer(self, x: npt.NDArray[Any], *, at: float, digest: int) -> None:
         """One more input of the stream."""
         if self.since is None or at <= self.since:
             return
@@ -98,7 +97,7 @@ class Captures:
             self._offered += 1
             if slot >= self._capacity:
                 return
-            row = Capture(x, at, answer, digest)
+            row = Capture(x, at, digest)
             if slot < len(self._rows):
                 self._rows[slot] = row
             else:
@@ -143,7 +142,6 @@ class Captures:
         arrays: dict[str, Any] = {
             "x": pad_rows([row.x[None] for row in rows], self._spec),
             "time": np.array([row.at for row in rows]),
-            "answer": np.array([row.answer for row in rows], dtype=np.int64),
             "digest": np.array([row.digest for row in rows], dtype=np.uint64),
         }
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.evidence.slow import BatchShape
-from offramp_core.protocol import Arm, ArmCounts, PlanCounts, RecordBlock
+from offramp_core.protocol import LABELS, LOSSES, Arm, ArmCounts, PlanCounts, RecordBlock
 from offramp_core.sketch import bucket_index
 
 KEPT_EPOCHS = 8
@@ -139,15 +139,18 @@ class Origin(NamedTuple):
 class RecordRing:
     """The last ``rows`` equal-weight records. Every row has a sequence number that never repeats within the process."""
 
-    def __init__(self, *, n_ramps: int, ramp_set_digest: str, rows: int = RING_ROWS, first: int = 0) -> None:
-        """``first`` is the sequence number to begin with."""
+    def __init__(
+        self, *, n_ramps: int, ramp_set_digest: str, rows: int = RING_ROWS, first: int = 0, losses: bool = False
+    ) -> None:
+        """``first`` is the sequence number to begin with; ``losses`` says that rows have losses in the place of labels."""
         self._lock = threading.Lock()
         self._rows, self._first, self._next, self._digest = rows, first, first, ramp_set_digest
         self._time = np.zeros(rows, dtype="<f8")
         self._uncertainty = np.zeros((rows, n_ramps), dtype="<f4")
-        self._prediction = np.zeros((rows, n_ramps), dtype="<i4")
-        self._final = np.zeros(rows, dtype="<i4")
-        self._reference = np.zeros(rows, dtype="<i4")
+        answers = LOSSES if losses else LABELS
+        self._answers = {
+            name: np.zeros((rows, n_ramps) if by_ramp else rows, dtype=kind) for name, kind, by_ramp in answers
+        }
         self._slice = np.zeros(rows, dtype="<i4")
         self._stream = np.zeros(rows, dtype="<i8")
         self._draw = np.zeros(rows, dtype="<f4")
@@ -163,16 +166,15 @@ class RecordRing:
         *,
         time: npt.ArrayLike,
         uncertainty: npt.NDArray[Any],
-        prediction: npt.NDArray[Any],
-        final: npt.ArrayLike,
-        reference: npt.NDArray[Any],
+        answers: Mapping[str, npt.ArrayLike],
         origins: Sequence[Origin] = (),
     ) -> None:
-        """Add n <= ``rows`` records: time [n], uncertainty and prediction [n, R], final and reference [n], and n origins or none."""
+        """Add n <= ``rows`` records: time [n], uncertainty [n, R], the columns of :meth:`offramp_core.task.Task.recorded`, and n origins or none."""
         with self._lock:
             at = np.arange(self._next, self._next + len(uncertainty)) % self._rows
-            self._time[at], self._uncertainty[at], self._prediction[at] = time, uncertainty, prediction
-            self._final[at], self._reference[at] = final, reference
+            self._time[at], self._uncertainty[at] = time, uncertainty
+            for name, column in self._answers.items():
+                column[at] = answers[name]
             columns = zip(*origins, strict=True) if origins else Origin()
             self._slice[at], self._stream[at], self._draw[at], self._audit_rate[at] = columns
             self._next += len(uncertainty)
@@ -186,8 +188,7 @@ class RecordRing:
             columns = {
                 name: base64.b64encode(column[at].tobytes()).decode()
                 for name, column in (
-                    ("time", self._time), ("uncertainty", self._uncertainty), ("prediction", self._prediction),
-                    ("final", self._final), ("reference", self._reference),
+                    ("time", self._time), ("uncertainty", self._uncertainty), *self._answers.items(),
                     ("slice", self._slice), ("stream", self._stream), ("draw", self._draw), ("audit_rate", self._audit_rate),
                 )
             }  # fmt: skip

@@ -75,6 +75,7 @@ class Engine:
         long that only a new process may help.
         """
         self.bundle, self.metrics, self.marker, self.captures = bundle, metrics, marker, captures
+        self.task, self.outputs = bundle.task, bundle.manifest.output_names
         self.sets = HeldSets(bundle, sessions, store=options.ramp_set_store)
         self.counters = Counters()
         self._traced, self._clock, self._wall_clock = options.traced, clock, wall_clock
@@ -85,11 +86,11 @@ class Engine:
         )  # fmt: skip
         spec = bundle.manifest.inputs[0]
         self.accounts = Accounts(
-            self.counters, metrics, spec=spec, exact_seconds=exact_seconds(bundle.profile), objective=options.latency_seconds,
+            self.counters, metrics, spec=spec, task=self.task, exact_seconds=exact_seconds(bundle.profile), objective=options.latency_seconds,
             breaker_open=lambda: self.arms.breaker_open, clock=clock,
         )  # fmt: skip
         self._desk = AuditDesk(
-            sets=lambda: self.sets.held, judge=self.accounts.judge, spend=self.accounts.spend, clock=clock,
+            task=self.task, sets=lambda: self.sets.held, judge=self.accounts.judge, spend=self.accounts.spend, clock=clock,
             join=partial(pad_rows, spec=spec), captures=captures,
         )  # fmt: skip
         self._followers = Followers(
@@ -171,7 +172,7 @@ class Engine:
             self.accounts.refused(len(x))
             raise UnableError("every run fails on this worker for now; try another one")
         ticket = new_ticket(
-            x, never_exit=never_exit, n_classes=self.bundle.manifest.n_classes, now=self._clock(), wall_time=self._wall_clock(), draw=self._draw,
+            x, never_exit=never_exit, task=self.task, now=self._clock(), wall_time=self._wall_clock(), draw=self._draw,
             deadline_seconds=deadline_seconds, priority=priority, timeout_seconds=timeout_seconds,
             slice_name=slice_name,
             stream=stream,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from offramp_worker.engine.answers import labels
+from offramp_core.task import top_labels
 
 Array = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
@@ -105,7 +105,7 @@ def run_again(
     """
     again = []
     for leave in leaves:
-        held = np.isin(labels(leave.logits), withheld)
+        held = np.isin(top_labels(leave.logits), withheld)
         if held.any():
             again.append(leave.rows[held])
             leave = leave._replace(rows=leave.rows[~held], logits=leave.logits[~held])  # noqa: PLW2901
@@ -200,7 +200,7 @@ class _Batch:
 
     def _without_withheld(self, leaves: BoolArray, logits: FloatArray) -> BoolArray:
         """Keep rows in that would leave with a withheld class, here and at every later ramp."""
-        held = leaves & np.isin(labels(logits), self._withheld)
+        held = leaves & np.isin(top_labels(logits), self._withheld)
         if not held.any():
             return leaves
         may_leave = np.ones(self._n, dtype=np.bool_) if self._may_leave is None else self._may_leave.copy()

@@ -56,7 +56,7 @@ class Executor:
         bundle = self._bundle
         at = np.arange(max(rows, len(bundle.probe_x))) % len(bundle.probe_x)
         logits, _ = self.exact_stage.run(bundle.probe_x[at], bundle.probe_x[at])
-        if not reproduces(logits, bundle.probe_logits[at]):
+        if not reproduces(logits, bundle.probe_logits[at], bundle.task):
             raise RuntimeError("its answers to the probe are not the model's")
 
     def _withheld(self, x: Array, runtime: Runtime, leaves: Iterator[Leave]) -> Iterator[Leave]:

@@ -112,4 +112,5 @@ class HeldSets:
             n_ramps=len(bundle.columns),
             ramp_set_digest=bundle.manifest.ramp_set_digest,
             first=max([self._next, *(held.ring.next for held in self.held)]),
+            losses=not bundle.task.names_classes,
         )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from offramp_core.reasons import RequestOutcome
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.accounts import Accounts
-from offramp_worker.engine.answers import labels
 from offramp_worker.engine.arms import Runtime
 from offramp_worker.engine.audits import Audit, audit_of
 from offramp_worker.engine.batcher import Batch
@@ -40,15 +39,18 @@ class Replies:
         clock: Callable[[], float],
     ) -> None:
         """``followers`` is None without a cache; ``audit`` takes what is to be compared later."""
-        self._columns, self._scale = bundle.columns, bundle.manifest.scale
+        self._columns, self._task = bundle.columns, bundle.task
         self._accounts, self._followers = accounts, followers
         self._queue_audit, self._deliver, self._clock = audit, deliver, clock
 
     def answer(self, batch: Batch, runtime: Runtime, leave: Leave, progress: Progress) -> None:
         """Reply to the rows that leave; then count them and queue the audits that were drawn for them."""
         exit_name = "final" if leave.ramp is None else self._columns[leave.ramp].id
-        answers, now, rows = labels(leave.logits), self._clock(), leave.rows.tolist()
-        scores = leave.logits if leave.ramp is None or self._scale is None else self._scale.from_logits(leave.logits)
+        now, rows, task = self._clock(), leave.rows.tolist(), self._task
+        if leave.ramp is None:
+            scores, answers = leave.logits, task.answers(leave.logits)
+        else:
+            scores, answers = task.exit_outputs(leave.logits), task.exit_answers(leave.logits)
         done, latencies, counted, drawn, to_audit = [], [], [], [], 0
         for k, i in enumerate(rows):
             ticket, row = batch.owners[i]

@@ -24,11 +24,11 @@ from offramp_core.columns import EXACT, FINAL_HEAD
 from offramp_core.errors import InvalidBundleError, OfframpError, PlanRefusedError
 from offramp_core.plan import Precision
 from offramp_core.reasons import Reason
+from offramp_core.task import Answers, Task
 from offramp_worker.bundle.graph import input_name, output_name, tapped_model
 from offramp_worker.bundle.load import Bundle
 from offramp_worker.bundle.stages import StageGraph, side_stage, stage_graphs
 from offramp_worker.devices import missing, open_session
-from offramp_worker.engine.answers import LabelArray, labels
 from offramp_worker.engine.device_stages import chain_on
 from offramp_worker.engine.execute import Runnable
 from offramp_worker.engine.scores import ScoreTables
@@ -48,15 +48,15 @@ _UNSUPPORTED = partial(PlanRefusedError, Reason.UNSUPPORTED)
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the model and every column of a record say: ``logits`` [n, C], ``uncertainty`` [n, R], ``prediction`` [n, R].
+    """What the model and every column of a record say: ``logits`` [n, C], ``uncertainty`` [n, R], ``prediction`` [n, R, ...].
 
-    ``finals`` has the answer [n] of the whole backbone at every precision.
+    ``finals`` has the answer [n, ...] of the whole backbone at every precision. Answers are the task's: of a top label one number each.
     """
 
     logits: FloatArray
     uncertainty: FloatArray
-    prediction: npt.NDArray[np.int32]
-    finals: dict[Precision, LabelArray]
+    prediction: Answers
+    finals: dict[Precision, Answers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ class Sessions:
         self.threads = threads
         self._lock = threading.Lock()
         self._stages: OrderedDict[tuple[Precision, tuple[int, ...]], tuple[StageSession, ...]] = OrderedDict()
-        self.tables = ScoreTables(bundle.quantiles)
+        self._task = bundle.task
+        self.tables = ScoreTables(bundle.quantiles, score=self._task.raw_score)
         self.usual = UsualInputs(bundle.manifest.inputs[0], bundle.probe_x)
         self._input = input_name(bundle.backbone)
         self._exact: Any = like._exact if like else self._session(bundle.backbone, BACKBONE_FILE)
@@ -120,18 +121,24 @@ class Sessions:
         columns = [said[j] for j in range(len(said))]
         usual = self.usual.rows(x)
         odd = np.empty(0, np.intp) if usual is None else np.flatnonzero(~usual)
-        finals = {precision: labels(logits) for precision, logits in whole.items()}
+        finals = {precision: self._task.answers(logits) for precision, logits in whole.items()}
         for answers in finals.values():
             answers[odd] = finals[EXACT][odd]
         if not columns:
-            return Scores(whole[EXACT], np.empty((len(x), 0), np.float32), np.empty((len(x), 0), np.int32), finals)
-        prediction = labels(np.concatenate(columns)).reshape(len(columns), -1).T.astype(np.int32)
+            none = self._task.blank(len(x))[:, None][:, :0]
+            return Scores(whole[EXACT], np.empty((len(x), 0), np.float32), none, finals)
+        prediction = self._predictions(columns)
         uncertainty = self.tables.uncertainty(range(len(columns)), columns)
         uncertainty[odd] = 1.0
         for precision, tap in self._taps.items():
             if tap.final is not None:
                 prediction[:, tap.final] = finals[precision]
         return Scores(whole[EXACT], uncertainty, prediction, finals)
+
+    def _predictions(self, columns: Sequence[FloatArray]) -> Answers:
+        """What every column answers, (n, R, ...), from what it says, (n, head_width) each."""
+        answers = self._task.exit_answers(np.concatenate(columns))
+        return answers.reshape(len(columns), -1, *answers.shape[1:]).swapaxes(0, 1).copy()
 
     def stages(self, active: Sequence[int], precision: Precision = EXACT) -> tuple[Runnable, ...]:
         """Stages of a plan's active columns, in network order; empty for none at fp32, where the exact executor serves.
@@ -258,7 +265,7 @@ class Sessions:
 
     def _check_probe(self, logits: FloatArray, file: str) -> None:
         expected = self._bundle.probe_logits
-        if not reproduces(logits, expected):
+        if not reproduces(logits, expected, self._task):
             raise InvalidBundleError(f"{file}: does not reproduce the logits of probe.npz on this machine")
 
 
@@ -273,9 +280,10 @@ def _running(refused: Callable[[str], OfframpError], what: str) -> Iterator[None
         raise refused(f"{what}: {str(error).partition(chr(10))[0]}") from error
 
 
-def reproduces(logits: Array, expected: Array) -> bool:
+def reproduces(logits: Array, expected: Array, task: Task) -> bool:
     """Whether an executor says of the probe's rows what the model says, by all that can be told on another machine."""
-    return logits.shape == expected.shape and _close(logits, expected) and _same_answers(logits, expected)
+    same = logits.shape == expected.shape and _close(logits, expected)
+    return same and (not task.names_classes or _same_answers(logits, expected, task))
 
 
 def _close(value: Array, expected: Array) -> bool:
@@ -286,8 +294,8 @@ def _scale(expected: Array) -> float:
     return max(1.0, float(np.abs(expected).max()))
 
 
-def _same_answers(logits: FloatArray, expected: Array) -> bool:
+def _same_answers(logits: FloatArray, expected: Array, task: Task) -> bool:
     """Equal labels, except where the expected two best are closer than the tolerance: a tie by all that can be told."""
     top = np.sort(expected, axis=1)[:, -2:]
     tied = top[:, 1] - top[:, 0] <= 2 * ABSOLUTE_TOLERANCE * _scale(expected)
-    return bool((tied | (labels(logits) == labels(expected))).all())
+    return bool((tied | (task.answers(logits) == task.answers(expected))).all())

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from offramp_core.errors import OfframpError
 from offramp_core.reasons import RequestOutcome
+from offramp_core.task import Answers, Task
 from offramp_worker.engine.arms import EXITS_OFF, Runtime
 
 Array = npt.NDArray[Any]
@@ -33,10 +34,10 @@ class UnableError(OverloadedError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a finished request was told: ``logits`` [n, C], and the rest by row."""
+    """What a finished request was told: ``logits`` [n, C] are the model's outputs, ``labels`` [n, ...] the answers in them, and the rest by row."""
 
     logits: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int64]
+    labels: Answers
     exits: list[str]
     configs: list[str]
     arms: list[str]
@@ -77,7 +78,7 @@ class Ticket:
     x: Array
     never_exit: bool
     logits: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int64]
+    labels: Answers
     admitted: float
     wall_time: float
     draws: tuple[float, ...]
@@ -152,7 +153,7 @@ def new_ticket(
     x: Array,
     *,
     never_exit: bool,
-    n_classes: int,
+    task: Task,
     now: float,
     wall_time: float,
     draw: Callable[[], float],
@@ -167,8 +168,8 @@ def new_ticket(
     return Ticket(
         x=x,
         never_exit=never_exit,
-        logits=np.empty((n, n_classes), dtype=np.float32),
-        labels=np.empty(n, dtype=np.int64),
+        logits=np.empty((n, task.width), dtype=np.float32),
+        labels=task.blank(n),
         admitted=now,
         wall_time=wall_time,
         draws=tuple(draw() for _ in range(n)),

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from grpc import StatusCode
 
-from offramp_core.bundle import TensorSpec
+from offramp_core.bundle import TOP_LABEL, OutputNames, TensorSpec
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.reasons import RequestOutcome
 from offramp_worker.bundle.load import NUMPY_TYPES
@@ -22,7 +22,6 @@ from offramp_worker.front import Front
 from offramp_worker.grpc.health import Health
 from offramp_worker.grpc.messages import SERVICE, ModelInferResponse, message
 from offramp_worker.http.tensors import (
-    DATATYPES,
     MAX_SHOWN,
     VERSION,
     BadRequestError,
@@ -30,6 +29,7 @@ from offramp_worker.http.tensors import (
     as_array,
     in_range,
     model_metadata,
+    output_value,
     read_header,
     reply_parameters,
     server_metadata,
@@ -95,7 +95,7 @@ class InferenceService:
         answered: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
         try:
             spec, max_rows = engine.bundle.manifest.inputs[0], self._worker.settings.max_queue_rows
-            parsed = self._front.named(read_request(request, spec=spec, max_rows=max_rows))
+            parsed = self._front.named(read_request(request, spec=spec, max_rows=max_rows, names=engine.outputs))
             ticket = self._front.submit(engine, parsed, done=answered.set_result)
         except BadRequestError as error:
             await self._refuse(context, StatusCode.INVALID_ARGUMENT, str(error))
@@ -164,7 +164,7 @@ class InferenceService:
         raise AssertionError("abort raises")
 
 
-def read_request(request: Message, *, spec: TensorSpec, max_rows: int) -> InferRequest:
+def read_request(request: Message, *, spec: TensorSpec, max_rows: int, names: OutputNames = TOP_LABEL) -> InferRequest:
     """Check a ``ModelInferRequest``. Values come raw, or in the typed field of the datatype.
 
     Raises
@@ -186,6 +186,7 @@ def read_request(request: Message, *, spec: TensorSpec, max_rows: int) -> InferR
         },
         spec=spec,
         max_rows=max_rows,
+        names=names,
     )  # fmt: skip
     dtype, size = NUMPY_TYPES[spec.datatype], math.prod(header.shape)
     if request.raw_input_contents:
@@ -222,12 +223,12 @@ def response(ticket: Ticket, request: InferRequest, *, model: str, raw: bool) ->
         kind = {bool: "bool_param", int: "int64_param"}.get(type(value), "string_param")
         setattr(reply.parameters[key], kind, value)
     for name, _ in request.outputs:
-        array: Array = ticket.logits if name == "logits" else ticket.labels
-        output = reply.outputs.add(name=name, datatype=DATATYPES[name], shape=array.shape)
+        array, datatype = output_value(ticket, name)
+        output = reply.outputs.add(name=name, datatype=datatype, shape=array.shape)
         if raw:
             reply.raw_output_contents.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
         else:
-            getattr(output.contents, CONTENTS[DATATYPES[name]]).extend(array.reshape(-1).tolist())
+            getattr(output.contents, CONTENTS[datatype]).extend(array.reshape(-1).tolist())
     return reply
 
 

@@ -107,6 +107,7 @@ class Inference:
                 header_length=form.header_length,
                 spec=engine.bundle.manifest.inputs[0],
                 max_rows=self._worker.settings.max_queue_rows,
+                names=engine.outputs,
             )
             return self._submit(engine, request, headers, reply)
         except (BadRequestError, OverloadedError) as error:
@@ -137,6 +138,7 @@ class Inference:
             header_length=form.header_length,
             spec=engine.bundle.manifest.inputs[0],
             max_rows=settings.max_queue_rows,
+            names=engine.outputs,
         )
 
     def _was_read(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from offramp_core.bundle import TensorSpec
+from offramp_core.bundle import TOP_LABEL, OutputNames, TensorSpec
 from offramp_worker.bundle.load import NUMPY_TYPES
 from offramp_worker.http.tensors import (
     JSON_TYPES,
@@ -42,7 +42,14 @@ def is_large(body: bytes | bytearray, *, header_length: int | None) -> bool:
     return (len(body) if header_length is None else header_length) > LARGE_BYTES
 
 
-def parse_large(body: bytes | bytearray, *, header_length: int | None, spec: TensorSpec, max_rows: int) -> InferRequest:
+def parse_large(
+    body: bytes | bytearray,
+    *,
+    header_length: int | None,
+    spec: TensorSpec,
+    max_rows: int,
+    names: OutputNames = TOP_LABEL,
+) -> InferRequest:
     """As :func:`offramp_worker.http.tensors.parse_request`, for bodies that are too large for one call.
 
     Raises
@@ -52,7 +59,7 @@ def parse_large(body: bytes | bytearray, *, header_length: int | None, spec: Ten
     """
     keys = list(_KEY.finditer(body)) if header_length is None else []
     if len(keys) != 1:
-        return _without_cutting(body, header_length=header_length, spec=spec, max_rows=max_rows)
+        return _without_cutting(body, header_length=header_length, spec=spec, max_rows=max_rows, names=names)
     start = keys[0].end()
     ends = [at for at in (body.find(b'"', start), body.find(b"}", start)) if at >= 0]
     end = body.rfind(b"]", start, min(ends, default=len(body))) + 1
@@ -62,7 +69,7 @@ def parse_large(body: bytes | bytearray, *, header_length: int | None, spec: Ten
             f"inputs[0].data: has a value of type string; the tensor holds {NUMPY_TYPES[spec.datatype].name}"
         )
     if end <= start:
-        return _without_cutting(body, header_length=header_length, spec=spec, max_rows=max_rows)
+        return _without_cutting(body, header_length=header_length, spec=spec, max_rows=max_rows, names=names)
     around = b"".join((body[:start], b"[]", body[end:]))
     if len(around) > LARGE_BYTES:
         raise BadRequestError(f"body: has more than {LARGE_BYTES} bytes beside inputs[0].data")
@@ -70,7 +77,7 @@ def parse_large(body: bytes | bytearray, *, header_length: int | None, spec: Ten
         request = orjson.loads(around)
     except orjson.JSONDecodeError as error:
         raise BadRequestError(f"body: is no JSON: {error}") from error
-    header = read_header(request, spec=spec, max_rows=max_rows)
+    header = read_header(request, spec=spec, max_rows=max_rows, names=names)
     if header.tensor.get("data") != [] or header.binary_size is not None:
         raise BadRequestError("inputs[0].data: must be the only field of this name, and then there is no binary data")
     dtype = NUMPY_TYPES[spec.datatype]
@@ -78,7 +85,7 @@ def parse_large(body: bytes | bytearray, *, header_length: int | None, spec: Ten
 
 
 def _without_cutting(
-    body: bytes | bytearray, *, header_length: int | None, spec: TensorSpec, max_rows: int
+    body: bytes | bytearray, *, header_length: int | None, spec: TensorSpec, max_rows: int, names: OutputNames
 ) -> InferRequest:
     """Where ``data`` is not plain, the whole is read at once: then it must be small, as it may be all brackets."""
     size = len(body) if header_length is None else header_length
@@ -86,7 +93,7 @@ def _without_cutting(
         raise BadRequestError(
             f"body: has {size} bytes of JSON, of which inputs[0].data cannot be told apart; name it once, or send binary data"
         )
-    return parse_request(body, header_length=header_length, spec=spec, max_rows=max_rows)
+    return parse_request(body, header_length=header_length, spec=spec, max_rows=max_rows, names=names)
 
 
 def most_values(spec: TensorSpec) -> int:

@@ -8,6 +8,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from offramp_core.task import Task
 from offramp_worker.engine.engine import Engine
 from offramp_worker.front import Front
 from offramp_worker.http.bodies import App, DisconnectedError, TooLargeError, read_body
@@ -80,7 +81,7 @@ async def _feedback(worker: Worker, front: Front, name: str, request: Request) -
     status, said = 200, dict[str, Any]()
     try:
         body = await read_body(request.scope, request.receive, limit=MAX_FEEDBACK_BYTES)
-        request_id, labels = read_feedback(body, n_classes=engine.bundle.manifest.n_classes)
+        request_id, labels = read_feedback(body, task=engine.task)
         verdict = front.feedback.judge(request_id, labels)
         if verdict is None:
             status, said = 404, {"error": f"id: {shown(request_id)} is no recent reply that awaits its label"}
@@ -93,7 +94,7 @@ async def _feedback(worker: Worker, front: Front, name: str, request: Request) -
     return JSONResponse(said, status)
 
 
-def read_feedback(body: bytes, *, n_classes: int) -> tuple[str, list[int]]:
+def read_feedback(body: bytes, *, task: Task) -> tuple[str, list[int]]:
     """Parse ``{"id": ID OF THE REPLY, "label": TRUE LABEL}``; a list of labels for a reply of several rows.
 
     Raises
@@ -107,7 +108,11 @@ def read_feedback(body: bytes, *, n_classes: int) -> tuple[str, list[int]]:
         raise BadRequestError(f"body: is no JSON: {error}") from error
     if not isinstance(value, dict) or not isinstance(value.get("id"), str):
         raise BadRequestError("id: must be the id of a reply")
-    label = value.get("label")
+    if task.label_shape != ():
+        raise BadRequestError(
+            f"label: this model answers with {task.title}; true labels are compared where an answer is one label"
+        )
+    label, n_classes = value.get("label"), max(2, task.width)
     labels: list[Any] = label if isinstance(label, list) else [label]
     for one in labels:
         if type(one) is not int or not 0 <= one < n_classes:

@@ -20,15 +20,14 @@ import numpy.typing as npt
 import orjson
 
 import offramp_worker
-from offramp_core.bundle import Manifest, TensorSpec
+from offramp_core.bundle import TOP_LABEL, Manifest, OutputNames, TensorSpec
 from offramp_core.errors import OfframpError
+from offramp_core.task import LABEL
 from offramp_worker.bundle.load import NUMPY_TYPES
 from offramp_worker.engine.tickets import HIGHEST_PRIORITY, Ticket
 
 Array = npt.NDArray[Any]
-OUTPUTS = ("logits", "label")
 VERSION = "1"  # of the one model a worker serves; content is told by digests, not by versions
-DATATYPES = {"logits": "FP32", "label": "INT64"}
 JSON_TYPES: dict[str, set[type]] = {"f": {int, float}, "i": {int}, "u": {int}, "b": {bool}}  # by kind of tensor
 MAX_DEADLINE_MS = 86_400_000
 KNOWN_HEADER_BYTES = 4096
@@ -69,7 +68,12 @@ class InferRequest:
 
 
 def parse_request(
-    body: bytes | bytearray, *, header_length: int | None, spec: TensorSpec, max_rows: int
+    body: bytes | bytearray,
+    *,
+    header_length: int | None,
+    spec: TensorSpec,
+    max_rows: int,
+    names: OutputNames = TOP_LABEL,
 ) -> InferRequest:
     """Parse an inference request.
 
@@ -81,6 +85,8 @@ def parse_request(
         The model's one input.
     max_rows : int
         Largest first axis.
+    names : OutputNames
+        What the outputs are called.
 
     Raises
     ------
@@ -88,12 +94,12 @@ def parse_request(
         Names the field.
     """
     if header_length is None:
-        return _with_values(_parse_header(body, spec, max_rows), memoryview(b""), spec)
+        return _with_values(_parse_header(body, spec, max_rows, names), memoryview(b""), spec)
     if not 0 < header_length <= len(body):
         raise BadRequestError(f"Inference-Header-Content-Length: is {header_length}; the body has {len(body)} bytes")
     view = memoryview(body)
     parse = _parse_known_header if header_length <= KNOWN_HEADER_BYTES else _parse_header
-    return _with_values(parse(bytes(view[:header_length]), spec, max_rows), view[header_length:], spec)
+    return _with_values(parse(bytes(view[:header_length]), spec, max_rows, names), view[header_length:], spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,7 @@ class RequestHeader:
         )
 
 
-def read_header(request: Any, *, spec: TensorSpec, max_rows: int) -> RequestHeader:
+def read_header(request: Any, *, spec: TensorSpec, max_rows: int, names: OutputNames = TOP_LABEL) -> RequestHeader:
     """Check the JSON form of a request; of the input's values only ``binary_data_size`` is read.
 
     Raises
@@ -151,7 +157,7 @@ def read_header(request: Any, *, spec: TensorSpec, max_rows: int) -> RequestHead
         never_exit=_never_exit(parameters),
         deadline_seconds=_deadline(parameters),
         outputs=_parse_outputs(
-            request, all_binary=_flag(parameters, "binary_data_output", "parameters.binary_data_output")
+            request, names, all_binary=_flag(parameters, "binary_data_output", "parameters.binary_data_output")
         ),
         priority=parse_priority(parameters),
         timeout_seconds=parse_timeout(parameters),
@@ -160,12 +166,12 @@ def read_header(request: Any, *, spec: TensorSpec, max_rows: int) -> RequestHead
     )
 
 
-def _parse_header(text: bytes | bytearray, spec: TensorSpec, max_rows: int) -> RequestHeader:
+def _parse_header(text: bytes | bytearray, spec: TensorSpec, max_rows: int, names: OutputNames) -> RequestHeader:
     try:
         request = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise BadRequestError(f"body: is no JSON: {error}") from error
-    return read_header(request, spec=spec, max_rows=max_rows)
+    return read_header(request, spec=spec, max_rows=max_rows, names=names)
 
 
 # Clients send the same few headers again and again; reading one costs more than everything else about a request.
@@ -197,13 +203,12 @@ def server_metadata() -> dict[str, Any]:
 
 def model_metadata(manifest: Manifest) -> dict[str, Any]:
     """What it says of its model."""
-    shapes = {"logits": [-1, manifest.n_classes], "label": [-1]}
     return {
         "name": manifest.name,
         "versions": [VERSION],
         "platform": "onnxruntime_onnx",
         "inputs": [{"name": t.name, "datatype": t.datatype, "shape": [-1, *t.shape]} for t in manifest.inputs],
-        "outputs": [{"name": name, "datatype": DATATYPES[name], "shape": shape} for name, shape in shapes.items()],
+        "outputs": [{"name": t.name, "datatype": t.datatype, "shape": [-1, *t.shape]} for t in manifest.replies],
     }
 
 
@@ -222,8 +227,8 @@ def response_body(ticket: Ticket, request: InferRequest, *, model: str) -> tuple
     """The reply to a finished request, and the length of its JSON part when binary tensors follow it."""
     outputs, chunks = [], []
     for name, binary in request.outputs:
-        value = ticket.logits if name == "logits" else ticket.labels
-        output: dict[str, Any] = {"name": name, "datatype": DATATYPES[name], "shape": list(value.shape)}
+        value, datatype = output_value(ticket, name)
+        output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(value.shape)}
         if binary:
             chunk = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
             output["parameters"] = {"binary_data_size": len(chunk)}
@@ -238,6 +243,11 @@ def response_body(ticket: Ticket, request: InferRequest, *, model: str) -> tuple
     reply["outputs"] = outputs
     header = orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
     return (b"".join((header, *chunks)), len(header)) if chunks else (header, None)
+
+
+def output_value(ticket: Ticket, name: str) -> tuple[Array, str]:
+    """One output of a finished request, and its datatype."""
+    return (ticket.labels, "INT64") if name == LABEL else (ticket.logits, "FP32")
 
 
 def reply_parameters(ticket: Ticket) -> dict[str, str | int | bool]:
@@ -348,25 +358,27 @@ def json_type(kind: type) -> str:
     )
 
 
-def _parse_outputs(request: dict[str, Any], *, all_binary: bool) -> tuple[tuple[str, bool], ...]:
+def _parse_outputs(request: dict[str, Any], names: OutputNames, *, all_binary: bool) -> tuple[tuple[str, bool], ...]:
     outputs = request.get("outputs")
     if outputs is None or outputs == []:
-        return tuple((name, all_binary) for name in OUTPUTS)
+        return tuple((name, all_binary) for name in names.usual)
     if not isinstance(outputs, list):
         raise BadRequestError("outputs: must be a list")
-    return tuple(_parse_output(output, f"outputs[{i}]", all_binary=all_binary) for i, output in enumerate(outputs))
+    return tuple(
+        _parse_output(output, f"outputs[{i}]", names, all_binary=all_binary) for i, output in enumerate(outputs)
+    )
 
 
-def _parse_output(output: Any, path: str, *, all_binary: bool) -> tuple[str, bool]:
+def _parse_output(output: Any, path: str, names: OutputNames, *, all_binary: bool) -> tuple[str, bool]:
     if not isinstance(output, dict):
         raise BadRequestError(f"{path}: must be an object")
-    if output.get("name") not in OUTPUTS:
+    if output.get("name") not in (*names.usual, names.own):
         raise BadRequestError(
-            f"{path}.name: is {shown(output.get('name'))}; the model's outputs are {', '.join(OUTPUTS)}"
+            f"{path}.name: is {shown(output.get('name'))}; the model's outputs are {', '.join(names.usual)}"
         )
     parameters = _object(output, "parameters", f"{path}.parameters")
     if parameters.get("classification") is not None:
-        raise BadRequestError(f"{path}.parameters.classification: is not supported; ask for logits or label")
+        raise BadRequestError(f"{path}.parameters.classification: is not supported; ask for {' or '.join(names.usual)}")
     return output["name"], _flag(parameters, "binary_data", f"{path}.parameters.binary_data", default=all_binary)
 
 

@@ -189,6 +189,7 @@ class PlanDesk:
 
     def _prepare(self, document: PlanDocument) -> Active:
         """Everything that can fail, before anything changes: plans, sessions, warm-up; then counters of the epoch."""
+        self._check_classes(document)
         plans = {
             "stable": self._plan(document.stable),
             "canary": self._plan(document.canary) if document.canary else None,
@@ -225,6 +226,15 @@ class PlanDesk:
             slow_limits=told_limits(document.slow_seconds, document.slow_seconds_by_length),
             holdback=self._holdback(document, meter) if document.holdback_share > 0 and meter is not None else None,
         )
+
+    def _check_classes(self, document: PlanDocument) -> None:
+        """Slices of answers are of classes, which only some tasks name."""
+        named = [name for name in document.slices if class_of(name) is not None]
+        if named and not self._engine.task.names_classes:
+            raise PlanRefusedError(
+                Reason.UNSUPPORTED,
+                f"slice {named[0]} is of answers that name a class; this bundle answers with {self._engine.task.title}",
+            )
 
     def _holdback(self, document: PlanDocument, meter: HoldbackMeter) -> Runtime:
         """The exact executor once more, audited like the stable plan so that records go on being drawn from all requests alike."""
@@ -329,7 +339,9 @@ class PlanDesk:
             counter=engine.counters.open(epoch=document.epoch, arm=arm, plan_hash=plan.content_hash),
             stages=stages,
             tests={
-                index[ramp.id]: exit_test(float(ramp.threshold), bundle.quantiles[index[ramp.id]])
+                index[ramp.id]: exit_test(
+                    float(ramp.threshold), bundle.quantiles[index[ramp.id]], score=engine.task.raw_score
+                )
                 for ramp in plan.ramps
                 if ramp.threshold > 0
             },

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.bundle import HeadKind, RampSpec, TensorSpec
+from offramp_core.task import Task
 from offramp_worker.bundle.graph import stage_model, tapped_model
-from offramp_worker.bundle.heads import KINDS, HeadNodes, head_nodes, parameter_shapes
+from offramp_worker.bundle.heads import KINDS, TOP_LABEL_TASK, HeadNodes, head_nodes, parameter_shapes
 from offramp_worker.bundle.lengths import by_length, pad_rows
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.cuts import Place
@@ -105,25 +106,29 @@ def _hidden_units(inputs: int) -> int:
     return min(MAX_HIDDEN, max(MIN_HIDDEN, FIRST_LAYER_WEIGHTS // inputs))
 
 
-def blank_heads(ramps: Sequence[RampSpec], places: Sequence[Place], *, n_classes: int) -> tuple[HeadNodes, ...]:
+def blank_heads(ramps: Sequence[RampSpec], places: Sequence[Place], *, task: Task) -> tuple[HeadNodes, ...]:
     """Heads with zero weights: their cost and their pooling are those of trained ones."""
     blank = {
         spec.id: {
             name: np.zeros(shape, dtype=np.float32)
-            for name, shape in parameter_shapes(spec, n_classes=n_classes).items()
+            for name, shape in parameter_shapes(spec, n_classes=task.head_width).items()
         }
         for spec in ramps
     }
-    return heads_of(ramps, places, tensors=blank)
+    return heads_of(ramps, places, tensors=blank, task=task)
 
 
 def heads_of(
-    ramps: Sequence[RampSpec], places: Sequence[Place], *, tensors: Mapping[str, Mapping[str, FloatArray]]
+    ramps: Sequence[RampSpec],
+    places: Sequence[Place],
+    *,
+    tensors: Mapping[str, Mapping[str, FloatArray]],
+    task: Task = TOP_LABEL_TASK,
 ) -> tuple[HeadNodes, ...]:
     """ONNX nodes of ramps; ``tensors`` maps ramp id to its parameters."""
     at = {place.position: place for place in places}
     return tuple(
-        head_nodes(spec, tensors[spec.id], height=at[spec.position].height, width=at[spec.position].width)
+        head_nodes(spec, tensors[spec.id], height=at[spec.position].height, width=at[spec.position].width, task=task)
         for spec in ramps
     )
 
@@ -139,7 +144,7 @@ def collect_features(
 ) -> Features:
     """Run the backbone once over ``x`` (n, ...) and keep what every head without convolutions would read."""
     distinct = {feature_key(spec): spec for spec in ramps if not KINDS[spec.head].convolutions}
-    blank = blank_heads(tuple(distinct.values()), places, n_classes=backbone.n_classes)
+    blank = blank_heads(tuple(distinct.values()), places, task=backbone.task)
     heads = tuple(_pooling_only(head) for head in blank)
     answers, pooled = tapped_logits(backbone, heads, x, threads=threads, advance=advance)
     return Features(dict(zip(distinct, pooled, strict=True)), backbone.scale.to_logits(answers))

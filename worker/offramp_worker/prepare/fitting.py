@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from offramp_core.bundle import HeadKind, RampSpec
+from offramp_core.task import Task
 from offramp_worker.bundle.heads import KINDS
 from offramp_worker.prepare.cuts import INPUT_POSITION, Place
 from offramp_worker.prepare.data import FloatArray, HeadSplit, InputArray, SplitName, plan_split, shifted_copies
@@ -27,6 +28,7 @@ from offramp_worker.prepare.features import (
     ramp_at,
     tapped_logits,
 )
+from offramp_worker.prepare.objectives import targets_of
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.scales import temperature, tempered
 from offramp_worker.prepare.selection import (
@@ -40,7 +42,7 @@ from offramp_worker.prepare.selection import (
     utility,
 )
 from offramp_worker.prepare.sources import Backbone
-from offramp_worker.prepare.trainer import Parameters, head_logits, probabilities, train_heads
+from offramp_worker.prepare.trainer import Parameters, head_logits, train_heads
 
 if TYPE_CHECKING:
     from offramp_worker.prepare.training import Lessons
@@ -90,6 +92,11 @@ class Workshop:
     threads: int
     reporter: Reporter
 
+    @property
+    def task(self) -> Task:
+        """What the model does."""
+        return self.backbone.task
+
     def features(self, ramps: Sequence[RampSpec], x: InputArray, name: str) -> Features:
         """What heads read of rows, and the model's answers."""
         with self.reporter.step(name, total=len(x)) as advance:
@@ -124,12 +131,13 @@ class Fitted:
     parameters: Mapping[str, Parameters]
     said: Mapping[str, FloatArray]
     reference: FloatArray
+    task: Task
     untrained: tuple[Untrained, ...] = ()
 
     def merits(self, costs: Mapping[str, RampCost]) -> dict[RampSpec, RampMerit]:
         """What every trained head is worth on the validation rows."""
-        answers = self.reference.argmax(axis=1)
-        return {spec: merit(self.said[spec.id], answers, costs[spec.id]) for spec in self.specs}
+        answers = self.task.exit_answers(self.reference)
+        return {spec: merit(self.task, self.said[spec.id], answers, costs[spec.id]) for spec in self.specs}
 
     def on(self, rows: Features) -> Fitted:
         """The same heads, none of which has convolutions, on other validation rows."""
@@ -190,7 +198,7 @@ def fit_pooled(
     shop: Workshop, rungs: Rungs, costs: Mapping[str, RampCost], training: Features, validation: Features
 ) -> Fitted:
     """Train the heads that read pooled features: all linear ones, MLPs that could beat them, narrow MLPs that could beat all."""
-    fitted = _own_exits(rungs.own, validation).then(_fit_features(shop, rungs.linear, training, validation))
+    fitted = _own_exits(shop, rungs.own, validation).then(_fit_features(shop, rungs.linear, training, validation))
     for candidates, reach in ((rungs.mlp, REACH), (rungs.narrow, 0.0)):
         promising, others = screen(candidates, costs, fitted.merits(costs), reach=reach)
         fitted = fitted.then(_fit_features(shop, promising, training, validation))
@@ -202,7 +210,7 @@ def fit_given(shop: Workshop, ramps: Sequence[RampSpec], training: Features, val
     """Train heads that read pooled features, whatever they are worth; the network's own exits stay as they are."""
     own = tuple(spec for spec in ramps if not KINDS[spec.head].trained)
     others = [spec for spec in ramps if spec not in own]
-    return _own_exits(own, validation).then(_fit_features(shop, others, training, validation))
+    return _own_exits(shop, own, validation).then(_fit_features(shop, others, training, validation))
 
 
 def fit_growing(
@@ -279,7 +287,7 @@ def fit_convolutions(shop: Workshop, specs: Sequence[RampSpec], taught: Taught) 
 
     split, fitted = taught.split, taught.fitted
     at = {place.position: place for place in shop.places}
-    targets, held_out = probabilities(taught.answers), probabilities(fitted.reference)
+    targets, held_out = (targets_of(shop.task, rows) for rows in (taught.answers, fitted.reference))
     cells = max(math.prod(at[spec.position].shape) for spec in specs)
     x, v = shop.training_rows(split, most=MAP_BYTES // (2 * cells)), shop.validation_rows(split)
 
@@ -291,21 +299,23 @@ def fit_convolutions(shop: Workshop, specs: Sequence[RampSpec], taught: Taught) 
 
     name = f"train {_kinds(specs)} heads on {len(x)} rows"
     with shop.reporter.step(name, total=len(specs)) as advance:
-        parameters = train_each(specs, lessons, seed=shop.seed, threads=shop.threads, advance=advance)
-    nodes = heads_of(specs, shop.places, tensors=parameters)
+        parameters = train_each(specs, lessons, task=shop.task, seed=shop.seed, threads=shop.threads, advance=advance)
+    nodes = heads_of(specs, shop.places, tensors=parameters, task=shop.task)
     _, logits = tapped_logits(shop.backbone, nodes, v, threads=shop.threads, advance=lambda _: None)
     said = {spec.id: each for spec, each in zip(specs, logits, strict=True)}
-    return replace(taught, fitted=fitted.then(Fitted(tuple(specs), parameters, said, fitted.reference)))
+    return replace(taught, fitted=fitted.then(Fitted(tuple(specs), parameters, said, fitted.reference, fitted.task)))
 
 
 def calibrated(fitted: Fitted, specs: Sequence[RampSpec]) -> Fitted:
-    """The heads of ``specs`` with a temperature, found on the validation rows, that makes them as sure as the model is.
+    """The heads of ``specs`` with a temperature, found on the validation rows, that makes them as sure as the model is of classes or labels.
 
     What the network brings with it stays as it is.
     """
-    distribution = probabilities(fitted.reference)
+    if fitted.task.lesson == "values":
+        return fitted
+    targets = targets_of(fitted.task, fitted.reference)
     by = {
-        spec.id: temperature(fitted.said[spec.id], distribution)
+        spec.id: temperature(fitted.said[spec.id], targets, of=fitted.task.lesson)
         for spec in specs
         if KINDS[spec.head].trained and spec.id in fitted.said
     }
@@ -316,17 +326,20 @@ def calibrated(fitted: Fitted, specs: Sequence[RampSpec]) -> Fitted:
     )
 
 
-def _own_exits(specs: Sequence[RampSpec], validation: Features) -> Fitted:
-    return Fitted(tuple(specs), {spec.id: {} for spec in specs}, {}, validation.logits).on(validation)
+def _own_exits(shop: Workshop, specs: Sequence[RampSpec], validation: Features) -> Fitted:
+    parameters: dict[str, Parameters] = {spec.id: {} for spec in specs}
+    return Fitted(tuple(specs), parameters, {}, validation.logits, shop.task).on(validation)
 
 
 def _fit_features(shop: Workshop, specs: Sequence[RampSpec], training: Features, validation: Features) -> Fitted:
     if not specs:
-        return Fitted((), {}, {}, validation.logits)
+        return Fitted((), {}, {}, validation.logits, shop.task)
     name = f"train {_kinds(specs)} heads on {len(training)} rows"
     with shop.reporter.step(name, total=len(specs)) as advance:
-        parameters = train_heads(specs, training, validation, seed=shop.seed, threads=shop.threads, advance=advance)
-    return Fitted(tuple(specs), parameters, {}, validation.logits).on(validation)
+        parameters = train_heads(
+            specs, training, validation, task=shop.task, seed=shop.seed, threads=shop.threads, advance=advance
+        )
+    return Fitted(tuple(specs), parameters, {}, validation.logits, shop.task).on(validation)
 
 
 def _kinds(specs: Sequence[RampSpec]) -> str:

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from offramp_core.bundle import RampSpec, TensorSpec, profile_arrays
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
-from offramp_core.uncertainty import quantile_table, raw_score, uncertainty
+from offramp_core.task import Task, TaskSpec
+from offramp_core.uncertainty import quantile_table, uncertainty
 from offramp_worker.bundle.lengths import pad_rows
 from offramp_worker.devices import CPU, DEVICES, missing
 from offramp_worker.prepare.cuts import Place
@@ -110,6 +111,8 @@ class PrepareRequest:
         The token id that ends each text of a pair. None: the tokenizer's.
     own_exits : tuple of str
         Outputs of the model that are earlier exits of the network's own; they become ramps.
+    task : TaskSpec, optional
+        What the model does; None: the top label.
     """
 
     model: str
@@ -132,6 +135,7 @@ class PrepareRequest:
     pad: int | None = None
     sep: int | None = None
     own_exits: tuple[str, ...] = ()
+    task: TaskSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +222,9 @@ def check_request(request: PrepareRequest) -> None:
         )
     if request.device not in DEVICES:
         raise InvalidArgumentError(f"device {request.device!r} is unknown; use {', '.join(DEVICES)}")
+    if request.task is not None and (request.sides or request.own_exits):
+        field = "side" if request.sides else "own-exits"
+        raise InvalidArgumentError(f"{field} belongs to the task Top1; {request.task.output} has trained heads alone")
     if not 0 <= request.seed < 2**31:
         raise InvalidArgumentError(f"seed is {request.seed}; it must lie in [0, 2**31)")
 
@@ -287,7 +294,9 @@ def _worthwhile(
 def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Search:
     """Load the model, find places and measure them."""
     with reporter.step("export the model", total=1) as advance:
-        backbone = load_backbone(request.model, inputs.x, pad=inputs.pad, sep=inputs.sep, own_exits=request.own_exits)
+        backbone = load_backbone(
+            request.model, inputs.x, pad=inputs.pad, sep=inputs.sep, own_exits=request.own_exits, task=request.task
+        )
         advance(1)
     inputs = inputs.fitted(backbone.input)
     if request.variations and inputs.x.ndim != 4:
@@ -297,7 +306,7 @@ def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Sear
     places = _worthwhile(request, backbone, found.places, inputs.x)
     rungs = candidate_rungs(places, entry=entry, exits=found.exits)
     places = places if entry is None else (entry, *places)
-    heads = blank_heads(rungs.all, places, n_classes=backbone.n_classes)
+    heads = blank_heads(rungs.all, places, task=backbone.task)
     with reporter.step("measure the profile", total=len(BATCH_SIZES)) as advance:
         measured = measure(
             backbone,
@@ -346,7 +355,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         Work(
             rows=x[: split.head],
             validation=x[split.train : split.head],
-            allowed=request.precision if device.is_cpu else "exact",
+            allowed=request.precision if device.is_cpu and request.task is None else "exact",
             seed=request.seed,
             threads=request.threads,
             device=device,
@@ -360,7 +369,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
     with search.reporter.step("score the records", total=len(unseen)) as advance:
         reference, said = found.score(unseen, threads=training_threads(), advance=advance)
     heard = {**{spec.id: fitted.said[spec.id] for spec in ramps}, **found.said}
-    tables = {column: score_table(logits) for column, logits in heard.items()}
+    tables = {column: score_table(backbone.task, said_of) for column, said_of in heard.items()}
     contents = BundleContents(
         name=request.name or _default_name(backbone.name),
         source=_source(request.model),
@@ -377,8 +386,9 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
     )
     manifest = write_bundle(request.out, contents)
     arrays = {**contents.records, **profile_arrays(contents.profile)}
-    answers, costs = reference.argmax(axis=1), search.costs
-    seen = {spec.id: merit(said[spec.id], answers, costs[spec.id]) for spec in ramps}
+    task, costs = backbone.task, search.costs
+    answers = task.answers(reference)
+    seen = {spec.id: merit(task, said[spec.id], answers, costs[spec.id]) for spec in ramps}
     others = merits(found, said, reference)
     report = PrepareReport(
         out=request.out,
@@ -404,7 +414,7 @@ def _finish(search: _Search, heads: Taught, verdicts: Sequence[Verdict], *, star
         executors=executors,
         served=backbone.output.name,
         exits=request.own_exits,
-        assumed=backbone.task.assumed(reference) if backbone.task is not None else (),
+        assumed=backbone.found.assumed(reference) if backbone.found is not None else (),
     )
     write_report(report)
     return report
@@ -437,24 +447,38 @@ def _records(
     reference: FloatArray,
     tables: Mapping[str, npt.NDArray[np.float64]],
 ) -> dict[str, npt.NDArray[Any]]:
-    answers, columns = reference.argmax(axis=1).astype(np.int64), found.columns
     return {
-        "ramp_id": np.array(columns, dtype=np.str_),
+        "ramp_id": np.array(found.columns, dtype=np.str_),
         "ramp_precision": np.array(found.column_precisions, dtype=np.str_),
-        "uncertainty": np.stack([uncertainty(said[column], tables[column]) for column in columns], axis=1),
-        "prediction": np.stack([said[column].argmax(axis=1) for column in columns], axis=1).astype(np.int64),
-        "final": answers,
-        "reference": answers,
+        **recorded_scores(
+            found.exact.backbone.task, [said[c] for c in found.columns], reference, [tables[c] for c in found.columns]
+        ),
     }
 
 
-def score_table(logits: FloatArray) -> npt.NDArray[np.float64]:
+def recorded_scores(
+    task: Task,
+    said: Sequence[FloatArray],
+    reference: FloatArray,
+    tables: Sequence[npt.NDArray[np.float64]],
+) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a records file that say what columns said, and what that is against the model's outputs (n, width)."""
+    score, answers = task.raw_score, task.answers(reference)
+    return {
+        "uncertainty": np.stack(
+            [uncertainty(s, table, score=score) for s, table in zip(said, tables, strict=True)], axis=1
+        ),
+        **task.recorded(np.stack([task.exit_answers(s) for s in said], axis=1), final=answers, reference=answers),
+    }
+
+
+def score_table(task: Task, said: FloatArray) -> npt.NDArray[np.float64]:
     """A ramp's quantile table from validation rows.
 
     One point beyond each end, as far away as the scores spread, keeps resolution for inputs more (or less) certain
     than any of a possibly small validation part: without it they would all tie at 0 (or 1).
     """
-    raw = raw_score(logits)
+    raw = task.raw_score(said)
     raw = raw[np.isfinite(raw)]
     spread = max(float(np.ptp(raw)), 1.0)
     return quantile_table(np.concatenate([[raw.min() - spread], raw, [raw.max() + spread]]))

@@ -15,8 +15,11 @@ from itertools import pairwise
 import numpy as np
 
 from offramp_core.bundle import HeadKind, RampSpec
+from offramp_core.task import Task
+from offramp_worker.bundle.heads import TOP_LABEL_TASK
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.features import Features
+from offramp_worker.prepare.objectives import Objective, objective_of, targets_of
 
 MIN_DEVIATION = 1e-3
 FEW_ROWS = 4_000
@@ -59,33 +62,49 @@ def train_heads(
     training: Features,
     validation: Features,
     *,
+    task: Task = TOP_LABEL_TASK,
     seed: int,
     threads: int,
     advance: Callable[[int], None],
 ) -> dict[str, Parameters]:
     """As :func:`offramp_worker.prepare.training.train_heads`, one head after the other: ``threads`` are those of NumPy's own products."""
     del threads
-    targets, held_out = probabilities(training.logits), probabilities(validation.logits)
+    targets, held_out = (targets_of(task, rows.logits) for rows in (training, validation))
     trained = {}
     for spec in ramps:
-        trained[spec.id] = train_head(spec, (training.of(spec), targets), (validation.of(spec), held_out), seed=seed)
+        lessons = (training.of(spec), targets), (validation.of(spec), held_out)
+        trained[spec.id] = train_head(spec, *lessons, task=task, seed=seed)
         advance(1)
     return trained
 
 
 def train_head(
-    spec: RampSpec, training: tuple[FloatArray, FloatArray], validation: tuple[FloatArray, FloatArray], *, seed: int
+    spec: RampSpec,
+    training: tuple[FloatArray, FloatArray],
+    validation: tuple[FloatArray, FloatArray],
+    *,
+    task: Task = TOP_LABEL_TASK,
+    seed: int,
 ) -> Parameters:
-    """Train one head on (inputs (n, width), probabilities (n, n_classes)); the same seed, id and rows give the same bytes."""
+    """Train one head on (inputs (n, width), what the model's answers teach (n, n_classes)); the same seed, id and rows give the same bytes."""
     generator = np.random.default_rng(zlib.crc32(f"{seed}/{spec.id}".encode()))
     x, targets = training[0].astype(np.float32), training[1]
     mean, deviation = x.mean(axis=0), x.std(axis=0) + MIN_DEVIATION
     held_out = (validation[0].astype(np.float32) - mean) / deviation, validation[1]
-    widths = [x.shape[1], *([spec.hidden] if spec.hidden else []), targets.shape[1]]
-    learned = _fit(COURSES[spec.head], widths, ((x - mean) / deviation, targets), held_out, generator)
+    widths = [x.shape[1], *([spec.hidden] if spec.hidden else []), targets.shape[1] + task.head_width - task.width]
+    objective = objective_of(task, targets)
+    learned = _fit(
+        COURSES[spec.head],
+        widths,
+        ((x - mean) / deviation, targets),
+        held_out,
+        objective=objective,
+        generator=generator,
+    )
     weight = learned["w1"].astype(np.float64) / deviation[:, None]
     learned |= {"w1": weight, "b1": learned["b1"] - mean @ weight}
-    return {name: np.ascontiguousarray(value, dtype=np.float32) for name, value in learned.items()}
+    learned = {name: np.ascontiguousarray(value, dtype=np.float32) for name, value in learned.items()}
+    return objective.folded(learned)
 
 
 def head_logits(parameters: Parameters, pooled: FloatArray) -> FloatArray:
@@ -93,16 +112,13 @@ def head_logits(parameters: Parameters, pooled: FloatArray) -> FloatArray:
     return _layers(parameters, pooled)[-1]
 
 
-def probabilities(logits: FloatArray) -> FloatArray:
-    """The softmax of logits (n, n_classes)."""
-    return _softmax(logits)
-
-
 def _fit(
     course: Course,
     widths: Sequence[int],
     training: tuple[FloatArray, FloatArray],
     validation: tuple[FloatArray, FloatArray],
+    *,
+    objective: Objective,
     generator: Generator,
 ) -> Parameters:
     """AdamW under a one-cycle schedule; the weights of the best epoch."""
@@ -116,9 +132,11 @@ def _fit(
         order = generator.permutation(len(x))
         for step in range(steps):
             rows = order[step * batch : (step + 1) * batch]
-            slopes = _slopes(weights, x[rows], targets[rows], dropout=course.dropout, generator=generator)
+            slopes = _slopes(
+                weights, x[rows], targets[rows], objective=objective, dropout=course.dropout, generator=generator
+            )
             weights = adam.step(weights, slopes, next(rates))
-        loss = _loss(weights, *validation)
+        loss = float(objective.losses(head_logits(weights, validation[0]), validation[1]).mean())
         if loss < best:
             best, best_epoch, kept = loss, epoch, weights
         elif epoch - best_epoch > PATIENCE_SHARE * epochs:
@@ -181,9 +199,15 @@ def _layers(weights: Parameters, x: FloatArray) -> list[FloatArray]:
 
 
 def _slopes(
-    weights: Parameters, x: FloatArray, targets: FloatArray, *, dropout: float, generator: Generator
+    weights: Parameters,
+    x: FloatArray,
+    targets: FloatArray,
+    *,
+    objective: Objective,
+    dropout: float,
+    generator: Generator,
 ) -> Parameters:
-    """The gradient of the mean cross entropy."""
+    """The gradient of the mean loss."""
     count = len(weights) // 2
     reads: list[FloatArray] = []
     masks: list[FloatArray] = []
@@ -194,7 +218,7 @@ def _slopes(
         reads.append(said * masks[-1])
         said = reads[-1] @ weights[f"w{number}"] + weights[f"b{number}"]
     slopes: Parameters = {}
-    back: FloatArray = (_softmax(said) - targets) / np.float32(len(x))
+    back = objective.slope(said, targets)
     for number in range(count, 0, -1):
         slopes[f"w{number}"], slopes[f"b{number}"] = reads[number - 1].T @ back, back.sum(axis=0)
         back = (back @ weights[f"w{number}"].T) * masks[number - 1]
@@ -206,14 +230,3 @@ def _mask(shape: tuple[int, ...], dropout: float, generator: Generator) -> Float
         return np.ones(shape, dtype=np.float32)
     kept = generator.random(shape, dtype=np.float32) >= dropout
     return np.asarray(kept / np.float32(1 - dropout), dtype=np.float32)
-
-
-def _softmax(logits: FloatArray) -> FloatArray:
-    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True), dtype=np.float32)
-
-
-def _loss(weights: Parameters, x: FloatArray, targets: FloatArray) -> float:
-    logits = head_logits(weights, x).astype(np.float64)
-    z = logits - logits.max(axis=1, keepdims=True)
-    return float((np.log(np.exp(z).sum(axis=1)) - (targets * z).sum(axis=1)).mean())

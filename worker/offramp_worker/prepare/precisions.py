@@ -21,6 +21,7 @@ from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import FloatArray, InputArray
 from offramp_worker.prepare.features import Advance, blank_heads, heads_of, tapped_logits
 from offramp_worker.prepare.mixing import Exits
+from offramp_worker.prepare.objectives import softmax
 from offramp_worker.prepare.profiling import Measurements, measure, profile_of, with_chain, with_heads
 from offramp_worker.prepare.progress import Reporter
 from offramp_worker.prepare.quantizing import Quantized, choose_quantized
@@ -28,7 +29,6 @@ from offramp_worker.prepare.scales import temperature, with_temperature
 from offramp_worker.prepare.selection import BUDGETS, LOOSEST, RampCost, RampMerit, Verdict, cost_of, merit
 from offramp_worker.prepare.side import Side, cannot_pay, load_side, side_logits, side_merit
 from offramp_worker.prepare.sources import Backbone
-from offramp_worker.prepare.trainer import probabilities
 
 INT8: Precision = "int8"
 INT8_FILE = "backbone.int8.onnx"
@@ -50,7 +50,7 @@ class Chain:
 
     def score(self, x: InputArray, *, threads: int, advance: Advance) -> tuple[FloatArray, Said]:
         """The graph's logits (n, n_classes) and each ramp's, in one pass as a worker's audits make it."""
-        nodes = heads_of(self.ramps, self.places, tensors=self.parameters)
+        nodes = heads_of(self.ramps, self.places, tensors=self.parameters, task=self.backbone.task)
         final, logits = tapped_logits(self.backbone, nodes, x, threads=threads, advance=advance)
         return final, {spec.id: values for spec, values in zip(self.ramps, logits, strict=True)}
 
@@ -177,7 +177,10 @@ def approximate(exact: Chain, side_uris: Sequence[str], work: Work) -> Approxima
 def merits(found: Approximations, said: Mapping[str, FloatArray], reference: FloatArray) -> dict[str, RampMerit]:
     """What side models and int8 ramps are worth by the logits they gave, against the fp32 backbone's time."""
     exact = {b.batch_size: b.exact_seconds for b in found.exact.measured.batches}
-    values = {s.spec.id: side_merit(s, said[s.spec.id], reference, exact_seconds=exact) for s in found.sides}
+    values = {
+        s.spec.id: side_merit(s, said[s.spec.id], reference, task=found.exact.backbone.task, exact_seconds=exact)
+        for s in found.sides
+    }
     if found.int8 is not None:
         measured = found.exact.measured
         values |= {spec.id: _int8_merit(found.int8, measured, spec, said, reference) for spec in found.int8.ramps}
@@ -201,15 +204,17 @@ def _sides(exact: Chain, uris: Sequence[str], reference: FloatArray, work: Work)
             reporter=work.reporter,
         )
         (logits,) = side_logits([side], work.validation, exact.backbone.input, threads=work.pass_threads)
-        by = temperature(logits, probabilities(exact.backbone.scale.to_logits(reference)))
-        worth = side_merit(side, logits / np.float32(by), reference, exact_seconds=seconds)
+        by = temperature(logits, softmax(exact.backbone.scale.to_logits(reference)))
+        worth = side_merit(side, logits / np.float32(by), reference, task=exact.backbone.task, exact_seconds=seconds)
         sides.append(replace(side, model=with_temperature(side.model, by), merit=worth, refused=cannot_pay(worth)))
     return sides
 
 
 def _exits(exact: Chain, said: Mapping[str, FloatArray], reference: FloatArray) -> Exits:
     """What the best single ramp saves of the fp32 time, by budget."""
-    worths = [merit(said[s.id], reference.argmax(axis=1), cost_of(s, exact.measured)) for s in exact.ramps]
+    task = exact.backbone.task
+    answers = task.answers(reference)
+    worths = [merit(task, said[s.id], answers, cost_of(s, exact.measured)) for s in exact.ramps]
     return Exits({budget: max([0.0, *(worth.utility[budget] for worth in worths)]) for budget in BUDGETS})
 
 
@@ -242,7 +247,7 @@ def _int8_chain(exact: Chain, exits: Exits, work: Work) -> tuple[Quantized | Non
         measured = measure(
             backbone,
             inside,
-            blank_heads(ramps, inside, n_classes=backbone.n_classes),
+            blank_heads(ramps, inside, task=backbone.task),
             work.rows,
             threads=work.threads,
             seconds=work.seconds,
@@ -280,7 +285,8 @@ def _int8_merit(
         {size: b.head_seconds[spec.id] / baseline[size] for size, b in own.items()},
         {size: b.depth_at(spec.position) * b.exact_seconds / baseline[size] for size, b in own.items()},
     )
-    return merit(said[spec.id], reference.argmax(axis=1), costs)
+    task = int8.backbone.task
+    return merit(task, said[spec.id], task.answers(reference), costs)
 
 
 def _score_others(exact: Chain, sides: Sequence[Side], int8: Chain | None, x: InputArray, *, threads: int) -> Said:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ import safetensors.numpy
 from offramp_core.bundle import RAMPS_FILE, BatchProfile, Manifest, Profile, RampSpec, profile_arrays, side_model_file
 from offramp_core.columns import EXACT, final_id
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.uncertainty import uncertainty
 from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.bundle.heads import KINDS, parameter_shapes
 from offramp_worker.bundle.load import Bundle, load_bundle
@@ -31,12 +31,14 @@ from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import FloatArray, HeadSplit, InputArray
 from offramp_worker.prepare.features import heads_of, tapped_logits
 from offramp_worker.prepare.fitting import Fitted, Workshop, calibrated, fit_convolutions, fit_given, fit_growing
+from offramp_worker.prepare.objectives import Objective, objective_of, targets_of
 from offramp_worker.prepare.outlook import Outlook, outlooks
 from offramp_worker.prepare.pipeline import (
     PrepareRequest,
     check_request,
     provenance,
     read_inputs,
+    recorded_scores,
     score_table,
     training_threads,
 )
@@ -45,7 +47,7 @@ from offramp_worker.prepare.report import PrepareReport, RampLine, write_report
 from offramp_worker.prepare.selection import RampCost, RampMerit, Verdict, merit
 from offramp_worker.prepare.sources import Backbone
 from offramp_worker.prepare.task import found_scale
-from offramp_worker.prepare.trainer import HAS_TORCH, Parameters, probabilities
+from offramp_worker.prepare.trainer import HAS_TORCH, Parameters
 from offramp_worker.prepare.writing import write_refreshed
 
 Logits = dict[str, FloatArray]
@@ -103,12 +105,12 @@ class _Refreshing:
         tensors = safetensors.numpy.load_file(bundle.path / RAMPS_FILE)
         self._heads = tuple(ramp for ramp in manifest.ramps if ramp.head in KINDS)
         self._own = tuple(ramp for ramp in self._heads if manifest.precision_of(ramp) in ("", EXACT))
-        self._earlier = {ramp.id: _parameters(ramp, tensors, manifest.n_classes) for ramp in self._own}
+        self._earlier = {ramp.id: _parameters(ramp, tensors, bundle.task.head_width) for ramp in self._own}
         _check_shared(self._heads, self._earlier, manifest)
         places = {r.position: Place(r.position, r.tensor, tuple(bundle.shapes[r.tensor])) for r in self._own}
         backbone = Backbone(
             bundle.backbone, manifest.name, manifest.inputs[0], manifest.outputs[0],
-            scale=manifest.scale or found_scale(bundle.probe_logits),
+            scale=manifest.scale or found_scale(bundle.probe_logits), declared=manifest.task,
         )  # fmt: skip
         self._shop = Workshop(
             backbone, tuple(places.values()), x, extra, request.variations, request.seed, training_threads(), reporter
@@ -137,7 +139,7 @@ class _Refreshing:
         with self._reporter.step("score the earlier heads", total=len(unseen)) as advance:
             _, earlier = self._heads_at(bundle.backbone, self._own, self._earlier, unseen, advance)
         _, held_out = self._columns(fitted.parameters, shop.validation_rows(split), lambda _: None)
-        tables = {column: score_table(logits) for column, logits in held_out.items()}
+        tables = {column: score_table(bundle.task, logits) for column, logits in held_out.items()}
         records = {**_records(self._manifest, said, reference, tables), **profile_arrays(bundle.profile)}
         manifest = write_refreshed(
             bundle.path, request.out, self._manifest,
@@ -163,10 +165,11 @@ class _Refreshing:
         )
 
     def _lines(self, said: Logits, earlier: Logits, reference: FloatArray) -> tuple[RampLine, ...]:
-        answers = reference.argmax(axis=1)
+        task = self._bundle.task
+        answers = task.answers(reference)
 
         def worth(spec: RampSpec, logits: Logits) -> RampMerit:
-            return merit(logits[spec.id], answers, self._costs[spec.id])
+            return merit(task, logits[spec.id], answers, self._costs[spec.id])
 
         return tuple(
             RampLine(Verdict(spec, worth(spec, said)), "records", before=worth(spec, earlier)) for spec in self._own
@@ -175,7 +178,8 @@ class _Refreshing:
     def _outlooks(self, said: Logits, reference: FloatArray) -> tuple[Outlook, ...]:
         """What plans of the fp32 chain could save; tables are made of the same rows, which moves no order and so no plan."""
         ids = [column.id for column in self._manifest.columns if column.precision in ("", EXACT)]
-        scores = _scores(ids, said, reference, {ramp: score_table(said[ramp]) for ramp in ids})
+        task, mine = self._bundle.task, [said[ramp] for ramp in ids]
+        scores = recorded_scores(task, mine, reference, [score_table(task, each) for each in mine])
         return outlooks({**scores, **profile_arrays(self._bundle.profile)}, ids)
 
     def _better(self, split: HeadSplit, fitted: Fitted) -> Fitted:
@@ -183,10 +187,11 @@ class _Refreshing:
         shop = self._shop
         rows = shop.validation_rows(split)
         reference, earlier = self._heads_at(self._bundle.backbone, self._own, self._earlier, rows, lambda _: None)
-        targets = probabilities(shop.backbone.scale.to_logits(reference))
+        targets = targets_of(shop.task, shop.backbone.scale.to_logits(reference))
+        loss = partial(_loss, objective_of(shop.task, targets), targets=targets)
         chosen = {
             spec.id: self._earlier[spec.id]
-            if spec.id not in fitted.said or _loss(earlier[spec.id], targets) < _loss(fitted.said[spec.id], targets)
+            if spec.id not in fitted.said or loss(earlier[spec.id]) < loss(fitted.said[spec.id])
             else fitted.parameters[spec.id]
             for spec in self._own
         }
@@ -221,7 +226,7 @@ class _Refreshing:
     ) -> tuple[FloatArray, Logits]:
         shop = self._shop
         whole = replace(shop.backbone, model=graph, output=replace(shop.backbone.output, name=output_name(graph)))
-        nodes = heads_of(ramps, shop.places, tensors=parameters)
+        nodes = heads_of(ramps, shop.places, tensors=parameters, task=shop.task)
         logits, said = tapped_logits(whole, nodes, x, threads=shop.threads, advance=advance)
         return logits, {ramp.id: each for ramp, each in zip(ramps, said, strict=True)}
 
@@ -262,10 +267,9 @@ def _chunks(x: InputArray, rows: int = 64) -> Iterator[InputArray]:
     yield from (x[start : start + rows] for start in range(0, len(x), rows))
 
 
-def _loss(logits: FloatArray, targets: FloatArray) -> float:
-    """Mean cross entropy; infinite for a head that says nothing finite."""
-    z = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    losses = np.log(np.exp(z).sum(axis=1)) - (targets * z).sum(axis=1)
+def _loss(objective: Objective, said: FloatArray, *, targets: FloatArray) -> float:
+    """On average; infinite for a head that says nothing finite."""
+    losses = objective.losses(said, targets)
     return float(losses.mean()) if np.isfinite(losses).all() else float("inf")
 
 
@@ -273,23 +277,11 @@ def _records(
     manifest: Manifest, said: Logits, reference: FloatArray, tables: Mapping[str, npt.NDArray[np.float64]]
 ) -> dict[str, npt.NDArray[Any]]:
     columns = manifest.columns
+    ids = [column.id for column in columns]
     return {
         "ramp_id": np.array([column.id for column in columns], dtype=np.str_),
         "ramp_precision": np.array([column.precision for column in columns], dtype=np.str_),
-        **_scores([column.id for column in columns], said, reference, tables),
-    }
-
-
-def _scores(
-    ids: Sequence[str], said: Logits, reference: FloatArray, tables: Mapping[str, npt.NDArray[np.float64]]
-) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a records file that say what columns said."""
-    answers = reference.argmax(axis=1).astype(np.int64)
-    return {
-        "uncertainty": np.stack([uncertainty(said[column], tables[column]) for column in ids], axis=1),
-        "prediction": np.stack([said[column].argmax(axis=1) for column in ids], axis=1).astype(np.int64),
-        "final": answers,
-        "reference": answers,
+        **recorded_scores(manifest.does, [said[i] for i in ids], reference, [tables[i] for i in ids]),
     }
 
 

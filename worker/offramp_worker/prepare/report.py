@@ -181,8 +181,11 @@ def approximation_lines(
 ) -> tuple[ApproximationLine, ...]:
     """What was tried on the whole backbone and on side models; disagreement of what stays is measured on the records."""
 
+    task = found.exact.backbone.task
+
     def disagreement(column: str) -> float | None:
-        return float((said[column].argmax(axis=1) != reference.argmax(axis=1)).mean()) if column in said else None
+        losses = task.losses(task.exit_answers(said[column]), task.answers(reference)) if column in said else None
+        return None if losses is None else float(losses.mean())
 
     lines = []
     if found.quantized is not None:

@@ -16,16 +16,19 @@ import onnx
 from onnx import helper, numpy_helper
 
 from offramp_core.scale import SMALLEST, Scale
+from offramp_core.task import Lesson
 from offramp_worker.bundle.graph import output_name
 from offramp_worker.prepare.data import FloatArray
 
 MOST = 16.0  # a head that is sure of nothing, or of everything, has no best temperature; 1 / MOST is the least
 MOST_ROWS = 2_000  # one number needs no more
+MOST_LOGIT = 40.0  # of a label: its probability is 1 in double precision, whatever it is divided by
 HALVINGS = 24  # of the range of logarithms, to seven digits
 
 
-def temperature(logits: FloatArray, distribution: FloatArray) -> float:
-    """What logits (n, n_classes) are to be divided by so that their softmax says least wrongly what the model's ``distribution`` (n, n_classes) says.
+def temperature(logits: FloatArray, distribution: FloatArray, *, of: Lesson = "classes") -> float:
+    """What logits (n, n_classes) are to be divided by so that their softmax says least wrongly what the model's ``distribution`` (n, n_classes) says; ``of`` labels
+    the logistic function of each in the place of the softmax.
 
     The loss is cross entropy. Rows that are not finite do not count; without any it is 1. (The worker image, which trains as well, has no SciPy.)
     """
@@ -33,14 +36,19 @@ def temperature(logits: FloatArray, distribution: FloatArray) -> float:
     z = logits[finite][-MOST_ROWS:].astype(np.float64)
     if not len(z):
         return 1.0
-    z -= z.max(axis=1, keepdims=True)
+    if of == "classes":
+        z -= z.max(axis=1, keepdims=True)
     said = (distribution[finite][-MOST_ROWS:] * z).sum(axis=1)
     # The loss is convex in 1 / T, so that its slope says on which side of a value the best one lies.
     low, high = -math.log(MOST), math.log(MOST)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        weights = np.exp(math.exp(middle) * z)
-        slope = float(((weights * z).sum(axis=1) / weights.sum(axis=1) - said).mean())
+        if of == "classes":
+            weights = np.exp(math.exp(middle) * z)
+            told = (weights * z).sum(axis=1) / weights.sum(axis=1)
+        else:
+            told = (z / (1 + np.exp(-math.exp(middle) * np.clip(z, -MOST_LOGIT, MOST_LOGIT)))).sum(axis=1)
+        slope = float((told - said).mean())
         low, high = (low, middle) if slope > 0 else (middle, high)
     return math.exp(-(low + high) / 2)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.bundle import RampSpec
-from offramp_core.uncertainty import raw_score
+from offramp_core.task import Answers, LossArray, Task
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.profiling import Measurements
 
@@ -25,8 +25,6 @@ INDIFFERENT = 0.002
 # Of the inputs that cannot leave with the best cheaper head, at most such a share can with the next dearer kind.
 # Measured on CIFAR-10 (ResNet-20, ResNet-56), MLP over linear 10-27 %, convolutions over MLP 8-16 %.
 REACH = 0.3
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +90,20 @@ class Untrained:
     reason: str
 
 
-def exit_share(score: npt.NDArray[np.floating], agrees: BoolArray, *, budget: float) -> float:
-    """Largest share that can leave below one threshold with at most ``budget`` of **all** rows answered differently.
+def exit_share(score: npt.NDArray[np.floating], losses: LossArray, *, budget: float) -> float:
+    """Largest share that can leave below one threshold with a loss of at most ``budget`` on average over **all** rows.
 
     Parameters
     ----------
     score : (n,)
         Lower is more certain; rows of equal score leave together.
-    agrees : (n,) bool
+    losses : (n,)
+        In [0, 1]: what those that leave lose; 0 is agreement.
     """
     order = np.argsort(score, kind="stable")
-    wrong = np.cumsum(~agrees[order])
+    lost = np.cumsum(losses[order])
     ends = np.append(np.diff(score[order]) > 0, True) & np.isfinite(score[order])
-    allowed = ends & (wrong <= int(budget * len(score) + 1e-9))
+    allowed = ends & (lost <= budget * len(score) + 1e-9)
     return float(np.flatnonzero(allowed)[-1] + 1) / len(score) if allowed.any() else 0.0
 
 
@@ -116,12 +115,12 @@ def cost_of(spec: RampSpec, measured: Measurements) -> RampCost:
     )
 
 
-def merit(logits: FloatArray, reference: npt.NDArray[np.integer], costs: RampCost) -> RampMerit:
-    """Judge a head by its logits (n, n_classes) against the model's answers (n,)."""
-    agrees = logits.argmax(axis=1) == reference
-    score = raw_score(logits)
-    shares = {budget: exit_share(score, agrees, budget=budget) for budget in BUDGETS}
-    return RampMerit(float(agrees.mean()), shares, costs)
+def merit(task: Task, said: FloatArray, reference: Answers, costs: RampCost) -> RampMerit:
+    """Judge a head by what it says (n, head_width) against the model's answers (n, ...)."""
+    losses = task.losses(task.exit_answers(said), reference)
+    score = task.raw_score(said)
+    shares = {budget: exit_share(score, losses, budget=budget) for budget in BUDGETS}
+    return RampMerit(float((1 - losses).mean()), shares, costs)
 
 
 def utility(merits: Iterable[RampMerit]) -> float:

@@ -17,6 +17,7 @@ from onnx import compose, helper
 
 from offramp_core.bundle import RampSpec, TensorSpec
 from offramp_core.errors import InvalidArgumentError
+from offramp_core.task import Task
 from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.devices import CPU, Device, open_session
 from offramp_worker.prepare.cuts import INPUT_POSITION
@@ -112,14 +113,14 @@ def load_side(
 
 
 def side_merit(
-    side: Side, logits: FloatArray, reference: FloatArray, *, exact_seconds: Mapping[int, float]
+    side: Side, logits: FloatArray, reference: FloatArray, *, task: Task, exact_seconds: Mapping[int, float]
 ) -> RampMerit:
     """What a side model is worth by its logits (n, n_classes) against the model's; ``exact_seconds`` is the model's time by batch size."""
     costs = RampCost(
         {size: seconds / exact_seconds[size] for size, seconds in side.seconds.items()},
         dict.fromkeys(side.seconds, 0.0),
     )
-    return merit(logits, reference.argmax(axis=1), costs)
+    return merit(task, logits, task.answers(reference), costs)
 
 
 def cannot_pay(worth: RampMerit) -> str:

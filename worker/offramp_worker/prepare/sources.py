@@ -24,6 +24,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 from offramp_core.bundle import TensorSpec
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError, OfframpError
 from offramp_core.scale import LOGITS, Scale
+from offramp_core.task import Task, TaskSpec, task_of
 from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.bundle.lengths import bucket_length, used_length
 from offramp_worker.bundle.load import NUMPY_TYPES
@@ -34,7 +35,7 @@ from offramp_worker.prepare.exported import checked_archive
 from offramp_worker.prepare.locations import FAMILY, model_file
 from offramp_worker.prepare.packing import pack_exits
 from offramp_worker.prepare.scales import add_logits
-from offramp_worker.prepare.task import TopLabel, declared_task
+from offramp_worker.prepare.task import Found, add_column_axis, declared_task
 from offramp_worker.prepare.tokens import (
     DEFAULT_PAD,
     IDS,
@@ -61,7 +62,7 @@ class Backbone:
 
     ``program`` is what torch.export made of it, where torch had it.
     ``exits`` are tensors with logits of exits that the network brings with it. ``sep`` is the token id that ends each text of a pair.
-    ``task`` is what the model was found to do when it was loaded, ``scale`` that of its answers.
+    ``task`` is what the model does, ``scale`` that of its answers, ``found`` what says so, where it was loaded just now.
     """
 
     model: Any  # onnx.ModelProto
@@ -71,17 +72,29 @@ class Backbone:
     program: Any = None  # torch.export.ExportedProgram
     exits: tuple[str, ...] = ()
     sep: int | None = None
-    task: TopLabel | None = None
+    found: Found | None = None
     scale: Scale = LOGITS
+    declared: TaskSpec | None = None
 
     @property
     def n_classes(self) -> int:
         """Width of the logits."""
         return self.output.shape[0]
 
+    @property
+    def task(self) -> Task:
+        """How its outputs are read."""
+        return task_of(self.declared, width=self.n_classes, scale=self.scale)
+
 
 def load_backbone(
-    uri: str, x: InputArray, *, pad: int | None = None, sep: int | None = None, own_exits: tuple[str, ...] = ()
+    uri: str,
+    x: InputArray,
+    *,
+    pad: int | None = None,
+    sep: int | None = None,
+    own_exits: tuple[str, ...] = (),
+    task: TaskSpec | None = None,
 ) -> Backbone:
     """Load a model and turn it into a checked ONNX graph.
 
@@ -97,13 +110,15 @@ def load_backbone(
         The token id that ends each text of a pair; a model that reads token types needs it.
     own_exits : tuple of str
         Outputs that are earlier exits of the network's own, in its order; all but the one that is served.
+    task : TaskSpec, optional
+        What the model does; None: the top label.
 
     Raises
     ------
     InvalidArgumentError
         The URI, a file it names, or the shape of the inputs is at fault.
     ModelRefusedError
-        The model is no classifier with one input and one output besides its own exits, or its answers depend on the batch.
+        The model does another task, or has more than one input or one output besides its own exits, or its answers depend on the batch.
     """
     sample, pad = x[:SAMPLE_ROWS], DEFAULT_PAD if pad is None else pad
     program = None
@@ -119,7 +134,7 @@ def load_backbone(
             f"model {uri!r} is none of family:NAME?weights=FILE.safetensors, FILE.pt2 and FILE.onnx; "
             "other checkpoints: export them with torch.export.save or torch.onnx.export"
         )
-    backbone = _checked(_normalised(model), name=name, sample=sample, pad=pad, sep=sep, own_exits=own_exits)
+    backbone = _checked(_normalised(model), name=name, sample=sample, pad=pad, sep=sep, own_exits=own_exits, task=task)
     return replace(backbone, program=program, sep=sep)
 
 
@@ -357,7 +372,14 @@ def _share_concatenations(graph: onnx.GraphProto) -> None:
 
 
 def _checked(
-    model: onnx.ModelProto, *, name: str, sample: InputArray, pad: int, sep: int | None, own_exits: tuple[str, ...]
+    model: onnx.ModelProto,
+    *,
+    name: str,
+    sample: InputArray,
+    pad: int,
+    sep: int | None,
+    own_exits: tuple[str, ...],
+    task: TaskSpec | None,
 ) -> Backbone:
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in constants]
@@ -386,12 +408,17 @@ def _checked(
     answers = _run(model, sample)
     if not np.isfinite(answers).all():
         raise ModelRefusedError("the model answers sample inputs with NaN or infinity")
-    task = declared_task(model, output_name(model), answers, n_rows=len(sample))
+    if task is not None and answers.shape == (len(sample),):
+        add_column_axis(model)
+        answers = answers[:, None]
+    found = declared_task(model, output_name(model), answers, n_rows=len(sample), spec=task)
     _check_alone(model, answers, sample)
     if tokens:
         check_padding(model, spec, sample, run=_run, close=_close)
     output = TensorSpec(output_name(model), "FP32", (int(answers.shape[1]),))
-    return Backbone(model=model, name=name, input=spec, output=output, exits=exits, task=task, scale=task.scale)
+    return Backbone(
+        model=model, name=name, input=spec, output=output, exits=exits, found=found, scale=found.scale, declared=task
+    )
 
 
 def _take_exits_off(model: onnx.ModelProto, sample: InputArray, own_exits: tuple[str, ...]) -> tuple[str, ...]:

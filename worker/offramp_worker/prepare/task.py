@@ -1,8 +1,8 @@
-"""Whether a model does the task that exits are made for: the top label of a classifier.
+"""Whether a model does the task that exits are made for: the top label of a classifier, or another one that was declared.
 
-A ramp answers early when its top label is likely the model's. An embedding, the labels of a multi-label model and the corners of a box have an
+A ramp answers early when its answer is likely the model's. An embedding, the labels of a multi-label model and the corners of a box have an
 argmax as well, and nobody who serves them means it. The judgment reads the end of the graph and the answers to sample inputs. It refuses what it can
-name; what logits and another task have in common (a linear layer at the end) is taken for logits, and :meth:`TopLabel.assumed` says so.
+name; what logits and another task have in common (a linear layer at the end) is taken for logits, and :meth:`Found.assumed` says so.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import inliner
+from onnx import helper, inliner, numpy_helper
 
-from offramp_core.errors import ModelRefusedError
+from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_core.scale import Scale
+from offramp_core.task import LABEL, Output, Task, TaskSpec, task_of
 from offramp_worker.prepare.data import FloatArray
 
 # What hands values on, or moves them to another place; of several inputs the first has the values.
@@ -38,27 +39,43 @@ TOLERANCE = 1e-3  # of sums and lengths; half precision has 1e-3
 LOOSE = 0.05  # of sums behind a softmax, whose results may have been rounded to 8 bits
 CORNERS = 4
 
-TAKEN = "it must be [batch, classes] with at least two classes, logits or softmax probabilities, of which the largest is the answer"
+TAKEN: dict[Output, str] = {
+    "Top1": "it must be [batch, classes] with at least two classes, logits or softmax probabilities, of which the largest is the answer",
+    "TopK": "TopK takes [batch, classes], logits or softmax probabilities, with more classes than an answer names",
+    "MultiLabel": "MultiLabel takes [batch, labels] with at least two labels, a logit or a sigmoid's probability for each",
+    "Binary": "Binary takes [batch] or [batch, 1], one logit or a sigmoid's probability",
+    "Regression": "Regression takes [batch] or [batch, numbers], float32",
+    "Embedding": "Embedding takes [batch, width] with a width of at least two, float32",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class TopLabel:
-    """One label of several classes, the one with the largest score.
-
-    ``operators`` are those that the output ends in; ``scale`` says what its scores are taken for.
-    """
+class Found:
+    """What a model was found to do: ``task``, None for the top label. ``operators`` are those that the output ends in; ``scale`` says what its numbers are taken for."""
 
     output: str
     operators: tuple[str, ...]
     scale: Scale
+    task: Task | None = None
 
     def assumed(self, answers: FloatArray) -> tuple[str, ...]:
         """What the scores (n, classes) are taken for, and what speaks against it without proving it."""
         found = f"{_found(self.output, self.operators, answers)} on {len(answers)} rows"
+        if self.task is not None:
+            return (
+                f"{self.task.title}: output {found}, taken for {self.scale.kind if self.task.lesson != 'values' else 'numbers'}",
+                *self._sameness(answers),
+            )
         return (
             f"top label of {answers.shape[1]} classes: output {found}, taken for {self.scale.kind}",
             *self._doubts(answers),
         )
+
+    def _sameness(self, answers: FloatArray) -> list[str]:
+        assert self.task is not None
+        told = self.task.answers(answers)
+        alike = self.task.losses(told, np.broadcast_to(told[:1], told.shape)).max() == 0
+        return [f"all {len(answers)} rows have the same answer: exits learn nothing of others"] if alike else []
 
     def _doubts(self, answers: FloatArray) -> list[str]:
         labels = answers.argmax(axis=1)
@@ -78,20 +95,84 @@ class TopLabel:
         return doubts
 
 
-def declared_task(model: onnx.ModelProto, output: str, answers: FloatArray, *, n_rows: int) -> TopLabel:
-    """The task of a model by the end of its graph and its ``answers`` to ``n_rows`` sample inputs.
+def declared_task(
+    model: onnx.ModelProto, output: str, answers: FloatArray, *, n_rows: int, spec: TaskSpec | None = None
+) -> Found:
+    """The task of a model by the end of its graph and its ``answers`` to ``n_rows`` sample inputs; ``spec`` is the one that was declared, None for the
+    top label.
 
     Raises
     ------
     ModelRefusedError
-        It is not the top label of a classifier. Names the output, its shape, the operators it ends in and its range, what it looks like,
+        It does another task. Names the output, its shape, the operators it ends in and its range, what it looks like,
         and what would be taken.
     """
     operators = last_operators(model, output)
-    reason = _other_shape(answers, n_rows) or _other_name(output) or _other_scores(answers, operators)
-    if reason:
-        raise ModelRefusedError(f"output {_found(output, operators, answers, shape=True)}: {reason}; {TAKEN}")
-    return TopLabel(output, operators, found_scale(answers, operators))
+    kind: Output = "Top1" if spec is None else spec.output
+    if kind in ("Top1", "TopK"):
+        reason = _other_shape(answers, n_rows) or _other_name(output) or _other_scores(answers, operators)
+    else:
+        reason = _not_of(kind, answers, operators, n_rows)
+    if reason or spec is None:
+        refused = f"output {_found(output, operators, answers, shape=True)}: {reason}; {TAKEN[kind]}"
+        if reason:
+            raise ModelRefusedError(refused)
+        return Found(output, operators, found_scale(answers, operators))
+    scale = _scale_of(kind, answers, operators)
+    try:
+        task = task_of(spec, width=answers.shape[1], scale=scale)
+    except InvalidArgumentError as error:
+        raise ModelRefusedError(
+            f"output {_found(output, operators, answers, shape=True)}: {error}; {TAKEN[kind]}"
+        ) from error
+    if output == LABEL and task.label_shape is not None:
+        raise ModelRefusedError(
+            f"output {output!r} is called as the labels that replies have beside it; export the model with another name for it"
+        )
+    return Found(output, operators, scale, task)
+
+
+def add_column_axis(model: onnx.ModelProto) -> None:
+    """Make [batch, 1] of an output [batch], under the same name: what exits say has columns."""
+    output = model.graph.output[0]
+    name, flat = output.name, f"{output.name}/flat"
+    for node in model.graph.node:
+        node.input[:] = [flat if read == name else read for read in node.input]
+        node.output[:] = [flat if made == name else made for made in node.output]
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1], dtype=np.int64), f"{name}/axis"))
+    model.graph.node.append(helper.make_node("Unsqueeze", [flat, f"{name}/axis"], [name], name=f"{name}/column"))
+    output.CopyFrom(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 1]))
+
+
+def _not_of(kind: Output, answers: FloatArray, operators: Sequence[str], n_rows: int) -> str:
+    """Why answers cannot be those of a task that is not about classes; empty where they can."""
+    if answers.ndim != 2 or len(answers) != n_rows:
+        several = answers.ndim > 2 and len(answers) == n_rows
+        return "several rows for each input, as of tokens, boxes or pixels" if several else "no row for each input"
+    width = answers.shape[1]
+    if kind == "Binary" and width != 1:
+        return f"{width} numbers for each input"
+    if kind in ("MultiLabel", "Embedding") and width == 1:
+        return "one number for each input"
+    if width > 1 and kind != "Embedding" and _adds_up(answers, operators) and not _many_sigmoids(answers, operators):
+        return "a distribution over classes, one of which is right: declare Top1 or TopK"
+    if kind in ("MultiLabel", "Binary") and set(operators) <= INDEPENDENT and operators and not _unit(answers):
+        return "a sigmoid that is scaled afterwards, as coordinates are"
+    return ""
+
+
+def _scale_of(kind: Output, answers: FloatArray, operators: Sequence[str]) -> Scale:
+    if kind == "TopK":
+        return found_scale(answers, operators)
+    if kind in ("MultiLabel", "Binary"):
+        sigmoid = bool(operators) and set(operators) <= INDEPENDENT
+        return Scale("independent-probabilities" if sigmoid or _unit(answers) else "logits")
+    return Scale("logits")
+
+
+def _unit(answers: FloatArray) -> bool:
+    """Whether all numbers may be probabilities."""
+    return bool(answers.min() >= 0 and answers.max() <= 1)
 
 
 def found_scale(answers: FloatArray, operators: Sequence[str] = ()) -> Scale:
@@ -146,8 +227,8 @@ def _found(output: str, operators: Sequence[str], answers: FloatArray, *, shape:
 def _other_shape(answers: FloatArray, n_rows: int) -> str:
     if answers.shape in ((n_rows,), (n_rows, 1)):
         return (
-            "one number for each input, a regression or the answer to yes or no "
-            "(a classifier of two classes has two columns: export [0, z] instead of the logit z)"
+            "one number for each input, a regression or the answer to yes or no: declare --task Regression or --task Binary "
+            "(a classifier of two classes has two columns)"
         )
     if answers.ndim > 2 and len(answers) == n_rows:
         return "several rows for each input, as of tokens, boxes or pixels"
@@ -167,13 +248,13 @@ def _other_scores(answers: FloatArray, operators: Sequence[str]) -> str:
     if kinds and kinds <= INDEPENDENT:
         return (
             "a probability for each label, or coordinates, independent of each other "
-            f"(if exactly one label is right for every input, export {before})"
+            f"(declare --task MultiLabel; if exactly one label is right for every input, export {before})"
         )
     if kinds and kinds <= QUANTITIES and answers.min() >= 0:
         return f"quantities of at least 0, such as boxes, counts or distances (if these are scores of classes, export {before})"
     if kinds and kinds <= NORMALIZATIONS:
-        return "normalized features, an embedding"
-    return "rows of one length, an embedding" if _one_length(answers) else ""
+        return "normalized features, an embedding: declare --task Embedding"
+    return "rows of one length, an embedding: declare --task Embedding" if _one_length(answers) else ""
 
 
 def _adds_up(answers: FloatArray, operators: Sequence[str]) -> bool:

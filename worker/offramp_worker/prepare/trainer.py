@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 try:
-    from offramp_worker.prepare.training import Parameters, head_logits, probabilities, train_heads
+    from offramp_worker.prepare.training import Parameters, head_logits, train_heads
 
     HAS_TORCH = True
 except ModuleNotFoundError:
-    from offramp_worker.prepare.plain import Parameters, head_logits, probabilities, train_heads
+    from offramp_worker.prepare.plain import Parameters, head_logits, train_heads
 
     HAS_TORCH = False
 
-__all__ = ["HAS_TORCH", "Parameters", "head_logits", "probabilities", "train_heads"]
+__all__ = ["HAS_TORCH", "Parameters", "head_logits", "train_heads"]

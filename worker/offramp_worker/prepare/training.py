@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from offramp_core.bundle import HeadKind, RampSpec
-from offramp_worker.bundle.heads import KINDS, convolution_steps, grid_window, head_inputs
+from offramp_core.task import Task
+from offramp_worker.bundle.heads import KINDS, TOP_LABEL_TASK, convolution_steps, grid_window, head_inputs
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.features import Features
+from offramp_worker.prepare.objectives import Classes, Objective, objective_of, targets_of
 
 WARM_UP_SHARE = 0.25
 PATIENCE_SHARE = 0.5  # of all epochs without a better validation loss
@@ -74,7 +76,7 @@ RECIPES: dict[HeadKind, Recipe] = {
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What one head learns from: inputs (n, width) or maps (n, C, H, W), and the model's probabilities (n, n_classes)."""
+    """What one head learns from: inputs (n, width) or maps (n, C, H, W), and what the model's answers teach (n, n_classes)."""
 
     x: npt.NDArray[np.floating[Any]]
     targets: FloatArray
@@ -91,6 +93,7 @@ def train_heads(
     training: Features,
     validation: Features,
     *,
+    task: Task = TOP_LABEL_TASK,
     seed: int,
     threads: int,
     advance: Callable[[int], None],
@@ -101,6 +104,8 @@ def train_heads(
     ----------
     training, validation : Features
         Rows to learn from, and rows that decide when to stop; no row is in both.
+    task : Task
+        What they are trained for.
     seed : int
         The same seed and inputs give the same bytes.
     threads : int
@@ -113,18 +118,19 @@ def train_heads(
     dict
         Ramp id -> the parameters of :mod:`offramp_worker.bundle.heads`, float32.
     """
-    targets, held_out = probabilities(training.logits), probabilities(validation.logits)
+    targets, held_out = (targets_of(task, rows.logits) for rows in (training, validation))
 
     def lessons(spec: RampSpec) -> Lessons:
         return Lesson(training.of(spec), targets), Lesson(validation.of(spec), held_out)
 
-    return train_each(ramps, lessons, seed=seed, threads=threads, advance=advance)
+    return train_each(ramps, lessons, task=task, seed=seed, threads=threads, advance=advance)
 
 
 def train_each(
     ramps: Sequence[RampSpec],
     lessons: Callable[[RampSpec], Lessons],
     *,
+    task: Task = TOP_LABEL_TASK,
     seed: int,
     threads: int,
     advance: Callable[[int], None],
@@ -132,7 +138,7 @@ def train_each(
     """Train heads on what ``lessons`` makes for each, just before it is needed; otherwise as :func:`train_heads`."""
 
     def train(spec: RampSpec) -> Parameters:
-        parameters = train_head(spec, *lessons(spec), seed=seed)
+        parameters = train_head(spec, *lessons(spec), task=task, seed=seed)
         advance(1)
         return parameters
 
@@ -145,15 +151,20 @@ def train_each(
     return {spec.id: parameters for spec, parameters in zip(ramps, trained, strict=True)}
 
 
-def train_head(spec: RampSpec, training: Lesson, validation: Lesson, *, seed: int) -> Parameters:
+def train_head(
+    spec: RampSpec, training: Lesson, validation: Lesson, *, task: Task = TOP_LABEL_TASK, seed: int
+) -> Parameters:
     """Train one head on this thread; the same seed, id and rows give the same bytes with one torch thread."""
     # The generator uses 32 bits of its seed.
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{spec.id}".encode()))
-    n_classes = training.targets.shape[1]
+    objective = objective_of(task, training.targets)
     scale = _Scale.of(training.x)
-    net = _Head(spec, training.x.shape, n_classes=n_classes, generator=generator)
-    _fit(net, RECIPES[spec.head], scale, training, validation, generator=generator)
-    return {name: np.ascontiguousarray(value.float().numpy()) for name, value in net.folded(scale).items()}
+    net = _Head(
+        spec, training.x.shape, n_classes=training.targets.shape[1] + task.head_width - task.width, generator=generator
+    )
+    _fit(net, RECIPES[spec.head], scale, training, validation, objective=objective, generator=generator)
+    learned = {name: np.ascontiguousarray(value.float().numpy()) for name, value in net.folded(scale).items()}
+    return objective.folded(learned)
 
 
 def head_logits(parameters: Parameters, pooled: FloatArray) -> FloatArray:
@@ -162,12 +173,6 @@ def head_logits(parameters: Parameters, pooled: FloatArray) -> FloatArray:
         return pooled
     hidden = pooled @ parameters["w1"] + parameters["b1"]
     return hidden if "w2" not in parameters else np.maximum(hidden, 0) @ parameters["w2"] + parameters["b2"]
-
-
-def probabilities(logits: FloatArray) -> FloatArray:
-    """The softmax of logits (n, n_classes)."""
-    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True), dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +259,14 @@ def _dropped(x: Tensor, share: float, generator: torch.Generator | None) -> Tens
 
 
 def _fit(
-    net: _Head, recipe: Recipe, scale: _Scale, training: Lesson, validation: Lesson, *, generator: torch.Generator
+    net: _Head,
+    recipe: Recipe,
+    scale: _Scale,
+    training: Lesson,
+    validation: Lesson,
+    *,
+    objective: Objective,
+    generator: torch.Generator,
 ) -> None:
     """AdamW under a one-cycle schedule; the network ends with the weights of its best epoch."""
     x, targets = torch.from_numpy(training.x), torch.from_numpy(training.targets)
@@ -275,13 +287,12 @@ def _fit(
         for step in range(steps):
             rows = order[step * batch : (step + 1) * batch]
             inputs = x[rows] if x.ndim == 2 else scale.apply(x[rows])
-            logits = net(inputs, dropout=recipe.dropout, generator=generator)
-            loss = nn.functional.cross_entropy(logits, targets[rows])
+            said = net(inputs, dropout=recipe.dropout, generator=generator)
             optimiser.zero_grad()
-            loss.backward()
+            _descend(said, targets[rows], objective)
             optimiser.step()
             schedule.step()
-        held_out = _loss(net, scale, validation)
+        held_out = _loss(net, scale, validation, objective)
         if held_out < best:
             best, best_epoch, kept = held_out, epoch, _copy(net)
         elif epoch - best_epoch > PATIENCE_SHARE * epochs:
@@ -294,11 +305,19 @@ def _copy(net: _Head) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in net.state_dict().items()}
 
 
+def _descend(said: Tensor, targets: Tensor, objective: Objective) -> None:
+    """Leave the gradient of the mean loss at the head's parameters; of classes as torch has it, else as the objective has it."""
+    if isinstance(objective, Classes):
+        nn.functional.cross_entropy(said, targets).backward()
+    else:
+        said.backward(torch.from_numpy(objective.slope(said.detach().numpy(), targets.numpy())))
+
+
 @torch.inference_mode()  # type: ignore[untyped-decorator]
-def _loss(net: _Head, scale: _Scale, rows: Lesson) -> float:
+def _loss(net: _Head, scale: _Scale, rows: Lesson, objective: Objective) -> float:
     net.eval()
     parts = [
-        nn.functional.cross_entropy(net(scale.apply(x)), y, reduction="sum")
+        _summed(net(scale.apply(x)), y, objective)
         for x, y in zip(
             torch.from_numpy(rows.x).split(VALIDATION_CHUNK),
             torch.from_numpy(rows.targets).split(VALIDATION_CHUNK),
@@ -306,3 +325,10 @@ def _loss(net: _Head, scale: _Scale, rows: Lesson) -> float:
         )
     ]
     return float(torch.stack(parts).sum()) / len(rows)
+
+
+def _summed(said: Tensor, targets: Tensor, objective: Objective) -> Tensor:
+    """The loss of some rows, summed."""
+    if isinstance(objective, Classes):
+        return nn.functional.cross_entropy(said, targets, reduction="sum")
+    return torch.tensor(objective.losses(said.numpy(), targets.numpy()).sum())

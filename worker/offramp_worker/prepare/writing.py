@@ -24,6 +24,7 @@ from offramp_core.bundle import (
     RAMPS_FILE,
     RECORDS_FILE,
     SCHEMA_VERSION,
+    TASK_SCHEMA_VERSION,
     Manifest,
     PrecisionSpec,
     Profile,
@@ -115,9 +116,9 @@ def write_refreshed(
         odd = [name for name in same if files[name] != manifest.files.get(name)]
         if odd:
             raise InvalidBundleError(f"{odd[0]}: its SHA-256 is not the one in {MANIFEST_FILE}; the bundle is damaged")
-        digest = ramp_set_digest(manifest.ramps, files, manifest.precisions)
+        digest = ramp_set_digest(manifest.ramps, files, manifest.precisions, manifest.task)
         refreshed = replace(manifest, ramp_set_digest=digest, files=files, data=dict(data))
-        _write_json(work / MANIFEST_FILE, asdict(refreshed))
+        _write_json(work / MANIFEST_FILE, _document(refreshed))
     return refreshed
 
 
@@ -156,10 +157,10 @@ def _write_files(folder: Path, contents: BundleContents) -> Manifest:
     _write_json(folder / PROFILE_FILE, asdict(contents.profile))
     files = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
     manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
+        schema_version=SCHEMA_VERSION if contents.backbone.declared is None else TASK_SCHEMA_VERSION,
         name=contents.name,
         backbone_digest=f"sha256:{files[BACKBONE_FILE]}",
-        ramp_set_digest=ramp_set_digest(contents.ramps, files, contents.precisions),
+        ramp_set_digest=ramp_set_digest(contents.ramps, files, contents.precisions, contents.backbone.declared),
         inputs=(contents.backbone.input,),
         outputs=(contents.backbone.output,),
         n_classes=contents.backbone.n_classes,
@@ -169,9 +170,18 @@ def _write_files(folder: Path, contents: BundleContents) -> Manifest:
         data=dict(contents.data),
         precisions=contents.precisions,
         scale=contents.backbone.scale,
+        task=contents.backbone.declared,
     )
-    _write_json(folder / MANIFEST_FILE, asdict(manifest))
+    _write_json(folder / MANIFEST_FILE, _document(manifest))
     return manifest
+
+
+def _document(manifest: Manifest) -> dict[str, Any]:
+    """A manifest as JSON; that of a top label has no task, as before there were several."""
+    document = asdict(manifest)
+    if manifest.task is None:
+        del document["task"]
+    return document
 
 
 def ramp_order(ramps: Sequence[RampSpec]) -> tuple[RampSpec, ...]:

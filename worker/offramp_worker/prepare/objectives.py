@@ -1,0 +1,140 @@
+"""What heads are trained for, one definition for both trainers: the loss of what a head says, and its slope.
+
+    classes   cross entropy with the model's distribution over classes
+    labels    cross entropy with the model's probability of each label, averaged over labels
+    values    squared error of standardized values, and of the last column the negative log likelihood of the error that the values have at that moment, were
+              it exponentially distributed with the mean exp(column): its best value is the logarithm of the expected error
+
+An objective is an entry of :data:`OBJECTIVES`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from offramp_core.task import Lesson, Task
+from offramp_worker.prepare.data import FloatArray
+
+MIN_DEVIATION = 1e-6
+LARGEST_SURPRISE = 20.0  # an error is so many times the expected one at most: one row must not throw a head off
+Parameters = Mapping[str, FloatArray]
+
+
+class Objective(ABC):
+    """Loss and slope for one head; ``targets`` (n, t) are what :func:`targets_of` makes of the model's answers."""
+
+    @abstractmethod
+    def losses(self, said: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
+        """Of each row (n,), from what a head says (n, head_width)."""
+
+    @abstractmethod
+    def slope(self, said: FloatArray, targets: FloatArray) -> FloatArray:
+        """The gradient of the mean loss with respect to what the head says."""
+
+    def folded(self, parameters: Parameters) -> dict[str, FloatArray]:
+        """A trained head's parameters as they are served."""
+        return dict(parameters)
+
+
+class Classes(Objective):
+    """A distribution over classes."""
+
+    def losses(self, said: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
+        logits = said.astype(np.float64)
+        z = logits - logits.max(axis=1, keepdims=True)
+        return np.asarray(np.log(np.exp(z).sum(axis=1)) - (targets * z).sum(axis=1))
+
+    def slope(self, said: FloatArray, targets: FloatArray) -> FloatArray:
+        back: FloatArray = (softmax(said) - targets) / np.float32(len(said))
+        return back
+
+
+class Labels(Objective):
+    """A probability for each label."""
+
+    def losses(self, said: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
+        z = said.astype(np.float64)
+        return np.asarray((np.logaddexp(0, z) - targets * z).mean(axis=1))
+
+    def slope(self, said: FloatArray, targets: FloatArray) -> FloatArray:
+        back: FloatArray = (logistic(said) - targets) / np.float32(said.size)
+        return back
+
+
+@dataclass(frozen=True, slots=True)
+class Values(Objective):
+    """Values and the error that they are expected to have. Heads learn standardized values, ``mean`` and ``deviation`` (width,) of which are folded in."""
+
+    task: Task
+    mean: FloatArray
+    deviation: FloatArray
+
+    def losses(self, said: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
+        values, expected = said[:, :-1].astype(np.float64), said[:, -1].astype(np.float64)
+        surprise = np.minimum(self._errors(said, targets) * np.exp(-expected), LARGEST_SURPRISE)
+        return np.asarray(((values - self._standardized(targets)) ** 2).mean(axis=1) / 2 + surprise + expected)
+
+    def slope(self, said: FloatArray, targets: FloatArray) -> FloatArray:
+        back = np.empty_like(said)
+        back[:, :-1] = (said[:, :-1] - self._standardized(targets)) / np.float32(len(self.mean))
+        back[:, -1] = 1 - np.minimum(
+            self._errors(said, targets) * np.exp(-said[:, -1].astype(np.float64)), LARGEST_SURPRISE
+        )
+        return back / np.float32(len(said))
+
+    def folded(self, parameters: Parameters) -> dict[str, FloatArray]:
+        last = str(max(int(name[1:]) for name in parameters if name[0] == "w"))
+        gain, shift = np.append(self.deviation, np.float32(1)), np.append(self.mean, np.float32(0))
+        weight, bias = parameters[f"w{last}"] * gain, parameters[f"b{last}"] * gain + shift
+        return {**parameters, f"w{last}": weight.astype(np.float32), f"b{last}": bias.astype(np.float32)}
+
+    def _standardized(self, targets: FloatArray) -> FloatArray:
+        return (targets - self.mean) / self.deviation
+
+    def _errors(self, said: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
+        """In tolerances, as the task measures them."""
+        return self.task.errors(said[:, :-1] * self.deviation + self.mean, targets)
+
+
+def _values(task: Task, targets: FloatArray) -> Objective:
+    mean, deviation = targets.mean(axis=0), targets.std(axis=0)
+    # Columns that hardly vary must not be blown up to the size of the others.
+    return Values(
+        task, mean, np.maximum(deviation, max(MIN_DEVIATION, 1e-3 * float(deviation.max()))).astype(np.float32)
+    )
+
+
+OBJECTIVES: Mapping[Lesson, Callable[[Task, FloatArray], Objective]] = {
+    "classes": lambda _task, _targets: Classes(),
+    "labels": lambda _task, _targets: Labels(),
+    "values": _values,
+}
+
+
+def objective_of(task: Task, targets: FloatArray) -> Objective:
+    """What heads of a task learn from training ``targets`` (n, width)."""
+    return OBJECTIVES[task.lesson](task, targets)
+
+
+def targets_of(task: Task, reference: FloatArray) -> FloatArray:
+    """What the model's own logits, or values, (n, width) teach: probabilities, or the values themselves."""
+    if task.lesson == "values":
+        return reference
+    return softmax(reference) if task.lesson == "classes" else logistic(reference)
+
+
+def softmax(logits: FloatArray) -> FloatArray:
+    """Of each row, (n, n_classes)."""
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True), dtype=np.float32)
+
+
+def logistic(logits: FloatArray) -> FloatArray:
+    """Of each number."""
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(-logits)), dtype=np.float32)
