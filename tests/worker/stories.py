@@ -63,7 +63,9 @@ def tokenizer() -> BundleTokenizer:
         if w[:i] in ids and w[i:] in ids and ids[w] > 258
     ]
     merges.sort(key=lambda m: -m[0])
-    model = models.BPE(vocab=ids, merges=[(a, b) for _, a, b in merges], byte_fallback=True, unk_token=words[0], fuse_unk=True)
+    model = models.BPE(
+        vocab=ids, merges=[(a, b) for _, a, b in merges], byte_fallback=True, unk_token=words[0], fuse_unk=True
+    )
     library = Tokenizer(model)
     library.normalizer = normalizers.Replace(" ", "▁")
     library.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -114,7 +116,7 @@ def _norm(x: Any, weight: Any) -> Any:
 
 
 @dataclass
-class Sequence_:
+class Growing:
     """One answer as it grows. ``cache`` is (2, layers, tokens, kv)."""
 
     w: Weights
@@ -163,7 +165,9 @@ class Sequence_:
 class StoriesEngine:
     """See the module. ``before_step`` is called before each step; tests hold the engine or break it there."""
 
-    def __init__(self, *, cache_bytes: int = 64 * 2**20, before_step: Callable[[], None] = lambda: None, name: str = "stories") -> None:
+    def __init__(
+        self, *, cache_bytes: int = 64 * 2**20, before_step: Callable[[], None] = lambda: None, name: str = "stories"
+    ) -> None:
         w = weights()
         per_token = 2 * w.layers * w.kv_heads * w.head * 4
         self.bundle = GenerationBundle(
@@ -172,7 +176,7 @@ class StoriesEngine:
             begin_tokens=(BEGIN,), cache_bytes_per_token=per_token, created=1_700_000_000,
         )  # fmt: skip
         self.before_step, self._limit = before_step, cache_bytes
-        self._sequences: dict[int, Sequence_] = {}
+        self._sequences: dict[int, Growing] = {}
         self._counts, self._number, self._lock = EngineCounts(), 0, threading.Lock()
         self.threads: set[int] = set()
         self.broken = ""  # what every run fails with
@@ -202,7 +206,7 @@ class StoriesEngine:
         if self.memory().used_bytes + self.cache_bytes(total, route=route) > self._limit:
             raise NoRoomError(f"{total} tokens do not fit")
         cache = np.zeros((2, w.layers, total, w.kv_heads * w.head), dtype=np.float32)
-        sequence = Sequence_(w, route, sampling, list(prompt), list(prompt), total - len(prompt), cache)
+        sequence = Growing(w, route, sampling, list(prompt), list(prompt), total - len(prompt), cache)
         with self._lock:
             self._number += 1
             self._sequences[self._number] = sequence
@@ -221,7 +225,10 @@ class StoriesEngine:
     def _step(self, number: int, prompt_tokens: int) -> Progress:
         s = self._sequences[number]
         if len(s.pending) > 1:
-            piece, s.pending = s.pending[: min(prompt_tokens, len(s.pending) - 1)], s.pending[len(s.pending[: min(prompt_tokens, len(s.pending) - 1)]) :]
+            piece, s.pending = (
+                s.pending[: min(prompt_tokens, len(s.pending) - 1)],
+                s.pending[len(s.pending[: min(prompt_tokens, len(s.pending) - 1)]) :],
+            )
             s.forward(piece)
             self._count(positions=len(piece))
             return Progress(number, prompt_left=len(s.pending))
@@ -249,7 +256,7 @@ class StoriesEngine:
         return Progress(number, tuple(tokens), 0, ended, len(proposed), accepted)
 
     @staticmethod
-    def _proposed(s: Sequence_) -> list[int]:
+    def _proposed(s: Growing) -> list[int]:
         if not s.route.draft or not s.sampling.greedy:
             return []
         text, room = s.prompt + s.answer, min(s.route.draft_tokens, s.most - len(s.answer) - 1)
@@ -259,7 +266,7 @@ class StoriesEngine:
         return []
 
     @staticmethod
-    def _choose(s: Sequence_, row: Any) -> Token:
+    def _choose(s: Growing, row: Any) -> Token:
         logp = row - row.max()
         logp = logp - np.log(np.exp(logp).sum())
         order = np.argsort(-row, kind="stable")
@@ -302,7 +309,7 @@ def greedy(prompt: str, *, n: int, variant: str = REFERENCE) -> tuple[list[int],
     answer: list[int] = []
     while len(answer) < n and len(ids) + len(answer) < w.context:
         cache = np.zeros((2, w.layers, len(ids) + len(answer), w.kv_heads * w.head), dtype=np.float32)
-        fresh = Sequence_(w, Route(), Sampling(), [], [], 0, cache)
+        fresh = Growing(w, Route(), Sampling(), [], [], 0, cache)
         token = int(np.argmax(fresh.forward(ids + answer)[-1]))
         answer.append(token)
         if token in (BEGIN, END):

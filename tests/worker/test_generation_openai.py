@@ -64,7 +64,9 @@ def test_a_chat_goes_through_the_models_template(server: GenerationServer) -> No
     assert reply.choices[0].message.role == "assistant"
     assert reply.choices[0].message.content == stories.greedy(prompt, n=20)[1]
     parts = [{"role": "user", "content": [{"type": "text", "text": MESSAGES[0]["content"]}]}]
-    same = server.openai.chat.completions.create(model="stories", messages=parts, max_completion_tokens=20, temperature=0)  # type: ignore[arg-type]
+    same = server.openai.chat.completions.create(
+        model="stories", messages=parts, max_completion_tokens=20, temperature=0
+    )  # type: ignore[arg-type]
     assert same.choices[0].message.content == reply.choices[0].message.content
 
 
@@ -81,11 +83,15 @@ def test_a_streamed_chat_begins_with_the_role(server: GenerationServer) -> None:
 
 
 @pytest.mark.parametrize("stop", ["Lily", "girl named", " little g", [" named", "little girl"], "zzz"])
-def test_an_answer_ends_before_a_stop_string_wherever_tokens_end(server: GenerationServer, stop: str | list[str]) -> None:
+def test_an_answer_ends_before_a_stop_string_wherever_tokens_end(
+    server: GenerationServer, stop: str | list[str]
+) -> None:
     _, text = stories.greedy(ONCE, n=30)
     stops = [stop] if isinstance(stop, str) else stop
     ends = [text.find(s) + len(s) for s in stops if s in text]
-    wanted = min((text[: text.find(s)] for s in stops if s in text and text.find(s) + len(s) == min(ends)), default=text)
+    wanted = min(
+        (text[: text.find(s)] for s in stops if s in text and text.find(s) + len(s) == min(ends)), default=text
+    )
     reply = server.openai.completions.create(model="stories", prompt=ONCE, max_tokens=30, temperature=0, stop=stop)
     assert reply.choices[0].text == wanted
     assert reply.choices[0].finish_reason == ("stop" if ends else "length")
@@ -124,7 +130,11 @@ def test_log_probabilities_are_the_models(server: GenerationServer) -> None:
 def test_a_seed_gives_the_same_samples_and_others_differ(server: GenerationServer) -> None:
     def sampled(**fields: object) -> list[str]:
         reply = server.openai.completions.create(
-            model="stories", prompt=ONCE, max_tokens=12, temperature=1.5, **fields  # type: ignore[arg-type]
+            model="stories",
+            prompt=ONCE,
+            max_tokens=12,
+            temperature=1.5,
+            **fields,  # type: ignore[arg-type]
         )
         return [c.text for c in reply.choices]
 
@@ -148,7 +158,9 @@ def test_several_prompts_are_answered_in_their_order_as_text_or_as_tokens(server
     tokens = [stories.tokenizer().encode(p) for p in prompts]
     reply = server.openai.completions.create(model="stories", prompt=tokens, max_tokens=10, temperature=0)
     assert [c.text for c in reply.choices] == wanted
-    stream = server.openai.completions.create(model="stories", prompt=prompts, max_tokens=10, temperature=0, stream=True)
+    stream = server.openai.completions.create(
+        model="stories", prompt=prompts, max_tokens=10, temperature=0, stream=True
+    )
     texts, finished = ["", "", ""], list[int]()
     for chunk in stream:
         texts[chunk.choices[0].index] += chunk.choices[0].text
@@ -187,7 +199,9 @@ def test_the_client_raises_its_own_errors(server: GenerationServer) -> None:
 
 def test_a_stream_that_the_model_breaks_off_ends_with_an_error() -> None:
     with GenerationServer() as server:
-        stream = server.openai.completions.create(model="stories", prompt=ONCE, max_tokens=400, temperature=0, stream=True)
+        stream = server.openai.completions.create(
+            model="stories", prompt=ONCE, max_tokens=400, temperature=0, stream=True
+        )
         next(stream)
         server.engine.broken = "the device is gone"
         with pytest.raises(openai.APIError, match="the model failed"):
