@@ -178,6 +178,7 @@ class Reason(StrEnum):
     RECOMMENDED = "Recommended", NEUTRAL, "tuning", "`ramps.mode` is Recommend and a plan waits for a person.", "look at it, then approve or abort it"
     SUSPENDED = "Suspended", NEUTRAL, "tuning", "`spec.suspend` is true: nothing is tuned and rollouts rest.", "set it to false when you are ready"
     DISABLED = "Disabled", NEUTRAL, "tuning", "`ramps.mode` is Disabled: exits are off and nothing is tuned.", "`mode: Auto` turns tuning on again"
+    ANOTHER_TASK = "AnotherTask", BAD, "tuning", "The bundle answers with something else than `objective.accuracy.output` names, so that no budget is about it: exits are off.", "set `output` to what the message names, or serve a bundle that was prepared for this task"
     PINNED = "Pinned", NEUTRAL, "tuning", "`ramps.mode` is Pinned: your thresholds serve, or are being judged, and nothing is tuned."
     STREAMS_ALL_DIFFER = "StreamsAllDiffer", WARNING, "event", "Nearly every request names a stream of its own, so that streams do not tell which requests resemble each other.", "name the source in `parameters.stream`: the camera, the user or the conversation, never the request"
     NO_BETTER_PLAN = "NoBetterPlan", NEUTRAL, "event", "A tuning ended and proposes nothing: no plan saves time within the budget, or none saves at least one point more than the one that serves, or none could be certified.", "if you expected savings, look at `report.json` of the bundle, and at the budget"

@@ -86,6 +86,8 @@ RULES: list[Rule] = [
     Rule("spec.objective.accuracy.classes", [{"class": 1, "maxDisagreement": "0.02"}], [{"class": 1, "maxDisagreement": "0.1"}] * 2, "Duplicate value"),
     Rule("spec.objective.accuracy.classes", [{"class": 1, "maxDisagreement": "0.5"}], [{"class": 1, "maxDisagreement": "0.6"}], "maxDisagreement of a class must be a quoted decimal"),
     Rule("spec.objective.accuracy.classes", [{"class": i, "maxDisagreement": "0.1"} for i in range(8)], [{"class": i, "maxDisagreement": "0.1"} for i in range(9)], "must have at most 8 items"),
+    Rule("spec.objective.accuracy", {"maxDisagreement": "0.1", "output": "MultiLabel"}, {"maxDisagreement": "0.1", "output": "MultiLabel", "everyClass": {"count": 3, "maxDisagreement": "0.1"}}, "classes and everyClass are about answers that name one class"),
+    Rule("spec.objective.accuracy.output", "Embedding", "TopFive", "Unsupported value"),
     Rule("spec.objective.accuracy.everyClass", {"count": 32, "maxDisagreement": "0.1"}, {"count": 33, "maxDisagreement": "0.1"}, "should be less than or equal to 32"),
     Rule("spec.objective.accuracy.everyClass", {"count": 2, "maxDisagreement": "0.1"}, {"count": 1, "maxDisagreement": "0.1"}, "should be greater than or equal to 2"),
     Rule("spec.objective.accuracy.everyClass", {"count": 2, "maxDisagreement": "0.1"}, {"count": 2}, "maxDisagreement: Required value"),

@@ -13,6 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from test_prepare_refusals import ROWS, classifier, weight
 
 from offramp_core.errors import ModelRefusedError
+from offramp_core.task import TaskSpec
+from offramp_worker.devices import open_session
 from offramp_worker.prepare.sources import load_backbone
 from offramp_worker.prepare.task import declared_task
 
@@ -272,3 +274,85 @@ def test_what_cannot_be_told_is_assumed_and_said(case: str, tmp_path: Path) -> N
 def test_bounded_scores_are_assumed_to_be_logits_and_said(tmp_path: Path) -> None:
     (_, doubt) = task_of(np.tanh(LOGITS), "Tanh", folder=tmp_path)
     assert "Tanh bounds the scores, as those of an embedding" in doubt
+
+
+# --- other tasks, declared -------------------------------------------------------------------------
+
+
+def one_number(folder: Path) -> str:
+    return ending(folder, [helper.make_node("ReduceSum", ["y", "one"], ["end"], keepdims=0)], whole("one", 1), rank=1)
+
+
+def sigmoid_in_pixels(folder: Path) -> str:
+    nodes = [*chain("Sigmoid", target="s"), helper.make_node("Mul", ["s", "size"], ["end"])]
+    return ending(folder, nodes, number("size", 640.0))
+
+
+LABELS, YES, TOP2 = TaskSpec("MultiLabel"), TaskSpec("Binary"), TaskSpec("TopK", k=2)
+NUMBERS = TaskSpec("Regression", measure="absolute", tolerance=0.1)
+VECTOR = TaskSpec("Embedding", measure="cosine", tolerance=0.1)
+DECLARED = {
+    "labels by sigmoids": (multi_label, LABELS, "independent-probabilities", (5,)),
+    "labels by logits": (lambda d: ending(d, chain("Identity")), LABELS, "logits", (5,)),
+    "yes or no without an axis of columns": (one_number, YES, "logits", (1,)),
+    "yes or no by a sigmoid": (lambda d: ending(d, chain("Sigmoid"), classes=1), YES, "independent-probabilities", (1,)),
+    "two of five classes": (lambda d: ending(d, chain("Softmax")), TOP2, "probabilities", (5,)),
+    "one number": (one_number, NUMBERS, "logits", (1,)),
+    "boxes": (boxes_in_pixels, NUMBERS, "logits", (4,)),
+    "an embedding": (embedding, VECTOR, "logits", (32,)),
+    "an embedding behind a layer norm": (embedding_behind_a_layer_norm, VECTOR, "logits", (32,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DECLARED)
+def test_a_declared_task_is_taken_with_the_outputs_own_name_and_shape(case: str, tmp_path: Path) -> None:
+    make, spec, scale, shape = DECLARED[case]
+    backbone = load_backbone(make(tmp_path), ROWS, task=spec)
+    assert backbone.task.spec == spec
+    assert (backbone.scale.kind, backbone.output.name, backbone.output.shape) == (scale, "end", shape)
+    assert backbone.found is not None
+    assert backbone.found.assumed(run_rows(backbone.model))[0].startswith(backbone.task.title)
+
+
+def run_rows(model: onnx.ModelProto) -> Array:
+    return open_session(model, threads=1).run(None, {model.graph.input[0].name: ROWS})[0]
+
+
+NOT_DECLARED = {
+    "labels of a softmax": (lambda d: ending(d, chain("Softmax")), LABELS, "a distribution over classes.*declare Top1 or TopK; MultiLabel takes"),
+    "labels in pixels": (sigmoid_in_pixels, LABELS, r"'end' \[16, 5\].*a sigmoid that is scaled afterwards.*MultiLabel takes \[batch, labels\]"),
+    "one label of several": (one_number, LABELS, r"'end' \[16, 1\].*one number for each input; MultiLabel takes"),
+    "yes or no in five columns": (multi_label, YES, r"'end' \[16, 5\].*5 numbers for each input; Binary takes \[batch\]"),
+    "more classes than there are": (lambda d: ending(d, chain("Softmax")), TaskSpec("TopK", k=5), r"k is 5; it must lie in \[2, 4\].*TopK takes"),
+    "classes of a multi-label model": (multi_label, TOP2, "a probability for each label.*TopK takes"),
+    "numbers of a softmax": (lambda d: ending(d, chain("Softmax")), NUMBERS, "a distribution over classes.*Regression takes"),
+    "a vector for each token": (
+        lambda d: ending(d, [helper.make_node("Unsqueeze", ["y", "one"], ["end"])], whole("one", 1), rank=3),
+        VECTOR, r"'end' \[16, 1, 5\].*several rows for each input.*Embedding takes \[batch, width\]",
+    ),
+    "a vector of one": (one_number, VECTOR, "one number for each input; Embedding takes"),
+    "labels called label": (
+        lambda d: ending(d, chain("Sigmoid", target="label"), output="label"), LABELS, "called as the labels that replies have",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NOT_DECLARED)
+def test_a_model_that_cannot_do_the_declared_task_is_refused_with_what_would_be_taken(
+    case: str, tmp_path: Path
+) -> None:
+    make, spec, message = NOT_DECLARED[case]
+    with pytest.raises(ModelRefusedError, match=message) as caught:
+        load_backbone(make(tmp_path), ROWS, task=spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_refusal_of_another_task_names_the_one_to_declare(tmp_path: Path) -> None:
+    for make, task in (
+        (multi_label, "MultiLabel"),
+        (one_number, "Binary"),
+        (one_number, "Regression"),
+        (embedding, "Embedding"),
+    ):
+        with pytest.raises(ModelRefusedError, match=f"--task {task}"):
+            load_backbone(make(tmp_path), ROWS)

@@ -185,7 +185,7 @@ class Worker:
         return WorkerState(
             uid=self.settings.uid, boot_id=self.boot_id, service_uid=self.settings.service_uid, model=manifest.name, ready=self.ready,
             backbone_digest=manifest.backbone_digest, ramp_set_digest=manifest.ramp_set_digest,
-            ramps=engine.bundle.columns, costs=costs, epoch=active.epoch,
+            ramps=engine.bundle.columns, costs=costs, epoch=active.epoch, output=engine.task.spec.output,
             stable_hash=active.stable.plan.content_hash if active.stable else "",
             canary_hash=active.canary.plan.content_hash if active.canary and not engine.arms.canary_lease_ended else "",
             refused=self.desk.refused if self.desk else None, breaker_open=engine.arms.breaker_open,

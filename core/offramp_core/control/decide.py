@@ -15,7 +15,7 @@ from offramp_core.control.proposals import audited, concluded, proposed, without
 from offramp_core.control.recreate import interruption, recreated, recreates
 from offramp_core.control.rollout import awaits_approval, intent_key
 from offramp_core.control.seen import Seen, see
-from offramp_core.control.served import served_by
+from offramp_core.control.served import Served, served_by
 from offramp_core.control.snapshot import Decision, Event, NewRollout, Snapshot, TrainingOrder
 from offramp_core.control.status import quarantine_reported, service_status
 from offramp_core.control.training import TrainingView, train_or_wait
@@ -43,8 +43,20 @@ def decide(snapshot: Snapshot, now: float) -> Decision:
     lease = CANARY_LEASE_SECONDS
     if served is None or snapshot.desired == 0:
         return without_workers(snapshot, trial, version, update, events=events, now=now, canary_lease_seconds=lease)
+    snapshot = _judged_by_its_task(snapshot, served)
     seen = see(snapshot, served, trial=trial, version=version, update=update, now=now, canary_lease_seconds=lease)
     return _decided(seen, begun(seen, events))
+
+
+def _judged_by_its_task(snapshot: Snapshot, served: Served) -> Snapshot:
+    """The snapshot as it is where workers answer what the objective is about; else one in which no exits are wanted, since nothing proves them."""
+    service = snapshot.service
+    if service.spec.output == served.output:
+        return snapshot
+    why = f"objective.accuracy.output is {service.spec.output}, and the bundle answers with {served.output}; set output to that, or serve another bundle"
+    return replace(
+        snapshot, service=replace(service, spec=replace(service.spec, mode="Disabled", no_exits_because=why))
+    )
 
 
 def _decided(seen: Seen, draft: Draft) -> Decision:

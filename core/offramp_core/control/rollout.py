@@ -600,7 +600,7 @@ def forbidden(config: Config, service: Service) -> str:
     """Why the spec, as it is now, does not let a plan serve; empty where it does."""
     spec = service.spec
     if spec.mode == "Disabled":
-        return "ramps.mode is Disabled"
+        return spec.no_exits_because or "ramps.mode is Disabled"
     if config.plan.precision not in spec.precisions:
         return f"{config.name} runs at {config.plan.precision}; ramps.precision is {spec.precision}"
     if not is_certified(config, service):

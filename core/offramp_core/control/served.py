@@ -18,12 +18,13 @@ from offramp_core.records import ExitCosts
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the workers serve: the digests they agree on, the columns of their records, and their costs."""
+    """What the workers serve: the digests they agree on, the columns of their records, their costs, and the task (``output``) of the bundle."""
 
     backbone_digest: str
     ramp_set_digest: str
     columns: tuple[RampInfo, ...]
     costs: Mapping[str, list[Any]]
+    output: str = "Top1"
 
     @property
     def ramp_ids(self) -> tuple[str, ...]:
@@ -72,4 +73,4 @@ def served_by(
         leading = incumbent
     state = next(w.state for w in workers if w.ready and digests_of(w) == leading)
     assert state is not None
-    return Served(state.backbone_digest, state.ramp_set_digest, state.ramps, state.costs)
+    return Served(state.backbone_digest, state.ramp_set_digest, state.ramps, state.costs, state.output)

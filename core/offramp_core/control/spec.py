@@ -17,6 +17,7 @@ from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.plan import MAX_ACTIVE_RAMPS, PRECISIONS, Execution, Precision, RampThreshold
 from offramp_core.protocol import class_of, class_slice, slice_number
+from offramp_core.task import TASKS, Output
 
 Mode = Literal["Auto", "Recommend", "Pinned", "Disabled"]
 Promotion = Literal["Automatic", "Manual"]
@@ -185,6 +186,7 @@ class ServiceSpec:
     model_secret: str | None = None
     latency_percentile: int = 95
     confidence: float = 0.95
+    output: Output = "Top1"
     slices: tuple[SliceObjective, ...] = ()
     mode: Mode = "Auto"
     max_overhead: float = 0.05
@@ -206,6 +208,8 @@ class ServiceSpec:
     autoscaling: Autoscaling | None = None
     suspend: bool = False
     worker: Mapping[str, Any] = field(default_factory=dict)
+    #: Why exits stay off whatever the mode is, empty otherwise. No user writes it: a pass does, where the workers serve something else than is asked for.
+    no_exits_because: str = ""
 
     @property
     def is_fetched(self) -> bool:
@@ -224,6 +228,7 @@ class ServiceSpec:
         """What a certified plan was tuned for; a plan proposed under another key is not comparable."""
         key = f"{self.max_disagreement:g}/{self.confidence:g}/{self.max_overhead:g}/{self.max_active}/{self.execution}"
         key = key if self.precision == "Auto" else f"{key}/{self.precision}"
+        key = key if self.output == "Top1" else f"{key}/{self.output}"
         return key + "".join(f"/{s.name}={s.max_disagreement:g}" for s in self.slices)
 
     @property
@@ -280,7 +285,11 @@ def parse_spec(value: Any) -> ServiceSpec:
     accuracy = objective.section(
         "accuracy", {"maxDisagreement", "confidence", "output", "slices", "classes", "everyClass"}, required=True
     )
-    accuracy.choice("output", ("Top1",), "Top1")
+    output = cast(Output, accuracy.choice("output", tuple(TASKS), "Top1"))
+    slices = (*_slices(accuracy), *_classes(accuracy))
+    if output != "Top1" and any(s.predicted is not None for s in slices):
+        field_name = accuracy.path("everyClass" if "everyClass" in accuracy.value else "classes")
+        raise InvalidSpecError(field_name, f"is of answers that name a class, and output is {output}; remove it")
     ramps = spec.section(
         "ramps", {"mode", "maxOverhead", "maxActive", "holdback", "precision", "training", "store", "pin"}
     )
@@ -295,7 +304,8 @@ def parse_spec(value: Any) -> ServiceSpec:
         ),
         max_disagreement=accuracy.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True),
         confidence=accuracy.decimal("confidence", "0.95", low="0.5", high="1", exclude_low=True, exclude_high=True),
-        slices=(*_slices(accuracy), *_classes(accuracy)),
+        output=output,
+        slices=slices,
         mode=mode,
         max_overhead=ramps.decimal("maxOverhead", "0.05", low="0", high="1", exclude_low=True),
         max_active=ramps.integer("maxActive", 3, low=1, high=MAX_ACTIVE_RAMPS),

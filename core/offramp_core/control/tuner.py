@@ -221,11 +221,11 @@ def _idle(view: TunerView) -> TuningStatus:
     if spec.suspend:
         return replace(view.status, state=Reason.SUSPENDED, message="spec.suspend is true")
     if spec.mode in ("Disabled", "Pinned"):  # whatever was found before, tuning begins anew when it is wanted again
-        told = f"ramps.mode is {spec.mode}"
+        state = Reason.PINNED if spec.mode == "Pinned" else Reason.DISABLED
         return replace(
             view.status,
-            state=Reason.PINNED if spec.mode == "Pinned" else Reason.DISABLED,
-            message=told,
+            state=Reason.ANOTHER_TASK if spec.no_exits_because else state,
+            message=spec.no_exits_because or f"ramps.mode is {spec.mode}",
             tuned_for="",
             next_attempt_at=None,
             failures=0,

@@ -40,6 +40,7 @@ def _because(family: Family) -> str:
     spec, status = family.service.spec, family.service.status
     active, recommended = family.active, family.recommended
     reasons = (
+        (status.tuning.state == Reason.ANOTHER_TASK, f"because {status.tuning.message}"),
         (spec.mode == "Disabled", "because spec.ramps.mode is Disabled"),
         (
             recommended is not None,

@@ -21,7 +21,7 @@ from offramp_core.task import Lesson, Task
 from offramp_worker.prepare.data import FloatArray
 
 MIN_DEVIATION = 1e-6
-LARGEST_SURPRISE = 20.0  # an error is so many times the expected one at most: one row must not throw a head off
+LARGEST_SURPRISE = 20.0  # an error that is more times the expected one counts by its logarithm: one row must not throw a head off
 Parameters = Mapping[str, FloatArray]
 
 
@@ -68,16 +68,20 @@ class Labels(Objective):
 
 @dataclass(frozen=True, slots=True)
 class Values(Objective):
-    """Values and the error that they are expected to have. Heads learn standardized values, ``mean`` and ``deviation`` (width,) of which are folded in."""
+    """Values and the error that they are expected to have. Heads learn standardized values, ``mean`` and ``deviation`` (width,) of which are folded in, and
+    errors as shares of the ``typical`` one, that of always saying the mean."""
 
     task: Task
     mean: FloatArray
     deviation: FloatArray
+    typical: float
 
     def losses(self, said: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
         values, expected = said[:, :-1].astype(np.float64), said[:, -1].astype(np.float64)
-        surprise = np.minimum(self._errors(said, targets) * np.exp(-expected), LARGEST_SURPRISE)
-        return np.asarray(((values - self._standardized(targets)) ** 2).mean(axis=1) / 2 + surprise + expected)
+        surprise = self._errors(said, targets) * np.exp(-expected)
+        small = np.minimum(surprise, LARGEST_SURPRISE)
+        beyond = LARGEST_SURPRISE * np.log(np.maximum(surprise, LARGEST_SURPRISE) / LARGEST_SURPRISE)
+        return np.asarray(((values - self._standardized(targets)) ** 2).mean(axis=1) / 2 + small + beyond + expected)
 
     def slope(self, said: FloatArray, targets: FloatArray) -> FloatArray:
         back = np.empty_like(said)
@@ -89,7 +93,7 @@ class Values(Objective):
 
     def folded(self, parameters: Parameters) -> dict[str, FloatArray]:
         last = str(max(int(name[1:]) for name in parameters if name[0] == "w"))
-        gain, shift = np.append(self.deviation, np.float32(1)), np.append(self.mean, np.float32(0))
+        gain, shift = np.append(self.deviation, np.float32(1)), np.append(self.mean, np.float32(np.log(self.typical)))
         weight, bias = parameters[f"w{last}"] * gain, parameters[f"b{last}"] * gain + shift
         return {**parameters, f"w{last}": weight.astype(np.float32), f"b{last}": bias.astype(np.float32)}
 
@@ -97,16 +101,17 @@ class Values(Objective):
         return (targets - self.mean) / self.deviation
 
     def _errors(self, said: FloatArray, targets: FloatArray) -> npt.NDArray[np.float64]:
-        """In tolerances, as the task measures them."""
-        return self.task.errors(said[:, :-1] * self.deviation + self.mean, targets)
+        """As the task measures them, in typical ones."""
+        return self.task.errors(said[:, :-1] * self.deviation + self.mean, targets) / self.typical
 
 
 def _values(task: Task, targets: FloatArray) -> Objective:
     mean, deviation = targets.mean(axis=0), targets.std(axis=0)
     # Columns that hardly vary must not be blown up to the size of the others.
-    return Values(
-        task, mean, np.maximum(deviation, max(MIN_DEVIATION, 1e-3 * float(deviation.max()))).astype(np.float32)
-    )
+    deviation = np.maximum(deviation, max(MIN_DEVIATION, 1e-3 * float(deviation.max()))).astype(np.float32)
+    errors = task.errors(np.broadcast_to(mean, targets.shape), targets)
+    typical = float(np.median(errors[np.isfinite(errors)])) if np.isfinite(errors).any() else 1.0
+    return Values(task, mean, deviation, max(typical, MIN_DEVIATION))
 
 
 OBJECTIVES: Mapping[Lesson, Callable[[Task, FloatArray], Objective]] = {

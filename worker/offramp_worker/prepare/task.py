@@ -139,8 +139,8 @@ def add_column_axis(model: onnx.ModelProto) -> None:
     for node in model.graph.node:
         node.input[:] = [flat if read == name else read for read in node.input]
         node.output[:] = [flat if made == name else made for made in node.output]
-    model.graph.initializer.append(numpy_helper.from_array(np.array([1], dtype=np.int64), f"{name}/axis"))
-    model.graph.node.append(helper.make_node("Unsqueeze", [flat, f"{name}/axis"], [name], name=f"{name}/column"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1, 1], dtype=np.int64), f"{name}/shape"))
+    model.graph.node.append(helper.make_node("Reshape", [flat, f"{name}/shape"], [name], name=f"{name}/column"))
     output.CopyFrom(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 1]))
 
 
