@@ -17,7 +17,16 @@ from bench.control_shell import MemoryShell
 from bench.control_world import BACKBONE, MAX_BATCH, RAMP_SET, Floats, Ints, Served, Stretch, Traffic, World
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import Config, ConfigStatus, Rollout, Service, ServiceStatus
-from offramp_core.control.snapshot import Decision, Load, RecordStore, Snapshot, Worker
+from offramp_core.control.snapshot import (
+    Decision,
+    Gathered,
+    Load,
+    Observed,
+    RecordStore,
+    Snapshot,
+    Worker,
+    WorkerEndpoint,
+)
 from offramp_core.control.spec import ServiceSpec, parse_spec
 from offramp_core.plan import Plan
 from offramp_core.protocol import Arm as ArmName
@@ -194,7 +203,7 @@ class SimWorker:
             breaker_open=self.breaker_open,
         )  # fmt: skip
         seen = Observations(self.uid, state.boot_id, now, self._counts(), RecordBlock(0, 0, RAMP_SET))
-        self.seen = Worker(self.uid, self.uid, True, state=state, observations=seen)
+        self.seen = Worker(WorkerEndpoint(self.uid, self.uid, True), state, seen)
         return self.seen
 
 
@@ -245,9 +254,11 @@ class Fleet(MemoryShell):
             for w, lost in zip(self.workers, self.rng.random(len(self.workers)) < LOST_PULL, strict=True)
         )
         snapshot = Snapshot(
-            self.service, dict(self.configs), tuple(self.rollouts.values()), workers, self.published, self.records,
-            Load(self.rate, self.utilisation), outcome, watch=self.watch,
-        )  # fmt: skip
+            Gathered(self.service, dict(self.configs), tuple(self.rollouts.values()), published=self.published),
+            Observed(workers, self.records, load=Load(self.rate, self.utilisation)),
+            outcome,
+            watch=self.watch,
+        )
         decision = decide(snapshot, self.now)
         self.store(decision)
         if decision.publish is not None:

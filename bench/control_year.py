@@ -19,7 +19,16 @@ from bench.control_world import BACKBONE, BUDGET, RAMP_SET, Floats, Ints, World
 from bench.promise import Drift, hardness_by_day, traffic_by_day
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import RolloutStatus
-from offramp_core.control.snapshot import Decision, Load, RecordStore, Snapshot, Worker
+from offramp_core.control.snapshot import (
+    Decision,
+    Gathered,
+    Load,
+    Observed,
+    RecordStore,
+    Snapshot,
+    Worker,
+    WorkerEndpoint,
+)
 from offramp_core.evidence import detector
 from offramp_core.plan import Plan
 from offramp_core.protocol import Arm, Observations, PlanDocument, RecordBlock, WorkerState
@@ -295,9 +304,11 @@ class Life(MemoryShell):
         outcome, self.outcome = self.outcome, None
         records = self._store() if len(self.rows) else None
         snapshot = Snapshot(
-            self.service, dict(self.configs), tuple(self.rollouts.values()), tuple(self._report(w) for w in self.workers), self.published,
-            records, self.load, outcome, watch=self.watch,
-        )  # fmt: skip
+            Gathered(self.service, dict(self.configs), tuple(self.rollouts.values()), published=self.published),
+            Observed(tuple(self._report(w) for w in self.workers), records, load=self.load),
+            outcome,
+            watch=self.watch,
+        )
         self.decision = decision = decide(snapshot, self.now)
         self.store(decision)
         self.ended.update({name: r.status for name, r in self.rollouts.items() if r.status.finished})
@@ -326,7 +337,7 @@ class Life(MemoryShell):
         )  # fmt: skip
         counts = tuple(c.freeze() for c in worker.counters)
         seen = Observations(worker.uid, state.boot_id, self.now, counts, RecordBlock(0, 0, RAMP_SET))
-        return Worker(worker.uid, worker.uid, True, state=state, observations=seen)
+        return Worker(WorkerEndpoint(worker.uid, worker.uid, True), state, seen)
 
     def year(self) -> Year:
         """What the year came to."""

@@ -26,7 +26,7 @@ from bench.replays import OUT as OUT_FOLDER
 from bench.report.streams import span
 from offramp_core.control.audit import eager_rate, quiet_rate
 from offramp_core.control.objects import Config, ConfigStatus, Service, TuningStatus
-from offramp_core.control.snapshot import Load, RecordStore, Snapshot
+from offramp_core.control.snapshot import Gathered, Load, Observed, RecordStore, Snapshot
 from offramp_core.control.tuner import TunerView, tune_or_wait
 from offramp_core.plan import exits_off_plan
 from offramp_core.reasons import Reason
@@ -104,7 +104,7 @@ class _Life:
         """One look of the tuner; how long nothing happens then."""
         store = RecordStore(_fresh(int(self.labels), self.now), ("r00",), BACKBONE, RAMP_SET)
         configs = {self.stable.name: self.stable}
-        snapshot = Snapshot(self.service, configs, (), (), None, store, self.load, self.outcome)
+        snapshot = Snapshot(Gathered(self.service, configs), Observed((), store, load=self.load), self.outcome)
         told = tune_or_wait(TunerView(snapshot, self.status, self.stable, None, self.now))
         self.outcome, self.status = None, _audited(told.status, self.load, self.now)
         status = self.status

@@ -47,7 +47,7 @@ from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
 from offramp_operator.kube.kinds import SERVICE
 from offramp_operator.kube.manifests import OperatorPods, WorkerSettings
-from offramp_operator.kube.platform import KubePlatform
+from offramp_operator.kube.platform.service_platform import KubePlatform
 from offramp_operator.shell.manifests import service_from_manifest
 from offramp_operator.shell.observe import Observer
 from offramp_operator.shell.platform import ServiceKey, WorkerIdentity

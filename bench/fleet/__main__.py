@@ -35,8 +35,9 @@ from rich.console import Console
 
 from bench.fleet.api import connect, load_starter
 from bench.provenance import provenance
+from offramp_core.control.snapshot import WorkerEndpoint
 from offramp_operator.shell.observe import KEEP_ALIVE_SECONDS, Observer
-from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
+from offramp_operator.shell.platform import ServiceKey
 
 SERVICES, REPLICAS, SECONDS = 2000, 2, 120.0
 RESTART_GOAL_SECONDS, SHARE_GOAL, MEMORY_GOAL = 10.0, 0.02, 250 * 2**20

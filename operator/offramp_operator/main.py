@@ -13,42 +13,35 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from pathlib import Path
+from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
 import uvloop
 from aiohttp import web
 
-from offramp_core.errors import InvalidArgumentError, UnavailableError
+from offramp_core.errors import InvalidArgumentError
 from offramp_operator.health import serve_health
 from offramp_operator.kube import runtime
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import WRITE_SECONDS, KubeClient, load_api_client
-from offramp_operator.kube.kinds import CHILDREN, SERVICE, Kind, Object
+from offramp_operator.kube.kinds import Kind, Object
+from offramp_operator.kube.lead import STOP_SECONDS, Lead
 from offramp_operator.kube.leader import LeaderElector, LeaseSettings
-from offramp_operator.kube.platform import KubePlatform
-from offramp_operator.kube.queue import WorkQueue
+from offramp_operator.kube.managed import Item, Managed, Registry
+from offramp_operator.kube.services import services
 from offramp_operator.kube.shards import Shards, lease_names, lease_threads
-from offramp_operator.kube.watch import LATE_SECONDS, Feed, service_key, watch
+from offramp_operator.kube.watch import LATE_SECONDS, Feed, watch
 from offramp_operator.metrics import Metrics
 from offramp_operator.settings import Settings, parse_settings, read_signing_key
 from offramp_operator.shell.log import configure_json_logging, log_event
-from offramp_operator.shell.observe import Observer
-from offramp_operator.shell.onlook import Onlookers
-from offramp_operator.shell.platform import ServiceKey
-from offramp_operator.shell.reconcile import Reconciler
 from offramp_operator.shell.signing import SigningKey
 from offramp_operator.web.board import Board
 from offramp_operator.web.relay import Standby, standing_by
 from offramp_operator.web.server import WebPage, serve_web
 
-WORKERS = 64  # passes under way; most of one is waiting for workers, which may hang
 STUCK_SECONDS = 600.0
-TURN_SECONDS = 2.0  # between two looks whose turn it is
 M_ARENA_MAX, ARENAS = -8, 2  # of mallopt(3)
 NEW_OBJECTS = 20_000  # between two looks for garbage in cycles, of which there is hardly any
-STOP_SECONDS = 15.0  # within the pod's grace period, with time left to release the Lease
 END_SECONDS = 60.0  # more than an orderly end can take: what has not ended by then never will
 
 
@@ -57,23 +50,25 @@ class Operator:
 
     Parameters
     ----------
+    more : tuple of Managed
+        Kinds to reconcile besides services.
     on_lost : callable
         Called when the leadership is lost, and where an end takes too long. It must end the process at once: nothing may act after it.
     """
 
-    def __init__(self, settings: Settings, key: SigningKey, *, on_lost: Callable[[], object]) -> None:
+    def __init__(
+        self, settings: Settings, key: SigningKey, *, on_lost: Callable[[], object], more: tuple[Managed, ...] = ()
+    ) -> None:
         self._settings = settings
-        self._key = key
         self._on_lost = on_lost
         self._metrics = Metrics()
         self._stop = asyncio.Event()
         self._synced = False
         self._leads = False
         self._board = Board(worker_kind="Pod", since=time.time()) if settings.web is not None else None
-        self._catching_up: set[ServiceKey] = set()
         self._feed: Feed | None = None
         self._listed = asyncio.Event()
-        self._queue: WorkQueue[ServiceKey] | None = None
+        self._work: Lead | None = None
         self._broken = False
         self._stop_watching = asyncio.Event()
         self._lease_client: KubeClient | None = None
@@ -82,6 +77,11 @@ class Operator:
         self._leading: asyncio.Task[None] | None = None
         self._seeing: asyncio.Task[None] | None = None
         self._pages: list[web.AppRunner] = []
+        onlookers = () if self._board is None else (self._board,)
+        service_kind = services(
+            settings.workers, key, instance=settings.identity, metrics=self._metrics, onlookers=onlookers
+        )
+        self._registry = Registry(service_kind, *more)
 
     async def run(self) -> int:
         """Be run by kopf until told to stop, or until a part ends by itself. Returns the exit code."""
@@ -91,6 +91,7 @@ class Operator:
             failed=self._metrics.event_failed,
             listed_anew=self._listed_anew,
             end=self._end,
+            kinds=self._registry.ours,
         )
         try:
             await runtime.run(handlers, namespaces=self._settings.namespaces, stop=self._stop)
@@ -124,13 +125,12 @@ class Operator:
         client = self._client = KubeClient(load_api_client(), may_write=shards.holds)
         # Of many shards each replica keeps its own; what belongs to one that it takes later is listed then.
         single = settings.shards == 1
-        cache = ObjectCache(admits=lambda obj: single or (key := service_key(obj)) is None or shards.owns(key))
-        feed = self._feed = Feed(cache, lambda key: self._wake(shards, key))
-        self._metrics.watch(
-            late_seconds=feed.late_seconds, queued=lambda: 0 if self._queue is None else len(self._queue)
-        )
+        registry = self._registry
+        cache = ObjectCache(registry.watched, admits=lambda obj: single or registry.admits(obj, shards.owns))
+        feed = self._feed = Feed(cache, self._wake, whom=registry)
+        self._metrics.watch(late_seconds=feed.late_seconds, queued=lambda: 0 if self._work is None else len(self._work))
         self._leading = self._part("lead", self._lead(cache, feed, client, shards))
-        if await self._until_stopped(feed.begin(client, settings.namespaces)):
+        if await self._until_stopped(self._list(feed, client)):
             self._listed.set()
             self._seeing = self._part("watch", self._see(feed, client))
 
@@ -198,13 +198,18 @@ class Operator:
         knows the cluster already."""
         namespaces = self._settings.namespaces
         async with asyncio.TaskGroup() as group:
-            relisting = group.create_task(feed.relist_forever(client, namespaces), name="relist")
-            await watch(feed, client, namespaces=namespaces, stop=self._stop_watching, kinds=CHILDREN)
+            every_kind = feed.relist_forever(client, namespaces, self._registry.watched)
+            relisting = group.create_task(every_kind, name="relist")
+            children = self._registry.children
+            await watch(feed, client, namespaces=namespaces, stop=self._stop_watching, kinds=children)
             relisting.cancel()
 
-    def _wake(self, shards: Shards, key: ServiceKey) -> None:
-        if self._queue is not None and shards.owns(key):
-            self._queue.add(key)
+    async def _list(self, feed: Feed, client: KubeClient) -> None:
+        await feed.begin(client, self._settings.namespaces, self._registry.watched)
+
+    def _wake(self, item: Item) -> None:
+        if self._work is not None:
+            self._work.wake(item)
 
     # --- leading -----------------------------------------------------------------------------------
 
@@ -214,80 +219,26 @@ class Operator:
             return
         self._leads = True
         self._metrics.leading(True)
-        observer = Observer()
         try:
-            await self._work(cache, feed, client, observer, shards)
+            if await self._until_stopped(self._know_what_is_led(feed, client)):
+                self._work = Lead(self._registry, client, cache, shards, self._metrics)
+                await self._work.run(self._stop, beside=self._take_more(shards, feed, client))
         finally:
-            await observer.close()
             self._leads = False
             self._metrics.leading(False)
-
-    async def _work(
-        self, cache: ObjectCache, feed: Feed, client: KubeClient, observer: Observer, shards: Shards
-    ) -> None:
-        platform = KubePlatform(client, cache, workers=self._settings.workers, instance=self._settings.identity)
-        onlooker = Onlookers(self._metrics, *([self._board] if self._board is not None else []))
-        reconciler = Reconciler(platform, observer, self._key, onlooker=onlooker)
-        if not await self._until_stopped(self._know_what_is_led(feed, client)):
-            return
-        queue = self._queue = WorkQueue(
-            self._timed(reconciler),
-            on_failure=_log_failure,
-            workers=WORKERS,
-            clock=time.monotonic,
-            jitter=random.random,
-        )
-        self._metrics.pace(platform.standing)
-        self._catching_up = {ServiceKey(*name) for name in cache.names(SERVICE)}
-        log_event("listed", f"{len(self._catching_up)} services", seconds=_process_seconds())
-        for key in self._catching_up:
-            queue.add(key)
-        working = asyncio.create_task(queue.run(), name="queue")
-        growing = asyncio.create_task(self._take_more(shards, feed, client), name="shards")
-        turning = asyncio.create_task(_take_turns(platform, queue), name="turns")
-        stopping = asyncio.create_task(self._stop.wait(), name="stop")
-        parts = {working, growing, turning, stopping}
-        await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-        ended = [task for task in (working, growing, turning) if task.done()]
-        queue.stop()
-        await asyncio.wait({working}, timeout=STOP_SECONDS)
-        for task in parts:
-            task.cancel()
-        for task in ended:
-            task.result()
 
     async def _know_what_is_led(self, feed: Feed, client: KubeClient) -> None:
         await self._listed.wait()
         if self._settings.shards > 1:
-            await feed.begin(client, self._settings.namespaces)
+            await self._list(feed, client)
         self._synced = True
 
     async def _take_more(self, shards: Shards, feed: Feed, client: KubeClient) -> None:
         """Take further shards as they become free. Their objects were not kept until now, so they are listed."""
         while True:
             shard = await shards.acquire()
-            await feed.begin(client, self._settings.namespaces)
+            await self._list(feed, client)
             log_event("shard-taken", f"shard {shard}; {len(shards.held)} of {self._settings.shards} are held here")
-
-    def _timed(self, reconciler: Reconciler) -> Callable[[ServiceKey], Awaitable[float | None]]:
-        async def reconcile(key: ServiceKey) -> float | None:
-            started, failed = time.monotonic(), True
-            try:
-                again = await reconciler.reconcile(key)
-                failed = False
-                self._caught_up(key)
-                return again
-            finally:
-                self._metrics.reconciled(time.monotonic() - started, failed=failed)
-
-        return reconcile
-
-    def _caught_up(self, key: ServiceKey) -> None:
-        """Tell when every service of the first list has had its first pass: from then on this process knows how all of them stand."""
-        if key in self._catching_up:
-            self._catching_up.discard(key)
-            if not self._catching_up:
-                log_event("caught-up", "every service has had a pass", seconds=_process_seconds())
 
     async def _until_stopped(self, work: Coroutine[Any, Any, Any]) -> bool:
         """Whether ``work`` ended before the process was told to stop."""
@@ -343,7 +294,7 @@ class Operator:
         late = self._feed.late_seconds() if self._feed is not None else 0.0
         if late > LATE_SECONDS:
             return f"a watch has been {late:.0f} s behind what lists see"
-        longest = self._queue.longest_running_seconds() if self._queue is not None else 0.0
+        longest = self._work.longest_running_seconds() if self._work is not None else 0.0
         return f"a pass has been running for {longest:.0f} s" if longest > STUCK_SECONDS else ""
 
     def _ready(self) -> str:
@@ -354,33 +305,6 @@ class Operator:
         if self._leads and not self._synced:
             return "leading, but what belongs to its shards is not listed to the end yet"
         return self._alive()
-
-
-async def _take_turns(platform: KubePlatform, queue: WorkQueue[ServiceKey]) -> None:
-    """Wake services whose turn has come to take what the administrator asks for."""
-    while True:
-        for key in platform.take_turns():
-            queue.add(key)
-        await asyncio.sleep(TURN_SECONDS)
-
-
-def _process_seconds() -> float:
-    """Seconds since this process was started, imports included. Linux."""
-    since_boot = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-    started = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
-    return round(since_boot - started / os.sysconf("SC_CLK_TCK"), 2)
-
-
-def _log_failure(key: ServiceKey, error: Exception, wait: float) -> None:
-    level = logging.WARNING if isinstance(error, UnavailableError) else logging.ERROR
-    traceback = None if isinstance(error, UnavailableError) else error
-    log_event(
-        "reconcile-failed",
-        f"{key}: {error}; next attempt in {wait:.1f} s",
-        level=level,
-        error=traceback,
-        service=str(key),
-    )
 
 
 def _die() -> NoReturn:

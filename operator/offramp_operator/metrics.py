@@ -334,7 +334,7 @@ def _worker_samples(workers: Sequence[Worker], status: ServiceStatus) -> Iterato
         "acknowledged": told.acked,
         "quarantined": len(told.quarantined),
         "answering": sum(w.state is not None for w in workers),
-        "failed": sum(bool(w.failure) for w in workers),
+        "failed": sum(bool(w.endpoint.failure) for w in workers),
         "breaker_open": sum(w.state is not None and w.state.breaker_open for w in workers),
     }
     for state, count in states.items():
@@ -401,5 +401,5 @@ def _rollout_samples(rollouts: tuple[Rollout, ...], decision: Decision) -> Itera
 
 
 def _acknowledged(workers: Sequence[Worker], epoch: int) -> bool:
-    ready = [worker for worker in workers if worker.ready]
+    ready = [worker for worker in workers if worker.endpoint.ready]
     return bool(ready) and all(w.state is not None and w.state.epoch >= epoch for w in ready)

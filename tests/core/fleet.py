@@ -16,7 +16,16 @@ from bench.control_shell import MemoryShell
 from offramp_core.columns import final_id
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import Service, ServiceStatus
-from offramp_core.control.snapshot import Decision, Load, RecordStore, Snapshot, Worker
+from offramp_core.control.snapshot import (
+    Decision,
+    Gathered,
+    Load,
+    Observed,
+    RecordStore,
+    Snapshot,
+    Worker,
+    WorkerEndpoint,
+)
 from offramp_core.control.spec import parse_spec
 from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.evidence.slow import BatchShape, told_limits
@@ -272,10 +281,9 @@ class SimWorker:
             self.name, self.boot, 0.0, tuple(c for c in every if c.arm != "holdback"), RecordBlock(0, 0, RAMP_SET),
             held_back=tuple(c for c in every if c.arm == "holdback"), plans=tuple(m.counts() for m in self.meters.values()),
         )  # fmt: skip
-        return Worker(
+        return worker_of(
             self.name,
-            self.name,
-            self.ready,
+            ready=self.ready,
             current=self.current,
             restarts=self.restarts,
             trial=self.trial,
@@ -285,6 +293,37 @@ class SimWorker:
             state=None if silent else state,
             observations=None if silent else seen,
         )
+
+
+def worker_of(
+    name: str,
+    uid: str = "",
+    ready: bool = True,
+    *,
+    state: WorkerState | None = None,
+    observations: Observations | None = None,
+    distrusted: str = "",
+    **endpoint: Any,
+) -> Worker:
+    """A worker whose uid is its name unless it is given."""
+    return Worker(WorkerEndpoint(name, uid or name, ready, **endpoint), state, observations, distrusted)
+
+
+def with_endpoint(worker: Worker, **changes: Any) -> Worker:
+    """The same worker, as the platform has it otherwise."""
+    return replace(worker, endpoint=replace(worker.endpoint, **changes))
+
+
+def changed(snapshot: Snapshot, **fields: Any) -> Snapshot:
+    """The same snapshot with other facts, whether they are gathered, observed or this process's own."""
+    observed = {name: fields.pop(name) for name in Observed.__dataclass_fields__ if name in fields}
+    gathered = {name: fields.pop(name) for name in Gathered.__dataclass_fields__ if name in fields}
+    return replace(
+        snapshot,
+        gathered=replace(snapshot.gathered, **gathered),
+        observed=replace(snapshot.observed, **observed),
+        **fields,
+    )
 
 
 def add(counter: dict[str, Any], **amounts: int) -> None:
@@ -368,10 +407,15 @@ class Fleet(MemoryShell):
 
     def snapshot(self) -> Snapshot:
         outcome, self.outcome = self.outcome, None
+        workers = tuple(w.view() for w in self.workers)
+        endpoints = tuple(w.endpoint for w in workers)
+        load = Load(self.requests_per_second, 0.2, self.requests_per_second)
         return Snapshot(
-            self.service, dict(self.configs), tuple(self.rollouts.values()), tuple(w.view() for w in self.workers), self.published, self._store(),
-            Load(self.requests_per_second, 0.2, self.requests_per_second), outcome, watch=self.watch,
-        )  # fmt: skip
+            Gathered(self.service, dict(self.configs), tuple(self.rollouts.values()), endpoints, self.published),
+            Observed(workers, self._store(), load=load),
+            outcome,
+            watch=self.watch,
+        )
 
     def reconcile(self) -> Decision:
         snapshot = self.snapshot()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet import MANIFEST, Fleet, SimWorker, pool
+from fleet import MANIFEST, Fleet, SimWorker, changed, pool
 
 from offramp_core.control.capacity import QUIET_SECONDS, floor_in_force
 from offramp_core.control.decide import decide
@@ -99,7 +99,7 @@ class ScaledFleet(Fleet):
         seen = super().snapshot()
         workers = tuple(replace(w, state=replace(w.state, costs=slow)) for w in seen.workers if w.state is not None)
         load = Load(DEMAND, 0.2, DEMAND)
-        return replace(seen, workers=workers, load=load, scaling=Scaling("HorizontalPodAutoscaler sim", self.replicas))
+        return changed(seen, workers=workers, load=load, scaling=Scaling("HorizontalPodAutoscaler sim", self.replicas))
 
 
 def scaled_by(floor: str) -> dict[str, Any]:
@@ -288,7 +288,7 @@ class TestAtZero:
 
     def test_what_an_autoscaler_asks_for_counts_as_well(self) -> None:
         fleet = copy.deepcopy(_canarying())
-        asleep = replace(fleet.snapshot(), scaling=Scaling("KEDA", 0), workers=())
+        asleep = changed(fleet.snapshot(), scaling=Scaling("KEDA", 0), workers=())
         decision = decide(asleep, fleet.now)
         assert decision.publish is not None and decision.publish.canary is None
 
@@ -301,7 +301,7 @@ class TestAtZero:
 class TestToldInTheLoop:
     def test_a_fleet_that_needs_its_exits_says_so_with_the_next_step(self) -> None:
         fleet = copy.deepcopy(_serving())
-        snapshot = replace(fleet.snapshot(), load=Load(200, 0.2, 200.0))
+        snapshot = changed(fleet.snapshot(), load=Load(200, 0.2, 200.0))
         status = decide(snapshot, fleet.now).status
         told = next(c for c in status.conditions if c.type == "NoExitCapacity")
         assert (told.status, told.reason) == ("False", "ExitsOffWouldOverload")
@@ -310,7 +310,7 @@ class TestToldInTheLoop:
 
     def test_enough_workers_are_enough(self) -> None:
         fleet = copy.deepcopy(_serving())
-        status = decide(replace(fleet.snapshot(), load=Load(100, 0.2, 100.0)), fleet.now).status
+        status = decide(changed(fleet.snapshot(), load=Load(100, 0.2, 100.0)), fleet.now).status
         told = next(c for c in status.conditions if c.type == "NoExitCapacity")
         assert (told.status, told.reason) == ("True", "Sufficient")
 
@@ -320,7 +320,7 @@ class TestToldInTheLoop:
         for _ in range(60):
             fleet.now += 1
             peak = 100 + float(rng.normal(0, 2))
-            decision = decide(replace(fleet.snapshot(), load=Load(100, 0.2, peak)), fleet.now)
+            decision = decide(changed(fleet.snapshot(), load=Load(100, 0.2, peak)), fleet.now)
             fleet.store(decision)
             seen.add(decision.status.capacity)
         assert len(seen) <= 2
@@ -337,7 +337,7 @@ def test_a_suspicious_detector_counts_as_a_risk() -> None:
     fleet.rollouts = {}
     rested = CapacityStatus(77.0, 210.0, 3, 1, fleet.now - 2 * QUIET_SECONDS)
     fleet.service = replace(fleet.service, status=replace(fleet.status, capacity=rested))
-    snapshot = replace(fleet.snapshot(), load=Load(200, 0.2, 200.0), scaling=Scaling("HorizontalPodAutoscaler sim", 2))
+    snapshot = changed(fleet.snapshot(), load=Load(200, 0.2, 200.0), scaling=Scaling("HorizontalPodAutoscaler sim", 2))
     assert decide(snapshot, fleet.now).status.capacity.floor == 1
     suspects = tuple(replace(w, state=replace(w.state, suspicion=0.6)) for w in snapshot.workers if w.state)
-    assert decide(replace(snapshot, workers=suspects), fleet.now).status.capacity.floor == 3
+    assert decide(changed(snapshot, workers=suspects), fleet.now).status.capacity.floor == 3

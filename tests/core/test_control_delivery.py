@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fleet import BACKBONE, SimWorker
+from fleet import BACKBONE, SimWorker, with_endpoint, worker_of
 
 from offramp_core.control.decide import decide
 from offramp_core.control.delivery import MODELS_KEPT, fetching, proven_models
 from offramp_core.control.objects import ModelStatus, Service, ServiceStatus
-from offramp_core.control.snapshot import Snapshot, Worker
+from offramp_core.control.snapshot import Gathered, Observed, Snapshot, Worker
 from offramp_core.control.spec import ServiceSpec, parse_spec
 from offramp_core.protocol import FetchPhase, FetchProgress, WorkerState
 
@@ -25,18 +25,18 @@ def spec(uri: str = URI, **model: str) -> ServiceSpec:
 
 
 def serving(digest: str = BACKBONE, **fields: Any) -> Worker:
-    return replace(SimWorker("w-0", seed=1, backbone=digest).view(), **fields)
+    return with_endpoint(SimWorker("w-0", seed=1, backbone=digest).view(), **fields)
 
 
 def fetcher(phase: FetchPhase, done: int = 0, total: int | None = None) -> Worker:
     progress = FetchProgress(phase, done, total)
     state = WorkerState("w-1", "boot", "uid", "", False, "", "", (), {}, fetching=progress)
-    return Worker("w-1", "w-1", ready=False, state=state)
+    return worker_of("w-1", ready=False, state=state)
 
 
 def conditions(*workers: Worker, status: ServiceStatus | None = None) -> dict[str, tuple[str, str, str]]:
     service = Service("default", "digits", "uid", 1, spec(), status or ServiceStatus())
-    told = decide(Snapshot(service, workers=workers), 1_700_000_000.0).status.conditions
+    told = decide(Snapshot(Gathered(service), Observed(workers)), 1_700_000_000.0).status.conditions
     return {c.type: (c.status, c.reason, c.message) for c in told}
 
 
@@ -68,7 +68,9 @@ def test_a_download_writes_the_status_a_few_times_only() -> None:
 
 
 def test_a_failure_is_told_before_progress_and_what_serves_stays_ready() -> None:
-    failed = replace(fetcher("connecting"), failure="a.example answered 404; correct it", failure_reason="FetchRefused")
+    failed = with_endpoint(
+        fetcher("connecting"), failure="a.example answered 404; correct it", failure_reason="FetchRefused"
+    )
     assert conditions(failed)["Ready"][1] == "FetchRefused"
     told = conditions(serving(current=False), failed)
     assert told["Ready"][:2] == ("True", "Serving")
@@ -77,7 +79,7 @@ def test_a_failure_is_told_before_progress_and_what_serves_stays_ready() -> None
 
 @pytest.mark.parametrize("reason", ["AddressRefused", "BundleTooLarge", "DigestMismatch"])
 def test_what_waiting_will_not_mend_is_stalled(reason: str) -> None:
-    failed = replace(fetcher("connecting"), failure="it is refused; change it", failure_reason=reason)
+    failed = with_endpoint(fetcher("connecting"), failure="it is refused; change it", failure_reason=reason)
     assert conditions(failed)["Stalled"][:2] == ("True", reason)
 
 
@@ -105,8 +107,10 @@ def test_a_few_earlier_uris_are_remembered_with_what_they_were() -> None:
 
 def test_the_digest_is_in_the_status_of_the_first_pass_that_sees_a_ready_worker() -> None:
     service = Service("default", "digits", "uid", 1, spec())
-    status = decide(Snapshot(service, workers=(serving(),)), 1_700_000_000.0).status
+    status = decide(Snapshot(Gathered(service), Observed((serving(),))), 1_700_000_000.0).status
     assert status.models == (ModelStatus(URI, BACKBONE),)
     again = replace(service, status=status)
     assert again.proven_digest == BACKBONE
-    assert decide(Snapshot(again, workers=(serving(OTHER),)), 1_700_000_001.0).status.models == status.models
+    assert (
+        decide(Snapshot(Gathered(again), Observed((serving(OTHER),))), 1_700_000_001.0).status.models == status.models
+    )

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from fleet import BACKBONE, RAMP_SET, RAMPS, columns, costs, pool  # type: ignore[import-not-found]
+from fleet import BACKBONE, RAMP_SET, RAMPS, columns, costs, pool, worker_of  # type: ignore[import-not-found]
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -27,7 +27,7 @@ from offramp_core.control.codec import from_json, to_json
 from offramp_core.control.decide import decide
 from offramp_core.control.objects import Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
 from offramp_core.control.rollout import CANARY_SERVES
-from offramp_core.control.snapshot import Decision, Load, NewRollout, RecordStore, Snapshot, Worker
+from offramp_core.control.snapshot import Decision, Gathered, Load, NewRollout, Observed, RecordStore, Snapshot, Worker
 from offramp_core.control.spec import parse_spec
 from offramp_core.control.watch import Watch
 from offramp_core.plan import Plan, RampThreshold
@@ -139,7 +139,7 @@ class Counting:
         if self.lies:
             counts = tuple(replace(c, disagreements=c.audited + 1) for c in counts)
         seen = Observations(self.name, self.boot, 0.0, counts, RecordBlock(0, 0, RAMP_SET))
-        return Worker(self.name, self.name, self.ready, restarts=self.boots, state=state, observations=seen)
+        return worker_of(self.name, ready=self.ready, restarts=self.boots, state=state, observations=seen)
 
 
 @dataclass(frozen=True)
@@ -193,9 +193,13 @@ class ControlLoop(RuleBasedStateMachine):
     def read(self) -> Read:
         store = RecordStore(replace(RECORDS, time=np.full(len(RECORDS), self.now)), RAMPS, BACKBONE, RAMP_SET)
         snapshot = Snapshot(
-            self.service, dict(self.configs), tuple(self.rollouts.values()), tuple(w.view() for w in self.workers), self.published, store,
-            Load(100, 0.2), self.outcome, self.request is not None and self.outcome is None, self.watched_since, watch=self.watch,
-        )  # fmt: skip
+            Gathered(self.service, dict(self.configs), tuple(self.rollouts.values()), published=self.published),
+            Observed(tuple(w.view() for w in self.workers), store, load=Load(100, 0.2)),
+            self.outcome,
+            self.request is not None and self.outcome is None,
+            self.watched_since,
+            watch=self.watch,
+        )
         return Read(snapshot, dict(self.versions))
 
     def one_pass(self, read: Read, *, writes: int = 1000) -> Decision:
@@ -231,7 +235,7 @@ class ControlLoop(RuleBasedStateMachine):
 
     def writes_of(self, seen: Snapshot, decision: Decision) -> Iterator[tuple[str, Callable[[], object]]]:
         for new in decision.new_configs:
-            if new.name not in seen.configs:
+            if new.name not in seen.gathered.configs:
                 yield new.name, partial(self.put_config, Config(new.name, new.plan, kept(new.status), self.now))
         for name, status in decision.config_statuses.items():
             yield name, partial(self.put_config_status, name, status)
@@ -278,13 +282,13 @@ class ControlLoop(RuleBasedStateMachine):
 
     def check(self, seen: Snapshot, decision: Decision) -> None:
         """What a single decision must keep to, whatever it was made from."""
-        configs = {**seen.configs}
+        configs = {**seen.gathered.configs}
         for new in decision.new_configs:
             configs[new.name] = Config(new.name, new.plan, new.status)
         for name, status in decision.config_statuses.items():
             configs[name] = replace(configs[name], status=status)
         stable = configs[decision.status.stable_config] if decision.status.stable_config else None
-        if stable is not None and decision.status.observed_generation and any(w.ready for w in seen.workers):
+        if stable is not None and decision.status.observed_generation and any(w.endpoint.ready for w in seen.workers):
             assert is_proven(stable, seen.service), "a plan serves that is neither certified nor accepted"
         self.check_that_acceptance_was_earned(seen, decision)
         document = decision.publish
@@ -294,10 +298,10 @@ class ControlLoop(RuleBasedStateMachine):
             if seen.service.spec.mode == "Disabled":
                 assert stable.plan.exits_off and document.canary is None
         if decision.new_rollout is not None and decision.new_rollout.cause == "Tuned":
-            config = seen.configs.get(decision.new_rollout.to_config)
+            config = seen.gathered.configs.get(decision.new_rollout.to_config)
             until = config.status.rejected_until_at if config is not None else None
             assert until is None or until <= self.clock or self.forgiven(decision), "proposed while it cools down"
-        for rollout in seen.rollouts:
+        for rollout in seen.gathered.rollouts:
             now = decision.rollout_statuses.get(rollout.name, rollout.status)
             begins = rollout.status.phase == "Pending" and now.phase in CANARY_SERVES
             if begins:
@@ -312,11 +316,11 @@ class ControlLoop(RuleBasedStateMachine):
     def check_that_acceptance_was_earned(self, seen: Snapshot, decision: Decision) -> None:
         """A certificate that a canary earned says what its gate says, and of the budget that the gate asked about."""
         for name, status in decision.config_statuses.items():
-            known = seen.configs[name].status.certificates if name in seen.configs else ()
+            known = seen.gathered.configs[name].status.certificates if name in seen.gathered.configs else ()
             for proof in (c for c in status.certificates if c not in known and c["method"] == "canary-acceptance"):
                 gates = [
                     gate
-                    for r in seen.rollouts
+                    for r in seen.gathered.rollouts
                     if r.to_config == name
                     for gate in decision.rollout_statuses.get(r.name, r.status).gates
                     if gate.name == "acceptance" and gate.state == "Clear" and gate.bound == float(proof["budget"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fleet import with_endpoint, worker_of  # type: ignore[import-not-found]
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from offramp_core.control.delivery import STALLING
 from offramp_core.control.gates import GateInput, read_gates
 from offramp_core.control.ledger import BootReport, fold
 from offramp_core.control.objects import ArmTally, BothArms, Ledger, RolloutStatus, StepRecord
-from offramp_core.control.snapshot import Load, Worker
+from offramp_core.control.snapshot import Load
 from offramp_core.control.spec import Autoscaling, SideBySide, UpdatePolicy, parse_spec
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.protocol import ArmCounts, WorkerState
@@ -391,8 +392,10 @@ def test_an_uncertified_plan_must_earn_acceptance() -> None:
 
 def test_a_worker_whose_every_run_fails_is_in_trouble_of_its_own_and_not_its_bundles() -> None:
     told = WorkerState("u", "b", "s", "digits", False, "", "", (), {}, failing="every run fails: CUDA failure 700")
-    worker = Worker("digits-0", "u", ready=False, state=told)
+    worker = worker_of("digits-0", "u", ready=False, state=told)
     assert worker.trouble == ("ExecutorFailing", "every run fails: CUDA failure 700")
     assert worker.trouble[0] not in STALLING  # waiting helps, and no version is rejected for it
-    assert replace(worker, failure="the worker ended with exit code 3", failure_reason="Error").trouble[0] == "Error"
-    assert replace(worker, ready=True).trouble == ("", "")
+    assert (
+        with_endpoint(worker, failure="the worker ended with exit code 3", failure_reason="Error").trouble[0] == "Error"
+    )
+    assert with_endpoint(worker, ready=True).trouble == ("", "")

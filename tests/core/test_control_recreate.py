@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fleet import with_endpoint, worker_of  # type: ignore[import-not-found]
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,9 +25,9 @@ SPEC: dict[str, Any] = {
     "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.01"}},
     "updatePolicy": {"type": "Recreate"},
 }
-OLD = Worker("old", "old", ready=True, current=False, template="one")
-GOING = replace(OLD, ready=False, ending=True)
-NEW = Worker("new", "new", ready=False, template="two")
+OLD = worker_of("old", "old", ready=True, current=False, template="one")
+GOING = with_endpoint(OLD, ready=False, ending=True)
+NEW = worker_of("new", "new", ready=False, template="two")
 SERVED = UpdateStatus(serving="one")
 TRIED = UpdateStatus("Recreate", None, "one", "two", tried_at=NOW, silent_at=NOW)
 
@@ -40,7 +41,7 @@ def step(*workers: Worker, before: UpdateStatus = SERVED, asked: str = "two", no
 
 
 def test_nothing_is_said_while_the_only_worker_is_what_the_spec_asks_for() -> None:
-    assert step(replace(NEW, ready=True), before=UpdateStatus()) == Update(UpdateStatus(serving="two"))
+    assert step(with_endpoint(NEW, ready=True), before=UpdateStatus()) == Update(UpdateStatus(serving="two"))
 
 
 def test_a_worker_that_is_gone_for_a_while_is_no_update() -> None:
@@ -58,7 +59,7 @@ def test_while_the_old_one_goes_it_says_that_nobody_answers_and_since_when() -> 
 
 
 def test_the_end_says_for_how_long_nobody_answered() -> None:
-    done = step(replace(NEW, ready=True), before=TRIED, now=NOW + 42.4)
+    done = step(with_endpoint(NEW, ready=True), before=TRIED, now=NOW + 42.4)
     assert done == Update(UpdateStatus(serving="two", silent_seconds=42.0))
 
 
@@ -78,7 +79,7 @@ def test_the_end_says_for_how_long_nobody_answered() -> None:
 def test_the_old_one_is_brought_back_where_waiting_is_of_no_use(
     trouble: dict[str, Any], after: float, given_up: bool
 ) -> None:
-    found = step(replace(NEW, **trouble), before=TRIED, now=NOW + after)
+    found = step(with_endpoint(NEW, **trouble), before=TRIED, now=NOW + after)
     assert (found.status.strategy == "Return") is given_up
     assert found.reason == ("RecreateFailed" if given_up else "Recreating")
     assert found.held is given_up and trouble.get("failure", "") in found.message
@@ -96,16 +97,16 @@ class TestBroughtBack:
         assert again.status.silent_seconds == 0.0
 
     def test_asking_for_what_serves_ends_it_at_once(self) -> None:
-        back = step(replace(OLD, current=True), before=self.FAILED, asked="one", now=NOW + 5)
+        back = step(with_endpoint(OLD, current=True), before=self.FAILED, asked="one", now=NOW + 5)
         assert back == Update(UpdateStatus(serving="one", silent_seconds=5.0))
 
     def test_what_never_served_is_not_brought_back(self) -> None:
-        broken = replace(NEW, failure="digest differs", failure_reason="InvalidBundle")
+        broken = with_endpoint(NEW, failure="digest differs", failure_reason="InvalidBundle")
         first = replace(TRIED, serving="")
         assert step(broken, before=first, now=NOW + 2 * DEADLINE).status == first
 
     def test_two_workers_scaled_up_meanwhile_stay_brought_back(self) -> None:
-        view = UpdateView(self.FAILED, POLICY, (OLD, replace(OLD, name="b")), 2, 0.5, NOW, NOW, asked="two")
+        view = UpdateView(self.FAILED, POLICY, (OLD, with_endpoint(OLD, name="b")), 2, 0.5, NOW, NOW, asked="two")
         assert recreates(view) and recreated(view).reason == "RecreateFailed"
 
     def test_the_platform_brings_back_exactly_what_the_status_names(self) -> None:
@@ -121,7 +122,7 @@ class TestBroughtBack:
 
 
 def test_two_workers_or_more_are_replaced_one_after_the_other_as_ever() -> None:
-    view = UpdateView(UpdateStatus(), POLICY, (OLD, replace(OLD, name="b")), 2, 0.5, NOW, NOW, asked="two")
+    view = UpdateView(UpdateStatus(), POLICY, (OLD, with_endpoint(OLD, name="b")), 2, 0.5, NOW, NOW, asked="two")
     assert not recreates(view)
 
 
@@ -160,7 +161,7 @@ def test_what_served_last_serves_again_or_what_is_asked_for_does(
         age, fate = second - since, fates[running]
         failure = {"failure": "x", "failure_reason": "InvalidBundle"} if fate == "broken" and age > 5 else {}
         ready = fate == "good" and age > 5
-        worker = Worker(running, f"{running}/{since}", ready, current=running == asked, template=running, **failure)
+        worker = worker_of(running, f"{running}/{since}", ready, current=running == asked, template=running, **failure)
         served = running if ready else served
         view = UpdateView(status, POLICY, (worker,), 1, 0.5, NOW + second, watched_since=NOW + watched, asked=asked)
         status = recreated(view).status

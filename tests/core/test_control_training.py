@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet import BACKBONE, RAMP_SET, RAMPS, Fleet, pool, pooled  # type: ignore[import-not-found]
+from fleet import BACKBONE, RAMP_SET, RAMPS, Fleet, changed, pool, pooled  # type: ignore[import-not-found]
 
 from offramp_core.control.decide import decide
 from offramp_core.control.snapshot import Decision, Event, RecordStore, Snapshot, TrainingOrder, TrainingReport
@@ -51,7 +51,7 @@ class TrainingFleet(Fleet):
     def snapshot(self) -> Snapshot:
         stores = {digest: self._store_of(digest, parts) for digest, parts in self.scored.items()}
         own = stores.pop(RAMP_SET, None)
-        return replace(
+        return changed(
             super().snapshot(), records=own, more_records=stores, can_train=self.able, training=self.training
         )
 
@@ -209,7 +209,7 @@ def test_deciding_twice_on_the_same_facts_changes_nothing() -> None:
     fleet.step()
     snapshot = fleet.snapshot()
     first = decide(snapshot, fleet.now)
-    again = decide(replace(snapshot, service=replace(snapshot.service, status=first.status)), fleet.now)
+    again = decide(changed(snapshot, service=replace(snapshot.service, status=first.status)), fleet.now)
     assert again.status == first.status
     assert again.publish is None
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from fleet import MANIFEST, Fleet, pool  # type: ignore[import-not-found]
+from fleet import MANIFEST, Fleet, changed, pool, with_endpoint, worker_of  # type: ignore[import-not-found]
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,11 +25,11 @@ NO_ROOM = {"failure": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
 
 
 def old(name: str = "old", *, ready: bool = True, **more: Any) -> Worker:
-    return Worker(name, name, ready, current=False, **more)
+    return worker_of(name, name, ready, current=False, **more)
 
 
 def new(name: str = "new", *, ready: bool = False, **more: Any) -> Worker:
-    return Worker(name, name, ready, current=True, **more)
+    return worker_of(name, name, ready, current=True, **more)
 
 
 def refused(name: str = "new") -> Worker:
@@ -121,7 +121,8 @@ class TestNewWorkersThatFail:
     def told(self, worker: Worker, *, batches: int, failed: int) -> Worker:
         counts = ArmCounts(1, "stable", "hash", requests=batches, batches=batches, failed_batches=failed)
         return replace(
-            worker, observations=Observations(worker.uid, worker.name, NOW, (counts,), RecordBlock(0, 0, ""))
+            worker,
+            observations=Observations(worker.endpoint.uid, worker.endpoint.name, NOW, (counts,), RecordBlock(0, 0, "")),
         )
 
     @pytest.mark.parametrize("strategy", ["Surge", "Replace"])
@@ -178,7 +179,7 @@ class TestABrokenWorkerInTheWay:
 
 WORKERS = st.lists(
     st.builds(
-        lambda name, ready, current, no_room, failed: Worker(
+        lambda name, ready, current, no_room, failed: worker_of(
             name, name, ready and not no_room, current=current, no_room=no_room, failure="failed" if failed or no_room else ""
         ),
         st.uuids().map(str), st.booleans(), st.booleans(), st.booleans(), st.booleans(),
@@ -198,7 +199,7 @@ def test_a_serving_worker_is_taken_first_only_where_another_serves_and_the_polic
     if found.status.strategy != "Replace":
         return
     # A rolling update in place keeps desired - 1 available: at least one, or nobody who serves is touched.
-    one_short = sum(w.ready for w in workers) < desired
+    one_short = sum(w.endpoint.ready for w in workers) < desired
     assert one_short or (desired >= 2 and kind != "Availability")
 
 
@@ -249,10 +250,10 @@ def with_new_model(snapshot: Snapshot, *names: str) -> Snapshot:
     def other(worker: Worker) -> Worker:
         assert worker.state is not None
         state = replace(worker.state, backbone_digest=OTHER, epoch=0, stable_hash="", canary_hash="")
-        return replace(worker, state=state, observations=None, current=True)
+        return with_endpoint(replace(worker, state=state, observations=None), current=True)
 
-    workers = tuple(other(w) if w.name in names else replace(w, current=False) for w in snapshot.workers)
-    return replace(snapshot, workers=workers)
+    workers = tuple(other(w) if w.endpoint.name in names else with_endpoint(w, current=False) for w in snapshot.workers)
+    return changed(snapshot, workers=workers)
 
 
 def conditions_of(status: ServiceStatus) -> dict[str, tuple[str, str]]:
@@ -264,15 +265,15 @@ class TestInTheLoop:
         """A new generation with one worker that finds no room."""
         fleet.edit(worker={"image": "offramp/worker:2"}, updatePolicy={"type": "Availability", "surgeDeadline": "1m"})
         snapshot = fleet.snapshot()
-        workers = tuple(replace(w, current=False) for w in snapshot.workers)
-        return replace(snapshot, workers=(*workers, refused()))
+        workers = tuple(with_endpoint(w, current=False) for w in snapshot.workers)
+        return changed(snapshot, workers=(*workers, refused()))
 
     @pytest.mark.slow
     def test_a_held_update_is_stalled_and_ready_and_told_once(self) -> None:
         fleet = copy.deepcopy(_serving())
         snapshot, reasons = self.held(fleet), []
         for second in range(120):
-            decision = decide(replace(snapshot, service=fleet.service, published=fleet.published), fleet.now + second)
+            decision = decide(changed(snapshot, service=fleet.service, published=fleet.published), fleet.now + second)
             fleet.store(decision)
             reasons += [e.reason for e in decision.events]
         told = conditions_of(fleet.status)
@@ -295,25 +296,25 @@ class TestInTheLoop:
     def test_an_image_that_the_administrator_changed_is_no_generation_of_the_user(self) -> None:
         fleet = copy.deepcopy(_serving())
         snapshot = fleet.snapshot()
-        workers = (*(replace(w, current=False) for w in snapshot.workers), refused())
-        status = decide(replace(snapshot, workers=workers), fleet.now).status
+        workers = (*(with_endpoint(w, current=False) for w in snapshot.workers), refused())
+        status = decide(changed(snapshot, workers=workers), fleet.now).status
         assert conditions_of(status)["WorkersUpdating"] == ("True", "WaitingForRoom")
         assert not {"Reconciling", "Stalled"} & set(conditions_of(status))
 
     def test_a_service_whose_turn_has_not_come_says_so_and_is_at_rest(self) -> None:
         fleet = copy.deepcopy(_serving())
-        snapshot = replace(fleet.snapshot(), turn=Turn("WaitingForTurn", "others take it first"))
+        snapshot = changed(fleet.snapshot(), turn=Turn("WaitingForTurn", "others take it first"))
         status = decide(snapshot, fleet.now).status
         assert conditions_of(status)["WorkersUpdating"] == ("True", "WaitingForTurn")
         assert not {"Reconciling", "Stalled"} & set(conditions_of(status)) and status.phase == "Ready"
 
     def test_what_an_autoscaler_asks_for_is_what_is_wanted(self) -> None:
         fleet = copy.deepcopy(_serving())
-        scaled = replace(fleet.snapshot(), scaling=Scaling("HorizontalPodAutoscaler mine", 5))
+        scaled = changed(fleet.snapshot(), scaling=Scaling("HorizontalPodAutoscaler mine", 5))
         status = decide(scaled, fleet.now).status
         assert (status.workers.desired, status.workers.summary) == (5, "2/5")
         assert status.workers.scaled_by == "HorizontalPodAutoscaler mine"
-        none = replace(scaled, scaling=Scaling("KEDA", 0), workers=())
+        none = changed(scaled, scaling=Scaling("KEDA", 0), workers=())
         assert conditions_of(decide(none, fleet.now).status)["Ready"] == ("False", "ScaledToZero")
 
 
@@ -374,6 +375,8 @@ class TestPlansNeverCrossModels:
         for _ in range(30):
             fleet.step()
         snapshot = with_new_model(fleet.snapshot(), "w0")
-        assert snapshot.records is not None
-        decision = decide(replace(snapshot, records=replace(snapshot.records, backbone_digest=OTHER)), fleet.now)
+        assert snapshot.observed.records is not None
+        decision = decide(
+            changed(snapshot, records=replace(snapshot.observed.records, backbone_digest=OTHER)), fleet.now
+        )
         assert decision.tune is None

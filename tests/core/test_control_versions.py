@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from fleet import BACKBONE, MANIFEST, Fleet, SimWorker, pool  # type: ignore[import-not-found]
+from fleet import BACKBONE, MANIFEST, Fleet, SimWorker, changed, pool, worker_of  # type: ignore[import-not-found]
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ from offramp_core.control.objects import (
     VersionStatus,
     VersionTally,
 )
-from offramp_core.control.snapshot import RouteTrouble, Scaling, Snapshot, Worker
+from offramp_core.control.snapshot import Gathered, Observed, RouteTrouble, Scaling, Snapshot, Worker
 from offramp_core.control.spec import parse_spec
 from offramp_core.control.versions import (
     VersionView,
@@ -61,7 +61,7 @@ def service(uri: str = NEW, status: VersionStatus = VersionStatus(), request: st
 
 def view(*trial: Worker, main: tuple[Worker, ...] | None = None, now: float = NOW, **more: Any) -> VersionView:
     asked = service(**{k: more.pop(k) for k in list(more) if k not in ("desired", "scaled", "busy", "watched_since")})
-    main = tuple(Worker(f"w{i}", f"w{i}", ready=True) for i in range(4)) if main is None else main
+    main = tuple(worker_of(f"w{i}") for i in range(4)) if main is None else main
     return VersionView(
         asked, main, trial, more.get("desired", 4), more.get("scaled", False), more.get("busy", 0.2), now,
         more.get("watched_since", NOW - 10_000),
@@ -76,7 +76,7 @@ def on_trial(phase: Any = "Starting", **more: Any) -> VersionStatus:
 
 
 def new(name: str = "n0", *, ready: bool = True, **more: Any) -> Worker:
-    return Worker(name, name, ready, trial=True, **more)
+    return worker_of(name, name, ready, trial=True, **more)
 
 
 # --- who runs what ---------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_it_is_the_backbone_that_makes_a_version(asked: Any, models: Any, same: 
 
 class TestATrialBegins:
     def test_only_beside_a_model_that_all_workers_have_served(self) -> None:
-        starting = (Worker("w0", "w0", ready=True), Worker("w1", "w1", ready=False))
+        starting = (worker_of("w0"), worker_of("w1", ready=False))
         assert next_version(view(main=starting, uri=OLD)).status == VersionStatus()
         assert next_version(view(uri=OLD)).status == VersionStatus(ModelSource(OLD))
         assert next_version(view()).status.phase == "", "the first model that serves is not tried"
@@ -364,11 +364,11 @@ class Version(SimWorker):  # type: ignore[misc]
 
 @pytest.mark.parametrize("workers", [(), (SimWorker("w-0", 1, backbone=BACKBONE).view(),)], ids=["nobody", "served"])
 def test_trouble_with_a_route_is_told_and_changes_nothing_else(workers: tuple[Worker, ...]) -> None:
-    snapshot = Snapshot(service(OLD), workers=workers)
+    snapshot = Snapshot(Gathered(service(OLD)), Observed(workers))
     trouble = RouteTrouble("NoGatewayAPI", "the cluster has none")
     told, quiet = (
         {c.type: (c.status, c.reason, c.message) for c in decide(s, NOW).status.conditions}
-        for s in (replace(snapshot, route=trouble), snapshot)
+        for s in (changed(snapshot, route=trouble), snapshot)
     )
     assert told.pop("RouteAccepted") == ("False", "NoGatewayAPI", "the cluster has none")
     assert told == quiet

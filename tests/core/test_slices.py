@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet import BACKBONE, MANIFEST, RAMP_SET, Fleet, pool  # type: ignore[import-not-found]
+from fleet import BACKBONE, MANIFEST, RAMP_SET, Fleet, changed, pool  # type: ignore[import-not-found]
 from metering import PLAN, looked
 from scipy.stats import binom
 
@@ -222,7 +222,7 @@ def request(fleet: Fleet, slice_id: np.ndarray | None) -> tuple[Records, TuningR
     store = replace(store, records=replace(store.records, slice_id=slice_id))
     status = replace(fleet.status.tuning, tuned_for="", labels_needed=0, next_attempt_at=None, consumed_through_at=None, tests_run=0)  # fmt: skip
     stable = fleet.configs[fleet.status.stable_config]
-    asked = tune_or_wait(TunerView(replace(fleet.snapshot(), records=store), status, stable, None, fleet.now)).request
+    asked = tune_or_wait(TunerView(changed(fleet.snapshot(), records=store), status, stable, None, fleet.now)).request
     assert asked is not None
     return store.records, replace(asked, current=None, min_gain=0.0)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fleet import MANIFEST, Fleet, pool  # type: ignore[import-not-found]
+from fleet import MANIFEST, Fleet, changed, pool  # type: ignore[import-not-found]
 
 from offramp_core import tuning
 from offramp_core.certify import allowance
@@ -34,13 +34,13 @@ def view(fleet: Fleet, *, rows: int, fresh: int, status: TuningStatus) -> TunerV
     base = pool(rows, seed=3)
     records: Records = replace(base, time=fleet.now - rows + np.arange(float(rows)))
     assert records.time is not None
-    store = snapshot.records
+    store = snapshot.observed.records
     assert store is not None
     store = RecordStore(records, store.backbone_digest, store.ramp_set_digest, store.ramp_ids)
     used = replace(status, consumed_through_at=float(records.time[-fresh - 1]))
     stable = fleet.configs[fleet.status.stable_config]
     return TunerView(
-        replace(snapshot, records=store, tuning_running=False, tuning_outcome=None), used, stable, None, fleet.now
+        changed(snapshot, records=store, tuning_running=False, tuning_outcome=None), used, stable, None, fleet.now
     )
 
 
@@ -115,13 +115,13 @@ def test_a_few_rows_of_a_quiet_while_do_not_thin_out_those_of_an_eager_one() -> 
     """With them only two of a hundred eager rows would count, and a tuning that had its labels in seconds waited for minutes."""
     fleet = settled()
     now = view(fleet, rows=2_500, fresh=1_500, status=TuningStatus(tests_run=1))
-    store = now.snapshot.records
+    store = now.snapshot.observed.records
     assert store is not None and store.records.time is not None
     rate = np.where(np.arange(2_500) < 1_100, 0.02, 1.0).astype(np.float32)
     draw = (np.random.default_rng(1).random(2_500) * rate).astype(np.float32)
     records = replace(store.records, draw=draw, audit_rate=rate)
     eager = replace(now.status, eager_since_at=float(store.records.time[1_100]) - 0.5)
-    thinned = replace(now, snapshot=replace(now.snapshot, records=replace(store, records=records)))
+    thinned = replace(now, snapshot=changed(now.snapshot, records=replace(store, records=records)))
     assert tune_or_wait(thinned).status.labels < 200
     told = tune_or_wait(replace(thinned, status=eager))
     assert told.request is not None and told.status.labels == 1_400
@@ -132,7 +132,7 @@ def test_a_few_rows_of_a_quiet_while_do_not_thin_out_those_of_an_eager_one() -> 
 def test_a_stream_for_each_request_is_told_of_at_every_attempt(named: str, told: bool) -> None:
     fleet = settled()
     before = view(fleet, rows=2_000, fresh=1_000, status=TuningStatus(tests_run=1))
-    store = before.snapshot.records
+    store = before.snapshot.observed.records
     assert store is not None
     stream = {"each": np.arange(1, 2_001), "cameras": np.arange(2_000) % 8 + 1, "nobody": np.zeros(2_000)}[named]
     records = replace(store.records, stream=stream.astype(np.int64))

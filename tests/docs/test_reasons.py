@@ -74,7 +74,7 @@ def test_no_word_of_ours_is_passed_off_as_somebody_elses() -> None:
 
 UNREGISTERED = """
 from offramp_core.control.objects import Condition, TuningStatus
-from offramp_core.control.snapshot import Event, Worker
+from offramp_core.control.snapshot import Event, WorkerEndpoint
 from offramp_core.errors import DeliveryError, PlanRefusedError
 from offramp_core.reasons import ConditionType, Reason, RequestOutcome
 
@@ -83,7 +83,7 @@ Condition(ConditionType.READY, "True", "NeverHeardOf", "")
 Condition("NeverHeardOf", "True", Reason.SERVING, "")
 Event("NeverHeardOf", "")
 TuningStatus(state="NeverHeardOf")
-Worker("a", "a", ready=False, failure_reason="NeverHeardOf")
+WorkerEndpoint("a", "a", ready=False, failure_reason="NeverHeardOf")
 PlanRefusedError("NeverHeardOf", "")
 DeliveryError("NeverHeardOf", "", "")
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from offramp_core.control.snapshot import Load, Worker
+from offramp_core.control.snapshot import Load, Observed, Worker, WorkerEndpoint
 from offramp_core.protocol import (
     ArmCounts,
     Observations,
@@ -22,8 +22,8 @@ from offramp_core.protocol import (
 from offramp_core.sketch import bucket_index
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.kinds import POD
-from offramp_operator.shell.observe import Observed, Observer
-from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
+from offramp_operator.shell.observe import Observer
+from offramp_operator.shell.platform import ServiceKey
 
 COSTS: dict[str, list[Any]] = {"batch_size": [1], "segment_seconds": [[0.004, 0.004]], "ramp_seconds": [[0.0001]]}
 RAMP_SET = "sha256:" + "a" * 64
@@ -86,7 +86,4 @@ class PaperObserver(Observer):
                 COSTS, epoch=self.epochs.get(e.uid, 0),
             )  # fmt: skip
             seen = Observations(e.uid, e.uid, 0.0, (counts,), RecordBlock(0, 0, RAMP_SET))
-        return Worker(
-            e.name, e.uid, e.ready, e.current, e.restarts, e.failure, e.failure_reason, e.no_room, e.ending, e.trial,
-            state=state, observations=seen,
-        )  # fmt: skip
+        return Worker(e, state, seen)

@@ -26,7 +26,7 @@ from offramp_operator.kube.client import KubeClient
 from offramp_operator.kube.fields import adopted
 from offramp_operator.kube.kinds import AUTOSCALER, DEPLOYMENT, DISRUPTION_BUDGET, FIELD_MANAGER, Kind, Object
 from offramp_operator.kube.manifests import WorkerSettings
-from offramp_operator.kube.platform import KubePlatform
+from offramp_operator.kube.platform.service_platform import KubePlatform
 from offramp_operator.kube.watch import Feed
 from offramp_operator.shell.platform import ConflictError, ServiceKey
 from offramp_operator.shell.signing import SigningKey

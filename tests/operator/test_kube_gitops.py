@@ -20,16 +20,16 @@ sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("core", "cli"
 from fleet import MANIFEST, Fleet  # noqa: E402
 from states import CLEAN  # noqa: E402
 
-from offramp_core.control.snapshot import Load  # noqa: E402
+from offramp_core.control.snapshot import Gathered, Load, Observed, WorkerEndpoint  # noqa: E402
 from offramp_core.protocol import PlanDocument, SignedDocument  # noqa: E402
 from offramp_operator.kube.cache import ObjectCache  # noqa: E402
 from offramp_operator.kube.kinds import SERVICE  # noqa: E402
 from offramp_operator.kube.manifests import WorkerSettings  # noqa: E402
-from offramp_operator.kube.platform import KubePlatform  # noqa: E402
+from offramp_operator.kube.platform.service_platform import KubePlatform  # noqa: E402
 from offramp_operator.kube.watch import Feed  # noqa: E402
 from offramp_operator.shell import wire  # noqa: E402
-from offramp_operator.shell.observe import Observed, Observer  # noqa: E402
-from offramp_operator.shell.platform import Gathered, ServiceKey, WorkerEndpoint  # noqa: E402
+from offramp_operator.shell.observe import Observer  # noqa: E402
+from offramp_operator.shell.platform import ServiceKey  # noqa: E402
 from offramp_operator.shell.reconcile import Reconciler  # noqa: E402
 from offramp_operator.shell.signing import SigningKey  # noqa: E402
 
@@ -114,7 +114,7 @@ def test_a_service_applied_from_git_over_and_over_never_differs_while_the_contro
                 phases.update(r.get("status", {}).get("phase", "") for r in _rollouts(api, namespace))
                 if "Succeeded" in phases and told.get("phase") == "Ready":
                     break
-                tuning = reconciler._tunings[key].running
+                tuning = reconciler._tunings.of(key).running
                 if tuning is not None:  # it takes real time: passes go on meanwhile, but are not used up
                     await asyncio.wait([tuning], timeout=2.0)
         _check_no_difference(api, manifest)

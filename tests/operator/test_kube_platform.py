@@ -35,7 +35,7 @@ from offramp_core.control.objects import (
     UpdateStatus,
     WorkersStatus,
 )  # fmt: skip
-from offramp_core.control.snapshot import Event, NewConfig, NewRollout, TrainingOrder, TrainingReport
+from offramp_core.control.snapshot import Event, Gathered, NewConfig, NewRollout, TrainingOrder, TrainingReport
 from offramp_core.errors import InvalidSpecError
 from offramp_core.evidence.detector import DetectorState
 from offramp_core.plan import exits_off_plan
@@ -59,9 +59,11 @@ from offramp_operator.kube.kinds import (
     Object,
 )  # fmt: skip
 from offramp_operator.kube.manifests import OperatorPods, WorkerSettings
-from offramp_operator.kube.platform import SCALER_GONE_SECONDS, KubePlatform, NameTakenError
+from offramp_operator.kube.platform.children import NameTakenError
+from offramp_operator.kube.platform.fleet import SCALER_GONE_SECONDS
+from offramp_operator.kube.platform.service_platform import KubePlatform
 from offramp_operator.kube.watch import Feed
-from offramp_operator.shell.platform import ConflictError, Gathered, ServiceKey
+from offramp_operator.shell.platform import ConflictError, ServiceKey
 from offramp_operator.shell.signing import SigningKey
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
@@ -680,7 +682,7 @@ def test_a_config_that_was_made_without_its_status_gets_it_and_one_that_has_it_k
     async def story() -> None:
         async with world() as w:
             service = (await w.gathered()).service
-            await w.platform._create(service, CONFIG, CONFIG_NAME, PLAN.to_mapping())
+            await w.platform._statuses.create(service, CONFIG, CONFIG_NAME, PLAN.to_mapping())
             await w.platform.create_config(service, NewConfig(CONFIG_NAME, PLAN, CONFIG_STATUS))
             assert (await w.gathered()).configs[CONFIG_NAME].status == CONFIG_STATUS
             await w.platform.create_config(service, NewConfig(CONFIG_NAME, PLAN, ConfigStatus()))
@@ -1357,14 +1359,14 @@ def test_a_training_is_one_job_whose_pod_tells_the_result(world: Any, tools: Any
             assert (await _trains(w)).training == TrainingReport(1, "Running", since=SINCE)
             await w.platform.train((await w.gathered()).service, ORDER)
             w.platform = KubePlatform(w.client, ObjectCache(), workers=WorkerSettings("x"), instance="t")  # a restart
-            w.platform._cache.put(SERVICE, await w.live(SERVICE))
+            w.platform.cache.put(SERVICE, await w.live(SERVICE))
             await w.platform.train((await w.gathered()).service, ORDER)
             jobs = (await w.client.list(JOB, w.namespace))[0]
             assert [job["metadata"]["name"] for job in jobs] == [JOB_NAME]
             _report(
                 w.api, jobs[0], {"ramp_set_digest": DIGEST_A, "rows": 2000, "saving_before": 0.1, "saving_after": 0.3}
             )
-            await Feed(w.platform._cache, lambda _: None).relist(w.client, (w.namespace,))
+            await Feed(w.platform.cache, lambda _: None).relist(w.client, (w.namespace,))
             told = (await w.gathered()).training
             assert told == TrainingReport(1, "Succeeded", DIGEST_A, 2000, 0.1, 0.3, since=SINCE)
             assert (await w.gathered()).workers == (), "a trainer is no worker"

@@ -17,7 +17,7 @@ from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
 from offramp_operator.kube.kinds import DEPLOYMENT, SERVICE, Object
 from offramp_operator.kube.manifests import WorkerSettings
-from offramp_operator.kube.platform import KubePlatform
+from offramp_operator.kube.platform.service_platform import KubePlatform
 from offramp_operator.kube.watch import Feed
 from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.signing import SigningKey

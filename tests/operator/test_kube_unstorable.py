@@ -17,7 +17,7 @@ import yaml
 
 from offramp_core.control.objects import ConfigStatus, RolloutStatus, Service
 from offramp_core.control.rollout import intent_key
-from offramp_core.control.snapshot import NewConfig, NewRollout
+from offramp_core.control.snapshot import NewConfig, NewRollout, WorkerEndpoint
 from offramp_core.errors import OfframpError
 from offramp_core.plan import Plan, RampThreshold
 from offramp_core.protocol import ArmCounts, PlanDocument
@@ -28,10 +28,10 @@ from stub_worker import DIGEST_A, DIGEST_B, StubWorker
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import ApiError, InvalidObjectError, KubeClient, TooLargeError
 from offramp_operator.kube.manifests import WorkerSettings
-from offramp_operator.kube.platform import KubePlatform
+from offramp_operator.kube.platform.service_platform import KubePlatform
 from offramp_operator.kube.watch import Feed
 from offramp_operator.shell.observe import Observer
-from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
+from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.reconcile import Reconciler
 from offramp_operator.shell.signing import SigningKey
 
@@ -59,7 +59,7 @@ class Platform(KubePlatform):
 
     worker: StubWorker
 
-    def _endpoints(self, service: Service, memory: Any) -> tuple[WorkerEndpoint, ...]:
+    def endpoints(self, service: Service, memory: Any) -> tuple[WorkerEndpoint, ...]:
         return (WorkerEndpoint(self.worker.state.uid, self.worker.state.uid, ready=True, admin_url=self.worker.url),)
 
 

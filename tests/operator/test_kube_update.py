@@ -22,7 +22,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from paper_observer import PaperObserver
 
-from offramp_operator.kube import platform as platform_module
 from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
 from offramp_operator.kube.kinds import (
@@ -36,7 +35,9 @@ from offramp_operator.kube.kinds import (
     Object,
 )
 from offramp_operator.kube.manifests import WorkerSettings
-from offramp_operator.kube.platform import KubePlatform
+from offramp_operator.kube.platform import gateway as gateway_room
+from offramp_operator.kube.platform import memory as memory_room
+from offramp_operator.kube.platform.service_platform import KubePlatform
 from offramp_operator.kube.watch import Feed
 from offramp_operator.shell.observe import Observer
 from offramp_operator.shell.platform import ServiceKey
@@ -696,7 +697,7 @@ def test_workers_that_were_on_trial_stay_until_the_gateway_sends_them_nothing(
     answers: bool, fleet: Any, gateway_api: GatewayApi, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway_api.install()
-    monkeypatch.setattr(platform_module, "LET_GO_SECONDS", 600.0)
+    monkeypatch.setattr(gateway_room, "LET_GO_SECONDS", 600.0)
 
     async def story() -> None:
         async with fleet(nodes=3, **beside(promotion="Manual", gateway=PUBLIC)) as f:
@@ -714,7 +715,7 @@ def test_workers_that_were_on_trial_stay_until_the_gateway_sends_them_nothing(
             if answers:
                 await gateway.take_in()
             else:
-                monkeypatch.setattr(platform_module, "LET_GO_SECONDS", 0.0)
+                monkeypatch.setattr(gateway_room, "LET_GO_SECONDS", 0.0)
 
             async def alone() -> bool:
                 return await f.client.get(DEPLOYMENT, f.namespace, "digits-next") is None
@@ -729,7 +730,7 @@ def test_without_gateway_api_a_trial_goes_on_by_the_numbers_of_pods_until_it_is_
     fleet: Any, gateway_api: GatewayApi, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway_api.remove()
-    monkeypatch.setattr(platform_module, "REFUSED_RETRY_SECONDS", 1.0)
+    monkeypatch.setattr(memory_room, "REFUSED_RETRY_SECONDS", 1.0)
 
     async def story() -> None:
         async with fleet(nodes=3, **beside(promotion="Manual", gateway=PUBLIC)) as f:
@@ -756,7 +757,7 @@ def test_a_route_of_somebody_else_is_left_alone_and_our_own_goes_with_the_option
     fleet: Any, gateway_api: GatewayApi, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway_api.install()
-    monkeypatch.setattr(platform_module, "REFUSED_RETRY_SECONDS", 1.0)
+    monkeypatch.setattr(memory_room, "REFUSED_RETRY_SECONDS", 1.0)
 
     async def story() -> None:
         async with fleet(nodes=3, **beside(gateway=PUBLIC)) as f:

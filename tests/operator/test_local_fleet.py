@@ -19,13 +19,13 @@ from typing import Any
 import httpx
 import pytest
 
+from offramp_core.control.snapshot import WorkerEndpoint
 from offramp_core.control.spec import parse_spec
 from offramp_core.errors import InvalidSpecError
 from offramp_operator.local.fleet import Fleet
 from offramp_operator.local.process import process_started
 from offramp_operator.local.state import StateFolder, StateFolderError
 from offramp_operator.local.template import WorkerTemplate, available_cpus, bundle_path, render
-from offramp_operator.shell.platform import WorkerEndpoint
 from offramp_operator.shell.signing import SigningKey
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))

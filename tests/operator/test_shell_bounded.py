@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from offramp_core.control.snapshot import WorkerEndpoint
 from offramp_operator.shell.bounded import MAX_ANSWER_BYTES, AnswerRefusedError
 from offramp_operator.shell.observe import Observer
-from offramp_operator.shell.platform import WorkerEndpoint
 
 
 class Worker(BaseHTTPRequestHandler):

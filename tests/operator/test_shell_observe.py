@@ -15,6 +15,7 @@ import pytest
 
 from offramp_cli.verify import load_held_out
 from offramp_core.control.objects import TuningStatus, ring
+from offramp_core.control.snapshot import Observed, WorkerEndpoint
 from offramp_core.protocol import ArmCounts, ArmPlan, PlanDocument, RampInfo, Refusal
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -22,8 +23,8 @@ from stub_worker import COSTS, DIGEST_A, DIGEST_B, StubWorker, block, state
 
 from offramp_operator.local.records import load_pools, save_pool
 from offramp_operator.shell import wire
-from offramp_operator.shell.observe import SECONDS_UNTIL_SILENT, Observed, Observer
-from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
+from offramp_operator.shell.observe import SECONDS_UNTIL_SILENT, Observer
+from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.record_pool import RampSetKey
 from offramp_operator.shell.signing import SigningKey
 

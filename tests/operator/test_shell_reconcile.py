@@ -24,7 +24,7 @@ from offramp_core.control.objects import (
     ServiceStatus,
     TuningStatus,
 )
-from offramp_core.control.snapshot import Decision, Event, NewConfig, NewRollout, Snapshot
+from offramp_core.control.snapshot import Decision, Event, Gathered, NewConfig, NewRollout, Snapshot, WorkerEndpoint
 from offramp_core.control.spec import parse_spec
 from offramp_core.control.watch import Watch
 from offramp_core.plan import Plan
@@ -37,7 +37,7 @@ from stub_worker import DIGEST_A, DIGEST_B, StubWorker
 
 from offramp_operator.shell import wire
 from offramp_operator.shell.observe import Observer
-from offramp_operator.shell.platform import ConflictError, Gathered, ServiceKey, WorkerEndpoint, WorkerIdentity
+from offramp_operator.shell.platform import ConflictError, ServiceKey, WorkerIdentity
 from offramp_operator.shell.reconcile import REFUSED_POKE_SECONDS, Reconciler
 from offramp_operator.shell.signing import SigningKey
 

@@ -12,7 +12,7 @@ from states import STATES  # type: ignore[import-not-found]
 from offramp_core.control.decide import decide
 from offramp_core.control.snapshot import Decision, Snapshot
 from offramp_operator.shell.onlook import Seen
-from offramp_operator.shell.platform import Gathered, ServiceKey
+from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.web.board import Board
 
 SINCE = 1_000_000.0
@@ -21,7 +21,7 @@ SINCE = 1_000_000.0
 def seen(snapshot: Snapshot, decision: Decision, now: float, *, name: str | None = None) -> Seen:
     """A pass of the simulated fleet as a shell tells it."""
     service = snapshot.service if name is None else replace(snapshot.service, name=name)
-    return Seen(Gathered(service, snapshot.configs, snapshot.rollouts, published=snapshot.published), snapshot.workers, decision, now)  # fmt: skip
+    return Seen(replace(snapshot.gathered, service=service), snapshot.workers, decision, now)  # fmt: skip
 
 
 class Watched:

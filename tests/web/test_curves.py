@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from boards import SINCE, seen  # type: ignore[import-not-found]
+from fleet import changed  # type: ignore[import-not-found]
 
 from offramp_core.control.objects import GateStatus, RolloutStatus
 from offramp_core.control.snapshot import Event
@@ -86,7 +87,7 @@ def test_a_service_that_is_made_anew_does_not_show_the_curves_of_the_old_one(sta
         view = board.view(key)
         assert view is not None and view.curves["sim-1"]["accuracy"]
         snapshot, decision, now = states["progressing"].passes[-1]
-        anew = replace(snapshot, service=replace(snapshot.service, uid="another"))
+        anew = changed(snapshot, service=replace(snapshot.service, uid="another"))
         board.passed(key, seen(anew, replace(decision, rollout_statuses={}), now + 1))
         view = board.view(key)
         assert view is not None and view.curves["sim-1"] == {}

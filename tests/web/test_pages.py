@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 from boards import seen  # type: ignore[import-not-found]
+from fleet import changed  # type: ignore[import-not-found]
 from served import serving  # type: ignore[import-not-found]
 from states import STATES  # type: ignore[import-not-found]
 
@@ -133,17 +134,18 @@ def test_hostile_text_in_objects_is_shown_as_text(site: Any, states: Any) -> Non
     rollouts = tuple(
         replace(r, name=f"{r.name}{HOSTILE}", status=replace(r.status, message=HOSTILE, reason=HOSTILE,
                 gates=tuple(replace(g, name=HOSTILE, message=HOSTILE) for g in r.status.gates)))
-        for r in snapshot.rollouts
+        for r in snapshot.gathered.rollouts
     )  # fmt: skip
     status = replace(
         decision.status, message=HOSTILE, observed=Observed(p95=HOSTILE, agreement=HOSTILE, exit_rate=HOSTILE, savings=HOSTILE),
         tuning=replace(decision.status.tuning, message=HOSTILE), conditions=tuple(replace(c, message=HOSTILE, reason=HOSTILE) for c in decision.status.conditions),
     )  # fmt: skip
     workers = tuple(
-        replace(w, name=HOSTILE, failure=HOSTILE, state=replace(w.state, message=HOSTILE)) for w in snapshot.workers
+        replace(w, endpoint=replace(w.endpoint, name=HOSTILE, failure=HOSTILE), state=replace(w.state, message=HOSTILE))
+        for w in snapshot.workers
     )
     hostile = seen(
-        replace(snapshot, service=service, rollouts=rollouts, workers=workers),
+        changed(snapshot, service=service, rollouts=rollouts, workers=workers),
         replace(decision, status=status, rollout_statuses={}, events=(Event(HOSTILE, HOSTILE),)), now, name=HOSTILE,
     )  # fmt: skip
     key = ServiceKey("default", HOSTILE)

@@ -31,8 +31,8 @@ def without_workers(
 ) -> Decision:
     """Say what is known. At zero, see to what the next workers will start under. ``events`` were decided before."""
     service = snapshot.service
-    rest = Rest(service.status, snapshot.configs.get(service.status.stable_config))
-    if snapshot.desired == 0:
+    rest = Rest(service.status, snapshot.gathered.configs.get(service.status.stable_config))
+    if snapshot.gathered.desired == 0:
         rest = at_rest(snapshot, now, canary_lease_seconds=canary_lease_seconds)
     facts = _facts(snapshot, trial, version, update, stable=rest.stable, now=now)
     # Scaled to zero there is nobody to wait for: without this the generation would be reconciling for ever.
@@ -50,7 +50,7 @@ def without_workers(
     return Decision(
         status=summarised(status),
         new_configs=rest.new_configs,
-        config_statuses=_news(rest.config_statuses, snapshot.configs),
+        config_statuses=_news(rest.config_statuses, snapshot.gathered.configs),
         rollout_statuses=rest.rollout_statuses,
         publish=rest.publish,
         events=(*events, *rest.events, *_wakes_up(facts)),
@@ -68,8 +68,8 @@ def _facts(
     stable: Config | None,
     now: float,
 ) -> Facts:
-    service, published = snapshot.service, snapshot.published
-    epochs = [w.state.epoch for w in snapshot.workers if w.ready and w.state is not None]
+    service, published = snapshot.service, snapshot.gathered.published
+    epochs = [w.state.epoch for w in snapshot.workers if w.endpoint.ready and w.state is not None]
     return Facts(
         service=service,
         workers=(*snapshot.workers, *trial),
@@ -80,11 +80,11 @@ def _facts(
         rollout=None,
         now=now,
         update=update,
-        scaling=snapshot.scaling,
+        scaling=snapshot.gathered.scaling,
         capacity=capacity_of(snapshot, now),
         version=version,
-        route=snapshot.route,
-        turn=snapshot.turn,
+        route=snapshot.gathered.route,
+        turn=snapshot.gathered.turn,
     )
 
 

@@ -41,7 +41,7 @@ CLUSTERING_RECORDS = 5000  # newest ones, that tell how much requests resemble e
 
 def advanced(seen: Seen, draft: Draft) -> Draft:
     """One pass over the oldest attempt that is not finished; others give way to it."""
-    unfinished = sorted((r for r in seen.snapshot.rollouts if not r.status.finished), key=lambda r: r.number)
+    unfinished = sorted((r for r in seen.snapshot.gathered.rollouts if not r.status.finished), key=lambda r: r.number)
     for extra in unfinished[1:]:
         given_way = closed(
             extra.status, "Superseded", Reason.ANOTHER_IS_ACTIVE, message=extra.status.message, now=seen.now
@@ -80,7 +80,7 @@ def _followed(seen: Seen, draft: Draft, rollout: Rollout, change: Change) -> Dra
 
 
 def _view(seen: Seen, draft: Draft, rollout: Rollout) -> RolloutView:
-    snapshot, published = seen.snapshot, seen.snapshot.published
+    snapshot, published = seen.snapshot, seen.snapshot.gathered.published
     serving = draft.configs[rollout.to_config] if rollout.status.phase == "Promoting" else draft.stable
     document = drafted(seen, replace(draft, stable=serving, rollout=rollout))
     epoch = published.epoch if published is not None and _same_plans(published, document) else None
@@ -93,19 +93,19 @@ def _view(seen: Seen, draft: Draft, rollout: Rollout) -> RolloutView:
         rollout=rollout,
         service=seen.service,
         configs=draft.configs,
-        workers=tuple(w for w in snapshot.workers if w.ready),
+        workers=tuple(w for w in snapshot.workers if w.endpoint.ready),
         epoch=epoch,
         ledger=ledger,
         execution=partial(_execution, seen.counts, draft.stable.plan.content_hash),
         clustering=partial(_clustering, seen, draft),
-        load=snapshot.load,
+        load=snapshot.observed.load,
         stable_config=draft.stable.name,
         now=seen.now,
         fell=draft.fell,
         returns_to=promoted_lately(seen, draft, draft.configs[rollout.to_config]),
         inputs_since=draft.tuning.records_since_at,
         watched_since=snapshot.watched_since,
-        fallen=tuple(w for w in snapshot.workers if not w.ready),
+        fallen=tuple(w for w in snapshot.workers if not w.endpoint.ready),
         next_test=_next_test(seen, draft),
         withdrawn=next((note for note in notes if note.rollout == rollout.name), None),
     )
@@ -124,7 +124,7 @@ def _plans_alone(document: PlanDocument) -> PlanDocument:
 def _folded(seen: Seen, draft: Draft, rollout: Rollout, epoch: int, stable: Config) -> Ledger:
     """The ledger with what workers have counted by now."""
     ledger, workers = rollout.status.ledger, seen.snapshot.workers
-    heard = [(w.name, w.observations) for w in workers if w.observations is not None]
+    heard = [(w.endpoint.name, w.observations) for w in workers if w.observations is not None]
     return fold(
         ledger,
         [BootReport(o.boot_id, o.counts) for _, o in heard],

@@ -72,7 +72,7 @@ class Facts:
 
     @property
     def ready(self) -> tuple[Worker, ...]:
-        return tuple(w for w in self.workers if w.ready)
+        return tuple(w for w in self.workers if w.endpoint.ready)
 
     @property
     def failure(self) -> tuple[MaybeReason, str]:
@@ -80,7 +80,7 @@ class Facts:
         for worker in self.workers:
             reason, message = worker.trouble
             if reason:
-                return reason, f"{worker.name}: {message}"
+                return reason, f"{worker.endpoint.name}: {message}"
         return "", ""
 
     @property
@@ -91,7 +91,7 @@ class Facts:
     @property
     def settled(self) -> bool:
         """Whether the current user generation is served as asked: all workers current, ready and acknowledged, the pin judged."""
-        serving = len(self.ready) == len(self.workers) == self.desired and all(w.current for w in self.workers)
+        serving = len(self.ready) == len(self.workers) == self.desired and all(w.endpoint.current for w in self.workers)
         return serving and self.acked == len(self.ready) and self.pin_judged and not self.version.on_trial
 
     @property
@@ -349,7 +349,7 @@ def _user_generation(facts: Facts, settled_generation: int) -> list[Condition]:
         held = blocked.held
         if held or facts.version.on_trial:
             pending.append(blocked.message)
-        elif not (len(facts.ready) == facts.desired and all(w.current for w in facts.workers)):
+        elif not (len(facts.ready) == facts.desired and all(w.endpoint.current for w in facts.workers)):
             pending.append(
                 message
                 or facts.fetching

@@ -34,14 +34,14 @@ def decide(snapshot: Snapshot, now: float) -> Decision:
     Steady state is a fixed point: deciding again on the same facts changes nothing.
     """
     # Whatever workers of a model on trial do is about that model: plans are decided for the others.
-    version, trial = _version(snapshot, now), tuple(w for w in snapshot.workers if w.trial)
-    snapshot = replace(snapshot, workers=tuple(w for w in snapshot.workers if not w.trial))
+    version, trial = _version(snapshot, now), tuple(w for w in snapshot.workers if w.endpoint.trial)
+    snapshot = snapshot.with_workers(tuple(w for w in snapshot.workers if not w.endpoint.trial))
     update = _update(snapshot, now)
     events = (*_update_events(snapshot.service, update), *version.events)
-    under_way = any(not r.status.finished and r.status.phase != "Pending" for r in snapshot.rollouts)
-    served = served_by(snapshot.workers, snapshot.published, rollout_under_way=under_way)
+    under_way = any(not r.status.finished and r.status.phase != "Pending" for r in snapshot.gathered.rollouts)
+    served = served_by(snapshot.workers, snapshot.gathered.published, rollout_under_way=under_way)
     lease = CANARY_LEASE_SECONDS
-    if served is None or snapshot.desired == 0:
+    if served is None or snapshot.gathered.desired == 0:
         return without_workers(snapshot, trial, version, update, events=events, now=now, canary_lease_seconds=lease)
     snapshot = _judged_by_its_task(snapshot, served)
     seen = see(snapshot, served, trial=trial, version=version, update=update, now=now, canary_lease_seconds=lease)
@@ -70,7 +70,7 @@ def _decided(seen: Seen, draft: Draft) -> Decision:
     draft, tuned = concluded(seen, draft, tuned)
     draft = audited(seen, draft, tuned.status)
     document = drafted(seen, draft)
-    changed = differs(document, seen.snapshot.published)
+    changed = differs(document, seen.snapshot.gathered.published)
     status = service_status(seen, draft, tuned=tuned, pin=pin, document_changed=changed)
     draft = quarantine_reported(seen, draft)
     delete_configs, delete_rollouts = forgotten(seen, draft, status)
@@ -111,7 +111,7 @@ def _stopped_slices_reported(seen: Seen, draft: Draft) -> Draft:
 
 def _trained(seen: Seen, draft: Draft) -> tuple[Draft, TrainingOrder | None]:
     """The training of the next ramp set."""
-    snapshot, published = seen.snapshot, seen.snapshot.published
+    snapshot, published = seen.snapshot, seen.snapshot.gathered.published
     trained = train_or_wait(
         TrainingView(
             service=seen.service,
@@ -123,8 +123,8 @@ def _trained(seen: Seen, draft: Draft) -> tuple[Draft, TrainingOrder | None]:
             concluded=_tuned_in_vain(seen, draft),
             inputs_since=draft.tuning.records_since_at,
             published_epoch=published.epoch if published is not None else 0,
-            report=snapshot.training,
-            able=snapshot.can_train,
+            report=snapshot.gathered.training,
+            able=snapshot.gathered.can_train,
             now=seen.now,
         )
     )
@@ -160,15 +160,15 @@ def _busy(seen: Seen, draft: Draft, status: ServiceStatus, *, tuning: str) -> bo
 
 
 def _version(snapshot: Snapshot, now: float) -> Version:
-    main, trial = ([w for w in snapshot.workers if w.trial == asked] for asked in (False, True))
+    main, trial = ([w for w in snapshot.workers if w.endpoint.trial == asked] for asked in (False, True))
     return next_version(
         VersionView(
             service=snapshot.service,
             main=tuple(main),
             trial=tuple(trial),
-            desired=snapshot.desired,
-            scaled=snapshot.scaling is not None,
-            utilisation=snapshot.load.utilisation,
+            desired=snapshot.gathered.desired,
+            scaled=snapshot.gathered.scaling is not None,
+            utilisation=snapshot.observed.load.utilisation,
             now=now,
             watched_since=snapshot.watched_since,
         )
@@ -184,11 +184,11 @@ def _update(snapshot: Snapshot, now: float) -> Update:
         before=before,
         policy=service.spec.update_policy,
         workers=snapshot.workers,
-        desired=snapshot.desired,
-        utilisation=snapshot.load.utilisation,
+        desired=snapshot.gathered.desired,
+        utilisation=snapshot.observed.load.utilisation,
         now=now,
         watched_since=snapshot.watched_since,
-        asked=snapshot.template,
+        asked=snapshot.gathered.template,
     )
     return recreated(view) if recreates(view) else next_update(view)
 

@@ -38,7 +38,9 @@ def proven_models(
     if before is not None and spec.model_digest in (None, before.digest):
         return models
     serving = (
-        w.state.backbone_digest for w in workers if w.current and w.ready and w.state is not None and w.state.ready
+        w.state.backbone_digest
+        for w in workers
+        if w.endpoint.current and w.endpoint.ready and w.state is not None and w.state.ready
     )
     digest = next((d for d in serving if spec.model_digest in (None, d)), None)
     if digest is None or spec.model_uri.startswith("file://"):
@@ -50,8 +52,12 @@ def proven_models(
 def fetching(workers: Sequence[Worker]) -> str:
     """How far the first worker that fetches its bundle has come, rounded; empty where none does."""
     for worker in workers:
-        if not (worker.ready or worker.ending) and worker.state is not None and worker.state.fetching is not None:
-            return f"{worker.name}: {_progress(worker.state.fetching)}"
+        if (
+            not (worker.endpoint.ready or worker.endpoint.ending)
+            and worker.state is not None
+            and worker.state.fetching is not None
+        ):
+            return f"{worker.endpoint.name}: {_progress(worker.state.fetching)}"
     return ""
 
 

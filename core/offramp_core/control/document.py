@@ -19,7 +19,9 @@ MAX_HELD_SETS = 2  # that a worker holds
 def drafted(seen: Seen, draft: Draft) -> PlanDocument:
     """What workers should run as a pass has decided so far."""
     snapshot = seen.snapshot
-    newest = last_epoch(seen.everybody, seen.quarantined, published=snapshot.published, rollouts=snapshot.rollouts)
+    newest = last_epoch(
+        seen.everybody, seen.quarantined, published=snapshot.gathered.published, rollouts=snapshot.gathered.rollouts
+    )
     return plan_document(
         seen.service,
         draft.stable,

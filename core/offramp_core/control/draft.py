@@ -82,9 +82,9 @@ def begun(seen: Seen, events: tuple[Event, ...]) -> Draft:
     plan = exits_off_plan(backbone_digest=served.backbone_digest, ramp_set_digest=served.ramp_set_digest)
     name = plan.name(service.name)
     new = NewConfig(name, plan, ConfigStatus("Baseline", "Certified", message="exits off"))
-    baseline = seen.snapshot.configs.get(name)
+    baseline = seen.snapshot.gathered.configs.get(name)
     made = Config(name, plan, new.status, seen.now) if baseline is None else baseline
-    configs = {**seen.snapshot.configs, name: made}
+    configs = {**seen.snapshot.gathered.configs, name: made}
     return Draft(
         configs=configs,
         baseline=made,
@@ -98,9 +98,13 @@ def begun(seen: Seen, events: tuple[Event, ...]) -> Draft:
 
 def as_decided(seen: Seen, draft: Draft) -> Snapshot:
     """What was seen, with what this pass has decided so far: an attempt that ends in it has ended."""
-    statuses = draft.rollout_statuses
-    rollouts = tuple(replace(r, status=statuses.get(r.name, r.status)) for r in seen.snapshot.rollouts)
-    return replace(seen.snapshot, configs=draft.configs, rollouts=rollouts, records=seen.records(draft.ramp_sets))
+    statuses, gathered = draft.rollout_statuses, seen.snapshot.gathered
+    rollouts = tuple(replace(r, status=statuses.get(r.name, r.status)) for r in gathered.rollouts)
+    return replace(
+        seen.snapshot,
+        gathered=replace(gathered, configs=draft.configs, rollouts=rollouts),
+        observed=replace(seen.snapshot.observed, records=seen.records(draft.ramp_sets)),
+    )
 
 
 def _sets_of(known: RampSetStatus, bundle: tuple[str, str]) -> RampSetStatus:

@@ -63,7 +63,7 @@ def settled(seen: Seen, draft: Draft) -> Draft:
         stable=draft.stable,
         service=seen.service,
         workers=seen.snapshot.workers,
-        published=seen.snapshot.published,
+        published=seen.snapshot.gathered.published,
         served=seen.served,
         ramp_sets=draft.ramp_sets,
         fits=seen.fits(draft.stable.plan, draft.ramp_sets),
@@ -97,7 +97,7 @@ def ramp_set_is_gone(view: StableView) -> Fall | None:
     plan, epoch = view.stable.plan, view.published.epoch if view.published else 0
     foreign = plan.ramp_set_digest != view.served.ramp_set_digest
     reasons = (Reason.RAMP_SET_NOT_HELD, Reason.DIGEST_MISMATCH) if foreign else (Reason.RAMP_SET_NOT_HELD,)
-    refusals = [w.state.refused if w.state is not None else None for w in view.workers if w.ready]
+    refusals = [w.state.refused if w.state is not None else None for w in view.workers if w.endpoint.ready]
     refused = [r is not None and r.epoch == epoch and r.reason in reasons for r in refusals]
     if plan.exits_off or view.ramp_sets.candidate or not refused or not all(refused):
         return None
@@ -116,7 +116,7 @@ def a_detector_alarms(view: StableView) -> Fall | None:
     plan, published = view.stable.plan, view.published
     if plan.exits_off or published is None or published.stable.plan != plan.to_mapping():
         return None
-    states = ((w.name, w.state) for w in view.workers if w.state is not None)
+    states = ((w.endpoint.name, w.state) for w in view.workers if w.state is not None)
     alarmed = [name for name, state in states if state.breaker_open and state.stable_hash == plan.content_hash]
     return _by_drift(_over_budget(view, f"the detector of {', '.join(alarmed)} says")) if alarmed else None
 

@@ -17,7 +17,9 @@ IDLE_CONFIGS_KEPT = 10
 def promoted_lately(seen: Seen, draft: Draft, config: Config) -> str:
     """The rollout within the rollback window that promoted a plan, if the plan is still proven for what is asked and what comes in."""
     window, since = seen.spec.rollout.rollback_window, draft.tuning.records_since_at
-    promoted = sorted((r for r in seen.snapshot.rollouts if r.status.verdict == "Succeeded"), key=lambda r: r.number)
+    promoted = sorted(
+        (r for r in seen.snapshot.gathered.rollouts if r.status.verdict == "Succeeded"), key=lambda r: r.number
+    )
     mine = [r for r in promoted[len(promoted) - window if window else len(promoted):] if r.to_config == config.name]  # fmt: skip
     proven = is_certified(config, seen.service, since=since) and config.status.rejections == 0
     if not mine or not proven or config.plan.exits_off or not _may_return(seen, draft, config):
@@ -29,14 +31,16 @@ def known_good(seen: Seen, draft: Draft) -> str:
     """A plan of the rollback window that could serve where exits are off: nothing new need be found and certified."""
     if not draft.stable.plan.exits_off:
         return ""
-    lately = sorted((r for r in seen.snapshot.rollouts if r.status.verdict == "Succeeded"), key=lambda r: -r.number)
+    lately = sorted(
+        (r for r in seen.snapshot.gathered.rollouts if r.status.verdict == "Succeeded"), key=lambda r: -r.number
+    )
     names = (r.to_config for r in lately if r.to_config in draft.configs)
     return next((name for name in names if promoted_lately(seen, draft, draft.configs[name])), "")
 
 
 def config_statuses(seen: Seen, draft: Draft) -> Mapping[str, ConfigStatus]:
     """Statuses that differ from what is stored, with the states of stable and canary kept true."""
-    statuses, stored, rollout = dict(draft.config_statuses), seen.snapshot.configs, draft.rollout
+    statuses, stored, rollout = dict(draft.config_statuses), seen.snapshot.gathered.configs, draft.rollout
     for name, config in stored.items():
         status = statuses.get(name, config.status)
         if name == draft.stable.name and not config.plan.exits_off:
@@ -51,7 +55,7 @@ def config_statuses(seen: Seen, draft: Draft) -> Mapping[str, ConfigStatus]:
 
 def forgotten(seen: Seen, draft: Draft, status: ServiceStatus) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Configs that nothing refers to any more, and old rollouts; a config that is cooling down stays remembered."""
-    policy, rollouts = seen.spec.rollout, seen.snapshot.rollouts
+    policy, rollouts = seen.spec.rollout, seen.snapshot.gathered.rollouts
     finished = sorted((r for r in rollouts if r.status.finished), key=lambda r: r.number)
     promoted = [r.name for r in finished if r.status.verdict == "Succeeded"]
     window = set(promoted[-policy.rollback_window :] if policy.rollback_window else [])
@@ -61,7 +65,9 @@ def forgotten(seen: Seen, draft: Draft, status: ServiceStatus) -> tuple[tuple[st
     if draft.rollout is not None:
         used.add(draft.rollout.to_config)
     written = {*draft.rollout_statuses, *draft.config_statuses, *(new.name for new in draft.new_configs)}
-    idle = sorted((c for c in seen.snapshot.configs.values() if c.name not in used), key=lambda c: c.created_at)
+    idle = sorted(
+        (c for c in seen.snapshot.gathered.configs.values() if c.name not in used), key=lambda c: c.created_at
+    )
     stale = [
         c
         for c in idle

@@ -52,7 +52,7 @@ def proposed(seen: Seen, draft: Draft) -> tuple[Draft, Tuned, PinJudged]:
         draft = draft.with_rollout_status(held.name, withdrawn(held, tuned.withdraw, now=seen.now))
     pin = _pin_judged(seen, draft)
     for new in (tuned.new_config, pin.new_config):
-        if new is not None and new.name not in seen.snapshot.configs:
+        if new is not None and new.name not in seen.snapshot.gathered.configs:
             draft = draft.with_config(new, seen.now)
         elif new is not None:
             draft = draft.with_config_status(new.name, new.status)
@@ -115,7 +115,12 @@ def _pin_judged(seen: Seen, draft: Draft) -> PinJudged:
         return PinJudged(PinStatus())
     now = as_decided(seen, draft)
     known = replace(now.service, status=replace(now.service.status, tuning=draft.tuning))
-    return judge_pin(replace(now, service=known), plan=plan, stable=draft.stable, rollout=draft.rollout)
+    return judge_pin(
+        replace(now, gathered=replace(now.gathered, service=known)),
+        plan=plan,
+        stable=draft.stable,
+        rollout=draft.rollout,
+    )
 
 
 # --- audits ----------------------------------------------------------------------------------------
@@ -126,7 +131,7 @@ def _with_rate(seen: Seen, draft: Draft, tuning: TuningStatus) -> TuningStatus:
 
     While a rollout is under way it stays, because a canary's evidence is of one epoch.
     """
-    spec, load = seen.spec, seen.snapshot.load
+    spec, load = seen.spec, seen.snapshot.observed.load
     wanted: Literal["Off", "Quiet", "Eager"] = "Quiet"
     if spec.mode == "Disabled" or (draft.stable.plan.exits_off and spec.suspend):
         wanted = "Off"

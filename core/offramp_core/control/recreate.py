@@ -35,7 +35,7 @@ def recreated(view: UpdateView) -> Update:
     before = view.before
     if not view.asked:  # nothing can be made of the spec, so what is there stays
         return Update(before)
-    if any(w.ready and w.current for w in view.workers):
+    if any(w.endpoint.ready and w.endpoint.current for w in view.workers):
         return Update(UpdateStatus(serving=view.asked, silent_seconds=_silent(view).silent_seconds))
     if before.strategy == "Return" and before.asked == view.asked:
         return _returned(view)
@@ -71,7 +71,7 @@ def _tried(view: UpdateView) -> UpdateStatus:
     before = view.before
     if before.strategy == "Recreate" and before.asked == view.asked:
         return before
-    serving = next((w.template for w in view.old if w.ready), before.serving)
+    serving = next((w.endpoint.template for w in view.old if w.endpoint.ready), before.serving)
     return UpdateStatus("Recreate", None, serving, view.asked, tried_at=view.now, silent_at=before.silent_at)
 
 
@@ -89,12 +89,12 @@ def _failure(view: UpdateView, status: UpdateStatus) -> str:
     """Why waiting on is of no use, or empty."""
     worker = _newcomer(view)
     reason, message = ("", "") if worker is None else worker.trouble
-    if worker is not None and (reason in STALLING or (reason in CRASHES and worker.restarts >= CRASHES_BORNE)):
-        return f"{worker.name}: {message}"
+    if worker is not None and (reason in STALLING or (reason in CRASHES and worker.endpoint.restarts >= CRASHES_BORNE)):
+        return f"{worker.endpoint.name}: {message}"
     late = status.tried_at is not None and view.waited_seconds(status.tried_at) >= view.policy.recreate_deadline_seconds
     if not late:
         return ""
-    why = f": {worker.name}: {message}" if worker is not None and message else ""
+    why = f": {worker.endpoint.name}: {message}" if worker is not None and message else ""
     return f"it was not ready within {view.policy.recreate_deadline_seconds:g} s{why}"
 
 
@@ -109,12 +109,12 @@ def _returned(view: UpdateView) -> Update:
 
 
 def _newcomer(view: UpdateView) -> Worker | None:
-    return next((w for w in view.workers if w.current and not w.ending), None)
+    return next((w for w in view.workers if w.endpoint.current and not w.endpoint.ending), None)
 
 
 def _trouble(view: UpdateView) -> str:
     worker = _newcomer(view)
-    return f"; {worker.name}: {worker.trouble[1]}" if worker is not None and worker.trouble[1] else ""
+    return f"; {worker.endpoint.name}: {worker.trouble[1]}" if worker is not None and worker.trouble[1] else ""
 
 
 def _silence(status: UpdateStatus) -> str:

@@ -43,14 +43,16 @@ class Rest:
 def at_rest(snapshot: Snapshot, now: float, *, canary_lease_seconds: float) -> Rest:
     """The pass over a service at zero. Once carried out it is a fixed point."""
     service = snapshot.service
-    before = snapshot.configs.get(service.status.stable_config)
+    before = snapshot.gathered.configs.get(service.status.stable_config)
     if before is None:
         return Rest(service.status, events=_told(snapshot, ""))
-    fallen = switched_off(before, snapshot.published)
+    fallen = switched_off(before, snapshot.gathered.published)
     why = "" if before.plan.exits_off else fallen.message if fallen is not None else forbidden(before, service)
     stable, made = _baseline(snapshot, before, now) if why else (before, ())
     rollouts = {
-        r.name: _stops(r, snapshot, now) or _waits(r) for r in snapshot.rollouts if r.status.phase in CANARY_SERVES
+        r.name: _stops(r, snapshot, now) or _waits(r)
+        for r in snapshot.gathered.rollouts
+        if r.status.phase in CANARY_SERVES
     }
     status = replace(service.status, stable_config=stable.name)
     statuses: dict[str, ConfigStatus] = {}
@@ -60,9 +62,9 @@ def at_rest(snapshot: Snapshot, now: float, *, canary_lease_seconds: float) -> R
     elif why:
         status = replace(status, tuning=replace(status.tuning, tuned_for="", next_attempt_at=None))
         statuses[before.name] = replace(before.status, state="Superseded")
-    for rollout in (r for r in snapshot.rollouts if r.name in rollouts):
+    for rollout in (r for r in snapshot.gathered.rollouts if r.name in rollouts):
         status = replace(status, rollout=RolloutSummary(rollout.name, rollouts[rollout.name].phase))
-        if (canary := snapshot.configs.get(rollout.to_config)) is not None:
+        if (canary := snapshot.gathered.configs.get(rollout.to_config)) is not None:
             statuses[canary.name] = replace(canary.status, state="Superseded")
     document = plan_document(
         service,
@@ -79,14 +81,14 @@ def at_rest(snapshot: Snapshot, now: float, *, canary_lease_seconds: float) -> R
         made,
         statuses,
         rollouts,
-        document if differs(document, snapshot.published) else None,
+        document if differs(document, snapshot.gathered.published) else None,
         (*([Event(Reason.EXITS_OFF, why)] if why else []), *_told(snapshot, stable.name)),
     )
 
 
 def _stops(rollout: Rollout, snapshot: Snapshot, now: float) -> RolloutStatus | None:
     """An attempt whose canary went before that could be stored is being rolled back; the next workers end it."""
-    notes = snapshot.published.withdrawn if snapshot.published is not None else ()
+    notes = snapshot.gathered.published.withdrawn if snapshot.gathered.published is not None else ()
     told = next((note for note in notes if note.rollout == rollout.name), None)
     if told is None:
         return None
@@ -106,7 +108,7 @@ def _baseline(snapshot: Snapshot, stable: Config, now: float) -> tuple[Config, t
     """Exits off for the model that served last."""
     plan = exits_off_plan(backbone_digest=stable.plan.backbone_digest, ramp_set_digest=stable.plan.ramp_set_digest)
     name = plan.name(snapshot.service.name)
-    known = snapshot.configs.get(name)
+    known = snapshot.gathered.configs.get(name)
     if known is not None:
         return known, ()
     new = NewConfig(name, plan, ConfigStatus("Baseline", "Certified", message="exits off"))
@@ -115,8 +117,8 @@ def _baseline(snapshot: Snapshot, stable: Config, now: float) -> tuple[Config, t
 
 def _next_epoch(snapshot: Snapshot) -> int:
     """No worker is there that may know of a newer one."""
-    published = snapshot.published.epoch if snapshot.published is not None else 0
-    return 1 + max([published, *(r.status.ledger.epoch for r in snapshot.rollouts)])
+    published = snapshot.gathered.published.epoch if snapshot.gathered.published is not None else 0
+    return 1 + max([published, *(r.status.ledger.epoch for r in snapshot.gathered.rollouts)])
 
 
 def _told(snapshot: Snapshot, stable: str) -> tuple[Event, ...]:

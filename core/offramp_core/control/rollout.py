@@ -132,7 +132,7 @@ class RolloutView:
     @property
     def late(self) -> list[str]:
         """Ready workers that do not run the published epoch."""
-        return [w.name for w in self.workers if w.state is None or w.state.epoch != self.epoch]
+        return [w.endpoint.name for w in self.workers if w.state is None or w.state.epoch != self.epoch]
 
     def seconds_since(self, moment: float | None) -> float:
         """Seconds since a moment that another operator's clock may have told: one that lies ahead counts from when this process began to look."""
@@ -313,7 +313,7 @@ def refused_by_a_worker(view: RolloutView) -> Change | None:
                 view,
                 "RolledBack",
                 as_said(refused.reason),
-                f"worker {worker.name} refused the plan: {refused.message}",
+                f"worker {worker.endpoint.name} refused the plan: {refused.message}",
             )
     return None
 
@@ -328,11 +328,17 @@ def worker_died_in_the_canary(view: RolloutView) -> Change | None:
     for worker in (*view.workers, *view.fallen):
         if worker.state is not None and worker.state.crashed_epoch == view.epoch:
             return _stop(
-                view, "RolledBack", Reason.WORKER_CRASHED, f"worker {worker.name} died while executing a canary batch"
+                view,
+                "RolledBack",
+                Reason.WORKER_CRASHED,
+                f"worker {worker.endpoint.name} died while executing a canary batch",
             )
-        if worker.restarts > view.status.restarts.get(worker.uid, worker.restarts):
+        if worker.endpoint.restarts > view.status.restarts.get(worker.endpoint.uid, worker.endpoint.restarts):
             return _stop(
-                view, "RolledBack", Reason.WORKER_RESTARTED, f"worker {worker.name} restarted during the canary"
+                view,
+                "RolledBack",
+                Reason.WORKER_RESTARTED,
+                f"worker {worker.endpoint.name} restarted during the canary",
             )
     return None
 
@@ -687,7 +693,11 @@ def _restarts(view: RolloutView) -> dict[str, int]:
     """Those by which the step is judged, with workers that came since, once they served; those that are gone do not come again."""
     known = view.status.restarts
     present = (*view.workers, *view.fallen)
-    return {w.uid: known.get(w.uid, w.restarts) for w in present if w.ready or w.uid in known}
+    return {
+        w.endpoint.uid: known.get(w.endpoint.uid, w.endpoint.restarts)
+        for w in present
+        if w.endpoint.ready or w.endpoint.uid in known
+    }
 
 
 def _not_overruled(view: RolloutView) -> str:
@@ -734,7 +744,7 @@ def _begin_step(view: RolloutView, step: Step) -> RolloutStatus:
         slow_seconds_by_length={str(shape): seconds for shape, seconds in slow.limits.by_shape.items()},
         slow_needed=slow.needed,
         slow_excluded=slow.excluded,
-        restarts={w.uid: w.restarts for w in view.workers},
+        restarts={w.endpoint.uid: w.endpoint.restarts for w in view.workers},
         gates=(),
         ledger=Ledger(),
         history=history,

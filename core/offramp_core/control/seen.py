@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from offramp_core.control.objects import RampSetStatus, Service
 from offramp_core.control.served import Served, votes
@@ -78,9 +78,9 @@ def see(
     """Sort what was gathered. The snapshot's workers are those that are not on trial."""
     leading = (served.backbone_digest, served.ramp_set_digest)
     others, ready = strangers(snapshot.workers, leading), votes(snapshot.workers)
-    members = replace(snapshot, workers=tuple(w for w in snapshot.workers if w.name not in others))
+    members = snapshot.with_workers(tuple(w for w in snapshot.workers if w.endpoint.name not in others))
     distrusted = quarantined(members)
-    reports = ((w.name, w.observations) for w in members.workers)
+    reports = ((w.endpoint.name, w.observations) for w in members.workers)
     trusted = tuple(o for name, o in reports if o is not None and name not in distrusted)
     return Seen(
         snapshot=members,
@@ -102,5 +102,7 @@ def see(
 
 def _stores(snapshot: Snapshot, backbone_digest: str) -> dict[str, RecordStore]:
     """Records of the model that is served, by ramp set."""
-    found = [store for store in (snapshot.records, *snapshot.more_records.values()) if store is not None]
+    found = [
+        store for store in (snapshot.observed.records, *snapshot.observed.more_records.values()) if store is not None
+    ]
     return {store.ramp_set_digest: store for store in found if store.backbone_digest == backbone_digest}

@@ -51,7 +51,7 @@ def digests_of(worker: Worker) -> tuple[str, str] | None:
 
 def votes(workers: Sequence[Worker]) -> Counter[tuple[str, str]]:
     """How many ready workers serve each model and ramp set."""
-    return Counter(digests for w in workers if w.ready and (digests := digests_of(w)) is not None)
+    return Counter(digests for w in workers if w.endpoint.ready and (digests := digests_of(w)) is not None)
 
 
 def served_by(
@@ -71,6 +71,6 @@ def served_by(
     leading = max(ready, key=lambda digests: (ready[digests], digests == incumbent, digests))
     if rollout_under_way and incumbent in ready:
         leading = incumbent
-    state = next(w.state for w in workers if w.ready and digests_of(w) == leading)
+    state = next(w.state for w in workers if w.endpoint.ready and digests_of(w) == leading)
     assert state is not None
     return Served(state.backbone_digest, state.ramp_set_digest, state.ramps, state.costs, state.output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from offramp_core.control.objects import Cause, Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
@@ -16,13 +16,12 @@ from offramp_core.tuning import TuningOutcome, TuningRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
-    """One worker as the platform and the worker itself report it.
+class WorkerEndpoint:
+    """One worker as the platform reports it.
 
     ``ready`` is the platform's readiness (pod condition, process health). ``current`` says that it runs the template the spec asks for
     now; ``trial`` that it serves the version on trial, beside those of the other one. ``ending`` says that it is on its way out. ``failure`` is why the platform cannot run it, in one sentence; ``no_room`` that another
-    worker's leaving may cure it. ``state`` and ``observations`` are the last successful pull, or None.
-    ``distrusted`` says why nothing this process reports is believed until it restarts; empty where it is. ``template`` is the digest of what it was made of.
+    worker's leaving may cure it. ``template`` is the digest of what it was made of. ``admin_url`` is None while it has no address.
     """
 
     name: str
@@ -35,18 +34,30 @@ class Worker:
     no_room: bool = False
     ending: bool = False
     trial: bool = False
+    template: str = ""
+    admin_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker as the platform and the worker itself report it.
+
+    ``state`` and ``observations`` are the last successful pull, or None. ``distrusted`` says why nothing this process reports is believed
+    until it restarts; empty where it is.
+    """
+
+    endpoint: WorkerEndpoint
     state: WorkerState | None = None
     observations: Observations | None = None
     distrusted: str = ""
-    template: str = ""
 
     @property
     def trouble(self) -> tuple[MaybeReason, str]:
         """(reason, message) of what keeps it from serving, or empty."""
-        if self.ready:
+        if self.endpoint.ready:
             return "", ""
-        if self.failure:
-            return self.failure_reason or Reason.WORKER_FAILED, self.failure
+        if self.endpoint.failure:
+            return self.endpoint.failure_reason or Reason.WORKER_FAILED, self.endpoint.failure
         if self.state is not None and self.state.failing:
             return Reason.EXECUTOR_FAILING, self.state.failing
         if self.state is not None and not self.state.ready and self.state.message:
@@ -139,39 +150,70 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Everything one decision may look at. ``watched_since`` is when this process began to look at the service, by its own clock.
-
-    ``records`` are scored by the bundle's own ramp set, ``more_records`` by others, by digest. ``can_train`` says whether the platform has a
-    ramp-set store and trains; ``training`` is what it tells of the last training.
-    ``watch`` is what the last decision of this process returned, None at its first.
-    ``scaling`` is None where ``spec.replicas`` says how many workers there are, ``route`` where nothing is wrong with a route through a Gateway.
-    ``template`` is the digest of the workers that the spec asks for now, empty where there can be none. ``turn`` is None where nothing of the administrator's waits.
-    """
+class Gathered:
+    """A service and everything that belongs to it, as the platform has it, read once per pass."""
 
     service: Service
     configs: Mapping[str, Config] = field(default_factory=dict)
     rollouts: tuple[Rollout, ...] = ()
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[WorkerEndpoint, ...] = ()
+    #: The document in force (ConfigMap, file), with its epoch; None before the first.
     published: PlanDocument | None = None
-    records: RecordStore | None = None
-    load: Load = Load()
-    tuning_outcome: TuningOutcome | None = None
-    tuning_running: bool = False
-    watched_since: float = 0.0
+    url: str = ""
+    #: None where ``spec.replicas`` says how many workers there are.
     scaling: Scaling | None = None
-    more_records: Mapping[str, RecordStore] = field(default_factory=dict)
+    #: Whether the platform has a ramp-set store and trains.
     can_train: bool = False
+    #: What became of the last training.
     training: TrainingReport | None = None
+    #: What is wrong with a route through a Gateway that the spec asks for.
     route: RouteTrouble | None = None
-    watch: Watch | None = None
+    #: Digest of the workers that the spec asks for now; empty where there can be none.
     template: str = ""
+    #: Why the workers are not yet what the administrator asks for.
     turn: Turn | None = None
 
     @property
     def desired(self) -> int:
         """How many workers there should be."""
         return self.service.spec.replicas if self.scaling is None else self.scaling.desired
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What one round of pulls gives. ``records`` are scored by the bundle's own ramp set, ``more_records`` by others, by digest."""
+
+    workers: tuple[Worker, ...] = ()
+    records: RecordStore | None = None
+    more_records: Mapping[str, RecordStore] = field(default_factory=dict)
+    load: Load = Load()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything one decision may look at. ``watched_since`` is when this process began to look at the service, by its own clock.
+
+    ``watch`` is what the last decision of this process returned, None at its first.
+    """
+
+    gathered: Gathered
+    observed: Observed = Observed()
+    tuning_outcome: TuningOutcome | None = None
+    tuning_running: bool = False
+    watched_since: float = 0.0
+    watch: Watch | None = None
+
+    @property
+    def service(self) -> Service:
+        return self.gathered.service
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        return self.observed.workers
+
+    def with_workers(self, workers: tuple[Worker, ...]) -> Snapshot:
+        """The same, of some of the workers."""
+        return replace(self, observed=replace(self.observed, workers=workers))
 
 
 @dataclass(frozen=True, slots=True)

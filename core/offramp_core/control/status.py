@@ -88,14 +88,14 @@ def capacity_of(
         CapacityView(
             before=service.status.capacity,
             worker_rate=worker_rate,
-            peak_rate=snapshot.load.peak_rate,
-            ready=sum(w.ready for w in snapshot.workers),
+            peak_rate=snapshot.observed.load.peak_rate,
+            ready=sum(w.endpoint.ready for w in snapshot.workers),
             exits_on=exits_on,
             at_risk=at_risk,
             now=now,
             watched_since=snapshot.watched_since,
             autoscaling=service.spec.autoscaling,
-            scaling=snapshot.scaling,
+            scaling=snapshot.gathered.scaling,
             was_short=was == "False",
         )
     )
@@ -106,8 +106,8 @@ def capacity_of(
 
 def _facts(seen: Seen, draft: Draft, pin: PinJudged) -> Facts:
     """What the conditions are derived from, but for the capacity, which follows from what they observe."""
-    published = seen.snapshot.published
-    ready = [w for w in seen.everybody if w.ready]
+    published = seen.snapshot.gathered.published
+    ready = [w for w in seen.everybody if w.endpoint.ready]
     acked = sum(published is not None and w.state is not None and w.state.epoch == published.epoch for w in ready)
     return Facts(
         service=seen.service,
@@ -122,11 +122,11 @@ def _facts(seen: Seen, draft: Draft, pin: PinJudged) -> Facts:
         foreign=frozenset(seen.foreign),
         costs_time=_costs_time(seen, draft),
         update=seen.update,
-        scaling=seen.snapshot.scaling,
+        scaling=seen.snapshot.gathered.scaling,
         ramp_sets=draft.ramp_sets,
         version=seen.version,
-        route=seen.snapshot.route,
-        turn=seen.snapshot.turn,
+        route=seen.snapshot.gathered.route,
+        turn=seen.snapshot.gathered.turn,
     )
 
 
@@ -173,10 +173,12 @@ def _capacity(seen: Seen, draft: Draft, *, n: int, k: int) -> Capacity:
     effect = worth_one(draft.tuning, rate=draft.tuning.audit_rate)
     evidence = log_e_value(k, n, p0=spec.max_disagreement, design_effect=effect)
     evidence /= log(1 / (1 - spec.confidence))
-    suspicion = max((w.state.suspicion for w in seen.everybody if w.ready and w.state is not None), default=0.0)
+    suspicion = max(
+        (w.state.suspicion for w in seen.everybody if w.endpoint.ready and w.state is not None), default=0.0
+    )
     under_way = rollout is not None and rollout.status.phase != "Pending" and not rollout.status.finished
     return capacity_of(
-        replace(seen.snapshot, workers=seen.everybody),
+        seen.snapshot.with_workers(seen.everybody),
         seen.now,
         worker_rate=rate,
         exits_on=not draft.stable.plan.exits_off,

@@ -166,7 +166,7 @@ def _judging(view: TrainingView) -> Trained:
     refused = [
         state.refused.message
         for w in view.workers
-        if w.ready and (state := w.state) is not None and state.refused is not None
+        if w.endpoint.ready and (state := w.state) is not None and state.refused is not None
         if state.refused.epoch == view.published_epoch
         and state.refused.reason in (Reason.RAMP_SET_NOT_HELD, Reason.DIGEST_MISMATCH)
     ]

@@ -16,7 +16,7 @@ MAX_EPOCH_LEAP = 1_000_000  # a worker that claims to be further ahead of what i
 
 def strangers(workers: Sequence[Worker], leading: tuple[str, str]) -> frozenset[str]:
     """Names of the workers that serve another model or ramp set than the ``leading`` one."""
-    return frozenset(w.name for w in workers if (digests := digests_of(w)) is not None and digests != leading)
+    return frozenset(w.endpoint.name for w in workers if (digests := digests_of(w)) is not None and digests != leading)
 
 
 def foreign(workers: Sequence[Worker], names: Collection[str]) -> dict[str, str]:
@@ -24,13 +24,13 @@ def foreign(workers: Sequence[Worker], names: Collection[str]) -> dict[str, str]
 
     While workers of an older template are ready nobody is called foreign: an update brings another model.
     """
-    if any(not w.current for w in workers if w.ready):
+    if any(not w.endpoint.current for w in workers if w.endpoint.ready):
         return {}
     found = {}
     for worker in workers:
-        if worker.name in names and worker.state is not None:
+        if worker.endpoint.name in names and worker.state is not None:
             theirs = worker.state
-            found[worker.name] = (
+            found[worker.endpoint.name] = (
                 f"it serves {theirs.backbone_digest[:19]} with ramps {theirs.ramp_set_digest[:19]}, unlike the other workers; "
                 "delete the pod if its image is the wrong one"
             )
@@ -39,7 +39,7 @@ def foreign(workers: Sequence[Worker], names: Collection[str]) -> dict[str, str]
 
 def quarantined(snapshot: Snapshot) -> dict[str, str]:
     """Why a worker's counts cannot be true, by its name."""
-    published = snapshot.published
+    published = snapshot.gathered.published
     plans = {}
     if published is not None:
         arms = {"stable": published.stable, "canary": published.canary}
@@ -56,7 +56,7 @@ def quarantined(snapshot: Snapshot) -> dict[str, str]:
             counts, newest_epoch=_newest(published, worker), plans=plans, measured=seen.plans
         )
         if why:
-            found[worker.name] = why
+            found[worker.endpoint.name] = why
     return found
 
 
@@ -66,7 +66,7 @@ def not_pooled(workers: Sequence[Worker], known: Mapping[str, str], rollout: Rol
     boots = rollout.status.ledger.quarantined if rollout is not None else ()
     for worker in workers:
         if worker.observations is not None and worker.observations.boot_id in boots:
-            found.setdefault(worker.name, "its counts of this step went backwards or could not be true")
+            found.setdefault(worker.endpoint.name, "its counts of this step went backwards or could not be true")
     return found
 
 
@@ -78,7 +78,7 @@ def last_epoch(
     rollouts: Iterable[Rollout],
 ) -> int:
     """The newest epoch anybody knows: workers refuse older ones, also when the published document was lost."""
-    states = [w.state for w in workers if w.state is not None and w.name not in distrusted]
+    states = [w.state for w in workers if w.state is not None and w.endpoint.name not in distrusted]
     seen = [max(state.epoch, state.newest_epoch) for state in states]
     newest = max([published.epoch if published is not None else 0, *(r.status.ledger.epoch for r in rollouts)])
     return max([newest, *(e for e in seen if e <= newest + MAX_EPOCH_LEAP)])

@@ -134,7 +134,7 @@ def tune_or_wait(view: TunerView) -> Tuned:
     if view.known and view.recommended is None and status.failures == 0:
         return _come_back(view)
     needed = labels_awaited(view)
-    if view.snapshot.records is None or labels < needed:
+    if view.snapshot.observed.records is None or labels < needed:
         waiting = (
             _hopeless(view, needed=needed) if needed > MOST_LABELS else _collecting(view, labels=labels, needed=needed)
         )
@@ -142,7 +142,7 @@ def tune_or_wait(view: TunerView) -> Tuned:
     begun = replace(
         status, state=Reason.TUNING, labels=labels, requested_for=view.objective, message="searching and certifying"
     )
-    return Tuned(begun, request=_request(view, view.snapshot.records))
+    return Tuned(begun, request=_request(view, view.snapshot.observed.records))
 
 
 def _come_back(view: TunerView) -> Tuned:
@@ -190,7 +190,7 @@ def _collecting(view: TunerView, *, labels: int, needed: int) -> TuningStatus:
     if (status.state, status.labels, status.labels_needed) == (Reason.COLLECTING_LABELS, shown, needed):
         return status
     message = f"{shown} of {needed} labels"
-    store = view.snapshot.records
+    store = view.snapshot.observed.records
     if store is not None and store.records.time is not None and shown > 0 and needed > shown:
         seconds = max(0.0, view.now - float(store.records.time[-LABELS_STEP])) / LABELS_STEP * (needed - shown)
         message += f"; {_about(seconds)} more at today's traffic"
@@ -245,7 +245,7 @@ def _labels(view: TunerView) -> int:
 
 
 def _fresh(view: TunerView, used: float | None) -> int:
-    store = view.snapshot.records
+    store = view.snapshot.observed.records
     if store is None:
         return 0
     return fresh_rows(store.records, consumed_through=used, discard_before=view.status.records_since_at)
@@ -282,7 +282,7 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
         consumed_through=_used_through(view),
         discard_before=view.status.records_since_at,
         precisions=spec.precisions,
-        audit_rate=expected_rate(view.snapshot.load),
+        audit_rate=expected_rate(view.snapshot.observed.load),
         slices=_slices_to_certify(view, store),
     )
 
@@ -312,7 +312,7 @@ def _min_gain(view: TunerView) -> float:
 
 def _digest(view: TunerView) -> Tuned:
     """What came out, and what keeps streams from being of use."""
-    told, store = _outcome_digested(view), view.snapshot.records
+    told, store = _outcome_digested(view), view.snapshot.observed.records
     if store is None or not all_streams_differ(store.records):
         return told
     message = f"{len(store.records)} records name nearly as many streams; name the source of requests, such as a camera or a conversation"
@@ -364,7 +364,7 @@ def _outcome_digested(view: TunerView) -> Tuned:
 def _pause(view: TunerView) -> float:
     """Seconds to the next attempt: an hour, or longer where labels took long, so that audits are many for a tenth of the time at most."""
     status = view.status
-    if status.eager_since_at is None or status.audit_rate <= quiet_rate(view.snapshot.load):
+    if status.eager_since_at is None or status.audit_rate <= quiet_rate(view.snapshot.observed.load):
         return RETUNE_SECONDS
     return max(RETUNE_SECONDS, EAGER_PAUSE * (view.now - status.eager_since_at))
 
@@ -387,7 +387,7 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     name = outcome.plan.name(view.snapshot.service.name)
     if name == view.stable.name:  # it came to serve while the tuning ran
         return Tuned(replace(status, state=Reason.IDLE, message=f"{name} is the best plan found, and serves"))
-    known = view.snapshot.configs.get(name)
+    known = view.snapshot.gathered.configs.get(name)
     if known is not None and (known.status.rejected_until_at or 0.0) > view.now:
         return Tuned(replace(status, state=Reason.COOLING_DOWN, message=f"{name} was rejected lately"))
     certificates = (known.status.certificates if known is not None else ()) + (outcome.certificate.to_mapping(),)
@@ -421,7 +421,7 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
 
 def new_rollout(snapshot: Snapshot, to: str, *, from_config: str, cause: str) -> NewRollout:
     """The next attempt; numbers rise for good, because the newest attempts are never collected."""
-    name = f"{snapshot.service.name}-{max((r.number for r in snapshot.rollouts), default=0) + 1}"
+    name = f"{snapshot.service.name}-{max((r.number for r in snapshot.gathered.rollouts), default=0) + 1}"
     return NewRollout(name, from_config, to, cause, snapshot.service.generation)  # type: ignore[arg-type]
 
 
@@ -469,7 +469,7 @@ def judge_pin(snapshot: Snapshot, *, plan: Plan, stable: Config, rollout: Rollou
     """Refuse a pin that recorded traffic clearly contradicts; else let it canary and earn its place."""
     service, status = snapshot.service, snapshot.service.status.pin
     name = plan.name(service.name)
-    known, intent = snapshot.configs.get(name), f"{name}/{service.spec.objective_key}"
+    known, intent = snapshot.gathered.configs.get(name), f"{name}/{service.spec.objective_key}"
     if stable.name == name and (rollout is None or rollout.to_config != name):
         return PinJudged(PinStatus(service.generation, "Accepted", f"{name} serves", intent))
     waiting = PinStatus(service.generation, "", f"{name} is being judged", intent)
@@ -501,7 +501,7 @@ def _lost(snapshot: Snapshot, name: str, known: Config | None, *, judged: bool) 
         return status.message
     if judged and status.verdict == "Accepted" and known is not None and known.status.state == "Rejected":
         return known.status.message
-    attempts = [r for r in snapshot.rollouts if r.to_config == name and r.cause == "Pinned"]
+    attempts = [r for r in snapshot.gathered.rollouts if r.to_config == name and r.cause == "Pinned"]
     last = max(attempts, key=lambda r: r.number, default=None)
     if last is None or last.status.verdict in ("", "Succeeded", "Superseded"):
         return ""
@@ -511,7 +511,7 @@ def _lost(snapshot: Snapshot, name: str, known: Config | None, *, judged: bool) 
 
 def _refused_by_records(snapshot: Snapshot, plan: Plan) -> str:
     """Why recorded traffic contradicts the pin, or empty."""
-    store, spec = snapshot.records, snapshot.service.spec
+    store, spec = snapshot.observed.records, snapshot.service.spec
     if store is None or store.ramp_set_digest != plan.ramp_set_digest:
         return ""
     if plan.precision not in (store.records.precision, *store.records.others):

@@ -46,16 +46,18 @@ class UpdateView:
     @property
     def old(self) -> tuple[Worker, ...]:
         """Workers that are still to be replaced."""
-        return tuple(w for w in self.workers if not w.current and not w.ending)
+        return tuple(w for w in self.workers if not w.endpoint.current and not w.endpoint.ending)
 
     @property
     def ready(self) -> int:
-        return sum(w.ready for w in self.workers)
+        return sum(w.endpoint.ready for w in self.workers)
 
     @property
     def refused(self) -> Worker | None:
         """A new worker that the platform has no room for."""
-        return next((w for w in self.workers if w.current and w.no_room and not w.ready), None)
+        return next(
+            (w for w in self.workers if w.endpoint.current and w.endpoint.no_room and not w.endpoint.ready), None
+        )
 
     @property
     def spare(self) -> bool:
@@ -115,7 +117,7 @@ def next_update(view: UpdateView) -> Update:
     status = replace(view.before, no_room_at=_no_room_since(view))
     strategy = _strategy(view, status)
     status = replace(status, strategy=strategy)
-    n_new = sum(w.ready and w.current for w in view.workers)
+    n_new = sum(w.endpoint.ready and w.endpoint.current for w in view.workers)
     progress = f"{n_new} of {view.desired} workers run what the spec asks for"
     waits_for_room = strategy == "Surge" and view.refused is not None and status.no_room_at is not None
     if not waits_for_room and (failing := _failing(view)):
@@ -126,7 +128,7 @@ def next_update(view: UpdateView) -> Update:
         return Update(status, Reason.REPLACING, f"{progress}; the next takes the place of an old one")
     if view.refused is None or status.no_room_at is None:
         return Update(status, Reason.SURGING, f"{progress}; the next starts before an old one goes")
-    refused = f"no room for one worker more: {view.refused.name}: {view.refused.failure}"
+    refused = f"no room for one worker more: {view.refused.endpoint.name}: {view.refused.endpoint.failure}"
     if view.waited_seconds(status.no_room_at) < view.policy.surge_deadline_seconds:
         return Update(status, Reason.WAITING_FOR_ROOM, f"{progress}; {refused}; waiting {_minutes(view.policy)} for it")
     return Update(status, Reason.NO_ROOM_TO_SURGE, f"{progress}; {refused}; {_next_step(view)}")
@@ -136,14 +138,21 @@ def _failing(view: UpdateView) -> str:
     """What is wrong with the first new worker that cannot serve, or with what those that serve do; a lack of room is no fault of theirs."""
     for worker in view.workers:
         message = worker.trouble[1]
-        if worker.current and message and not worker.no_room and worker.trouble[0] not in CIRCUMSTANCES:
-            return f"{worker.name}: {message}"
+        if (
+            worker.endpoint.current
+            and message
+            and not worker.endpoint.no_room
+            and worker.trouble[0] not in CIRCUMSTANCES
+        ):
+            return f"{worker.endpoint.name}: {message}"
     return _fail_more(view)
 
 
 def _fail_more(view: UpdateView) -> str:
     """Where the new workers fail more batches than the old ones beyond doubt: the sentence that says so."""
-    new, old = (_batches(w for w in view.workers if w.ready and w.current is now) for now in (True, False))
+    new, old = (
+        _batches(w for w in view.workers if w.endpoint.ready and w.endpoint.current is now) for now in (True, False)
+    )
     bound = failures_allowed(*old)
     if new[0] == 0 or log_e_value(new[1], new[0], p0=bound) < math.log(1 / ALPHA):
         return ""
@@ -186,11 +195,13 @@ def _broken_one_is_in_the_way(view: UpdateView) -> bool:
 
     With fewer ready than wanted, a rolling update in place takes away what does not serve and nothing else.
     """
-    return view.ready < view.desired and any(not w.ready and _failed(w) for w in view.old)
+    return view.ready < view.desired and any(not w.endpoint.ready and _failed(w) for w in view.old)
 
 
 def _failed(worker: Worker) -> bool:
-    return bool(worker.failure) or (worker.state is not None and not worker.state.ready and bool(worker.state.message))
+    return bool(worker.endpoint.failure) or (
+        worker.state is not None and not worker.state.ready and bool(worker.state.message)
+    )
 
 
 def _next_step(view: UpdateView) -> str:

@@ -173,7 +173,7 @@ class VersionView:
     @property
     def serves_beside(self) -> bool:
         """Whether all workers of the new version that there should be are ready."""
-        return sum(w.ready and w.current for w in self.trial) >= self.split.n_trial > 0
+        return sum(w.endpoint.ready and w.endpoint.current for w in self.trial) >= self.split.n_trial > 0
 
     @property
     def request(self) -> str:
@@ -237,8 +237,8 @@ def nothing_to_try(view: VersionView) -> Version | None:
     serving = view.status.serving
     if view.desired and serving.uri and not _same_version(view.service, serving, view.asked):
         return None
-    workers = [w for w in view.main if not w.ending]
-    proven = bool(workers) and all(w.current and w.ready for w in workers)
+    workers = [w for w in view.main if not w.endpoint.ending]
+    proven = bool(workers) and all(w.endpoint.current and w.endpoint.ready for w in workers)
     known = view.asked if serving.uri or proven or not view.desired else ModelSource()
     return Version(VersionStatus(serving=known, handled_request=view.status.handled_request))
 
@@ -282,8 +282,8 @@ def a_worker_cannot_serve_it(view: VersionView) -> Version | None:
         return None
     for worker in view.trial:
         reason, message = worker.trouble
-        if reason and worker.current and reason in STALLING:
-            return _reject(view, reason, f"{worker.name}: {message}")
+        if reason and worker.endpoint.current and reason in STALLING:
+            return _reject(view, reason, f"{worker.endpoint.name}: {message}")
     return None
 
 
@@ -292,8 +292,8 @@ def a_worker_restarted(view: VersionView) -> Version | None:
     if view.status.phase not in SERVES_BESIDE:
         return None
     for worker in view.trial:
-        if worker.restarts > view.status.restarts.get(worker.uid, worker.restarts):
-            return _reject(view, Reason.WORKER_RESTARTED, f"{worker.name} restarted after it had served")
+        if worker.endpoint.restarts > view.status.restarts.get(worker.endpoint.uid, worker.endpoint.restarts):
+            return _reject(view, Reason.WORKER_RESTARTED, f"{worker.endpoint.name} restarted after it had served")
     return None
 
 
@@ -310,8 +310,8 @@ def promotion_is_complete(view: VersionView) -> Version | None:
     """Once every main worker serves the new version, those of the trial are needed no more."""
     if view.status.phase != "Promoting":
         return None
-    workers = [w for w in view.main if not w.ending]
-    done = sum(w.ready and w.current for w in workers)
+    workers = [w for w in view.main if not w.endpoint.ending]
+    done = sum(w.endpoint.ready and w.endpoint.current for w in workers)
     if done < len(workers) or done < view.split.n_main:
         return Version(view.status, Reason.PROMOTING, f"{done} of {view.split.n_main} workers follow {view.asked.uri}")
     told = f"{view.asked.uri} serves all traffic ({view.status.message})"
@@ -411,7 +411,7 @@ def _wait_for_room(view: VersionView) -> Version:
     asked = UpdateView(
         UpdateStatus(status.strategy, status.no_room_at),
         policy,
-        (*(replace(w, current=False) for w in view.main), *view.trial),
+        (*(replace(w, endpoint=replace(w.endpoint, current=False)) for w in view.main), *view.trial),
         view.desired,
         view.utilisation,
         view.now,
@@ -425,9 +425,9 @@ def _wait_for_room(view: VersionView) -> Version:
         no_room_at=found.status.no_room_at,
         phase_started_at=view.now if status.no_room_at is not None and refused is None else status.phase_started_at,
     )
-    ready = f"{sum(w.ready for w in view.trial)} of {view.split.n_trial} workers of {view.asked.uri} are ready"
+    ready = f"{sum(w.endpoint.ready for w in view.trial)} of {view.split.n_trial} workers of {view.asked.uri} are ready"
     if refused is not None and found.reason in (Reason.WAITING_FOR_ROOM, Reason.NO_ROOM_TO_SURGE):
-        told = f"{ready}; no room: {refused.name}: {refused.failure}"
+        told = f"{ready}; no room: {refused.endpoint.name}: {refused.endpoint.failure}"
         if not found.held:
             return Version(status, Reason.WAITING_FOR_ROOM, told)
         told += "; free room, raise the quota, or go back to the old model"
@@ -437,7 +437,7 @@ def _wait_for_room(view: VersionView) -> Version:
         events = () if before == Reason.NO_ROOM_TO_SURGE else (Event(Reason.NO_ROOM_TO_SURGE, told, warning=True),)
         return Version(status, Reason.NO_ROOM_TO_SURGE, told, events)
     if refused is None and view.with_status(status).waited() > view.policy.deadline_seconds:
-        failure = next((f": {w.name}: {w.trouble[1]}" for w in view.trial if w.trouble[1]), "")
+        failure = next((f": {w.endpoint.name}: {w.trouble[1]}" for w in view.trial if w.trouble[1]), "")
         return _reject(view, Reason.START_TIMEOUT, f"not ready within {view.policy.deadline_seconds:g} s{failure}")
     return Version(status, Reason.STARTING, ready)
 
@@ -448,7 +448,11 @@ def _wait_for_room(view: VersionView) -> Version:
 def _read(view: VersionView) -> VersionStatus:
     """The status with what the gates read now, and which workers of the new version have served."""
     status = view.status
-    seen = {w.uid: w.restarts for w in view.trial if w.ready and w.uid not in status.restarts}
+    seen = {
+        w.endpoint.uid: w.endpoint.restarts
+        for w in view.trial
+        if w.endpoint.ready and w.endpoint.uid not in status.restarts
+    }
     status = replace(status, restarts={**status.restarts, **seen}) if seen else status
     if status.phase == "Starting":
         return status
@@ -561,4 +565,4 @@ def _figures(gates: Iterable[GateStatus]) -> str:
 
 def _digests(workers: Iterable[Worker]) -> set[str]:
     """Backbones that ready workers serve."""
-    return {w.state.backbone_digest for w in workers if w.ready and w.state is not None and w.state.ready}
+    return {w.state.backbone_digest for w in workers if w.endpoint.ready and w.state is not None and w.state.ready}

@@ -75,7 +75,7 @@ class ObjectCache:
 
     def __init__(self, kinds: Iterable[Kind] = WATCHED, *, admits: Callable[[Object], bool] = lambda _: True) -> None:
         self._admits = admits
-        self._changed: Callable[[Object], None] = lambda _: None
+        self._listeners: list[Callable[[Object], None]] = []
         self._objects: dict[Kind, dict[str, _Packed]] = {kind: {} for kind in kinds}
         self._named: dict[Kind, dict[tuple[str, str], str]] = {kind: {} for kind in kinds}
         self._owned: dict[Kind, dict[str, set[str]]] = {kind: {} for kind in kinds}
@@ -85,7 +85,11 @@ class ObjectCache:
 
     def tell(self, changed: Callable[[Object], None]) -> None:
         """Call ``changed`` with every object that is added, changed or dropped, whoever brings the news."""
-        self._changed = changed
+        self._listeners.append(changed)
+
+    def _changed(self, obj: Object) -> None:
+        for listener in self._listeners:
+            listener(obj)
 
     def put(self, kind: Kind, obj: Object) -> bool:
         """Take an object unless a newer one is known or it was deleted; whether anything changed."""

@@ -312,10 +312,12 @@ class KubeClient:
 
     def _resource(self, kind: Kind) -> Resource:
         if kind not in self._resources:
-            status = {"status": {"kind": kind.name, "name": f"{kind.plural}/status", "namespaced": True}}
+            status = {
+                "status": {"kind": kind.name, "name": f"{kind.plural}/status", "namespaced": not kind.cluster_scoped}
+            }
             self._resources[kind] = Resource(
                 prefix="apis" if kind.group else "api", group=kind.group, api_version=kind.version, kind=kind.name,
-                name=kind.plural, namespaced=True, client=self._dynamic, subresources=status,
+                name=kind.plural, namespaced=not kind.cluster_scoped, client=self._dynamic, subresources=status,
             )  # fmt: skip
         return self._resources[kind]
 

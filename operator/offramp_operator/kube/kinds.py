@@ -26,7 +26,10 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)  # each is there once, and looked up by all the time
 class Kind:
-    """One kind. ``selector`` is the label selector with which it is watched and listed; an ``optional`` one is not in every cluster."""
+    """One kind. ``selector`` is the label selector with which it is watched and listed; an ``optional`` one is not in every cluster.
+
+    What is ``cluster_scoped`` belongs to no namespace, and is watched once whatever namespaces there are.
+    """
 
     group: str
     version: str
@@ -34,6 +37,7 @@ class Kind:
     plural: str
     selector: str = ""
     optional: bool = False
+    cluster_scoped: bool = False
 
     @property
     def api_version(self) -> str:

@@ -10,11 +10,11 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+from offramp_core.control.snapshot import WorkerEndpoint
 from offramp_core.reasons import MaybeReason, Reason
 from offramp_operator.kube.failures import condition, containers, creation_failure, failure, reason_of
 from offramp_operator.kube.kinds import TEMPLATE_ANNOTATION, Object, name_of, owner_of, uid_of
 from offramp_operator.kube.manifests import ADMIN_PORT
-from offramp_operator.shell.platform import WorkerEndpoint
 
 REPLACED_SECONDS = 60.0  # how far apart the end of a pod and the start of its replacement may be
 REVISION_ANNOTATION = "deployment.kubernetes.io/revision"

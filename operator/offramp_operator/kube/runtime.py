@@ -86,6 +86,7 @@ def registry(
     listed_anew: Callable[[], object],
     end: Callable[[], Awaitable[None]],
     login: Callable[[], kubernetes_client.ApiClient] = load_api_client,
+    kinds: tuple[Kind, ...] = OWN,
 ) -> kopf.OperatorRegistry:
     """What kopf calls.
 
@@ -103,9 +104,11 @@ def registry(
         Called when nothing is watched any more.
     login : callable
         Reads credentials; called again where the API server takes them no longer.
+    kinds : tuple of Kind
+        What is watched.
     """
     handlers = kopf.OperatorRegistry()
-    manners, logins = Manners(listed_anew), Rhythm()
+    manners, logins = Manners(listed_anew, kinds=kinds), Rhythm()
 
     @kopf.on.startup(registry=handlers, errors=kopf.ErrorsMode.PERMANENT)
     async def _start(**_: Any) -> None:
@@ -124,7 +127,7 @@ def registry(
         _end_watchers()
         await end()
 
-    for kind in OWN:
+    for kind in kinds:
         _feed(handlers, kind, told=told, failed=failed)
     return handlers
 

@@ -19,13 +19,12 @@ from typing import Any
 import aiohttp
 import kopf
 
-from offramp_operator.kube.kinds import OWN
+from offramp_operator.kube.kinds import OWN, Kind
 from offramp_operator.kube.watch import LASTED_SECONDS, Pauses
 from offramp_operator.shell.log import log_event
 
 FORGOTTEN, UNKNOWN = 410, 404
 BUSY = (408, 429)  # and 5xx
-DISCOVERY = {"/apis", *(f"/apis/{kind.api_version}" for kind in OWN)}
 LAST_PAUSE_SECONDS = 10.0  # at most, which is how late the first change after an outage may be seen
 
 
@@ -55,18 +54,28 @@ class Manners:
     listed_anew : callable
         Called once a list has begun that is not the first of its path, or a watch that goes on from the present: what was deleted meanwhile,
         neither tells.
+    kinds : tuple of Kind
+        What is watched: an API server must have all of it before kopf is answered which kinds there are.
     """
 
-    def __init__(self, listed_anew: Callable[[], object], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        listed_anew: Callable[[], object],
+        *,
+        kinds: tuple[Kind, ...] = OWN,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._listed_anew = listed_anew
+        self._kinds = kinds
+        self._discovery = {"/apis", *(f"/apis/{kind.api_version}" for kind in kinds)}
         self._clock = clock
         self._rhythms: dict[tuple[str, bool], Rhythm] = {}
 
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        if request.url.path in DISCOVERY:
-            return await _discovered(request, handler)
+        if request.url.path in self._discovery:
+            return await _discovered(request, handler, self._kinds)
         watch = "watch" in request.url.query
         if not watch and "continue" in request.url.query:
             return _still_there(await _ask(request, handler))
@@ -111,20 +120,26 @@ async def _ask(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerTyp
     raise aiohttp.ClientConnectionError(f"answered {response.status}")
 
 
-async def _discovered(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+async def _discovered(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType, kinds: tuple[Kind, ...]
+) -> aiohttp.ClientResponse:
     """kopf asks once which kinds there are, and would never watch one that an API server which has just started does not tell of yet."""
     response = await _ask(request, handler)
-    if response.status == UNKNOWN or (response.ok and not _tells_of_own(await response.json())):
+    if response.status == UNKNOWN or (
+        response.ok and not _has_every_kind(await response.json(), request.url.path, kinds)
+    ):
         response.release()
         raise aiohttp.ClientConnectionError("the API server does not tell of every kind yet")
     return response
 
 
-def _tells_of_own(document: dict[str, Any]) -> bool:
-    """Of a list of groups, or of one group version."""
-    versions = {version["groupVersion"] for group in document.get("groups") or () for version in group["versions"]}
+def _has_every_kind(document: dict[str, Any], path: str, kinds: tuple[Kind, ...]) -> bool:
+    """Whether a list of groups, or of one group version, has all that is watched."""
+    if path == "/apis":
+        versions = {version["groupVersion"] for group in document.get("groups") or () for version in group["versions"]}
+        return all(kind.api_version in versions for kind in kinds)
     names = {resource["name"] for resource in document.get("resources") or ()}
-    return all(kind.api_version in versions or kind.plural in names for kind in OWN)
+    return all(kind.plural in names for kind in kinds if path == f"/apis/{kind.api_version}")
 
 
 def _still_there(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Protocol
 
 from offramp_core.errors import OfframpError, UnavailableError
 from offramp_operator.kube.cache import ObjectCache
@@ -53,8 +54,27 @@ LASTED_SECONDS = 10.0  # a watch that lived this long was not broken from the st
 
 Scope = tuple[Kind, str | None]
 """A kind, and the namespace it is watched in; None for all."""
-Wake = Callable[[ServiceKey], object]
-"""Told which service may have to be looked at."""
+Wake = Callable[[Any], object]
+"""Takes what may have to be reconciled."""
+
+
+class Whom(Protocol):
+    """Whom a change wakes."""
+
+    def woken(self, kind: Kind, obj: Object, cache: ObjectCache) -> Iterable[Any]: ...
+
+    def everybody(self, cache: ObjectCache) -> Iterable[Any]: ...
+
+
+class Services:
+    """Services alone, by their keys."""
+
+    def woken(self, kind: Kind, obj: Object, cache: ObjectCache) -> Iterable[ServiceKey]:
+        key = service_key(obj)
+        return () if key is None or not service_matters(kind, key, cache) else (key,)
+
+    def everybody(self, cache: ObjectCache) -> Iterable[ServiceKey]:
+        return (ServiceKey(*name) for name in cache.names(SERVICE))
 
 
 def service_key(obj: Object) -> ServiceKey | None:
@@ -69,6 +89,11 @@ def service_key(obj: Object) -> ServiceKey | None:
     else:
         name = (obj["metadata"].get("labels") or {}).get(SERVICE_LABEL, "")
     return ServiceKey(namespace_of(obj), name) if name else None
+
+
+def service_matters(kind: Kind, key: ServiceKey, cache: ObjectCache) -> bool:
+    """Most autoscalers of a cluster are about something else, and each changes every few seconds."""
+    return kind is not AUTOSCALER or cache.get(SERVICE, key.namespace, key.name) is not None
 
 
 @dataclass(slots=True)
@@ -128,19 +153,27 @@ class Freshness:
 
 
 class Feed:
-    """Puts what is seen into the cache, and wakes services.
+    """Puts what is seen into the cache, and wakes whom it matters to.
 
     Parameters
     ----------
     wake : callable
-        Called with the key of every service that may have to be looked at.
+        Called with everything that may have to be reconciled.
+    whom : Whom
+        Who that is.
     """
 
     def __init__(
-        self, cache: ObjectCache, wake: Callable[[ServiceKey], None], *, clock: Callable[[], float] = time.monotonic
+        self,
+        cache: ObjectCache,
+        wake: Wake,
+        *,
+        whom: Whom | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
         self._wake = wake
+        self._whom = whom or Services()
         self._clock = clock
         self._freshness = Freshness()
         self._missing: dict[Scope, str] | None = None  # before anything has been asked for
@@ -153,9 +186,9 @@ class Feed:
         Each list is tried until it is answered, and no other is thrown away for it: a server that turns every third request
         away would hardly ever answer all of them at once.
         """
-        keys: dict[ServiceKey, None] = {}  # woken when all is there: half of a service is no service
+        keys: dict[Any, None] = {}  # woken when all is there: half of a service is no service
 
-        def wake(key: ServiceKey) -> None:
+        def wake(key: Any) -> None:
             keys[key] = None
 
         wanted = scopes(namespaces, kinds)
@@ -173,7 +206,13 @@ class Feed:
                 self._freshness.listed(scope, listed[0], self._clock())
 
     async def relist_forever(
-        self, client: KubeClient, namespaces: tuple[str, ...], *, every: float = RELIST_SECONDS, tick: float = 1.0
+        self,
+        client: KubeClient,
+        namespaces: tuple[str, ...],
+        kinds: Iterable[Kind] = WATCHED,
+        *,
+        every: float = RELIST_SECONDS,
+        tick: float = 1.0,
     ) -> None:
         """List regularly, every ``every`` seconds or more seldom where a list takes long."""
         self._relist_at = self._clock() + every
@@ -184,7 +223,7 @@ class Feed:
                 continue
             self._relist_at = math.inf  # what is asked for from here on is the next one
             try:
-                await self.relist(client, namespaces)
+                await self.relist(client, namespaces, kinds)
                 due = started + max(every, (self._clock() - started) / RELIST_SHARE)
             except OfframpError as error:
                 due = started + min(every, RELIST_RETRY_SECONDS)
@@ -234,7 +273,7 @@ class Feed:
         else:
             changed = self._cache.put(kind, obj)
         if changed:
-            self._wake_for(obj, self._wake)
+            self._wake_for(kind, obj, self._wake)
 
     def late_seconds(self) -> float:
         return self._freshness.late_seconds(self._clock())
@@ -290,40 +329,40 @@ class Feed:
                     present.add(uid_of(obj))
                     newest = max(newest, version_of(obj))
                     if self._cache.put(kind, obj):
-                        self._wake_for(obj, wake)
+                        self._wake_for(kind, obj, wake)
         except ApiError as error:
             if not (kind.optional and error.status in ABSENT):
                 raise
             self._freshness.gone(scope)
             if error.status == ABSENT_KIND:
                 for obj in self._cache.drop(kind, namespace=namespace):
-                    self._wake_for(obj, wake)
+                    self._wake_for(kind, obj, wake)
             self._tell_readable(scope, str(error), wake)
             return None
         for obj in self._cache.sweep(kind, present, version=version, namespace=namespace):
-            self._wake_for(obj, wake)
+            self._wake_for(kind, obj, wake)
         self._tell_readable(scope, "", wake)
         return newest, version
 
     def _tell_readable(self, scope: Scope, problem: str, wake: Wake) -> None:
         """Every service may have waited for that, or has to say so: nothing else would wake those whose objects are as they were."""
         if scope[0].optional and self._cache.tell_unreadable(*scope, problem):
-            for namespace, name in self._cache.names(SERVICE):
-                wake(ServiceKey(namespace, name))
+            for key in self._whom.everybody(self._cache):
+                wake(key)
 
-    def _wake_for(self, obj: Object, wake: Wake) -> None:
-        key = service_key(obj)
-        if key is None or (obj.get("kind") == AUTOSCALER.name and not self._is_known(key)):
-            return  # most autoscalers of a cluster are about something else, and each changes every few seconds
-        wake(key)
-
-    def _is_known(self, key: ServiceKey) -> bool:
-        return self._cache.get(SERVICE, key.namespace, key.name) is not None
+    def _wake_for(self, kind: Kind, obj: Object, wake: Wake) -> None:
+        for key in self._whom.woken(kind, obj, self._cache):
+            wake(key)
 
 
 def scopes(namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> list[Scope]:
     """What is listed and watched: every kind in every namespace, or once in all of them."""
-    return [(kind, namespace) for kind in kinds for namespace in namespaces or (None,)]
+    everywhere: tuple[str | None, ...] = (None,)
+    return [
+        (kind, namespace)
+        for kind in kinds
+        for namespace in (everywhere if kind.cluster_scoped else namespaces or everywhere)
+    ]
 
 
 async def watch(

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from offramp_core.control.snapshot import WorkerEndpoint
 from offramp_core.errors import InvalidArgumentError
 from offramp_operator.local.front import FrontProcess
 from offramp_operator.local.process import (
@@ -27,7 +28,7 @@ from offramp_operator.local.roll import WorkerView, next_move
 from offramp_operator.local.state import StateFolder, StateFolderError, replace_file
 from offramp_operator.local.template import WorkerTemplate
 from offramp_operator.shell.log import log_event
-from offramp_operator.shell.platform import WorkerEndpoint, WorkerIdentity
+from offramp_operator.shell.platform import WorkerIdentity
 
 TEMPLATES_KEPT = 8  # so many edits may fail one after the other, and what served before the first still comes back
 

@@ -16,7 +16,7 @@ import msgspec
 
 from offramp_core.control.codec import format_time
 from offramp_core.control.objects import ConfigStatus, RolloutStatus, Service, ServiceStatus
-from offramp_core.control.snapshot import Event, NewConfig, NewRollout, TrainingOrder
+from offramp_core.control.snapshot import Event, Gathered, NewConfig, NewRollout, TrainingOrder
 from offramp_core.control.update import brought_back, strategy_in_force
 from offramp_core.errors import UnavailableError
 from offramp_core.protocol import PlanDocument, SignedDocument
@@ -37,7 +37,7 @@ from offramp_operator.shell.manifests import (
     service_from_manifest,
     status_json,
 )
-from offramp_operator.shell.platform import ConflictError, Gathered, ServiceKey, WorkerIdentity
+from offramp_operator.shell.platform import ConflictError, ServiceKey, WorkerIdentity
 from offramp_operator.shell.signing import SigningKey
 
 _EVENTS_LIMIT_BYTES = 5_000_000

@@ -23,7 +23,7 @@ import numpy as np
 from offramp_core.bundle import column_arrays
 from offramp_core.control.ledger import impossible, went_backwards
 from offramp_core.control.objects import TuningStatus
-from offramp_core.control.snapshot import Load, RecordStore, Worker
+from offramp_core.control.snapshot import Load, Observed, RecordStore, Worker, WorkerEndpoint
 from offramp_core.errors import InvalidRecordsError, UnavailableError
 from offramp_core.protocol import ArmCounts, Observations, SignedDocument, WorkerState
 from offramp_core.reasons import Reason
@@ -32,7 +32,7 @@ from offramp_operator.shell import wire
 from offramp_operator.shell.bounded import refuse_unbounded
 from offramp_operator.shell.log import log_event
 from offramp_operator.shell.peaks import Peaks
-from offramp_operator.shell.platform import ServiceKey, WorkerEndpoint
+from offramp_operator.shell.platform import ServiceKey
 from offramp_operator.shell.record_pool import RampSetKey, RecordPool, rows_each, rows_for
 
 COLLECTING_STATES = (Reason.COLLECTING_LABELS, Reason.TUNING)
@@ -47,16 +47,6 @@ MAX_MORE_SETS = 4  # twice what a worker holds
 KEEP_ALIVE_SECONDS = (
     4.0  # workers close idle connections after 5 s; one that closes while a request is on its way fails it
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """What one round of pulls gives to the snapshot. ``records`` are scored by the ramp set that came with the bundle, ``more_records`` by others."""
-
-    workers: tuple[Worker, ...] = ()
-    records: RecordStore | None = None
-    more_records: Mapping[str, RecordStore] = field(default_factory=dict)
-    load: Load = field(default_factory=Load)
 
 
 class _Work(NamedTuple):
@@ -345,17 +335,7 @@ class Observer:
     def _worker(self, endpoint: WorkerEndpoint, seen: _Seen) -> Worker:
         silent = self._silent(seen)
         return Worker(
-            name=endpoint.name,
-            uid=endpoint.uid,
-            ready=endpoint.ready,
-            current=endpoint.current,
-            restarts=endpoint.restarts,
-            failure=endpoint.failure,
-            failure_reason=endpoint.failure_reason,
-            no_room=endpoint.no_room,
-            ending=endpoint.ending,
-            trial=endpoint.trial,
-            template=endpoint.template,
+            endpoint,
             state=None if silent else seen.state,
             # The last counts stay: a process that is slow to answer has not lost the audits it reported.
             observations=seen.observations,
@@ -521,7 +501,7 @@ def _load(memory: _ServiceMemory, now: float) -> Load:
 
 def _records(memory: _ServiceMemory, workers: Sequence[Worker]) -> tuple[RecordStore | None, Mapping[str, RecordStore]]:
     """The records of the bundle that most current workers serve: by its own ramp set, and by others that are held. Not of one on trial."""
-    state = _leading_state([w for w in workers if not w.trial])
+    state = _leading_state([w for w in workers if not w.endpoint.trial])
     if state is None:
         return None, {}
     served = {key for worker in workers if worker.state is not None for key in _held(worker.state)}
@@ -548,7 +528,7 @@ def _store_of(memory: _ServiceMemory, key: RampSetKey, state: WorkerState) -> Re
 
 
 def _leading_state(workers: Sequence[Worker]) -> WorkerState | None:
-    states = [w.state for w in workers if w.state is not None and w.state.ramps and w.current]
+    states = [w.state for w in workers if w.state is not None and w.state.ramps and w.endpoint.current]
     states = states or [w.state for w in workers if w.state is not None and w.state.ramps]
     if not states:
         return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from offramp_core.control.snapshot import Decision, Worker
-from offramp_operator.shell.platform import Gathered, ServiceKey
+from offramp_core.control.snapshot import Decision, Gathered, Worker
+from offramp_operator.shell.platform import ServiceKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,18 @@ Two platforms exist: Kubernetes (:mod:`offramp_operator.kube`) and this machine
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from offramp_core.control.objects import Config, ConfigStatus, Rollout, RolloutStatus, Service, ServiceStatus
+from offramp_core.control.objects import ConfigStatus, RolloutStatus, Service, ServiceStatus
 from offramp_core.control.snapshot import (
     Event,
+    Gathered,
     NewConfig,
     NewRollout,
-    RouteTrouble,
-    Scaling,
     TrainingOrder,
-    TrainingReport,
-    Turn,
 )
 from offramp_core.protocol import PlanDocument, SignedDocument
-from offramp_core.reasons import MaybeReason
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -34,49 +29,6 @@ class ServiceKey:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerEndpoint:
-    """One worker as the platform knows it (see :class:`offramp_core.control.snapshot.Worker`). ``admin_url`` is None while it has no address."""
-
-    name: str
-    uid: str
-    ready: bool
-    current: bool = True
-    restarts: int = 0
-    failure: str = ""
-    failure_reason: MaybeReason = ""
-    no_room: bool = False
-    ending: bool = False
-    trial: bool = False
-    template: str = ""
-    admin_url: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """A service and everything that belongs to it, read once per pass.
-
-    ``scaling`` is None where ``spec.replicas`` says how many workers there are.
-    ``published`` is the document in force at the platform (ConfigMap, file), with its epoch; None before the first.
-    ``can_train`` says that there is a ramp-set store and a way to train; ``training`` tells of the last training.
-    ``route`` is what is wrong with a route through a Gateway that the spec asks for. ``template`` is the digest of the workers that it asks for.
-    ``turn`` says why they are not yet what the administrator asks for.
-    """
-
-    service: Service
-    configs: Mapping[str, Config] = field(default_factory=dict)
-    rollouts: tuple[Rollout, ...] = ()
-    workers: tuple[WorkerEndpoint, ...] = ()
-    published: PlanDocument | None = None
-    url: str = ""
-    scaling: Scaling | None = None
-    can_train: bool = False
-    training: TrainingReport | None = None
-    route: RouteTrouble | None = None
-    template: str = ""
-    turn: Turn | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,17 +11,17 @@ from dataclasses import dataclass, replace
 from offramp_core.control.decide import decide
 from offramp_core.control.document import only_takes_away
 from offramp_core.control.objects import Service, ServiceStatus
-from offramp_core.control.snapshot import Decision, RecordStore, Snapshot
+from offramp_core.control.snapshot import Decision, Gathered, Observed, RecordStore, Snapshot, WorkerEndpoint
 from offramp_core.control.watch import Watch
 from offramp_core.protocol import PlanDocument
 from offramp_core.reasons import ConditionType, Reason
-from offramp_core.records import Records
-from offramp_core.tuning import TuningOutcome, TuningRequest, tune
+from offramp_core.tuning import TuningRequest, tune
 from offramp_operator.shell.log import log_event
-from offramp_operator.shell.observe import Observed, Observer
+from offramp_operator.shell.observe import Observer
 from offramp_operator.shell.onlook import Nobody, Onlooker, Seen
-from offramp_operator.shell.platform import ConflictError, Gathered, Platform, ServiceKey, WorkerEndpoint
+from offramp_operator.shell.platform import ConflictError, Platform, ServiceKey
 from offramp_operator.shell.signing import SigningKey
+from offramp_operator.shell.tunings import Tune, Tuning, Tunings
 
 ACTIVE_REQUEUE_SECONDS = 1.0
 CONFLICT_RETRY_SECONDS = 0.2
@@ -37,21 +35,8 @@ DECISIONS_A_SECOND = 5.0  # of that sort, about 1 % of a core: they become rarer
 MOST_DECIDE_SECONDS = 600.0
 REFUSED_POKE_SECONDS = 60.0  # between pokes with a plan that was refused for what may pass without another plan
 MAY_PASS = (Reason.RAMP_SET_NOT_HELD,)  # the store is mended, or was only slow to show a set
-TUNING_CRASH_BACKOFF_SECONDS = 60.0
-MAX_TUNING_CRASH_DOUBLINGS = 6
 
 Decide = Callable[[Snapshot, float], Decision]
-Tune = Callable[[Records, TuningRequest], TuningOutcome]
-
-
-@dataclass(slots=True)
-class _Tuning:
-    """A tuning of one service: under way, finished and not yet decided upon, or none. ``not_before`` follows a crash."""
-
-    running: asyncio.Future[TuningOutcome] | None = None
-    outcome: TuningOutcome | None = None
-    crashes: int = 0
-    not_before: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +86,8 @@ class Reconciler:
         self._key = key
         self._clock = clock
         self._decide = decide
-        self._tune = tune
         self._onlooker = onlooker or Nobody()
-        self._tunings: dict[ServiceKey, _Tuning] = {}
+        self._tunings = Tunings(tune, clock)
         self._uids: dict[ServiceKey, str] = {}
         self._watched_since: dict[ServiceKey, float] = {}
         self._watches: dict[ServiceKey, Watch | None] = {}
@@ -146,9 +130,7 @@ class Reconciler:
         self._refusals.pop(key, None)
         self._asked_all.pop(key, None)
         self._able.discard(key)
-        tuning = self._tunings.pop(key, None)
-        if tuning is not None and tuning.running is not None:
-            tuning.running.cancel()  # the thread ends by itself; nobody looks at its outcome any more
+        self._tunings.forget(key)
         self._observer.forget(key)
         self._onlooker.gone(key)
 
@@ -197,7 +179,7 @@ class Reconciler:
             poked = await self._publish(key, gathered, observed, decision.publish)
         await self._set_going(key, gathered, observed, decision)
         self._able.add(key)
-        tuning, now = self._tunings[key], self._clock()
+        tuning, now = self._tunings.of(key), self._clock()
         self._onlooker.passed(key, Seen(gathered, observed.workers, decision, now))
         wait = decision.requeue_after_seconds
         if tuning.running is not None or _lives(gathered):
@@ -224,8 +206,7 @@ class Reconciler:
         tuned = service.status.tuning
         observed = await self._observer.observe(key, gathered.workers, token=token, tuning=tuned, renew=renew)
         revision = self._observer.revision(key)
-        tuning = self._tunings.setdefault(key, _Tuning())
-        self._collect(key, tuning)
+        tuning = self._tunings.collect(key)
         now = self._clock()
         since = self._watched_since.setdefault(key, now)
         snapshot = _snapshot(gathered, observed, tuning, watched_since=since, watch=self._watches.get(key))
@@ -254,7 +235,8 @@ class Reconciler:
         await self._write_configs(gathered, decision)
         await self._write_rollouts(gathered, decision)
         await self._write_status(gathered, decision.status)
-        self._digested(key, gathered, decision)
+        if decision.status.tuning != gathered.service.status.tuning:
+            self._tunings.digested(key)
         await self._delete(gathered, decision)
 
     async def _set_going(self, key: ServiceKey, gathered: Gathered, observed: Observed, decision: Decision) -> None:
@@ -262,7 +244,7 @@ class Reconciler:
         if decision.tune is not None:
             store = _store_for(observed, decision.tune)
             if store is not None:
-                self._start_tuning(key, store.records, decision.tune)
+                self._tunings.start(key, store.records, decision.tune)
         if decision.train is not None:
             await self._platform.train(gathered.service, decision.train)
         for event in decision.events:
@@ -345,62 +327,17 @@ class Reconciler:
         await self._observer.poke(key, behind, token=self._key.admin_token(gathered.service.uid), signed=signed)
         return True
 
-    # --- tuning ------------------------------------------------------------------------------------
-
-    def _start_tuning(self, key: ServiceKey, records: Records, request: TuningRequest) -> None:
-        tuning = self._tunings[key]
-        if tuning.running is not None or tuning.outcome is not None or self._clock() < tuning.not_before:
-            return
-        log_event("tuning-started", f"{len(records)} records", service=str(key), records=len(records))
-        tuning.running = _in_daemon_thread(lambda: self._tune(records, request), name=f"tune-{key.name}")
-
-    def _collect(self, key: ServiceKey, tuning: _Tuning) -> None:
-        """Take the outcome of a tuning that has ended."""
-        if tuning.running is None or not tuning.running.done():
-            return
-        finished, tuning.running = tuning.running, None
-        error = finished.exception()
-        if error is None:
-            tuning.outcome, tuning.crashes = finished.result(), 0
-            log_event("tuning-finished", type(tuning.outcome).__name__, service=str(key))
-            return
-        # The decision asks again at its next pass; without a pause a broken tuner would keep a core busy for nothing.
-        pause = TUNING_CRASH_BACKOFF_SECONDS * 2.0 ** min(tuning.crashes, MAX_TUNING_CRASH_DOUBLINGS)
-        tuning.crashes, tuning.not_before = tuning.crashes + 1, self._clock() + pause
-        log_event("tuning-crashed", f"{error!r}; next attempt in {pause:.0f} s", level=logging.ERROR, service=str(key))
-
-    def _digested(self, key: ServiceKey, gathered: Gathered, decision: Decision) -> None:
-        """Forget the outcome once what was learned from it is stored, and not before: tests that ran must be counted.
-
-        A decision that looked at it always changes the tuning status; one that could not (no worker answers) leaves it alone.
-        """
-        tuning = self._tunings[key]
-        if tuning.outcome is not None and decision.status.tuning != gathered.service.status.tuning:
-            tuning.outcome = None
-
 
 def _snapshot(
-    gathered: Gathered, observed: Observed, tuning: _Tuning, *, watched_since: float, watch: Watch | None
+    gathered: Gathered, observed: Observed, tuning: Tuning, *, watched_since: float, watch: Watch | None
 ) -> Snapshot:
     return Snapshot(
-        service=gathered.service,
-        configs=gathered.configs,
-        rollouts=gathered.rollouts,
-        workers=observed.workers,
-        published=gathered.published,
-        records=observed.records,
-        load=observed.load,
-        scaling=gathered.scaling,
+        gathered,
+        observed,
         tuning_outcome=tuning.outcome,
         tuning_running=tuning.running is not None,
         watched_since=watched_since,
-        more_records=observed.more_records,
-        can_train=gathered.can_train,
-        training=gathered.training,
-        route=gathered.route,
         watch=watch,
-        template=gathered.template,
-        turn=gathered.turn,
     )
 
 
@@ -442,7 +379,7 @@ def _behind(
     workers: tuple[WorkerEndpoint, ...], observed: Observed, epoch: int, *, refused_too: bool
 ) -> tuple[WorkerEndpoint, ...]:
     """Workers that answer, have not taken ``epoch`` and have not refused it, or with ``refused_too`` only for what may pass."""
-    states = {worker.uid: worker.state for worker in observed.workers}
+    states = {worker.endpoint.uid: worker.state for worker in observed.workers}
     return tuple(
         endpoint
         for endpoint in workers
@@ -453,31 +390,3 @@ def _behind(
             state.refused is None or state.refused.epoch != epoch or (refused_too and state.refused.reason in MAY_PASS)
         )
     )
-
-
-def _in_daemon_thread(work: Callable[[], TuningOutcome], *, name: str) -> asyncio.Future[TuningOutcome]:
-    """Run in a thread that does not hold up the end of the process, as an executor's would."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[TuningOutcome] = loop.create_future()
-
-    def settle(outcome: TuningOutcome | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            assert outcome is not None
-            future.set_result(outcome)
-
-    def run() -> None:
-        outcome: TuningOutcome | None = None
-        error: BaseException | None = None
-        try:
-            outcome = work()
-        except BaseException as caught:
-            error = caught
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, outcome, error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future

@@ -159,16 +159,16 @@ def _curve_key(key: ServiceKey, seen: Seen | None, rollout: str) -> str:
 
 
 def _worker(worker: Worker, kind: str) -> WorkerSeen:
-    state = "Ready" if worker.ready else worker.failure_reason or "NotReady"
+    state = "Ready" if worker.endpoint.ready else worker.endpoint.failure_reason or "NotReady"
     told = worker.state
     details = (
-        worker.failure,
-        f"{worker.restarts} restarts" if worker.restarts else "",
-        "" if worker.current else "of an older template",
-        "does not answer" if worker.ready and told is None else "",
+        worker.endpoint.failure,
+        f"{worker.endpoint.restarts} restarts" if worker.endpoint.restarts else "",
+        "" if worker.endpoint.current else "of an older template",
+        "does not answer" if worker.endpoint.ready and told is None else "",
         "its breaker is open: exits off" if told is not None and told.breaker_open else "",
         f"refused epoch {told.refused.epoch}: {told.refused.message}" if told is not None and told.refused else "",
         f"runs epoch {told.epoch}" if told is not None and told.epoch else "",
         told.message if told is not None else "",
     )
-    return WorkerSeen(worker.name, kind, state, "; ".join(filter(None, details)))
+    return WorkerSeen(worker.endpoint.name, kind, state, "; ".join(filter(None, details)))

@@ -331,7 +331,7 @@ def _pooled(view: View) -> tuple[ArmCounts, ...]:
     return tuple(
         count
         for worker in view.workers
-        if worker.observations is not None and worker.name not in quarantined
+        if worker.observations is not None and worker.endpoint.name not in quarantined
         for count in (*worker.observations.counts, *worker.observations.held_back)
     )
 

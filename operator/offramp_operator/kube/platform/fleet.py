@@ -1,0 +1,82 @@
+"""The workers of a service as the cluster has them: pods, who scales them, and what keeps them from being made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from offramp_core.control.objects import Service
+from offramp_core.control.snapshot import Scaling, WorkerEndpoint
+from offramp_core.control.versions import Split, split_in_force
+from offramp_core.errors import InvalidSpecError
+from offramp_core.reasons import AnyReason, Reason
+from offramp_operator.kube import manifests, pods
+from offramp_operator.kube.cache import ObjectCache
+from offramp_operator.kube.kinds import DEPLOYMENT, POD, REPLICA_SET, name_of, uid_of
+from offramp_operator.kube.platform.memory import Memory
+from offramp_operator.kube.platform.templates import Templates
+from offramp_operator.kube.scaling import Scalers, scalers, scaling
+
+SCALER_GONE_SECONDS = 60.0  # a user's autoscaler that is replaced must not cost workers in between
+
+
+class FleetReader:
+    """Reads from the cache; writes nothing."""
+
+    def __init__(self, cache: ObjectCache, templates: Templates, *, monotonic: Callable[[], float]) -> None:
+        self._cache = cache
+        self._templates = templates
+        self._monotonic = monotonic
+
+    def endpoints(self, service: Service, memory: Memory) -> tuple[WorkerEndpoint, ...]:
+        """Every worker, those on trial included, and one more that stands for what keeps workers from being made."""
+        found: tuple[WorkerEndpoint, ...] = ()
+        for deployment in self._cache.owned(DEPLOYMENT, service.uid):
+            trial = name_of(deployment) == manifests.trial_name(service.name)
+            replica_sets = self._cache.owned(REPLICA_SET, uid_of(deployment))
+            by_owner = {uid_of(rs): self._cache.owned(POD, uid_of(rs)) for rs in replica_sets}
+            template = self._templates.wanted(service, memory, trial=trial)
+            seen = pods.endpoints(deployment, replica_sets, by_owner, template=template)
+            found += tuple(replace(endpoint, trial=True) for endpoint in seen) if trial else seen
+        problem = _problem(service, memory)
+        return found if problem is None else (*found, problem)
+
+    def scalers(self, service: Service) -> Scalers:
+        return scalers(service, self._cache.autoscalers(service.namespace, service.name))
+
+    def scaling(self, service: Service, memory: Memory) -> Scaling | None:
+        """What decides on the number of workers. A user's autoscaler that has just gone may be on its way back."""
+        found = self.scalers(service)
+        owned = self._cache.owned(DEPLOYMENT, service.uid)
+        decides = scaling(service, found, next((obj for obj in owned if name_of(obj) == service.name), None))
+        if found.others:
+            memory.scaler, memory.scaler_seen_at = decides, self._monotonic()
+        elif decides is None and memory.scaler is not None:
+            if self._monotonic() - memory.scaler_seen_at < SCALER_GONE_SECONDS:
+                return memory.scaler
+            memory.scaler = None
+        return decides
+
+    def split(self, service: Service, memory: Memory) -> tuple[Scaling | None, int, Split]:
+        """What decides on the number of workers, how many it wants, and how they are shared between two versions."""
+        decides = self.scaling(service, memory)
+        desired = service.spec.replicas if decides is None else decides.desired
+        return decides, desired, split_in_force(service, desired, scaled=decides is not None)
+
+
+def _problem(service: Service, memory: Memory) -> WorkerEndpoint | None:
+    """What keeps workers from being made at all, as a worker that does not come."""
+    try:
+        manifests.check_bundle(service)
+    except InvalidSpecError as error:
+        return _failed_endpoint(service, Reason.INVALID_MODEL, str(error))
+    problem = memory.problem
+    if problem is None or problem.generation != service.generation:
+        return None
+    return _failed_endpoint(service, problem.reason, problem.message)
+
+
+def _failed_endpoint(service: Service, reason: AnyReason, message: str) -> WorkerEndpoint:
+    return WorkerEndpoint(
+        f"deployment {service.name}", service.uid, ready=False, current=False, failure=message, failure_reason=reason
+    )

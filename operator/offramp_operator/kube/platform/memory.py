@@ -1,0 +1,82 @@
+"""What is remembered of a service between passes. All of it can be lost: then everything is applied once more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from offramp_core.control.objects import ModelSource, Service
+from offramp_core.control.snapshot import Scaling, TrainingReport
+from offramp_core.reasons import AnyReason
+from offramp_operator.kube.kinds import Kind, Object
+from offramp_operator.shell.platform import ServiceKey
+
+REFUSED_RETRY_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What was last applied to a child, and what the API server made of it: its fingerprint."""
+
+    desired: str
+    live: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why the workers, or the route to them, cannot be brought to a generation. ``unreadable`` is what kept routes from being read then."""
+
+    generation: int
+    reason: AnyReason
+    message: str
+    retry_at: float
+    unreadable: str = ""
+
+
+@dataclass(slots=True)
+class Memory:
+    """One service. ``versions`` are the resource versions that the present pass decided on; its writes go through only on those."""
+
+    uid: str
+    #: Digests of the pods that a spec asks for, by (trial, image).
+    templates: dict[tuple[bool, str], tuple[tuple[int, ModelSource], str | None]] = field(default_factory=dict)
+    applied: dict[str, Applied] = field(default_factory=dict)
+    problem: Problem | None = None
+    route_problem: Problem | None = None
+    #: When workers on trial were found that are to go as soon as no Gateway sends them requests.
+    leaving_since: float | None = None
+    #: The user's autoscaler that was last seen.
+    scaler: Scaling | None = None
+    scaler_seen_at: float = 0.0
+    #: The last training whose Job could not be made.
+    refused: TrainingReport | None = None
+    #: The pods that were brought back, by their digest.
+    earlier: tuple[str, Object] | None = None
+    #: The administrator's image that the pods are to have now.
+    image: str = ""
+    #: Digest of pods that stay as they are until the service's turn comes.
+    kept: str | None = None
+    versions: dict[tuple[Kind, str], str] = field(default_factory=dict)
+
+
+class Memories:
+    """The memories of all services."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[ServiceKey, Memory] = {}
+
+    def of(self, key: ServiceKey, uid: str | None = None) -> Memory:
+        """The service's memory; a service of the same name but another uid starts anew."""
+        memory = self._by_key.get(key)
+        if memory is None or (uid is not None and memory.uid != uid):
+            memory = self._by_key[key] = Memory(uid or "")
+        return memory
+
+    def of_service(self, service: Service) -> Memory:
+        return self.of(key_of(service), service.uid)
+
+    def forget(self, key: ServiceKey) -> None:
+        self._by_key.pop(key, None)
+
+
+def key_of(service: Service) -> ServiceKey:
+    return ServiceKey(service.namespace, service.name)
