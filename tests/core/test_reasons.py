@@ -8,7 +8,6 @@ import re
 import pytest
 
 from offramp_core.reasons import (
-    PLACES,
     AnyReason,
     ConditionType,
     PassedOn,
@@ -18,6 +17,7 @@ from offramp_core.reasons import (
     condition_tone,
 )
 
+PLACES = {"worker", "kubelet", "fetch", "rollout", "refusal", "tuning", "event"}
 CONDITIONS = {f"{kind}={status}" for kind in ConditionType for status in ("True", "False", "Unknown")}
 
 

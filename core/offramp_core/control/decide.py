@@ -54,9 +54,8 @@ def _judged_by_its_task(snapshot: Snapshot, served: Served) -> Snapshot:
     if service.spec.output == served.output:
         return snapshot
     why = f"objective.accuracy.output is {service.spec.output}, and the bundle answers with {served.output}; set output to that, or serve another bundle"
-    return replace(
-        snapshot, service=replace(service, spec=replace(service.spec, mode="Disabled", no_exits_because=why))
-    )
+    judged = replace(service, spec=replace(service.spec, mode="Disabled", no_exits_because=why))
+    return replace(snapshot, gathered=replace(snapshot.gathered, service=judged))
 
 
 def _decided(seen: Seen, draft: Draft) -> Decision:

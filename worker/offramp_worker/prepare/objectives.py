@@ -21,7 +21,8 @@ from offramp_core.task import Lesson, Task
 from offramp_worker.prepare.data import FloatArray
 
 MIN_DEVIATION = 1e-6
-LARGEST_SURPRISE = 20.0  # an error that is more times the expected one counts by its logarithm: one row must not throw a head off
+# An error that is more times the expected one counts by its logarithm: one row must not throw a head off.
+LARGEST_SURPRISE = 20.0
 Parameters = Mapping[str, FloatArray]
 
 
