@@ -22,7 +22,6 @@ LONGER = {
     "GenerationDesk": 388,
     "KubePlatform": 736,
     "Operator": 302,
-    "PlanDesk": 301,
     "Reconciler": 307,
 }
 
