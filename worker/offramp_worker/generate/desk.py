@@ -14,16 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from offramp_core.generation.admission import Closed, Limits, Load, Pace, Refused, admit, reply_bytes
+from offramp_core.generation.columns import answer_uncertainty
+from offramp_core.generation.losses import Losses
 from offramp_core.generation.turns import Reading, Waiting, next_prompt, next_to_begin, piece
 from offramp_core.reasons import RequestOutcome
+from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.vitals import Vitals
 from offramp_worker.generate.accounts import Accounts
-from offramp_worker.generate.answers import Answer, Piece
+from offramp_worker.generate.answers import Answer, Given, Piece
 from offramp_worker.generate.audits import AuditDesk, owed_by
 from offramp_worker.generate.requests import MAX_SEED, Asked, RequestError
-from offramp_worker.generate.routes import Routes, check_route
+from offramp_worker.generate.routes import Dispatch
 from offramp_worker.generate.seam import (
-    REFERENCE,
     CacheMemory,
     GenerationEngine,
     Loaded,
@@ -40,10 +42,13 @@ ABANDON_SECONDS = 5.0  # for a step that is under way
 
 @dataclass(frozen=True, slots=True)
 class DeskOptions:
-    """What a desk is told. ``audit_share`` of the engine's time may go into audits while requests are served."""
+    """What a desk is told. ``audit_share`` of the engine's time may go into audits while requests are served; ``compare`` says what an answer lost;
+    ``marker`` notes a canary that is being computed."""
 
     limits: Limits = field(default_factory=Limits)
     audit_share: float = 0.1
+    compare: Losses = field(default_factory=Losses)
+    marker: CrashMarker = field(default_factory=lambda: CrashMarker(None))
 
 
 class GenerationDesk:
@@ -54,6 +59,7 @@ class GenerationDesk:
         loaded: Loaded,
         *,
         accounts: Accounts,
+        dispatch: Dispatch,
         deliver: Deliver,
         options: DeskOptions | None = None,
         lost: Callable[[str], None] = lambda _: None,
@@ -62,7 +68,7 @@ class GenerationDesk:
         draw: Callable[[], float] | None = None,
     ) -> None:
         """``deliver`` is called in the engine's thread with what can be shown; ``lost`` when only a new process may help."""
-        self.bundle, self.accounts = loaded.bundle, accounts
+        self.bundle, self.accounts, self._dispatch = loaded.bundle, accounts, dispatch
         self._engine: GenerationEngine = loaded.engine
         self._tokenizer, self._deliver = loaded.tokenizer, deliver
         self._options = options or DeskOptions()
@@ -74,15 +80,17 @@ class GenerationDesk:
         self._left: deque[Ticket] = deque()  # cancelled ones that run
         self._reply_bytes = 0
         self._number = 0
-        self._routes = Routes()
         self._pace = Pace()
         self._closing = False
         self._ending = self._abandoned = False
         self.vitals = Vitals(probe=lambda _: self._engine.probe(), recovered=self._recovered, lost=lost)
         self._audits = AuditDesk(
-            self._engine, self._tokenizer, share=self._options.audit_share, judge=accounts.judged,
-            lost=accounts.audit_lost, spend=accounts.audit_spent, clock=clock,
+            self._engine, self._tokenizer, share=self._options.audit_share, compare=self._options.compare,
+            judge=accounts.judged, lost=accounts.audit_lost, spend=accounts.audit_spent, clock=clock,
         )  # fmt: skip
+        self._compares = (
+            len(loaded.bundle.variants) > 1
+        )  # whether an audit of the reference's own answers says anything
         self._thread = threading.Thread(target=self._work, name="generation", daemon=True)
 
     # --- the event loop's side --------------------------------------------------------------------
@@ -108,24 +116,6 @@ class GenerationDesk:
     @property
     def audits_owed(self) -> int:
         return len(self._audits)
-
-    def use(self, routes: Routes) -> None:
-        """Requests from now on go by these routes; those that were admitted keep theirs.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The bundle does not have what they name.
-        """
-        for route in (routes.every, *routes.by_class.values()):
-            check_route(route, self.bundle)
-        of_reference = frozenset(d.id for d in self.bundle.drafts if not d.variants or REFERENCE in d.variants)
-        with self._changed:
-            self._routes = replace(routes, reference_drafts=of_reference)
-
-    @property
-    def routes(self) -> Routes:
-        return self._routes
 
     def submit(self, asked: Asked) -> list[Ticket]:
         """Let a request in: one ticket per answer.
@@ -216,26 +206,30 @@ class GenerationDesk:
     def _ticket(self, asked: Asked, i: int, reply: int) -> Ticket:
         wanted, prompt, most = asked.wanted, asked.prompts[i], asked.max_tokens[i]
         sampling = wanted.sampling
-        assigned = self._routes.assign(
+        assigned = self._dispatch.assign(
             request_class=wanted.request_class, greedy=sampling.greedy, never_exit=wanted.never_exit
         )
-        needed = self._engine.cache_bytes(len(prompt) + most, route=assigned.route)
+        routes = [assigned.route(step) for step in range(len(assigned.steps))]
+        needed = max(self._engine.cache_bytes(len(prompt) + most, route=route) for route in routes)
         room = self._engine.memory().limit_bytes
         if needed > room:
             raise RequestError(
                 "max_tokens",
                 f"is {most} behind {len(prompt)} tokens of prompt; their caches take {needed} bytes of at most {room}",
             )
-        judged = sampling.greedy and not wanted.never_exit and not assigned.route.is_reference
-        rate = self._routes.audit_rate if judged and self._audits.open_to(len(prompt) + most) else 0.0
+        judged = sampling.greedy and assigned.counted and (self._compares or not assigned.is_reference)
+        rate = assigned.runtime.audit_rate if judged and self._audits.open_to(len(prompt) + most) else 0.0
         draw = self._draw()
+        seeded = _seeded(wanted.sampling, wanted.seeded, i, self._draw)
+        if draw < rate or len(routes) > 1:
+            seeded = replace(seeded, logprobs=True)
         self._number += 1
         answer = Answer(
             self._tokenizer.decoder(), stops=wanted.stops, end_tokens=self.bundle.end_tokens, logprobs=sampling.logprobs
         )
         return Ticket(
-            self._number, prompt, most, _seeded(wanted.sampling, wanted.seeded, i, self._draw), wanted.stops, assigned, answer,
-            needed, reply, draw, draw < rate, rate, self._clock(), self._wall_clock(), wanted.request_class, wanted.source,
+            self._number, prompt, most, seeded, wanted.stops, assigned, answer,
+            needed, reply, draw, self._draw(), draw < rate, rate, self._clock(), self._wall_clock(), wanted.request_class, wanted.source,
             prompt_left=len(prompt),
         )  # fmt: skip
 
@@ -322,7 +316,10 @@ class GenerationDesk:
         """Begin with a ticket that was taken from the line; it goes back there where the engine has no room after all."""
         try:
             ticket.sequence = self._engine.start(
-                ticket.prompt, max_tokens=ticket.max_tokens, sampling=ticket.sampling, route=ticket.assigned.route
+                ticket.prompt,
+                max_tokens=ticket.max_tokens,
+                sampling=ticket.sampling,
+                route=ticket.assigned.route(ticket.step),
             )
         except NoRoomError as error:
             with self._changed:
@@ -335,7 +332,7 @@ class GenerationDesk:
         except Exception as error:
             self._drop(ticket, str(error))
         else:
-            ticket.began = self._clock()
+            ticket.began = ticket.began or self._clock()
         return True
 
     def _drop(self, ticket: Ticket, error: str) -> None:
@@ -366,8 +363,11 @@ class GenerationDesk:
     def _turn(self, tickets: Sequence[Ticket], tokens: int, pieces: list[tuple[Ticket, Piece]]) -> float:
         """Step these; what there is to show is added to ``pieces``. The seconds it took."""
         began = self._clock()
+        canary = max((t.assigned.epoch for t in tickets if t.assigned.arm == "canary"), default=0)
         numbers = [t.sequence for t in tickets if t.sequence is not None]
         left = sum(t.prompt_left for t in tickets)
+        if canary:
+            self._options.marker.enter(canary)
         try:
             progress = self._engine.step(numbers, prompt_tokens=tokens)
         except Exception as error:  # runtimes raise bare exceptions of their C++ side
@@ -376,6 +376,9 @@ class GenerationDesk:
             self.vitals.ended(1, failed=True)
         else:
             self.vitals.ended(1, failed=False)
+        finally:
+            if canary:
+                self._options.marker.leave()
         seconds = self._clock() - began
         self._audits.served(seconds)
         new = sum(len(p.tokens) for p in progress)
@@ -383,6 +386,7 @@ class GenerationDesk:
             if new and not left:
                 self._pace = self._pace.wrote(new, seconds)
             for ticket, one in zip(tickets, progress, strict=True):
+                ticket.busy += seconds / len(tickets)
                 self._took(ticket, one, pieces)
             if left:
                 read = left - sum(t.prompt_left for t in tickets)
@@ -406,16 +410,45 @@ class GenerationDesk:
             return
         ticket.prompt_left = 0
         shown = ticket.answer.take(progress.tokens, ended=progress.ended)
-        self.accounts.wrote(ticket, len(progress.tokens), now=now)
-        ticket.first, ticket.last = ticket.first or now, now
+        self.accounts.wrote(len(progress.tokens))
+        ticket.last = now
+        if not ticket.last_step:
+            ticket.kept.append(shown)  # it may yet be another variant's turn
         if shown.last:
             if not progress.ended and ticket.sequence is not None:
                 self._engine.cancel(ticket.sequence)
             self._running.remove(ticket)
             self._pace = self._pace.ended(tokens=len(ticket.answer.tokens), max_tokens=ticket.max_tokens)
+            if not self._is_taken(ticket):
+                self._ask_next(ticket)
+                return
+        if ticket.last_step or shown.last:
+            self._show(ticket, [shown] if ticket.last_step else ticket.kept, pieces)
+        if shown.last:
             self._close_books(ticket, RequestOutcome.OK)
-        if shown.last or shown.text or shown.tokens:
-            pieces.append((ticket, shown))
+
+    def _show(self, ticket: Ticket, shown: Sequence[Piece], pieces: list[tuple[Ticket, Piece]]) -> None:
+        if not ticket.first:
+            ticket.first = ticket.last
+            self.accounts.began_to_show(ticket)
+        pieces += [(ticket, piece) for piece in shown if piece.last or piece.text or piece.tokens]
+
+    @staticmethod
+    def _is_taken(ticket: Ticket) -> bool:
+        """Whether the answer is the reply, or unsure enough to ask the next variant."""
+        step = ticket.assigned.steps[ticket.step]
+        return ticket.last_step or answer_uncertainty([t.logprob for t in ticket.answer.tokens]) < step.leave_below
+
+    def _ask_next(self, ticket: Ticket) -> None:
+        """The next variant begins anew, before all that wait."""
+        answer = ticket.answer
+        ticket.asked[ticket.assigned.steps[ticket.step].variant] = Given(answer.text, tuple(answer.tokens))
+        ticket.answer = Answer(
+            self._tokenizer.decoder(), stops=ticket.stops, end_tokens=self.bundle.end_tokens, logprobs=answer.logprobs
+        )
+        ticket.step += 1
+        ticket.sequence, ticket.prompt_left, ticket.kept = None, len(ticket.prompt), []
+        self._waiting.insert(0, ticket)
 
     def _close_books(self, ticket: Ticket, outcome: RequestOutcome) -> None:
         """Nothing more is computed for it. Under the condition."""

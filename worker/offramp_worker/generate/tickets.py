@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from offramp_core.errors import OfframpError
 from offramp_core.generation.admission import Refused
-from offramp_worker.generate.answers import Answer, Piece
+from offramp_worker.generate.answers import Answer, Given, Piece
 from offramp_worker.generate.routes import Assigned
 from offramp_worker.generate.seam import Sampling
 
@@ -28,7 +28,9 @@ class Ticket:
 
     ``draw`` is the one uniform number of the request, ``audited`` whether it is run to the reference afterwards. ``admitted``, ``began``,
     ``first`` and ``last`` are times of the desk's clock: of admission, of the first turn, of the first token and of the newest (0: not yet).
-    ``passed`` counts how often smaller ones began before it, ``waited`` the rounds since its prompt had a turn.
+    ``passed`` counts how often smaller ones began before it, ``waited`` the rounds since its prompt had a turn. ``coin`` is a second uniform
+    number: a loss between 0 and 1 counts as an error where it is above it. ``step`` is whose turn it is of the variants that are asked,
+    ``asked`` what earlier ones answered, ``kept`` what may be shown once the step's answer is taken, ``busy`` the engine's seconds.
     """
 
     number: int
@@ -41,6 +43,7 @@ class Ticket:
     cache_bytes: int
     reply_bytes: int
     draw: float
+    coin: float
     audited: bool
     audit_rate: float
     admitted: float
@@ -58,6 +61,15 @@ class Ticket:
     accepted: int = 0
     cancelled: bool = False
     ended: bool = False
+    step: int = 0
+    asked: dict[str, Given] = field(default_factory=dict)
+    kept: list[Piece] = field(default_factory=list)
+    busy: float = 0.0
+
+    @property
+    def last_step(self) -> bool:
+        """Whether nobody is asked after this one."""
+        return self.step == len(self.assigned.steps) - 1
 
     @property
     def reads(self) -> bool:
