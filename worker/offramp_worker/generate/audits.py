@@ -150,8 +150,15 @@ class AuditDesk:
         self._promised -= 1
         self._promised_tokens -= tokens
 
-    def add(self, owed: Owed) -> None:
+    def take_over(self, ticket: Ticket, *, served: bool) -> bool:
+        """A request that was drawn has ended; whether there is anything to compare."""
+        self.withdraw(ticket.size)
+        owed = owed_by(ticket) if served else None
+        if owed is None:
+            return False
+        self.promise(owed.size)
         self._backlog.append(owed)
+        return True
 
     def served(self, seconds: float) -> None:
         """The engine worked for requests."""
