@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from offramp_core.batching import MAX_BATCH
-from offramp_core.columns import EXACT, chain
+from offramp_core.columns import chain
 from offramp_core.costs import CostTable
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError, PlanRefusedError
 from offramp_core.evidence.meter import HoldbackMeter
@@ -270,7 +270,7 @@ class PlanDesk:
                 Reason.DIGEST_MISMATCH,
                 f"backboneDigest is {plan.backbone_digest}; this worker has loaded {manifest.backbone_digest}",
             )
-        precisions = [EXACT, *(p.name for p in manifest.precisions)]
+        precisions = [spec.name for spec in manifest.backbones]
         if plan.precision not in precisions:
             raise PlanRefusedError(
                 Reason.UNSUPPORTED, f"precision {plan.precision} is not in the loaded bundle, which has {precisions}"
