@@ -171,13 +171,12 @@ class StoriesEngine:
         cache_bytes: int = 64 * 2**20,
         before_step: Callable[[], None] = lambda: None,
         name: str = "stories",
-        lossy: str = "int4",
     ) -> None:
         w = weights()
         per_token = 2 * w.layers * w.kv_heads * w.head * 4
         self.bundle = GenerationBundle(
             name=name, digest="sha256:" + "5" * 64, context_length=w.context, vocabulary=w.vocabulary, end_tokens=(BEGIN, END),
-            variants=(VariantSpec(REFERENCE, 1_056_540), VariantSpec(lossy, 200_000)), drafts=(DraftSpec("ngram", "ngram"),),
+            variants=(VariantSpec(REFERENCE, 1_056_540), VariantSpec("int4", 200_000)), drafts=(DraftSpec("ngram", "ngram"),),
             begin_tokens=(BEGIN,), cache_bytes_per_token=per_token, created=1_700_000_000,
         )  # fmt: skip
         self.before_step, self._limit = before_step, cache_bytes

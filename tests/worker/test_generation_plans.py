@@ -22,7 +22,7 @@ from offramp_core.protocol import ArmCounts, WorkerState
 from offramp_core.records import Records, records_from_arrays
 from offramp_worker.settings import Settings
 
-LOSSY = "int8"  # the test model with weights of four bits, under the name of a precision that plans know
+LOSSY = "int4"
 PROMPTS = (
     "Once upon a time",
     "Tom had a big dog",
@@ -111,7 +111,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def serving(tmp_path: Path, engine: stories.StoriesEngine | None = None, **fields: Any) -> GenerationServer:
     fields = {"output": Output.TOKEN_F1, **fields}
-    engine = engine or stories.StoriesEngine(lossy=LOSSY)
+    engine = engine or stories.StoriesEngine()
     return GenerationServer(engine=engine, generation=with_settings(**fields), settings=settings(tmp_path))
 
 
@@ -154,7 +154,7 @@ def test_records_say_what_each_variant_would_have_lost_whatever_was_served(servi
     records = service.records()
     losses = [Losses()(answers(p, lossy=True), answers(p, lossy=False))[Output.TOKEN_F1] for p in PROMPTS]
     assert any(losses) and not all(losses), "prompts of both kinds are needed"
-    of_lossy = records.at(LOSSY)  # type: ignore[arg-type]
+    of_lossy = records.at(LOSSY)
     assert of_lossy.final_loss is not None and records.loss is not None
     assert of_lossy.final_loss.tolist() == pytest.approx([*losses, *losses], abs=1e-6)
     assert records.loss[:, 0].tolist() == pytest.approx([*losses, *losses], abs=1e-6)
@@ -256,7 +256,7 @@ def test_a_share_is_held_back_to_be_compared_with(service: Service) -> None:
 
 
 def test_an_audit_that_fails_counts_against_the_plan_and_leaves_a_record(tmp_path: Path) -> None:
-    engine = stories.StoriesEngine(lossy=LOSSY)
+    engine = stories.StoriesEngine()
     with serving(tmp_path, engine) as server:
         service = Service(server)
         service.run(service.plan(LOSSY), audit_rate=1.0, accuracy_budget=0.99)

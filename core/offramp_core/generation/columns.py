@@ -14,10 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from offramp_core.columns import EXACT, FINAL_HEAD, final_id
-from offramp_core.plan import Plan, Precision
+from offramp_core.columns import FINAL_HEAD, final_id
+from offramp_core.plan import Plan
+from offramp_core.precision import EXACT
 from offramp_core.protocol import RampInfo
 
 WHOLE = "model"  # the head of a column in which a whole variant answers
@@ -62,7 +63,7 @@ def variant_columns(seconds: Mapping[str, float]) -> tuple[RampInfo, ...]:
     cheapest_first = sorted(lossy, key=lambda name: seconds[name])
     return (
         *(RampInfo(name, 0, 0.0, WHOLE) for name in cheapest_first),
-        *(RampInfo(final_id(cast(Precision, name)), 1, 1.0, FINAL_HEAD, name) for name in lossy),
+        *(RampInfo(final_id(name), 1, 1.0, FINAL_HEAD, name) for name in lossy),
     )
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from offramp_core.columns import EXACT
 from offramp_core.evidence.slow import BatchShape, length_class
 from offramp_core.generation.losses import Output
+from offramp_core.precision import EXACT
 from offramp_core.protocol import RampInfo, slice_number, stream_number
 from offramp_core.reasons import RequestOutcome
 from offramp_worker.engine.counters import Counters, Origin, RecordRing

@@ -8,12 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
-from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.generation.columns import Step, steps_of
-from offramp_core.plan import Precision
+from offramp_core.precision import EXACT
 from offramp_core.protocol import Arm, RampInfo
 from offramp_worker.engine.arms import Active, Runtime
 from offramp_worker.engine.leases import Arms
@@ -166,7 +164,7 @@ def own_active(active: Active, route: Route) -> Active:
     """What serves without a control plane: the variant of ``route`` in the place of the reference."""
     if route.variant == EXACT:
         return active
-    plan = replace(active.off.plan, precision=cast(Precision, route.variant))
+    plan = replace(active.off.plan, precision=route.variant)
     return replace(active, off=replace(active.off, plan=plan))
 
 
