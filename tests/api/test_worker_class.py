@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
+from offramp_cli.daytwo.lint import lint_text
 from offramp_core.control.objects import Service
 from offramp_core.control.spec import parse_spec
 from offramp_operator.kube.manifests import WorkerSettings, deployment
-from offramp_operator.kube.worker_class import CLASS_ONLY, FIELDS, WorkerClass, with_class
+from offramp_operator.kube.worker_class import FIELDS, WorkerClass, with_class
 from offramp_operator.shell.platform import WorkerIdentity
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds the API server
@@ -19,62 +20,69 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds 
 CRDS = Path(__file__).resolve().parents[2] / "crds"
 CLAIM = {"name": "gpu", "resourceClaimTemplateName": "l4"}
 
+
 # path, a value that is taken, one that is refused, part of the sentence
-RULES: list[tuple[str, Any, Any, str]] = [
-    ("spec", {}, ..., "spec: Required value"),
-    ("metadata.name", "gpu.l4-small", "g" * 64, "metadata.name must have at most 63 characters"),
-    ("spec.image", "offramp/worker-cuda:1", "", "spec.image"),
-    ("spec.imagePullPolicy", "Always", "Sometimes", "Unsupported value"),
-    ("spec.imagePullSecrets", [{"name": "registry"}], [{"name": "a b"}], "name must be the name of a Secret"),
-    ("spec.serviceAccountName", "models", "Models", "must be the name of an object"),
-    ("spec.resources", {"limits": {"nvidia.com/gpu": 1}}, {"limits": {"cpu": "-1"}}, "every resource must be a quantity"),
-    ("spec.resources", {"requests": {"cpu": 1}, "limits": {"cpu": 2}}, {"requests": {"cpu": 2}, "limits": {"cpu": 1}}, "requests must not exceed limits"),
-    ("spec.resourceClaims", [CLAIM], [{"name": "gpu"}], "a claim needs resourceClaimTemplateName"),
-    ("spec.resourceClaims", [{"name": "gpu", "resourceClaimName": "shared"}], [CLAIM | {"resourceClaimName": "shared"}], "and not both"),
-    ("spec.resourceClaims", [CLAIM], [CLAIM | {"name": "GPU"}], "name of a claim must have lower-case letters"),
-    ("spec.nodeSelector", {"accelerator": "l4"}, {"accelerator": "l4 or l5"}, "every entry of nodeSelector must be a label"),
-    ("spec.tolerations", [{"key": "gpu", "operator": "Exists"}], [{"key": "gpu", "operator": "Exists", "value": "x"}], "must not have a value"),
-    ("spec.runtimeClassName", "nvidia", "nvidia!", "must be the name of an object"),
-    ("spec.tmp", {"sizeLimit": "1Gi"}, {"sizeLimit": "0"}, "sizeLimit must be a whole number from 1 on"),
-    ("spec.sharedMemory", {"sizeLimit": "512Mi"}, {"sizeLimit": "2Ti"}, "sizeLimit must be a whole number from 1 on"),
-    ("spec.startupDeadline", "1h30m", "1h30", "startupDeadline must be a duration from 10s to 24h"),
-    ("spec.startupDeadline", "24h", "25h", "startupDeadline must be a duration from 10s to 24h"),
-    ("spec.startupDeadline", "10s", "500ms", "startupDeadline must be a duration from 10s to 24h"),
-    ("spec.env", ..., [{"name": "A", "value": "b"}], 'unknown field "spec.env"'),
-    ("status", ..., {"services": 1}, 'unknown field "status"'),
+class Rule(NamedTuple):
+    path: str
+    good: Any
+    bad: Any
+    sentence: str
+
+
+RULES: list[Rule] = [
+    Rule("spec", {}, ..., "spec: Required value"),
+    Rule("metadata.name", "gpu.l4-small", "g" * 64, "metadata.name must have at most 63 characters"),
+    Rule("spec.image", "offramp/worker-cuda:1", "", "spec.image"),
+    Rule("spec.imagePullPolicy", "Always", "Sometimes", "Unsupported value"),
+    Rule("spec.imagePullSecrets", [{"name": "registry"}], [{"name": "a b"}], "name must be the name of a Secret"),
+    Rule("spec.serviceAccountName", "models", "Models", "must be the name of an object"),
+    Rule("spec.resources", {"limits": {"nvidia.com/gpu": 1}}, {"limits": {"cpu": "-1"}}, "every resource must be a quantity"),
+    Rule("spec.resources", {"requests": {"cpu": 1}, "limits": {"cpu": 2}}, {"requests": {"cpu": 2}, "limits": {"cpu": 1}}, "requests must not exceed limits"),
+    Rule("spec.resourceClaims", [CLAIM], [{"name": "gpu"}], "a claim needs resourceClaimTemplateName"),
+    Rule("spec.resourceClaims", [{"name": "gpu", "resourceClaimName": "shared"}], [CLAIM | {"resourceClaimName": "shared"}], "and not both"),
+    Rule("spec.resourceClaims", [CLAIM], [CLAIM | {"name": "GPU"}], "name of a claim must have lower-case letters"),
+    Rule("spec.nodeSelector", {"accelerator": "l4"}, {"accelerator": "l4 or l5"}, "every entry of nodeSelector must be a label"),
+    Rule("spec.tolerations", [{"key": "gpu", "operator": "Exists"}], [{"key": "gpu", "operator": "Exists", "value": "x"}], "must not have a value"),
+    Rule("spec.runtimeClassName", "nvidia", "nvidia!", "must be the name of an object"),
+    Rule("spec.tmp", {"sizeLimit": "1Gi"}, {"sizeLimit": "0"}, "sizeLimit must be a whole number from 1 on"),
+    Rule("spec.sharedMemory", {"sizeLimit": "512Mi"}, {"sizeLimit": "2Ti"}, "sizeLimit must be a whole number from 1 on"),
+    Rule("spec.startupDeadline", "1h30m", "1h30", "startupDeadline must be a duration from 10s to 24h"),
+    Rule("spec.startupDeadline", "24h", "25h", "startupDeadline must be a duration from 10s to 24h"),
+    Rule("spec.startupDeadline", "10s", "500ms", "startupDeadline must be a duration from 10s to 24h"),
+    Rule("spec.env", ..., [{"name": "A", "value": "b"}], 'unknown field "spec.env"'),
+    Rule("status", ..., {"services": 1}, 'unknown field "status"'),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "good", "bad", "sentence"), RULES, ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
-def test_every_rule_takes_what_is_right_and_says_what_is_wrong(
-    api: Any, manifests: Any, path: str, good: Any, bad: Any, sentence: str
-) -> None:
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.path)
+def test_every_rule_takes_what_is_right_and_says_what_is_wrong(api: Any, manifests: Any, rule: Rule) -> None:
     sound = manifests.worker_class()
-    taken = sound if good is ... else manifests.changed(sound, path, good)
-    answer = api.create(taken)
+    good = sound if rule.good is ... else manifests.changed(sound, rule.path, rule.good)
+    bad = manifests.changed(sound, rule.path, rule.bad)
+    answer = api.create(good)
     assert answer.status_code == 201, answer.json()["message"]
-    refused = api.create(manifests.changed(sound, path, bad))
-    assert refused.status_code in (400, 422) and sentence in refused.json()["message"], refused.json()["message"]
+    refused = api.create(bad)
+    assert refused.status_code in (400, 422) and rule.sentence in refused.json()["message"], refused.json()["message"]
+    assert lint_text(yaml.safe_dump(good), "good.yaml")[0] == []
+    assert [mistake.field for mistake in lint_text(yaml.safe_dump(bad), "bad.yaml")[0]]
 
 
-@pytest.mark.parametrize(
-    ("field", "good", "bad", "sentence"),
-    [
-        ("className", "gpu", "GPU", "className must be the name of a WorkerClass"),
-        ("resourceClaims", [CLAIM], [{"name": "gpu"}], "a claim needs resourceClaimTemplateName"),
-        ("tmp", {"sizeLimit": "1Gi"}, {}, "spec.worker.tmp.sizeLimit: Required value"),
-        ("sharedMemory", {"sizeLimit": "1Gi"}, {"sizeLimit": "1.5Gi"}, "sizeLimit must be a whole number"),
-        ("startupDeadline", "20m", "20", "startupDeadline must be a duration"),
-        ("serviceAccountName", ..., "default", 'unknown field "spec.worker.serviceAccountName"'),
-    ],
-)
-def test_a_service_may_say_the_same_of_its_workers_but_for_the_account(
-    api: Any, manifests: Any, field: str, good: Any, bad: Any, sentence: str
-) -> None:
-    if good is not ...:
-        assert api.create(manifests.service(worker={field: good})).status_code == 201
-    refused = api.create(manifests.service(worker={field: bad}))
-    assert refused.status_code in (400, 422) and sentence in refused.json()["message"], refused.json()["message"]
+OF_SERVICES = [
+    Rule("className", "gpu", "GPU", "className must be the name of a WorkerClass"),
+    Rule("resourceClaims", [CLAIM], [{"name": "gpu"}], "a claim needs resourceClaimTemplateName"),
+    Rule("tmp", {"sizeLimit": "1Gi"}, {}, "spec.worker.tmp.sizeLimit: Required value"),
+    Rule("sharedMemory", {"sizeLimit": "1Gi"}, {"sizeLimit": "1.5Gi"}, "sizeLimit must be a whole number"),
+    Rule("startupDeadline", "20m", "20", "startupDeadline must be a duration"),
+    Rule("serviceAccountName", ..., "default", 'unknown field "spec.worker.serviceAccountName"'),
+]
+
+
+@pytest.mark.parametrize("rule", OF_SERVICES, ids=lambda rule: rule.path)
+def test_a_service_may_say_the_same_of_its_workers_but_for_the_account(api: Any, manifests: Any, rule: Rule) -> None:
+    if rule.good is not ...:
+        assert api.create(manifests.service(worker={rule.path: rule.good})).status_code == 201
+    refused = api.create(manifests.service(worker={rule.path: rule.bad}))
+    assert refused.status_code in (400, 422) and rule.sentence in refused.json()["message"], refused.json()["message"]
 
 
 def test_class_and_service_together_are_taken_as_a_deployment(api: Any, manifests: Any) -> None:
@@ -89,7 +97,14 @@ def test_class_and_service_together_are_taken_as_a_deployment(api: Any, manifest
     service = Service("default", "digits", "0d0d0d0d-0000-0000-0000-000000000000", 1, parse_spec(answer["spec"]))
     made = with_class(service, WorkerClass.of(klass))
     assert isinstance(made, Service)
-    child = api.create(deployment(made, WorkerIdentity("key", "token"), WorkerSettings(given["image"]), replicas=1))
+    child = api.create(
+        deployment(
+            made,
+            WorkerIdentity("key", "token"),
+            WorkerSettings("offramp/worker-cuda:1", service_account="models"),
+            replicas=1,
+        )
+    )
     assert child.status_code == 201, child.json()["message"]
     pod = child.json()["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["claims"] == [{"name": "gpu"}]
@@ -108,6 +123,6 @@ def test_what_both_may_say_has_one_schema() -> None:
 
     of_class, of_service = properties("workerclasses.yaml"), properties("earlyexitservices.yaml", "worker")
     assert set(of_class) == set(FIELDS)
-    assert set(of_class) - set(of_service) == set(CLASS_ONLY)
+    assert set(of_class) - set(of_service) == {"serviceAccountName"}
     told = {name: str(of_service[name]).replace("this namespace", "the service's namespace").replace('"', "'") for name in of_class if name in of_service}  # fmt: skip
     assert told == {name: str(of_class[name]).replace('"', "'") for name in told}

@@ -49,8 +49,9 @@ def together(given: WorkerClass | None, **worker: Any) -> dict[str, Any]:
 def pod_of(given: WorkerClass | None, **worker: Any) -> Object:
     made = with_class(service(**worker), given)
     assert isinstance(made, Service), made
-    image = given.image if given is not None else ""
-    settings = WorkerSettings(image or "offramp/worker:1")
+    settings = WorkerSettings("offramp/worker:1")
+    if given is not None:
+        settings = replace(settings, image=given.image or settings.image, service_account=given.service_account)
     template: Object = deployment(made, WorkerIdentity("key", "token"), settings, replicas=1)["spec"]["template"]
     return template
 

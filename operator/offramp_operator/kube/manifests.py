@@ -79,7 +79,7 @@ TMP_SIZE = "64Mi"  # what libraries write besides; spec.worker.tmp says otherwis
 IN_FLIGHT_METRIC = "earlyexit_inflight"  # of the workers' /metrics; an adapter serves it as a metric of pods
 POD_FIELDS = (
     "imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName", "schedulerName",
-    "resourceClaims", "serviceAccountName",
+    "resourceClaims",
 )  # fmt: skip
 DEVICE_FIELDS = (
     "nodeSelector",
@@ -140,7 +140,8 @@ class WorkerSettings:
 
     ``admin_from`` are the pods that alone may reach admin ports; None makes no NetworkPolicy. With ``allow_egress`` the policy
     leaves alone what workers connect to. ``image`` fetches bundles even where a service runs another one: only the administrator's
-    own program sees credentials and decides on addresses. ``pull_secrets`` are for services that name none themselves.
+    own program sees credentials and decides on addresses. ``pull_secrets`` are for services that name none themselves, ``service_account`` is
+    what a WorkerClass gives to pods; without one they have the namespace's default.
     """
 
     image: str
@@ -148,6 +149,7 @@ class WorkerSettings:
     allow_egress: bool = False
     delivery: DeliverySettings = DeliverySettings()
     pull_secrets: tuple[str, ...] = ()
+    service_account: str = ""
 
 
 def model_name(service: str) -> str:
@@ -591,7 +593,8 @@ def _given(service: Service, settings: WorkerSettings) -> Object:
     """What the spec says of pods, and the administrator where it says nothing."""
     secrets: Object = {"imagePullSecrets": [{"name": name} for name in settings.pull_secrets]}
     worker = service.spec.worker
-    return (secrets if settings.pull_secrets else {}) | {name: worker[name] for name in POD_FIELDS if worker.get(name)}
+    given = (secrets if settings.pull_secrets else {}) | {name: worker[name] for name in POD_FIELDS if worker.get(name)}
+    return given | ({"serviceAccountName": settings.service_account} if settings.service_account else {})
 
 
 def _trainer_given(service: Service, settings: WorkerSettings) -> Object:

@@ -15,17 +15,17 @@ from offramp_core.control.snapshot import Trouble
 from offramp_core.reasons import Reason
 from offramp_operator.kube.kinds import Object, name_of, uid_of
 
-CLASS_ONLY = ("serviceAccountName",)
-"""What a class may say and no service: being allowed to edit a service never grants more than serving."""
+ADMINISTRATORS = ("image", "serviceAccountName")
+"""What takes the place of the operator's own settings, and is never taken from a service's words."""
 FIELDS = (
     "image", "imagePullPolicy", "imagePullSecrets", "resources", "resourceClaims", "nodeSelector", "tolerations", "priorityClassName",
-    "runtimeClassName", "schedulerName", "tmp", "sharedMemory", "startupDeadline", *CLASS_ONLY,
+    "runtimeClassName", "schedulerName", "tmp", "sharedMemory", "startupDeadline", "serviceAccountName",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerClass:
-    """One class; ``mark`` differs for every content that it has had. ``image`` takes the place of the operator's own."""
+    """One class; ``mark`` differs for every content that it has had."""
 
     name: str
     mark: str
@@ -41,27 +41,28 @@ class WorkerClass:
     def image(self) -> str:
         return str(self.fields.get("image", ""))
 
+    @property
+    def service_account(self) -> str:
+        return str(self.fields.get("serviceAccountName", ""))
+
 
 class ContradictionError(ValueError):
     """Class and service say two things about one field; the message is its path."""
 
 
 def with_class(service: Service, found: WorkerClass | None) -> Service | Trouble:
-    """The service with what its class adds to ``spec.worker``; without a class what only a class may say is taken out."""
-    own = {name: value for name, value in service.spec.worker.items() if name not in CLASS_ONLY}
+    """The service with what its class adds to ``spec.worker``."""
+    own = service.spec.worker
     if found is None:
-        return service if len(own) == len(service.spec.worker) else _with(service, own)
+        return service
     if found.image and own.get("image"):
         return _contradiction(found.name, "image")
-    fields = {name: value for name, value in found.fields.items() if name != "image"}
+    fields = {name: value for name, value in found.fields.items() if name not in ADMINISTRATORS}
     try:
-        return _with(service, own | {name: _sum(value, own.get(name), name) for name, value in fields.items()})
+        both = {name: _sum(value, own.get(name), name) for name, value in fields.items()}
     except ContradictionError as error:
         return _contradiction(found.name, str(error))
-
-
-def _with(service: Service, worker: Mapping[str, Any]) -> Service:
-    return replace(service, spec=replace(service.spec, worker=worker))
+    return replace(service, spec=replace(service.spec, worker={**own, **both}))
 
 
 def _sum(given: Any, own: Any, path: str) -> Any:

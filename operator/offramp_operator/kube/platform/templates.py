@@ -38,7 +38,11 @@ class Templates:
 
     def settings(self, memory: Memory) -> manifests.WorkerSettings:
         """What the administrator decided, with the image that the service's turn has come for."""
-        return replace(self._workers, image=memory.image or self._asked(memory))
+        return self._settings(memory, memory.image or self._asked(memory))
+
+    def _settings(self, memory: Memory, image: str) -> manifests.WorkerSettings:
+        account = memory.worker_class.service_account if memory.worker_class is not None else ""
+        return replace(self._workers, image=image, service_account=account)
 
     def _asked(self, memory: Memory) -> str:
         """The image that the administrator asks for: that of the service's class, where it has one."""
@@ -79,7 +83,7 @@ class Templates:
         known = memory.templates.get((trial, image))
         if known is None or known[0] != made_of:
             try:
-                settings = replace(self._workers, image=image)
+                settings = self._settings(memory, image)
                 known = made_of, manifests.template_digest(service, settings, trial=trial)
             except InvalidSpecError:
                 known = made_of, None
