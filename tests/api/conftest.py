@@ -89,7 +89,8 @@ def path_of(manifest: dict[str, Any], *, named: bool = True) -> str:
     parts = ["api" if api == "v1" else "apis", api]
     if manifest["kind"] not in CLUSTER_SCOPED:
         parts += ["namespaces", metadata.get("namespace", "default")]
-    parts.append(PLURALS[manifest["kind"]])
+    kind = manifest["kind"]
+    parts.append(PLURALS.get(kind, f"{kind.lower()}s"))
     return "/" + "/".join([*parts, metadata["name"]] if named else parts)
 
 
