@@ -35,7 +35,9 @@ SampledAnswers = Literal["Exact", "Lossy"]
 Judged = Output | Literal["ExactAnswer", "TokenF1", "RougeL"]
 GENERATED = tuple(str(output) for output in Generated)  # outputs that are about generated answers
 
-_DURATION = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h)$")
+_PART = r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h)"
+_DURATION = re.compile(rf"^(?:{_PART})+$")
+_DURATION_PART = re.compile(_PART)
 _UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 FETCHED = ("https://", "s3://")
@@ -224,6 +226,11 @@ class ServiceSpec:
         return self.model_uri.startswith(FETCHED)
 
     @property
+    def class_name(self) -> str:
+        """The WorkerClass that workers are made of; empty without one."""
+        return str(self.worker.get("className") or "")
+
+    @property
     def may_move(self) -> bool:
         """Whether another bundle may lie at the URI tomorrow and nothing in the spec would notice."""
         return (
@@ -246,11 +253,10 @@ class ServiceSpec:
 
 
 def parse_duration(text: Any, field_name: str) -> float:
-    """``40ms``, ``1.5s``, ``2h`` → seconds."""
-    match = _DURATION.match(text) if isinstance(text, str) else None
-    if match is None:
-        raise InvalidSpecError(field_name, f"{text!r} is not a duration; write for example 40ms, 1.5s or 2h")
-    return float(match[1]) * _UNIT_SECONDS[match[2]]
+    """``40ms``, ``1.5s``, ``1h30m`` → seconds."""
+    if not isinstance(text, str) or not _DURATION.match(text):
+        raise InvalidSpecError(field_name, f"{text!r} is not a duration; write for example 40ms, 1.5s or 1h30m")
+    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
 
 
 def parse_size(text: Any, field_name: str) -> int:
@@ -391,7 +397,7 @@ def parse_spec(value: Any) -> ServiceSpec:
         replicas=spec.integer("replicas", 1, low=0, high=MAX_REPLICAS),
         autoscaling=_autoscaling(spec),
         suspend=spec.boolean("suspend", default=False),
-        worker=spec.mapping("worker"),
+        worker=_worker(spec),
     )
 
 
@@ -647,6 +653,14 @@ def _parent(value: Any, where: str) -> tuple[tuple[str, str | int], ...]:
     if "port" in reader.value:
         reader.integer("port", None, low=1, high=65535)
     return tuple(sorted(reader.value.items()))
+
+
+def _worker(spec: _Reader) -> Mapping[str, Any]:
+    worker = spec.mapping("worker")
+    class_name = worker.get("className")
+    if class_name is not None and not (isinstance(class_name, str) and _OBJECT_NAME.match(class_name)):
+        raise InvalidSpecError(spec.path("worker.className"), f"must name a WorkerClass; got {class_name!r}")
+    return worker
 
 
 def _autoscaling(spec: _Reader) -> Autoscaling | None:
