@@ -15,7 +15,6 @@ FUNCTION, CLASS = 60, 300
 LONGER = {
     "test_path": 75,
     "records_from_arrays": 75,
-    "GenerationDesk": 388,
 }
 
 
