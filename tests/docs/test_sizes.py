@@ -15,14 +15,13 @@ FUNCTION, CLASS = 60, 300
 LONGER = {
     "test_path": 75,
     "look": 68,
-    "parse_spec": 73,
+    "parse_spec": 78,
     "records_from_arrays": 75,
     "best_plan": 81,
     "serve_stream": 69,
     "GenerationDesk": 388,
     "KubePlatform": 736,
     "Operator": 302,
-    "PlanDesk": 301,
     "Reconciler": 307,
 }
 

@@ -21,6 +21,7 @@ from offramp_worker.engine.tickets import Ticket
 from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk
+from offramp_worker.plans.classifier import ClassifierPlans
 from offramp_worker.plans.memory import PlanMemory
 from offramp_worker.plans.poll import PlanFile
 from offramp_worker.settings import Settings
@@ -81,7 +82,10 @@ class Worker:
             log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
         if settings.public_key is not None:
             self.desk = PlanDesk(
-                engine, public_key=settings.public_key, service_uid=settings.service_uid, memory=self.memory
+                ClassifierPlans(engine),
+                public_key=settings.public_key,
+                service_uid=settings.service_uid,
+                memory=self.memory,
             )
             if settings.plan_file is not None:
                 self._plan_file = PlanFile(settings.plan_file, self.desk, poll_seconds=settings.poll_seconds)
