@@ -19,7 +19,6 @@ LONGER = {
     "records_from_arrays": 75,
     "best_plan": 81,
     "serve_stream": 69,
-    "GenerationDesk": 388,
     "KubePlatform": 736,
     "Operator": 302,
     "Reconciler": 307,

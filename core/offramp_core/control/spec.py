@@ -13,9 +13,9 @@ from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
-from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
-from offramp_core.plan import MAX_ACTIVE_RAMPS, PRECISIONS, Execution, Precision, RampThreshold
+from offramp_core.plan import MAX_ACTIVE_RAMPS, Execution, RampThreshold
+from offramp_core.precision import EXACT, Precision, check_precision
 from offramp_core.protocol import class_of, class_slice, slice_number
 from offramp_core.task import TASKS, Output
 
@@ -232,9 +232,9 @@ class ServiceSpec:
         return key + "".join(f"/{s.name}={s.max_disagreement:g}" for s in self.slices)
 
     @property
-    def precisions(self) -> tuple[Precision, ...]:
-        """Precisions of the backbone that a plan may run at."""
-        return PRECISIONS if self.precision == "Auto" else (EXACT,)
+    def precisions(self) -> tuple[Precision, ...] | None:
+        """Precisions of the backbone that a plan may run at; None: any that the bundle has."""
+        return None if self.precision == "Auto" else (EXACT,)
 
 
 def parse_duration(text: Any, field_name: str) -> float:
@@ -442,7 +442,10 @@ def _pin(ramps: _Reader, mode: Mode, allowed: AllowedPrecision) -> Pin | None:
     if mode != "Pinned":
         return None
     pin = ramps.section("pin", {"ramps", "rampSetDigest", "precision"})
-    precision = cast(Precision, pin.choice("precision", PRECISIONS, EXACT))
+    try:
+        precision = check_precision(pin.get("precision", EXACT))
+    except InvalidArgumentError as error:
+        raise InvalidSpecError(pin.path("precision"), str(error)) from error
     if precision != EXACT and allowed == "Exact":
         raise InvalidSpecError(pin.path("precision"), f"is {precision}; ramps.precision Exact allows {EXACT} alone")
     entries, fewest = pin.get("ramps"), 1 if precision == EXACT else 0

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offramp_core.columns import EXACT
 from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.evidence.slow import BatchShape, SlowLimits
 from offramp_core.execution import Regrouping
 from offramp_core.plan import NAME_HASH_LENGTH, Plan
+from offramp_core.precision import EXACT
 from offramp_core.protocol import PlanDocument
 from offramp_core.uncertainty import ExitTest
 from offramp_worker.engine.breaker import Breaker

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offramp_core.batching import MAX_BATCH
-from offramp_core.columns import EXACT
 from offramp_core.costs import CostTable
 from offramp_core.errors import InvalidBundleError, PlanRefusedError
 from offramp_core.execution import Regrouping, carries_on
@@ -48,7 +47,7 @@ class ClassifierPlans(PlanTarget):
 
     @property
     def precisions(self) -> Sequence[str]:
-        return [EXACT, *(p.name for p in self._engine.bundle.manifest.precisions)]
+        return [spec.name for spec in self._engine.bundle.manifest.backbones]
 
     @property
     def columns(self) -> Sequence[RampInfo]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from offramp_core.columns import EXACT, chain
+from offramp_core.columns import chain
 from offramp_core.errors import InvalidArgumentError, PlanRefusedError
 from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.evidence.slow import told_limits
@@ -111,7 +111,7 @@ class PlanTarget(ABC):
                 Reason.DIGEST_MISMATCH,
                 f"backboneDigest is {plan.backbone_digest}; this worker has loaded {self.backbone_digest}",
             )
-        if plan.precision not in (EXACT, *self.precisions):
+        if plan.precision not in self.precisions:
             raise PlanRefusedError(
                 Reason.UNSUPPORTED,
                 f"precision {plan.precision} is not in the loaded bundle, which has {list(self.precisions)}",
