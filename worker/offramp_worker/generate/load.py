@@ -51,7 +51,7 @@ def load_generation(folder: Path, *, threads: int, cache_bytes: int) -> Loaded:
     """See :class:`offramp_worker.generate.seam.Loader`."""
     manifest = read_manifest(folder)
     check_content(folder, manifest)
-    read_profile(folder)
+    profile = read_profile(folder)
     tokenizer = _tokenizer(folder, manifest)
     common = {name: (np.float32, shape) for name, shape in common_shapes(manifest.architecture).items()}
     shared = read_tensors(folder / COMMON_FILE, common)
@@ -61,7 +61,10 @@ def load_generation(folder: Path, *, threads: int, cache_bytes: int) -> Loaded:
         decoders[variant.name] = open_decoder(folder, manifest, variant, shared, threads=threads)
         probe.check(variant.name, decoders[variant.name])
     engine = LlamaEngine(
-        manifest.bundle(), decoders, cache_bytes=cache_bytes, check=lambda: probe.check(REFERENCE, decoders[REFERENCE])
+        manifest.bundle(profile),
+        decoders,
+        cache_bytes=cache_bytes,
+        check=lambda: probe.check(REFERENCE, decoders[REFERENCE]),
     )
     return Loaded(engine.bundle, engine, tokenizer)
 

@@ -76,12 +76,14 @@ class GenerationManifest:
         content = [asdict(self.architecture), self.end_tokens, self.begin_tokens, [asdict(v) for v in self.variants], [asdict(d) for d in self.drafts], files]  # fmt: skip
         return "sha256:" + hashlib.sha256(canonical_json(content)).hexdigest()
 
-    def bundle(self) -> GenerationBundle:
+    def bundle(self, profile: GenerationProfile) -> GenerationBundle:
         """What doors and the desk are told."""
         a = self.architecture
+        seconds = {name: by_tokens.get("1", 0.0) for name, by_tokens in profile.variants.items()}
         return GenerationBundle(
             name=self.name, digest=self.digest, context_length=a.context_length, vocabulary=a.vocabulary, end_tokens=self.end_tokens,
-            variants=tuple(VariantSpec(v.name, weight_bytes(a, v), v.method) for v in self.variants), drafts=self.drafts,
+            variants=tuple(VariantSpec(v.name, weight_bytes(a, v), v.method, seconds.get(v.name, 0.0)) for v in self.variants),
+            drafts=self.drafts,
             begin_tokens=self.begin_tokens, cache_bytes_per_token=a.cache_bytes_per_token, created=self.created,
         )  # fmt: skip
 
