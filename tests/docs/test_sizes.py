@@ -15,7 +15,7 @@ FUNCTION, CLASS = 60, 300
 LONGER = {
     "test_path": 75,
     "look": 68,
-    "parse_spec": 78,
+    "parse_spec": 91,
     "records_from_arrays": 75,
     "best_plan": 81,
     "serve_stream": 69,
