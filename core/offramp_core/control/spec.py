@@ -42,6 +42,11 @@ _UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 FETCHED = ("https://", "s3://")
 MODEL_FIELDS = {"uri", "digest", "archiveDigest", "endpoint", "region", "secretRef"}
+_ACCURACY_FIELDS = {"maxDisagreement", "maxLoss", "confidence", "output", "answerPattern", "sampledAnswers"}
+_ACCURACY_FIELDS |= {"slices", "classes", "everyClass"}
+_RAMPS_FIELDS = {"mode", "maxOverhead", "maxActive", "holdback", "precision", "training", "store", "pin"}
+_ROLLOUT_FIELDS = {"promotion", "onInconclusive", "confidence", "stepDeadline", "cooldown"}
+_ROLLOUT_FIELDS |= {"rollbackWindow", "historyLimit", "steps"}
 _OBJECT_NAME = re.compile(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
 _NAMESPACE = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 _URI = re.compile(
@@ -321,76 +326,21 @@ def parse_spec(value: Any) -> ServiceSpec:
         {"model", "objective", "ramps", "execution", "batching", "deadlineAnswers", "predictionCache", "feedback", "protocols", "rollout", "updatePolicy", "replicas", "autoscaling", "suspend", "worker"},
     )  # fmt: skip
     model = _model(spec.section("model", MODEL_FIELDS, required=True))
-    objective = spec.section("objective", {"latency", "accuracy"}, required=True)
-    latency = objective.section("latency", {"percentile", "threshold"}, required=True)
-    accuracy = objective.section(
-        "accuracy",
-        {
-            "maxDisagreement",
-            "maxLoss",
-            "confidence",
-            "output",
-            "answerPattern",
-            "sampledAnswers",
-            "slices",
-            "classes",
-            "everyClass",
-        },
-        required=True,
-    )
-    output = cast(Judged, accuracy.choice("output", (*TASKS, *GENERATED), "Top1"))
-    slices = (*_slices(accuracy), *_classes(accuracy))
-    if output != "Top1" and any(s.predicted is not None for s in slices):
-        field_name = accuracy.path("everyClass" if "everyClass" in accuracy.value else "classes")
-        raise InvalidSpecError(field_name, f"is of answers that name a class, and output is {output}; remove it")
-    ramps = spec.section(
-        "ramps", {"mode", "maxOverhead", "maxActive", "holdback", "precision", "training", "store", "pin"}
-    )
-    mode = cast(Mode, ramps.choice("mode", get_args(Mode), "Auto"))
-    precision = cast(AllowedPrecision, ramps.choice("precision", get_args(AllowedPrecision), "Auto"))
+    objective = _objective(spec.section("objective", {"latency", "accuracy"}, required=True))
+    ramps = _ramps(spec.section("ramps", _RAMPS_FIELDS))
     execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
+    batching = spec.section("batching", {"policy"}).choice("policy", get_args(BatchingPolicy), "Offramp")
     return ServiceSpec(
         **model,
-        latency_percentile=latency.integer("percentile", 95, low=50, high=99),
-        latency_seconds=_positive(
-            parse_duration(latency.get("threshold"), latency.path("threshold")), latency.path("threshold")
-        ),
-        max_disagreement=_budget(accuracy, output),
-        confidence=accuracy.decimal("confidence", "0.95", low="0.5", high="1", exclude_low=True, exclude_high=True),
-        output=output,
-        **_generated(accuracy, output),
-        slices=slices,
-        mode=mode,
-        max_overhead=ramps.decimal("maxOverhead", "0.05", low="0", high="1", exclude_low=True),
-        max_active=ramps.integer("maxActive", 3, low=1, high=MAX_ACTIVE_RAMPS),
-        holdback=ramps.decimal("holdback", "0.02", low="0", high="0.5"),
-        precision=precision,
-        training=cast(Training, ramps.choice("training", get_args(Training), "Prepared")),
-        store_claim=_store_claim(ramps),
-        pin=_pin(ramps, mode, precision),
+        **objective,
+        **ramps,
         execution=execution,
-        batching=cast(
-            BatchingPolicy, spec.section("batching", {"policy"}).choice("policy", get_args(BatchingPolicy), "Offramp")
-        ),
+        batching=cast(BatchingPolicy, batching),
         deadline_answers=_deadline_answers(spec, execution),
         cache_bytes=_cache_bytes(spec, execution),
         feedback_answers=_feedback_answers(spec),
         protocols=_protocols(spec),
-        rollout=_rollout(
-            spec.section(
-                "rollout",
-                {
-                    "promotion",
-                    "onInconclusive",
-                    "confidence",
-                    "stepDeadline",
-                    "cooldown",
-                    "rollbackWindow",
-                    "historyLimit",
-                    "steps",
-                },
-            )
-        ),
+        rollout=_rollout(spec.section("rollout", _ROLLOUT_FIELDS)),
         update_policy=_update_policy(
             spec.section("updatePolicy", {"type", "surgeDeadline", "recreateDeadline", "sideBySide"})
         ),
@@ -399,6 +349,43 @@ def parse_spec(value: Any) -> ServiceSpec:
         suspend=spec.boolean("suspend", default=False),
         worker=_worker(spec),
     )
+
+
+def _objective(objective: _Reader) -> dict[str, Any]:
+    """How fast and how right: latency, budgets, and what an answer is."""
+    latency = objective.section("latency", {"percentile", "threshold"}, required=True)
+    accuracy = objective.section("accuracy", _ACCURACY_FIELDS, required=True)
+    output = cast(Judged, accuracy.choice("output", (*TASKS, *GENERATED), "Top1"))
+    slices = (*_slices(accuracy), *_classes(accuracy))
+    if output != "Top1" and any(s.predicted is not None for s in slices):
+        field_name = accuracy.path("everyClass" if "everyClass" in accuracy.value else "classes")
+        raise InvalidSpecError(field_name, f"is of answers that name a class, and output is {output}; remove it")
+    threshold = latency.path("threshold")
+    return {
+        "latency_percentile": latency.integer("percentile", 95, low=50, high=99),
+        "latency_seconds": _positive(parse_duration(latency.get("threshold"), threshold), threshold),
+        "max_disagreement": _budget(accuracy, output),
+        "confidence": accuracy.decimal("confidence", "0.95", low="0.5", high="1", exclude_low=True, exclude_high=True),
+        "output": output,
+        "slices": slices,
+        **_generated(accuracy, output),
+    }
+
+
+def _ramps(ramps: _Reader) -> dict[str, Any]:
+    """How exits are chosen, and what a plan may cost."""
+    mode = cast(Mode, ramps.choice("mode", get_args(Mode), "Auto"))
+    precision = cast(AllowedPrecision, ramps.choice("precision", get_args(AllowedPrecision), "Auto"))
+    return {
+        "mode": mode,
+        "max_overhead": ramps.decimal("maxOverhead", "0.05", low="0", high="1", exclude_low=True),
+        "max_active": ramps.integer("maxActive", 3, low=1, high=MAX_ACTIVE_RAMPS),
+        "holdback": ramps.decimal("holdback", "0.02", low="0", high="0.5"),
+        "precision": precision,
+        "training": ramps.choice("training", get_args(Training), "Prepared"),
+        "store_claim": _store_claim(ramps),
+        "pin": _pin(ramps, mode, precision),
+    }
 
 
 def _model(model: _Reader) -> dict[str, Any]:
