@@ -22,6 +22,7 @@ from fastapi import FastAPI
 
 import offramp_worker
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
+from offramp_worker.bundle.task import GENERATE, declared_task
 from offramp_worker.feedback import Feedback
 from offramp_worker.front import Front
 from offramp_worker.http.admin import admin_app
@@ -97,6 +98,12 @@ def run(settings: Settings, *, stay_up_broken: bool) -> None:
         Every run failed for too long; it has drained.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    if declared_task(settings.bundle) == GENERATE:
+        from offramp_worker.generate.load import load_generation  # both need this module
+        from offramp_worker.generate.serve import serve_generation
+
+        uvloop.run(serve_generation(settings, stay_up_broken=stay_up_broken, load=load_generation))
+        return
     uvloop.run(serve(settings, stay_up_broken=stay_up_broken))
 
 

@@ -14,6 +14,8 @@ from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
+from offramp_core.generation.losses import Output as Generated
+from offramp_core.generation.losses import answer_pattern
 from offramp_core.plan import MAX_ACTIVE_RAMPS, Execution, RampThreshold
 from offramp_core.precision import EXACT, Precision, check_precision
 from offramp_core.protocol import class_of, class_slice, slice_number
@@ -29,6 +31,9 @@ DeadlineAnswers = Literal["OnRequest", "Always"]
 Protocol = Literal["HTTP", "GRPC"]
 UpdateType = Literal["Auto", "Availability", "ResourceAware", "Recreate"]
 NoExitFloor = Literal["Reserve", "PreScale", "None"]
+SampledAnswers = Literal["Exact", "Lossy"]
+Judged = Output | Literal["ExactAnswer", "TokenF1", "RougeL"]
+GENERATED = tuple(str(output) for output in Generated)  # outputs that are about generated answers
 
 _PART = r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h)"
 _DURATION = re.compile(rf"^(?:{_PART})+$")
@@ -37,6 +42,11 @@ _UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 FETCHED = ("https://", "s3://")
 MODEL_FIELDS = {"uri", "digest", "archiveDigest", "endpoint", "region", "secretRef"}
+_ACCURACY_FIELDS = {"maxDisagreement", "maxLoss", "confidence", "output", "answerPattern", "sampledAnswers"}
+_ACCURACY_FIELDS |= {"slices", "classes", "everyClass"}
+_RAMPS_FIELDS = {"mode", "maxOverhead", "maxActive", "holdback", "precision", "training", "store", "pin"}
+_ROLLOUT_FIELDS = {"promotion", "onInconclusive", "confidence", "stepDeadline", "cooldown"}
+_ROLLOUT_FIELDS |= {"rollbackWindow", "historyLimit", "steps"}
 _OBJECT_NAME = re.compile(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
 _NAMESPACE = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 _URI = re.compile(
@@ -189,7 +199,9 @@ class ServiceSpec:
     model_secret: str | None = None
     latency_percentile: float = 95
     confidence: float = 0.95
-    output: Output = "Top1"
+    output: Judged = "Top1"
+    answer_pattern: str = ""
+    sampled_answers: SampledAnswers = "Exact"
     slices: tuple[SliceObjective, ...] = ()
     mode: Mode = "Auto"
     max_overhead: float = 0.05
@@ -242,6 +254,7 @@ class ServiceSpec:
         key = f"{self.max_disagreement:g}/{self.confidence:g}/{self.max_overhead:g}/{self.max_active}/{self.execution}"
         key = key if self.precision == "Auto" else f"{key}/{self.precision}"
         key = key if self.output == "Top1" else f"{key}/{self.output}"
+        key = f"{key}/{self.answer_pattern}" if self.answer_pattern else key
         return key + "".join(f"/{s.name}={s.max_disagreement:g}" for s in self.slices)
 
     @property
@@ -279,6 +292,33 @@ def check_name(name: Any) -> str:
     return name
 
 
+def _budget(accuracy: _Reader, output: Judged) -> float:
+    """The largest share of answers that may differ, or of generated ones the largest mean loss."""
+    name, other = ("maxLoss", "maxDisagreement") if output in GENERATED else ("maxDisagreement", "maxLoss")
+    if other in accuracy.value:
+        raise InvalidSpecError(accuracy.path(other), f"is not the budget of output {output}; set {name}")
+    return accuracy.decimal(name, None, low="0", high="0.5", exclude_low=True)
+
+
+def _generated(accuracy: _Reader, output: Judged) -> dict[str, Any]:
+    """What only a budget of generated answers says."""
+    for name in ("answerPattern", "sampledAnswers"):
+        if name in accuracy.value and output not in GENERATED:
+            raise InvalidSpecError(
+                accuracy.path(name), f"is about generated answers, and output is {output}; remove it"
+            )
+    pattern = accuracy.get("answerPattern") or ""
+    if pattern and output != "ExactAnswer":
+        raise InvalidSpecError(accuracy.path("answerPattern"), f"needs output ExactAnswer, and output is {output}")
+    if pattern:
+        try:
+            answer_pattern(str(pattern))
+        except InvalidArgumentError as error:
+            raise InvalidSpecError(accuracy.path("answerPattern"), str(error)) from error
+    sampled = accuracy.choice("sampledAnswers", get_args(SampledAnswers), "Exact")
+    return {"answer_pattern": str(pattern), "sampled_answers": cast(SampledAnswers, sampled)}
+
+
 def parse_spec(value: Any) -> ServiceSpec:
     """Parse and check ``EarlyExitService.spec``.
 
@@ -292,63 +332,21 @@ def parse_spec(value: Any) -> ServiceSpec:
         {"model", "objective", "ramps", "execution", "batching", "deadlineAnswers", "predictionCache", "feedback", "protocols", "rollout", "updatePolicy", "replicas", "autoscaling", "suspend", "worker"},
     )  # fmt: skip
     model = _model(spec.section("model", MODEL_FIELDS, required=True))
-    objective = spec.section("objective", {"latency", "accuracy"}, required=True)
-    latency = objective.section("latency", {"percentile", "threshold"}, required=True)
-    accuracy = objective.section(
-        "accuracy", {"maxDisagreement", "confidence", "output", "slices", "classes", "everyClass"}, required=True
-    )
-    output = cast(Output, accuracy.choice("output", tuple(TASKS), "Top1"))
-    slices = (*_slices(accuracy), *_classes(accuracy))
-    if output != "Top1" and any(s.predicted is not None for s in slices):
-        field_name = accuracy.path("everyClass" if "everyClass" in accuracy.value else "classes")
-        raise InvalidSpecError(field_name, f"is of answers that name a class, and output is {output}; remove it")
-    ramps = spec.section(
-        "ramps", {"mode", "maxOverhead", "maxActive", "holdback", "precision", "training", "store", "pin"}
-    )
-    mode = cast(Mode, ramps.choice("mode", get_args(Mode), "Auto"))
-    precision = cast(AllowedPrecision, ramps.choice("precision", get_args(AllowedPrecision), "Auto"))
+    objective = _objective(spec.section("objective", {"latency", "accuracy"}, required=True))
+    ramps = _ramps(spec.section("ramps", _RAMPS_FIELDS))
     execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
+    batching = spec.section("batching", {"policy"}).choice("policy", get_args(BatchingPolicy), "Offramp")
     return ServiceSpec(
         **model,
-        latency_percentile=_percentile(latency),
-        latency_seconds=_positive(
-            parse_duration(latency.get("threshold"), latency.path("threshold")), latency.path("threshold")
-        ),
-        max_disagreement=accuracy.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True),
-        confidence=accuracy.decimal("confidence", "0.95", low="0.5", high="1", exclude_low=True, exclude_high=True),
-        output=output,
-        slices=slices,
-        mode=mode,
-        max_overhead=ramps.decimal("maxOverhead", "0.05", low="0", high="1", exclude_low=True),
-        max_active=ramps.integer("maxActive", 3, low=1, high=MAX_ACTIVE_RAMPS),
-        holdback=ramps.decimal("holdback", "0.02", low="0", high="0.5"),
-        precision=precision,
-        training=cast(Training, ramps.choice("training", get_args(Training), "Prepared")),
-        store_claim=_store_claim(ramps),
-        pin=_pin(ramps, mode, precision),
+        **objective,
+        **ramps,
         execution=execution,
-        batching=cast(
-            BatchingPolicy, spec.section("batching", {"policy"}).choice("policy", get_args(BatchingPolicy), "Offramp")
-        ),
+        batching=cast(BatchingPolicy, batching),
         deadline_answers=_deadline_answers(spec, execution),
         cache_bytes=_cache_bytes(spec, execution),
         feedback_answers=_feedback_answers(spec),
         protocols=_protocols(spec),
-        rollout=_rollout(
-            spec.section(
-                "rollout",
-                {
-                    "promotion",
-                    "onInconclusive",
-                    "confidence",
-                    "stepDeadline",
-                    "cooldown",
-                    "rollbackWindow",
-                    "historyLimit",
-                    "steps",
-                },
-            )
-        ),
+        rollout=_rollout(spec.section("rollout", _ROLLOUT_FIELDS)),
         update_policy=_update_policy(
             spec.section("updatePolicy", {"type", "surgeDeadline", "recreateDeadline", "sideBySide"})
         ),
@@ -368,6 +366,43 @@ def _percentile(latency: _Reader) -> float:
         hint = f'must be a whole number or a quoted decimal from 50 to 99.999, such as 95 or "99.9"; got {value!r}'
         raise InvalidSpecError(latency.path("percentile"), hint)
     return float(value)
+
+
+def _objective(objective: _Reader) -> dict[str, Any]:
+    """How fast and how right: latency, budgets, and what an answer is."""
+    latency = objective.section("latency", {"percentile", "threshold"}, required=True)
+    accuracy = objective.section("accuracy", _ACCURACY_FIELDS, required=True)
+    output = cast(Judged, accuracy.choice("output", (*TASKS, *GENERATED), "Top1"))
+    slices = (*_slices(accuracy), *_classes(accuracy))
+    if output != "Top1" and any(s.predicted is not None for s in slices):
+        field_name = accuracy.path("everyClass" if "everyClass" in accuracy.value else "classes")
+        raise InvalidSpecError(field_name, f"is of answers that name a class, and output is {output}; remove it")
+    threshold = latency.path("threshold")
+    return {
+        "latency_percentile": _percentile(latency),
+        "latency_seconds": _positive(parse_duration(latency.get("threshold"), threshold), threshold),
+        "max_disagreement": _budget(accuracy, output),
+        "confidence": accuracy.decimal("confidence", "0.95", low="0.5", high="1", exclude_low=True, exclude_high=True),
+        "output": output,
+        "slices": slices,
+        **_generated(accuracy, output),
+    }
+
+
+def _ramps(ramps: _Reader) -> dict[str, Any]:
+    """How exits are chosen, and what a plan may cost."""
+    mode = cast(Mode, ramps.choice("mode", get_args(Mode), "Auto"))
+    precision = cast(AllowedPrecision, ramps.choice("precision", get_args(AllowedPrecision), "Auto"))
+    return {
+        "mode": mode,
+        "max_overhead": ramps.decimal("maxOverhead", "0.05", low="0", high="1", exclude_low=True),
+        "max_active": ramps.integer("maxActive", 3, low=1, high=MAX_ACTIVE_RAMPS),
+        "holdback": ramps.decimal("holdback", "0.02", low="0", high="0.5"),
+        "precision": precision,
+        "training": ramps.choice("training", get_args(Training), "Prepared"),
+        "store_claim": _store_claim(ramps),
+        "pin": _pin(ramps, mode, precision),
+    }
 
 
 def _model(model: _Reader) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def check_files(path: Path) -> Manifest:
         if "/" in name or name in (".", ".."):
             raise InvalidBundleError(f"{MANIFEST_FILE}: files names {name!r}; a bundle is one flat folder")
         try:
-            with _plain(path / name).open("rb") as file:
+            with plain_file(path / name).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise InvalidBundleError(f"{name}: cannot be read ({error.strerror})") from error
@@ -201,7 +201,7 @@ def _read_manifest(file: Path) -> Manifest:
     try:
         if (size := file.stat().st_size) > MAX_MANIFEST_BYTES:
             raise InvalidBundleError(f"{MANIFEST_FILE}: has {size} bytes; at most {MAX_MANIFEST_BYTES} are read")
-        raw = _plain(file).read_bytes()
+        raw = plain_file(file).read_bytes()
     except OSError as error:
         raise InvalidBundleError(
             f"{MANIFEST_FILE}: cannot be read ({error.strerror}); is {file.parent} a bundle?"
@@ -219,7 +219,7 @@ def _read_manifest(file: Path) -> Manifest:
     return manifest
 
 
-def _plain(file: Path) -> Path:
+def plain_file(file: Path) -> Path:
     """The file, once it is sure that it ends: a device, or a pipe that nobody writes to, would be read for ever."""
     if not stat.S_ISREG(file.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no regular file")
@@ -308,7 +308,7 @@ def _check_place(ramp: RampSpec, manifest: Manifest) -> None:
 
 def _read_member(path: Path, name: str, manifest: Manifest) -> bytes:
     try:
-        raw = _plain(path / name).read_bytes()
+        raw = plain_file(path / name).read_bytes()
     except OSError as error:
         raise InvalidBundleError(
             f"{name}: cannot be read ({error.strerror}); the bundle in {path} is incomplete"
