@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from offramp_core import tuning
-from offramp_core.certify import certificate
+from offramp_core.certify import certificate, p_value
 from offramp_core.certify.betting import betting_p_value
 from offramp_core.certify.expected import Step, expected_path
 from offramp_core.evaluate import Evaluation, answers_agree, evaluate, leave_position, plan_columns
@@ -84,7 +84,7 @@ def leavers(draws: Draws, n: int) -> Evaluation | None:
 
     def passes(step: Step) -> bool:
         k = int((~_agrees(labelled, step)).sum())
-        return certificate.p_value(k, len(labelled), budget=min(BUDGET / share, 1 - 1e-9)) <= level
+        return p_value(k, len(labelled), budget=min(BUDGET / share, 1 - 1e-9)) <= level
 
     return _boldest(draws.pool, path, passes)
 
