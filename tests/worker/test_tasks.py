@@ -189,7 +189,7 @@ def test_a_worker_serves_the_task_with_certified_exits(made: Any, kind: str) -> 
     wrong = tasks.losses(kind, served[own], it.outputs)
     assert block.zero_one is (kind != "hamming")
     if kind == "hamming":  # each counts as an error with the probability of what it lost
-        assert 0 < (wrong % 1 > 0).sum()
+        assert (wrong % 1 > 0).sum() > 0
         assert stats.binomtest(seen.disagreements, len(wrong), wrong.mean()).pvalue > 1e-4
     else:
         assert seen.disagreements == int(wrong.sum())
