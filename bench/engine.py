@@ -34,11 +34,12 @@ from rich.console import Console
 from bench.provenance import provenance
 from bench.subjects import SUBJECTS, make_subject
 from offramp_core.bundle import BatchProfile, ChainProfile, Profile, TensorSpec, column_arrays, profile_arrays
-from offramp_core.columns import EXACT, chain
+from offramp_core.columns import chain
 from offramp_core.costs import CostTable
 from offramp_core.evaluate import evaluate
 from offramp_core.execution import Regrouping
-from offramp_core.plan import Plan, Precision
+from offramp_core.plan import Plan
+from offramp_core.precision import EXACT, Precision
 from offramp_core.records import Records, records_from_arrays
 from offramp_core.search.placement import best_plan
 from offramp_core.task import top_labels

@@ -40,10 +40,11 @@ from bench.load import Traffic
 from bench.openloop import OpenLoopClient, Target, infer
 from bench.provenance import provenance
 from offramp_core.bundle import BatchProfile, Profile
-from offramp_core.columns import EXACT, chain
+from offramp_core.columns import chain
 from offramp_core.costs import CostTable
 from offramp_core.execution import carries_on
 from offramp_core.plan import Execution, Plan, RampThreshold
+from offramp_core.precision import EXACT
 from offramp_core.protocol import ArmPlan, PlanDocument
 from offramp_core.records import ExitCosts, Records
 from offramp_core.search.placement import best_plan

@@ -1,4 +1,4 @@
-"""Pages about the three kinds, from ``crds/*.yaml``: every field with its type, default, limits, rules and meaning."""
+"""Pages about the kinds, from ``crds/*.yaml``: every field with its type, default, limits, rules and meaning."""
 
 from __future__ import annotations
 
@@ -40,6 +40,24 @@ One attempt to go from one plan to another, with its evidence, written by the op
 `spec.paused` and `spec.decision`, which is what `offramp pause`, `resume`, `promote`, `abort` and `approve` do.
 
 `offramp why` explains one in words, `offramp history` lists them.""",
+    "WorkerClass": """\
+What the administrator gives to workers, under a name that services ask for in `spec.worker.className`: image, devices, places, identity.
+It belongs to the whole cluster, and the operator writes nothing to it.
+
+```yaml
+apiVersion: earlyexit.dev/v1alpha1
+kind: WorkerClass
+metadata: {name: gpu}
+spec:
+  image: registry.example.com/offramp/worker-cuda:0.2.0
+  runtimeClassName: nvidia
+  resources: {limits: {nvidia.com/gpu: "1"}}
+  nodeSelector: {accelerator: l4}
+  tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]
+```
+
+Maps and lists of class and service add up; a field that both have must say the same (`WorkerClassContradicted`). While a class is missing, workers
+that serve go on as they are (`WorkerClassNotFound`). A change of a class goes [from service to service](../upgrade.md) as a new worker image does.""",
 }
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 import offramp_worker.prepare
 from bench.load import Traffic
 from offramp_core.bundle import MANIFEST_FILE, PROFILE_FILE
-from offramp_core.columns import EXACT
+from offramp_core.precision import EXACT
 from offramp_worker.bundle.load import load_bundle
 from offramp_worker.engine.sessions import Sessions
 

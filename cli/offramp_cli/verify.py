@@ -17,9 +17,10 @@ import yaml
 from offramp_cli.npz import read_npz
 from offramp_core.certify import Certificate, verify_certificate
 from offramp_core.certify.certificate import held_out_rows
-from offramp_core.columns import EXACT, chain, other_precisions
+from offramp_core.columns import chain, other_precisions
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError, InvalidSpecError, OfframpError
 from offramp_core.plan import Plan
+from offramp_core.precision import EXACT
 from offramp_core.records import Records, records_from_arrays
 
 ACCEPTANCE = "canary-acceptance"  # what a canary earned, beside the certificates of tests on records

@@ -24,8 +24,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from offramp_core.columns import EXACT, FINAL_HEAD, final_id
-from offramp_core.plan import Precision, canonical_json
+from offramp_core.columns import FINAL_HEAD, final_id
+from offramp_core.plan import canonical_json
+from offramp_core.precision import EXACT, Precision
 from offramp_core.protocol import RampInfo
 from offramp_core.scale import Scale
 from offramp_core.task import LABEL, Task, TaskSpec, task_of
@@ -106,25 +107,30 @@ class RampSpec:
     head: HeadKind
     channels: int
     hidden: int = 0
-    precision: Literal["", "fp32", "int8"] = ""
+    precision: Precision | Literal[""] = ""
     output: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionSpec:
-    """The backbone at another precision: its graph in ``file``, made by ``method`` (static-percentile, static-entropy, dynamic, ...)."""
+    """The backbone at one precision: its graph in ``file``, made by ``method`` (static-percentile, static-entropy, dynamic, ...)."""
 
     name: Precision
     file: str
     method: str = ""
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is the model as the user gave it, which says what the right answers are."""
+        return self.name == EXACT
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What a bundle says about itself. ``files`` maps every other file to its SHA-256 (hex).
 
-    ``ramps`` are in the order of records: those at the input, those of the fp32 graph, those of each other precision; within
-    these by position. ``scale`` is that of the model's answers, in which its ramps answer too. It changes no label and no decision and is
+    ``ramps`` are in the order of records: those at the input, those of the fp32 graph, those of each other precision as ``precisions``
+    has them; within these by position. ``scale`` is that of the model's answers, in which its ramps answer too. It changes no label and no decision and is
     in no digest; bundles of before there was one have none, and their ramps answer with logits. ``n_classes`` is the width of the output,
     whatever ``task`` says that it means; None is the top label.
     """
@@ -163,9 +169,18 @@ class Manifest:
         """What a request may call the outputs."""
         return OutputNames(tuple(spec.name for spec in self.replies), self.outputs[0].name)
 
-    def precision_of(self, ramp: RampSpec) -> Literal["", "fp32", "int8"]:
+    def precision_of(self, ramp: RampSpec) -> Precision | Literal[""]:
         """Which graph feeds a ramp; empty where it reads the model's input."""
         return ramp.precision or ("" if ramp.tensor == self.inputs[0].name else EXACT)
+
+    @property
+    def backbones(self) -> tuple[PrecisionSpec, ...]:
+        """Every precision of the backbone in the order of records, the reference first. What each costs stands in the profile."""
+        return (PrecisionSpec(EXACT, BACKBONE_FILE), *self.precisions)
+
+    def file_of(self, precision: Precision) -> str:
+        """Name of the file with the backbone at a precision of this bundle."""
+        return next(spec.file for spec in self.backbones if spec.name == precision)
 
     @property
     def columns(self) -> tuple[RampInfo, ...]:

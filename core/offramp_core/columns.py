@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.plan import PRECISIONS, Precision
+from offramp_core.precision import EXACT, Precision, check_precision
 
-EXACT: Precision = "fp32"
 FINAL_HEAD = "final"
 
 
@@ -30,8 +29,12 @@ def final_id(precision: Precision) -> str:
 
 
 def other_precisions(of_columns: Sequence[str]) -> tuple[Precision, ...]:
-    """The precisions besides fp32 that have columns, in their order."""
-    return tuple(p for p in PRECISIONS if p != EXACT and p in of_columns)
+    """The precisions besides the reference that have columns, in their order.
+
+    >>> other_precisions(["", "fp32", "int8", "pruned50", "pruned50"])
+    ('int8', 'pruned50')
+    """
+    return tuple(dict.fromkeys(p for p in of_columns if p not in ("", EXACT)))
 
 
 def chain(of_columns: Sequence[str], precision: Precision) -> tuple[int, ...]:
@@ -57,16 +60,16 @@ def check_columns(ids: Sequence[str], of_columns: Sequence[str]) -> None:
     InvalidArgumentError
         Names the column.
     """
-    order = ("", *PRECISIONS)
-    unknown = [name for name in of_columns if name not in order]
-    if unknown:
-        raise InvalidArgumentError(f"precision {unknown[0]!r} is unknown; use {' or '.join(PRECISIONS)}")
+    others = other_precisions(of_columns)
+    for name in others:
+        check_precision(name)
+    order = ("", EXACT, *others)
     ranks = [order.index(name) for name in of_columns]
     if len(ids) != len(ranks) or len(set(ids)) != len(ids) or ranks != sorted(ranks):
         raise InvalidArgumentError(
-            f"columns {list(ids)} are of precisions {list(of_columns)}; names must differ, input ramps come first, then {', then '.join(PRECISIONS)}"
+            f"columns {list(ids)} are of precisions {list(of_columns)}; names must differ, input ramps come first, then those of {EXACT}, then of one other after another"
         )
-    for precision in other_precisions(of_columns):
+    for precision in others:
         last = ids[final_column(of_columns, precision)]
         if last != final_id(precision):
             raise InvalidArgumentError(

@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.plan import Plan
+from offramp_core.precision import EXACT
 from offramp_core.records import BoolArray, ExitCosts, IndexArray, LabelArray, Records
 
 Threshold = Decimal | float

@@ -11,16 +11,15 @@ import json
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal, InvalidOperation
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from offramp_core.errors import InvalidArgumentError
+from offramp_core.precision import EXACT, Precision, check_precision
 
 THRESHOLD_STEP = Decimal("0.000001")  # uncertainty passes through a quantile table, so six decimals resolve it
 MAX_ACTIVE_RAMPS = 6
 NAME_HASH_LENGTH = 10
 
-Precision = Literal["fp32", "int8"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Execution = Literal["Auto", "ResultsOnly", "ComputeSaving"]
 
 
@@ -50,7 +49,7 @@ class Plan:
     backbone_digest: str
     ramp_set_digest: str
     ramps: tuple[RampThreshold, ...] = ()
-    precision: Precision = "fp32"
+    precision: Precision = EXACT
     execution: Execution = "Auto"
 
     def __post_init__(self) -> None:
@@ -63,7 +62,7 @@ class Plan:
     @property
     def exits_off(self) -> bool:
         """Whether the exact executor answers everything, so that no answer can differ."""
-        return self.precision == "fp32" and not any(ramp.threshold > 0 for ramp in self.ramps)
+        return self.precision == EXACT and not any(ramp.threshold > 0 for ramp in self.ramps)
 
     @property
     def content_hash(self) -> str:
@@ -96,9 +95,7 @@ class Plan:
         known = {"backboneDigest", "rampSetDigest", "ramps", "precision", "execution"}
         if not isinstance(value, dict) or set(value) - known or not {"backboneDigest", "rampSetDigest"} <= set(value):
             raise InvalidArgumentError(f"a plan has the fields {sorted(known)}, both digests required; got {value!r}")
-        precision, execution = value.get("precision", "fp32"), value.get("execution", "Auto")
-        if precision not in PRECISIONS:
-            raise InvalidArgumentError(f"precision {precision!r} is unknown; use {' or '.join(PRECISIONS)}")
+        precision, execution = check_precision(value.get("precision", EXACT)), value.get("execution", "Auto")
         if execution not in ("Auto", "ResultsOnly", "ComputeSaving"):
             raise InvalidArgumentError(f"execution {execution!r} is unknown; use Auto, ResultsOnly or ComputeSaving")
         ramps = tuple(_ramp_from_mapping(ramp) for ramp in value.get("ramps", ()))

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.bundle import BatchProfile, Profile
-from offramp_core.columns import EXACT, chain, check_columns, final_column, other_precisions
+from offramp_core.columns import chain, check_columns, final_column, other_precisions
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
-from offramp_core.plan import Precision
+from offramp_core.precision import EXACT, Precision
 
 FloatArray = npt.NDArray[np.float32]
 SecondsArray = npt.NDArray[np.float64]

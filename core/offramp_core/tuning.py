@@ -40,11 +40,11 @@ from offramp_core.certify import (
     test_path,
 )
 from offramp_core.certify.slices import check_slices, in_slice
-from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import chain_of, evaluate, evaluate_plan, plan_columns
 from offramp_core.evidence.one_arm import check_rate
-from offramp_core.plan import Execution, Plan, Precision
+from offramp_core.plan import Execution, Plan
+from offramp_core.precision import EXACT, Precision
 from offramp_core.records import BoolArray, Records
 
 # Of the records, the oldest: they find plans. A smoothed path needs few, and a test gains more from the rest (docs/decisions/0010).
@@ -58,6 +58,7 @@ MOST_SEARCH_ROWS = 20_000  # newest rows of A; more do not improve a plan, only 
 # A test is worth its allowance when a plan at this share of the budget, which has most of the saving there is, passes with this power.
 TESTABLE_RATE = 0.2
 TEST_POWER = 0.8
+MOST_TESTS = 2  # of one tuning: the best precision, and one that saves more without exits; every test takes a share of the allowance
 MANY_ARE_ONE = 10  # labels, while nobody can say how many are worth one
 UNCLEAR_GROWTH = 2  # times as many records are awaited before their dependence is measured again
 
@@ -92,8 +93,8 @@ class TuningRequest:
         Time of the newest record that served in a test; records up to it may find a plan, never test one.
     discard_before : float, optional
         Records older than this are not used at all (the inputs have changed since).
-    precisions : tuple of str
-        Precisions of the backbone that a plan may run at, as far as they were recorded.
+    precisions : tuple of str, optional
+        Precisions of the backbone that a plan may run at, as far as they were recorded; None: at any.
     audit_rate : float
         Share of requests that will be audited while the plan serves. Every plan pays the same for it, the one in force and exits off too
         (:mod:`offramp_core.audits` says why), so it decides between none of them; the proposal tells the price.
@@ -116,7 +117,7 @@ class TuningRequest:
     saving_to_beat: float = 0.0
     consumed_through: float | None = None
     discard_before: float | None = None
-    precisions: tuple[Precision, ...] = (EXACT,)
+    precisions: tuple[Precision, ...] | None = (EXACT,)
     audit_rate: float = 0.0
     slices: tuple[SliceBudget, ...] = ()
 
@@ -124,6 +125,10 @@ class TuningRequest:
         """What a certificate on these records, which are those of one precision, would be about."""
         ids = self.ramp_ids if records.precision == EXACT else records.ramp_ids
         return Subject(ids, self.backbone_digest, self.ramp_set_digest, self.execution, records.precision)
+
+    def allows(self, precision: Precision) -> bool:
+        """Whether a plan may run at a precision."""
+        return self.precisions is None or precision in self.precisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +260,7 @@ def _searched(
     n = len(records)
     a_end, b_start = split_rows(n, fresh, budget=request.max_disagreement, level=level, seen=seen)
     a, b = records.take(slice(max(0, a_end - MOST_SEARCH_ROWS), a_end)), records.take(slice(b_start, None))
-    allowed = [p for p in request.precisions if p == records.precision or p in records.others]
+    allowed = [p for p in (records.precision, *records.others) if request.allows(p)]
     paths = sorted((_path(a.at(p), request, should_stop) for p in allowed), key=lambda path: -path.saving)
     best = max((path.saving for path in paths), default=0.0)
     goal = _current_saving(a, request) + request.min_gain
@@ -311,7 +316,7 @@ def _path(a: Records, request: TuningRequest, should_stop: Callable[[], bool] | 
 def _tested(
     paths: Sequence[_Path], request: TuningRequest, *, a: Records, b: Records, n: int, effects: DesignEffects
 ) -> TuningOutcome:
-    """Test the paths in order until one has a certified plan that is better than the one in force.
+    """Test the paths in order until one has a certified plan that is better than the one in force, :data:`MOST_TESTS` at most.
 
     What the first one came to is the outcome where none has, as it promised most. Where one has, a path whose backbone alone saves more than
     that plan is tested all the same: what a precision saves without exits is known, and what exits save on A is a promise.
@@ -321,6 +326,8 @@ def _tested(
     best: Proposed | None = None
     tests = 0
     for path in paths:
+        if tests == most_tests(request.precisions):
+            break
         if best is not None and b.at(path.precision).costs.head_start <= best.predicted.saving:
             continue
         asked = replace(request, test_index=request.test_index + tests)
@@ -350,6 +357,11 @@ def _tested(
         if isinstance(outcome, Proposed) and (best is None or outcome.predicted.saving > best.predicted.saving):
             best = outcome
     return replace(best or outcomes[0], tests_run=tests)
+
+
+def most_tests(precisions: Sequence[Precision] | None) -> int:
+    """So many tests one tuning may run at most, where plans may run at these ``precisions`` (None: at any)."""
+    return MOST_TESTS if precisions is None else min(len(precisions), MOST_TESTS)
 
 
 def _level(request: TuningRequest, test_index: int) -> float:
@@ -559,7 +571,7 @@ def _allows(records: Records, request: TuningRequest, plan: Plan) -> bool:
     """Whether a plan keeps to the limits of the request, its budget aside."""
     if plan.exits_off:
         return True
-    if plan.precision not in request.precisions or plan.execution != request.execution:
+    if not request.allows(plan.precision) or plan.execution != request.execution:
         return False
     view, names = chain_of(records, plan, request.ramp_ids)
     overhead = view.costs.overhead(plan_columns(plan, names)[0])

@@ -50,8 +50,9 @@ PLURALS = {
     "Secret": "secrets",
     "Service": "services",
     "ServiceAccount": "serviceaccounts",
+    "WorkerClass": "workerclasses",
 }
-CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Namespace"}
+CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Namespace", "WorkerClass"}
 
 
 @functools.cache
@@ -88,7 +89,8 @@ def path_of(manifest: dict[str, Any], *, named: bool = True) -> str:
     parts = ["api" if api == "v1" else "apis", api]
     if manifest["kind"] not in CLUSTER_SCOPED:
         parts += ["namespaces", metadata.get("namespace", "default")]
-    parts.append(PLURALS[manifest["kind"]])
+    kind = manifest["kind"]
+    parts.append(PLURALS.get(kind, f"{kind.lower()}s"))
     return "/" + "/".join([*parts, metadata["name"]] if named else parts)
 
 
@@ -256,6 +258,8 @@ def _install_crds(api: ApiServer) -> None:
     for plural in ("earlyexitservices", "rampconfigs", "ramprollouts"):
         path = f"/apis/{GROUP}/namespaces/default/{plural}"
         wait_for(lambda path=path: api.request("GET", path).status_code == 200, what=f"{plural} being served")  # type: ignore[misc]
+    classes = f"/apis/{GROUP}/workerclasses"
+    wait_for(lambda: api.request("GET", classes).status_code == 200, what="workerclasses being served")
     default = "/api/v1/namespaces/default"
     wait_for(lambda: api.request("GET", default).status_code == 200, what="the namespace default")
 
@@ -321,6 +325,11 @@ def rollout(name: str = "digits-1", **spec: Any) -> dict[str, Any]:
     }
 
 
+def worker_class(name: str = "gpu", **spec: Any) -> dict[str, Any]:
+    """A valid WorkerClass."""
+    return {"apiVersion": GROUP, "kind": "WorkerClass", "metadata": {"name": name}, "spec": spec}
+
+
 def changed(manifest: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """A copy with the value at a dotted path replaced; ``...`` removes it. Missing objects on the way are made."""
     copy = json.loads(json.dumps(manifest))
@@ -338,10 +347,11 @@ def changed(manifest: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 class Manifests:
     """The builders above, as a fixture: pytest imports test modules without a package around them."""
 
-    service, config, rollout, changed = (
+    service, config, rollout, worker_class, changed = (
         staticmethod(service),
         staticmethod(config),
         staticmethod(rollout),
+        staticmethod(worker_class),
         staticmethod(changed),
     )
 

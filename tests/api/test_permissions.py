@@ -34,10 +34,12 @@ ALLOWED: list[tuple[str, str, str]] = [
     ("create delete get list patch watch", "gateway.networking.k8s.io", "httproutes"),
     ("get list watch", "", "pods"),
     ("create", "events.k8s.io", "events"),
+    ("get list watch", EARLYEXIT, "workerclasses"),
 ]
 DENIED: list[tuple[str, str, str]] = [
     ("create delete deletecollection patch update", EARLYEXIT, "earlyexitservices"),
     ("patch update", EARLYEXIT, "earlyexitservices/finalizers"),
+    ("create delete deletecollection patch update", EARLYEXIT, "workerclasses"),
     ("get list watch create patch delete", "", "secrets"),
     ("create delete patch", "", "pods"),
     ("patch update deletecollection", "batch", "jobs"),
@@ -163,8 +165,10 @@ def test_the_operator_may_do_nothing_else(installed: Any, verbs: str, group: str
 @pytest.mark.parametrize("kind", WATCHED, ids=str)
 def test_everything_the_operator_watches_may_be_watched(installed: Any, kind: Any) -> None:
     for user, namespace in ((OPERATOR, ""), (TENANT_OPERATOR, TENANT_NAMESPACE)):
-        assert can(installed, user, "list", group=kind.group, resource=kind.plural, namespace=namespace)
-        assert can(installed, user, "watch", group=kind.group, resource=kind.plural, namespace=namespace)
+        own = user == OPERATOR or not kind.cluster_scoped  # the whole cluster's are optional, and not a tenant's
+        for verb in ("list", "watch"):
+            assert can(installed, user, verb, group=kind.group, resource=kind.plural, namespace=namespace) is own
+        assert own or kind.optional
 
 
 def test_a_namespaced_operator_stays_in_its_namespace(installed: Any) -> None:
@@ -222,6 +226,12 @@ def test_what_people_may_and_may_not_do(installed: Any, user: str) -> None:
         ("bind", "rbac.authorization.k8s.io", "clusterroles"), ("escalate", "rbac.authorization.k8s.io", "clusterroles"),
     ):  # fmt: skip
         assert not can(installed, user, verb, group=group, resource=resource, namespace="default"), f"{verb} {resource}"
+
+
+def test_people_read_classes_and_only_the_clusters_administrators_write_them(installed: Any) -> None:
+    classes = {"group": EARLYEXIT, "resource": "workerclasses"}
+    assert all(can(installed, user, "list", **classes) for user in AGGREGATED)
+    assert not [user for user in PEOPLE for verb in WRITE.split() if can(installed, user, verb, **classes)]
 
 
 @pytest.mark.usefixtures("clean")

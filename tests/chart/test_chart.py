@@ -23,7 +23,12 @@ pytestmark = pytest.mark.slow  # real helm
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "offramp"
-KINDS = ["earlyexitservices.earlyexit.dev", "rampconfigs.earlyexit.dev", "ramprollouts.earlyexit.dev"]
+KINDS = [
+    "earlyexitservices.earlyexit.dev",
+    "rampconfigs.earlyexit.dev",
+    "ramprollouts.earlyexit.dev",
+    "workerclasses.earlyexit.dev",
+]
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -218,6 +223,18 @@ def test_a_namespaced_operator_needs_nothing_that_is_the_clusters(helm: Any) -> 
     }
     assert environment(objects)["OFFRAMP_NAMESPACES"] == "team-a,team-b"
     assert environment(helm.template())["OFFRAMP_NAMESPACES"] == ""
+
+
+def test_a_namespaced_operator_may_be_let_read_worker_classes_and_nothing_else_of_the_cluster(helm: Any) -> None:
+    scope = {"kind": "namespaces", "namespaces": ["team-a"], "workerClasses": True}
+    objects = helm.template(scope=scope, userRoles={"enabled": False})
+    (role,), (binding,) = of_kind(objects, "ClusterRole"), of_kind(objects, "ClusterRoleBinding")
+    assert role["rules"] == [
+        {"apiGroups": ["earlyexit.dev"], "resources": ["workerclasses"], "verbs": ["get", "list", "watch"]}
+    ]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    everywhere = [rule for role in of_kind(objects, "Role") for rule in role["rules"]]
+    assert not [rule for rule in everywhere if "workerclasses" in rule["resources"]]
 
 
 @pytest.mark.parametrize("values", [VARIANTS["defaults"], VARIANTS["two namespaces"]], ids=["cluster", "namespaces"])

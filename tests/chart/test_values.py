@@ -50,6 +50,7 @@ WRONG: dict[str, Any] = {
     "crds.keep": 1,
     "scope.kind": "galaxy",
     "scope.namespaces.0": "Team_A",
+    "scope.workerClasses": "yes",
     "fullnameOverride": "9 lives",
     "userRoles.enabled": "no",
     "rbac.httpRoutes": "some",

@@ -195,7 +195,7 @@ class TestPins:
         (["--ramp", "r00-grid=2"], "spec.ramps.pin.ramps[0].threshold"),
         (["--ramp", "r00-grid=0.1", "--ramp", "r00-grid=0.2"], "a ramp is named twice"),
         ([], "list between 1 and 6 ramps"),
-        (["--precision", "fp8", "--ramp", "r00-grid=0.1"], "spec.ramps.pin.precision"),
+        (["--precision", "int8/", "--ramp", "r00-grid=0.1"], "spec.ramps.pin.precision"),
         (["--config", "sim-nothing"], "has no RampConfig 'sim-nothing'"),
     ])  # fmt: skip
     def test_a_pin_that_the_manifest_could_not_hold_names_the_field(

@@ -29,7 +29,8 @@ from offramp_core.control.snapshot import (
 from offramp_core.control.spec import parse_spec
 from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.evidence.slow import BatchShape, told_limits
-from offramp_core.plan import Plan, Precision
+from offramp_core.plan import Plan
+from offramp_core.precision import Precision
 from offramp_core.protocol import (
     ArmCounts,
     FetchProgress,

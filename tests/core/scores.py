@@ -82,10 +82,15 @@ def with_small_model(records: Records, *, agrees: float = 0.9, seed: int = 0) ->
     )
 
 
-def with_int8(
-    records: Records, *, wrong: float = 0.004, speed: float = 0.5, n_ramps: int = 2, seed: int = 0
+def with_int8(records: Records, **shape: Any) -> Records:
+    """The same requests with an int8 backbone besides, of the ``shape`` that :func:`with_precision` takes."""
+    return with_precision(records, "int8", **shape)
+
+
+def with_precision(
+    records: Records, name: str, *, wrong: float = 0.004, speed: float = 0.5, n_ramps: int = 2, seed: int = 0
 ) -> Records:
-    """The same requests with an int8 backbone besides: ``wrong`` of its answers differ, it takes ``speed`` of the time, and its
+    """The same requests with one more form of the backbone: ``wrong`` of its answers differ, it takes ``speed`` of the time, and its
     ramps are those of fp32 at half of the cost. The uncertain requests are those it gets wrong."""
     rng = np.random.default_rng(seed)
     n, costs = len(records), records.costs
@@ -93,33 +98,41 @@ def with_int8(
     doubt = np.where(final_agrees, rng.beta(1, 8, n), rng.beta(8, 2, n))
     kept = np.linspace(0, records.n_ramps - 1, n_ramps).round().astype(int) if n_ramps else np.array([], dtype=int)
     reached = speed * np.append(np.cumsum(costs.segment_seconds)[kept], costs.total_seconds)
-    int8 = replace(
+    other = replace(
         records,
         uncertainty=np.ascontiguousarray(records.uncertainty[:, kept]),
         agrees=records.agrees[:, kept] & (final_agrees | (rng.random(n) < 0.5))[:, None],
         final_agrees=final_agrees,
         costs=ExitCosts(np.diff(reached, prepend=0.0), speed * costs.ramp_seconds[kept], costs.total_seconds),
-        precision="int8",
+        precision=name,
         final_uncertainty=doubt.astype(np.float32),
-        ramp_ids=tuple(f"int8/r{j:02d}-linear" for j in kept),
+        ramp_ids=tuple(f"{name}/r{j:02d}-linear" for j in kept),
+        others={},
     )
-    return replace(records, others={"int8": int8})
+    return replace(records, others={**records.others, name: other})
 
 
 def wide_arrays(records: Records, ids: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """What a records file holds of fp32 records with an int8 chain beside them (:func:`with_int8`); class 3 is right, 4 wrong."""
-    int8 = records.at("int8")
-    assert int8.final_uncertainty is not None and records.time is not None
-    agrees = np.column_stack([records.agrees, int8.agrees, int8.final_agrees])
+    """What a records file holds of fp32 records with other chains beside them (:func:`with_precision`); class 3 is right, 4 wrong."""
+    assert records.time is not None
+    uncertainty, agrees = [records.uncertainty], [records.agrees]
+    names, of_columns, costs = [*ids], ["fp32"] * records.n_ramps, {}
+    for name, other in records.others.items():
+        assert other.final_uncertainty is not None
+        uncertainty += [other.uncertainty, other.final_uncertainty[:, None]]
+        agrees += [other.agrees, other.final_agrees[:, None]]
+        names += [*other.ramp_ids, f"{name}/final"]
+        of_columns += [name] * (other.n_ramps + 1)
+        costs[f"{name}_segment_seconds"] = other.costs.segment_seconds
+        costs[f"{name}_ramp_seconds"] = other.costs.ramp_seconds
     return {
-        "uncertainty": np.column_stack([records.uncertainty, int8.uncertainty, int8.final_uncertainty]),
-        "prediction": np.where(agrees, 3, 4),
+        "uncertainty": np.column_stack(uncertainty),
+        "prediction": np.where(np.column_stack(agrees), 3, 4),
         "final": np.full(len(records), 3),
         "time": records.time,
         "segment_seconds": records.costs.segment_seconds,
         "ramp_seconds": records.costs.ramp_seconds,
-        "int8_segment_seconds": int8.costs.segment_seconds,
-        "int8_ramp_seconds": int8.costs.ramp_seconds,
-        "ramp_id": np.array([*ids, *int8.ramp_ids, "int8/final"]),
-        "ramp_precision": np.array(["fp32"] * records.n_ramps + ["int8"] * (int8.n_ramps + 1)),
+        "ramp_id": np.array(names),
+        "ramp_precision": np.array(of_columns),
+        **costs,
     }

@@ -74,7 +74,7 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
         ("objective.accuracy.maxDisagreement", "NaN", "spec.objective.accuracy.maxDisagreement"),
         ("objective.accuracy.maxDisagreement", 0.01, "spec.objective.accuracy.maxDisagreement"),
         ("objective.accuracy.confidence", "1", "spec.objective.accuracy.confidence"),
-        ("objective.accuracy.output", "TopK", "spec.objective.accuracy.output"),
+        ("objective.accuracy.output", "Top5", "spec.objective.accuracy.output"),
         ("ramps.mode", "Automatic", "spec.ramps.mode"),
         ("ramps.mode", "Pinned", "spec.ramps.pin"),
         ("ramps.pin", {"ramps": [{"id": "r", "threshold": "0.1"}]}, "spec.ramps.pin"),

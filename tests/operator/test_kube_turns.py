@@ -1,4 +1,4 @@
-"""A new worker image over many services on a real API server: who takes it, what stops it, and what another operator finds."""
+"""A new worker image, or a changed WorkerClass, over many services on a real API server: who takes it, what stops it, and what another operator finds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from offramp_core.control.pace import PROVEN_SECONDS
 from offramp_core.control.snapshot import Turn
 from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.client import KubeClient
-from offramp_operator.kube.kinds import DEPLOYMENT, SERVICE, Object
+from offramp_operator.kube.client import ApiError, KubeClient
+from offramp_operator.kube.kinds import DEPLOYMENT, SERVICE, WORKER_CLASS, Object
 from offramp_operator.kube.manifests import WorkerSettings
 from offramp_operator.kube.platform.service_platform import KubePlatform
 from offramp_operator.kube.watch import Feed
@@ -128,6 +128,16 @@ class Services:
     def edit(self, name: str, **spec: Any) -> None:
         path = f"/apis/earlyexit.dev/v1alpha1/namespaces/{self.namespace}/earlyexitservices/{name}"
         assert self.api.request("PATCH", path, {"spec": spec}, content_type=STATUS).status_code == 200
+
+    def classed(self, **spec: Any) -> None:
+        """Make or change the class that the services may ask for."""
+        body = {
+            "apiVersion": "earlyexit.dev/v1alpha1",
+            "kind": "WorkerClass",
+            "metadata": {"name": self.namespace},
+            "spec": spec,
+        }
+        assert self.api.apply(body, manager="administrator").status_code in (200, 201)
 
     async def versions(self) -> dict[str, str]:
         found = [obj for kind in (DEPLOYMENT, SERVICE) for obj in (await self.client.list(kind, self.namespace))[0]]
@@ -265,5 +275,104 @@ def test_a_restart_in_steady_state_writes_nothing_and_holds_nobody(services: Any
             s.operator("offramp/worker:1")
             await s.look()
             assert await s.versions() == before and set(s.turns.values()) == {None}
+
+    tools.run(story())
+
+
+def test_a_changed_class_goes_from_service_to_service_as_a_new_image_does(services: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with services(3) as s:
+            s.classed(image="offramp/worker:gpu1", nodeSelector={"accelerator": "l4"})
+            for name in s.names:
+                s.edit(name, worker={"className": s.namespace})
+            assert await s.look() == ["gpu1"] * 3, "what users ask for waits for nobody"
+            await s.complete()
+            for name in s.names:
+                await s.say(name)
+            s.now += PROVEN_SECONDS
+            s.classed(image="offramp/worker:gpu2", nodeSelector={"accelerator": "l4"})
+            assert await s.look() == ["gpu2", "gpu1", "gpu1"]
+            assert {name: turn.reason for name, turn in s.turns.items() if turn} == dict.fromkeys(
+                ("s1", "s2"), "WaitingForTurn"
+            )
+            await s.say("s0", reason="NewWorkersFail")
+            s.now += PROVEN_SECONDS
+            assert await s.look() == ["gpu2", "gpu1", "gpu1"], "what fails at one goes no further"
+            s.classed(image="offramp/worker:gpu2", nodeSelector={"accelerator": "l5"})
+            await s.look()
+            selectors = [(await s.deployment(name))["spec"]["template"]["spec"]["nodeSelector"] for name in s.names]
+            assert [selector["accelerator"] for selector in selectors] == ["l5", "l4", "l4"], (
+                "the one that fails takes what mends it"
+            )
+
+    tools.run(story())
+
+
+def test_a_class_that_is_gone_changes_nothing_that_serves(services: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with services(1) as s:
+            s.classed(image="offramp/worker:gpu1", serviceAccountName="models")
+            s.edit("s0", worker={"className": s.namespace})
+            assert await s.look() == ["gpu1"]
+            before, key = await s.deployment("s0"), ServiceKey(s.namespace, "s0")
+            assert before["spec"]["template"]["spec"]["serviceAccountName"] == "models"
+            await s.say("s0")
+            changes = s.platform.changes(key)
+            s.api.request("DELETE", f"/apis/earlyexit.dev/v1alpha1/workerclasses/{s.namespace}")
+            assert await s.look() == ["gpu1"]
+            assert s.platform.changes(key) > changes, "the service is looked at again"
+            gathered = await s.platform.gather(key)
+            assert gathered.class_trouble.reason == "WorkerClassNotFound"
+            (refused,) = gathered.workers
+            assert (refused.ready, refused.failure_reason) == (False, "WorkerClassNotFound")
+            assert gathered.template == before["spec"]["template"]["metadata"]["annotations"]["earlyexit.dev/template"]
+            s.edit("s0", replicas=5, worker={"className": f"{s.namespace}-2"})
+            await s.look()
+            after = await s.deployment("s0")
+            assert after["metadata"]["generation"] == before["metadata"]["generation"]
+            s.classed(image="offramp/worker:gpu2")
+            s.edit("s0", worker={"className": s.namespace})
+            assert await s.look() == ["gpu2"]
+            assert (await s.deployment("s0"))["spec"]["replicas"] == 5
+
+    tools.run(story())
+
+
+def test_a_class_wakes_those_who_ask_for_it_and_nobody_else(services: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with services(3) as s:
+            s.edit("s1", worker={"className": s.namespace})
+            woken: list[ServiceKey] = []
+            feed = Feed(s.cache, woken.append)
+            await feed.relist(s.client, (s.namespace,))
+            woken.clear()
+            s.classed(image="offramp/worker:gpu1")
+            await feed.relist(s.client, (s.namespace,))
+            assert woken == [ServiceKey(s.namespace, "s1")]
+
+    tools.run(story())
+
+
+def test_an_operator_that_may_not_read_classes_says_so_and_changes_nothing(services: Any, tools: Any) -> None:
+    async def story() -> None:
+        async with services(2) as s:
+            s.classed(image="offramp/worker:gpu1")
+            s.edit("s1", worker={"className": s.namespace})
+            before = await s.versions()
+            read = s.client.pages
+
+            def limited(kind: Any, namespace: Any) -> Any:
+                if kind is WORKER_CLASS:
+                    raise ApiError(403, "Forbidden", "workerclasses is forbidden")
+                return read(kind, namespace)
+
+            s.client.pages = limited
+            assert await s.look() == ["1", "1"]
+            assert await s.versions() == before
+            for name, expected in (("s0", None), ("s1", "WorkerClassesUnreadable")):
+                trouble = (await s.platform.gather(ServiceKey(s.namespace, name))).class_trouble
+                assert (None if trouble is None else trouble.reason) == expected
+            s.client.pages = read
+            assert await s.look() == ["1", "gpu1"], "once it may, it goes on"
 
     tools.run(story())

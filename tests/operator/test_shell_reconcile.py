@@ -7,7 +7,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -159,6 +159,16 @@ class Script:
 
 def nothing(snapshot: Snapshot) -> Decision:
     return Decision(status=snapshot.service.status)
+
+
+def records_of(snapshot: Snapshot) -> Records:
+    assert snapshot.observed.records is not None
+    return snapshot.observed.records.records
+
+
+def without_pulled(snapshot: Snapshot) -> Snapshot:
+    """Without what workers gave, and without when this process began to look."""
+    return replace(snapshot, observed=replace(snapshot.observed, workers=(), records=None), watched_since=0.0)
 
 
 def no_tuning(records: Records, request: TuningRequest) -> TuningOutcome:
@@ -329,9 +339,9 @@ def test_the_snapshot_holds_what_platform_and_workers_say(worker: StubWorker) ->
             await made.reconcile(KEY)
         seen = script.seen[0]
         assert seen.service == platform.service
-        assert (set(seen.configs), seen.published) == ({"c"}, document(7))
+        assert (set(seen.gathered.configs), seen.gathered.published) == ({"c"}, document(7))
         assert seen.workers[0].state == worker.state
-        assert seen.records is not None and len(seen.records.records) == 5
+        assert len(records_of(seen)) == 5
         assert platform.identity == SIGNER.identity("service-1")
         assert worker.taken == [], "a worker that has the epoch is left in peace"
 
@@ -341,10 +351,11 @@ def test_the_snapshot_holds_what_platform_and_workers_say(worker: StubWorker) ->
 @pytest.mark.parametrize("where", ["workers", "create-config", "rollout-status", "service-status", "publish"])
 def test_a_conflict_abandons_the_pass_and_the_next_one_reads_anew(worker: StubWorker, where: str) -> None:
     async def story() -> None:
-        platform, script = (
-            MemoryPlatform(worker),
-            Script(lambda s: replace(EVERYTHING, publish=document((s.published.epoch if s.published else 0) + 1))),
-        )
+        def next_document(snapshot: Snapshot) -> Decision:
+            published = snapshot.gathered.published
+            return replace(EVERYTHING, publish=document((published.epoch if published else 0) + 1))
+
+        platform, script = MemoryPlatform(worker), Script(next_document)
         platform.configs = {n: Config(n, PLAN) for n in ("digits-old", "digits-older")}
         platform.rollouts = {n: Rollout(n, "a", "b", "Tuned", 1) for n in ("digits-0", "digits-1")}
         platform.conflict_at = where
@@ -488,7 +499,7 @@ def test_a_service_that_was_made_again_inherits_no_labels_of_the_one_before_it(w
             worker.restart("boot-of-the-next")
             worker.rows = 2
             await made.reconcile(KEY)
-        assert [len(seen.records.records) for seen in script.seen if seen.records is not None] == [5, 2]
+        assert [len(records_of(seen)) for seen in script.seen] == [5, 2]
 
     run(story())
 
@@ -647,12 +658,10 @@ def test_a_restarted_reconciler_decides_on_the_same_facts(worker: StubWorker) ->
             async with reconciler(platform, script) as made:
                 await made.reconcile(KEY)
         first, second = script.seen
-        without: Mapping[str, Any] = {"records": None, "workers": (), "watched_since": 0.0}
-        assert replace(first, **without) == replace(second, **without)
+        assert without_pulled(first) == without_pulled(second)
         assert first.watched_since < second.watched_since  # it cannot have seen what came before it
         assert first.workers[0].state == second.workers[0].state
-        assert first.records is not None and second.records is not None
-        assert len(first.records.records) == len(second.records.records) == 5
+        assert len(records_of(first)) == len(records_of(second)) == 5
 
     run(story())
 

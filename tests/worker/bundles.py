@@ -119,6 +119,58 @@ def write_wide_bundle(
     return folder
 
 
+def add_precision(folder: Path, name: str, model: onnx.ModelProto, *, share: float) -> RampSpec:
+    """One more form of the backbone for a wide bundle, last in its order: its graph, one head read off it, what both say, and their costs.
+
+    It takes ``share`` of the reference's time. Returns its ramp.
+    """
+    manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
+    profile = msgspec.json.decode((folder / "profile.json").read_bytes(), type=Profile)
+    tensors = dict(safetensors.numpy.load((folder / "ramps.safetensors").read_bytes()))
+    records = dict(np.load(folder / "records.npz"))
+    spec = PrecisionSpec(name, f"backbone.{name}.onnx", "by a test")
+    ramp = RampSpec(f"{name}/r02-linear", "c2", 2, 0.9, "pooled-linear", WIDTH, precision=name)
+    logits, (head,) = _run_tapped(model, (ramp,), tensors, inputs(256, seed=1))
+    said = {ramp.id: head, f"{name}/final": logits}
+    tensors |= {f"{column}/quantiles": quantile_table(raw_score(scores)) for column, scores in said.items()}
+    chains = [
+        ChainProfile((0.0, share * b.exact_seconds, 0.0), (b.ramp_seconds[0], 1e-6 * b.batch_size))
+        for b in profile.batches
+    ]
+    profile = replace(
+        profile,
+        batches=tuple(
+            replace(b, precisions={**b.precisions, name: c}) for b, c in zip(profile.batches, chains, strict=True)
+        ),
+    )
+    ramps, precisions = (*manifest.ramps, ramp), (*manifest.precisions, spec)
+    columns = replace(manifest, ramps=ramps, precisions=precisions).columns
+    own = [uncertainty(scores, tensors[f"{column}/quantiles"]) for column, scores in said.items()]
+    records |= {
+        "uncertainty": np.column_stack([records["uncertainty"], *own]),
+        "prediction": np.column_stack([records["prediction"], *(scores.argmax(axis=1) for scores in said.values())]),
+        **profile_arrays(profile),
+        **column_arrays(columns),
+    }
+    (folder / spec.file).write_bytes(model.SerializeToString())
+    (folder / "ramps.safetensors").write_bytes(safetensors.numpy.save(tensors))
+    (folder / "records.npz").write_bytes(_npz(**records))
+    (folder / "profile.json").write_bytes(msgspec.json.encode(profile))
+    write_manifest(folder, ramps, precisions)
+    return ramp
+
+
+def pruned(model: onnx.ModelProto, *, share: float = 0.5) -> onnx.ModelProto:
+    """The model without the smallest ``share`` of every tensor's weights."""
+    sparse = onnx.ModelProto()
+    sparse.CopyFrom(model)
+    for tensor in sparse.graph.initializer:
+        values = numpy_helper.to_array(tensor).copy()
+        values[np.abs(values) < np.quantile(np.abs(values), share)] = 0.0
+        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    return sparse
+
+
 def coarse(model: onnx.ModelProto, *, steps: int = 3) -> onnx.ModelProto:
     """The model with every weight rounded to few steps of its tensor's largest."""
     rounded = onnx.ModelProto()
@@ -301,11 +353,7 @@ def _run_tapped(
     heads = [
         head_nodes(
             ramp,
-            {
-                k.rpartition("/")[2]: v
-                for k, v in tensors.items()
-                if k.rpartition("/")[0] == ramp.id.removeprefix("int8/")
-            },
+            {k.rpartition("/")[2]: v for k, v in tensors.items() if k.rpartition("/")[0] == ramp.id.rpartition("/")[2]},
             height=sizes[ramp.tensor],
             width=sizes[ramp.tensor],
         )

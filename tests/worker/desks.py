@@ -18,6 +18,7 @@ from offramp_worker.bundle.load import Bundle
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.tickets import Ticket
 from offramp_worker.plans.apply import PlanDesk
+from offramp_worker.plans.classifier import ClassifierPlans
 from offramp_worker.plans.memory import PlanMemory
 
 SHARE = 0.25
@@ -36,7 +37,7 @@ class Service:
             **{"clock": lambda: next(ticks) * 1e-3, **options},
         )  # fmt: skip
         public = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-        self.desk = PlanDesk(self.engine, public_key=public, service_uid=SERVICE_UID, memory=memory)
+        self.desk = PlanDesk(ClassifierPlans(self.engine), public_key=public, service_uid=SERVICE_UID, memory=memory)
         self.engine.start()
 
     def run(self, stable: Plan, **fields: Any) -> None:

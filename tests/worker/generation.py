@@ -57,7 +57,7 @@ class GenerationServer:
         hub = self.hub = Hub(self._loop)
         self.worker = GenerationWorker(self.settings, self.generation, load=self._load, deliver=hub.deliver)
         self.budget = ByteBudget(self.settings.max_bodies_bytes)
-        self.door = Door(self.worker, hub, self.budget, self.worker.accounts, 1024 * 1024)
+        self.door = Door(self.worker, hub, self.budget, 1024 * 1024)
         self.worker.load()
         protocol = connections(self.settings, budget=self.budget)
         server, task = await listen("public", generation_app(self.worker, self.door), "127.0.0.1", 0, protocol=protocol)

@@ -166,7 +166,11 @@ class StoriesEngine:
     """See the module. ``before_step`` is called before each step; tests hold the engine or break it there."""
 
     def __init__(
-        self, *, cache_bytes: int = 64 * 2**20, before_step: Callable[[], None] = lambda: None, name: str = "stories"
+        self,
+        *,
+        cache_bytes: int = 64 * 2**20,
+        before_step: Callable[[], None] = lambda: None,
+        name: str = "stories",
     ) -> None:
         w = weights()
         per_token = 2 * w.layers * w.kv_heads * w.head * 4

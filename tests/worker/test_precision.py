@@ -29,6 +29,7 @@ from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.engine.sessions import Sessions
 from offramp_worker.engine.tickets import Ticket
 from offramp_worker.plans.apply import PlanDesk
+from offramp_worker.plans.classifier import ClassifierPlans
 
 EVERYONE = "1"
 
@@ -55,7 +56,7 @@ class Service:
         self.folder, self.done, self.epoch = folder, list[Ticket](), 0
         self.engine = new_engine(bundle, sessions, uid="w", deliver=self.done.extend)
         public = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-        self.desk = PlanDesk(self.engine, public_key=public, service_uid=SERVICE_UID)
+        self.desk = PlanDesk(ClassifierPlans(self.engine), public_key=public, service_uid=SERVICE_UID)
         self.engine.start()
 
     def run(self, plan: Plan, *, audit_rate: float = 0.0) -> None:

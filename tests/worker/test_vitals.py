@@ -28,6 +28,7 @@ from offramp_worker.engine.tickets import Ticket, UnableError
 from offramp_worker.engine.vitals import FAILED_IN_A_ROW, GIVE_UP_SECONDS, LONGEST_PAUSE_SECONDS, SOUND_SECONDS, Vitals
 from offramp_worker.main import EXECUTOR_LOST
 from offramp_worker.plans.apply import PlanDesk
+from offramp_worker.plans.classifier import ClassifierPlans
 
 PUBLIC_KEY = KEY.public_key().public_bytes_raw()
 
@@ -205,7 +206,7 @@ def test_audits_wait_while_the_executor_fails_instead_of_counting_against_the_pl
 
 def test_a_plan_that_comes_while_the_executor_fails_waits_and_is_not_refused(running: Bench, bundle_dir: Path) -> None:
     engine = running.engine
-    desk = PlanDesk(engine, public_key=PUBLIC_KEY, service_uid=SERVICE_UID)
+    desk = PlanDesk(ClassifierPlans(engine), public_key=PUBLIC_KEY, service_uid=SERVICE_UID)
     engine.vitals.trouble = "every run fails"
     with pytest.raises(PlanPostponedError, match="every run fails"):
         desk.deliver(sign(document(plan_for(bundle_dir, {"r00-grid": "0.5"}))))

@@ -22,6 +22,7 @@ from fastapi import FastAPI
 
 import offramp_worker
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
+from offramp_worker.bundle.task import GENERATE, declared_task
 from offramp_worker.feedback import Feedback
 from offramp_worker.front import Front
 from offramp_worker.http.admin import admin_app
@@ -97,6 +98,12 @@ def run(settings: Settings, *, stay_up_broken: bool) -> None:
         Every run failed for too long; it has drained.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    if declared_task(settings.bundle) == GENERATE:
+        from offramp_worker.generate.load import load_generation  # both need this module
+        from offramp_worker.generate.serve import serve_generation
+
+        uvloop.run(serve_generation(settings, stay_up_broken=stay_up_broken, load=load_generation))
+        return
     uvloop.run(serve(settings, stay_up_broken=stay_up_broken))
 
 
@@ -142,7 +149,7 @@ async def serve(settings: Settings, *, stay_up_broken: bool) -> None:
         await public_task
         # The admin port outlives the public one, so that the last audits can still be pulled.
         await asyncio.to_thread(worker.finish, seconds=max(1.0, deadline - loop.time()))
-        await _until_told(worker, until=min(deadline, loop.time() + TELL_SECONDS))
+        await until_told(worker, until=min(deadline, loop.time() + TELL_SECONDS))
         if admin is not None and admin_task is not None:
             admin.should_exit = True
             await admin_task
@@ -166,9 +173,12 @@ def tell(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 
 
 class Loading(Protocol):
-    """A worker that has a bundle to load."""
+    """A worker, whatever it serves, as its process knows it: it has a bundle to load, and in the end audits to report."""
 
     def load(self) -> None: ...
+
+    @property
+    def owes_audits(self) -> bool: ...
 
 
 async def load_and_wait(worker: Loading, stop: asyncio.Event, *, stay_up_broken: bool) -> None:
@@ -185,7 +195,7 @@ async def load_and_wait(worker: Loading, stop: asyncio.Event, *, stay_up_broken:
     await stop.wait()
 
 
-async def _until_told(worker: Worker, *, until: float) -> None:
+async def until_told(worker: Loading, *, until: float) -> None:
     """Give the control plane time for a last pull, where it waits for audits that are done by now."""
     loop = asyncio.get_running_loop()
     while worker.owes_audits and loop.time() < until:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from offramp_core.bundle import profile_arrays
@@ -21,6 +21,7 @@ from offramp_worker.engine.tickets import Ticket
 from offramp_worker.logs import log_event
 from offramp_worker.metrics import Metrics
 from offramp_worker.plans.apply import PlanDesk
+from offramp_worker.plans.classifier import ClassifierPlans
 from offramp_worker.plans.memory import PlanMemory
 from offramp_worker.plans.poll import PlanFile
 from offramp_worker.settings import Settings
@@ -50,7 +51,7 @@ class Worker:
         self.lost = ""
         self.fetching: FetchProgress | None = None  # of a process that fetches the bundle and never serves
         self.engine: Engine | None = None
-        self.desk: PlanDesk | None = None
+        self.plans: PlanDesk | None = None
         self.tracing: Tracing | None = None
         self._plan_file: PlanFile | None = None
         self._told: tuple[ArmCounts, ...] = ()
@@ -80,11 +81,14 @@ class Worker:
         if self.marker.crashed_epoch is not None:
             log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
         if settings.public_key is not None:
-            self.desk = PlanDesk(
-                engine, public_key=settings.public_key, service_uid=settings.service_uid, memory=self.memory
+            self.plans = PlanDesk(
+                ClassifierPlans(engine),
+                public_key=settings.public_key,
+                service_uid=settings.service_uid,
+                memory=self.memory,
             )
             if settings.plan_file is not None:
-                self._plan_file = PlanFile(settings.plan_file, self.desk, poll_seconds=settings.poll_seconds)
+                self._plan_file = PlanFile(settings.plan_file, self.plans, poll_seconds=settings.poll_seconds)
                 self._plan_file.look()
                 self._plan_file.start()
         engine.start()
@@ -146,6 +150,11 @@ class Worker:
         """Whether the process is of use; False asks for a restart. A broken bundle does not: a restart would not mend it."""
         return self.engine is None or self.phase == "draining" or self.engine.alive
 
+    def renew_lease(self) -> None:
+        """The control plane is alive and can act: it delivered a document, or pulled and said so."""
+        if self.engine is not None:
+            self.engine.renew_lease()
+
     def drain(self) -> None:
         """Stop being ready; requests that still arrive are answered until the listener closes."""
         self.phase, self._reason = "draining", "the worker is shutting down"
@@ -166,10 +175,7 @@ class Worker:
     @property
     def owes_audits(self) -> bool:
         """Whether the control plane was told of draws that were open then and are compared by now: it would take them for lost."""
-        if self.engine is None:
-            return False
-        now = {(c.epoch, c.arm): c.audited for c in self.engine.counters.snapshot()}
-        return any(c.audited < c.drawn and c.audited < now.get((c.epoch, c.arm), 0) for c in self._told)
+        return self.engine is not None and owes_audits(self._told, self.engine.counters.snapshot())
 
     def state(self) -> WorkerState:
         """For ``GET /v1/state``. ``message`` of an unready worker is the reason of a broken bundle and nothing else."""
@@ -188,11 +194,11 @@ class Worker:
             ramps=engine.bundle.columns, costs=costs, epoch=active.epoch, output=engine.task.spec.output,
             stable_hash=active.stable.plan.content_hash if active.stable else "",
             canary_hash=active.canary.plan.content_hash if active.canary and not engine.arms.canary_lease_ended else "",
-            refused=self.desk.refused if self.desk else None, breaker_open=engine.arms.breaker_open,
+            refused=self.plans.refused if self.plans else None, breaker_open=engine.arms.breaker_open,
             crashed_epoch=self.marker.crashed_epoch, message=engine.arms.describe() if self.ready else "",
             suspicion=engine.arms.suspicion, failing=self.failing,
             ramp_sets=engine.sets.digests, captures=captures.count if captures else 0,
-            capture_since=captures.since if captures else None, newest_epoch=self.desk.newest_epoch if self.desk else 0,
+            capture_since=captures.since if captures else None, newest_epoch=self.plans.newest_epoch if self.plans else 0,
         )  # fmt: skip
 
     def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations:
@@ -216,6 +222,12 @@ class Worker:
             held_back=engine.counters.held_back(), plans=engine.counters.plans(), refused=engine.counters.refused,
             more_records=tuple(others),
         )  # fmt: skip
+
+
+def owes_audits(told: Sequence[ArmCounts], now: Sequence[ArmCounts]) -> bool:
+    """Whether draws that were open when the control plane was ``told`` of them have been compared by ``now``."""
+    audited = {(c.epoch, c.arm): c.audited for c in now}
+    return any(c.audited < c.drawn and c.audited < audited.get((c.epoch, c.arm), 0) for c in told)
 
 
 def _return_memory() -> None:

@@ -20,9 +20,16 @@ from offramp_cli.documents import Document, constructed, documents
 from offramp_core.control.spec import check_name, parse_spec
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.plan import Plan
-from offramp_operator.shell.manifests import API_VERSION, CONFIG_KIND, GROUP, ROLLOUT_KIND, SERVICE_KIND
+from offramp_operator.shell.manifests import (
+    API_VERSION,
+    CONFIG_KIND,
+    GROUP,
+    ROLLOUT_KIND,
+    SERVICE_KIND,
+    WORKER_CLASS_KIND,
+)
 
-KINDS = (SERVICE_KIND, CONFIG_KIND, ROLLOUT_KIND)
+KINDS = (SERVICE_KIND, CONFIG_KIND, ROLLOUT_KIND, WORKER_CLASS_KIND)
 _SHOWN_CHARACTERS = 60
 _TEXT, _ANYTHING = {"type": ["string", "null"]}, {"x-kubernetes-preserve-unknown-fields": True}
 _TEXTS = {"type": ["object", "null"], "additionalProperties": {"type": "string"}}

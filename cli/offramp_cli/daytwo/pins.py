@@ -75,7 +75,13 @@ def pin(
             "--ramp", metavar="ID=THRESHOLD", help="Leave at this ramp below this uncertainty; may be repeated."
         ),
     ] = None,
-    precision: Annotated[str, typer.Option("--precision", help="fp32 or int8.")] = "fp32",
+    precision: Annotated[
+        str,
+        typer.Option(
+            "--precision",
+            help="Precision of the backbone that the ramps belong to, as the bundle names it: fp32, int8, ...",
+        ),
+    ] = "fp32",
     config: Annotated[
         str | None, typer.Option("--config", metavar="NAME", help="Take the thresholds of a RampConfig.")
     ] = None,

@@ -24,7 +24,7 @@ from decimal import Decimal
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.columns import EXACT
+from offramp_core.precision import EXACT
 from offramp_core.records import BoolArray, Records
 from offramp_core.search.grid import NEVER, STEPS, leave_keys, threshold_of
 

@@ -31,9 +31,9 @@ from offramp_core.certify.certificate import (
 )
 from offramp_core.certify.planner import fewest_labels, more_labels
 from offramp_core.certify.slices import SliceBudget, SliceResult, check_slices, in_slice
-from offramp_core.columns import EXACT
 from offramp_core.evaluate import Evaluation, evaluate_plan
-from offramp_core.plan import Execution, Plan, Precision, RampThreshold
+from offramp_core.plan import Execution, Plan, RampThreshold
+from offramp_core.precision import EXACT, Precision
 from offramp_core.records import BoolArray, Records
 from offramp_core.search.grid import cautious_threshold
 

@@ -84,6 +84,8 @@ def _facts(
         capacity=capacity_of(snapshot, now),
         version=version,
         route=snapshot.gathered.route,
+        worker_class=snapshot.gathered.worker_class,
+        class_trouble=snapshot.gathered.class_trouble,
         turn=snapshot.gathered.turn,
     )
 

@@ -35,6 +35,7 @@ from offramp_core.evidence.slow import BatchShape, by_shape
 from offramp_core.protocol import ArmCounts, PlanDocument
 from offramp_core.reasons import Reason
 from offramp_core.sketch import SecondsSketch
+from offramp_core.tuning import most_tests
 
 CLUSTERING_RECORDS = 5000  # newest ones, that tell how much requests resemble each other beside a pin
 
@@ -162,7 +163,7 @@ def _clustering(seen: Seen, draft: Draft) -> float | None:
 def _next_test(seen: Seen, draft: Draft) -> int:
     """The number of a test that begins now; those of a tuning that has not been digested are taken."""
     pending = seen.snapshot.tuning_running or seen.snapshot.tuning_outcome is not None
-    return draft.tuning.tests_run + 1 + pending * len(seen.spec.precisions)
+    return draft.tuning.tests_run + 1 + pending * most_tests(seen.spec.precisions)
 
 
 # --- what its verdict changes ----------------------------------------------------------------------

@@ -28,7 +28,7 @@ from offramp_core.control.objects import (
     WorkersStatus,
 )
 from offramp_core.control.recreate import interruption
-from offramp_core.control.snapshot import RouteTrouble, Scaling, Turn, Worker
+from offramp_core.control.snapshot import Scaling, Trouble, Turn, Worker
 from offramp_core.control.spec import Autoscaling
 from offramp_core.control.update import Update
 from offramp_core.control.versions import Version
@@ -63,7 +63,9 @@ class Facts:
     capacity: Capacity = field(default_factory=Capacity)
     ramp_sets: RampSetStatus = field(default_factory=RampSetStatus)
     version: Version = field(default_factory=Version)
-    route: RouteTrouble | None = None
+    route: Trouble | None = None
+    worker_class: str = ""
+    class_trouble: Trouble | None = None
     turn: Turn | None = None
 
     @property
@@ -108,7 +110,15 @@ class Facts:
 def workers_status(facts: Facts) -> WorkersStatus:
     desired, ready = facts.desired, len(facts.ready)
     scaled_by = "" if facts.scaling is None else facts.scaling.by
-    return WorkersStatus(desired, ready, facts.acked, f"{ready}/{desired}", scaled_by, tuple(sorted(facts.quarantined)))
+    return WorkersStatus(
+        desired,
+        ready,
+        facts.acked,
+        f"{ready}/{desired}",
+        scaled_by,
+        tuple(sorted(facts.quarantined)),
+        class_name=facts.worker_class,
+    )
 
 
 def conditions(
@@ -127,6 +137,7 @@ def conditions(
         *_updating(facts),
         *_on_trial(facts),
         *_routed(facts),
+        *_classed(facts),
         *_autoscaling(facts),
         *_user_generation(facts, settled_generation),
     ]
@@ -327,6 +338,14 @@ def _routed(facts: Facts) -> list[Condition]:
     return (
         [] if trouble is None else [_condition(ConditionType.ROUTE_ACCEPTED, "False", trouble.reason, trouble.message)]
     )
+
+
+def _classed(facts: Facts) -> list[Condition]:
+    """Said only while the WorkerClass that the spec names cannot be used."""
+    trouble = facts.class_trouble
+    if trouble is None:
+        return []
+    return [_condition(ConditionType.WORKER_CLASS_USABLE, "False", trouble.reason, trouble.message)]
 
 
 def _autoscaling(facts: Facts) -> list[Condition]:

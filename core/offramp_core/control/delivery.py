@@ -19,11 +19,14 @@ STALLING = frozenset(
     {
         Reason.INVALID_BUNDLE,
         Reason.INVALID_MODEL,
+        Reason.WORKER_CLASS_NOT_FOUND,
+        Reason.WORKER_CLASS_CONTRADICTED,
+        Reason.WORKER_CLASSES_UNREADABLE,
         Reason.DIGEST_MISMATCH,
         Reason.ADDRESS_REFUSED,
         Reason.BUNDLE_TOO_LARGE,
     }
-)  # waiting will not help: the bundle itself is at fault
+)  # waiting will not help: the bundle itself is at fault, or somebody must make or change a class
 PERCENT_STEP = 5  # a status that changed with every byte would be written with every pull
 
 

@@ -366,7 +366,7 @@ class PinStatus:
 
 @dataclass(frozen=True, slots=True)
 class WorkersStatus:
-    """``scaled_by`` names what decides on ``desired`` where ``spec.replicas`` does not."""
+    """``scaled_by`` names what decides on ``desired`` where ``spec.replicas`` does not, ``class_name`` the WorkerClass that workers are made of."""
 
     desired: int = 0
     ready: int = 0
@@ -374,6 +374,7 @@ class WorkersStatus:
     summary: str = ""
     scaled_by: str = ""
     quarantined: tuple[str, ...] = ()
+    class_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -607,7 +607,7 @@ def forbidden(config: Config, service: Service) -> str:
     spec = service.spec
     if spec.mode == "Disabled":
         return spec.no_exits_because or "ramps.mode is Disabled"
-    if config.plan.precision not in spec.precisions:
+    if spec.precisions is not None and config.plan.precision not in spec.precisions:
         return f"{config.name} runs at {config.plan.precision}; ramps.precision is {spec.precision}"
     if not is_certified(config, service):
         return f"{config.name} is not certified for a budget of {spec.max_disagreement:.2%} with confidence {spec.confidence:g}"

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from offramp_core.columns import EXACT, chain
+from offramp_core.columns import chain
 from offramp_core.control.snapshot import Worker
-from offramp_core.plan import Precision
+from offramp_core.precision import EXACT, Precision
 from offramp_core.protocol import PlanDocument, RampInfo
 from offramp_core.records import ExitCosts
 

@@ -134,8 +134,8 @@ class TrainingReport:
 
 
 @dataclass(frozen=True, slots=True)
-class RouteTrouble:
-    """Why requests through a Gateway are not shared by weight, although the spec asks for it: the reason of a condition, and a sentence."""
+class Trouble:
+    """What keeps something that the spec asks for from being had: the reason of a condition, and a sentence."""
 
     reason: AnyReason
     message: str
@@ -167,7 +167,10 @@ class Gathered:
     #: What became of the last training.
     training: TrainingReport | None = None
     #: What is wrong with a route through a Gateway that the spec asks for.
-    route: RouteTrouble | None = None
+    route: Trouble | None = None
+    #: The WorkerClass that workers are made of, or were while ``class_trouble`` keeps the one that the spec names from being used.
+    worker_class: str = ""
+    class_trouble: Trouble | None = None
     #: Digest of the workers that the spec asks for now; empty where there can be none.
     template: str = ""
     #: Why the workers are not yet what the administrator asks for.

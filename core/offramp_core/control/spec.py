@@ -13,9 +13,11 @@ from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
-from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
-from offramp_core.plan import MAX_ACTIVE_RAMPS, PRECISIONS, Execution, Precision, RampThreshold
+from offramp_core.generation.losses import Output as Generated
+from offramp_core.generation.losses import answer_pattern
+from offramp_core.plan import MAX_ACTIVE_RAMPS, Execution, RampThreshold
+from offramp_core.precision import EXACT, Precision, check_precision
 from offramp_core.protocol import class_of, class_slice, slice_number
 from offramp_core.task import TASKS, Output
 
@@ -29,12 +31,22 @@ DeadlineAnswers = Literal["OnRequest", "Always"]
 Protocol = Literal["HTTP", "GRPC"]
 UpdateType = Literal["Auto", "Availability", "ResourceAware", "Recreate"]
 NoExitFloor = Literal["Reserve", "PreScale", "None"]
+SampledAnswers = Literal["Exact", "Lossy"]
+Judged = Output | Literal["ExactAnswer", "TokenF1", "RougeL"]
+GENERATED = tuple(str(output) for output in Generated)  # outputs that are about generated answers
 
-_DURATION = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h)$")
+_PART = r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h)"
+_DURATION = re.compile(rf"^(?:{_PART})+$")
+_DURATION_PART = re.compile(_PART)
 _UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 FETCHED = ("https://", "s3://")
 MODEL_FIELDS = {"uri", "digest", "archiveDigest", "endpoint", "region", "secretRef"}
+_ACCURACY_FIELDS = {"maxDisagreement", "maxLoss", "confidence", "output", "answerPattern", "sampledAnswers"}
+_ACCURACY_FIELDS |= {"slices", "classes", "everyClass"}
+_RAMPS_FIELDS = {"mode", "maxOverhead", "maxActive", "holdback", "precision", "training", "store", "pin"}
+_ROLLOUT_FIELDS = {"promotion", "onInconclusive", "confidence", "stepDeadline", "cooldown"}
+_ROLLOUT_FIELDS |= {"rollbackWindow", "historyLimit", "steps"}
 _OBJECT_NAME = re.compile(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
 _NAMESPACE = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 _URI = re.compile(
@@ -186,7 +198,9 @@ class ServiceSpec:
     model_secret: str | None = None
     latency_percentile: int = 95
     confidence: float = 0.95
-    output: Output = "Top1"
+    output: Judged = "Top1"
+    answer_pattern: str = ""
+    sampled_answers: SampledAnswers = "Exact"
     slices: tuple[SliceObjective, ...] = ()
     mode: Mode = "Auto"
     max_overhead: float = 0.05
@@ -217,6 +231,11 @@ class ServiceSpec:
         return self.model_uri.startswith(FETCHED)
 
     @property
+    def class_name(self) -> str:
+        """The WorkerClass that workers are made of; empty without one."""
+        return str(self.worker.get("className") or "")
+
+    @property
     def may_move(self) -> bool:
         """Whether another bundle may lie at the URI tomorrow and nothing in the spec would notice."""
         return (
@@ -229,20 +248,20 @@ class ServiceSpec:
         key = f"{self.max_disagreement:g}/{self.confidence:g}/{self.max_overhead:g}/{self.max_active}/{self.execution}"
         key = key if self.precision == "Auto" else f"{key}/{self.precision}"
         key = key if self.output == "Top1" else f"{key}/{self.output}"
+        key = f"{key}/{self.answer_pattern}" if self.answer_pattern else key
         return key + "".join(f"/{s.name}={s.max_disagreement:g}" for s in self.slices)
 
     @property
-    def precisions(self) -> tuple[Precision, ...]:
-        """Precisions of the backbone that a plan may run at."""
-        return PRECISIONS if self.precision == "Auto" else (EXACT,)
+    def precisions(self) -> tuple[Precision, ...] | None:
+        """Precisions of the backbone that a plan may run at; None: any that the bundle has."""
+        return None if self.precision == "Auto" else (EXACT,)
 
 
 def parse_duration(text: Any, field_name: str) -> float:
-    """``40ms``, ``1.5s``, ``2h`` → seconds."""
-    match = _DURATION.match(text) if isinstance(text, str) else None
-    if match is None:
-        raise InvalidSpecError(field_name, f"{text!r} is not a duration; write for example 40ms, 1.5s or 2h")
-    return float(match[1]) * _UNIT_SECONDS[match[2]]
+    """``40ms``, ``1.5s``, ``1h30m`` → seconds."""
+    if not isinstance(text, str) or not _DURATION.match(text):
+        raise InvalidSpecError(field_name, f"{text!r} is not a duration; write for example 40ms, 1.5s or 1h30m")
+    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
 
 
 def parse_size(text: Any, field_name: str) -> int:
@@ -267,6 +286,33 @@ def check_name(name: Any) -> str:
     return name
 
 
+def _budget(accuracy: _Reader, output: Judged) -> float:
+    """The largest share of answers that may differ, or of generated ones the largest mean loss."""
+    name, other = ("maxLoss", "maxDisagreement") if output in GENERATED else ("maxDisagreement", "maxLoss")
+    if other in accuracy.value:
+        raise InvalidSpecError(accuracy.path(other), f"is not the budget of output {output}; set {name}")
+    return accuracy.decimal(name, None, low="0", high="0.5", exclude_low=True)
+
+
+def _generated(accuracy: _Reader, output: Judged) -> dict[str, Any]:
+    """What only a budget of generated answers says."""
+    for name in ("answerPattern", "sampledAnswers"):
+        if name in accuracy.value and output not in GENERATED:
+            raise InvalidSpecError(
+                accuracy.path(name), f"is about generated answers, and output is {output}; remove it"
+            )
+    pattern = accuracy.get("answerPattern") or ""
+    if pattern and output != "ExactAnswer":
+        raise InvalidSpecError(accuracy.path("answerPattern"), f"needs output ExactAnswer, and output is {output}")
+    if pattern:
+        try:
+            answer_pattern(str(pattern))
+        except InvalidArgumentError as error:
+            raise InvalidSpecError(accuracy.path("answerPattern"), str(error)) from error
+    sampled = accuracy.choice("sampledAnswers", get_args(SampledAnswers), "Exact")
+    return {"answer_pattern": str(pattern), "sampled_answers": cast(SampledAnswers, sampled)}
+
+
 def parse_spec(value: Any) -> ServiceSpec:
     """Parse and check ``EarlyExitService.spec``.
 
@@ -280,71 +326,66 @@ def parse_spec(value: Any) -> ServiceSpec:
         {"model", "objective", "ramps", "execution", "batching", "deadlineAnswers", "predictionCache", "feedback", "protocols", "rollout", "updatePolicy", "replicas", "autoscaling", "suspend", "worker"},
     )  # fmt: skip
     model = _model(spec.section("model", MODEL_FIELDS, required=True))
-    objective = spec.section("objective", {"latency", "accuracy"}, required=True)
-    latency = objective.section("latency", {"percentile", "threshold"}, required=True)
-    accuracy = objective.section(
-        "accuracy", {"maxDisagreement", "confidence", "output", "slices", "classes", "everyClass"}, required=True
-    )
-    output = cast(Output, accuracy.choice("output", tuple(TASKS), "Top1"))
-    slices = (*_slices(accuracy), *_classes(accuracy))
-    if output != "Top1" and any(s.predicted is not None for s in slices):
-        field_name = accuracy.path("everyClass" if "everyClass" in accuracy.value else "classes")
-        raise InvalidSpecError(field_name, f"is of answers that name a class, and output is {output}; remove it")
-    ramps = spec.section(
-        "ramps", {"mode", "maxOverhead", "maxActive", "holdback", "precision", "training", "store", "pin"}
-    )
-    mode = cast(Mode, ramps.choice("mode", get_args(Mode), "Auto"))
-    precision = cast(AllowedPrecision, ramps.choice("precision", get_args(AllowedPrecision), "Auto"))
+    objective = _objective(spec.section("objective", {"latency", "accuracy"}, required=True))
+    ramps = _ramps(spec.section("ramps", _RAMPS_FIELDS))
     execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
+    batching = spec.section("batching", {"policy"}).choice("policy", get_args(BatchingPolicy), "Offramp")
     return ServiceSpec(
         **model,
-        latency_percentile=latency.integer("percentile", 95, low=50, high=99),
-        latency_seconds=_positive(
-            parse_duration(latency.get("threshold"), latency.path("threshold")), latency.path("threshold")
-        ),
-        max_disagreement=accuracy.decimal("maxDisagreement", None, low="0", high="0.5", exclude_low=True),
-        confidence=accuracy.decimal("confidence", "0.95", low="0.5", high="1", exclude_low=True, exclude_high=True),
-        output=output,
-        slices=slices,
-        mode=mode,
-        max_overhead=ramps.decimal("maxOverhead", "0.05", low="0", high="1", exclude_low=True),
-        max_active=ramps.integer("maxActive", 3, low=1, high=MAX_ACTIVE_RAMPS),
-        holdback=ramps.decimal("holdback", "0.02", low="0", high="0.5"),
-        precision=precision,
-        training=cast(Training, ramps.choice("training", get_args(Training), "Prepared")),
-        store_claim=_store_claim(ramps),
-        pin=_pin(ramps, mode, precision),
+        **objective,
+        **ramps,
         execution=execution,
-        batching=cast(
-            BatchingPolicy, spec.section("batching", {"policy"}).choice("policy", get_args(BatchingPolicy), "Offramp")
-        ),
+        batching=cast(BatchingPolicy, batching),
         deadline_answers=_deadline_answers(spec, execution),
         cache_bytes=_cache_bytes(spec, execution),
         feedback_answers=_feedback_answers(spec),
         protocols=_protocols(spec),
-        rollout=_rollout(
-            spec.section(
-                "rollout",
-                {
-                    "promotion",
-                    "onInconclusive",
-                    "confidence",
-                    "stepDeadline",
-                    "cooldown",
-                    "rollbackWindow",
-                    "historyLimit",
-                    "steps",
-                },
-            )
-        ),
+        rollout=_rollout(spec.section("rollout", _ROLLOUT_FIELDS)),
         update_policy=_update_policy(
             spec.section("updatePolicy", {"type", "surgeDeadline", "recreateDeadline", "sideBySide"})
         ),
         replicas=spec.integer("replicas", 1, low=0, high=MAX_REPLICAS),
         autoscaling=_autoscaling(spec),
         suspend=spec.boolean("suspend", default=False),
-        worker=spec.mapping("worker"),
+        worker=_worker(spec),
     )
+
+
+def _objective(objective: _Reader) -> dict[str, Any]:
+    """How fast and how right: latency, budgets, and what an answer is."""
+    latency = objective.section("latency", {"percentile", "threshold"}, required=True)
+    accuracy = objective.section("accuracy", _ACCURACY_FIELDS, required=True)
+    output = cast(Judged, accuracy.choice("output", (*TASKS, *GENERATED), "Top1"))
+    slices = (*_slices(accuracy), *_classes(accuracy))
+    if output != "Top1" and any(s.predicted is not None for s in slices):
+        field_name = accuracy.path("everyClass" if "everyClass" in accuracy.value else "classes")
+        raise InvalidSpecError(field_name, f"is of answers that name a class, and output is {output}; remove it")
+    threshold = latency.path("threshold")
+    return {
+        "latency_percentile": latency.integer("percentile", 95, low=50, high=99),
+        "latency_seconds": _positive(parse_duration(latency.get("threshold"), threshold), threshold),
+        "max_disagreement": _budget(accuracy, output),
+        "confidence": accuracy.decimal("confidence", "0.95", low="0.5", high="1", exclude_low=True, exclude_high=True),
+        "output": output,
+        "slices": slices,
+        **_generated(accuracy, output),
+    }
+
+
+def _ramps(ramps: _Reader) -> dict[str, Any]:
+    """How exits are chosen, and what a plan may cost."""
+    mode = cast(Mode, ramps.choice("mode", get_args(Mode), "Auto"))
+    precision = cast(AllowedPrecision, ramps.choice("precision", get_args(AllowedPrecision), "Auto"))
+    return {
+        "mode": mode,
+        "max_overhead": ramps.decimal("maxOverhead", "0.05", low="0", high="1", exclude_low=True),
+        "max_active": ramps.integer("maxActive", 3, low=1, high=MAX_ACTIVE_RAMPS),
+        "holdback": ramps.decimal("holdback", "0.02", low="0", high="0.5"),
+        "precision": precision,
+        "training": ramps.choice("training", get_args(Training), "Prepared"),
+        "store_claim": _store_claim(ramps),
+        "pin": _pin(ramps, mode, precision),
+    }
 
 
 def _model(model: _Reader) -> dict[str, Any]:
@@ -442,7 +483,10 @@ def _pin(ramps: _Reader, mode: Mode, allowed: AllowedPrecision) -> Pin | None:
     if mode != "Pinned":
         return None
     pin = ramps.section("pin", {"ramps", "rampSetDigest", "precision"})
-    precision = cast(Precision, pin.choice("precision", PRECISIONS, EXACT))
+    try:
+        precision = check_precision(pin.get("precision", EXACT))
+    except InvalidArgumentError as error:
+        raise InvalidSpecError(pin.path("precision"), str(error)) from error
     if precision != EXACT and allowed == "Exact":
         raise InvalidSpecError(pin.path("precision"), f"is {precision}; ramps.precision Exact allows {EXACT} alone")
     entries, fewest = pin.get("ramps"), 1 if precision == EXACT else 0
@@ -596,6 +640,14 @@ def _parent(value: Any, where: str) -> tuple[tuple[str, str | int], ...]:
     if "port" in reader.value:
         reader.integer("port", None, low=1, high=65535)
     return tuple(sorted(reader.value.items()))
+
+
+def _worker(spec: _Reader) -> Mapping[str, Any]:
+    worker = spec.mapping("worker")
+    class_name = worker.get("className")
+    if class_name is not None and not (isinstance(class_name, str) and _OBJECT_NAME.match(class_name)):
+        raise InvalidSpecError(spec.path("worker.className"), f"must name a WorkerClass; got {class_name!r}")
+    return worker
 
 
 def _autoscaling(spec: _Reader) -> Autoscaling | None:

@@ -126,6 +126,8 @@ def _facts(seen: Seen, draft: Draft, pin: PinJudged) -> Facts:
         ramp_sets=draft.ramp_sets,
         version=seen.version,
         route=seen.snapshot.gathered.route,
+        worker_class=seen.snapshot.gathered.worker_class,
+        class_trouble=seen.snapshot.gathered.class_trouble,
         turn=seen.snapshot.gathered.turn,
     )
 

@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass, replace
 
 from offramp_core.certify import SliceBudget, all_streams_differ, allowance
-from offramp_core.columns import EXACT
 from offramp_core.control.audit import clustering, expected_rate, quiet_rate
 from offramp_core.control.objects import Config, ConfigStatus, PinStatus, Prediction, Rollout, TuningStatus
 from offramp_core.control.snapshot import Event, NewConfig, NewRollout, RecordStore, Snapshot
@@ -18,6 +17,7 @@ from offramp_core.control.spec import SliceObjective
 from offramp_core.control.versions import concerns_versions
 from offramp_core.evaluate import chain_of
 from offramp_core.plan import Plan
+from offramp_core.precision import EXACT
 from offramp_core.protocol import slice_number
 from offramp_core.reasons import MaybeReason, Reason
 from offramp_core.tuning import (

@@ -1,1 +1,1 @@
-"""Decisions about generated answers: what an answer lost, who computes next, who is let in."""
+"""Decisions about generated answers: what an answer lost, who computes next, who is let in, which variants a plan asks."""

@@ -13,7 +13,8 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from offramp_core.errors import InvalidArgumentError
@@ -77,20 +78,18 @@ def rouge_l(served: str, reference: str) -> float:
     return _loss(common_subsequence(ours, theirs), len(ours), len(theirs))
 
 
-LOSSES: Mapping[Output, Callable[[str, str], float]] = {
-    Output.EXACT_ANSWER: exact_answer,
-    Output.TOKEN_F1: token_f1,
-    Output.ROUGE_L: rouge_l,
-}
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Every loss of one answer against the reference's; ``pattern`` is for :func:`exact_answer`."""
 
+    pattern: re.Pattern[str] | None = None
 
-def all_losses(served: str, reference: str, *, pattern: re.Pattern[str] | None = None) -> dict[Output, float]:
-    """Every loss of one answer; ``pattern`` is for :func:`exact_answer`."""
-    return {
-        Output.EXACT_ANSWER: exact_answer(served, reference, pattern=pattern),
-        Output.TOKEN_F1: token_f1(served, reference),
-        Output.ROUGE_L: rouge_l(served, reference),
-    }
+    def __call__(self, served: str, reference: str) -> dict[Output, float]:
+        return {
+            Output.EXACT_ANSWER: exact_answer(served, reference, pattern=self.pattern),
+            Output.TOKEN_F1: token_f1(served, reference),
+            Output.ROUGE_L: rouge_l(served, reference),
+        }
 
 
 def answer_pattern(text: str) -> re.Pattern[str]:

@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.bundle import BatchProfile, Profile
-from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import Evaluation
+from offramp_core.precision import EXACT
 from offramp_core.records import ExitCosts, IndexArray, Records, SecondsArray
 
 Floats = npt.NDArray[np.float64]

@@ -69,6 +69,13 @@ app.kubernetes.io/component: operator
 {{- join ", " $names -}}
 {{- end -}}
 
+{{- define "offramp.workerClassRules" -}}
+# What the administrator gives to workers (spec.worker.className).
+- apiGroups: [earlyexit.dev]
+  resources: [workerclasses]
+  verbs: [get, list, watch]
+{{- end }}
+
 {{/*
 What the operator may do, and nothing else: it writes the status of services but never a service, has no access to secrets, and
 no rule has a wildcard. Verbs in alphabetical order, so that a missing or a doubled one shows.
@@ -86,6 +93,9 @@ no rule has a wildcard. Verbs in alphabetical order, so that a missing or a doub
 - apiGroups: [earlyexit.dev]
   resources: [rampconfigs/status, ramprollouts/status]
   verbs: [get, patch, update]
+{{- if eq .Values.scope.kind "cluster" }}
+{{ include "offramp.workerClassRules" . }}
+{{- end }}
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [create, delete, get, list, patch, watch]

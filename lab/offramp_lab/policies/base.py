@@ -13,10 +13,9 @@ from typing import Literal
 import numpy as np
 
 from offramp_core.certify import Certificate, SliceBudget
-from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import Threshold, answers_agree, check_active, leave_position
-from offramp_core.plan import PRECISIONS, Precision
+from offramp_core.precision import EXACT, Precision
 from offramp_core.records import BoolArray, IndexArray, Records, SecondsArray
 
 NO_EXIT = -1
@@ -29,7 +28,7 @@ class Objective:
 
     ``budget`` is the allowed disagreement, ``max_ramps`` ramps at most may be active and add at most ``max_overhead`` of the backbone's
     time together. ``batch_size`` is how many requests an online policy sees at a time. ``precisions`` are those a plan may run at, as
-    far as they were recorded; policies that were published without any run at fp32.
+    far as they were recorded (None: any); policies that were published without any run at fp32.
     ``goal`` is what the exact search makes least: the mean time to answer, its 95th percentile, or the engine's busy time. Requests of ``slices`` have a
     budget of their own, which the exact search and the certified policy keep. Published policies know neither.
     """
@@ -39,15 +38,19 @@ class Objective:
     max_ramps: int = 3
     max_overhead: float = 0.05
     batch_size: int = 1
-    precisions: tuple[Precision, ...] = PRECISIONS
+    precisions: tuple[Precision, ...] | None = None
     goal: Goal = "mean"
     slices: tuple[SliceBudget, ...] = ()
 
     def __post_init__(self) -> None:
-        if EXACT not in self.precisions:
+        if self.precisions is not None and EXACT not in self.precisions:
             raise InvalidArgumentError(f"precisions are {list(self.precisions)}; {EXACT} must be among them")
         if self.batch_size < 1:
             raise InvalidArgumentError(f"batch_size is {self.batch_size}; a policy sees at least 1 request at a time")
+
+    def allows(self, precision: Precision) -> bool:
+        """Whether a plan may run at a precision."""
+        return self.precisions is None or precision in self.precisions
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ import numpy as np
 
 from offramp_core import tuning
 from offramp_core.certify import largest_passing_count
-from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidRecordsError
 from offramp_core.evaluate import evaluate, plan_columns
-from offramp_core.plan import Precision
+from offramp_core.precision import EXACT, Precision
 from offramp_core.records import Records
 from offramp_core.search.grid import STEPS, threshold_of
 from offramp_core.search.objective import LoadBand, Pricing, Weights, price
@@ -76,7 +75,7 @@ def lower_precision(tune: Records, stream: Records, objective: Objective) -> Tra
     reason = without_other_precisions(tune)
     if reason:
         raise InvalidRecordsError(reason)
-    found = [(evaluate(tune.at(p), (), ()), p) for p in tune.others if p in objective.precisions]
+    found = [(evaluate(tune.at(p), (), ()), p) for p in tune.others if objective.allows(p)]
     kept = [(seen.saving, p) for seen, p in found if seen.disagreement <= objective.budget and seen.saving > 0]
     return constant(stream, (), (), precision=max(kept)[1]) if kept else exits_off(tune, stream, objective)
 
@@ -196,9 +195,7 @@ def best_of_precisions(records: Records, objective: Objective) -> tuple[Precisio
     """
     if objective.goal != "mean" or objective.slices:
         return EXACT, searched(records, objective)
-    found = {
-        p: searched(records.at(p), objective) for p in (records.precision, *records.others) if p in objective.precisions
-    }
+    found = {p: searched(records.at(p), objective) for p in (records.precision, *records.others) if objective.allows(p)}
     kept = [(plan.saving, p) for p, plan in found.items() if p == EXACT or plan.disagreement <= objective.budget]
     precision = max(kept, key=lambda pair: pair[0])[1]
     return precision, found[precision]

@@ -18,9 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from offramp_core.batching import BATCHING, check_name
 from offramp_core.certify import SliceBudget
 from offramp_core.certify.slices import check_slices
-from offramp_core.columns import EXACT
 from offramp_core.errors import InvalidArgumentError, OfframpError
-from offramp_core.plan import PRECISIONS, Execution
+from offramp_core.plan import Execution
+from offramp_core.precision import EXACT
 from offramp_core.records import Records
 from offramp_lab.policies import POLICIES, NamedPolicy, Objective, policy
 from offramp_lab.policies.planned import GOALS, pricing_of
@@ -283,7 +283,7 @@ def _objective(limits: Limits, batch_size: int, *, precision: str, goal: str, sl
             raise InvalidArgumentError(f"{name} is {value}; it must be a share between 0 and 1, such as 0.01 for 1 %")
     if precision not in ("auto", "exact"):
         raise InvalidArgumentError(f"--precision is {precision}; give auto or exact")
-    allowed = PRECISIONS if precision == "auto" else (EXACT,)
+    allowed = None if precision == "auto" else (EXACT,)
     if goal not in GOALS:
         raise InvalidArgumentError(f"--objective {goal} is unknown; choose from {', '.join(GOALS)}")
     return Objective(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from offramp_cli.npz import read_npz
-from offramp_core.plan import PRECISIONS
+from offramp_core.columns import other_precisions
 from offramp_core.records import Records, records_from_arrays
 
 ARRAYS = frozenset(
     {"uncertainty", "prediction", "final", "reference", "segment_seconds", "ramp_seconds", "slice", "time", "stream"}
     | {"batch_size", "regroup_seconds", "ramp_id", "ramp_precision"}
-    | {f"{p}_{name}" for p in PRECISIONS for name in ("segment_seconds", "ramp_seconds")}
 )
 
 
@@ -25,4 +26,7 @@ def load_records(path: Path, *, batch_size: int | None = None) -> Records:
     InvalidRecordsError
         It cannot be read, is no npz, or breaks the contract of records.
     """
-    return records_from_arrays(read_npz(path, only=ARRAYS), batch_size=batch_size)
+    of_columns = read_npz(path, only=frozenset({"ramp_precision"})).get("ramp_precision", np.empty(0, np.str_))
+    others = other_precisions([str(name) for name in of_columns.ravel()])
+    priced = {f"{precision}_{name}" for precision in others for name in ("segment_seconds", "ramp_seconds")}
+    return records_from_arrays(read_npz(path, only=ARRAYS | priced), batch_size=batch_size)

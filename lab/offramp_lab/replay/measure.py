@@ -11,8 +11,8 @@ import numpy as np
 
 from offramp_core.batching import MAX_BATCH
 from offramp_core.bundle import BatchProfile, Profile
-from offramp_core.columns import EXACT
 from offramp_core.plan import Execution
+from offramp_core.precision import EXACT
 from offramp_core.records import Records
 from offramp_lab.policies import NamedPolicy, Objective, Trace, policy, replay_halves
 from offramp_lab.policies.base import NO_EXIT, PlanInForce

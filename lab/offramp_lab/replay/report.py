@@ -15,10 +15,10 @@ from rich.table import Table
 
 from offramp_core import binomial
 from offramp_core.audits import audit_price
-from offramp_core.columns import EXACT
 from offramp_core.control.audit import QUIET_RATE
 from offramp_core.evaluate import evaluate
 from offramp_core.plan import MAX_ACTIVE_RAMPS
+from offramp_core.precision import EXACT
 from offramp_core.records import Records
 from offramp_lab.policies import Objective, Outcome, PlanInForce
 from offramp_lab.policies.planned import pricing_of

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from offramp_core.columns import EXACT
 from offramp_core.control.objects import Config, Prediction
 from offramp_core.plan import Plan, format_threshold
+from offramp_core.precision import EXACT
 from offramp_operator.explain.words import share
 
 NEVER = "-"

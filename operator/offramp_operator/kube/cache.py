@@ -24,6 +24,7 @@ from offramp_operator.kube.kinds import (
     WATCHED,
     Kind,
     Object,
+    class_of,
     name_of,
     namespace_of,
     owner_of,
@@ -45,7 +46,7 @@ class _Packed:
     namespace: str
     name: str
     owner: str  # uid; empty without one
-    target: str  # Deployment that an autoscaler scales
+    target: str  # Deployment that an autoscaler scales, or class that a service asks for
     body: bytes
 
     @classmethod
@@ -56,7 +57,7 @@ class _Packed:
             namespace_of(obj),
             name_of(obj),
             owner="" if owner is None else owner["uid"],
-            target=scale_target(obj) if kind is AUTOSCALER else "",
+            target=_target(kind, obj),
             body=msgspec.msgpack.encode(obj),
         )
 
@@ -79,7 +80,7 @@ class ObjectCache:
         self._objects: dict[Kind, dict[str, _Packed]] = {kind: {} for kind in kinds}
         self._named: dict[Kind, dict[tuple[str, str], str]] = {kind: {} for kind in kinds}
         self._owned: dict[Kind, dict[str, set[str]]] = {kind: {} for kind in kinds}
-        self._scaling: dict[tuple[str, str], set[str]] = {}
+        self._targeting: dict[tuple[Kind, str], set[str]] = {}
         self._deleted: OrderedDict[str, float] = OrderedDict()
         self._unreadable: dict[tuple[Kind, str | None], str] = {}
 
@@ -105,8 +106,8 @@ class ObjectCache:
         self._named[kind][kept.namespace, kept.name] = uid
         if kept.owner:
             self._owned[kind].setdefault(kept.owner, set()).add(uid)
-        if kind is AUTOSCALER:
-            self._scaling.setdefault((kept.namespace, kept.target), set()).add(uid)
+        if kept.target:
+            self._targeting.setdefault((kind, kept.target), set()).add(uid)
         self._changed(obj)
         return True
 
@@ -173,7 +174,12 @@ class ObjectCache:
 
     def autoscalers(self, namespace: str, deployment: str) -> list[Object]:
         """What scales a Deployment, by name."""
-        return self._by_name(AUTOSCALER, self._scaling.get((namespace, deployment), ()))
+        return self._by_name(AUTOSCALER, self._targeting.get((AUTOSCALER, f"{namespace}/{deployment}"), ()))
+
+    def of_class(self, name: str) -> list[tuple[str, str]]:
+        """Namespace and name of every service that asks for a WorkerClass."""
+        found = (self._objects[SERVICE][uid] for uid in self._targeting.get((SERVICE, name), ()))
+        return sorted((kept.namespace, kept.name) for kept in found)
 
     def all(self, kind: Kind) -> Iterator[Object]:
         return (kept.unpacked() for kept in list(self._objects[kind].values()))
@@ -195,9 +201,17 @@ class ObjectCache:
             del self._named[kind][name]
         if kept.owner:
             _drop(self._owned[kind], kept.owner, uid)
-        if kind is AUTOSCALER:
-            _drop(self._scaling, (kept.namespace, kept.target), uid)
+        if kept.target:
+            _drop(self._targeting, (kind, kept.target), uid)
         return True
+
+
+def _target(kind: Kind, obj: Object) -> str:
+    """What an object is about besides its owner: an autoscaler's Deployment, a service's class."""
+    if kind is SERVICE:
+        return class_of(obj)
+    name = scale_target(obj) if kind is AUTOSCALER else ""
+    return f"{namespace_of(obj)}/{name}" if name else ""
 
 
 def _drop(index: dict[K, set[str]], key: K, uid: str) -> None:

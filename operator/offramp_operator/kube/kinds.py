@@ -15,6 +15,7 @@ MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 MANAGED_BY = "offramp"
 SERVICE_LABEL = f"{GROUP}/service"
 MANAGED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
+CLASS_LABEL = f"{GROUP}/worker-class"
 VERSION_LABEL = f"{GROUP}/version"
 ON_TRIAL = "next"  # value of the label of workers whose model is on trial
 TEMPLATE_ANNOTATION = f"{GROUP}/template"
@@ -61,12 +62,15 @@ NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolici
 AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 JOB = Kind("batch", "v1", "Job", "jobs", MANAGED_SELECTOR)
 HTTP_ROUTE = Kind("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes", MANAGED_SELECTOR, optional=True)
+# Optional: read where the operator may, which one that is limited to namespaces may not unless it is told to.
+WORKER_CLASS = Kind(GROUP, VERSION, "WorkerClass", "workerclasses", optional=True, cluster_scoped=True)
 EVENT = Kind("events.k8s.io", "v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
 OWN = (SERVICE, CONFIG, ROLLOUT)
 CHILDREN = (
     DEPLOYMENT, REPLICA_SET, POD, CONFIG_MAP, NETWORK_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY, AUTOSCALER, JOB, HTTP_ROUTE,
+    WORKER_CLASS,
 )  # fmt: skip
 WATCHED = (*OWN, *CHILDREN)
 
@@ -93,6 +97,12 @@ def scale_target(autoscaler: Object) -> str:
     target = (autoscaler.get("spec") or {}).get("scaleTargetRef") or {}
     of_deployments = (target.get("kind"), target.get("apiVersion", "apps/").partition("/")[0]) == ("Deployment", "apps")
     return str(target.get("name", "")) if of_deployments else ""
+
+
+def class_of(service: Object) -> str:
+    """Name of the WorkerClass that a service asks for; empty where it asks for none."""
+    worker = (service.get("spec") or {}).get("worker") or {}
+    return str(worker.get("className") or "") if isinstance(worker, dict) else ""
 
 
 def owner_of(obj: Object) -> Object | None:

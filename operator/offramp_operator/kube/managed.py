@@ -86,7 +86,7 @@ class Managed:
     children: tuple[Kind, ...] = ()
     belongs: Callable[[Object], ObjectKey | None] | None = None
     matters: Callable[[Kind, ObjectKey, ObjectCache], bool] | None = None
-    users: Callable[[Kind, Object, ObjectCache], Iterable[ObjectKey]] | None = None
+    users: Callable[[Object, ObjectCache], Iterable[ObjectKey]] | None = None
 
     @property
     def ours(self) -> tuple[Kind, ...]:
@@ -108,7 +108,7 @@ class Managed:
         if key is not None and (self.matters is None or self.matters(kind, key, cache)):
             yield key
         if self.users is not None:
-            yield from self.users(kind, obj, cache)
+            yield from self.users(obj, cache)
 
     def everybody(self, cache: ObjectCache) -> list[ObjectKey]:
         return [ObjectKey(*name) for name in cache.names(self.kind)]

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from offramp_core.control.objects import Service, UpdateStrategy
 from offramp_core.control.snapshot import TrainingOrder
-from offramp_core.control.spec import Autoscaling, Gateway
+from offramp_core.control.spec import Autoscaling, Gateway, parse_duration
 from offramp_core.errors import InvalidSpecError
 from offramp_operator.kube.kinds import (
     AUTOSCALER,
+    CLASS_LABEL,
     GROUP_VERSION,
     HTTP_ROUTE,
     MANAGED_BY,
@@ -69,21 +71,27 @@ LINK_LOCAL_6 = ("fe80::/10",)
 PROVEN_SECONDS = (
     5  # ready for so long under traffic before the next worker is replaced: a bundle may fail at its first batches
 )
-START_SECONDS = 600  # a large bundle is compiled and warmed before the worker is ready
+START_SECONDS = (
+    600  # a large bundle is compiled and warmed before the worker is ready; spec.worker.startupDeadline says otherwise
+)
+PROBE_SECONDS = 2  # between two probes of a starting worker
+TMP_SIZE = "64Mi"  # what libraries write besides; spec.worker.tmp says otherwise
 IN_FLIGHT_METRIC = "earlyexit_inflight"  # of the workers' /metrics; an adapter serves it as a metric of pods
 POD_FIELDS = (
     "imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName", "schedulerName",
+    "resourceClaims",
 )  # fmt: skip
 DEVICE_FIELDS = (
     "nodeSelector",
     "affinity",
     "runtimeClassName",
     "schedulerName",
+    "resourceClaims",
 )  # what may lead a worker to its device
 PLAIN_SELECTORS = (
     "kubernetes.io/arch", "kubernetes.io/os", "topology.kubernetes.io/region", "topology.kubernetes.io/zone",
 )  # fmt: skip
-CONTAINER_FIELDS = ("imagePullPolicy", "resources")
+CONTAINER_FIELDS = ("imagePullPolicy",)
 
 
 CONFINED: Object = {
@@ -132,7 +140,8 @@ class WorkerSettings:
 
     ``admin_from`` are the pods that alone may reach admin ports; None makes no NetworkPolicy. With ``allow_egress`` the policy
     leaves alone what workers connect to. ``image`` fetches bundles even where a service runs another one: only the administrator's
-    own program sees credentials and decides on addresses. ``pull_secrets`` are for services that name none themselves.
+    own program sees credentials and decides on addresses. ``pull_secrets`` are for services that name none themselves, ``service_account`` is
+    what a WorkerClass gives to pods; without one they have the namespace's default.
     """
 
     image: str
@@ -140,6 +149,7 @@ class WorkerSettings:
     allow_egress: bool = False
     delivery: DeliverySettings = DeliverySettings()
     pull_secrets: tuple[str, ...] = ()
+    service_account: str = ""
 
 
 def model_name(service: str) -> str:
@@ -251,7 +261,7 @@ def deployment(
         "spec": {
             **({} if replicas is None else {"replicas": replicas}),
             "revisionHistoryLimit": 2,
-            "progressDeadlineSeconds": START_SECONDS + 60 + _fetch_seconds(service, settings),
+            "progressDeadlineSeconds": _start_seconds(service) + 60 + _fetch_seconds(service, settings),
             "minReadySeconds": PROVEN_SECONDS,
             "selector": {"matchLabels": selector(service, trial=trial)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": STRATEGIES[strategy]},
@@ -546,6 +556,8 @@ def _store_mounts(service: Service) -> list[Object]:
 def _pod_metadata(service: Service, *, trial: bool) -> Object:
     worker = service.spec.worker
     own = labels(service) | selector(service, trial=trial)
+    if service.spec.class_name:
+        own[CLASS_LABEL] = service.spec.class_name
     result: Object = {"labels": {**_texts(worker.get("labels")), **own}}
     if annotations := _texts(worker.get("annotations")):
         result["annotations"] = annotations
@@ -571,6 +583,7 @@ def _pod_spec(service: Service, identity: WorkerIdentity, settings: WorkerSettin
             # Optional: a worker starts before the first plan, exits off.
             {"name": "plan", "configMap": {"name": plan_name(service.name), "optional": True}},
             {"name": "state", "emptyDir": {"sizeLimit": "64Mi"}},
+            *_scratch_volumes(service),
             *([_store_volume(service)] if service.spec.store_claim is not None else []),
         ],
     }
@@ -580,7 +593,8 @@ def _given(service: Service, settings: WorkerSettings) -> Object:
     """What the spec says of pods, and the administrator where it says nothing."""
     secrets: Object = {"imagePullSecrets": [{"name": name} for name in settings.pull_secrets]}
     worker = service.spec.worker
-    return (secrets if settings.pull_secrets else {}) | {name: worker[name] for name in POD_FIELDS if worker.get(name)}
+    given = (secrets if settings.pull_secrets else {}) | {name: worker[name] for name in POD_FIELDS if worker.get(name)}
+    return given | ({"serviceAccountName": settings.service_account} if settings.service_account else {})
 
 
 def _trainer_given(service: Service, settings: WorkerSettings) -> Object:
@@ -597,8 +611,26 @@ def _trainer_given(service: Service, settings: WorkerSettings) -> Object:
     return given | ({"nodeSelector": kept} if kept else {})
 
 
+def _scratch_volumes(service: Service) -> list[Object]:
+    """A place for temporary files, as the root is read-only; and /dev/shm where the runtime's own is too small."""
+    worker = service.spec.worker
+    tmp: Object = {"name": "tmp", "emptyDir": {"sizeLimit": (worker.get("tmp") or {}).get("sizeLimit", TMP_SIZE)}}
+    shared = worker.get("sharedMemory")
+    if not shared:
+        return [tmp]
+    return [tmp, {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": shared["sizeLimit"]}}]
+
+
+def _scratch_mounts(service: Service) -> list[Object]:
+    tmp = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108 - of a container, and its own
+    shared = {"name": "shared-memory", "mountPath": "/dev/shm"}  # noqa: S108
+    return [tmp, *([shared] if service.spec.worker.get("sharedMemory") else [])]
+
+
 def _devices(service: Service) -> bool:
     """Whether workers ask for what only some nodes have."""
+    if service.spec.worker.get("resourceClaims"):
+        return True
     resources = service.spec.worker.get("resources") or {}
     named = {name for kind in ("requests", "limits") for name in resources.get(kind) or {}}
     return any(name not in FETCHED_RESOURCES and not name.startswith("hugepages-") for name in named)
@@ -686,6 +718,7 @@ def _container(service: Service, identity: WorkerIdentity, settings: WorkerSetti
     grpc = {"name": "grpc", "containerPort": GRPC_PORT, "protocol": "TCP"}
     return {
         **{name: worker[name] for name in CONTAINER_FIELDS if worker.get(name)},
+        **_resources(worker),
         "name": CONTAINER,
         "image": worker.get("image") or settings.image,
         "command": [WORKER_NAME],
@@ -695,7 +728,9 @@ def _container(service: Service, identity: WorkerIdentity, settings: WorkerSetti
             {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
             *([grpc] if "GRPC" in service.spec.protocols else []),
         ],
-        "startupProbe": _probe("/v2/health/live", period=2, failures=START_SECONDS // 2),
+        "startupProbe": _probe(
+            "/v2/health/live", period=PROBE_SECONDS, failures=math.ceil(_start_seconds(service) / PROBE_SECONDS)
+        ),
         "readinessProbe": _probe("/v2/health/ready", period=2, failures=2),
         "livenessProbe": _probe("/v2/health/live", period=10, failures=6),
         "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
@@ -707,9 +742,22 @@ def _container(service: Service, identity: WorkerIdentity, settings: WorkerSetti
             # A folder, not a subPath: files below a subPath are never updated.
             {"name": "plan", "mountPath": PLAN_FOLDER, "readOnly": True},
             {"name": "state", "mountPath": STATE_PATH},
+            *_scratch_mounts(service),
             *_store_mounts(service),
         ],
     }
+
+
+def _resources(worker: Mapping[str, Any]) -> Object:
+    """What the container gets: quantities, and every claim of the pod."""
+    claims = [{"name": claim["name"]} for claim in worker.get("resourceClaims") or ()]
+    resources = {**(worker.get("resources") or {}), **({"claims": claims} if claims else {})}
+    return {"resources": resources} if resources else {}
+
+
+def _start_seconds(service: Service) -> int:
+    text = service.spec.worker.get("startupDeadline")
+    return START_SECONDS if text is None else math.ceil(parse_duration(text, "spec.worker.startupDeadline"))
 
 
 def _environment(service: Service, identity: WorkerIdentity) -> list[Object]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from offramp_core.control.snapshot import RouteTrouble
+from offramp_core.control.snapshot import Trouble
 from offramp_core.reasons import Reason
 from offramp_operator.kube.kinds import Object, name_of
 from offramp_operator.kube.slim import content
@@ -25,7 +25,7 @@ def has_let_go(route: Object, backend: str) -> bool:
     return all(int(c.get("observedGeneration") or generation) >= generation for _, c in _conditions(route))
 
 
-def trouble(route: Object) -> RouteTrouble | None:
+def trouble(route: Object) -> Trouble | None:
     """Why no request comes along the route, as its Gateways say; None where nothing is wrong."""
     refused = [
         f"{parent}: {c.get('reason')}: {c.get('message') or 'no message'}"
@@ -33,10 +33,10 @@ def trouble(route: Object) -> RouteTrouble | None:
         if c.get("type") in NEEDED and c.get("status") == "False"
     ]
     if refused:
-        return RouteTrouble(Reason.ROUTE_NOT_ACCEPTED, f"HTTPRoute {name_of(route)}: " + "; ".join(refused))
+        return Trouble(Reason.ROUTE_NOT_ACCEPTED, f"HTTPRoute {name_of(route)}: " + "; ".join(refused))
     if not any(c.get("type") == "Accepted" for _, c in _conditions(route)):
         told = "no Gateway has taken it; is there one of the name in gateway.parentRefs, with a controller that runs?"
-        return RouteTrouble(Reason.ROUTE_NOT_ACCEPTED, f"HTTPRoute {name_of(route)}: {told}")
+        return Trouble(Reason.ROUTE_NOT_ACCEPTED, f"HTTPRoute {name_of(route)}: {told}")
     return None
 
 

@@ -19,11 +19,12 @@ from offramp_operator.kube.kinds import (
     REPLICA_SET,
     ROLLOUT,
     SERVICE,
+    WORKER_CLASS,
 )
 from offramp_operator.kube.managed import Managed, Reconcile, Right, Seat, forever
 from offramp_operator.kube.manifests import WorkerSettings
 from offramp_operator.kube.platform.service_platform import KubePlatform
-from offramp_operator.kube.watch import service_key, service_matters
+from offramp_operator.kube.watch import class_users, service_key, service_matters
 from offramp_operator.metrics import Metrics
 from offramp_operator.shell.observe import Observer
 from offramp_operator.shell.onlook import Onlooker, Onlookers
@@ -50,7 +51,7 @@ RIGHTS = (
         )
     ),
     Right(JOB, "create delete get list watch"),
-    *(Right(kind, READ) for kind in (REPLICA_SET, POD)),
+    *(Right(kind, READ) for kind in (REPLICA_SET, POD, WORKER_CLASS)),
     Right(EVENT, "create"),
 )
 
@@ -88,4 +89,13 @@ def services(
         seat.beside(forever(TURN_SECONDS, take_turns))
         return Reconciler(platform, observer, key, onlooker=Onlookers(metrics, *onlookers)).reconcile
 
-    return Managed(SERVICE, begin, RIGHTS, own=OWN[1:], children=CHILDREN, belongs=service_key, matters=service_matters)
+    return Managed(
+        SERVICE,
+        begin,
+        RIGHTS,
+        own=OWN[1:],
+        children=CHILDREN,
+        belongs=service_key,
+        matters=service_matters,
+        users=class_users,
+    )

@@ -23,6 +23,7 @@ from offramp_operator.kube.kinds import (
     REPLICA_SET,
     ROLLOUT,
     SERVICE,
+    WORKER_CLASS,
     Kind,
     Object,
 )
@@ -33,7 +34,7 @@ _METADATA = (
 )  # fmt: skip
 _OWNER = ("kind", "name", "uid", "controller")
 _COMPARED = frozenset({DEPLOYMENT, NETWORK_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY, HTTP_ROUTE})
-_WHOLE = frozenset({SERVICE, CONFIG, ROLLOUT})
+_WHOLE = frozenset({SERVICE, CONFIG, ROLLOUT, WORKER_CLASS})
 # An annotation that tools write with a whole copy of the object.
 _COPY = "kubectl.kubernetes.io/last-applied-configuration"
 

@@ -26,6 +26,7 @@ from offramp_operator.kube.kinds import (
     SERVICE,
     SERVICE_LABEL,
     WATCHED,
+    WORKER_CLASS,
     Kind,
     Object,
     name_of,
@@ -71,7 +72,9 @@ class Services:
 
     def woken(self, kind: Kind, obj: Object, cache: ObjectCache) -> Iterable[ServiceKey]:
         key = service_key(obj)
-        return () if key is None or not service_matters(kind, key, cache) else (key,)
+        if key is None:
+            return class_users(obj, cache)
+        return (key,) if service_matters(kind, key, cache) else ()
 
     def everybody(self, cache: ObjectCache) -> Iterable[ServiceKey]:
         return (ServiceKey(*name) for name in cache.names(SERVICE))
@@ -80,6 +83,8 @@ class Services:
 def service_key(obj: Object) -> ServiceKey | None:
     """The service to wake for an object. Only a hint: what counts as a service's own is decided by owner references."""
     owner = owner_of(obj)
+    if not namespace_of(obj):
+        return None  # of the whole cluster
     if obj.get("kind") == AUTOSCALER.name and (owner is None or owner["kind"] != SERVICE.name):
         name = scale_target(obj)  # a user's; the Deployment is named like its service
     elif obj.get("kind") == SERVICE.name:
@@ -94,6 +99,12 @@ def service_key(obj: Object) -> ServiceKey | None:
 def service_matters(kind: Kind, key: ServiceKey, cache: ObjectCache) -> bool:
     """Most autoscalers of a cluster are about something else, and each changes every few seconds."""
     return kind is not AUTOSCALER or cache.get(SERVICE, key.namespace, key.name) is not None
+
+
+def class_users(obj: Object, cache: ObjectCache) -> list[ServiceKey]:
+    """The services that ask for a class; none of anything else."""
+    is_class = obj.get("kind") == WORKER_CLASS.name
+    return [ServiceKey(*name) for name in cache.of_class(name_of(obj))] if is_class else []
 
 
 @dataclass(slots=True)

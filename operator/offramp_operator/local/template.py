@@ -21,7 +21,8 @@ _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _FILE = "file://"
 CLUSTER_ONLY = frozenset({
     "image", "imagePullPolicy", "imagePullSecrets", "resources", "nodeSelector", "tolerations", "affinity", "topologySpreadConstraints",
-    "priorityClassName", "runtimeClassName", "schedulerName", "labels", "annotations",
+    "priorityClassName", "runtimeClassName", "schedulerName", "labels", "annotations", "className", "resourceClaims", "tmp", "sharedMemory",
+    "startupDeadline",
 })  # fmt: skip
 
 

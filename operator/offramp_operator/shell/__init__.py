@@ -9,6 +9,7 @@ record_pool.py the fleet's records of one ramp set, bounded
 peaks.py       the highest of many readings of the last hour
 variables.py   what a spec's options are called in a worker's environment
 observe.py     pulls workers and pools what they saw
+tunings.py     tunings beside the passes, and what they found
 reconcile.py   one pass: gather, observe, decide, act
 onlook.py      what a pass tells the web page
 log.py         one structured line per transition

@@ -29,6 +29,7 @@ STEPS_KEPT = 16  # of a rollout's history, where it must be short
 TEXT_KEPT = 1000  # characters of a text, where it must be short
 REQUEST_ANNOTATION = f"{GROUP}/request"
 SERVICE_KIND, CONFIG_KIND, ROLLOUT_KIND = "EarlyExitService", "RampConfig", "RampRollout"
+WORKER_CLASS_KIND = "WorkerClass"
 # Kubernetes' own name for what our codec would call lastTransitionAt; every client knows it by this one.
 _OURS, _THEIRS = "lastTransitionAt", "lastTransitionTime"
 

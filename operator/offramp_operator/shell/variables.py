@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offramp_core.control.spec import BatchingPolicy, ServiceSpec
+from offramp_core.control.spec import GENERATED, BatchingPolicy, ServiceSpec
 
 BATCHING_NAMES: dict[BatchingPolicy, str] = {"Offramp": "offramp", "TFServing": "tf-serving", "Clockwork": "clockwork"}
 
@@ -13,5 +13,8 @@ def option_variables(spec: ServiceSpec) -> dict[str, str]:
         **({"OFFRAMP_BATCHING": BATCHING_NAMES[spec.batching]} if spec.batching != "Offramp" else {}),
         **({"OFFRAMP_CACHE_BYTES": str(spec.cache_bytes)} if spec.cache_bytes else {}),
         **({"OFFRAMP_DEADLINE_ANSWERS": "always"} if spec.deadline_answers == "Always" else {}),
+        **({"OFFRAMP_OUTPUT": spec.output} if spec.output in GENERATED else {}),
+        **({"OFFRAMP_ANSWER_PATTERN": spec.answer_pattern} if spec.answer_pattern else {}),
+        **({"OFFRAMP_LOSSY_SAMPLING": "1"} if spec.sampled_answers == "Lossy" else {}),
         **({"OFFRAMP_FEEDBACK_ROWS": str(spec.feedback_answers)} if spec.feedback_answers else {}),
     }

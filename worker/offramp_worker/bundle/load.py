@@ -35,10 +35,10 @@ from offramp_core.bundle import (
     ramp_set_digest,
     side_model_file,
 )
-from offramp_core.columns import EXACT, chain
+from offramp_core.columns import chain
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError, InvalidRecordsError
 from offramp_core.npz import read_npz
-from offramp_core.plan import PRECISIONS, Precision
+from offramp_core.precision import EXACT, Precision, check_precision
 from offramp_core.protocol import RampInfo
 from offramp_core.records import records_from_arrays
 from offramp_core.task import Task
@@ -91,10 +91,6 @@ class Bundle:
     def ramps(self) -> tuple[RampSpec, ...]:
         return self.manifest.ramps
 
-    def file_of(self, precision: Precision) -> str:
-        """Name of the file with the backbone at a precision."""
-        return next((p.file for p in self.manifest.precisions if p.name == precision), BACKBONE_FILE)
-
     @property
     def device(self) -> Device:
         """Where its profile was measured, and where it is served."""
@@ -123,7 +119,7 @@ def load_bundle(path: Path, *, expected_digest: str | None = None) -> Bundle:
         raise InvalidBundleError.foreign(
             f"{MANIFEST_FILE}: backbone_digest is {manifest.backbone_digest}, and this worker must serve {expected_digest}"
         )
-    files: dict[Precision, str] = {EXACT: BACKBONE_FILE, **{p.name: p.file for p in manifest.precisions}}
+    files: dict[Precision, str] = {spec.name: spec.file for spec in manifest.backbones}
     columns = manifest.columns
     side_files = {j: side_model_file(column.id) for j, column in enumerate(columns) if column.head == "model"}
     content = {name: _read_member(path, name, manifest) for name in (*MEMBERS, *files.values(), *side_files.values())}
@@ -164,7 +160,7 @@ def check_files(path: Path) -> Manifest:
         if "/" in name or name in (".", ".."):
             raise InvalidBundleError(f"{MANIFEST_FILE}: files names {name!r}; a bundle is one flat folder")
         try:
-            with _plain(path / name).open("rb") as file:
+            with plain_file(path / name).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise InvalidBundleError(f"{name}: cannot be read ({error.strerror})") from error
@@ -205,7 +201,7 @@ def _read_manifest(file: Path) -> Manifest:
     try:
         if (size := file.stat().st_size) > MAX_MANIFEST_BYTES:
             raise InvalidBundleError(f"{MANIFEST_FILE}: has {size} bytes; at most {MAX_MANIFEST_BYTES} are read")
-        raw = _plain(file).read_bytes()
+        raw = plain_file(file).read_bytes()
     except OSError as error:
         raise InvalidBundleError(
             f"{MANIFEST_FILE}: cannot be read ({error.strerror}); is {file.parent} a bundle?"
@@ -223,7 +219,7 @@ def _read_manifest(file: Path) -> Manifest:
     return manifest
 
 
-def _plain(file: Path) -> Path:
+def plain_file(file: Path) -> Path:
     """The file, once it is sure that it ends: a device, or a pipe that nobody writes to, would be read for ever."""
     if not stat.S_ISREG(file.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no regular file")
@@ -246,11 +242,11 @@ def _check_manifest(manifest: Manifest) -> None:
     for ramp in manifest.ramps:
         _check_place(ramp, manifest)
     columns, ids = manifest.columns, [ramp.id for ramp in manifest.ramps]
-    place = ("", *PRECISIONS).index
+    place = ("", *(spec.name for spec in manifest.backbones)).index
     order = [(place(manifest.precision_of(ramp)), ramp.position, ramp.head) for ramp in manifest.ramps]
     if order != sorted(order):
         raise InvalidBundleError(
-            f"{MANIFEST_FILE}: ramps {ids} must be sorted: those at the input, of fp32, of each other precision; then by position and head"
+            f"{MANIFEST_FILE}: ramps {ids} must be sorted: those at the input, then of {[spec.name for spec in manifest.backbones]}; of each by position and head"
         )
     if len({c.id for c in columns}) != len(columns):
         raise InvalidBundleError(
@@ -279,6 +275,11 @@ def _check_task(manifest: Manifest) -> None:
 
 def _check_precisions(manifest: Manifest) -> None:
     names = [p.name for p in manifest.precisions]
+    for name in names:
+        try:
+            check_precision(name)
+        except InvalidArgumentError as error:
+            raise InvalidBundleError(f"{MANIFEST_FILE}: precisions: {error}") from error
     if EXACT in names or len(set(names)) != len(names):
         raise InvalidBundleError(f"{MANIFEST_FILE}: precisions {names} must differ from each other and from {EXACT}")
     files = [p.file for p in manifest.precisions]
@@ -295,7 +296,7 @@ def _check_place(ramp: RampSpec, manifest: Manifest) -> None:
             f"{MANIFEST_FILE}: ramp id {ramp.id!r} must be lower-case letters, digits, '-' and '.', like r04-grid or int8/r04-grid"
         )
     at_input = ramp.tensor == manifest.inputs[0].name
-    if ramp.precision not in ("", EXACT, *(p.name for p in manifest.precisions)) or (at_input and ramp.precision):
+    if ramp.precision not in ("", *(spec.name for spec in manifest.backbones)) or (at_input and ramp.precision):
         raise InvalidBundleError(
             f"{MANIFEST_FILE}: ramp {ramp.id!r} is of precision {ramp.precision!r}; it must be in the bundle, and empty at the input"
         )
@@ -307,7 +308,7 @@ def _check_place(ramp: RampSpec, manifest: Manifest) -> None:
 
 def _read_member(path: Path, name: str, manifest: Manifest) -> bytes:
     try:
-        raw = _plain(path / name).read_bytes()
+        raw = plain_file(path / name).read_bytes()
     except OSError as error:
         raise InvalidBundleError(
             f"{name}: cannot be read ({error.strerror}); the bundle in {path} is incomplete"
@@ -417,7 +418,7 @@ def _feature_shapes(
     """Shapes of all tensors that heads read; a tensor that two graphs have must have one shape."""
     shapes: dict[str, tuple[int, ...]] = {manifest.inputs[0].name: probe_x.shape[1:]}
     for precision, model in models.items():
-        file = next((p.file for p in manifest.precisions if p.name == precision), BACKBONE_FILE)
+        file = manifest.file_of(precision)
         read = [ramp.tensor for ramp in manifest.ramps if manifest.precision_of(ramp) == precision]
         try:
             found = feature_shapes(model, read, probe_x[:1], file)
@@ -457,7 +458,7 @@ def _check_records(raw: bytes, manifest: Manifest) -> None:
     except InvalidRecordsError as error:
         raise InvalidBundleError(f"{RECORDS_FILE}: {error}") from error
     of_columns = [column.precision for column in manifest.columns]
-    for precision in (EXACT, *(p.name for p in manifest.precisions)):
+    for precision in (spec.name for spec in manifest.backbones):
         recorded = records.at(precision) if precision in (EXACT, *records.others) else None
         ids = tuple(manifest.columns[j].id for j in chain(of_columns, precision))
         if recorded is None or recorded.n_ramps != len(ids) or recorded.ramp_ids not in ((), ids):

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offramp_core.columns import EXACT
 from offramp_core.evidence.meter import HoldbackMeter
 from offramp_core.evidence.slow import BatchShape, SlowLimits
 from offramp_core.execution import Regrouping
 from offramp_core.plan import NAME_HASH_LENGTH, Plan
+from offramp_core.precision import EXACT
 from offramp_core.protocol import PlanDocument
 from offramp_core.uncertainty import ExitTest
 from offramp_worker.engine.breaker import Breaker
@@ -45,15 +45,15 @@ class Runtime:
     stopped: frozenset[str] = frozenset()
     classes: Mapping[int, str] = field(default_factory=dict)
     stopped_classes: tuple[int, ...] = ()
+    exits_off: bool = field(init=False)  # whether it is the exact executor
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "exits_off", self.plan.exits_off and not self.stages)
 
     def slices_of(self, asked: str, answer: Any) -> tuple[str, ...]:
         """Which slices the audit of a request counts for: by what it ``asked`` for, and by the class that its ``answer`` names."""
         named = self.classes.get(int(answer)) if self.classes else None
         return (*([asked] if asked in self.slices else []), *([] if named is None else [named]))
-
-    @property
-    def exits_off(self) -> bool:
-        return not self.stages
 
     @property
     def carry_on(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from offramp_core.columns import EXACT
+from offramp_core.precision import EXACT
 from offramp_worker.engine.arms import Runtime
 from offramp_worker.engine.batcher import Batch
 from offramp_worker.engine.deadlines import BatchDeadlines, Deadlines

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import onnx
 
 from offramp_core.bundle import BACKBONE_FILE, PROFILE_FILE, RAMPS_FILE, side_model_file
-from offramp_core.columns import EXACT, FINAL_HEAD
+from offramp_core.columns import FINAL_HEAD
 from offramp_core.errors import InvalidBundleError, OfframpError, PlanRefusedError
-from offramp_core.plan import Precision
+from offramp_core.precision import EXACT, Precision
 from offramp_core.reasons import Reason
 from offramp_core.task import Answers, Task
 from offramp_worker.bundle.graph import input_name, output_name, tapped_model
@@ -198,7 +198,7 @@ class Sessions:
                 own.append([head for j in group if (head := bundle.heads[j]) is not None])
                 ramps.append(group)
         graphs = stage_graphs(bundle.backbones[precision], own, shapes=bundle.shapes, optimise=self._device.is_cpu)
-        file = bundle.file_of(precision)
+        file = bundle.manifest.file_of(precision)
         sessions += [(g, self._stage(graph, g, file)) for graph, g in zip(graphs[:-1], ramps, strict=True)]
         sessions.sort(key=lambda item: item[0])
         stages = (*(stage for _, stage in sessions), self._stage(graphs[-1], (), file))
@@ -215,7 +215,7 @@ class Sessions:
         bundle = self._bundle
         mine = [j for j, c in enumerate(bundle.columns) if (c.precision or EXACT) == precision]
         heads = {j: head for j in mine if (head := bundle.heads[j]) is not None}
-        file = RAMPS_FILE if precision == EXACT else bundle.file_of(precision)
+        file = RAMPS_FILE if precision == EXACT else bundle.manifest.file_of(precision)
         session = self._session(tapped_model(bundle.backbones[precision], list(heads.values())), file)
         final = next((j for j in mine if bundle.columns[j].head == FINAL_HEAD), None)
         return _Tap(session, tuple(heads), final)
@@ -250,7 +250,7 @@ class Sessions:
 
     def _approximations(self) -> list[tuple[str, Any]]:
         """Whole models besides the reference: file and session."""
-        others = [(self._bundle.file_of(p), tap.session) for p, tap in self._taps.items() if p != EXACT]
+        others = [(self._bundle.manifest.file_of(p), tap.session) for p, tap in self._taps.items() if p != EXACT]
         return others + [(self._side_file(j), session) for j, session in self._sides.items()]
 
     def _check_answers(self, session: Any, file: str) -> None:

@@ -16,6 +16,7 @@ from offramp_core.errors import DeliveryError, InvalidBundleError
 from offramp_core.protocol import FetchPhase, FetchProgress
 from offramp_core.reasons import Reason
 from offramp_worker.bundle.load import check_files
+from offramp_worker.bundle.task import GENERATE, declared_task
 from offramp_worker.fetch.download import Clock, Download, Limits
 from offramp_worker.fetch.source import Source
 from offramp_worker.fetch.unpack import unpack
@@ -134,9 +135,23 @@ def _check_archive(part: Path, expected: str, source: Source) -> None:
         )
 
 
+def _checked_digest(root: Path) -> str:
+    """The digest of a bundle, once its files are those that it lists."""
+    if declared_task(root) != GENERATE:
+        return check_files(root).backbone_digest
+    from offramp_worker.generate.load import (
+        check_content,
+        read_manifest,
+    )  # with a runtime that no other bundle needs here
+
+    manifest = read_manifest(root)
+    check_content(root, manifest)
+    return manifest.digest
+
+
 def _check_bundle(root: Path, expected: str | None, source: Source) -> None:
     try:
-        found = check_files(root).backbone_digest
+        found = _checked_digest(root)
     except InvalidBundleError as error:
         raise DeliveryError(
             Reason.INVALID_BUNDLE,
@@ -146,6 +161,6 @@ def _check_bundle(root: Path, expected: str | None, source: Source) -> None:
     if expected is not None and found != expected:
         raise DeliveryError(
             Reason.DIGEST_MISMATCH,
-            f"the bundle at {source.name} has backbone digest {found}, and the service must serve {expected}",
+            f"the bundle at {source.name} has digest {found}, and the service must serve {expected}",
             "put that bundle back there, or set spec.model.digest to the one to serve from now on",
         )

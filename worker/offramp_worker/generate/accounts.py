@@ -1,41 +1,59 @@
-"""What happened, counted in one place: metrics for people, counts and records for the control plane."""
+"""What happened, counted in one place: series for people, counts and records for the control plane.
+
+What a classifier's engine calls a batch is one request here: an arm is drawn for it, and its time is that for which it kept the engine busy.
+"""
 
 from __future__ import annotations
 
-import threading
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from offramp_core.evidence.slow import BatchShape, length_class
 from offramp_core.generation.losses import Output
+from offramp_core.precision import EXACT
+from offramp_core.protocol import RampInfo, slice_number, stream_number
 from offramp_core.reasons import RequestOutcome
+from offramp_worker.engine.counters import Counters, Origin, RecordRing
 from offramp_worker.generate.audits import Audited, Owed
 from offramp_worker.generate.metrics import GenerationMetrics
-from offramp_worker.generate.records import GenerationCounts, LossRing
-from offramp_worker.generate.routes import Assigned, text_of
+from offramp_worker.generate.routes import routes_of
 from offramp_worker.generate.tickets import Ticket
-
-MAX_COUNTS = 64  # kept: of the newest epochs, routes and arms
+from offramp_worker.logs import log_event
 
 
 class Accounts:
     """Safe for threads."""
 
-    def __init__(self, metrics: GenerationMetrics) -> None:
-        self.metrics, self.ring = metrics, LossRing()
-        self.refused = 0  # answers of requests that were turned away at once; the event loop counts
-        self._lock = threading.Lock()
-        self._counts: dict[tuple[int, str, str], GenerationCounts] = {}
+    def __init__(
+        self,
+        metrics: GenerationMetrics,
+        *,
+        output: Output = Output.EXACT_ANSWER,
+        columns: Sequence[RampInfo] = (),
+        digest: str = "",
+        token_seconds: float = 1.0,
+    ) -> None:
+        """``output`` is what of an answer the budget is about, ``columns`` are those of records, made under ``digest``; ``token_seconds`` is
+        the reference's time per token."""
+        self.metrics, self.output, self.counters = metrics, output, Counters()
+        self._columns, self._token_seconds = tuple(columns), token_seconds
+        self.ring = RecordRing(n_ramps=len(self._columns), ramp_set_digest=digest, losses=True)
 
-    def counts(self) -> tuple[GenerationCounts, ...]:
-        """Frozen copies, oldest epoch first."""
-        with self._lock:
-            return tuple(GenerationCounts(**self._counts[key].to_mapping()) for key in sorted(self._counts))
+    # --- requests -----------------------------------------------------------------------------------
 
-    def wrote(self, ticket: Ticket, tokens: int, *, now: float) -> None:
-        """New tokens of an answer; before the times of the ticket are brought up to date."""
+    def refused(self, answers: int = 1) -> None:
+        """A request was turned away at once."""
+        with self.counters.lock:
+            self.counters.refused += answers
+
+    def wrote(self, tokens: int) -> None:
+        """New tokens of an answer."""
         self.metrics.tokens_written.inc(tokens)
-        if not ticket.first:
-            self.metrics.tokens_read.inc(len(ticket.prompt))
-            self.metrics.first(text_of(ticket.assigned.route)).observe(now - ticket.admitted)
+
+    def began_to_show(self, ticket: Ticket) -> None:
+        """The client sees the first of an answer."""
+        self.metrics.first(routes_of(ticket.assigned)).observe(ticket.first - ticket.admitted)
 
     def worked(self, seconds: float) -> None:
         """The engine computed for requests."""
@@ -43,68 +61,121 @@ class Accounts:
 
     def ended(self, ticket: Ticket, outcome: RequestOutcome) -> None:
         """Nothing more will be computed for an answer."""
-        route, metrics = text_of(ticket.assigned.route), self.metrics
+        route, metrics = routes_of(ticket.assigned), self.metrics
         metrics.answers(route, outcome).inc()
         if ticket.proposed:
             metrics.drafts(route, "accepted").inc(ticket.accepted)
             metrics.drafts(route, "refused").inc(ticket.proposed - ticket.accepted)
         written = len(ticket.answer.tokens)
-        if outcome is RequestOutcome.OK and written > 1:
+        if ticket.last:
+            metrics.tokens_read.inc(len(ticket.prompt))
+        if outcome is RequestOutcome.OK and written > 1 and len(ticket.assigned.steps) == 1:
             metrics.each(route).observe((ticket.last - ticket.first) / (written - 1))
-        with self._lock:
-            counts = self._of(ticket.assigned)
-            counts.answers += outcome is RequestOutcome.OK
-            counts.cancelled += outcome is RequestOutcome.CANCELLED
-            counts.failed += outcome is RequestOutcome.FAILED
-            counts.tokens += written
-            counts.prompt_tokens += len(ticket.prompt) if ticket.first else 0
-            counts.proposed += ticket.proposed
-            counts.accepted += ticket.accepted
-            counts.drawn += ticket.audited
-            counts.first_token_seconds += ticket.first - ticket.admitted if ticket.first else 0.0
-            counts.writing_seconds += ticket.last - ticket.first
+        if ticket.assigned.counted:
+            self._count(ticket, outcome)
+
+    def _count(self, ticket: Ticket, outcome: RequestOutcome) -> None:
+        assigned, runtime = ticket.assigned, ticket.assigned.runtime
+        if runtime.breaker is not None and ticket.audited:
+            runtime.breaker.draw(1)
+        if outcome is RequestOutcome.CANCELLED:
+            with self.counters.lock:
+                runtime.counter.drawn += int(ticket.audited)
+            return
+        failed = outcome is RequestOutcome.FAILED
+        written = max(1, len(ticket.answer.tokens))
+        shape = BatchShape(1, length_class(len(ticket.prompt) + written))
+        slow_above = assigned.active.slow_above(runtime, shape)
+        expected = self._token_seconds * written
+        exit_name = assigned.steps[ticket.step].exit
+        with self.counters.lock:
+            runtime.counter.count_batch(shape=shape, seconds=ticket.busy, slow_above=slow_above, failed=failed)
+            if failed:
+                return
+            latency = ticket.last - ticket.admitted
+            runtime.counter.count_replies(exit_name=exit_name, latencies=[latency], drawn=int(ticket.audited))
+            if runtime.meter is not None:
+                if not runtime.exits_off:
+                    runtime.meter.count_replies(exit_name, 1)
+                runtime.meter.count_audited_batch(expected_seconds=expected)
+                if assigned.compared:
+                    runtime.meter.count_batch(
+                        held_back=assigned.held_back, expected_seconds=expected,
+                        answer_seconds=ticket.last - ticket.began, engine_seconds=ticket.busy,
+                    )  # fmt: skip
+
+    # --- audits -------------------------------------------------------------------------------------
 
     def judged(self, audited: Audited) -> None:
-        """An answer was compared with the reference's."""
-        route, metrics = text_of(audited.owed.assigned.route), self.metrics
-        metrics.audited(route).inc()
-        for output, loss in audited.losses.items():
-            metrics.losses(route, output).observe(loss)
+        """An answer was compared with the reference's.
+
+        A loss between 0 and 1 counts as an error with that probability, so that errors have the mean of losses and every test of counts is one of
+        the mean. Where only verified drafts were used, any difference beyond a tie is a fault and counts whole.
+        """
+        owed, assigned = audited.owed, audited.owed.assigned
+        route = routes_of(assigned)
+        for output, loss in audited.served.items():
+            self.metrics.losses(route, output).observe(loss)
         if audited.equality != "equal":
-            metrics.differences(route, "tie" if audited.equality == "tie" else "beyond").inc()
-        self.ring.add(audited, route=route)
-        with self._lock:
-            counts = self._of(audited.owed.assigned)
-            counts.audited += 1
-            counts.ties += audited.equality == "tie"
-            counts.different += audited.equality == "different"
-            _add(counts, audited.losses)
+            self.metrics.differences(route, "tie" if audited.equality == "tie" else "beyond").inc()
+        broken = assigned.lossless and audited.equality == "different"
+        if broken:
+            log_event("draft-changed-an-answer", level="error", route=route, epoch=assigned.epoch)
+        loss = 1.0 if broken else (0.0 if assigned.lossless else audited.served[self.output])
+        self._append(owed, uncertainty=audited.uncertainty, losses=audited.losses, final=self._final(audited))
+        self._judge(owed, error=owed.coin < loss)
 
     def audit_lost(self, owed: Owed) -> None:
-        """It could not be compared, and counts as if it had lost everything."""
-        route = text_of(owed.assigned.route)
-        self.metrics.audited(route).inc()
-        self.metrics.differences(route, "lost").inc()
-        self.ring.add_lost(owed, route=route)
-        with self._lock:
-            counts = self._of(owed.assigned)
-            counts.audited += 1
-            counts.lost += 1
-            _add(counts, dict.fromkeys(Output, 1.0))
+        """It could not be compared, and counts as if it had lost everything; its record says that every plan would have."""
+        self.metrics.differences(routes_of(owed.assigned), "lost").inc()
+        lossy = [column.id for column in self._columns if not column.precision]
+        everything = {name: dict.fromkeys(Output, 1.0) for name in lossy}
+        self._append(owed, uncertainty=dict.fromkeys(lossy, 0.0), losses=everything, final=1.0)
+        self._judge(owed, error=True)
 
-    def audit_spent(self, seconds: float) -> None:
+    def audit_spent(self, owed: Owed, seconds: float) -> None:
+        runtime = owed.assigned.runtime
         self.metrics.audit_seconds.inc(seconds)
+        if runtime.meter is not None:
+            with self.counters.lock:
+                runtime.meter.count_audit_time(seconds)
 
-    def _of(self, assigned: Assigned) -> GenerationCounts:
-        route = text_of(assigned.route)
-        key = (assigned.epoch, assigned.arm, route)
-        if key not in self._counts:
-            self._counts[key] = GenerationCounts(assigned.epoch, assigned.arm, assigned.config, route)
-            while len(self._counts) > MAX_COUNTS:
-                del self._counts[min(self._counts)]
-        return self._counts[key]
+    def _judge(self, owed: Owed, *, error: bool) -> None:
+        runtime = owed.assigned.runtime
+        self.metrics.audited(routes_of(owed.assigned)).inc()
+        if not owed.assigned.counted:
+            return
+        with self.counters.lock:
+            runtime.counter.count_audits(audited=1, disagreements=int(error))
+            if runtime.meter is not None:
+                for name in runtime.slices_of(owed.request_class, 0):
+                    runtime.meter.count_audits(name, audited=1, disagreements=int(error))
+        if runtime.breaker is not None and runtime.breaker.update(audited=1, disagreements=int(error)):
+            counter = runtime.counter
+            log_event(
+                "breaker-opened", level="warning", epoch=counter.epoch, audited=counter.audited, disagreements=counter.disagreements
+            )  # fmt: skip
 
+    def _final(self, audited: Audited) -> float:
+        """What the served arm's last variant loses."""
+        last = audited.owed.assigned.steps[-1].variant
+        return 0.0 if last == EXACT else audited.losses[last][self.output]
 
-def _add(counts: GenerationCounts, losses: dict[Output, Any]) -> None:
-    for output, loss in losses.items():
-        counts.loss_sums[output] = counts.loss_sums.get(output, 0.0) + loss
+    def _append(
+        self,
+        owed: Owed,
+        *,
+        uncertainty: Mapping[str, float],
+        losses: Mapping[str, Mapping[Output, float]],
+        final: float,
+    ) -> None:
+        variants = [column.precision or column.id for column in self._columns]
+        self.ring.append(
+            time=[owed.wall_time],
+            uncertainty=np.array([[uncertainty[name] for name in variants]], dtype=np.float32),
+            answers={
+                "loss": np.array([[losses[name][self.output] for name in variants]], dtype=np.float32),
+                "final_loss": np.array([final], dtype=np.float32),
+            },
+            origins=[Origin(slice_number(owed.request_class), stream_number(owed.source), owed.draw, owed.audit_rate)],
+        )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from offramp_core.generation.columns import answer_uncertainty
 from offramp_core.generation.stops import StopScanner
 from offramp_worker.generate.seam import TextDecoder, Token
 
@@ -29,6 +30,18 @@ class Piece:
         return self.finish is not None or bool(self.error)
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A whole answer."""
+
+    text: str
+    tokens: tuple[Token, ...]
+
+    @property
+    def uncertainty(self) -> float:
+        return answer_uncertainty([token.logprob for token in self.tokens])
+
+
 class Answer:
     """The answer to one prompt.
 
@@ -46,7 +59,7 @@ class Answer:
         self, decoder: TextDecoder, *, stops: tuple[str, ...], end_tokens: Sequence[int], logprobs: bool = False
     ) -> None:
         self._decoder, self._scanner = decoder, StopScanner(stops)
-        self._end_tokens, self._logprobs = frozenset(end_tokens), logprobs
+        self._end_tokens, self.logprobs = frozenset(end_tokens), logprobs
         self._decoded = self._shown = 0
         self._unshown: deque[tuple[int, Token]] = deque()  # and where the text of each begins
         self._texts: list[str] = []
@@ -65,7 +78,7 @@ class Answer:
             if token.id in self._end_tokens:
                 self.finish = "stop"
                 break
-            if self._logprobs:
+            if self.logprobs:
                 self._unshown.append((self._decoded, token))
             texts.append(self._add(self._decoder.add(token.id)))
             if self._scanner.stopped:

@@ -3,19 +3,30 @@
 A request is drawn by one uniform number at its admission, before anything is known of its answer. While the backlog is full nobody is drawn: the
 decision hangs on what is owed and not on the request, so those that are drawn stay a fair sample, and each record has the rate it was
 drawn with. What is drawn is never dropped.
+
+An audit asks every variant the same prompt, so that one record says what each plan would have lost; what was served is not computed again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-from offramp_core.generation.losses import Output, all_losses
-from offramp_worker.generate.answers import Answer
+from offramp_core.generation.losses import Losses, Output
+from offramp_worker.generate.answers import Answer, Given
 from offramp_worker.generate.routes import Assigned
-from offramp_worker.generate.seam import GenerationEngine, NoRoomError, Progress, Route, Sampling, Token, Tokenizer
+from offramp_worker.generate.seam import (
+    REFERENCE,
+    GenerationEngine,
+    NoRoomError,
+    Progress,
+    Route,
+    Sampling,
+    Token,
+    Tokenizer,
+)
 from offramp_worker.generate.tickets import Ticket
 from offramp_worker.logs import log_event
 
@@ -23,21 +34,25 @@ MAX_OWED = 256
 MAX_OWED_TOKENS = 1_000_000  # of their prompts and answers
 TIE_MARGIN = 1e-3  # of logits; closer ones may change places where arithmetic is done in another order
 PIECE = 64
+GREEDY = Sampling(logprobs=True)  # what is compared: with log probabilities, of which an answer's uncertainty is made
 Equality = Literal["equal", "tie", "different"]
 
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """An answer that was given, and what it takes to ask the reference the same. ``n_tokens`` were served; where the client left in between
-    that is all there is to compare."""
+    """An answer that was served, and what it takes to ask other variants the same. ``asked`` are the variants whose answers are there by now.
+
+    Where the client left in between, ``max_tokens`` is what it had been served: that is all there is to compare.
+    """
 
     prompt: tuple[int, ...]
     max_tokens: int
     stops: tuple[str, ...]
-    served: str
-    tokens: tuple[int, ...]
+    served: Given
+    asked: Mapping[str, Given]
     assigned: Assigned
     draw: float
+    coin: float
     audit_rate: float
     wall_time: float
     request_class: str
@@ -50,24 +65,44 @@ class Owed:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """The verdict on one answer: its losses, and whether its tokens are the reference's."""
+    """The verdict on one answer: what it lost, what each lossy variant's would have, how unsure each was, and whether the tokens served are the
+    reference's. ``losses`` and ``uncertainty`` are by variant."""
 
     owed: Owed
-    losses: dict[Output, float]
+    served: dict[Output, float]
+    losses: dict[str, dict[Output, float]]
+    uncertainty: dict[str, float]
     equality: Equality
+
+
+@dataclass(slots=True)
+class _Running:
+    """An audit under way: the variants that are still to be asked, and the answer that grows."""
+
+    owed: Owed
+    left: deque[str]
+    given: dict[str, Given] = field(default_factory=dict)
+    variant: str = ""
+    sequence: int | None = None
+    answer: Answer | None = None
 
 
 def owed_by(ticket: Ticket) -> Owed | None:
     """What the audit of an answered request needs; None where nothing was served."""
-    tokens = tuple(t.id for t in ticket.answer.tokens)
+    tokens = tuple(ticket.answer.tokens)
     if not tokens:
         return None
     limit = ticket.max_tokens
+    asked = dict(ticket.asked)
     if ticket.answer.finish is None:
         ticket.answer.take((), ended=True)  # what was held back was part of the answer as well
-        limit = len(tokens)
+        limit, asked = len(tokens), {}
+    served = Given(ticket.answer.text, tokens)
+    route = ticket.assigned.route(ticket.step)
+    if limit == ticket.max_tokens and not route.draft:
+        asked[route.variant] = served
     return Owed(
-        ticket.prompt, limit, ticket.stops, ticket.answer.text, tokens, ticket.assigned, ticket.draw, ticket.audit_rate,
+        ticket.prompt, limit, ticket.stops, served, asked, ticket.assigned, ticket.draw, ticket.coin, ticket.audit_rate,
         ticket.wall_time, ticket.request_class, ticket.source,
     )  # fmt: skip
 
@@ -81,17 +116,19 @@ class AuditDesk:
         tokenizer: Tokenizer,
         *,
         share: float,
+        compare: Losses,
         judge: Callable[[Audited], None],
         lost: Callable[[Owed], None],
-        spend: Callable[[float], None],
+        spend: Callable[[Owed, float], None],
         clock: Callable[[], float],
     ) -> None:
         """``share`` of the engine's time may go into audits while requests are served; all of it while there are none. ``judge`` is told every
         verdict, ``lost`` of what could not be compared, ``spend`` the seconds."""
-        self._engine, self._tokenizer, self._share = engine, tokenizer, share
+        self._engine, self._tokenizer, self._share, self._compare = engine, tokenizer, share, compare
         self._judge, self._lost, self._spend, self._clock = judge, lost, spend, clock
+        self._variants = [v.name for v in engine.bundle.variants]
         self._backlog: deque[Owed] = deque()
-        self._now: tuple[Owed, int, Answer] | None = None
+        self._now: _Running | None = None
         self._promised = self._promised_tokens = 0
         self._credit = 0.0
 
@@ -113,8 +150,15 @@ class AuditDesk:
         self._promised -= 1
         self._promised_tokens -= tokens
 
-    def add(self, owed: Owed) -> None:
+    def take_over(self, ticket: Ticket, *, served: bool) -> bool:
+        """A request that was drawn has ended; whether there is anything to compare."""
+        self.withdraw(ticket.size)
+        owed = owed_by(ticket) if served else None
+        if owed is None:
+            return False
+        self.promise(owed.size)
         self._backlog.append(owed)
+        return True
 
     def served(self, seconds: float) -> None:
         """The engine worked for requests."""
@@ -125,12 +169,12 @@ class AuditDesk:
         """What the caches of the next audit need, if one waits and none is under way."""
         if self._now is not None or not self._backlog:
             return None
-        return self._engine.cache_bytes(self._backlog[0].size, route=Route())
+        return max(self._engine.cache_bytes(self._backlog[0].size, route=Route(name)) for name in self._variants)
 
     @property
     def due(self) -> bool:
         """Whether it is the turn of audits although requests are served."""
-        return self._credit > 0 and (self._now is not None or bool(self._backlog))
+        return self._credit > 0 and self.pending
 
     @property
     def pending(self) -> bool:
@@ -138,64 +182,89 @@ class AuditDesk:
 
     def step(self) -> bool:
         """Compute a little of one audit; False where there is no room for it now."""
-        if self._now is None and not self._begin():
-            return False
         if self._now is None:
+            owed = self._backlog.popleft()
+            self._now = _Running(owed, deque(n for n in self._variants if n not in owed.asked), dict(owed.asked))
+        now = self._now
+        if now.sequence is None and not self._begin(now):
+            return False
+        if now.sequence is None:
             return True
-        owed, sequence, answer = self._now
         began = self._clock()
         try:
-            progress = self._engine.step([sequence], prompt_tokens=PIECE)[0]
+            progress = self._engine.step([now.sequence], prompt_tokens=PIECE)[0]
         except Exception as error:
-            progress = Progress(sequence, ended=True, error=str(error) or type(error).__name__)
+            progress = Progress(now.sequence, ended=True, error=str(error) or type(error).__name__)
         seconds = self._clock() - began
         self._credit = max(self._credit - seconds, -60.0)
-        self._spend(seconds)
-        self._took(owed, answer, progress)
+        self._spend(now.owed, seconds)
+        self._took(now, progress)
         return True
 
     def abandon(self) -> int:
         """Give up what is left, when the process ends; how many."""
         left, self._backlog = len(self._backlog) + (self._now is not None), deque()
         if self._now is not None:
-            self._engine.cancel(self._now[1])
+            if self._now.sequence is not None:
+                self._engine.cancel(self._now.sequence)
             self._now = None
         return left
 
-    def _begin(self) -> bool:
-        owed = self._backlog[0]
-        greedy = Sampling()
+    def _begin(self, now: _Running) -> bool:
+        """Ask the next variant, or judge where there is none left; False where there is no room."""
+        if not now.left:
+            self._finish(now)
+            return True
+        owed, variant = now.owed, now.left[0]
         try:
-            sequence = self._engine.start(owed.prompt, max_tokens=owed.max_tokens, sampling=greedy, route=Route())
+            now.sequence = self._engine.start(
+                owed.prompt, max_tokens=owed.max_tokens, sampling=GREEDY, route=Route(variant)
+            )
         except NoRoomError:
             return False
         except Exception as error:
-            self._backlog.popleft()
             self._give_up(owed, str(error))
             return True
-        self._backlog.popleft()
-        ends = self._engine.bundle.end_tokens
-        self._now = owed, sequence, Answer(self._tokenizer.decoder(), stops=owed.stops, end_tokens=ends)
+        now.left.popleft()
+        now.variant = variant
+        now.answer = Answer(self._tokenizer.decoder(), stops=owed.stops, end_tokens=self._engine.bundle.end_tokens)
         return True
 
-    def _took(self, owed: Owed, answer: Answer, progress: Progress) -> None:
+    def _took(self, now: _Running, progress: Progress) -> None:
+        assert now.answer is not None
         if progress.error:
             self._engine.cancel(progress.sequence)
-            self._now = None
-            self._give_up(owed, progress.error)
+            self._give_up(now.owed, progress.error)
             return
-        answer.take(progress.tokens, ended=progress.ended)
-        if answer.finish is None:
+        now.answer.take(progress.tokens, ended=progress.ended)
+        if now.answer.finish is None:
             return
         if not progress.ended:
             self._engine.cancel(progress.sequence)
+        now.given[now.variant] = Given(now.answer.text, tuple(now.answer.tokens))
+        now.sequence = now.answer = None
+        if not now.left:
+            self._finish(now)
+
+    def _finish(self, now: _Running) -> None:
         self._now = None
+        owed, reference = now.owed, now.given[REFERENCE]
         self.withdraw(owed.size)
-        self._judge(Audited(owed, all_losses(owed.served, answer.text), equality(owed.tokens, answer.tokens)))
+        lossy = {name: given for name, given in now.given.items() if name != REFERENCE}
+        self._judge(
+            Audited(
+                owed,
+                self._compare(owed.served.text, reference.text),
+                {name: self._compare(given.text, reference.text) for name, given in lossy.items()},
+                {name: given.uncertainty for name, given in lossy.items()},
+                equality([token.id for token in owed.served.tokens], reference.tokens),
+            )
+        )
 
     def _give_up(self, owed: Owed, error: str) -> None:
         """What cannot be compared counts against the plan: losing it would bias the count towards agreement."""
         log_event("audit-lost", level="error", error=error)
+        self._now = None
         self.withdraw(owed.size)
         self._lost(owed)
 

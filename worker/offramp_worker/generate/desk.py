@@ -11,27 +11,29 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from offramp_core.generation.admission import Closed, Limits, Load, Pace, Refused, admit, reply_bytes
-from offramp_core.generation.turns import Reading, Waiting, next_prompt, next_to_begin, piece
+from offramp_core.generation.admission import Closed, Limits, Load, Refused
+from offramp_core.generation.losses import Losses
+from offramp_core.generation.turns import Reading, next_prompt, piece
 from offramp_core.reasons import RequestOutcome
+from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.engine.vitals import Vitals
 from offramp_worker.generate.accounts import Accounts
-from offramp_worker.generate.answers import Answer, Piece
-from offramp_worker.generate.audits import AuditDesk, owed_by
-from offramp_worker.generate.requests import MAX_SEED, Asked, RequestError
-from offramp_worker.generate.routes import Routes, check_route
+from offramp_worker.generate.answers import Piece
+from offramp_worker.generate.audits import AuditDesk
+from offramp_worker.generate.computing import Computing
+from offramp_worker.generate.line import Line
+from offramp_worker.generate.requests import Asked
+from offramp_worker.generate.routes import Dispatch
 from offramp_worker.generate.seam import (
-    REFERENCE,
     CacheMemory,
     GenerationEngine,
     Loaded,
     NoRoomError,
     Progress,
-    Sampling,
 )
-from offramp_worker.generate.tickets import ClosedError, Deliver, Ticket
+from offramp_worker.generate.tickets import ClosedError, Deliver, Ticket, TicketMaker
 from offramp_worker.logs import log_event
 
 SHUT = "the worker is shutting down"
@@ -40,10 +42,13 @@ ABANDON_SECONDS = 5.0  # for a step that is under way
 
 @dataclass(frozen=True, slots=True)
 class DeskOptions:
-    """What a desk is told. ``audit_share`` of the engine's time may go into audits while requests are served."""
+    """What a desk is told. ``audit_share`` of the engine's time may go into audits while requests are served; ``compare`` says what an answer lost;
+    ``marker`` notes a canary that is being computed."""
 
     limits: Limits = field(default_factory=Limits)
     audit_share: float = 0.1
+    compare: Losses = field(default_factory=Losses)
+    marker: CrashMarker = field(default_factory=lambda: CrashMarker(None))
 
 
 class GenerationDesk:
@@ -54,6 +59,7 @@ class GenerationDesk:
         loaded: Loaded,
         *,
         accounts: Accounts,
+        dispatch: Dispatch,
         deliver: Deliver,
         options: DeskOptions | None = None,
         lost: Callable[[str], None] = lambda _: None,
@@ -66,22 +72,20 @@ class GenerationDesk:
         self._engine: GenerationEngine = loaded.engine
         self._tokenizer, self._deliver = loaded.tokenizer, deliver
         self._options = options or DeskOptions()
-        self._clock, self._wall_clock = clock, wall_clock
-        self._draw = draw or random.SystemRandom().random
+        self._clock = clock
         self._changed = threading.Condition()
-        self._waiting: list[Ticket] = []  # under the condition, as all that both threads change
-        self._running: list[Ticket] = []
+        self._line = Line(self._options.limits)  # under the condition, as all that both threads change
         self._left: deque[Ticket] = deque()  # cancelled ones that run
-        self._reply_bytes = 0
-        self._number = 0
-        self._routes = Routes()
-        self._pace = Pace()
         self._closing = False
         self._ending = self._abandoned = False
-        self.vitals = Vitals(probe=lambda _: self._engine.probe(), recovered=self._recovered, lost=lost)
+        self.vitals = Vitals(probe=lambda _: self._engine.probe(), recovered=self._wake, lost=lost)
+        self._computing = Computing(self._engine, vitals=self.vitals, marker=self._options.marker, clock=clock)
         self._audits = AuditDesk(
-            self._engine, self._tokenizer, share=self._options.audit_share, judge=accounts.judged,
-            lost=accounts.audit_lost, spend=accounts.audit_spent, clock=clock,
+            self._engine, self._tokenizer, share=self._options.audit_share, compare=self._options.compare,
+            judge=accounts.judged, lost=accounts.audit_lost, spend=accounts.audit_spent, clock=clock,
+        )  # fmt: skip
+        self._maker = TicketMaker(
+            loaded, dispatch, may_audit=self._audits.open_to, draw=draw or random.SystemRandom().random, clock=clock, wall_clock=wall_clock
         )  # fmt: skip
         self._thread = threading.Thread(target=self._work, name="generation", daemon=True)
 
@@ -98,7 +102,7 @@ class GenerationDesk:
     def load(self) -> Load:
         """What is taken on now."""
         with self._changed:
-            return self._load()
+            return self._line.load
 
     @property
     def memory(self) -> CacheMemory:
@@ -108,24 +112,6 @@ class GenerationDesk:
     @property
     def audits_owed(self) -> int:
         return len(self._audits)
-
-    def use(self, routes: Routes) -> None:
-        """Requests from now on go by these routes; those that were admitted keep theirs.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The bundle does not have what they name.
-        """
-        for route in (routes.every, *routes.by_class.values()):
-            check_route(route, self.bundle)
-        of_reference = frozenset(d.id for d in self.bundle.drafts if not d.variants or REFERENCE in d.variants)
-        with self._changed:
-            self._routes = replace(routes, reference_drafts=of_reference)
-
-    @property
-    def routes(self) -> Routes:
-        return self._routes
 
     def submit(self, asked: Asked) -> list[Ticket]:
         """Let a request in: one ticket per answer.
@@ -137,25 +123,17 @@ class GenerationDesk:
         RequestError
             It could never be served: its caches are larger than all the memory there is for them.
         """
-        wanted = asked.wanted
-        reply = sum(
-            reply_bytes(max_tokens=n, logprobs=wanted.sampling.logprobs, top_logprobs=wanted.sampling.top_logprobs)
-            for n in asked.max_tokens
-        )
-        if reply > self._options.limits.reply_bytes:
-            most = self._options.limits.reply_bytes
-            raise RequestError(
-                "max_tokens",
-                f"the reply may take {reply} bytes of at most {most}; ask for fewer tokens, answers or log probabilities",
-            )
+        reply = self._line.reply_size(asked)
         with self._changed:
-            self._check_open(answers=len(asked.prompts), reply=reply)
-            tickets = [self._ticket(asked, i, reply // len(asked.prompts)) for i in range(len(asked.prompts))]
+            if self._closing or self.vitals.trouble:
+                raise ClosedError(Refused(Closed.NOT_READY, self.vitals.trouble or SHUT, 1), status=503)
+            self._line.check(answers=len(asked.prompts), reply=reply)
+            tickets = self._maker.make(asked, reply=reply)
             for ticket in tickets:
-                self._reply_bytes += ticket.reply_bytes
+                self._line.reply_bytes += ticket.reply_bytes
                 if ticket.audited:
-                    self._audits.promise(len(ticket.prompt) + ticket.max_tokens)
-            self._waiting += tickets
+                    self._audits.promise(ticket.size)
+            self._line.waiting += tickets
             self._changed.notify()
         return tickets
 
@@ -165,8 +143,8 @@ class GenerationDesk:
             if ticket.cancelled or ticket.ended:
                 return
             ticket.cancelled = True
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
+            if ticket in self._line.waiting:
+                self._line.waiting.remove(ticket)
                 self._close_books(ticket, RequestOutcome.CANCELLED)
             else:
                 self._left.append(ticket)
@@ -175,13 +153,12 @@ class GenerationDesk:
     def taken(self, ticket: Ticket) -> None:
         """The client has its reply, or has gone: its memory is free. To be called once per ticket."""
         with self._changed:
-            self._reply_bytes -= ticket.reply_bytes
+            self._line.reply_bytes -= ticket.reply_bytes
 
     def close(self) -> None:
         """Take no more requests; those that were admitted go on."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
+        self._closing = True
+        self._wake()
 
     def end_answers(self) -> None:
         """Take no more requests, and end those that were admitted, each with an error; audits go on."""
@@ -192,52 +169,13 @@ class GenerationDesk:
     def join(self, seconds: float) -> bool:
         """Wait until everything is answered and audited; after :meth:`close`. Whether it was."""
         self._thread.join(seconds)
-        done = not self._thread.is_alive()
-        if not done:
+        if not (done := not self._thread.is_alive()):
             with self._changed:
                 self._closing = self._ending = self._abandoned = True
                 self._changed.notify()
             self._thread.join(ABANDON_SECONDS)
         self.vitals.close()
         return done
-
-    def _check_open(self, *, answers: int, reply: int) -> None:
-        if self._closing or self.vitals.trouble:
-            refused = Refused(Closed.NOT_READY, self.vitals.trouble or SHUT, 1)
-            raise ClosedError(refused, status=503)
-        refused_now = admit(self._load(), self._options.limits, answers=answers, reply=reply)
-        if refused_now is not None:
-            raise ClosedError(refused_now)
-
-    def _load(self) -> Load:
-        ahead = sum(self._pace.seconds(prompt=len(t.prompt), max_tokens=t.max_tokens) for t in self._waiting)
-        return Load(len(self._waiting), len(self._running), self._reply_bytes, ahead)
-
-    def _ticket(self, asked: Asked, i: int, reply: int) -> Ticket:
-        wanted, prompt, most = asked.wanted, asked.prompts[i], asked.max_tokens[i]
-        sampling = wanted.sampling
-        assigned = self._routes.assign(
-            request_class=wanted.request_class, greedy=sampling.greedy, never_exit=wanted.never_exit
-        )
-        needed = self._engine.cache_bytes(len(prompt) + most, route=assigned.route)
-        room = self._engine.memory().limit_bytes
-        if needed > room:
-            raise RequestError(
-                "max_tokens",
-                f"is {most} behind {len(prompt)} tokens of prompt; their caches take {needed} bytes of at most {room}",
-            )
-        judged = sampling.greedy and not wanted.never_exit and not assigned.route.is_reference
-        rate = self._routes.audit_rate if judged and self._audits.open_to(len(prompt) + most) else 0.0
-        draw = self._draw()
-        self._number += 1
-        answer = Answer(
-            self._tokenizer.decoder(), stops=wanted.stops, end_tokens=self.bundle.end_tokens, logprobs=sampling.logprobs
-        )
-        return Ticket(
-            self._number, prompt, most, _seeded(wanted.sampling, wanted.seeded, i, self._draw), wanted.stops, assigned, answer,
-            needed, reply, draw, draw < rate, rate, self._clock(), self._wall_clock(), wanted.request_class, wanted.source,
-            prompt_left=len(prompt),
-        )  # fmt: skip
 
     # --- the engine's side ------------------------------------------------------------------------
 
@@ -254,19 +192,23 @@ class GenerationDesk:
     def _work_on(self) -> None:
         while True:
             with self._changed:
-                while not (self._running or self._waiting or self._left or self._audits.pending or self._closing):
+                while not (self._line or self._left or self._audits.pending or self._closing):
                     self._changed.wait()
                 self._let_go()
                 if self._ending:
                     self._end_all()
                 if self._abandoned:
                     self._audits.abandon()
-                if self._closing and not (self._running or self._waiting or self._audits.pending):
+                if self._closing and not (self._line or self._audits.pending):
                     return
             self._begin()
             worked = self._round()
             if self._audits.pending and (not worked or self._audits.due) and not self._audits.step() and not worked:
                 self._rest()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
 
     def _rest(self) -> None:
         """Nothing can be done now: there is no room for the audit that waits, and nobody to give room."""
@@ -279,19 +221,17 @@ class GenerationDesk:
             ticket = self._left.popleft()
             if ticket.ended:
                 continue
-            if ticket.sequence is not None:
-                self._engine.cancel(ticket.sequence)
-            self._running.remove(ticket)
+            self._computing.stop(ticket)
+            self._line.running.remove(ticket)
             self._close_books(ticket, RequestOutcome.CANCELLED)
 
     def _end_all(self) -> None:
         pieces = []
-        for ticket in [*self._running, *self._waiting]:
-            if ticket.sequence is not None:
-                self._engine.cancel(ticket.sequence)
+        for ticket in [*self._line.running, *self._line.waiting]:
+            self._computing.stop(ticket)
             self._close_books(ticket, RequestOutcome.FAILED)
             pieces.append((ticket, Piece(error=SHUT)))
-        self._running, self._waiting = [], []
+        self._line.running, self._line.waiting = [], []
         if pieces:
             self._deliver(pieces)
 
@@ -299,57 +239,42 @@ class GenerationDesk:
         """Start sequences as long as there is room and somebody waits for it."""
         while True:
             with self._changed:
-                if not self._waiting or len(self._running) >= self._options.limits.running:
-                    return
                 memory = self._engine.memory()
                 free = memory.limit_bytes - memory.used_bytes
-                audit = self._audits.next_bytes if self._audits.due and self._running else None
+                audit = self._audits.next_bytes if self._audits.due and self._line.running else None
                 if audit is not None and audit > free:
                     return  # its turn has come: room is kept for it
-                line = [Waiting(t.number, t.cache_bytes, t.passed) for t in self._waiting]
-                chosen = next_to_begin(line, free_bytes=free)
-                if chosen is None:
-                    return
-                at = line.index(chosen)
-                ticket = self._waiting.pop(at)
-                self._running.append(ticket)
-                for other in self._waiting[:at]:
-                    other.passed += 1
-            if not self._start(ticket):
+                ticket = self._line.begin(free_bytes=free)
+            if ticket is None or not self._start(ticket):
                 return
 
     def _start(self, ticket: Ticket) -> bool:
         """Begin with a ticket that was taken from the line; it goes back there where the engine has no room after all."""
         try:
-            ticket.sequence = self._engine.start(
-                ticket.prompt, max_tokens=ticket.max_tokens, sampling=ticket.sampling, route=ticket.assigned.route
-            )
+            self._computing.start(ticket)
         except NoRoomError as error:
             with self._changed:
-                alone = len(self._running) == 1 and not self._audits.pending
+                alone = len(self._line.running) == 1 and not self._audits.pending
                 if not alone and not ticket.cancelled:
-                    self._running.remove(ticket)
-                    self._waiting.insert(0, ticket)
+                    self._line.put_back(ticket)
                     return False
             self._drop(ticket, str(error))
         except Exception as error:
             self._drop(ticket, str(error))
-        else:
-            ticket.began = self._clock()
         return True
 
     def _drop(self, ticket: Ticket, error: str) -> None:
         """It had its turn, and cannot begin."""
         log_event("generation-not-started", level="error", error=error)
         with self._changed:
-            self._running.remove(ticket)
+            self._line.running.remove(ticket)
             self._close_books(ticket, RequestOutcome.FAILED)
         self._deliver([(ticket, Piece(error="the model could not begin with this request"))])
 
     def _round(self) -> bool:
         """One turn for every answer that is being written, and a piece of one prompt. Whether there was anything to do."""
-        writers = [t for t in self._running if not t.reads]
-        readers = [t for t in self._running if t.reads]
+        writers = [t for t in self._line.running if not t.reads]
+        readers = [t for t in self._line.running if t.reads]
         pieces: list[tuple[Ticket, Piece]] = []
         writing = self._turn(writers, 1, pieces) if writers else 0.0
         number = next_prompt([Reading(t.number, t.prompt_left, t.waited) for t in readers])
@@ -358,35 +283,26 @@ class GenerationDesk:
             for other in readers:
                 other.waited += 1
             reader.waited = 0
-            self._turn([reader], piece(writing_seconds=writing, seconds_per_token=self._pace.reading), pieces)
+            self._turn([reader], piece(writing_seconds=writing, seconds_per_token=self._line.pace.reading), pieces)
         if pieces:
             self._deliver(pieces)
         return bool(writers or readers)
 
     def _turn(self, tickets: Sequence[Ticket], tokens: int, pieces: list[tuple[Ticket, Piece]]) -> float:
         """Step these; what there is to show is added to ``pieces``. The seconds it took."""
-        began = self._clock()
-        numbers = [t.sequence for t in tickets if t.sequence is not None]
         left = sum(t.prompt_left for t in tickets)
-        try:
-            progress = self._engine.step(numbers, prompt_tokens=tokens)
-        except Exception as error:  # runtimes raise bare exceptions of their C++ side
-            log_event("generation-failed", level="error", answers=len(numbers), error=str(error))
-            progress = [Progress(n, ended=True, error=str(error) or type(error).__name__) for n in numbers]
-            self.vitals.ended(1, failed=True)
-        else:
-            self.vitals.ended(1, failed=False)
-        seconds = self._clock() - began
+        progress, seconds = self._computing.step(tickets, tokens)
         self._audits.served(seconds)
         new = sum(len(p.tokens) for p in progress)
         with self._changed:
             if new and not left:
-                self._pace = self._pace.wrote(new, seconds)
+                self._line.pace = self._line.pace.wrote(new, seconds)
             for ticket, one in zip(tickets, progress, strict=True):
+                ticket.busy += seconds / len(tickets)
                 self._took(ticket, one, pieces)
             if left:
                 read = left - sum(t.prompt_left for t in tickets)
-                self._pace = self._pace.read(max(read, 1), seconds)
+                self._line.pace = self._line.pace.read(max(read, 1), seconds)
         self.accounts.worked(seconds)
         return seconds
 
@@ -396,9 +312,8 @@ class GenerationDesk:
         ticket.proposed += progress.proposed
         ticket.accepted += progress.accepted
         if progress.error:
-            if ticket.sequence is not None:
-                self._engine.cancel(ticket.sequence)  # a run that failed as a whole gives nothing back by itself
-            self._running.remove(ticket)
+            self._computing.stop(ticket)  # a run that failed as a whole gives nothing back by itself
+            self._line.running.remove(ticket)
             self._close_books(ticket, RequestOutcome.FAILED)
             pieces.append((ticket, Piece(error="the model failed while it wrote this answer")))
             return
@@ -406,39 +321,33 @@ class GenerationDesk:
             return
         ticket.prompt_left = 0
         shown = ticket.answer.take(progress.tokens, ended=progress.ended)
-        self.accounts.wrote(ticket, len(progress.tokens), now=now)
-        ticket.first, ticket.last = ticket.first or now, now
+        self.accounts.wrote(len(progress.tokens))
+        ticket.last = now
+        if not ticket.last_step:
+            ticket.kept.append(shown)  # it may yet be another variant's turn
         if shown.last:
-            if not progress.ended and ticket.sequence is not None:
-                self._engine.cancel(ticket.sequence)
-            self._running.remove(ticket)
-            self._pace = self._pace.ended(tokens=len(ticket.answer.tokens), max_tokens=ticket.max_tokens)
+            if not progress.ended:
+                self._computing.stop(ticket)
+            self._line.pace = self._line.pace.ended(tokens=len(ticket.answer.tokens), max_tokens=ticket.max_tokens)
+            if not ticket.is_sure and not ticket.cancelled:
+                ticket.ask_next(self._tokenizer.decoder(), end_tokens=self.bundle.end_tokens)
+                self._line.put_back(ticket)
+                return
+            self._line.running.remove(ticket)
+        if ticket.last_step or shown.last:
+            self._show(ticket, [shown] if ticket.last_step else ticket.kept, pieces)
+        if shown.last:
             self._close_books(ticket, RequestOutcome.OK)
-        if shown.last or shown.text or shown.tokens:
-            pieces.append((ticket, shown))
+
+    def _show(self, ticket: Ticket, shown: Sequence[Piece], pieces: list[tuple[Ticket, Piece]]) -> None:
+        if not ticket.first:
+            ticket.first = ticket.last
+            self.accounts.began_to_show(ticket)
+        pieces += [(ticket, piece) for piece in shown if piece.last or piece.text or piece.tokens]
 
     def _close_books(self, ticket: Ticket, outcome: RequestOutcome) -> None:
         """Nothing more is computed for it. Under the condition."""
         ticket.ended = True
         if ticket.audited:
-            owed = owed_by(ticket) if outcome is not RequestOutcome.FAILED else None
-            promised = len(ticket.prompt) + ticket.max_tokens
-            self._audits.withdraw(promised)
-            if owed is not None:
-                self._audits.promise(owed.size)
-                self._audits.add(owed)
-            else:
-                ticket.audited = False
+            ticket.audited = self._audits.take_over(ticket, served=outcome is not RequestOutcome.FAILED)
         self.accounts.ended(ticket, outcome)
-
-    def _recovered(self) -> None:
-        with self._changed:
-            self._changed.notify()
-
-
-def _seeded(sampling: Sampling, seeded: bool, i: int, draw: Callable[[], float]) -> Sampling:
-    """Answers of one request differ, and where the client gave no seed each request is another draw."""
-    if sampling.greedy:
-        return sampling
-    seed = sampling.seed if seeded else int(draw() * 2**62)
-    return replace(sampling, seed=(seed + i) & MAX_SEED)

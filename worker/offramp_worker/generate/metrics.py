@@ -26,9 +26,12 @@ GENERATION_UNITS: Mapping[str, str] = {
     "earlyexit_generation_audited_total": "audits",
     "earlyexit_generation_busy_seconds_total": "seconds",
     "earlyexit_generation_cache_bytes": "bytes",
+    "earlyexit_generation_breaker_open": "",
     "earlyexit_generation_cache_limit_bytes": "bytes",
     "earlyexit_generation_differences_total": "audits",
     "earlyexit_generation_draft_tokens_total": "tokens",
+    "earlyexit_generation_plan_epoch": "",
+    "earlyexit_generation_plan_refusals_total": "plans",
     "earlyexit_generation_refused_total": "requests",
     "earlyexit_generation_responses_total": "requests",
     "earlyexit_generation_running": "answers",
@@ -119,6 +122,12 @@ class GenerationMetrics:
         self.running = Gauge("running", "Answers that are being read for or written.", **own)
         self.audit_backlog = Gauge("audit_backlog", "Audits drawn and not finished yet.", **own)
         self.cache_bytes = Gauge("cache_bytes", "Bytes that caches of keys and values take.", **own)
+        self.epoch = Gauge("plan_epoch", "Epoch of the plan document in force; 0 for none.", **own)
+        self.breaker_open = Gauge(
+            "breaker_open", "1 while the worker's own detector keeps the plan's lossy parts off.", **own
+        )
+        self._plan_refusals = Counter("plan_refusals", "Plan documents that were refused.", ("reason",), **own)
+        self.plan_refusals = self._plan_refusals.labels
         self.cache_limit = Gauge("cache_limit_bytes", "The most that they may take.", **own)
 
     def _begin(self) -> None:

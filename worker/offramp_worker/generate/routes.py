@@ -1,56 +1,116 @@
-"""By which route a request is computed. Without a plan, by the reference."""
+"""By which route a request is computed: the plan of its arm says which variants are asked, the worker which draft helps the reference.
+
+A draft is verified by the model, so it loses nothing and needs no proof; it is no part of a plan.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.protocol import Arm
+from offramp_core.generation.columns import Step, steps_of
+from offramp_core.precision import EXACT
+from offramp_core.protocol import Arm, RampInfo
+from offramp_worker.engine.arms import Active, Runtime
+from offramp_worker.engine.leases import Arms
 from offramp_worker.generate.seam import REFERENCE, GenerationBundle, Route
 
 _ROUTE = re.compile(r"(?P<variant>[a-z0-9.-]+)(\+(?P<draft>[a-z0-9./-]+):(?P<tokens>[0-9]{1,2}))?")
-EXITS_OFF = "exits-off"
 
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The route of one request, and which plan says so. ``lossy_off``: the plan's lossy parts are not used because the request samples."""
+    """How one request is computed, and for which arm it counts.
 
-    route: Route
-    config: str = EXITS_OFF
-    arm: Arm = "stable"
-    epoch: int = 0
-    lossy_off: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """A plan's routes: one for all, others for the classes that are named.
-
-    ``audit_rate`` is the probability with which a request is audited; ``lossy_sampling`` lets lossy parts serve requests with a temperature.
+    Attributes
+    ----------
+    steps : tuple of Step
+        The variants that are asked in turn.
+    reference : Route
+        How the reference is computed: with which draft.
+    counted : bool
+        Whether it is one of the arm's requests; one that asked for the reference is not.
+    compared : bool
+        Whether it could have been held back from the stable plan.
+    held_back : bool
+        Whether it was.
+    lossy_off : bool
+        The plan's lossy parts are not used because the request samples.
     """
 
-    every: Route = field(default_factory=Route)
-    by_class: Mapping[str, Route] = field(default_factory=dict)
-    audit_rate: float = 0.0
-    lossy_sampling: bool = False
-    config: str = EXITS_OFF
-    epoch: int = 0
-    reference_drafts: frozenset[str] = frozenset()  # that the reference can verify
+    steps: tuple[Step, ...]
+    reference: Route
+    active: Active
+    runtime: Runtime
+    counted: bool = True
+    compared: bool = False
+    lossy_off: bool = False
+
+    def route(self, step: int) -> Route:
+        """How a step is computed."""
+        variant = self.steps[step].variant
+        return self.reference if variant == REFERENCE else Route(variant)
+
+    @property
+    def held_back(self) -> bool:
+        return self.runtime is self.active.holdback
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the reply is the reference's answer, ties apart."""
+        return all(step.variant == REFERENCE for step in self.steps)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the reply *is* the reference's answer: there is nothing to compare."""
+        return self.lossless and self.reference.is_reference
+
+    @property
+    def config(self) -> str:
+        return self.runtime.config
+
+    @property
+    def arm(self) -> Arm:
+        return self.runtime.counter.arm
+
+    @property
+    def epoch(self) -> int:
+        return self.runtime.counter.epoch
+
+
+class Dispatch:
+    """Assigns requests. Used by the thread that admits them."""
+
+    def __init__(
+        self, arms: Arms, columns: Sequence[RampInfo], *, reference: Route | None = None, lossy_sampling: bool = False
+    ) -> None:
+        """``reference`` is how the reference is computed; ``lossy_sampling`` lets lossy parts serve requests with a temperature."""
+        self.arms, self._columns = arms, tuple(columns)
+        self._reference = reference or Route()
+        self._lossy_sampling = lossy_sampling
+        self._number = 0
 
     def assign(self, *, request_class: str, greedy: bool, never_exit: bool) -> Assigned:
-        """The route of a request. Lossless parts keep the distribution of samples; lossy ones do not, and are off for them unless the plan
-        says otherwise: the reference then verifies the same draft where it can."""
+        """How the next request is computed.
+
+        Lossless parts keep the distribution of samples; lossy ones do not, and are off for them unless the worker was told otherwise. Such a
+        request still counts for the arm that was drawn.
+        """
+        active, number = self.arms.active, self._number
         if never_exit:
-            return Assigned(Route(), EXITS_OFF, "stable", self.epoch)
-        route = self.by_class.get(request_class, self.every)
-        lossy_off = not greedy and not route.lossless and not self.lossy_sampling
-        if lossy_off:
-            draft = route.draft if route.draft in self.reference_drafts else ""
-            route = Route(REFERENCE, draft, route.draft_tokens if draft else 0)
-        return Assigned(route, self.config, "stable", self.epoch, lossy_off)
+            return Assigned((Step(REFERENCE),), Route(), active, active.off, counted=False)
+        self._number += 1
+        runtime, compared = self.arms.drawn(active, number), False
+        if active.holdback is not None and runtime is not active.off:
+            runtime, compared = self.arms.held_back(active, runtime, number)
+        steps = steps_of(runtime.plan, self._columns)
+        lossy = any(step.variant != REFERENCE for step in steps)
+        lossy_off = lossy and not greedy and not self._lossy_sampling
+        if lossy_off or (lossy and request_class in runtime.stopped):
+            steps = (Step(REFERENCE),)
+        return Assigned(steps, self._reference, active, runtime, compared=compared, lossy_off=lossy_off)
 
 
 def parse_route(text: str, bundle: GenerationBundle) -> Route:
@@ -93,6 +153,19 @@ def check_route(route: Route, bundle: GenerationBundle) -> None:
 def text_of(route: Route) -> str:
     """As :func:`parse_route` reads it."""
     return route.variant + (f"+{route.draft}:{route.draft_tokens}" if route.draft else "")
+
+
+def routes_of(assigned: Assigned) -> str:
+    """The routes of all steps, as replies and series name them: ``int4`` or ``int4>fp32+ngram:4``."""
+    return ">".join(text_of(assigned.route(i)) for i in range(len(assigned.steps)))
+
+
+def own_active(active: Active, route: Route) -> Active:
+    """What serves without a control plane: the variant of ``route`` in the place of the reference."""
+    if route.variant == EXACT:
+        return active
+    plan = replace(active.off.plan, precision=route.variant)
+    return replace(active, off=replace(active.off, plan=plan))
 
 
 def _names(specs: object) -> str:

@@ -7,15 +7,24 @@ import os
 from functools import partial
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_worker.generate.doors.admin import generation_admin_app
 from offramp_worker.generate.doors.app import generation_app
 from offramp_worker.generate.doors.streams import Door, Hub
 from offramp_worker.generate.seam import Loader
 from offramp_worker.generate.settings import GenerationSettings, generation_settings
 from offramp_worker.generate.worker import GenerationWorker
+from offramp_worker.http.admin import admin_app
 from offramp_worker.http.budget import ByteBudget
 from offramp_worker.logs import log_event
-from offramp_worker.main import REPLY_SECONDS, connections, listen, load_and_wait, on_signals, tell
+from offramp_worker.main import (
+    REPLY_SECONDS,
+    TELL_SECONDS,
+    connections,
+    listen,
+    load_and_wait,
+    on_signals,
+    tell,
+    until_told,
+)
 from offramp_worker.settings import Settings
 from offramp_worker.worker import ExecutorLostError
 
@@ -34,7 +43,7 @@ async def serve_generation(
     worker = GenerationWorker(settings, own, load=load, deliver=hub.deliver, on_lost=partial(tell, loop, stop))
     on_signals(loop, stop)
     budget = ByteBudget(settings.max_bodies_bytes)
-    door = Door(worker, hub, budget, worker.accounts, min(settings.max_body_bytes, MAX_BODY_BYTES))
+    door = Door(worker, hub, budget, min(settings.max_body_bytes, MAX_BODY_BYTES))
     public, public_task = await listen(
         "public",
         generation_app(worker, door),
@@ -45,7 +54,7 @@ async def serve_generation(
     admin, admin_task = None, None
     if settings.has_control_plane:
         admin, admin_task = await listen(
-            "admin", generation_admin_app(worker), settings.host, settings.admin_port,
+            "admin", admin_app(worker), settings.host, settings.admin_port,
             protocol=connections(settings, budget=budget),
         )  # fmt: skip
     try:
@@ -58,6 +67,7 @@ async def serve_generation(
         loop.call_later(REPLY_SECONDS - WORDS_SECONDS, worker.end_answers)
         await public_task
         await asyncio.to_thread(worker.finish, seconds=max(1.0, deadline - loop.time()))
+        await until_told(worker, until=min(deadline, loop.time() + TELL_SECONDS))
         if admin is not None and admin_task is not None:
             admin.should_exit = True
             await admin_task

@@ -8,7 +8,10 @@
 | OFFRAMP_PATIENCE_SECONDS | how long a request may be expected to wait until it begins; default 30 |
 | OFFRAMP_REPLY_MIB | memory for replies that their clients have not taken yet; default 64 |
 | OFFRAMP_AUDIT_SHARE | share of the engine's time for audits while requests are served; default 0.1 |
-| OFFRAMP_ROUTE | without a control plane: how requests are computed, VARIANT or VARIANT+DRAFT:TOKENS, such as fp32+ngram:4; default fp32 |
+| OFFRAMP_OUTPUT | what of an answer the budget is about: ExactAnswer (default), TokenF1 or RougeL |
+| OFFRAMP_ANSWER_PATTERN | for ExactAnswer: a regular expression whose last match is what counts of an answer; default: all of it |
+| OFFRAMP_LOSSY_SAMPLING | 1: the plan's lossy parts answer requests with a temperature as well; default 0 |
+| OFFRAMP_ROUTE | how requests are computed, VARIANT or VARIANT+DRAFT:TOKENS, such as fp32+ngram:4; with a control plane the variant must be fp32; default fp32 |
 | OFFRAMP_AUDIT_RATE | without a control plane: share of greedy requests that are audited; default 0 |
 """
 
@@ -18,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from offramp_core.errors import InvalidArgumentError
+from offramp_core.generation.losses import Output, answer_pattern
 from offramp_worker.settings import integer_from, seconds_from, share_from
 
 MIB = 2**20
@@ -33,6 +37,9 @@ class GenerationSettings:
     patience_seconds: float = 30.0
     reply_bytes: int = 64 * MIB
     audit_share: float = 0.1
+    output: Output = Output.EXACT_ANSWER
+    answer_pattern: str = ""
+    lossy_sampling: bool = False
     route: str = ""
     audit_rate: float = 0.0
 
@@ -57,6 +64,25 @@ def generation_settings(env: Mapping[str, str]) -> GenerationSettings:
         patience_seconds=seconds_from(env, "OFFRAMP_PATIENCE_SECONDS") or 30.0,
         reply_bytes=MIB * integer_from(env, "OFFRAMP_REPLY_MIB", 64, low=1, high=2**20),
         audit_share=share_from(env, "OFFRAMP_AUDIT_SHARE", 0.1, highest=0.9),
+        output=_output(env.get("OFFRAMP_OUTPUT", "") or Output.EXACT_ANSWER),
+        answer_pattern=_pattern(env.get("OFFRAMP_ANSWER_PATTERN", "")),
+        lossy_sampling=integer_from(env, "OFFRAMP_LOSSY_SAMPLING", 0, low=0, high=1) == 1,
         route=route,
         audit_rate=rate,
     )
+
+
+def _output(text: str) -> Output:
+    try:
+        return Output(text)
+    except ValueError as error:
+        raise InvalidArgumentError(f"OFFRAMP_OUTPUT is {text!r}; it must be {', '.join(Output)}") from error
+
+
+def _pattern(text: str) -> str:
+    if text:
+        try:
+            answer_pattern(text)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"OFFRAMP_ANSWER_PATTERN: {error}") from error
+    return text

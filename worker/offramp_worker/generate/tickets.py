@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from offramp_core.errors import OfframpError
 from offramp_core.generation.admission import Refused
-from offramp_worker.generate.answers import Answer, Piece
-from offramp_worker.generate.routes import Assigned
-from offramp_worker.generate.seam import Sampling
+from offramp_core.generation.columns import answer_uncertainty
+from offramp_worker.generate.answers import Answer, Given, Piece
+from offramp_worker.generate.requests import MAX_SEED, Asked, RequestError, Wanted
+from offramp_worker.generate.routes import Assigned, Dispatch
+from offramp_worker.generate.seam import Loaded, Sampling, TextDecoder
 
 Deliver = Callable[["list[tuple[Ticket, Piece]]"], None]
 
@@ -28,7 +30,9 @@ class Ticket:
 
     ``draw`` is the one uniform number of the request, ``audited`` whether it is run to the reference afterwards. ``admitted``, ``began``,
     ``first`` and ``last`` are times of the desk's clock: of admission, of the first turn, of the first token and of the newest (0: not yet).
-    ``passed`` counts how often smaller ones began before it, ``waited`` the rounds since its prompt had a turn.
+    ``passed`` counts how often smaller ones began before it, ``waited`` the rounds since its prompt had a turn. ``coin`` is a second uniform
+    number: a loss between 0 and 1 counts as an error where it is above it. ``step`` is whose turn it is of the variants that are asked,
+    ``asked`` what earlier ones answered, ``kept`` what may be shown once the step's answer is taken, ``busy`` the engine's seconds.
     """
 
     number: int
@@ -41,6 +45,7 @@ class Ticket:
     cache_bytes: int
     reply_bytes: int
     draw: float
+    coin: float
     audited: bool
     audit_rate: float
     admitted: float
@@ -58,8 +63,111 @@ class Ticket:
     accepted: int = 0
     cancelled: bool = False
     ended: bool = False
+    step: int = 0
+    asked: dict[str, Given] = field(default_factory=dict)
+    kept: list[Piece] = field(default_factory=list)
+    busy: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Tokens of prompt and answer at most."""
+        return len(self.prompt) + self.max_tokens
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the answer is the reply; otherwise the next variant is asked."""
+        step = self.assigned.steps[self.step]
+        return self.last_step or answer_uncertainty([t.logprob for t in self.answer.tokens]) < step.leave_below
+
+    def ask_next(self, decoder: TextDecoder, *, end_tokens: Sequence[int]) -> None:
+        """Begin anew with the next variant; what this one answered is kept for the audit alone."""
+        answer = self.answer
+        self.asked[self.assigned.steps[self.step].variant] = Given(answer.text, tuple(answer.tokens))
+        self.answer = Answer(decoder, stops=self.stops, end_tokens=end_tokens, logprobs=answer.logprobs)
+        self.step += 1
+        self.sequence, self.prompt_left, self.kept = None, len(self.prompt), []
+
+    @property
+    def last_step(self) -> bool:
+        """Whether nobody is asked after this one."""
+        return self.step == len(self.assigned.steps) - 1
 
     @property
     def reads(self) -> bool:
         """Whether there is something left of its prompt."""
         return self.prompt_left > 0
+
+
+class TicketMaker:
+    """Makes tickets of requests: draws their numbers and has them assigned. Used by the thread that admits them."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        dispatch: Dispatch,
+        *,
+        may_audit: Callable[[int], bool],
+        draw: Callable[[], float],
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """``may_audit`` says whether a request of so many tokens may be drawn for an audit now, ``draw`` a uniform number in [0, 1)."""
+        self._engine, self._tokenizer, self._dispatch = loaded.engine, loaded.tokenizer, dispatch
+        self._may_audit, self._draw, self._clock, self._wall_clock = may_audit, draw, clock, wall_clock
+        self._end_tokens = loaded.bundle.end_tokens
+        self._compares = (
+            len(loaded.bundle.variants) > 1
+        )  # whether an audit of the reference's own answers says anything
+        self._number = 0
+
+    def make(self, asked: Asked, *, reply: int) -> list[Ticket]:
+        """One ticket per answer; ``reply`` are the bytes of all of them.
+
+        Raises
+        ------
+        RequestError
+            It could never be served: its caches are larger than all the memory there is for them.
+        """
+        n = len(asked.prompts)
+        return [self._ticket(asked, i, reply // n) for i in range(n)]
+
+    def _ticket(self, asked: Asked, i: int, reply: int) -> Ticket:
+        wanted, prompt, most = asked.wanted, asked.prompts[i], asked.max_tokens[i]
+        sampling = wanted.sampling
+        assigned = self._dispatch.assign(
+            request_class=wanted.request_class, greedy=sampling.greedy, never_exit=wanted.never_exit
+        )
+        needed = self._cache_bytes(assigned, prompt, most)
+        judged = sampling.greedy and assigned.counted and (self._compares or not assigned.is_reference)
+        rate = assigned.runtime.audit_rate if judged and self._may_audit(len(prompt) + most) else 0.0
+        draw = self._draw()
+        self._number += 1
+        answer = Answer(
+            self._tokenizer.decoder(), stops=wanted.stops, end_tokens=self._end_tokens, logprobs=sampling.logprobs
+        )
+        seeded = self._seeded(wanted, i)
+        if draw < rate or len(assigned.steps) > 1:  # an answer's uncertainty is made of its log probabilities
+            seeded = replace(seeded, logprobs=True)
+        return Ticket(
+            self._number, prompt, most, seeded, wanted.stops, assigned, answer, needed, reply, draw, self._draw(), draw < rate, rate,
+            self._clock(), self._wall_clock(), wanted.request_class, wanted.source, prompt_left=len(prompt),
+        )  # fmt: skip
+
+    def _cache_bytes(self, assigned: Assigned, prompt: tuple[int, ...], most: int) -> int:
+        routes = [assigned.route(step) for step in range(len(assigned.steps))]
+        needed = max(self._engine.cache_bytes(len(prompt) + most, route=route) for route in routes)
+        room = self._engine.memory().limit_bytes
+        if needed > room:
+            raise RequestError(
+                "max_tokens",
+                f"is {most} behind {len(prompt)} tokens of prompt; their caches take {needed} bytes of at most {room}",
+            )
+        return needed
+
+    def _seeded(self, wanted: Wanted, i: int) -> Sampling:
+        """Answers of one request differ, and where the client gave no seed each request is another draw."""
+        sampling = wanted.sampling
+        if sampling.greedy:
+            return sampling
+        seed = sampling.seed if wanted.seeded else int(self._draw() * 2**62)
+        return replace(sampling, seed=(seed + i) & MAX_SEED)

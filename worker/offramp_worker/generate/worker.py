@@ -2,57 +2,34 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Literal
 
-from offramp_core.errors import InvalidBundleError
+from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_core.generation.admission import Limits
+from offramp_core.generation.columns import variant_columns, variant_costs
+from offramp_core.generation.losses import Losses, answer_pattern
+from offramp_core.protocol import ArmCounts, Observations, RampInfo, RecordBlock, WorkerState
+from offramp_worker.engine.leases import Arms
+from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.generate.accounts import Accounts
 from offramp_worker.generate.desk import DeskOptions, GenerationDesk
 from offramp_worker.generate.metrics import GenerationMetrics
-from offramp_worker.generate.records import LossBlock
-from offramp_worker.generate.routes import Routes, parse_route
-from offramp_worker.generate.seam import GenerationBundle, Loaded, Loader, Tokenizer
+from offramp_worker.generate.plans import GenerationPlans, judged_as, off_runtime, variant_seconds
+from offramp_worker.generate.routes import Dispatch, own_active, parse_route
+from offramp_worker.generate.seam import REFERENCE, GenerationBundle, Loaded, Loader, Route, Tokenizer
 from offramp_worker.generate.settings import GenerationSettings
 from offramp_worker.generate.tickets import Deliver
 from offramp_worker.logs import log_event
+from offramp_worker.plans.apply import PlanDesk
+from offramp_worker.plans.memory import PlanMemory
+from offramp_worker.plans.poll import PlanFile
 from offramp_worker.settings import Settings
+from offramp_worker.worker import owes_audits
 
 Phase = Literal["loading", "serving", "broken", "draining"]
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationState:
-    """One worker as it sees itself, for ``GET /v1/state``. ``routes`` are those in force: of every request, and by class."""
-
-    uid: str
-    boot_id: str
-    service_uid: str
-    task: str
-    model: str
-    digest: str
-    ready: bool
-    message: str
-    variants: tuple[str, ...]
-    drafts: tuple[str, ...]
-    context_length: int
-    epoch: int
-    failing: str
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationObservations:
-    """One pull, for ``GET /v1/observations``: counts since the process started, and records since ``after``."""
-
-    uid: str
-    boot_id: str
-    now: float
-    counts: tuple[dict[str, Any], ...]
-    losses: LossBlock
-    refused: int
-    audits_owed: int
 
 
 class GenerationWorker:
@@ -72,11 +49,20 @@ class GenerationWorker:
         self.boot_id = uuid.uuid4().hex
         self.metrics = GenerationMetrics()
         self.accounts = Accounts(self.metrics)
+        self.marker = CrashMarker(settings.state_dir)
+        self.memory = PlanMemory(settings.state_dir)
         self.phase: Phase = "loading"
         self._reason = "the bundle is being loaded"
         self.lost = ""
         self.desk: GenerationDesk | None = None
+        self.plans: PlanDesk | None = None
+        self.arms: Arms | None = None
+        self._plan_file: PlanFile | None = None
         self._loaded: Loaded | None = None
+        self._told: tuple[ArmCounts, ...] = ()
+        self._columns: tuple[RampInfo, ...] = ()
+        self._seconds: dict[str, float] = {}
+        self._digest = ""
         self.longest_token = 1
         self._show_state()
 
@@ -90,16 +76,16 @@ class GenerationWorker:
         return self._loaded.tokenizer
 
     def load(self) -> None:
-        """Load and verify the bundle and begin to serve. Blocks for seconds.
+        """Load and verify the bundle, take the plan file's document, and begin to serve. Blocks for seconds.
 
         Raises
         ------
         InvalidBundleError, InvalidArgumentError
             The worker is left in phase ``broken``, and may be asked again.
         """
-        settings, own = self.settings, self.generation
+        settings = self.settings
         try:
-            loaded = self._load(settings.bundle, threads=settings.threads, cache_bytes=own.cache_bytes)
+            loaded = self._load(settings.bundle, threads=settings.threads, cache_bytes=self.generation.cache_bytes)
             if settings.model_digest is not None and loaded.bundle.digest != settings.model_digest:
                 loaded.engine.close()
                 raise InvalidBundleError.foreign(
@@ -109,17 +95,12 @@ class GenerationWorker:
             self.phase, self._reason = "broken", f"{error}; {error.remedy}"
             log_event("bundle-refused", level="error", reason=str(error))
             raise
-        longest = max(
-            (len(loaded.tokenizer.token_bytes(token)) for token in range(loaded.bundle.vocabulary)), default=1
-        )
-        desk = GenerationDesk(
-            loaded, accounts=self.accounts, deliver=self._deliver, lost=self._give_up,
-            options=DeskOptions(Limits(own.waiting, own.running, own.reply_bytes, own.patience_seconds), own.audit_share),
-        )  # fmt: skip
-        if own.route:
-            desk.use(Routes(parse_route(own.route, loaded.bundle), audit_rate=own.audit_rate, config="settings"))
+        tokens = range(loaded.bundle.vocabulary)
+        self.longest_token = max(1, *(len(loaded.tokenizer.token_bytes(token)) for token in tokens))
+        desk = self._open(loaded)
+        if self.marker.crashed_epoch is not None:
+            log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
         desk.start()
-        self.longest_token = max(1, longest)
         self._loaded, self.desk = loaded, desk
         if self.phase in ("loading", "broken"):
             self.phase, self._reason = "serving", ""
@@ -130,6 +111,48 @@ class GenerationWorker:
                 threads=settings.threads,
                 task="generate",
             )
+
+    def _open(self, loaded: Loaded) -> GenerationDesk:
+        """Everything between the bundle and its requests: accounts, arms, the desk, and where plans arrive."""
+        settings, own, bundle = self.settings, self.generation, loaded.bundle
+        seconds, digest = variant_seconds(bundle), judged_as(bundle, own.output, own.answer_pattern)
+        columns = variant_columns(seconds)
+        self.accounts = Accounts(
+            self.metrics, output=own.output, columns=columns, digest=digest, token_seconds=seconds[REFERENCE]
+        )
+        counters = self.accounts.counters
+        arms = Arms(
+            off_runtime(bundle, counters, digest=digest, audit_rate=own.audit_rate), uid=settings.uid,
+            boot_id=self.boot_id, clock=time.monotonic, crashed_epoch=self.marker.crashed_epoch,
+        )  # fmt: skip
+        route = parse_route(own.route, bundle) if own.route else Route()
+        if route.variant != REFERENCE and settings.has_control_plane:
+            raise InvalidArgumentError(
+                f"OFFRAMP_ROUTE is {own.route!r}; with a control plane its plans choose the variant, so begin it with fp32"
+            )
+        arms.active = own_active(arms.active, route)
+        reference = route if route.variant == REFERENCE else Route()
+        pattern = answer_pattern(own.answer_pattern) if own.answer_pattern else None
+        desk = GenerationDesk(
+            loaded, accounts=self.accounts, deliver=self._deliver, lost=self._give_up,
+            dispatch=Dispatch(arms, columns, reference=reference, lossy_sampling=own.lossy_sampling),
+            options=DeskOptions(
+                Limits(own.waiting, own.running, own.reply_bytes, own.patience_seconds), own.audit_share, Losses(pattern), self.marker
+            ),
+        )  # fmt: skip
+        self.arms, self._columns, self._seconds, self._digest = arms, columns, seconds, digest
+        if settings.public_key is not None:
+            target = GenerationPlans(
+                bundle, arms=arms, counters=counters, vitals=desk.vitals, columns=columns, digest=digest, metrics=self.metrics,
+            )  # fmt: skip
+            self.plans = PlanDesk(
+                target, public_key=settings.public_key, service_uid=settings.service_uid, memory=self.memory
+            )
+            if settings.plan_file is not None:
+                self._plan_file = PlanFile(settings.plan_file, self.plans, poll_seconds=settings.poll_seconds)
+                self._plan_file.look()
+                self._plan_file.start()
+        return desk
 
     @property
     def ready(self) -> bool:
@@ -161,27 +184,55 @@ class GenerationWorker:
 
     def finish(self, *, seconds: float) -> None:
         """After the last request: finish drawn audits for up to ``seconds``, then stop. Blocks."""
+        if self._plan_file is not None:
+            self._plan_file.stop()
         if self.desk is not None:
             self.desk.close()
             if not self.desk.join(seconds):
                 log_event("audits-abandoned", level="warning")
+        self.marker.close()
+        self.memory.close()
 
-    def state(self) -> GenerationState:
-        bundle = self.bundle
-        return GenerationState(
-            uid=self.settings.uid, boot_id=self.boot_id, service_uid=self.settings.service_uid, task="generate",
-            model=bundle.name if bundle else "", digest=bundle.digest if bundle else "", ready=self.ready, message=self.reason,
-            variants=tuple(v.name for v in bundle.variants) if bundle else (),
-            drafts=tuple(d.id for d in bundle.drafts) if bundle else (),
-            context_length=bundle.context_length if bundle else 0, epoch=self.desk.routes.epoch if self.desk else 0,
-            failing=self.failing,
+    def renew_lease(self) -> None:
+        """The control plane is alive and can act."""
+        if self.arms is not None:
+            self.arms.meet()
+
+    @property
+    def owes_audits(self) -> bool:
+        """Whether the control plane was told of draws that were open then and are compared by now: it would take them for lost."""
+        return owes_audits(self._told, self.accounts.counters.snapshot())
+
+    def state(self) -> WorkerState:
+        """For ``GET /v1/state``; see :class:`offramp_core.protocol.WorkerState`."""
+        bundle, arms, settings = self.bundle, self.arms, self.settings
+        if bundle is None or arms is None:
+            return WorkerState(
+                uid=settings.uid, boot_id=self.boot_id, service_uid=settings.service_uid, model="", ready=False, backbone_digest="",
+                ramp_set_digest="", ramps=(), costs={}, crashed_epoch=self.marker.crashed_epoch,
+                message=self._reason if self.phase == "broken" else "",
+            )  # fmt: skip
+        active = arms.active
+        return WorkerState(
+            uid=settings.uid, boot_id=self.boot_id, service_uid=settings.service_uid, model=bundle.name, ready=self.ready,
+            backbone_digest=bundle.digest, ramp_set_digest=self._digest, ramps=self._columns, costs=variant_costs(self._seconds),
+            epoch=active.epoch, output=self.generation.output,
+            stable_hash=active.stable.plan.content_hash if active.stable else "",
+            canary_hash=active.canary.plan.content_hash if active.canary and not arms.canary_lease_ended else "",
+            refused=self.plans.refused if self.plans else None, breaker_open=arms.breaker_open,
+            crashed_epoch=self.marker.crashed_epoch, message=arms.describe() if self.ready else "", suspicion=arms.suspicion,
+            failing=self.failing, ramp_sets=(self._digest,), newest_epoch=self.plans.newest_epoch if self.plans else 0,
         )  # fmt: skip
 
-    def observations(self, *, after: int, now: float) -> GenerationObservations:
-        counts = tuple(c.to_mapping() for c in self.accounts.counts())
-        return GenerationObservations(
-            self.settings.uid, self.boot_id, now, counts, self.accounts.ring.read(after), self.accounts.refused,
-            self.desk.audits_owed if self.desk else 0,
+    def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations:  # noqa: ARG002
+        """For ``GET /v1/observations``: all counters, and records from sequence number ``after`` on. There are no other ramp sets for ``also``."""
+        counters = self.accounts.counters
+        if self.bundle is None:
+            return Observations(self.settings.uid, self.boot_id, now, (), RecordBlock(0, 0, ""))
+        self._told = counters.snapshot()
+        return Observations(
+            self.settings.uid, self.boot_id, now, self._told, self.accounts.ring.read(after),
+            held_back=counters.held_back(), plans=counters.plans(), refused=counters.refused,
         )  # fmt: skip
 
     def _give_up(self, reason: str) -> None:

@@ -7,20 +7,22 @@ import hashlib
 import hmac
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 
 from offramp_core.errors import PlanRefusedError
-from offramp_core.protocol import SignedDocument
+from offramp_core.protocol import Observations, SignedDocument, WorkerState
 from offramp_core.reasons import Reason
 from offramp_worker.documents import parse_document
 from offramp_worker.engine.ramp_sets import PlanPostponedError
 from offramp_worker.http.bodies import App, Receive, Scope, Send, TooLargeError, header, read_body, send_json
 from offramp_worker.http.methods import with_methods
-from offramp_worker.worker import Worker
+from offramp_worker.plans.apply import PlanDesk
+from offramp_worker.settings import Settings
 
 MAX_DOCUMENT_BYTES = 1024 * 1024
 ALSO = re.compile(r"sha256:[0-9a-f]{64}=[0-9]{1,18}(,sha256:[0-9a-f]{64}=[0-9]{1,18}){0,3}")
@@ -30,7 +32,24 @@ BAD_REQUESTS = (
 )  # the others are well-formed and in conflict with what this worker is
 
 
-def admin_app(worker: Worker) -> App:
+class Controlled(Protocol):
+    """A worker, whatever it serves, as the control plane knows it. ``plans`` is None before it has a bundle, and ``reason`` says why."""
+
+    settings: Settings
+    boot_id: str
+    plans: PlanDesk | None
+
+    @property
+    def reason(self) -> str: ...
+
+    def renew_lease(self) -> None: ...
+
+    def state(self) -> WorkerState: ...
+
+    def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations: ...
+
+
+def admin_app(worker: Controlled) -> App:
     """The ASGI application of the admin port."""
     return with_token(with_methods(_rest(worker)), worker.settings.token_sha256)
 
@@ -55,7 +74,7 @@ def _authorised(scope: Scope, token_sha256: str | None) -> bool:
     return matches and scheme.lower() == b"bearer" and token_sha256 is not None
 
 
-def _rest(worker: Worker) -> FastAPI:
+def _rest(worker: Controlled) -> FastAPI:
     app = FastAPI(title="Offramp worker, admin port", openapi_url=None, redirect_slashes=False)
 
     @app.get("/v1/state")
@@ -64,7 +83,7 @@ def _rest(worker: Worker) -> FastAPI:
 
     @app.post("/v1/config")
     async def config(request: Request) -> Response:
-        _renew_lease(worker)
+        worker.renew_lease()
         try:
             body = await read_body(request.scope, request.receive, limit=MAX_DOCUMENT_BYTES)
             document = parse_document(body, SignedDocument)
@@ -72,10 +91,10 @@ def _rest(worker: Worker) -> FastAPI:
             return _error(413, Reason.MALFORMED, f"the document is larger than {MAX_DOCUMENT_BYTES} bytes")
         except ValueError as error:
             return _error(400, Reason.MALFORMED, f"the document does not parse: {error}")
-        if worker.desk is None:
+        if worker.plans is None:
             return _error(503, "Loading", worker.reason)
         try:
-            await asyncio.to_thread(worker.desk.deliver, document)
+            await asyncio.to_thread(worker.plans.deliver, document)
         except PlanPostponedError as error:
             return _error(202, error.reason, str(error))
         except PlanRefusedError as error:
@@ -87,7 +106,7 @@ def _rest(worker: Worker) -> FastAPI:
         after: str = "0", boot: str = "", state: str = "", also: str = "", renew: str = "1"
     ) -> Response:
         if renew != "0":  # who watches says itself when it could not act on what it sees
-            _renew_lease(worker)
+            worker.renew_lease()
         if not after.isdecimal() or len(after) > 18:
             return _error(400, Reason.MALFORMED, f"after is {after[:20]!r}; it must be a whole number >= 0")
         if len(also) > 1000 or (also and not ALSO.fullmatch(also)):
@@ -100,11 +119,6 @@ def _rest(worker: Worker) -> FastAPI:
         return _json(replace(told, state=worker.state()) if state == "1" else told)
 
     return app
-
-
-def _renew_lease(worker: Worker) -> None:
-    if worker.engine is not None:
-        worker.engine.renew_lease()
 
 
 def _json(value: Any, status: int = 200) -> Response:

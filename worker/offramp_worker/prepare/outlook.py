@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from offramp_core.columns import EXACT
-from offramp_core.plan import Precision
+from offramp_core.precision import EXACT, Precision
 from offramp_core.records import Records, records_from_arrays
 from offramp_core.search.placement import best_plan
 from offramp_worker.prepare.selection import BUDGETS

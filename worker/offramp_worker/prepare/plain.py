@@ -136,12 +136,16 @@ def _fit(
                 weights, x[rows], targets[rows], objective=objective, dropout=course.dropout, generator=generator
             )
             weights = adam.step(weights, slopes, next(rates))
-        loss = float(objective.losses(head_logits(weights, validation[0]), validation[1]).mean())
+        loss = _loss(weights, *validation, objective)
         if loss < best:
             best, best_epoch, kept = loss, epoch, weights
         elif epoch - best_epoch > PATIENCE_SHARE * epochs:
             break
     return dict(kept)
+
+
+def _loss(weights: Parameters, x: FloatArray, targets: FloatArray, objective: Objective) -> float:
+    return float(objective.losses(head_logits(weights, x), targets).mean())
 
 
 def _start(widths: Sequence[int], generator: Generator) -> Parameters:

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 
 from offramp_core.bundle import PrecisionSpec, Profile, RampSpec, side_model_file
-from offramp_core.columns import EXACT, final_id
-from offramp_core.plan import Precision
+from offramp_core.columns import final_id
+from offramp_core.precision import EXACT, Precision
 from offramp_worker.devices import Device
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import FloatArray, InputArray

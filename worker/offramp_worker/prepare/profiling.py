@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 
 from offramp_core.bundle import BatchProfile, ChainProfile, Profile, RampSpec
-from offramp_core.plan import Precision
+from offramp_core.precision import Precision
 from offramp_worker.bundle.heads import HeadNodes
 from offramp_worker.bundle.lengths import typical_batch
 from offramp_worker.devices import CPU, Device

@@ -21,8 +21,9 @@ import onnx
 import safetensors.numpy
 
 from offramp_core.bundle import RAMPS_FILE, BatchProfile, Manifest, Profile, RampSpec, profile_arrays, side_model_file
-from offramp_core.columns import EXACT, final_id
+from offramp_core.columns import final_id
 from offramp_core.errors import InvalidArgumentError
+from offramp_core.precision import EXACT
 from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.bundle.heads import KINDS, parameter_shapes
 from offramp_worker.bundle.load import Bundle, load_bundle

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offramp_core.columns import EXACT, final_id
+from offramp_core.columns import final_id
+from offramp_core.precision import EXACT
 from offramp_worker.prepare.data import FloatArray
 from offramp_worker.prepare.executors import Executors
 from offramp_worker.prepare.outlook import USUAL_OVERHEAD, Outlook

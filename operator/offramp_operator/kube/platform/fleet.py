@@ -70,6 +70,8 @@ def _problem(service: Service, memory: Memory) -> WorkerEndpoint | None:
         manifests.check_bundle(service)
     except InvalidSpecError as error:
         return _failed_endpoint(service, Reason.INVALID_MODEL, str(error))
+    if (trouble := memory.class_trouble) is not None:
+        return _failed_endpoint(service, trouble.reason, trouble.message)
     problem = memory.problem
     if problem is None or problem.generation != service.generation:
         return None

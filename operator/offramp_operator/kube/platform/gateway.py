@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from offramp_core.control.objects import Service
-from offramp_core.control.snapshot import RouteTrouble
+from offramp_core.control.snapshot import Trouble
 from offramp_core.control.spec import Gateway
 from offramp_core.control.versions import request_share
 from offramp_core.reasons import Reason
@@ -65,18 +65,18 @@ class GatewayRoutes:
         waited = self._monotonic() - memory.leaving_since
         return waited < LET_GO_SECONDS and not routes.has_let_go(route, name)
 
-    def trouble(self, service: Service, memory: Memory) -> RouteTrouble | None:
+    def trouble(self, service: Service, memory: Memory) -> Trouble | None:
         """What keeps requests from being shared as the spec asks; None where nothing does."""
         if gateway_of(service) is None:
             return None
         problem, route = memory.route_problem, self._route(service)
         if problem is not None:
-            return RouteTrouble(problem.reason, problem.message)
+            return Trouble(problem.reason, problem.message)
         if route is None:
             return None
         if unreadable := self._cache.unreadable(HTTP_ROUTE, service.namespace):
             why = f"HTTPRoutes cannot be read, so nobody knows what Gateways make of {service.name}: {unreadable}"
-            return RouteTrouble(Reason.ROUTES_UNREADABLE, why)
+            return Trouble(Reason.ROUTES_UNREADABLE, why)
         return routes.trouble(route)
 
     async def _remove(self, memory: Memory, service: Service) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from offramp_core.control.objects import ModelSource, Service
-from offramp_core.control.snapshot import Scaling, TrainingReport
+from offramp_core.control.snapshot import Scaling, TrainingReport, Trouble
 from offramp_core.reasons import AnyReason
 from offramp_operator.kube.kinds import Kind, Object
+from offramp_operator.kube.worker_class import WorkerClass
 from offramp_operator.shell.platform import ServiceKey
 
 REFUSED_RETRY_SECONDS = 30.0
@@ -37,8 +38,11 @@ class Memory:
     """One service. ``versions`` are the resource versions that the present pass decided on; its writes go through only on those."""
 
     uid: str
-    #: Digests of the pods that a spec asks for, by (trial, image).
-    templates: dict[tuple[bool, str], tuple[tuple[int, ModelSource], str | None]] = field(default_factory=dict)
+    #: Digests of the pods that a spec and its class ask for, by (trial, image).
+    templates: dict[tuple[bool, str], tuple[tuple[int, ModelSource, str], str | None]] = field(default_factory=dict)
+    #: The class that the pods are made of, and why the one that the spec names cannot be used.
+    worker_class: WorkerClass | None = None
+    class_trouble: Trouble | None = None
     applied: dict[str, Applied] = field(default_factory=dict)
     problem: Problem | None = None
     route_problem: Problem | None = None
@@ -56,6 +60,11 @@ class Memory:
     #: Digest of pods that stay as they are until the service's turn comes.
     kept: str | None = None
     versions: dict[tuple[Kind, str], str] = field(default_factory=dict)
+
+    @property
+    def class_mark(self) -> str:
+        """Differs for every content of the class in use; empty without one."""
+        return "" if self.worker_class is None else self.worker_class.mark
 
 
 class Memories:

@@ -16,6 +16,7 @@ from offramp_operator.kube.cache import ObjectCache
 from offramp_operator.kube.client import KubeClient
 from offramp_operator.kube.kinds import CONFIG, ROLLOUT, SERVICE, Kind, Object, name_of, uid_of
 from offramp_operator.kube.platform.children import Children, version_text
+from offramp_operator.kube.platform.classes import Classes
 from offramp_operator.kube.platform.events import EventPoster
 from offramp_operator.kube.platform.fleet import FleetReader
 from offramp_operator.kube.platform.gateway import GatewayRoutes
@@ -26,7 +27,7 @@ from offramp_operator.kube.platform.templates import Templates
 from offramp_operator.kube.platform.trainings import Trainings
 from offramp_operator.kube.platform.workers import Workers
 from offramp_operator.kube.turns import TurnKeeper
-from offramp_operator.kube.watch import service_key
+from offramp_operator.kube.watch import class_users, service_key
 from offramp_operator.shell.manifests import config_from_manifest, rollout_from_manifest, service_from_manifest
 from offramp_operator.shell.platform import ServiceKey, WorkerIdentity
 
@@ -61,6 +62,7 @@ class KubePlatform:
         self._changes: dict[ServiceKey, int] = {}
         self._turns = TurnKeeper(clock=clock, monotonic=monotonic)
         children = Children(client, cache)
+        self._classes = Classes(cache)
         self._templates = Templates(cache, workers, self._turns)
         self._fleet = FleetReader(cache, self._templates, monotonic=monotonic)
         self._routes = GatewayRoutes(cache, children, monotonic=monotonic)
@@ -83,8 +85,9 @@ class KubePlatform:
         cache.tell(self._note)
 
     def _note(self, obj: Object) -> None:
-        if (key := service_key(obj)) is not None:
-            self._changes[key] = self._changes.get(key, 0) + 1
+        key = service_key(obj)
+        for changed in (key,) if key is not None else class_users(obj, self.cache):
+            self._changes[changed] = self._changes.get(changed, 0) + 1
 
     # --- reading -----------------------------------------------------------------------------------
 
@@ -106,6 +109,7 @@ class KubePlatform:
         except InvalidSpecError as error:
             await self._statuses.report_invalid_spec(obj, error)
             raise
+        service = self._classes.applied(service, memory)
         turn = self._templates.turn(key, service, memory)
         configs = self._owned(memory, CONFIG)
         rollouts = tuple(rollout_from_manifest(child) for child in self._owned(memory, ROLLOUT))
@@ -121,6 +125,8 @@ class KubePlatform:
             training=self._trainings.report(service, memory),
             route=self._routes.trouble(service, memory),
             template=self._templates.wanted(service, memory, trial=False) or "",
+            worker_class=_class_in_use(service, memory),
+            class_trouble=memory.class_trouble,
             turn=turn,
         )
 
@@ -191,3 +197,8 @@ class KubePlatform:
         self._memories.forget(key)
         self._turns.forget(key)
         self._changes.pop(key, None)
+
+
+def _class_in_use(service: Service, memory: Memory) -> str:
+    """The class that workers are made of; while the one that the spec names cannot be used, the last one."""
+    return service.status.workers.class_name if memory.class_trouble is not None else service.spec.class_name

@@ -13,7 +13,7 @@ from offramp_core.control.versions import split_in_force
 from offramp_core.errors import InvalidSpecError
 from offramp_operator.kube import manifests, pods
 from offramp_operator.kube.cache import ObjectCache
-from offramp_operator.kube.kinds import DEPLOYMENT, SERVICE, TEMPLATE_ANNOTATION, Object
+from offramp_operator.kube.kinds import CLASS_LABEL, DEPLOYMENT, SERVICE, TEMPLATE_ANNOTATION, Object
 from offramp_operator.kube.platform.memory import Memory
 from offramp_operator.kube.slim import content
 from offramp_operator.kube.turns import TurnKeeper, administrators_image, member
@@ -29,14 +29,24 @@ class Templates:
         self._turns = turns
 
     def wanted(self, service: Service, memory: Memory, *, trial: bool) -> str | None:
-        """Digest of the pods that the main Deployment, or that of the trial, should have now."""
+        """Digest of the pods that the main Deployment, or that of the trial, should have now: those it has, while the service's class cannot be used."""
+        if memory.class_trouble is not None:
+            return self._deployed(service, trial=trial)
         if not trial and memory.kept is not None:
             return memory.kept
         return self._with_image(memory.image, service, memory, trial=trial)
 
     def settings(self, memory: Memory) -> manifests.WorkerSettings:
         """What the administrator decided, with the image that the service's turn has come for."""
-        return replace(self._workers, image=memory.image or self._workers.image)
+        return self._settings(memory, memory.image or self._asked(memory))
+
+    def _settings(self, memory: Memory, image: str) -> manifests.WorkerSettings:
+        account = memory.worker_class.service_account if memory.worker_class is not None else ""
+        return replace(self._workers, image=image, service_account=account)
+
+    def _asked(self, memory: Memory) -> str:
+        """The image that the administrator asks for: that of the service's class, where it has one."""
+        return (memory.worker_class.image if memory.worker_class is not None else "") or self._workers.image
 
     def turn(self, key: ServiceKey, service: Service, memory: Memory) -> Turn | None:
         """Why the workers stay as they are, where they are not what the administrator asks for. Decides what they are to be until then.
@@ -44,12 +54,13 @@ class Templates:
         What differs although the user's spec has been served before is the administrator's change. While a spec is still to be served, its pods are made with the image that
         the others have.
         """
-        live, asked = self._cache.get(DEPLOYMENT, service.namespace, service.name), self._workers.image
+        live, asked = self._cache.get(DEPLOYMENT, service.namespace, service.name), self._asked(memory)
         memory.image, memory.kept = asked, None
-        if live is None or not pods.controls(service.uid, live):
+        if live is None or not pods.controls(service.uid, live) or memory.class_trouble is not None:
             return None
         deployed = msgspec.json.decode(content(live))
-        mark, image = template_mark(deployed), administrators_image(service, deployed)
+        mark = template_mark(deployed)
+        image = administrators_image(service, deployed) if _class_of(deployed) == service.spec.class_name else None
         wanted = self._with_image(asked, service, memory, trial=False)
         served = service.status.settled_generation == service.generation
         given_up = bool(wanted and brought_back(service, wanted))
@@ -60,14 +71,19 @@ class Templates:
         memory.image, memory.kept = image or asked, mark if served else None
         return self._turns.told()
 
+    def _deployed(self, service: Service, *, trial: bool) -> str | None:
+        name = manifests.trial_name(service.name) if trial else service.name
+        live = self._cache.get(DEPLOYMENT, service.namespace, name)
+        return None if live is None else template_mark(msgspec.json.decode(content(live)))
+
     def _with_image(self, image: str, service: Service, memory: Memory, *, trial: bool) -> str | None:
         if not trial:
             service = split_in_force(service, 0, scaled=False).main
-        made_of = service.generation, ModelSource.of(service.spec)
+        made_of = service.generation, ModelSource.of(service.spec), memory.class_mark
         known = memory.templates.get((trial, image))
         if known is None or known[0] != made_of:
             try:
-                settings = replace(self._workers, image=image)
+                settings = self._settings(memory, image)
                 known = made_of, manifests.template_digest(service, settings, trial=trial)
             except InvalidSpecError:
                 known = made_of, None
@@ -79,3 +95,9 @@ def template_mark(spec: Object) -> str | None:
     """The digest that a spec's pods carry."""
     notes = ((spec.get("template") or {}).get("metadata") or {}).get("annotations") or {}
     return notes.get(TEMPLATE_ANNOTATION)
+
+
+def _class_of(spec: Object) -> str:
+    """The WorkerClass that a spec's pods were made of."""
+    marks = ((spec.get("template") or {}).get("metadata") or {}).get("labels") or {}
+    return str(marks.get(CLASS_LABEL, ""))

@@ -45,6 +45,10 @@ class Trainings:
         self, service: Service, memory: Memory, order: TrainingOrder, settings: manifests.WorkerSettings
     ) -> None:
         """Make the Job. What the API server refuses for good (a quota, an admission rule) is a training that failed."""
+        if memory.class_trouble is not None:
+            why = f"no Job could be made: {memory.class_trouble.message}"
+            memory.refused = TrainingReport(order.attempt, "Failed", message=why, since=order.since)
+            return
         try:
             main = split_in_force(service, 0, scaled=False).main  # ramps are trained for the model that serves
             await self._make_job(service, manifests.training_job(main, order, settings))

@@ -84,8 +84,9 @@ class Workers:
             await self._children.ensure(memory, DISRUPTION_BUDGET, manifests.disruption_budget(service))
             await self._ensure_network_policy(memory, service)
             await self._ensure_digests(memory, service)
-            await self._ensure_trial(memory, service, identity)
-            await self._ensure_scaled(memory, service, identity)
+            if memory.class_trouble is None:  # else the pods, and their number, stay as they are
+                await self._ensure_trial(memory, service, identity)
+                await self._ensure_scaled(memory, service, identity)
         except InvalidSpecError as error:
             self._remember(memory, service, Reason.INVALID_MODEL, str(error))
         except NameTakenError as error:

@@ -66,7 +66,7 @@ def ours(tickets: Sequence[Ticket]) -> dict[str, Any]:
     ticket = tickets[0]
     assigned = ticket.assigned
     return {
-        "route": text_of(assigned.route), "lossless": assigned.route.lossless, "config": assigned.config, "arm": assigned.arm,
+        "route": text_of(assigned.route(ticket.step)), "lossless": assigned.route(ticket.step).lossless, "config": assigned.config, "arm": assigned.arm,
         "epoch": assigned.epoch, "audited": any(t.audited for t in tickets), "lossy_off_for_sampling": assigned.lossy_off,
     }  # fmt: skip
 

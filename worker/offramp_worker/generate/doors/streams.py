@@ -103,6 +103,9 @@ class Host(Protocol):
     def reason(self) -> str: ...
 
     @property
+    def accounts(self) -> Accounts: ...
+
+    @property
     def tokenizer(self) -> Tokenizer: ...
 
     @property
@@ -116,7 +119,6 @@ class Door:
     host: Host
     hub: Hub
     budget: ByteBudget
-    accounts: Accounts
     max_body_bytes: int
     _readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="prompts"))
 
@@ -212,9 +214,9 @@ class Door:
         headers = [JSON_TYPE]
         if error.retry_after is not None:
             headers.append((b"retry-after", str(error.retry_after).encode()))
-            self.accounts.refused += 1
-            self.accounts.metrics.refused(error.code or Closed.NOT_READY).inc()
-        self.accounts.metrics.responses(str(error.status)).inc()
+            self.host.accounts.refused()
+            self.host.accounts.metrics.refused(error.code or Closed.NOT_READY).inc()
+        self.host.accounts.metrics.responses(str(error.status)).inc()
         body = form.error(error.message, status=error.status, param=error.param, code=error.code)
         await send_bytes(send, error.status, body, headers)
 
@@ -237,7 +239,7 @@ class Door:
                 return
         if one.gone:
             return
-        self.accounts.metrics.responses("200").inc()
+        self.host.accounts.metrics.responses("200").inc()
         await send_bytes(send, 200, form.whole(reply, one.tickets, pieces), [JSON_TYPE])
 
     async def _stream(self, send: Send, form: FormOfReplies, reply: Reply, one: Open) -> None:
@@ -257,7 +259,7 @@ class Door:
             if not started:
                 started = True
                 await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
-                self.accounts.metrics.responses("200").inc()
+                self.host.accounts.metrics.responses("200").inc()
             events = [] if came else [STILL_THERE]
             for i, piece in pieces:
                 if piece.error:

@@ -1,0 +1,89 @@
+"""What a WorkerClass adds to a service's workers: the administrator's image, devices and places, under a name that services ask for.
+
+Class and service never contradict each other: maps and lists add up, and a field that both have must say the same. What cannot be had (no such
+class, no right to read classes, a contradiction) is a :class:`Refusal`; the workers that serve stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from offramp_core.control.objects import Service
+from offramp_core.control.snapshot import Trouble
+from offramp_core.reasons import Reason
+from offramp_operator.kube.kinds import Object, name_of, uid_of
+
+ADMINISTRATORS = ("image", "serviceAccountName")
+"""What takes the place of the operator's own settings, and is never taken from a service's words."""
+FIELDS = (
+    "image", "imagePullPolicy", "imagePullSecrets", "resources", "resourceClaims", "nodeSelector", "tolerations", "priorityClassName",
+    "runtimeClassName", "schedulerName", "tmp", "sharedMemory", "startupDeadline", "serviceAccountName",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerClass:
+    """One class; ``mark`` differs for every content that it has had."""
+
+    name: str
+    mark: str
+    fields: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, obj: Object) -> WorkerClass:
+        given = obj.get("spec") or {}
+        mark = f"{uid_of(obj)}/{obj['metadata'].get('generation', 0)}"
+        return cls(name_of(obj), mark, {name: given[name] for name in FIELDS if given.get(name)})
+
+    @property
+    def image(self) -> str:
+        return str(self.fields.get("image", ""))
+
+    @property
+    def service_account(self) -> str:
+        return str(self.fields.get("serviceAccountName", ""))
+
+
+class ContradictionError(ValueError):
+    """Class and service say two things about one field; the message is its path."""
+
+
+def with_class(service: Service, found: WorkerClass | None) -> Service | Trouble:
+    """The service with what its class adds to ``spec.worker``."""
+    own = service.spec.worker
+    if found is None:
+        return service
+    if found.image and own.get("image"):
+        return _contradiction(found.name, "image")
+    fields = {name: value for name, value in found.fields.items() if name not in ADMINISTRATORS}
+    try:
+        both = {name: _sum(value, own.get(name), name) for name, value in fields.items()}
+    except ContradictionError as error:
+        return _contradiction(found.name, str(error))
+    return replace(service, spec=replace(service.spec, worker={**own, **both}))
+
+
+def _sum(given: Any, own: Any, path: str) -> Any:
+    if own is None or own == given:
+        return given
+    if isinstance(given, Mapping) and isinstance(own, Mapping):
+        both = {key: _sum(value, own.get(key), f"{path}.{key}") for key, value in given.items()}
+        return {**own, **both}
+    if isinstance(given, list) and isinstance(own, list):
+        return [*given, *(_new(entry, given, path) for entry in own if entry not in given)]
+    raise ContradictionError(path)
+
+
+def _new(entry: Any, given: list[Any], path: str) -> Any:
+    """An entry of the service's that the class does not have. Names are there once: two entries of one name contradict each other."""
+    name = entry.get("name") if isinstance(entry, Mapping) else None
+    if name is not None and any(isinstance(other, Mapping) and other.get("name") == name for other in given):
+        raise ContradictionError(f"{path}[{name}]")
+    return entry
+
+
+def _contradiction(name: str, path: str) -> Trouble:
+    message = f"spec.worker.{path} says something else than WorkerClass {name}; remove it, or have the class changed"
+    return Trouble(Reason.WORKER_CLASS_CONTRADICTED, message)

@@ -1,0 +1,203 @@
+"""Decisions about generated answers: what one lost, which variants a plan asks, who has a turn, who is let in, where a text stops."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offramp_core.errors import InvalidArgumentError
+from offramp_core.generation.admission import Closed, Limits, Load, Pace, admit
+from offramp_core.generation.columns import Step, answer_uncertainty, steps_of, variant_columns, variant_costs
+from offramp_core.generation.losses import (
+    Losses,
+    Output,
+    answer_pattern,
+    common_subsequence,
+    exact_answer,
+    rouge_l,
+    token_f1,
+)
+from offramp_core.generation.stops import StopScanner
+from offramp_core.generation.turns import PASSED_AT_MOST, WAITED, Reading, Waiting, next_prompt, next_to_begin
+from offramp_core.plan import Plan
+from offramp_core.records import records_from_arrays
+
+words = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "mat", "42"]), max_size=7)
+
+
+# --- losses ---------------------------------------------------------------------------------------------
+
+
+@given(words, words)
+def test_every_loss_lies_between_0_and_1_is_symmetric_and_0_for_the_same_answer(
+    ours: list[str], theirs: list[str]
+) -> None:
+    a, b = " ".join(ours), " ".join(theirs)
+    there, back = Losses()(a, b), Losses()(b, a)
+    assert set(there) == set(Output)
+    assert all(0 <= loss <= 1 for loss in there.values())
+    assert there == pytest.approx(back)
+    assert set(Losses()(a, a).values()) == {0.0}
+
+
+@given(st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 3), max_size=8))
+def test_the_common_subsequence_is_the_longest_of_all(a: list[int], b: list[int]) -> None:
+    def is_in(part: tuple[int, ...], whole: list[int]) -> bool:
+        rest = iter(whole)
+        return all(x in rest for x in part)
+
+    longest = max(n for n in range(len(a) + 1) for part in combinations(a, n) if is_in(part, b))
+    letters = "abcd"
+    assert common_subsequence([letters[i] for i in a], [letters[i] for i in b]) == longest
+
+
+@pytest.mark.parametrize(
+    ("served", "reference", "f1", "rouge"),
+    [
+        ("the cat", "cat", 0.0, 1 / 3),  # articles count for ROUGE-L alone
+        ("sat cat", "cat sat", 0.0, 0.5),  # order does as well
+        ("", "", 0.0, 0.0),
+        ("", "cat", 1.0, 1.0),
+        ("Cat!", "cat", 0.0, 0.0),
+    ],
+)
+def test_what_an_answer_loses_by_hand(served: str, reference: str, f1: float, rouge: float) -> None:
+    assert (token_f1(served, reference), rouge_l(served, reference)) == (pytest.approx(f1), pytest.approx(rouge))
+
+
+def test_an_exact_answer_is_what_the_pattern_finds_last() -> None:
+    number = re.compile(r"#### (\d+)")
+    assert exact_answer("6*7\n#### 42", "first #### 1, then #### 42", pattern=number) == 0
+    assert exact_answer("#### 41", "#### 42", pattern=number) == 1
+    assert exact_answer(" no number ", "no number", pattern=number) == 0
+
+
+@pytest.mark.parametrize(("text", "why"), [("(", "regular expression"), ("x*", "empty"), ("a" * 201, "at most 200")])
+def test_a_pattern_that_would_judge_nothing_is_refused(text: str, why: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=why):
+        answer_pattern(text)
+
+
+# --- plans ----------------------------------------------------------------------------------------------
+
+SECONDS = {"fp32": 4.0, "int8": 1.0}
+
+
+def a_plan(precision: str = "fp32", **thresholds: str) -> Plan:
+    ramps = [{"id": k, "threshold": v} for k, v in thresholds.items()]
+    return Plan.from_mapping({"backboneDigest": "b", "rampSetDigest": "r", "ramps": ramps, "precision": precision})
+
+
+@given(st.lists(st.floats(-20, 0), min_size=1, max_size=50))
+def test_uncertainty_is_a_probability_that_grows_as_tokens_become_less_likely(logprobs: list[float]) -> None:
+    one = answer_uncertainty(logprobs)
+    assert 0 <= one <= 1
+    assert answer_uncertainty([value - 0.1 for value in logprobs]) > one or one > 1 - 1e-9
+
+
+def test_a_plan_asks_cheap_variants_first_and_the_last_word_is_its_precisions() -> None:
+    columns = variant_columns({"fp32": 4.0, "int8": 1.5, "int4": 1.0})
+    assert [c.id for c in columns] == ["int4", "int8", "int8/final", "int4/final"]
+    plan = a_plan(int8="0.2", int4="0.1")
+    assert steps_of(plan, columns) == (Step("int4", "int4", 0.1), Step("int8", "int8", 0.2), Step("fp32"))
+    assert steps_of(a_plan(), columns) == (Step("fp32"),)
+    assert steps_of(a_plan("int8"), columns) == (Step("int8"),)
+    assert steps_of(a_plan(int8="0"), columns) == (Step("fp32"),), (
+        "a threshold of 0 lets nothing leave, so nobody is asked"
+    )
+
+
+def test_records_price_escalation_and_whole_variants_in_times_of_the_reference() -> None:
+    columns = variant_columns(SECONDS)
+    arrays = {
+        "uncertainty": np.array([[0.1, 0.1], [0.6, 0.6]]),
+        "loss": np.array([[0.0, 0.0], [0.3, 0.3]]),
+        "final_loss": np.zeros(2),
+        "ramp_id": np.array([c.id for c in columns]),
+        "ramp_precision": np.array([c.precision for c in columns]),
+    } | {name: np.array(values) for name, values in variant_costs(SECONDS).items()}
+    records = records_from_arrays(arrays)
+    asked_first = records.costs.leave_seconds([0])
+    assert asked_first.tolist() == [1.0, 5.0], "who leaves pays for int8 alone, who stays for both"
+    whole = records.at("int8")
+    assert whole.costs.total_seconds == 1.0 and whole.costs.baseline_seconds == 4.0
+    assert whole.final_loss is not None and whole.final_loss.tolist() == pytest.approx([0.0, 0.3])
+
+
+# --- turns and admission --------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 200)), min_size=1, max_size=10))
+def test_of_several_prompts_the_one_that_has_waited_long_enough_is_read(prompts: list[tuple[int, int]]) -> None:
+    reading = [Reading(i, left, waited) for i, (left, waited) in enumerate(prompts)]
+    chosen = next_prompt(reading)
+    assert chosen is not None
+    assert all(reading[chosen].left - WAITED * reading[chosen].waited <= p.left - WAITED * p.waited for p in reading)
+
+
+@given(st.integers(100, 5000))
+def test_a_long_prompt_is_read_however_many_short_ones_come(left: int) -> None:
+    waited = 0
+    while next_prompt([Reading(1, left, waited), Reading(2, 16, 0)]) == 2:
+        waited += 1
+    assert waited <= left / WAITED + 1
+
+
+def test_small_requests_pass_a_large_one_a_few_times_and_then_wait_for_it() -> None:
+    for passed in range(PASSED_AT_MOST):
+        assert next_to_begin([Waiting(1, 900, passed), Waiting(2, 100)], free_bytes=500) == Waiting(2, 100)
+    assert next_to_begin([Waiting(1, 900, PASSED_AT_MOST), Waiting(2, 100)], free_bytes=500) is None
+
+
+@pytest.mark.parametrize(
+    ("load", "why"),
+    [
+        (Load(waiting=4, running=2), Closed.QUEUE),
+        (Load(waiting=1, running=1, wait_seconds=99.0), Closed.WAIT),
+        (Load(running=1, reply_bytes=1000), Closed.REPLIES),
+    ],
+)
+def test_who_comes_at_a_bad_time_hears_why_and_when_to_come_again(load: Load, why: Closed) -> None:
+    refused = admit(load, Limits(waiting=4, running=2, reply_bytes=1000, patience_seconds=30), answers=1, reply=1)
+    assert refused is not None and refused.why is why
+    assert 1 <= refused.retry_after_seconds <= 60
+
+
+def test_who_finds_nobody_before_it_is_let_in() -> None:
+    assert admit(Load(), Limits(waiting=1, running=1, reply_bytes=1), answers=9, reply=999) is None
+
+
+def test_the_expected_time_follows_what_answers_use_of_what_they_may() -> None:
+    pace = Pace().read(10, 1.0).wrote(10, 2.0)
+    assert pace.seconds(prompt=10, max_tokens=100) == pytest.approx(1.0 + 20.0)
+    for _ in range(400):
+        pace = pace.ended(tokens=10, max_tokens=100)
+    assert pace.seconds(prompt=10, max_tokens=100) == pytest.approx(1.0 + 2.0, rel=0.01)
+
+
+# --- stop strings ---------------------------------------------------------------------------------------
+
+
+@given(st.text("ab.", max_size=30), st.lists(st.text("ab.", min_size=1, max_size=3), max_size=3), st.data())
+def test_a_text_ends_before_the_stop_string_that_is_whole_first_however_it_was_cut(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    ends = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
+    expected = text[: min(ends)[1]] if ends else text
+    scanner, shown, at = StopScanner(tuple(stops)), "", 0
+    while at < len(text):
+        size = data.draw(st.integers(1, len(text) - at))
+        shown += scanner.add(text[at : at + size])
+        at += size
+    assert shown + scanner.finish() == expected
+    assert scanner.stopped == bool(ends)
+
+
+def test_no_tokens_are_no_confidence() -> None:
+    assert answer_uncertainty([]) == 1.0 and answer_uncertainty([-math.inf]) == 1.0

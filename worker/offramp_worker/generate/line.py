@@ -1,0 +1,83 @@
+"""Who waits and who is computed, and what that means for those who come. Without threads: the desk holds its lock around every call."""
+
+from __future__ import annotations
+
+from offramp_core.generation.admission import Limits, Load, Pace, admit, reply_bytes
+from offramp_core.generation.turns import Waiting, next_to_begin
+from offramp_worker.generate.requests import Asked, RequestError
+from offramp_worker.generate.tickets import ClosedError, Ticket
+
+
+class Line:
+    """Tickets that wait for their first turn, in their order, and those that have turns.
+
+    Attributes
+    ----------
+    pace : Pace
+        What computing takes of late.
+    reply_bytes : int
+        Promised to replies that their clients have not taken.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.waiting: list[Ticket] = []
+        self.running: list[Ticket] = []
+        self.reply_bytes = 0
+        self.pace = Pace()
+
+    def __bool__(self) -> bool:
+        """Whether anybody waits or is computed."""
+        return bool(self.waiting or self.running)
+
+    @property
+    def load(self) -> Load:
+        ahead = sum(self.pace.seconds(prompt=len(t.prompt), max_tokens=t.max_tokens) for t in self.waiting)
+        return Load(len(self.waiting), len(self.running), self.reply_bytes, ahead)
+
+    def reply_size(self, asked: Asked) -> int:
+        """Bytes that the reply to a request may take.
+
+        Raises
+        ------
+        RequestError
+            It could never be kept.
+        """
+        sampling = asked.wanted.sampling
+        reply = sum(
+            reply_bytes(max_tokens=n, logprobs=sampling.logprobs, top_logprobs=sampling.top_logprobs)
+            for n in asked.max_tokens
+        )
+        most = self._limits.reply_bytes
+        if reply > most:
+            raise RequestError(
+                "max_tokens",
+                f"the reply may take {reply} bytes of at most {most}; ask for fewer tokens, answers or log probabilities",
+            )
+        return reply
+
+    def check(self, *, answers: int, reply: int) -> None:
+        """Raises :class:`ClosedError` where a request with so many answers comes at a bad time."""
+        refused = admit(self.load, self._limits, answers=answers, reply=reply)
+        if refused is not None:
+            raise ClosedError(refused)
+
+    def begin(self, *, free_bytes: int) -> Ticket | None:
+        """Take the next ticket that may begin with so much room for caches; it runs from now on."""
+        if not self.waiting or len(self.running) >= self._limits.running:
+            return None
+        line = [Waiting(t.number, t.cache_bytes, t.passed) for t in self.waiting]
+        chosen = next_to_begin(line, free_bytes=free_bytes)
+        if chosen is None:
+            return None
+        at = line.index(chosen)
+        ticket = self.waiting.pop(at)
+        self.running.append(ticket)
+        for other in self.waiting[:at]:
+            other.passed += 1
+        return ticket
+
+    def put_back(self, ticket: Ticket) -> None:
+        """It had its turn and goes before all that wait."""
+        self.running.remove(ticket)
+        self.waiting.insert(0, ticket)

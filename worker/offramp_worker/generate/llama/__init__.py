@@ -1,0 +1,1 @@
+"""Decoders of the Llama family behind the seam, computed by ONNX Runtime's own kernels."""

@@ -1,0 +1,255 @@
+"""The engine of the Llama family: see :class:`offramp_worker.generate.seam.GenerationEngine`.
+
+Each sequence has one cache of keys and values, which all variants write into. A draft by another variant reads what the verifying one
+computed of the text, so it reads no prompt of its own and takes no memory; what it writes behind the text is overwritten when its proposals
+are verified.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from offramp_core.errors import InvalidArgumentError
+from offramp_worker.generate.llama import sampling as choosing
+from offramp_worker.generate.llama.decoder import Cache, Decoder
+from offramp_worker.generate.llama.drafts import NgramIndex
+from offramp_worker.generate.seam import (
+    CacheMemory,
+    EngineCounts,
+    GenerationBundle,
+    NoRoomError,
+    Progress,
+    Route,
+    Sampling,
+    Token,
+)
+
+MAX_DRAFT_TOKENS = 16
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """One answer as it grows. The cache holds the text but for ``pending``: what is left of the prompt, or the newest token."""
+
+    number: int
+    route: Route
+    sampling: Sampling
+    rng: np.random.Generator
+    pending: list[int]
+    most: int
+    cache: Cache
+    length: int = 0
+    answered: int = 0
+    writes: bool = False
+    words: NgramIndex | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """Tokens of a draft, and with which chances each was drawn; None where there was no draw."""
+
+    tokens: list[int] = field(default_factory=list)
+    chances: list[choosing.Chances | None] = field(default_factory=list)
+
+
+class LlamaEngine:
+    """See the module."""
+
+    def __init__(
+        self,
+        bundle: GenerationBundle,
+        decoders: Mapping[str, Decoder],
+        *,
+        cache_bytes: int,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``decoders`` by variant. ``check`` is the probe."""
+        self.bundle = bundle
+        self._decoders, self._limit, self._check = dict(decoders), cache_bytes, check
+        self._sequences: dict[int, _Sequence] = {}
+        self._number, self._counts, self._lock = 0, EngineCounts(), threading.Lock()
+
+    # --- from any thread ------------------------------------------------------------------------------
+
+    def cache_bytes(self, tokens: int, *, route: Route) -> int:  # noqa: ARG002  # drafts share the cache of what they draft for
+        return min(tokens, self.bundle.context_length) * self.bundle.cache_bytes_per_token
+
+    def memory(self) -> CacheMemory:
+        with self._lock:
+            each = {number: s.cache.nbytes for number, s in self._sequences.items()}
+        return CacheMemory(sum(each.values()), self._limit, each)
+
+    def counts(self) -> EngineCounts:
+        return self._counts
+
+    def probe(self) -> None:
+        self._check()
+
+    # --- the engine's thread --------------------------------------------------------------------------
+
+    def start(self, prompt: Sequence[int], *, max_tokens: int, sampling: Sampling, route: Route) -> int:
+        self._check_request(prompt, max_tokens, route)
+        total = min(self.bundle.context_length, len(prompt) + max_tokens)
+        needed, memory = self.cache_bytes(total, route=route), self.memory()
+        if memory.used_bytes + needed > self._limit:
+            raise NoRoomError(
+                f"the caches of {total} tokens take {needed} bytes; {self._limit - memory.used_bytes} are free"
+            )
+        self._number += 1
+        words = NgramIndex() if route.draft and self._kind(route.draft) == "ngram" else None
+        if words is not None:
+            words.add(prompt)
+        cache = Cache.of(self._decoders[route.variant].architecture, total)
+        rng = np.random.default_rng(sampling.seed)
+        sequence = _Sequence(self._number, route, sampling, rng, list(prompt), total - len(prompt), cache, words=words)
+        with self._lock:
+            self._sequences[self._number] = sequence
+        self._count(started=1)
+        return self._number
+
+    def step(self, sequences: Sequence[int], *, prompt_tokens: int) -> list[Progress]:
+        progress, failures = [], list[Exception]()
+        for number in sequences:
+            try:
+                progress.append(self._step(self._sequences[number], max(1, prompt_tokens)))
+            except Exception as error:  # a runtime raises bare exceptions of its C++ side
+                failures.append(error)
+                self._drop(number)
+                progress.append(Progress(number, ended=True, error=str(error) or type(error).__name__))
+        if failures and len(failures) == len(sequences):
+            raise failures[0]
+        return progress
+
+    def cancel(self, sequence: int) -> None:
+        self._drop(sequence)
+
+    def close(self) -> None:
+        with self._lock:
+            self._sequences.clear()
+        self._decoders.clear()
+
+    # --- one step -------------------------------------------------------------------------------------
+
+    def _step(self, s: _Sequence, prompt_tokens: int) -> Progress:
+        if s.writes:
+            return self._write(s)
+        piece, s.pending = s.pending[:prompt_tokens], s.pending[prompt_tokens:]
+        rows = [] if s.pending else [len(piece) - 1]
+        logits = self._decoders[s.route.variant].run(s.cache, piece, start=s.length, rows=rows)
+        s.length += len(piece)
+        self._count(positions=len(piece))
+        if s.pending:
+            return Progress(s.number, prompt_left=len(s.pending))
+        s.writes = True
+        return self._wrote(s, [self._chosen(s, logits[0])], 0, 0)
+
+    def _write(self, s: _Sequence) -> Progress:
+        """The next token, with a draft perhaps several."""
+        proposal = self._proposal(s)
+        tokens = [s.pending[0], *proposal.tokens]
+        logits = self._decoders[s.route.variant].run(s.cache, tokens, start=s.length, rows=range(len(tokens)))
+        self._count(positions=len(tokens), proposed=len(proposal.tokens))
+        new: list[Token] = []
+        accepted = 0
+        for i, row in enumerate(logits):
+            if i == len(proposal.tokens):
+                new.append(self._chosen(s, row))
+                break
+            token, agreed = self._verified(s, row, proposal.tokens[i], proposal.chances[i])
+            new.append(token)
+            accepted += agreed
+            if not agreed or token.id in self.bundle.end_tokens:
+                break
+        s.length += len(new)
+        self._count(accepted=accepted)
+        return self._wrote(s, new, len(proposal.tokens), accepted)
+
+    def _wrote(self, s: _Sequence, tokens: list[Token], proposed: int, accepted: int) -> Progress:
+        s.answered += len(tokens)
+        s.pending = [tokens[-1].id]
+        if s.words is not None:
+            s.words.add([t.id for t in tokens])
+        ended = tokens[-1].id in self.bundle.end_tokens or s.answered >= s.most
+        if ended:
+            self._drop(s.number)
+        return Progress(s.number, tuple(tokens), 0, ended, proposed, accepted)
+
+    def _proposal(self, s: _Sequence) -> _Proposal:
+        """Never more than what fits behind the text with the token that follows it."""
+        most = min(s.route.draft_tokens, MAX_DRAFT_TOKENS, s.most - s.answered - 1)
+        if not s.route.draft or most <= 0:
+            return _Proposal()
+        if s.words is not None:
+            tokens = s.words.proposed(most)
+            return _Proposal(tokens, [None] * len(tokens))
+        decoder, proposal, token = self._decoders[s.route.draft], _Proposal(), s.pending[0]
+        for i in range(most):
+            row = decoder.run(s.cache, [token], start=s.length + i, rows=[0])[0]
+            if s.sampling.greedy:
+                token, chances = choosing.greedy(row)[0], None
+            else:
+                chances = choosing.chances(row, s.sampling)
+                token = choosing.drawn(chances, s.rng)
+            proposal.tokens.append(token)
+            proposal.chances.append(chances)
+            if token in self.bundle.end_tokens:
+                break
+        self._count(draft_positions=len(proposal.tokens))
+        return proposal
+
+    @staticmethod
+    def _chosen(s: _Sequence, row: choosing.FloatArray) -> Token:
+        token, margin = choosing.greedy(row)
+        if not s.sampling.greedy:
+            token = choosing.drawn(choosing.chances(row, s.sampling), s.rng)
+        return choosing.told(row, token, margin, s.sampling)
+
+    @staticmethod
+    def _verified(
+        s: _Sequence, row: choosing.FloatArray, proposed: int, q: choosing.Chances | None
+    ) -> tuple[Token, bool]:
+        token, margin = choosing.greedy(row)
+        agreed = token == proposed
+        if not s.sampling.greedy:
+            token, agreed = choosing.verified(choosing.chances(row, s.sampling), proposed, q, s.rng)
+        return choosing.told(row, token, margin, s.sampling), agreed
+
+    # --- bookkeeping ----------------------------------------------------------------------------------
+
+    def _check_request(self, prompt: Sequence[int], max_tokens: int, route: Route) -> None:
+        bundle = self.bundle
+        if route.variant not in self._decoders:
+            raise InvalidArgumentError(
+                f"the route names variant {route.variant!r}; there are {', '.join(self._decoders)}"
+            )
+        if route.exit_confidence:
+            raise InvalidArgumentError(f"the route leaves at layer {route.exit_layer}; this bundle has no exits")
+        draft = bundle.draft(route.draft)
+        if route.draft and (draft is None or (draft.variants and route.variant not in draft.variants)):
+            raise InvalidArgumentError(
+                f"the route names draft {route.draft!r}, which does not propose to {route.variant!r}"
+            )
+        if not 1 <= len(prompt) < bundle.context_length or max_tokens < 1:
+            raise InvalidArgumentError(
+                f"a prompt of {len(prompt)} tokens and max_tokens {max_tokens} do not fit a context of {bundle.context_length}"
+            )
+        outside = next((t for t in prompt if not 0 <= t < bundle.vocabulary), None)
+        if outside is not None:
+            raise InvalidArgumentError(f"token {outside} of the prompt is outside of [0, {bundle.vocabulary})")
+
+    def _kind(self, draft: str) -> str:
+        spec = self.bundle.draft(draft)
+        return spec.kind if spec is not None else ""
+
+    def _drop(self, number: int) -> None:
+        with self._lock:
+            gone = self._sequences.pop(number, None)
+        if gone is not None:
+            self._count(ended=1)
+
+    def _count(self, **more: int) -> None:
+        self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})

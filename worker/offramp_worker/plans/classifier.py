@@ -1,0 +1,132 @@
+"""Plans of the engine that classifies: ramp sets are read, stages cut, built and warmed before a plan may take over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from offramp_core.batching import MAX_BATCH
+from offramp_core.costs import CostTable
+from offramp_core.errors import InvalidBundleError, PlanRefusedError
+from offramp_core.execution import Regrouping, carries_on
+from offramp_core.plan import Plan
+from offramp_core.protocol import PlanDocument, RampInfo, class_of
+from offramp_core.reasons import Reason
+from offramp_core.uncertainty import exit_test
+from offramp_worker.engine.arms import Active
+from offramp_worker.engine.counters import Counters
+from offramp_worker.engine.engine import Engine
+from offramp_worker.engine.execute import Runnable
+from offramp_worker.engine.leases import Arms
+from offramp_worker.engine.ramp_sets import HeldSet
+from offramp_worker.engine.vitals import Vitals
+from offramp_worker.plans.preparation import PlanTarget
+
+
+class ClassifierPlans(PlanTarget):
+    """See the module."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def arms(self) -> Arms:
+        return self._engine.arms
+
+    @property
+    def counters(self) -> Counters:
+        return self._engine.counters
+
+    @property
+    def vitals(self) -> Vitals:
+        return self._engine.vitals
+
+    @property
+    def backbone_digest(self) -> str:
+        return self._engine.bundle.manifest.backbone_digest
+
+    @property
+    def precisions(self) -> Sequence[str]:
+        return [spec.name for spec in self._engine.bundle.manifest.backbones]
+
+    @property
+    def columns(self) -> Sequence[RampInfo]:
+        return self._engine.bundle.columns
+
+    def activate(self, active: Active) -> None:
+        self._engine.activate(active)
+
+    def count_refusal(self, reason: str) -> None:
+        self._engine.metrics.plan_refusals(reason).inc()
+
+    def keep_inputs(self, *, since: float | None) -> None:
+        if self._engine.captures is not None:
+            self._engine.captures.ask(since)
+
+    def runnable(self, document: PlanDocument, plans: Sequence[Plan]) -> list[dict[str, Any]]:
+        self._check_classes(document)
+        sets = self._sets(document, plans)
+        stages = [self._stages(plan, sets) for plan in plans]
+        fields = [self._fields(plan, of_plan, sets) for plan, of_plan in zip(plans, stages, strict=True)]
+        self._engine.sets.keep(list(sets.values()))
+        return fields
+
+    def _check_classes(self, document: PlanDocument) -> None:
+        """Slices of answers are of classes, which only some tasks name."""
+        named = [name for name in document.slices if class_of(name) is not None]
+        if named and not self._engine.task.names_classes:
+            raise PlanRefusedError(
+                Reason.UNSUPPORTED,
+                f"slice {named[0]} is of answers that name a class; this bundle answers with {self._engine.task.title}",
+            )
+
+    def _sets(self, document: PlanDocument, plans: Sequence[Plan]) -> dict[str, HeldSet]:
+        """The ramp sets of a document by digest: those it names, and those of plans with exits. Where there is none, the bundle's own."""
+        sets = self._engine.sets
+        wanted = [*document.ramp_sets, *(plan.ramp_set_digest for plan in plans if _has_ramps(plan))]
+        odd = [plan.ramp_set_digest for plan in plans if plan.ramp_set_digest not in (sets.own_digest, *wanted)]
+        if odd:
+            raise PlanRefusedError(
+                Reason.DIGEST_MISMATCH, f"rampSetDigest is {odd[0]}; this worker has loaded {sets.own_digest}"
+            )
+        return sets.loaded(wanted or [sets.own_digest])
+
+    def _stages(self, plan: Plan, sets: Mapping[str, HeldSet]) -> tuple[Runnable, ...]:
+        """Stages for the ramps that some row can leave at.
+
+        A threshold of 0 lets no row leave, so that ramp's head need not run.
+        """
+        index = self.columns_of(plan)
+        active = sorted(index[ramp.id] for ramp in plan.ramps if ramp.threshold > 0)
+        sessions = sets[plan.ramp_set_digest].sessions if active else self._engine.sessions
+        try:
+            return sessions.stages(active, plan.precision)
+        except InvalidBundleError as error:
+            raise PlanRefusedError(Reason.UNSUPPORTED, str(error)) from error
+
+    def _fields(self, plan: Plan, stages: tuple[Runnable, ...], sets: Mapping[str, HeldSet]) -> dict[str, Any]:
+        engine, index = self._engine, self.columns_of(plan)
+        held = sets.get(plan.ramp_set_digest)
+        bundle = held.bundle if held is not None else engine.bundle
+        engine.sessions.warm_up(engine.batch_rows, stages)
+        profile = bundle.profile.of(plan.precision)
+        table = CostTable(profile, sizes=range(MAX_BATCH + 1))  # batches may grow with what is measured
+        priced = list(index.values())  # the chain's ramps as the profile has them
+        seconds = table.stage_seconds([[priced.index(j) for j in stage.ramps] for stage in stages[:-1]])
+        carry_on = carries_on(plan.execution, profile)
+        return {
+            "stages": stages,
+            "tests": {
+                index[ramp.id]: exit_test(
+                    float(ramp.threshold), bundle.quantiles[index[ramp.id]], score=engine.task.raw_score
+                )
+                for ramp in plan.ramps
+                if ramp.threshold > 0
+            },
+            "regrouping": None if carry_on or not stages else Regrouping.of(seconds, table.regroup.tolist()),
+            "stage_seconds": seconds,
+        }
+
+
+def _has_ramps(plan: Plan) -> bool:
+    return any(ramp.threshold > 0 for ramp in plan.ramps)

@@ -1,0 +1,164 @@
+"""From a plan document to what an engine runs: what all engines have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from offramp_core.columns import chain
+from offramp_core.errors import InvalidArgumentError, PlanRefusedError
+from offramp_core.evidence.meter import HoldbackMeter
+from offramp_core.evidence.slow import told_limits
+from offramp_core.plan import Plan
+from offramp_core.protocol import Arm, ArmPlan, PlanDocument, RampInfo, class_of
+from offramp_core.reasons import Reason
+from offramp_worker.engine.arms import Active, Runtime
+from offramp_worker.engine.breaker import Breaker
+from offramp_worker.engine.counters import Counters
+from offramp_worker.engine.leases import Arms
+from offramp_worker.engine.vitals import Vitals
+
+
+class PlanTarget(ABC):
+    """An engine as plans know it. ``arms`` say what runs next, ``counters`` are its accounts for the control plane."""
+
+    @property
+    @abstractmethod
+    def arms(self) -> Arms: ...
+
+    @property
+    @abstractmethod
+    def counters(self) -> Counters: ...
+
+    @property
+    @abstractmethod
+    def vitals(self) -> Vitals: ...
+
+    @property
+    @abstractmethod
+    def backbone_digest(self) -> str:
+        """Of the bundle that is loaded."""
+
+    @property
+    @abstractmethod
+    def precisions(self) -> Sequence[str]:
+        """The bundle's, the reference's first."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> Sequence[RampInfo]:
+        """Of the bundle's records."""
+
+    @abstractmethod
+    def runnable(self, document: PlanDocument, plans: Sequence[Plan]) -> list[dict[str, Any]]:
+        """Everything that can fail, before anything changes: what runs each plan, as fields of a :class:`Runtime`.
+
+        Raises
+        ------
+        PlanRefusedError, PlanPostponedError
+            With the reason.
+        """
+
+    @abstractmethod
+    def activate(self, active: Active) -> None:
+        """Put it in force from the next batch on."""
+
+    @abstractmethod
+    def count_refusal(self, reason: str) -> None:
+        """A document was refused."""
+
+    @abstractmethod
+    def keep_inputs(self, *, since: float | None) -> None:
+        """Keep inputs for training that are admitted after that time; None for none."""
+
+    def prepare(self, document: PlanDocument) -> Active:
+        """What the engine should run from the next batch on. Raises what :meth:`runnable` does."""
+        stable = self._plan(document.stable)
+        canary = self._plan(document.canary) if document.canary else None
+        fields = self.runnable(document, [stable] if canary is None else [stable, canary])
+        runs_stable = self._runtime(document, "stable", stable, document.stable, fields[0])
+        meter = None
+        if not runs_stable.exits_off:
+            meter = self.counters.meter(plan_hash=stable.content_hash, share=document.holdback_share)
+            breaker = self._breaker(document, stable)
+            runs_stable = replace(runs_stable, meter=meter, breaker=breaker, **_slices(document))
+        runs_canary = None
+        if canary is not None and document.canary is not None:
+            runs_canary = self._runtime(document, "canary", canary, document.canary, fields[1])
+        return Active(
+            off=replace(self.arms.active.off, audit_rate=document.stable.audit_rate),
+            document=document,
+            stable=runs_stable,
+            canary=runs_canary,
+            slow_limits=told_limits(document.slow_seconds, document.slow_seconds_by_length),
+            holdback=self._holdback(document, meter) if document.holdback_share > 0 and meter is not None else None,
+        )
+
+    def columns_of(self, plan: Plan) -> dict[str, int]:
+        """Columns of the ramps that a plan may use, by id: those at the input and those of its precision."""
+        columns = self.columns
+        return {columns[j].id: j for j in chain([c.precision for c in columns], plan.precision)}
+
+    def _plan(self, arm: ArmPlan) -> Plan:
+        try:
+            plan = Plan.from_mapping(arm.plan)
+        except InvalidArgumentError as error:
+            raise PlanRefusedError(Reason.MALFORMED, str(error)) from error
+        if plan.backbone_digest != self.backbone_digest:
+            raise PlanRefusedError(
+                Reason.DIGEST_MISMATCH,
+                f"backboneDigest is {plan.backbone_digest}; this worker has loaded {self.backbone_digest}",
+            )
+        if plan.precision not in self.precisions:
+            raise PlanRefusedError(
+                Reason.UNSUPPORTED,
+                f"precision {plan.precision} is not in the loaded bundle, which has {list(self.precisions)}",
+            )
+        known = self.columns_of(plan)
+        unknown = [ramp.id for ramp in plan.ramps if ramp.id not in known]
+        if unknown:
+            raise PlanRefusedError(
+                Reason.UNKNOWN_RAMP,
+                f"ramp {unknown[0]!r} is none of the loaded bundle's at {plan.precision}, which are {sorted(known)}",
+            )
+        return plan
+
+    def _runtime(
+        self, document: PlanDocument, arm: Arm, plan: Plan, told: ArmPlan, fields: Mapping[str, Any]
+    ) -> Runtime:
+        counter = self.counters.open(epoch=document.epoch, arm=arm, plan_hash=plan.content_hash)
+        return Runtime(plan=plan, audit_rate=told.audit_rate, counter=counter, **fields)
+
+    def _holdback(self, document: PlanDocument, meter: HoldbackMeter) -> Runtime:
+        """The exact executor once more, audited like the stable plan so that records go on being drawn from all requests alike."""
+        off = self.arms.active.off
+        counter = self.counters.open(epoch=document.epoch, arm="holdback", plan_hash=off.plan.content_hash)
+        return Runtime(off.plan, document.stable.audit_rate, counter, meter=meter)
+
+    def _breaker(self, document: PlanDocument, stable: Plan) -> Breaker:
+        """What the detector has seen of a stable plan stays with the plan: epochs change more often than plans do."""
+        in_force = self.arms.active.stable
+        fresh = Breaker(
+            accuracy_budget=document.accuracy_budget,
+            run_length=document.breaker_run_length,
+            plan_hash=stable.content_hash,
+            design_effect=document.stable.design_effect,
+        )
+        kept = in_force.breaker if in_force is not None and in_force.plan == stable else None
+        if kept is None or not kept.watches_like(fresh):
+            return fresh
+        kept.design_effect = fresh.design_effect
+        return kept
+
+
+def _slices(document: PlanDocument) -> dict[str, Any]:
+    """Slices of a document as a runtime takes them: of requests by name, of answers by the class they name."""
+    classes = {name: class_of(name) for name in document.slices}
+    return {
+        "slices": frozenset(name for name, number in classes.items() if number is None),
+        "stopped": frozenset(name for name in document.stopped_slices if classes[name] is None),
+        "classes": {number: name for name, number in classes.items() if number is not None},
+        "stopped_classes": tuple(n for n in (classes[name] for name in document.stopped_slices) if n is not None),
+    }
