@@ -21,6 +21,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def measure(records: Path, out: Path, *, draws: int, console: Console) -> list[J
     with Progress(*columns, console=console, transient=True) as progress:
         for way in WAYS:
             task = progress.add_task(f"{records.stem}, {way}", total=len(GRID))
-            found = labels_needed(pool, way, draws=draws, advance=lambda task=task: progress.advance(task))
+            found = labels_needed(pool, way, draws=draws, advance=partial(progress.advance, task))
             progress.remove_task(task)
             rows.append({"set": records.stem, "way": way, **found})
             console.print(f"{records.stem}, {way}: {told(rows[-1])}")
