@@ -153,7 +153,6 @@ class Proposed:
     certificate: Certificate
     predicted: Predicted
     records_through: float
-    n_a: int
     n_b: int
     tests_run: int = 1
     current_over_budget: bool = False
@@ -421,7 +420,7 @@ def _judge(result: Certified, request: TuningRequest, *, a: Records, b: Records,
     predicted = Predicted(seen.saving, seen.disagreement, shares, audit_price(b, rate=request.audit_rate))
     current = None if request.current is None else evaluate_plan(b, request.current, request.ramp_ids)
     over = current is not None and current.disagreement > request.max_disagreement
-    return Proposed(result.plan, result.certificate, predicted, through, len(a), len(b), current_over_budget=over)
+    return Proposed(result.plan, result.certificate, predicted, through, len(b), current_over_budget=over)
 
 
 def _failed(

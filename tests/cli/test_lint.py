@@ -52,7 +52,7 @@ def test_a_good_manifest_has_no_mistake() -> None:
     [
         ('"0.01"', "0.01", 10, "spec.objective.accuracy.maxDisagreement", 'must be a string; got 0.01; quote it: "0.01"'),
         ('"0.01"', '"0.9"', 10, "spec.objective.accuracy.maxDisagreement", "maxDisagreement must be a quoted decimal above 0"),
-        ("40ms", "soon", 8, "spec.objective.latency.threshold", 'number above 0 with the unit us, ms or s'),
+        ("40ms", "soon", 8, "spec.objective.latency.threshold", 'duration above 0 in us, ms and s'),
         ("weight: 50", "weight: 500", 14, "spec.rollout.steps[1].weight", "must be at most 100; got 500"),
         ("weight: 50", "weight: 5", 12, "spec.rollout.steps", "weights of rollout.steps must rise from step to step"),
         ("replicas: 2", "replica: 2", 15, "spec.replica", "unknown field; known are "),

@@ -57,6 +57,7 @@ _ENDPOINT = re.compile(r"^https?://[^\s/?#@]+/?$")
 _REGION = re.compile(r"^[a-z0-9][-a-z0-9]{0,62}$")
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 _SLICE = re.compile(r"^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$")
+_PERCENTILE = re.compile(r"^[5-9][0-9](\.[0-9]{1,3})?$")
 _SIZE = re.compile(r"^([1-9][0-9]{0,11})(Ki|Mi|Gi)?$")
 _UNIT_BYTES = {None: 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 MAX_NAME_LENGTH = 40
@@ -196,7 +197,7 @@ class ServiceSpec:
     model_endpoint: str | None = None
     model_region: str | None = None
     model_secret: str | None = None
-    latency_percentile: int = 95
+    latency_percentile: float = 95
     confidence: float = 0.95
     output: Judged = "Top1"
     answer_pattern: str = ""
@@ -229,6 +230,11 @@ class ServiceSpec:
     def is_fetched(self) -> bool:
         """Whether the bundle is fetched by each worker's own start, rather than mounted or lying there."""
         return self.model_uri.startswith(FETCHED)
+
+    @property
+    def latency_share(self) -> float:
+        """Share of the requests that must be answered within ``latency_seconds``."""
+        return round(self.latency_percentile / 100, 8)  # else 99.9 % of 1,000 requests are all of them
 
     @property
     def class_name(self) -> str:
@@ -351,6 +357,17 @@ def parse_spec(value: Any) -> ServiceSpec:
     )
 
 
+def _percentile(latency: _Reader) -> float:
+    """A whole number, or a quoted decimal as all decimals are."""
+    value = latency.get("percentile", 95)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int | str) or not _PERCENTILE.match(str(value)):
+        hint = f'must be a whole number or a quoted decimal from 50 to 99.999, such as 95 or "99.9"; got {value!r}'
+        raise InvalidSpecError(latency.path("percentile"), hint)
+    return float(value)
+
+
 def _objective(objective: _Reader) -> dict[str, Any]:
     """How fast and how right: latency, budgets, and what an answer is."""
     latency = objective.section("latency", {"percentile", "threshold"}, required=True)
@@ -362,7 +379,7 @@ def _objective(objective: _Reader) -> dict[str, Any]:
         raise InvalidSpecError(field_name, f"is of answers that name a class, and output is {output}; remove it")
     threshold = latency.path("threshold")
     return {
-        "latency_percentile": latency.integer("percentile", 95, low=50, high=99),
+        "latency_percentile": _percentile(latency),
         "latency_seconds": _positive(parse_duration(latency.get("threshold"), threshold), threshold),
         "max_disagreement": _budget(accuracy, output),
         "confidence": accuracy.decimal("confidence", "0.95", low="0.5", high="1", exclude_low=True, exclude_high=True),

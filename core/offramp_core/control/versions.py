@@ -482,7 +482,7 @@ def read_gates(view: VersionView, *, old: VersionTally, new: VersionTally) -> tu
     """
     alpha = (1 - view.service.spec.rollout.confidence) / N_GATES
     failing = failures_allowed(old.batches, old.failed)
-    allowed = 1 - view.service.spec.latency_percentile / 100
+    allowed = 1 - view.service.spec.latency_share
     missing = min(MOST_MISSED, max(allowed, WORSE * old.missed / old.came if old.came >= MIN_REQUESTS else 0.0))
     together = max(1.0, new.squares / new.rows) if new.rows else 1.0
     n = int(new.came / together)
