@@ -47,6 +47,9 @@ SUSPECT = 2.0  # over all distances up to one: averaged over ramps, so that inde
 SLIGHTEST = 0.01  # correlation; less may be a change of difficulty
 CLEAR = 7.0  # standard errors of the correlation that is extrapolated to no mistakes; many pairs are needed, and day and night stay below
 SLIGHTEST_CLEAR = 0.002  # extrapolated; a change of difficulty leaves less
+FADED = (
+    1 / 8
+)  # of the correlation where it is clear: as long as there is more of it farther away, the same scenes go on
 FEWEST_COINCIDENCES = 20.0  # of mistakes that chance alone would bring: with fewer a standard error says little
 MARGIN = 1.0  # standard errors that are added to the sum of correlations
 FEWEST_NAMED, ALL_DIFFER = 300, 0.9  # so many records with names, of which this share are different ones
@@ -195,24 +198,32 @@ class _Pairs:
     def _clear_reach(self) -> int:
         """How far mistakes come together however rare they are; 0 where they clearly do at no distance.
 
-        As far as is clearest, and on from there while each further stretch shows it too: far ones alone may by chance.
+        As far as is clearest, and on from there while each further stretch shows it too: far ones alone may by chance. How much a stretch
+        must show follows from what is clear. Where 64 sources take turns that is hardly more than a change of difficulty leaves, and of
+        scenes as long as the sample it fades with the distance: ended where it is no longer clear, their block was far too short.
         """
-        best, reach, before = CLEAR, 0, 0
+        best, reach, before, slightest = CLEAR, 0, 0, SLIGHTEST_CLEAR
         for distance in _distances(len(self.products)):
             if float(self.pairs[:distance].sum()) * self.rarest**2 >= FEWEST_COINCIDENCES:
                 so_far = self._errors(0, distance)
                 if so_far >= best:
                     best, reach = so_far, distance
-                elif reach == before and self._errors(before, distance) >= SURE:
+                    slightest = min(SLIGHTEST_CLEAR, FADED * self._clear_share(0, distance))
+                elif reach == before and self._errors(before, distance, slightest=slightest) >= SURE:
                     reach = distance
             before = distance
         return reach
 
-    def _errors(self, start: int, end: int) -> float:
+    def _clear_share(self, start: int, end: int) -> float:
+        """The extrapolated correlation from one distance to another; 0 where no records are so far apart."""
+        pairs = float(self.pairs[start:end].sum())
+        return float(self.extrapolated[start:end].sum()) / pairs if pairs else 0.0
+
+    def _errors(self, start: int, end: int, *, slightest: float = SLIGHTEST_CLEAR) -> float:
         """By how many standard errors the extrapolated correlation from one distance to another is above 0; 0 where it is slight."""
-        total, pairs = float(self.extrapolated[start:end].sum()), float(self.pairs[start:end].sum())
-        if total <= SLIGHTEST_CLEAR * pairs:
+        if self._clear_share(start, end) <= slightest:
             return 0.0
+        total = float(self.extrapolated[start:end].sum())
         return total / math.sqrt(self.spread * self._variance(start, end, known=end))
 
     def _reach(self) -> int:
