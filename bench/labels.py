@@ -33,7 +33,7 @@ from rich.table import Table
 from bench.provenance import provenance
 from bench.replays import content_key
 from offramp_core import tuning
-from offramp_core.certify import certificate
+from offramp_core.certify import certificate, p_value
 from offramp_core.certify.betting import betting_p_value
 from offramp_core.certify.expected import Step, expected_path
 from offramp_core.evaluate import Evaluation, answers_agree, evaluate, leave_position, plan_columns
@@ -89,7 +89,7 @@ def leavers(draws: Draws, n: int) -> Evaluation | None:
 
     def passes(step: Step) -> bool:
         k = int((~_agrees(labelled, step)).sum())
-        return certificate.p_value(k, len(labelled), budget=min(BUDGET / share, 1 - 1e-9)) <= level
+        return p_value(k, len(labelled), budget=min(BUDGET / share, 1 - 1e-9)) <= level
 
     return _boldest(draws.pool, path, passes)
 

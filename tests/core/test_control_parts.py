@@ -49,12 +49,8 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
     assert (spec.latency_seconds, spec.max_disagreement, spec.confidence) == (0.04, 0.01, 0.95)
     assert (spec.mode, spec.max_active, spec.replicas) == ("Auto", 3, 1)
     assert [s.weight for s in spec.rollout.steps] == [5, 25, 50]
-    assert (spec.batching, spec.deadline_answers, spec.cache_bytes, spec.protocols) == (
-        "Offramp",
-        "OnRequest",
-        0,
-        ("HTTP",),
-    )
+    assert (spec.deadline_answers, spec.cache_bytes, spec.protocols) == ("OnRequest", 0, ("HTTP",))
+    assert (spec.route, spec.deprecated, spec.class_name) == (None, (), "")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +127,7 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
         ("updatePolicy", {"sideBySide": {"deadline": "0s"}}, "spec.updatePolicy.sideBySide.deadline"),
         ("updatePolicy", {"sideBySide": {"share": 1}}, "spec.updatePolicy.sideBySide.share"),
         *(
-            ("updatePolicy", {"sideBySide": {"gateway": wrong}}, f"spec.updatePolicy.sideBySide.gateway.{field}")
+            (*where(wrong)[:2], f"{where(wrong)[2]}.{field}")
             for wrong, field in (
                 ({}, "parentRefs"),
                 ({"parentRefs": []}, "parentRefs"),
@@ -143,6 +139,10 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
                 ({"parentRefs": [{"name": "a"}], "hostnames": ["Models.example"]}, "hostnames"),
                 ({"parentRefs": [{"name": "a"}], "hostnames": ["a.example"] * 2}, "hostnames"),
                 ({"parentRefs": [{"name": "a"}], "rules": []}, "rules"),
+            )
+            for where in (
+                lambda wrong: ("route", wrong, "spec.route"),
+                lambda wrong: ("updatePolicy", {"sideBySide": {"gateway": wrong}}, "spec.updatePolicy.sideBySide.gateway"),
             )
         ),
     ],
@@ -193,10 +193,15 @@ def test_versions_serve_side_by_side_only_where_it_is_asked_for() -> None:
 def test_a_parent_of_a_route_is_kept_as_it_was_written() -> None:
     parents = [{"name": "public", "namespace": "infra"}, {"group": "", "kind": "Service", "name": "digits", "port": 80}]
     gateway = {"parentRefs": parents, "hostnames": ["*.example.com"]}
-    side = parse_spec({**GOOD, "updatePolicy": {"sideBySide": {"gateway": gateway}}}).update_policy.side_by_side
-    assert side is not None and side.gateway is not None
-    assert [dict(parent) for parent in side.gateway.parents] == parents
-    assert side.gateway.hostnames == ("*.example.com",)
+    spec = parse_spec({**GOOD, "route": gateway})
+    assert spec.route is not None and spec.deprecated == ()
+    assert [dict(parent) for parent in spec.route.parents] == parents
+    assert spec.route.hostnames == ("*.example.com",)
+    before = parse_spec({**GOOD, "updatePolicy": {"sideBySide": {"gateway": gateway}}})
+    assert before.route == spec.route
+    assert before.deprecated == ("spec.updatePolicy.sideBySide.gateway is called spec.route now; move it there",)
+    with pytest.raises(InvalidSpecError, match=r"spec\.route: takes the place of"):
+        parse_spec({**GOOD, "route": gateway, "updatePolicy": {"sideBySide": {"gateway": gateway}}})
 
 
 def test_a_missing_objective_is_named() -> None:

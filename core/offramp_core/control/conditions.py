@@ -139,6 +139,7 @@ def conditions(
         *_on_trial(facts),
         *_routed(facts),
         *_classed(facts),
+        *_deprecated(facts),
         *_autoscaling(facts),
         *_user_generation(facts, settled_generation),
     ]
@@ -348,6 +349,12 @@ def _classed(facts: Facts) -> list[Condition]:
     if trouble is None:
         return []
     return [_condition(ConditionType.WORKER_CLASS_USABLE, "False", trouble.reason, trouble.message)]
+
+
+def _deprecated(facts: Facts) -> list[Condition]:
+    """Said only while the spec has fields that the next release will not read."""
+    found = "; ".join(facts.service.spec.deprecated)
+    return [_condition(ConditionType.DEPRECATED_FIELDS, "True", Reason.FIELD_DEPRECATED, found)] if found else []
 
 
 def _autoscaling(facts: Facts) -> list[Condition]:

@@ -72,6 +72,8 @@ MAX_REPLICAS = 1000
 MAX_IN_FLIGHT = 100_000
 MAX_TRIAL_WEIGHT = 50  # percent of the workers; the version that serves keeps half of them at least
 MAX_PARENTS = 8
+OLD_ROUTE = "updatePolicy.sideBySide.gateway"
+_ROUTE_FIELDS = {"parentRefs", "hostnames"}
 MAX_HOSTNAMES = 16  # an HTTPRoute's own limit
 _HOSTNAME = re.compile(r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 _API_GROUP = re.compile(r"^$|^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
@@ -105,8 +107,8 @@ class RolloutPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
-    """Where requests come in that are shared by weight: Gateway API's ``parentRefs`` and ``hostnames``, as the user wrote them.
+class Route:
+    """Where requests come in through a Gateway: Gateway API's ``parentRefs`` and ``hostnames``, as the user wrote them.
 
     Each parent is the pairs of one reference, sorted by name.
     """
@@ -120,14 +122,13 @@ class SideBySide:
     """A changed model is tried beside the one that serves, by ``weight`` percent of the workers, for ``pause_seconds`` at least.
 
     Its workers must be ready within ``deadline_seconds``, and be proven as long after the pause, or it is rejected. Requests that come through
-    a ``gateway`` are shared by exactly ``weight``.
+    the service's route are shared by exactly ``weight``.
     """
 
     weight: int = 20
     pause_seconds: float = 600.0
     promotion: Promotion = "Automatic"
     deadline_seconds: float = 3600.0
-    gateway: Gateway | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,6 @@ class ServiceSpec:
     store_claim: str | None = None
     pin: Pin | None = None
     execution: Execution = "Auto"
-    batching: BatchingPolicy = "Offramp"
     deadline_answers: DeadlineAnswers = "OnRequest"
     cache_bytes: int = 0
     feedback_answers: int = 0
@@ -223,6 +223,9 @@ class ServiceSpec:
     autoscaling: Autoscaling | None = None
     suspend: bool = False
     worker: Mapping[str, Any] = field(default_factory=dict)
+    route: Route | None = None
+    #: What the next release will not read: one sentence each, with what to write instead.
+    deprecated: tuple[str, ...] = ()
     #: Why exits stay off whatever the mode is, empty otherwise. No user writes it: a pass does, where the workers serve something else than is asked for.
     no_exits_because: str = ""
 
@@ -329,19 +332,17 @@ def parse_spec(value: Any) -> ServiceSpec:
     """
     spec = _Reader(
         value, "spec",
-        {"model", "objective", "ramps", "execution", "batching", "deadlineAnswers", "predictionCache", "feedback", "protocols", "rollout", "updatePolicy", "replicas", "autoscaling", "suspend", "worker"},
+        {"model", "objective", "ramps", "execution", "batching", "deadlineAnswers", "predictionCache", "feedback", "protocols", "rollout", "route", "updatePolicy", "replicas", "autoscaling", "suspend", "worker"},
     )  # fmt: skip
     model = _model(spec.section("model", MODEL_FIELDS, required=True))
     objective = _objective(spec.section("objective", {"latency", "accuracy"}, required=True))
     ramps = _ramps(spec.section("ramps", _RAMPS_FIELDS))
     execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
-    batching = spec.section("batching", {"policy"}).choice("policy", get_args(BatchingPolicy), "Offramp")
     return ServiceSpec(
         **model,
         **objective,
         **ramps,
         execution=execution,
-        batching=cast(BatchingPolicy, batching),
         deadline_answers=_deadline_answers(spec, execution),
         cache_bytes=_cache_bytes(spec, execution),
         feedback_answers=_feedback_answers(spec),
@@ -354,6 +355,8 @@ def parse_spec(value: Any) -> ServiceSpec:
         autoscaling=_autoscaling(spec),
         suspend=spec.boolean("suspend", default=False),
         worker=_worker(spec),
+        route=_route(spec),
+        deprecated=_deprecated(spec),
     )
 
 
@@ -625,12 +628,34 @@ def _side_by_side(policy: _Reader) -> SideBySide:
         deadline_seconds=_positive(
             parse_duration(reader.get("deadline", "1h"), reader.path("deadline")), reader.path("deadline")
         ),
-        gateway=_gateway(reader) if "gateway" in reader.value else None,
     )
 
 
-def _gateway(side: _Reader) -> Gateway:
-    reader = side.section("gateway", {"parentRefs", "hostnames"})
+def _route(spec: _Reader) -> Route | None:
+    """``spec.route``; until the next release also where it stood before."""
+    old = spec.mapping("updatePolicy").get("sideBySide")
+    old = old if isinstance(old, Mapping) and old.get("gateway") is not None else None
+    if "route" in spec.value:
+        if old is not None:
+            hint = "takes the place of updatePolicy.sideBySide.gateway; remove the latter"
+            raise InvalidSpecError(spec.path("route"), hint)
+        return _gateways(spec.section("route", _ROUTE_FIELDS))
+    return None if old is None else _gateways(_Reader(old["gateway"], f"spec.{OLD_ROUTE}", _ROUTE_FIELDS))
+
+
+def _deprecated(spec: _Reader) -> tuple[str, ...]:
+    """What the spec says that the next release will not read: one sentence each, with what to write instead."""
+    found = []
+    policy = spec.section("batching", {"policy"}).choice("policy", get_args(BatchingPolicy), "Offramp")
+    if policy != "Offramp":
+        found.append(f"spec.batching.policy {policy} was for experiments and changes nothing any more; remove batching")
+    side = spec.mapping("updatePolicy").get("sideBySide")
+    if isinstance(side, Mapping) and side.get("gateway") is not None:
+        found.append(f"spec.{OLD_ROUTE} is called spec.route now; move it there")
+    return tuple(found)
+
+
+def _gateways(reader: _Reader) -> Route:
     entries, names = reader.get("parentRefs"), reader.get("hostnames", [])
     if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_PARENTS:
         raise InvalidSpecError(
@@ -644,7 +669,7 @@ def _gateway(side: _Reader) -> Gateway:
     if not good or len(names) > MAX_HOSTNAMES:
         hint = "host names, each once and in lower case, such as models.example.com or *.example.com"
         raise InvalidSpecError(reader.path("hostnames"), f"list at most {MAX_HOSTNAMES} {hint}; got {names!r}")
-    return Gateway(parents, tuple(names))
+    return Route(parents, tuple(names))
 
 
 def _parent(value: Any, where: str) -> tuple[tuple[str, str | int], ...]:

@@ -253,7 +253,7 @@ def begin(view: VersionView) -> Version | None:
         view.status.serving, view.asked, "Starting", strategy, started_at=view.now, phase_started_at=view.now,
         handled_request=view.service.request,
     )  # fmt: skip
-    shares = "the workers" if view.policy.gateway is None else "the workers and of the requests through the Gateway"
+    shares = "the workers" if view.service.spec.route is None else "the workers and of the requests through the Gateway"
     told = f"{view.asked.uri} is tried beside {view.status.serving.uri}, by {view.policy.weight} % of {shares}"
     return Version(status, Reason.STARTING, told, (Event(Reason.VERSION_ON_TRIAL, told),))
 
