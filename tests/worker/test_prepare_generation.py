@@ -263,7 +263,7 @@ def test_a_file_of_llama2c_whose_bytes_do_not_fit_is_refused(tmp_path: Path, raw
 def test_what_is_no_checkpoint_is_refused_with_what_is_taken(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(b"")
     for uri in (str(tmp_path / "none"), str(tmp_path / "model.pt"), str(tmp_path)):
-        with pytest.raises(InvalidArgumentError, match="config.json"):
+        with pytest.raises(InvalidArgumentError, match=r"config\.json"):
             read_checkpoint(uri)
 
 
@@ -291,6 +291,7 @@ def ask(data: Path, out: Path) -> GenerationRequest:
     return GenerationRequest(str(LLAMA2C), str(data), out, answer_tokens=24)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_a_bundle_is_made_that_a_worker_can_serve_and_that_says_what_was_left_out(data: Path, tmp_path: Path) -> None:
     report = prepare_generation(ask(data, tmp_path / "out"), Reporter(quiet=True))
@@ -314,6 +315,7 @@ def test_a_bundle_is_made_that_a_worker_can_serve_and_that_says_what_was_left_ou
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_what_was_interrupted_goes_on_where_it_was_and_what_was_asked_otherwise_begins_anew(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -399,6 +401,7 @@ def test_the_command_refuses_by_option(data: Path, tmp_path: Path, options: list
     assert result.exit_code == 2 and why in result.stderr, result.output
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_the_command_prints_its_report(data: Path, tmp_path: Path) -> None:
     asked = [
