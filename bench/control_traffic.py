@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bench.control_world import BACKBONE, BUDGET, RAMP_SET, Ints, World
-from bench.control_year import BUSY_SECONDS, DAY, KEPT_RECORDS, RAMPS, Life, Outcomes, SimWorker, Year, YearScenario
+from bench.control_year import BUSY_SECONDS, DAY, KEPT_RECORDS, RAMPS, DayWorker, Life, Outcomes, Year, YearScenario
 from bench.provenance import provenance
 from bench.replays import OUT as OUT_FOLDER
 from bench.replays import RECORDS
@@ -119,7 +119,7 @@ class Everything(Life):
         live = any(not r.status.finished for r in self.rollouts.values())
         return COLLECTING_SECONDS if asked == BUSY_SECONDS and not live else asked
 
-    def _outcomes(self, worker: SimWorker, seconds: float) -> Outcomes:
+    def _outcomes(self, worker: DayWorker, seconds: float) -> Outcomes:
         document = worker.document
         if document is None:
             return np.zeros(0, dtype=np.bool_)
@@ -160,7 +160,7 @@ class Everything(Life):
 
     # --- records -----------------------------------------------------------------------------------
 
-    def _record(self, worker: SimWorker, seconds: float, audit_rate: float) -> None:
+    def _record(self, worker: DayWorker, seconds: float, audit_rate: float) -> None:
         rows, source = self.shown.get(worker.uid, (np.zeros(0, dtype=np.int64),) * 2)
         n = min(len(rows), round(self.rate / len(self.workers) * seconds * audit_rate))
         self.rows = np.append(self.rows, rows[:n])

@@ -95,8 +95,8 @@ def year(world: World, scenario: YearScenario, seed: int) -> Year:
 
 
 @dataclass
-class SimWorker:
-    """One worker's counters and breaker."""
+class DayWorker:
+    """One worker's counters and breaker, which a whole day may pass at once; :class:`bench.control_fleet.SimWorker` counts batches."""
 
     uid: str
     document: PlanDocument | None = None
@@ -129,7 +129,7 @@ class Life(MemoryShell):
         super().__init__(service_of(MANIFEST), now=0.0)
         self.world, self.scenario, self.rng = world, scenario, np.random.default_rng([seed, 3])
         self.hardness, self.traffic = hardness_by_day(self.rng, scenario.drift), traffic_by_day()
-        self.workers = [SimWorker(f"w{i}") for i in range(self.service.spec.replicas)]
+        self.workers = [DayWorker(f"w{i}") for i in range(self.service.spec.replicas)]
         self.requests, self.wrong, self.saved, self.off = (np.zeros(scenario.days) for _ in range(4))
         self.rows: Ints = np.zeros(0, dtype=np.int64)
         self.times: Floats = np.zeros(0)
@@ -208,7 +208,7 @@ class Life(MemoryShell):
         live = any(not r.status.finished for r in self.rollouts.values())
         return BUSY_SECONDS if live or decision.status.tuning.state == "CollectingLabels" else DAY
 
-    def _outcomes(self, worker: SimWorker, seconds: float) -> Outcomes:
+    def _outcomes(self, worker: DayWorker, seconds: float) -> Outcomes:
         """Audited requests of the stable arm in the order they come, True where they disagree."""
         document = worker.document
         if document is None or worker.open:
@@ -222,7 +222,7 @@ class Life(MemoryShell):
     def _plan(document: PlanDocument) -> Plan:
         return Plan.from_mapping(document.stable.plan)
 
-    def _opens_after(self, worker: SimWorker, outcomes: Outcomes) -> int | None:
+    def _opens_after(self, worker: DayWorker, outcomes: Outcomes) -> int | None:
         """How many audits it takes until the worker's breaker opens."""
         document = worker.document
         if not self.scenario.watched or document is None or not len(outcomes) or not outcomes.any():
@@ -233,7 +233,7 @@ class Life(MemoryShell):
         """The breaker after these audits."""
         return detector.watch(state, outcomes, p0=document.accuracy_budget, run_length=document.breaker_run_length)
 
-    def _serve(self, worker: SimWorker, outcomes: Outcomes, seconds: float, opened: int | None) -> None:
+    def _serve(self, worker: DayWorker, outcomes: Outcomes, seconds: float, opened: int | None) -> None:
         """Count what a worker did in a stretch, and account for what its users got."""
         document = worker.document
         if document is None:
@@ -269,7 +269,7 @@ class Life(MemoryShell):
         self.saved[day] += requests * saving
         self.off[day] += seconds / (DAY * len(self.workers)) if plan.exits_off else 0.0
 
-    def _count(self, worker: SimWorker, arm: Arm, *, requests: int, outcomes: Outcomes) -> None:
+    def _count(self, worker: DayWorker, arm: Arm, *, requests: int, outcomes: Outcomes) -> None:
         """Batches of one request, of the same times in both arms."""
         document = worker.document
         assert document is not None
@@ -290,7 +290,7 @@ class Life(MemoryShell):
             counter.judged_batches += n if limit is not None else 0
             counter.slow_batches += n if limit is not None and bucket_seconds(bucket) > limit else 0
 
-    def _record(self, worker: SimWorker, seconds: float, audit_rate: float) -> None:  # noqa: ARG002 - others ask which
+    def _record(self, worker: DayWorker, seconds: float, audit_rate: float) -> None:  # noqa: ARG002 - others ask which
         """Equal-weight records of a worker's stretch; only the newest are kept."""
         n = min(round(self.rate / len(self.workers) * seconds * audit_rate), KEPT_RECORDS)
         rows = np.searchsorted(np.cumsum(self.weights()), self.rng.random(n) * (1 - 1e-12))
@@ -326,7 +326,7 @@ class Life(MemoryShell):
         records = replace(self.world.records.take(self.rows), time=self.times)
         return RecordStore(records, self.world.ramp_ids, BACKBONE, RAMP_SET)
 
-    def _report(self, worker: SimWorker) -> Worker:
+    def _report(self, worker: DayWorker) -> Worker:
         document = worker.document
         canary = document.canary if document is not None else None
         state = WorkerState(

@@ -80,7 +80,7 @@ SEEDS: tuple[dict[str, Json], ...] = (
         "protocols": ["HTTP", "GRPC"], "batching": {"policy": "Offramp"},
         "rollout": {"promotion": "Manual", "stepDeadline": "90s", "cooldown": "0s", "steps": [{"weight": 5, "pause": "1s"}, {"weight": 50}]},
         "updatePolicy": {"type": "Auto", "surgeDeadline": "0s", "sideBySide": {
-            "weight": 20, "pause": "1m", "gateway": {"parentRefs": [{"name": "public", "port": 80}], "hostnames": ["a.example.com"]}}},
+            "weight": 20, "pause": "1m"}}, "route": {"parentRefs": [{"name": "public", "port": 80}], "hostnames": ["a.example.com"]},
         "autoscaling": {"minReplicas": 1, "maxReplicas": 4, "targetInFlight": 8, "noExitFloor": "PreScale"},
         "suspend": False,
         "worker": {"image": "a/b:1", "resources": {"requests": {"cpu": 1}, "limits": {"memory": "1Gi", "nvidia.com/gpu": 1}},
@@ -265,8 +265,8 @@ def rendered(service: Service) -> list[Json]:
     ]  # fmt: skip
     if scaled is not None:
         objects.append(built.autoscaler(service, scaled, fewest=1, frozen=True))
-    if side is not None and side.gateway is not None:
-        objects.append(built.http_route(service, side.gateway, share=side.weight))
+    if service.spec.route is not None:
+        objects.append(built.http_route(service, service.spec.route, share=0 if side is None else side.weight))
     if service.spec.store_claim is not None:
         objects.append(built.training_job(service, TrainingOrder(1, "sha256:" + "a" * 64, 0.02), settings))
     return objects

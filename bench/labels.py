@@ -1,8 +1,9 @@
-"""How many labels a certificate takes that is worth 90 % of what can be saved: ``python -m bench.labels [--draws 100] [--sets NAME...] [--json]``.
+"""How many labels a certificate takes that is worth 90 % of what can be saved: ``python -m bench.labels [--draws 100] [--sets NAME...]``.
 
 The records of ``python -m bench.record`` are the population: labels are drawn from them with replacement, and a plan's truth is its rate on all of them.
 What can be saved is the most that any plan of fp32 exits saves on all records within the budget. The answer is the least number of labels of a grid at
-which the median draw saves 90 % of that, and how often a certificate is over the budget there.
+which the median draw saves 90 % of that, and how often a certificate is over the budget there. Every set leaves a file, ``labels-SET.json``, that is
+kept while its records, the code and the number of draws stay the same.
 
 Three ways to spend the same number of labels, all with an eighth of them for finding the path of plans:
 
@@ -18,8 +19,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bench.provenance import provenance
+from bench.replays import content_key
 from offramp_core import tuning
-from offramp_core.certify import certificate
+from offramp_core.certify import certificate, p_value
 from offramp_core.certify.betting import betting_p_value
 from offramp_core.certify.expected import Step, expected_path
 from offramp_core.evaluate import Evaluation, answers_agree, evaluate, leave_position, plan_columns
@@ -38,7 +42,8 @@ from offramp_lab.policies import Objective
 from offramp_lab.policies.planned import searched
 from offramp_lab.replay.load import load_records
 
-RECORDS = Path("build/records")
+RECORDS, OUT = Path("build/records"), Path("build/bench")
+STAGE = "labels"
 BUDGET, DELTA, MAX_OVERHEAD, MAX_RAMPS, BATCH_SIZE = 0.01, 0.05, 0.05, 3, 16
 WORTH = 0.9
 GRID = (300, 425, 600, 850, 1200, 1700, 2400, 3400, 4800, 6800, 9600, 13600)
@@ -84,7 +89,7 @@ def leavers(draws: Draws, n: int) -> Evaluation | None:
 
     def passes(step: Step) -> bool:
         k = int((~_agrees(labelled, step)).sum())
-        return certificate.p_value(k, len(labelled), budget=min(BUDGET / share, 1 - 1e-9)) <= level
+        return p_value(k, len(labelled), budget=min(BUDGET / share, 1 - 1e-9)) <= level
 
     return _boldest(draws.pool, path, passes)
 
@@ -157,17 +162,23 @@ def labels_needed(pool: Records, way: str, *, draws: int, advance: Callable[[], 
     return {"labels": None, "saving": float(np.median(savings)), "best": best.saving, "wrong": wrong, "draws": draws}
 
 
-def measure(files: list[Path], *, draws: int, console: Console) -> Iterator[Json]:
-    """A row for each set and way."""
+def measure(records: Path, out: Path, *, draws: int, console: Console) -> list[Json]:
+    """A row for each way on one set, from its file where that is still right."""
+    target, key = out / f"{STAGE}-{records.stem}.json", content_key(STAGE, records, draws, code=Path(__file__))
+    if target.is_file() and (kept := json.loads(target.read_text())).get("key") == key:
+        return list(kept["rows"])
+    pool, rows = load_records(records, batch_size=BATCH_SIZE), []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        for file in files:
-            pool = load_records(file, batch_size=BATCH_SIZE)
-            for way in WAYS:
-                task = progress.add_task(f"{file.stem}, {way}", total=len(GRID))
-                found = labels_needed(pool, way, draws=draws, advance=lambda task=task: progress.advance(task))
-                progress.remove_task(task)
-                yield {"set": file.stem, "way": way, **found}
+        for way in WAYS:
+            task = progress.add_task(f"{records.stem}, {way}", total=len(GRID))
+            found = labels_needed(pool, way, draws=draws, advance=partial(progress.advance, task))
+            progress.remove_task(task)
+            rows.append({"set": records.stem, "way": way, **found})
+            console.print(f"{records.stem}, {way}: {told(rows[-1])}")
+    out.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps({"key": key, "set": records.stem, "rows": rows, "measured": provenance()}, indent=1) + "\n")  # fmt: skip
+    return rows
 
 
 def print_table(rows: list[Json], console: Console) -> None:
@@ -190,18 +201,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.labels", description="labels for a certificate worth 90 %")
     parser.add_argument("--sets", nargs="*", help="record sets; all that are there when left out")
     parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--draws", type=int, default=100)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
     files = [f for f in sorted(options.records.glob("*.npz")) if not options.sets or f.stem in options.sets]
     if not files:
         print(f"bench.labels: {options.records} holds no such records; run python -m bench.record all", file=sys.stderr)
         return 1
-    rows = list(measure(files, draws=options.draws, console=Console(stderr=True)))
-    if options.json:
-        print(json.dumps(rows, indent=1))
-    else:
-        print_table(rows, Console())
+    console = Console(stderr=True)
+    rows = [row for file in files for row in measure(file, options.out, draws=options.draws, console=console)]
+    print_table(rows, Console())
     return 0
 
 

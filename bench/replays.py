@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import offramp_core
+import offramp_lab
 from bench.arrivals import TRACES, MissingTraceError, load_trace
 from offramp_core.records import ExitCosts, Records
 from offramp_lab.policies import POLICIES, Objective
@@ -223,17 +224,16 @@ def _means(drawn: Drawn) -> Json:
     }
 
 
-def content_key(stage: str, records: Path, draws_wanted: int) -> str:
-    """Digest of what a stage's result depends on: the records, the code that decides, this file and the arguments."""
+def content_key(stage: str, records: Path, draws_wanted: int, *, code: Path) -> str:
+    """Digest of what a stage's result depends on: the records, the code that decides, the bench's own file and the arguments."""
     digest = hashlib.sha256(f"{stage} {draws_wanted}".encode())
-    core = Path(str(offramp_core.__file__)).parent
+    packages = [Path(str(package.__file__)).parent for package in (offramp_core, offramp_lab)]
     folders = ("policies", "search", "certify", "simulate")
-    code = [
-        *core.glob("*.py"),
-        *(path for folder in folders for path in (core / folder).glob("**/*.py")),
-        Path(__file__),
+    decides = [
+        *(path for package in packages for path in package.glob("*.py")),
+        *(path for package in packages for folder in folders for path in (package / folder).glob("**/*.py")),
     ]
-    for path in [records, *sorted(code)]:
+    for path in [records, *sorted(decides), code]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -241,7 +241,7 @@ def content_key(stage: str, records: Path, draws_wanted: int) -> str:
 def run_stage(stage: str, records: Path, out: Path, *, draws_wanted: int, jobs: int, console: Console) -> bool:
     """Make one file, or keep it; False when it was kept."""
     target = out / f"{stage}-{records.stem}.json"
-    key = content_key(stage, records, draws_wanted)
+    key = content_key(stage, records, draws_wanted, code=Path(__file__))
     if target.is_file() and json.loads(target.read_text()).get("key") == key:
         return False
     facts_file = records.with_suffix(".json")

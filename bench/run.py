@@ -53,7 +53,7 @@ def stages(draws: int, jobs: int) -> tuple[Stage, ...]:
         Stage("replays", "bench.replays", ("all", "--draws", str(draws), "--jobs", str(jobs)), caches=True),
         Stage("search", "bench.search", ("--json",), prints_json=True),
         Stage("evidence", "bench.evidence", ("--json",), prints_json=True),
-        Stage("labels", "bench.labels", ("--json",), prints_json=True),
+        Stage("labels", "bench.labels", caches=True),
         Stage("slowness", "bench.slowness", ("--json",), prints_json=True),
         Stage("promise", "bench.promise", ("--json",), prints_json=True),
         Stage("control", "bench.control", ("--jobs", str(jobs)), caches=True),

@@ -1,4 +1,4 @@
-"""Traffic whose requests resemble each other: ``python -m bench.streams [--runs 200] [--jobs 2] [--only PART...]``.
+"""Traffic whose requests resemble each other: ``python -m bench.streams [--runs 200] [--jobs 2] [--only PART...] [--traffic NAME...]``.
 
 | part | question |
 |---|---|
@@ -286,6 +286,12 @@ class Part:
     allowed: float
     sets: tuple[str, ...] = (SET,)
 
+    def traffic(self) -> tuple[tuple[str, str, Kind], ...]:
+        """Name of the row, record set and kind of each."""
+        return tuple(
+            (kind.name if self.sets == (SET,) else name, name, kind) for name in self.sets for kind in self.kinds
+        )
+
 
 PARTS = (
     Part("scenes", certificate, kinds(), "certificates over budget", 0.05),
@@ -325,16 +331,15 @@ def rows(options: argparse.Namespace, progress: Progress) -> Iterator[tuple[str,
     """Part, row and figures, as they come."""
     with ProcessPoolExecutor(options.jobs, get_context("forkserver")) as pool:
         for part in (p for p in PARTS if not options.only or p.name in options.only):
-            task = progress.add_task(part.name, total=len(part.sets) * len(part.kinds) * options.runs)
-            for name in part.sets:
-                for kind in part.kinds:
-                    seen = []
-                    work = partial(_run, part.run, name, options.records, kind)
-                    for one in pool.map(work, range(options.runs), chunksize=max(1, options.runs // 20)):
-                        seen.append(one)
-                        progress.advance(task)
-                    row = kind.name if part.sets == (SET,) else name
-                    yield part.name, row, summary(seen)
+            wanted = [t for t in part.traffic() if not options.traffic or t[0] in options.traffic]
+            task = progress.add_task(part.name, total=len(wanted) * options.runs)
+            for row, name, kind in wanted:
+                seen = []
+                work = partial(_run, part.run, name, options.records, kind)
+                for one in pool.map(work, range(options.runs), chunksize=max(1, options.runs // 20)):
+                    seen.append(one)
+                    progress.advance(task)
+                yield part.name, row, {**summary(seen), "measured": provenance()}
 
 
 def print_tables(found: Json, console: Console) -> None:
@@ -357,8 +362,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--records", type=Path, default=RECORDS)
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--only", nargs="*", default=[], choices=[p.name for p in PARTS], metavar="PART")
+    parser.add_argument("--traffic", nargs="*", default=[], metavar="NAME", help="rows of a part; all when left out")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args(arguments)
+    if unknown := set(options.traffic) - {row for p in PARTS for row, *_ in p.traffic()}:
+        parser.error(
+            f"--traffic: {unknown.pop()!r} is no row; rows are {', '.join(row for row, *_ in PARTS[0].traffic())}, and so on"
+        )
     needed = {n for p in PARTS if not options.only or p.name in options.only for n in p.sets}
     missing = sorted(n for n in needed if not (options.records / f"{n}.npz").is_file())
     if missing:
@@ -371,7 +381,8 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with Progress(*columns, console=console) as progress:
         for part, row, figures in rows(options, progress):
-            found[part] = {**(found[part] if part in fresh else {}), row: figures}
+            before = found.get(part, {}) if part in fresh or options.traffic else {}
+            found[part] = {**before, row: figures}
             fresh.add(part)
             found["measured"] = provenance()
             options.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.bundle import RampSpec
+from offramp_core.task import task_of
 from offramp_core.uncertainty import raw_score, uncertainty
 from offramp_worker.prepare.pipeline import score_table
 from offramp_worker.prepare.selection import BUDGETS, exit_share
@@ -35,7 +36,8 @@ class Ramp:
 def record_arrays(ramps: Sequence[Ramp], reference: FloatArray) -> dict[str, npt.NDArray[Any]]:
     """Scores and answers of ramps in network order; ``reference`` (n, n_classes) are the full model's logits on the pool."""
     answers = reference.argmax(axis=1).astype(np.int64)
-    columns = [uncertainty(ramp.pool, score_table(ramp.validation)) for ramp in ramps]
+    task = task_of(None, width=reference.shape[1])
+    columns = [uncertainty(ramp.pool, score_table(task, ramp.validation)) for ramp in ramps]
     return {
         "uncertainty": np.stack(columns, axis=1),
         "one_minus_max": np.stack([one_minus_max(ramp.pool) for ramp in ramps], axis=1),

@@ -37,17 +37,40 @@ def _section(blocks: Blocks, before: Blocks) -> Blocks:
         return before
     follows = {tuple(a): b for a, b in pairwise(before)}
     merged: Blocks = []
+    kept_of: list[str] = []  # the earlier table from which rows stand in the one above
     for above, block in zip([[], *blocks], blocks, strict=False):
-        earlier = follows.get(tuple(above), [])
+        earlier = _counterpart(block, follows.get(tuple(above), []), before)
         if _is_missing(block) and _is_table(earlier):
             merged.append(earlier)
             while _goes_with_it(earlier := follows.get(tuple(earlier), [])):
                 merged.append(earlier)
         elif _is_table(block) and _is_table(earlier) and earlier[0] == block[0]:
             merged.append(_rows(block, earlier))
+            kept_of = kept_of or (earlier if set(merged[-1]) - set(block) else [])
+            continue
+        elif kept_of and _says_when(block):
+            merged.append(_both(block, before[before.index(kept_of) :]))
         else:
             merged.append(block)
+        kept_of = []
     return merged
+
+
+def _counterpart(block: list[str], follows: list[str], before: Blocks) -> list[str]:
+    """What stood where ``block`` does: what followed on the same block above, or of tables in a row the only one with the same head."""
+    if not _is_table(block) or (_is_table(follows) and follows[0] == block[0]):
+        return follows
+    alike = [table for table in before if _is_table(table) and table[0] == block[0]]
+    return alike[0] if len(alike) == 1 else follows
+
+
+def _both(block: list[str], earlier: Blocks) -> list[str]:
+    """The line that says when, for a table (or tables in a row) in which rows of ``earlier`` stand too."""
+    after = next((other for other in earlier if not _is_table(other)), [])
+    now = block[0].removeprefix(f"*{MEASURED}: ").removesuffix(".*")
+    if not _says_when(after) or after == block:
+        return block
+    return after if now in after[0] else [f"*{MEASURED}: {now}; other rows: {after[0].removeprefix(f'*{MEASURED}: ')}"]
 
 
 def _rows(table: list[str], earlier: list[str]) -> list[str]:
@@ -87,7 +110,11 @@ def _is_table(block: list[str]) -> bool:
 
 def _goes_with_it(block: list[str]) -> bool:
     """What says when a table was measured, and its picture."""
-    return len(block) == 1 and block[0].startswith((f"*{MEASURED}: ", "!["))
+    return _says_when(block) or (len(block) == 1 and block[0].startswith("!["))
+
+
+def _says_when(block: list[str]) -> bool:
+    return len(block) == 1 and block[0].startswith(f"*{MEASURED}: ")
 
 
 def _is_missing(block: list[str]) -> bool:

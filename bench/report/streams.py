@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.report.results import MISSING, Goal, Results, measured_line, percent, table
+from bench.streams import PARTS
 
 WRONG, BROKEN_YEARS = 0.05, 0.05
 POWER_POINTS = 1.0
@@ -18,14 +19,17 @@ ASKED = {
     "alarms": ("the same scenes: median time to a false alarm at half the budget > 100,000 labels", 0.5),
 }  # fmt: skip
 UNNAMED = "unnamed"
+TABLES = ("scenes", "cycles", "orders", "pins", "alarms")
+TRAFFIC = {part.name: tuple(row for row, *_ in part.traffic()) for part in PARTS}
 
 
 def goals(results: Results) -> Iterator[Goal]:
     """What was asked of evidence on real traffic."""
     found, when = results.get("streams") or {}, results.measured("streams")
     for part, (asked, allowed) in ASKED.items():
-        rows = {row: f for row, f in found.get(part, {}).items() if UNNAMED not in row}
-        if not rows:
+        ran = found.get(part, {})
+        rows = {row: ran[row] for row in TRAFFIC[part] if row in ran and UNNAMED not in row}
+        if len(rows) < sum(UNNAMED not in row for row in TRAFFIC[part]):
             yield Goal(asked, MISSING, f"bench.streams --only {part}", None)
             continue
         worst = max(rows, key=lambda row: rows[row]["wrong"] / rows[row]["runs"])
@@ -81,13 +85,30 @@ def section(results: Results) -> list[str]:
         "",
     ]  # fmt: skip
     for part, head in (("scenes", "certificates over budget"), ("cycles", "over budget, day and night"), ("orders", "over budget, own order")):  # fmt: skip
-        body = [[row, _of(f, "wrong"), _of(f, "decided"), f"{f['median']:.1f}"] for row, f in found.get(part, {}).items()]  # fmt: skip
+        body = _rows(found, part, "{:.1f}")
         lines += table(["traffic", head, "decided", "worth one"], body)
     for part, head, last in (("pins", "pins at twice the budget accepted", "audits"), ("alarms", "false alarms within 100,000 labels", "labels")):  # fmt: skip
-        body = [[row, _of(f, "wrong"), _of(f, "decided"), f"{f['median']:,.0f}"] for row, f in found.get(part, {}).items()]  # fmt: skip
+        body = _rows(found, part, "{:,.0f}")
         lines += table(["traffic", head, "decided", f"{last}, median"], body)
-    lines += measured_line(results.measured("streams")) if found else []
+    lines += measured_line(results.measured("streams"), _only(found)) if found else []
     return [*lines, *_traffic(results), *_decade(results)]
+
+
+def _rows(found: dict[str, Any], part: str, median: str) -> list[list[str]]:
+    """Every kind of traffic of a part, those that were not run too; none where nothing was."""
+    rows = found.get(part, {})
+    return [
+        [row, _of(f, "wrong"), _of(f, "decided"), median.format(f["median"])] if (f := rows.get(row)) else [row, *[MISSING] * 3]
+        for row in TRAFFIC[part]
+    ] if found else []  # fmt: skip
+
+
+def _only(found: dict[str, Any]) -> str:
+    """Which rows were measured, where not all of them were."""
+    ran = {part: [row for row in rows if row in found.get(part, {})] for part, rows in TRAFFIC.items()}
+    if all(ran[part] == list(TRAFFIC[part]) for part in TABLES):
+        return ""
+    return "only " + "; ".join(f"{part}: {', '.join(rows)}" for part, rows in ran.items() if rows and part in TABLES)
 
 
 def _of(figures: dict[str, Any], name: str) -> str:

@@ -242,9 +242,11 @@ def _sentence(verdict: Verdict) -> str:
     if verdict.reason is not None:
         return f"DOES NOT HOLD (test {c.test_index}): {verdict.reason}"
     again = ", counted again from the records" if verdict.counted == "Recounted" else ""
+    graded = c.lost is not None
+    promise = f"answers lose at most {c.budget:.2%}" if graded else f"at most {c.budget:.2%} of answers differ"
     text = (
-        f"holds (test {c.test_index}): at most {c.budget:.2%} of answers differ, with {1 - c.delta:.0%} confidence; {c.k} of {c.n:,} held-out "
-        f"answers differed{again}, p = {c.p_value:.2g} <= {c.level:.2g}"
+        f"holds (test {c.test_index}): {promise}, with {1 - c.delta:.0%} confidence; {c.seen}"
+        f"{again}, p = {c.p_value:.2g} <= {c.level:.2g}"
     )
     stopped = [s.title for s in c.slices if not s.certified]
     return text + (f"; not for {', '.join(stopped)}, which must not leave early" if stopped else "")

@@ -6,7 +6,8 @@
     records.npz         bootstrap records (a records file, see :mod:`offramp_core.records`) of inputs that trained no head
     profile.json        this module's :class:`Profile`: seconds per segment, ramp and regrouping, by batch size
     probe.npz           ``x`` [P, ...] and ``logits`` [P, C]: inputs with the reference's outputs; a worker checks itself on them
-    backbone.int8.onnx  optional: the same backbone at a lower precision; tensors that ramps read keep their names and are float32
+    backbone.<p>.onnx   per further precision p, such as int8: the same backbone in a cheaper form; tensors that ramps read keep their names and
+                        are float32
     ramp-<id>.onnx      per ramp of head ``model``: a small model at the input, whose one output is the logits
 
 Two digests name the content. ``backbone_digest`` is the SHA-256 of ``backbone.onnx``: changing it is a model

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.precision import EXACT, Precision, check_precision
+from offramp_core.precision import EXACT, MOST_PRECISIONS, Precision, check_precision
 
 FINAL_HEAD = "final"
 
@@ -61,6 +61,10 @@ def check_columns(ids: Sequence[str], of_columns: Sequence[str]) -> None:
         Names the column.
     """
     others = other_precisions(of_columns)
+    if len(others) >= MOST_PRECISIONS:
+        raise InvalidArgumentError(
+            f"columns are of {len(others) + 1} precisions; a bundle has at most {MOST_PRECISIONS}"
+        )
     for name in others:
         check_precision(name)
     order = ("", EXACT, *others)

@@ -17,7 +17,7 @@ import numpy as np
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.plan import Plan
 from offramp_core.precision import EXACT
-from offramp_core.records import BoolArray, ExitCosts, IndexArray, LabelArray, Records
+from offramp_core.records import BoolArray, ExitCosts, IndexArray, LabelArray, Records, SecondsArray
 
 Threshold = Decimal | float
 
@@ -33,6 +33,8 @@ class Evaluation:
     thresholds : tuple of float
     n, disagreements : int
         Requests, and those answered differently from the reference.
+    lost : float
+        What all answers lose against the reference's; equal to ``disagreements`` unless losses are graded.
     mean_seconds : float
         Per request, ramps paid for.
     saving : float
@@ -48,6 +50,7 @@ class Evaluation:
     thresholds: tuple[float, ...]
     n: int
     disagreements: int
+    lost: float
     mean_seconds: float
     saving: float
     exits: tuple[int, ...]
@@ -55,8 +58,8 @@ class Evaluation:
 
     @property
     def disagreement(self) -> float:
-        """Share of all requests answered differently from the reference."""
-        return self.disagreements / self.n
+        """Mean loss against the reference: the share of all requests answered differently, unless losses are graded."""
+        return self.lost / self.n
 
     @property
     def exit_shares(self) -> tuple[float, ...]:
@@ -88,14 +91,15 @@ def evaluate(records: Records, active: Sequence[int], thresholds: Sequence[Thres
         raise InvalidArgumentError("records are empty; a plan needs at least one record to be evaluated on")
     ramps = check_active(records, active)
     left = leave_position(records, ramps, thresholds)
-    disagreements = int(n - answers_agree(records, ramps, left).sum())
+    losses = served_losses(records, ramps, left)
     counts = np.bincount(left, minlength=len(ramps) + 1)
     mean_seconds = float(counts @ records.costs.leave_seconds(ramps)) / n if ramps else records.costs.total_seconds
     return Evaluation(
         active=ramps,
         thresholds=tuple(float(t) for t in thresholds),
         n=n,
-        disagreements=disagreements,
+        disagreements=int(np.count_nonzero(losses)),
+        lost=float(losses.sum()),
         mean_seconds=mean_seconds,
         saving=1.0 - mean_seconds / records.costs.baseline_seconds,
         exits=tuple(int(c) for c in counts[:-1]),
@@ -157,6 +161,18 @@ def answers_agree(records: Records, active: Sequence[int], left: IndexArray) -> 
     stays = left == len(active)
     ramp = np.asarray(active, dtype=np.intp)[np.where(stays, 0, left)]
     return np.where(stays, records.final_agrees, records.agrees[np.arange(len(records)), ramp])
+
+
+def served_losses(records: Records, active: Sequence[int], left: IndexArray) -> SecondsArray:
+    """What each input's answer loses against the reference's, by the position in ``active`` where it left: (n,) in [0, 1]."""
+    if not records.graded:
+        return np.asarray(~answers_agree(records, active, left), dtype=np.float64)
+    loss, final = records.losses()
+    if not len(active):
+        return np.zeros(len(records)) if records.precision == EXACT else final.astype(np.float64)
+    stays = left == len(active)
+    ramp = np.asarray(active, dtype=np.intp)[np.where(stays, 0, left)]
+    return np.where(stays, final, loss[np.arange(len(records)), ramp]).astype(np.float64)
 
 
 def answered_labels(records: Records, active: Sequence[int], left: IndexArray) -> LabelArray:

@@ -15,6 +15,7 @@ from offramp_core.errors import InvalidArgumentError
 
 Precision: TypeAlias = str  # of the form below; core compares names and never reads them
 EXACT: Precision = "fp32"  # the reference
+MOST_PRECISIONS = 16  # of one bundle, with the reference: every audit runs them all
 _NAME = re.compile(r"[a-z0-9]{1,16}")  # it begins ids of ramps and names of arrays: no '/' and no '_'
 
 

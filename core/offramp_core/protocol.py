@@ -286,7 +286,8 @@ class RecordBlock:
     some of these out.
     ``time`` float64 [n] (worker's clock, seconds since the epoch, at admission), ``uncertainty`` float32 [n, R], ``prediction`` int32
     [n, R], ``final`` int32 [n] (what the served executor says at the end), ``reference`` int32 [n]. Where an answer is no single number
-    there are ``loss`` float32 [n, R] and ``final_loss`` float32 [n] in their place: what answers lose against the reference's. R and the order of columns are those of
+    there are ``loss`` float32 [n, R] and ``final_loss`` float32 [n] in their place: what answers lose against the reference's; ``zero_one`` says that by the task
+    this is all or nothing, so that losses may be counted. R and the order of columns are those of
     the worker's state at ``ramp_set_digest``. ``first`` is the sequence number of row 0, ``next`` the one to ask for
     next; a gap between what was asked and ``first`` means that older records were dropped from the ring.
     """
@@ -305,6 +306,7 @@ class RecordBlock:
     audit_rate: str = ""
     loss: str = ""
     final_loss: str = ""
+    zero_one: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,8 @@ class Records:
     loss, final_loss : (n, R) and (n,) float32 in [0, 1], optional
         What the answer of each ramp, and of this chain's backbone, loses against the reference's; 0 is agreement. None: 1 wherever they
         do not agree.
+    graded : bool
+        Whether losses may lie between 0 and 1, as their task has it.
     """
 
     uncertainty: FloatArray
@@ -130,6 +132,7 @@ class Records:
     audit_rate: FloatArray | None = None
     loss: FloatArray | None = None
     final_loss: FloatArray | None = None
+    graded: bool = False
 
     def __len__(self) -> int:
         return len(self.uncertainty)
@@ -153,6 +156,12 @@ class Records:
                 f"precision {precision!r} was not recorded; the records hold {[self.precision, *self.others]}"
             )
         return self.others[precision]
+
+    def losses(self) -> tuple[FloatArray, FloatArray]:
+        """What the answer of each ramp, and of this chain's backbone, loses: (n, R) and (n,)."""
+        if self.loss is None or self.final_loss is None:
+            return (~self.agrees).astype(np.float32), (~self.final_agrees).astype(np.float32)
+        return self.loss, self.final_loss
 
     def equal_weight(self, *, since: int = 0) -> BoolArray:
         """Rows (n,) that are an equal-weight sample of the requests from row ``since`` on: those whose draw would have had them recorded at the
@@ -197,7 +206,8 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
     ----------
     arrays : mapping
         ``uncertainty`` float [N, R] in [0, 1]; ``prediction`` int [N, R]; ``final`` int [N], or where an answer is no single number
-        ``loss`` float [N, R] in [0, 1] and optional ``final_loss`` [N] (default 0) instead of these, or beside them; ``segment_seconds``
+        ``loss`` [N, R] in [0, 1] and optional ``final_loss`` [N] (default 0) instead of these, or beside them: whole numbers where an answer is right or
+        wrong, floats where a loss is graded; ``segment_seconds``
         float [R+1], >= 0 with a positive sum; ``ramp_seconds`` float [R], >= 0; optional ``reference`` int [N]
         (default ``final``), ``slice``, ``time``, ``stream``, ``draw``, ``audit_rate`` [N]. With ``batch_size`` [B] the two cost arrays have a
         leading axis B. With ``ramp_id`` and ``ramp_precision``, text [C], the rows are wide: their C columns are laid out as
@@ -219,35 +229,56 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
             f"uncertainty has shape ({n}, {n_columns}); a records file needs at least one row and one ramp"
         )
     _check_unit_interval("uncertainty", uncertainty)
-    answered = _answered(arrays, n=n, n_columns=n_columns)
     ids, of_columns = _columns(arrays, n_columns=n_columns)
     others = other_precisions(of_columns)
     exact = chain(of_columns, EXACT) if others else range(n_columns)
-    priced = {EXACT: _priced(arrays, EXACT, n_ramps=len(exact), batch_size=batch_size)}
-    if priced[EXACT].costs.total_seconds <= 0:
+    priced = _priced(arrays, EXACT, n_ramps=len(exact), batch_size=batch_size)
+    if priced.costs.total_seconds <= 0:
         raise InvalidRecordsError("segment_seconds sums to 0; the backbone must take some time")
-    whole = Records(
-        uncertainty=np.ascontiguousarray(uncertainty, dtype=np.float32),
+    whole = _whole(arrays, np.ascontiguousarray(uncertainty, dtype=np.float32), priced, ids)
+    return _chains(arrays, whole, priced, of_columns, batch_size=batch_size) if others else whole
+
+
+def _whole(
+    arrays: Mapping[str, npt.NDArray[Any]], uncertainty: FloatArray, priced: _Priced, ids: tuple[str, ...]
+) -> Records:
+    """All columns as one chain, at the prices of the fp32 one."""
+    n, n_columns = uncertainty.shape
+    answered = _answered(arrays, n=n, n_columns=n_columns)
+    return Records(
+        uncertainty=uncertainty,
         agrees=answered.agrees,
         final_agrees=answered.final_agrees,
-        costs=priced[EXACT].costs,
+        costs=priced.costs,
         time=_array(arrays, "time", shape=(n,), kind="fiu").astype(np.float64) if "time" in arrays else None,
         slice_id=_array(arrays, "slice", shape=(n,), kind="iu").astype(np.int64) if "slice" in arrays else None,
         stream=_array(arrays, "stream", shape=(n,), kind="iu").astype(np.int64) if "stream" in arrays else None,
         draw=_probability(arrays, "draw", n),
         audit_rate=_probability(arrays, "audit_rate", n),
-        profile=priced[EXACT].profile,
+        profile=priced.profile,
         prediction=answered.prediction,
         ramp_ids=ids,
         final=answered.final,
         loss=answered.loss,
         final_loss=answered.final_loss,
+        graded=answered.graded,
     )
-    if not others:
-        return whole
+
+
+def _chains(
+    arrays: Mapping[str, npt.NDArray[Any]],
+    whole: Records,
+    exact: _Priced,
+    of_columns: tuple[str, ...],
+    *,
+    batch_size: int | None,
+) -> Records:
+    """Wide records as those of the fp32 chain, with the chains of the other precisions beside them."""
+    others, priced = other_precisions(of_columns), {EXACT: exact}
     for precision in others:
         n_ramps = len(chain(of_columns, precision))
         priced[precision] = _priced(arrays, precision, n_ramps=n_ramps, batch_size=batch_size, exact=priced[EXACT])
+    n = len(whole)
     views = {p: _view(whole, chain(of_columns, p), p, priced[p]) for p in priced}
     for p in others:
         at = final_column(of_columns, p)
@@ -255,14 +286,14 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
             views[p],
             final_agrees=whole.agrees[:, at].copy(),
             final_uncertainty=whole.uncertainty[:, at].copy(),
-            final=None if answered.prediction is None else answered.prediction[:, at].copy(),
-            final_loss=None if answered.loss is None else answered.loss[:, at].copy(),
+            final=None if whole.prediction is None else whole.prediction[:, at].copy(),
+            final_loss=None if whole.loss is None else whole.loss[:, at].copy(),
         )
     return replace(
         views[EXACT],
         final_agrees=np.ones(n, dtype=np.bool_),
-        final=answered.reference,
-        final_loss=None if answered.loss is None else np.zeros(n, dtype=np.float32),
+        final=None if whole.final is None else arrays.get("reference", whole.final),
+        final_loss=None if whole.loss is None else np.zeros(n, dtype=np.float32),
         others={p: views[p] for p in others},
     )
 
@@ -278,24 +309,34 @@ class _Answered:
     reference: npt.NDArray[np.integer[Any]] | None = None
     loss: FloatArray | None = None
     final_loss: FloatArray | None = None
+    graded: bool = False
 
 
 def _answered(arrays: Mapping[str, npt.NDArray[Any]], *, n: int, n_columns: int) -> _Answered:
-    graded = "loss" in arrays
-    if graded and "prediction" not in arrays:
+    lost = "loss" in arrays
+    if lost and "prediction" not in arrays:
         labels = _Answered(np.empty((n, 0), np.bool_), np.empty(0, np.bool_))
     else:
         prediction = _array(arrays, "prediction", shape=(n, n_columns), kind="iu")
         final = _array(arrays, "final", shape=(n,), kind="iu")
         reference = _array(arrays, "reference", shape=(n,), kind="iu") if "reference" in arrays else final
         labels = _Answered(prediction == reference[:, None], final == reference, prediction, final, reference)
-    if not graded:
+    if not lost:
         return labels
     loss = _array(arrays, "loss", shape=(n, n_columns), kind="fiu").astype(np.float32)
+    graded = arrays["loss"].dtype.kind == "f"
     _check_unit_interval("loss", loss)
     at_end = _probability(arrays, "final_loss", n)
     final_loss = np.zeros(n, dtype=np.float32) if at_end is None else at_end
-    return replace(labels, agrees=loss == 0, final_agrees=final_loss == 0, loss=loss, final_loss=final_loss)
+    between = np.flatnonzero((final_loss > 0) & (final_loss < 1))
+    if len(between) and not graded:
+        row = int(between[0])
+        raise InvalidRecordsError(
+            f"final_loss[{row}] is {final_loss[row]}; beside a loss of whole numbers it must be 0 or 1"
+        )
+    return replace(
+        labels, agrees=loss == 0, final_agrees=final_loss == 0, loss=loss, final_loss=final_loss, graded=graded
+    )
 
 
 @dataclass(frozen=True, slots=True)

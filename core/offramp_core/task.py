@@ -154,14 +154,18 @@ class Task(ABC):
     def recorded(self, exits: Answers, *, final: Answers, reference: Answers) -> dict[str, npt.NDArray[Any]]:
         """The arrays of a records file about answers: those of R exits (n, R, ...), of the executor that served and of the reference (n, ...)."""
         return {
-            "loss": self.losses(exits, reference[:, None]).astype(np.float32),
-            "final_loss": self.losses(final, reference).astype(np.float32),
+            "loss": self.losses(exits, reference[:, None]).astype(self._loss_type),
+            "final_loss": self.losses(final, reference).astype(self._loss_type),
         }
 
     def lost(self, served: Answers, *, n_ramps: int) -> dict[str, npt.NDArray[Any]]:
         """The same of one row whose reference nobody knows: wrong wherever it might have left."""
         del served
-        return {"loss": np.ones((1, n_ramps), np.float32), "final_loss": np.zeros(1, np.float32)}
+        return {"loss": np.ones((1, n_ramps), self._loss_type), "final_loss": np.zeros(1, self._loss_type)}
+
+    @property
+    def _loss_type(self) -> type[np.generic]:
+        return np.float32 if self.graded else np.uint8  # records of whole numbers are counted, others are not
 
 
 class _Top1(Task):

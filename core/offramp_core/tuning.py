@@ -27,6 +27,7 @@ from offramp_core.certify import (
     Certified,
     Dependence,
     DesignEffects,
+    Losses,
     NotCertified,
     SliceBudget,
     Subject,
@@ -39,6 +40,7 @@ from offramp_core.certify import (
     largest_passing_count,
     test_path,
 )
+from offramp_core.certify.certificate import answers
 from offramp_core.certify.slices import check_slices, in_slice
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import chain_of, evaluate, evaluate_plan, plan_columns
@@ -153,7 +155,6 @@ class Proposed:
     certificate: Certificate
     predicted: Predicted
     records_through: float
-    n_a: int
     n_b: int
     tests_run: int = 1
     current_over_budget: bool = False
@@ -234,13 +235,14 @@ def _attempt(
     records: Records, fresh: int, request: TuningRequest, should_stop: Callable[[], bool] | None
 ) -> TuningOutcome:
     level = _level(request, request.test_index)
-    n, budget = len(records), request.max_disagreement
+    n, budget, graded = len(records), request.max_disagreement, records.graded
     seen = dependence(records.take(slice(split_rows(n, fresh)[1], None)), budget=budget)
     if seen is None:
-        wanted = math.ceil(testable_labels(budget, level) * MANY_ARE_ONE)
+        wanted = math.ceil(testable_labels(budget, level, graded=graded) * MANY_ARE_ONE)
         return NeedsLabels(n - fresh, max(wanted, UNCLEAR_GROWTH * (n - fresh)), design_effect=None)
     effect = seen.design_effect
-    needed = _rows_for(math.ceil(effect * testable_labels(budget, level)), fresh=fresh, seen=seen)
+    worth = math.ceil(effect * testable_labels(budget, level, graded=graded))
+    needed = _rows_for(worth, fresh=fresh, seen=seen)
     if n < needed:
         return NeedsLabels(n - fresh, needed - fresh, design_effect=effect)
     outcome = _searched(records, fresh, request, level=level, seen=seen, should_stop=should_stop)
@@ -258,7 +260,8 @@ def _searched(
 ) -> TuningOutcome:
     """Enough labels are there: find plans on the older records, and test them if they promise enough."""
     n = len(records)
-    a_end, b_start = split_rows(n, fresh, budget=request.max_disagreement, level=level, seen=seen)
+    exact = None if records.graded else request.max_disagreement
+    a_end, b_start = split_rows(n, fresh, budget=exact, level=level, seen=seen)
     a, b = records.take(slice(max(0, a_end - MOST_SEARCH_ROWS), a_end)), records.take(slice(b_start, None))
     allowed = [p for p in (records.precision, *records.others) if request.allows(p)]
     paths = sorted((_path(a.at(p), request, should_stop) for p in allowed), key=lambda path: -path.saving)
@@ -331,9 +334,8 @@ def _tested(
         if best is not None and b.at(path.precision).costs.head_start <= best.predicted.saving:
             continue
         asked = replace(request, test_index=request.test_index + tests)
-        if tests and effects.of(None) * fewest_labels(
-            request.max_disagreement, _level(request, asked.test_index)
-        ) > len(b):
+        fewest = fewest_labels(request.max_disagreement, _level(request, asked.test_index), graded=b.graded)
+        if tests and effects.of(None) * fewest > len(b):
             break
         tests += 1
         view = b.at(path.precision)
@@ -350,7 +352,7 @@ def _tested(
         )
         outcome: TuningOutcome
         if isinstance(result, NotCertified):
-            outcome = _failed(result, asked, n=n, n_b=len(b), best_saving=path.saving, through=through, effects=effects)
+            outcome = _failed(result, asked, n=n, b=b, best_saving=path.saving, through=through, effects=effects)
         else:
             outcome = _judge(result, asked, a=a, b=b, through=through)
         outcomes.append(outcome)
@@ -370,10 +372,10 @@ def _level(request: TuningRequest, test_index: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def testable_labels(budget: float, level: float) -> int:
+def testable_labels(budget: float, level: float, *, graded: bool = False) -> int:
     """Held-out labels worth a test, each worth one. Remembered, because every pass of every service that waits for labels asks."""
-    wanted = labels_for(budget * TESTABLE_RATE, budget=budget, level=level, power=TEST_POWER)
-    return fewest_labels(budget, level) if wanted is None else wanted
+    wanted = labels_for(budget * TESTABLE_RATE, budget=budget, level=level, power=TEST_POWER, graded=graded)
+    return fewest_labels(budget, level, graded=graded) if wanted is None else wanted
 
 
 def testable_slices(
@@ -390,7 +392,9 @@ def testable_slices(
     if consumed_through is not None and records.time is not None:
         fresh = records.time > consumed_through
     level = allowance(delta, test_index) / (1 + len(slices))
-    return tuple(s for s in slices if _worth(s, records, fresh) >= testable_labels(s.budget, level))
+    return tuple(
+        s for s in slices if _worth(s, records, fresh) >= testable_labels(s.budget, level, graded=records.graded)
+    )
 
 
 def _worth(wanted: SliceBudget, records: Records, fresh: BoolArray) -> float:
@@ -421,7 +425,7 @@ def _judge(result: Certified, request: TuningRequest, *, a: Records, b: Records,
     predicted = Predicted(seen.saving, seen.disagreement, shares, audit_price(b, rate=request.audit_rate))
     current = None if request.current is None else evaluate_plan(b, request.current, request.ramp_ids)
     over = current is not None and current.disagreement > request.max_disagreement
-    return Proposed(result.plan, result.certificate, predicted, through, len(a), len(b), current_over_budget=over)
+    return Proposed(result.plan, result.certificate, predicted, through, len(b), current_over_budget=over)
 
 
 def _failed(
@@ -429,7 +433,7 @@ def _failed(
     request: TuningRequest,
     *,
     n: int,
-    n_b: int,
+    b: Records,
     best_saving: float,
     through: float,
     effects: DesignEffects,
@@ -440,8 +444,8 @@ def _failed(
     if result.needed_more is None:
         return NoGain("OverBudget", best_saving, n, 1, through, slices=result.slices)
     next_level = _level(request, request.test_index + 1)
-    worth = math.ceil(effects.of(None) * testable_labels(request.max_disagreement, next_level))
-    return NeedsLabels(0, max(n_b + result.needed_more, worth), 1, through)
+    worth = math.ceil(effects.of(None) * testable_labels(request.max_disagreement, next_level, graded=b.graded))
+    return NeedsLabels(0, max(len(b) + result.needed_more, worth), 1, through)
 
 
 def _check(records: Records, request: TuningRequest) -> None:
@@ -540,20 +544,20 @@ def _surely_over_budget(records: Records, request: TuningRequest) -> bool:
     """Whether the plan in force would hardly disagree that often if it kept the budget."""
     if request.current is None or not len(records):
         return False
-    seen = evaluate_plan(records, request.current, request.ramp_ids)
-    p = _surprise(records, seen.disagreements, budget=request.max_disagreement)
+    losses = _losses(records, request.current, request.ramp_ids)
+    p = _harm(records, losses, budget=request.max_disagreement)
     return p is not None and p <= request.delta
 
 
-def _surprise(records: Records, k: int, *, budget: float) -> float | None:
-    """How often a plan exactly at its budget would disagree ``k`` times or more on records; None where nobody can say how many labels these
-    are worth."""
+def _harm(records: Records, losses: Losses, *, budget: float) -> float | None:
+    """p-value of a plan that keeps its budget, by what it lost on records; None where nobody can say how many labels these are worth."""
     seen = dependence(records, budget=budget)
-    if seen is None:
-        return None
-    if seen.design_effect == 1:
-        return float(binomial.sf(k - 1, len(records), budget))
-    return binomial.continued_tail(k / seen.design_effect, len(records) / seen.design_effect, budget)
+    return None if seen is None else losses.harm(budget=budget, design_effect=seen.design_effect)
+
+
+def _losses(records: Records, plan: Plan, ramp_ids: Sequence[str]) -> Losses:
+    view, names = chain_of(records, plan, ramp_ids)
+    return answers(view, plan, names).losses
 
 
 def _current_saving(records: Records, request: TuningRequest) -> float:
@@ -586,14 +590,22 @@ class PinCheck:
     """A user's own thresholds against recorded traffic.
 
     ``refused`` when ``p_value`` = P(Bin(n, budget) >= k), of counts divided by the design effect, is at most alpha: clearly over budget. Not
-    refused is no proof of the contrary.
+    refused is no proof of the contrary. Of graded losses ``lost`` is the sum, and the p-value is of a bet on their mean.
     """
 
     n: int
     k: int
+    lost: float
     p_value: float
     saving: float
     refused: bool
+
+    @property
+    def words(self) -> str:
+        """What the pin would have done, for people."""
+        if self.lost != self.k:
+            return f"answers would have lost {self.lost / self.n:.1%} on average"
+        return f"{self.k} answers would have differed ({self.k / self.n:.1%})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -623,10 +635,10 @@ def check_pin(
     if len(records) == 0:
         return Undecided(0, needed)
     seen = evaluate_plan(records, plan, ramp_ids)
-    p = _surprise(records, seen.disagreements, budget=budget)
+    p = _harm(records, _losses(records, plan, ramp_ids), budget=budget)
     if p is None or (p > alpha and seen.n < needed):
         return Undecided(seen.n, needed)
-    return PinCheck(seen.n, seen.disagreements, p, seen.saving, refused=p <= alpha)
+    return PinCheck(seen.n, seen.disagreements, seen.lost, p, seen.saving, refused=p <= alpha)
 
 
 def _refusable(budget: float, alpha: float, *, factor: float = 3.0, power: float = 0.8) -> int:

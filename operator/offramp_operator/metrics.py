@@ -315,7 +315,7 @@ def service_samples(seen: Seen) -> Iterator[Sample]:
     yield "earlyexit_service_info", (spec.mode, status.stable_config), 1.0
     yield "earlyexit_service_accuracy_budget_ratio", (), spec.max_disagreement
     yield "earlyexit_service_latency_objective_seconds", (), spec.latency_seconds
-    yield "earlyexit_service_latency_objective_ratio", (), spec.latency_percentile / 100
+    yield "earlyexit_service_latency_objective_ratio", (), spec.latency_share
     if document is not None:
         yield "earlyexit_service_epoch", (), document.epoch
     yield from _worker_samples(seen.workers, status)

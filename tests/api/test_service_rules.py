@@ -28,6 +28,8 @@ ABSENT = ...
 # What the API server says of a schema; `offramp lint` has its own words for that, and the rules' own sentences for the rest.
 SCHEMA_WORDS = ("Required value", "unknown field", "Unsupported value", "should ", "must be of type", "Too long", "must have at most", "Duplicate value")  # fmt: skip
 DIGEST = "sha256:" + "0123456789abcdef" * 4
+OLD_ROUTE = "spec.updatePolicy.sideBySide.gateway"
+ROUTE = {"parentRefs": [{"name": "public"}]}
 PIN = {"ramps": [{"id": "r04-grid", "threshold": "0.25"}]}
 INT8_PIN = {**PIN, "precision": "int8"}
 SEVEN_RAMPS = [{"id": f"r0{i}-grid", "threshold": "0.1"} for i in range(7)]
@@ -62,13 +64,18 @@ RULES: list[Rule] = [
     Rule("spec.objective", {"latency": {"threshold": "1s"}, "accuracy": {"maxDisagreement": "0.01"}}, ABSENT, "spec.objective: Required value"),
     Rule("spec.objective.latency", {"threshold": "1s"}, ABSENT, "spec.objective.latency: Required value"),
     Rule("spec.objective.latency.threshold", "1.5s", ABSENT, "spec.objective.latency.threshold: Required value"),
-    Rule("spec.objective.latency.threshold", "900us", "40", "threshold must be a number above 0 with the unit us, ms or s"),
-    Rule("spec.objective.latency.threshold", "1ms", "0ms", "threshold must be a number above 0 with the unit us, ms or s"),
-    Rule("spec.objective.latency.threshold", "1s", "1m", "threshold must be a number above 0 with the unit us, ms or s"),
-    Rule("spec.objective.latency.threshold", "1s", "-1s", "threshold must be a number above 0 with the unit us, ms or s"),
+    Rule("spec.objective.latency.threshold", "900us", "40", "threshold must be a duration above 0 in us, ms and s"),
+    Rule("spec.objective.latency.threshold", "1ms", "0ms", "threshold must be a duration above 0 in us, ms and s"),
+    Rule("spec.objective.latency.threshold", "1s", "1m", "threshold must be a duration above 0 in us, ms and s"),
+    Rule("spec.objective.latency.threshold", "1s", "-1s", "threshold must be a duration above 0 in us, ms and s"),
     Rule("spec.objective.latency.threshold", "1s", 40, "must be of type string"),
-    Rule("spec.objective.latency.percentile", 50, 49, "should be greater than or equal to 50"),
-    Rule("spec.objective.latency.percentile", 99, 100, "should be less than or equal to 99"),
+    Rule("spec.objective.latency.threshold", "1s500ms", "1s 500ms", "threshold must be a duration above 0 in us, ms and s"),
+    Rule("spec.objective.latency.percentile", 50, 49, "percentile must be a whole number or a quoted decimal"),
+    Rule("spec.objective.latency.percentile", 99, 100, "percentile must be a whole number or a quoted decimal"),
+    Rule("spec.objective.latency.percentile", "99.9", "100", "percentile must be a whole number or a quoted decimal"),
+    Rule("spec.objective.latency.percentile", "99.999", "99.9999", "Too long"),
+    Rule("spec.objective.latency.percentile", "95", "p95", "percentile must be a whole number or a quoted decimal"),
+    Rule("spec.objective.latency.percentile", "50.0", 99.9, "must be of type"),
     Rule("spec.objective.accuracy", {"maxDisagreement": "0.01"}, ABSENT, "spec.objective.accuracy: Required value"),
     Rule("spec.objective.accuracy.maxDisagreement", "0.5", ABSENT, "set maxDisagreement, or maxLoss where answers are generated"),
     Rule("spec.objective.accuracy.maxDisagreement", "0.000001", "0.0", "maxDisagreement must be a quoted decimal above 0 and at most 0.5"),
@@ -141,14 +148,15 @@ RULES: list[Rule] = [
     Rule("spec.rollout.promotion", "Manual", "Later", 'Unsupported value: "Later"'),
     Rule("spec.rollout.onInconclusive", "Hold", "Promote", 'Unsupported value: "Promote"'),
     Rule("spec.rollout.confidence", "0.999", "0.4", "confidence must be a quoted decimal above 0.5 and below 1"),
-    Rule("spec.rollout.stepDeadline", "90s", "0s", "stepDeadline must be a number above 0"),
-    Rule("spec.rollout.stepDeadline", "1.5h", "1h30m", "stepDeadline must be a number above 0 with the unit"),
-    Rule("spec.rollout.cooldown", "0s", "tomorrow", "cooldown must be a number with the unit us, ms, s, m or h"),
+    Rule("spec.rollout.stepDeadline", "90s", "0s", "stepDeadline must be a duration above 0"),
+    Rule("spec.rollout.stepDeadline", "1.5h", "1h30", "stepDeadline must be a duration above 0"),
+    Rule("spec.rollout.stepDeadline", "1h30m", "0h0m", "stepDeadline must be a duration above 0"),
+    Rule("spec.rollout.cooldown", "0s", "tomorrow", "cooldown must be a duration in us, ms, s, m and h"),
     Rule("spec.rollout.rollbackWindow", 20, 21, "should be less than or equal to 20"),
     Rule("spec.rollout.rollbackWindow", 0, -1, "should be greater than or equal to 0"),
     Rule("spec.rollout.historyLimit", 1, 0, "should be greater than or equal to 1"),
     Rule("spec.rollout.historyLimit", 100, 101, "should be less than or equal to 100"),
-    Rule("spec.rollout.steps", [{"weight": 1, "pause": "90s"}], [{"weight": 1, "pause": "0s"}], "pause must be a number above 0"),
+    Rule("spec.rollout.steps", [{"weight": 1, "pause": "90s"}], [{"weight": 1, "pause": "0s"}], "pause must be a duration above 0"),
     Rule("spec.rollout.steps", [{"weight": 1}, {"weight": 100}], [{"weight": 5}, {"weight": 5}], "weights of rollout.steps must rise from step to step"),
     Rule("spec.rollout.steps", [{"weight": 50}], [{"weight": 25}, {"weight": 5}], "weights of rollout.steps must rise from step to step"),
     Rule("spec.rollout.steps", [{"weight": w + 1} for w in range(12)], [{"weight": w + 1} for w in range(13)], "must have at most 12 items"),
@@ -156,32 +164,44 @@ RULES: list[Rule] = [
     Rule("spec.rollout.steps", [{"weight": 1}], [{"weight": 0}], "should be greater than or equal to 1"),
     Rule("spec.rollout.steps", [{"weight": 100}], [{"weight": 101}], "should be less than or equal to 100"),
     Rule("spec.rollout.steps", [{"weight": 5, "pause": "10m"}], [{"pause": "10m"}], "steps[0].weight: Required value"),
-    Rule("spec.rollout.steps", [{"weight": 5, "pause": "1s"}], [{"weight": 5, "pause": "0s"}], "pause must be a number above 0"),
+    Rule("spec.rollout.steps", [{"weight": 5, "pause": "1s"}], [{"weight": 5, "pause": "0s"}], "pause must be a duration above 0"),
     Rule("spec.replicas", 0, -1, "should be greater than or equal to 0"),
     Rule("spec.replicas", 1000, 1001, "should be less than or equal to 1000"),
     Rule("spec.suspend", True, "yes", "must be of type boolean"),
     Rule("spec.updatePolicy.type", "Recreate", "OnDelete", 'Unsupported value: "OnDelete"'),
-    Rule("spec.updatePolicy.recreateDeadline", "90s", "0s", "recreateDeadline must be a number above 0"),
+    Rule("spec.updatePolicy.recreateDeadline", "90s", "0s", "recreateDeadline must be a duration above 0"),
     Rule("spec.updatePolicy", {"type": "ResourceAware", "sideBySide": {}}, {"type": "Recreate", "sideBySide": {}}, "type Recreate has room for one"),
-    Rule("spec.updatePolicy.surgeDeadline", "0s", "soon", "surgeDeadline must be a number with the unit us, ms, s, m or h"),
+    Rule("spec.updatePolicy.surgeDeadline", "0s", "soon", "surgeDeadline must be a duration in us, ms, s, m and h"),
     Rule("spec.updatePolicy.sideBySide", {}, {"share": 20}, 'unknown field "spec.updatePolicy.sideBySide.share"'),
     Rule("spec.updatePolicy.sideBySide", {"weight": 50}, {"weight": 51}, "should be less than or equal to 50"),
     Rule("spec.updatePolicy.sideBySide", {"weight": 1}, {"weight": 0}, "should be greater than or equal to 1"),
-    Rule("spec.updatePolicy.sideBySide", {"pause": "0s"}, {"pause": "soon"}, "pause must be a number with the unit us, ms, s, m or h"),
+    Rule("spec.updatePolicy.sideBySide", {"pause": "0s"}, {"pause": "soon"}, "pause must be a duration in us, ms, s, m and h"),
     Rule("spec.updatePolicy.sideBySide", {"promotion": "Manual"}, {"promotion": "Later"}, 'Unsupported value: "Later"'),
-    Rule("spec.updatePolicy.sideBySide", {"deadline": "90s"}, {"deadline": "0s"}, "deadline must be a number above 0 with the unit us, ms, s, m or h"),
+    Rule("spec.updatePolicy.sideBySide", {"deadline": "90s"}, {"deadline": "0s"}, "deadline must be a duration above 0 in us, ms, s, m and h"),
     Rule("spec.updatePolicy.sideBySide.gateway", {"parentRefs": [{"name": "public"}]}, {}, "gateway.parentRefs: Required value"),
+    Rule("spec.route", {"parentRefs": [{"name": "public"}]}, {}, "route.parentRefs: Required value"),
     Rule("spec.updatePolicy.sideBySide.gateway", {"parentRefs": [{"name": "a"}, {"name": "b"}]}, {"parentRefs": []}, "should have at least 1 items"),
+    Rule("spec.route", {"parentRefs": [{"name": "a"}, {"name": "b"}]}, {"parentRefs": []}, "should have at least 1 items"),
     Rule("spec.updatePolicy.sideBySide.gateway", {"parentRefs": [{"group": "", "kind": "Service", "name": "digits", "port": 80}]}, {"parentRefs": [{"name": "a", "port": 0}]}, "should be greater than or equal to 1"),
+    Rule("spec.route", {"parentRefs": [{"group": "", "kind": "Service", "name": "digits", "port": 80}]}, {"parentRefs": [{"name": "a", "port": 0}]}, "should be greater than or equal to 1"),
     Rule("spec.updatePolicy.sideBySide.gateway", {"parentRefs": [{"name": "public", "namespace": "infra", "sectionName": "https"}]}, {"parentRefs": [{"name": "a", "namespace": "In fra"}]}, "namespace must be the name of a namespace"),
+    Rule("spec.route", {"parentRefs": [{"name": "public", "namespace": "infra", "sectionName": "https"}]}, {"parentRefs": [{"name": "a", "namespace": "In fra"}]}, "namespace must be the name of a namespace"),
     Rule("spec.updatePolicy.sideBySide.gateway", {"parentRefs": [{"name": "my.gateway"}]}, {"parentRefs": [{"name": "Public!"}]}, "name must be the name of a Gateway"),
+    Rule("spec.route", {"parentRefs": [{"name": "my.gateway"}]}, {"parentRefs": [{"name": "Public!"}]}, "name must be the name of a Gateway"),
     Rule("spec.updatePolicy.sideBySide.gateway", {"parentRefs": [{"name": "a", "sectionName": "http"}]}, {"parentRefs": [{"name": "a", "sectionName": "_"}]}, "sectionName must be the name of a listener"),
+    Rule("spec.route", {"parentRefs": [{"name": "a", "sectionName": "http"}]}, {"parentRefs": [{"name": "a", "sectionName": "_"}]}, "sectionName must be the name of a listener"),
     Rule("spec.updatePolicy.sideBySide.gateway", {"parentRefs": [{"name": "a", "group": "mesh.example"}]}, {"parentRefs": [{"name": "a", "group": "Mesh"}]}, "group must be an API group"),
+    Rule("spec.route", {"parentRefs": [{"name": "a", "group": "mesh.example"}]}, {"parentRefs": [{"name": "a", "group": "Mesh"}]}, "group must be an API group"),
     Rule("spec.updatePolicy.sideBySide.gateway", {"parentRefs": [{"name": "a", "kind": "Gateway"}]}, {"parentRefs": [{"name": "a", "kind": "-"}]}, "kind must be a kind"),
+    Rule("spec.route", {"parentRefs": [{"name": "a", "kind": "Gateway"}]}, {"parentRefs": [{"name": "a", "kind": "-"}]}, "kind must be a kind"),
     Rule("spec.updatePolicy.sideBySide.gateway", {"parentRefs": [{"name": "a"}, {"name": "a", "port": 443}]}, {"parentRefs": [{"name": "a"}] * 2}, "every parent must be named once"),
+    Rule("spec.route", {"parentRefs": [{"name": "a"}, {"name": "a", "port": 443}]}, {"parentRefs": [{"name": "a"}] * 2}, "every parent must be named once"),
     Rule("spec.updatePolicy.sideBySide.gateway", {"parentRefs": [{"name": "a"}], "hostnames": ["*.example.com", "models"]}, {"parentRefs": [{"name": "a"}], "hostnames": ["Models.example.com"]}, "every host name must be in lower case"),
+    Rule("spec.route", {"parentRefs": [{"name": "a"}], "hostnames": ["*.example.com", "models"]}, {"parentRefs": [{"name": "a"}], "hostnames": ["Models.example.com"]}, "every host name must be in lower case"),
     Rule("spec.updatePolicy.sideBySide.gateway", {"parentRefs": [{"name": "a"}], "hostnames": ["a.example", "b.example"]}, {"parentRefs": [{"name": "a"}], "hostnames": ["a.example"] * 2}, "Duplicate value"),
+    Rule("spec.route", {"parentRefs": [{"name": "a"}], "hostnames": ["a.example", "b.example"]}, {"parentRefs": [{"name": "a"}], "hostnames": ["a.example"] * 2}, "Duplicate value"),
     Rule("spec.updatePolicy.sideBySide.gateway", {"parentRefs": [{"name": "a"}]}, {"parentRefs": [{"name": "a"}], "rules": []}, 'unknown field "spec.updatePolicy.sideBySide.gateway.rules"'),
+    Rule("spec.route", {"parentRefs": [{"name": "a"}]}, {"parentRefs": [{"name": "a"}], "rules": []}, 'unknown field "spec.route.rules"'),
     Rule("spec.worker.image", "offramp/worker:1", "", "should be at least 1 chars long"),
     Rule("spec.worker.imagePullPolicy", "Never", "Maybe", 'Unsupported value: "Maybe"'),
     Rule("spec.worker.imagePullSecrets", [{"name": "registry"}], [{"name": "Registry!"}], "name must be the name of a Secret"),
@@ -227,6 +247,7 @@ SCALED_RULES: list[Rule] = [
     Rule("spec.autoscaling.metric", ABSENT, "cpu", 'unknown field "spec.autoscaling.metric"'),
 ]
 TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"route": ROUTE, "updatePolicy": {"sideBySide": {}}}, {"route": ROUTE, "updatePolicy": {"sideBySide": {"gateway": ROUTE}}}, "route takes the place of updatePolicy.sideBySide.gateway"),
     ({"autoscaling": SCALED}, {"autoscaling": SCALED, "replicas": 2}, "autoscaling decides on the number of workers; remove replicas"),
     ({"predictionCache": CACHE, "execution": "Auto"}, {"predictionCache": CACHE, "execution": "ResultsOnly"}, "predictionCache is of no use with execution ResultsOnly"),
     ({"deadlineAnswers": "Always", "execution": "ComputeSaving"}, {"deadlineAnswers": "Always", "execution": "ResultsOnly"}, "deadlineAnswers Always is of no use with execution ResultsOnly"),
@@ -298,7 +319,7 @@ def linted(manifest: dict[str, Any]) -> list[str]:
     """What ``offramp lint`` says of it."""
     mistakes, checked, _ = lint_text(json.dumps(manifest), "f.json")
     assert checked == 1
-    return [f"{mistake.field}: {mistake.message}" for mistake in mistakes]
+    return [f"{mistake.field}: {mistake.message}" for mistake in mistakes if not mistake.warning]
 
 
 def test_every_default_comes_from_the_schema(api: Any, manifests: Any) -> None:
@@ -340,7 +361,7 @@ def test_every_default_comes_from_the_schema(api: Any, manifests: Any) -> None:
 def test_a_service_may_set_everything_at_once(api: Any, manifests: Any) -> None:
     everything = manifests.service(ramps={"mode": "Pinned", "pin": PIN})
     for rule in [*RULES, *PIN_RULES]:
-        if rule.good is not ABSENT and rule.path not in ("spec.ramps", "spec.ramps.mode", "spec.model"):
+        if rule.good is not ABSENT and rule.path not in ("spec.ramps", "spec.ramps.mode", "spec.model", OLD_ROUTE):
             everything = manifests.changed(everything, rule.path, rule.good)
     answer = api.create(everything)
     assert answer.status_code == 201, answer.json()["message"]

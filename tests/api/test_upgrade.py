@@ -35,8 +35,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "offramp"
 PREVIOUS = Path(__file__).parent / "previous"
 PREVIOUS_CHART = PREVIOUS / "offramp-0.1.0.tgz"
+BEFORE_ROUTES = PREVIOUS / "offramp-0.2.0.tgz"  # 0.2.0 as it was before spec.route and WorkerClass
 NAMESPACE, OPERATOR = "offramp-system", "offramp-operator"
-KINDS = ("earlyexitservices", "rampconfigs", "ramprollouts")
+KINDS = ("earlyexitservices", "rampconfigs", "ramprollouts", "workerclasses")
 # The documented commands (docs/upgrade.md): intent only, without what belongs to the cluster it came from.
 BACKUP = "get earlyexitservices --all-namespaces -o yaml"
 NOT_INTENT = ("    resourceVersion:", "    uid:")
@@ -245,6 +246,45 @@ def test_a_field_of_the_newer_release_does_not_lock_its_object_after_a_downgrade
     )
     assert blank.get(newer)["spec"]["replicas"] == 3
     assert blank.request("DELETE", SERVERS.path_of(newer)).status_code == 200
+
+
+GATEWAY = {"parentRefs": [{"name": "public", "namespace": "infra"}], "hostnames": ["digits.example.com"]}
+OF_BEFORE = {
+    "objective": {"latency": {"threshold": "40ms", "percentile": 99}, "accuracy": {"maxDisagreement": "0.02"}},
+    "rollout": {"stepDeadline": "1.5h", "steps": [{"weight": 5, "pause": "90s"}, {"weight": 50}]},
+    "batching": {"policy": "Clockwork"},
+    "updatePolicy": {"sideBySide": {"weight": 10, "gateway": GATEWAY}},
+    "worker": {"image": "registry.example/worker:1", "runtimeClassName": "nvidia"},
+}
+
+
+def test_a_service_with_the_fields_of_before_means_the_same_and_can_be_moved_to_those_of_now(
+    blank: Any, helm: Helm, manifests: Any
+) -> None:
+    helm("install", "offramp", str(BEFORE_ROUTES), "--create-namespace")
+    service = manifests.service("digits", **OF_BEFORE)
+    create(blank, service)
+    stored = blank.get(service)["spec"]
+    helm("upgrade", "offramp", str(CHART))
+    new = manifests.service("new", route=GATEWAY)
+    create(blank, new)  # the kinds of now are served
+    assert blank.get(service)["spec"] == stored, "an upgrade writes no service"
+    read = service_from_manifest(blank.get(service)).spec
+    assert read.route == service_from_manifest(blank.get(new)).spec.route
+    assert read.update_policy.side_by_side is not None and read.update_policy.side_by_side.weight == 10
+    assert (read.latency_percentile, read.rollout.step_deadline_seconds) == (99.0, 5400.0)
+    assert [said.split(" ", 1)[0] for said in read.deprecated] == [
+        "spec.batching.policy",
+        "spec.updatePolicy.sideBySide.gateway",
+    ]
+    changed = blank.merge(service, {"spec": {"replicas": 3}})
+    assert changed.status_code == 200, changed.text
+    both = blank.merge(service, {"spec": {"route": GATEWAY}})
+    assert both.status_code == 422 and "route takes the place of" in both.json()["message"]
+    moved = {"route": GATEWAY, "updatePolicy": {"sideBySide": {"gateway": None}}, "batching": None}
+    assert blank.merge(service, {"spec": moved}).status_code == 200
+    now = service_from_manifest(blank.get(service)).spec
+    assert now.deprecated == () and now.route == read.route
 
 
 @pytest.mark.parametrize("version", ["helm", "helm4"])

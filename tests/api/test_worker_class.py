@@ -111,6 +111,26 @@ def test_class_and_service_together_are_taken_as_a_deployment(api: Any, manifest
     assert pod["serviceAccountName"] == "models"
 
 
+@pytest.mark.usefixtures("clean")
+def test_people_list_services_and_rollouts_by_what_they_look_for(api: Any, manifests: Any) -> None:
+    for name, spec in (("plain", {}), ("classed", {"worker": {"className": "gpu"}}), ("asleep", {"suspend": True})):
+        assert api.create(manifests.service(name, **spec), keep=True).status_code == 201
+    assert api.create(manifests.rollout(serviceName="classed"), keep=True).status_code == 201
+
+    def listed(plural: str, selector: str) -> list[str]:
+        path = f"/apis/earlyexit.dev/v1alpha1/{plural}"
+        answer = api.request("GET", path, params={"fieldSelector": selector})
+        assert answer.status_code == 200, answer.text
+        return [item["metadata"]["name"] for item in answer.json()["items"]]
+
+    assert listed("earlyexitservices", "spec.worker.className=gpu") == ["classed"]
+    assert listed("earlyexitservices", "spec.suspend=true") == ["asleep"]
+    assert listed("earlyexitservices", "spec.ramps.mode=Auto,spec.suspend=false") == ["classed", "plain"]
+    assert listed("earlyexitservices", "spec.model.uri=oci://elsewhere:1") == []
+    assert listed("ramprollouts", "spec.serviceName=classed") == ["digits-1"]
+    assert listed("rampconfigs", "status.state=Stable") == []
+
+
 def test_what_both_may_say_has_one_schema() -> None:
     """Down to the sentences, but for whose namespace a Secret is in."""
 

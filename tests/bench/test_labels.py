@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from bench import labels
+from rich.console import Console
 from tests.core.scores import recorded
 
 POOL = recorded(2_500, 3, seed=5)
@@ -37,3 +40,18 @@ def test_the_least_number_that_is_worth_it_is_told_with_those_over_the_budget(mo
 def test_without_records_it_says_how_to_get_them(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert labels.main(["--records", str(tmp_path)]) == 1
     assert "bench.record" in capsys.readouterr().err
+
+
+def test_a_set_is_counted_once_as_long_as_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labels, "GRID", (100,))
+    records = tmp_path / "digits.npz"
+    costs = {"segment_seconds": POOL.costs.segment_seconds, "ramp_seconds": POOL.costs.ramp_seconds}
+    said = np.where(POOL.agrees, 0, 1)
+    np.savez(records, uncertainty=POOL.uncertainty, prediction=said, final=np.zeros(len(POOL), dtype=int), **costs)
+    console = Console(quiet=True)
+    first = labels.measure(records, tmp_path / "out", draws=2, console=console)
+    assert [row["way"] for row in first] == list(labels.WAYS)
+    monkeypatch.setattr(labels, "labels_needed", lambda *_, **__: pytest.fail("counted again"))
+    assert labels.measure(records, tmp_path / "out", draws=2, console=console) == first
+    with pytest.raises(pytest.fail.Exception):
+        labels.measure(records, tmp_path / "out", draws=3, console=console)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.labels import WAYS
 from bench.report.goals import goals
 from bench.report.kept import kept
 from bench.report.page import make_page
@@ -144,3 +145,38 @@ def test_resident_memory_has_a_mark_of_its_own_and_a_short_run_says_so(tmp_path:
     assert found.how == "bench.front, 2 rounds of 1.5 s"
     assert goal(Results(tmp_path), "beside a bare FastAPI handler").met is False  # nothing came back at 0.6 load
     assert "2 rounds of 1.5 s" in make_page(Results(tmp_path), {}, PAGE)
+
+
+def test_of_tables_in_a_row_one_that_was_measured_in_part_keeps_the_others_and_says_when_each_was() -> None:
+    earlier = "## Traffic\n\nWords.\n\n| t | wrong |\n| --- | --- |\n| a | 1 |\n| b | 2 |\n\n| t | early |\n| --- | --- |\n| a | 3 |\n\n*Measured: long ago.*\n"
+    missing = "not measured on this machine"
+    page = f"## Traffic\n\nWords.\n\n| t | wrong |\n| --- | --- |\n| a | {missing} |\n| b | 9 |\n\n| t | early |\n| --- | --- |\n| a | {missing} |\n\n*Measured: now, only b.*\n"
+    told = earlier.replace("| 2 |", "| 9 |").replace("long ago", "now, only b; other rows: long ago")
+    assert kept(page, earlier) == told
+    assert kept(page, told) == told
+
+
+def test_of_traffic_that_was_run_in_part_the_rest_stays_on_the_page(tmp_path: Path) -> None:
+    row = "scenes of 1000, 64 sources, unnamed"
+    figures = {"runs": 200, "wrong": 7, "decided": 9, "median": 123.0, "mean": 1.0}
+    ran = {"when": "2026-01-02", "commit": "abc1234", "processor": "Fast One (AVX-512, VNNI)"}
+    (tmp_path / "streams.json").write_text(json.dumps({"scenes": {row: figures}, "measured": ran}))
+    earlier = PAGE.read_text()
+    again = kept(make_page(Results(tmp_path), {}, PAGE), earlier)
+    assert f"| {row} | 7 of 200 | 9 of 200 | 123.0 |" in again
+    assert f"abc1234, Fast One (AVX-512, VNNI), only scenes: {row}; other rows: " in again
+    lost = set(_content(earlier)) - set(_content(again))
+    assert all(line.startswith((f"| {row} ", "*Measured: ")) for line in lost) and len(lost) == 2
+
+
+def test_of_sets_whose_labels_were_not_counted_earlier_figures_stay(tmp_path: Path) -> None:
+    ran = {"when": "2026-01-02", "commit": "abc1234", "processor": "Fast One"}
+    found = {"labels": 850, "saving": 0.3, "best": 0.32, "wrong": 1, "draws": 20}
+    for name, labels in (("video-grid", 850), ("sst2-mean", 1200)):
+        rows = [{"set": name, "way": way, **found, "labels": labels} for way in WAYS]
+        (tmp_path / f"labels-{name}.json").write_text(json.dumps({"rows": rows, "measured": ran}))
+    page = kept(make_page(Results(tmp_path), {}, PAGE), PAGE.read_text())
+    (tmp_path / "labels-sst2-mean.json").unlink()
+    again = kept(make_page(Results(tmp_path), {}, PAGE), page)
+    assert "| sst2-mean | 32.0 % | 1,200 (1 of 20 over budget) |" in again
+    assert "| video-grid | 32.0 % | 850 (1 of 20 over budget) |" in again

@@ -63,7 +63,10 @@ def _within(then: Any, today: Any) -> bool:
 
 
 def _schema(then: Json, today: Json, path: str) -> Iterator[str]:
-    if then.get("type") != today.get("type"):
+    widened = then.get("type") == "integer" and today.get(
+        "x-kubernetes-int-or-string"
+    )  # takes every integer, and texts
+    if then.get("type") != today.get("type") and not widened:
         yield f"{path}: {then.get('type')} became {today.get('type')}"
     if "enum" in today and (lost := set(then.get("enum", ["anything"])) - set(today["enum"])):
         yield f"{path}: no longer takes {', '.join(sorted(map(str, lost)))}"

@@ -52,7 +52,7 @@ def test_a_good_manifest_has_no_mistake() -> None:
     [
         ('"0.01"', "0.01", 10, "spec.objective.accuracy.maxDisagreement", 'must be a string; got 0.01; quote it: "0.01"'),
         ('"0.01"', '"0.9"', 10, "spec.objective.accuracy.maxDisagreement", "maxDisagreement must be a quoted decimal above 0"),
-        ("40ms", "soon", 8, "spec.objective.latency.threshold", 'number above 0 with the unit us, ms or s'),
+        ("40ms", "soon", 8, "spec.objective.latency.threshold", 'duration above 0 in us, ms and s'),
         ("weight: 50", "weight: 500", 14, "spec.rollout.steps[1].weight", "must be at most 100; got 500"),
         ("weight: 50", "weight: 5", 12, "spec.rollout.steps", "weights of rollout.steps must rise from step to step"),
         ("replicas: 2", "replica: 2", 15, "spec.replica", "unknown field; known are "),
@@ -179,7 +179,14 @@ def test_machines_get_the_mistakes_and_the_sums(
     assert (done.exit_code, told["checked"], told["skipped"]) == (1, 1, 1)
     field = "spec.objective.accuracy.maxDisagreement"
     (mistake,) = told["mistakes"]
-    assert mistake | {"message": ""} == {"file": str(bad), "line": 10, "name": "digits", "field": field, "message": ""}
+    assert mistake | {"message": ""} == {
+        "file": str(bad),
+        "line": 10,
+        "name": "digits",
+        "field": field,
+        "message": "",
+        "warning": False,
+    }
     good = CliRunner().invoke(app, ["lint", *flags, "-"], input=GOOD)
     assert (good.exit_code, read(good.stdout)) == (0, {"checked": 1, "skipped": 0, "mistakes": []})
 
@@ -205,3 +212,12 @@ def test_the_samples_of_this_repository_are_right() -> None:
     samples = [str(p) for p in (ROOT / "manifests").rglob("*.yaml")]
     done = CliRunner().invoke(app, ["lint", *samples])
     assert samples and done.exit_code == 0, done.stdout
+
+
+def test_a_field_that_the_next_release_does_not_read_is_a_warning_and_no_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text(GOOD + "  batching: {policy: Clockwork}\n")
+    answer = CliRunner().invoke(app, ["lint", str(file)])
+    assert answer.exit_code == 0
+    assert "warning: spec.batching.policy: Clockwork was for experiments and changes nothing any more" in answer.stdout
+    assert "1 object checked: no mistake" in answer.stdout

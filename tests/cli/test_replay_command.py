@@ -7,6 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from offramp_cli import replay
+from offramp_lab.replay import EXAMPLES
 
 
 @pytest.fixture
@@ -28,3 +29,11 @@ def test_without_the_laboratory_replay_says_what_to_install_whatever_was_asked(b
 def test_help_lists_it_all_the_same(bare: typer.Typer) -> None:
     done = CliRunner().invoke(bare, ["--help"])
     assert done.exit_code == 0 and "replay" in done.stdout
+
+
+def test_with_the_laboratory_its_help_shows_examples() -> None:
+    app = typer.Typer()
+    replay.add_replay(app)
+    app.command("other")(lambda: None)
+    done = CliRunner().invoke(app, ["replay", "--help"])
+    assert done.exit_code == 0 and all(example.split(" --")[0] in done.stdout for example in EXAMPLES)

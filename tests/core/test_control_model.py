@@ -413,7 +413,7 @@ class ControlLoop(RuleBasedStateMachine):
                 BACKBONE, RAMP_SET, "sha256:" + "c" * 64, records_through=self.now,
             )  # fmt: skip
             self.outcome = Proposed(
-                plan, certificate, Predicted(0.3, 0.005, {}), self.now, 100, 500, current_over_budget=over
+                plan, certificate, Predicted(0.3, 0.005, {}), self.now, 500, current_over_budget=over
             )
         elif kind == "labels":
             self.outcome = NeedsLabels(600, 700, current_over_budget=over)

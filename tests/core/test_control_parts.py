@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 
 from offramp_core.control.audit import expected_rate, followed_rate, quiet_rate
 from offramp_core.control.codec import format_time, from_json, parse_time, to_json
+from offramp_core.control.conditions import Facts, conditions
 from offramp_core.control.delivery import STALLING
 from offramp_core.control.gates import GateInput, read_gates
 from offramp_core.control.ledger import BootReport, fold
-from offramp_core.control.objects import ArmTally, BothArms, Ledger, RolloutStatus, StepRecord
+from offramp_core.control.objects import ArmTally, BothArms, Ledger, PinStatus, RolloutStatus, Service, StepRecord
 from offramp_core.control.snapshot import Load
-from offramp_core.control.spec import Autoscaling, SideBySide, UpdatePolicy, parse_spec
+from offramp_core.control.spec import Autoscaling, SideBySide, UpdatePolicy, parse_duration, parse_spec
 from offramp_core.errors import InvalidArgumentError, InvalidSpecError
 from offramp_core.protocol import ArmCounts, WorkerState
+from offramp_core.reasons import ConditionType
+from offramp_core.sketch import SecondsSketch, bucket_index
 
 GOOD: dict[str, Any] = {
     "model": {"uri": "oci://example.com/digits:1"},
@@ -46,12 +49,8 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
     assert (spec.latency_seconds, spec.max_disagreement, spec.confidence) == (0.04, 0.01, 0.95)
     assert (spec.mode, spec.max_active, spec.replicas) == ("Auto", 3, 1)
     assert [s.weight for s in spec.rollout.steps] == [5, 25, 50]
-    assert (spec.batching, spec.deadline_answers, spec.cache_bytes, spec.protocols) == (
-        "Offramp",
-        "OnRequest",
-        0,
-        ("HTTP",),
-    )
+    assert (spec.deadline_answers, spec.cache_bytes, spec.protocols) == ("OnRequest", 0, ("HTTP",))
+    assert (spec.route, spec.deprecated, spec.class_name) == (None, (), "")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,10 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
         ("model.digest", "sha256:12", "spec.model.digest"),
         ("objective.latency.threshold", "40", "spec.objective.latency.threshold"),
         ("objective.latency.threshold", "0ms", "spec.objective.latency.threshold"),
-        ("objective.latency.percentile", 49, "spec.objective.latency.percentile"),
+        *(
+            ("objective.latency.percentile", wrong, "spec.objective.latency.percentile")
+            for wrong in (49, 100, 99.9, "100", "99.9999", "p95", "", True, [95])
+        ),
         ("objective.accuracy.maxDisagreement", "0", "spec.objective.accuracy.maxDisagreement"),
         ("objective.accuracy.maxDisagreement", "NaN", "spec.objective.accuracy.maxDisagreement"),
         ("objective.accuracy.maxDisagreement", 0.01, "spec.objective.accuracy.maxDisagreement"),
@@ -125,7 +127,7 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
         ("updatePolicy", {"sideBySide": {"deadline": "0s"}}, "spec.updatePolicy.sideBySide.deadline"),
         ("updatePolicy", {"sideBySide": {"share": 1}}, "spec.updatePolicy.sideBySide.share"),
         *(
-            ("updatePolicy", {"sideBySide": {"gateway": wrong}}, f"spec.updatePolicy.sideBySide.gateway.{field}")
+            (*where(wrong)[:2], f"{where(wrong)[2]}.{field}")
             for wrong, field in (
                 ({}, "parentRefs"),
                 ({"parentRefs": []}, "parentRefs"),
@@ -137,6 +139,10 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
                 ({"parentRefs": [{"name": "a"}], "hostnames": ["Models.example"]}, "hostnames"),
                 ({"parentRefs": [{"name": "a"}], "hostnames": ["a.example"] * 2}, "hostnames"),
                 ({"parentRefs": [{"name": "a"}], "rules": []}, "rules"),
+            )
+            for where in (
+                lambda wrong: ("route", wrong, "spec.route"),
+                lambda wrong: ("updatePolicy", {"sideBySide": {"gateway": wrong}}, "spec.updatePolicy.sideBySide.gateway"),
             )
         ),
     ],
@@ -187,10 +193,15 @@ def test_versions_serve_side_by_side_only_where_it_is_asked_for() -> None:
 def test_a_parent_of_a_route_is_kept_as_it_was_written() -> None:
     parents = [{"name": "public", "namespace": "infra"}, {"group": "", "kind": "Service", "name": "digits", "port": 80}]
     gateway = {"parentRefs": parents, "hostnames": ["*.example.com"]}
-    side = parse_spec({**GOOD, "updatePolicy": {"sideBySide": {"gateway": gateway}}}).update_policy.side_by_side
-    assert side is not None and side.gateway is not None
-    assert [dict(parent) for parent in side.gateway.parents] == parents
-    assert side.gateway.hostnames == ("*.example.com",)
+    spec = parse_spec({**GOOD, "route": gateway})
+    assert spec.route is not None and spec.deprecated == ()
+    assert [dict(parent) for parent in spec.route.parents] == parents
+    assert spec.route.hostnames == ("*.example.com",)
+    before = parse_spec({**GOOD, "updatePolicy": {"sideBySide": {"gateway": gateway}}})
+    assert before.route == spec.route
+    assert before.deprecated == ("spec.updatePolicy.sideBySide.gateway is called spec.route now; move it there",)
+    with pytest.raises(InvalidSpecError, match=r"spec\.route: takes the place of"):
+        parse_spec({**GOOD, "route": gateway, "updatePolicy": {"sideBySide": {"gateway": gateway}}})
 
 
 def test_a_missing_objective_is_named() -> None:
@@ -399,3 +410,46 @@ def test_a_worker_whose_every_run_fails_is_in_trouble_of_its_own_and_not_its_bun
         with_endpoint(worker, failure="the worker ended with exit code 3", failure_reason="Error").trouble[0] == "Error"
     )
     assert with_endpoint(worker, ready=True).trouble == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("given", "percentile"), [(95, 95.0), (95.0, 95.0), ("50", 50.0), ("99.9", 99.9), ("99.999", 99.999)]
+)
+def test_a_percentile_is_a_whole_number_or_a_quoted_decimal(given: Any, percentile: float) -> None:
+    assert parse_spec(changed("objective.latency.percentile", given)).latency_percentile == percentile
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("40ms", 0.04),
+        ("1.5s", 1.5),
+        ("1h30m", 5400.0),
+        ("1m30.5s", 90.5),
+        ("30m1h", 5400.0),
+        ("1s500ms", 1.5),
+        ("0s", 0.0),
+    ],
+)
+def test_a_duration_is_the_sum_of_its_parts(text: str, seconds: float) -> None:
+    assert parse_duration(text, "pause") == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "1h30", "30", "1 h", "h", "1h-30m", "1d", "1e3s", None, 90])
+def test_what_is_no_duration_is_refused(text: Any) -> None:
+    with pytest.raises(InvalidSpecError, match="is not a duration"):
+        parse_duration(text, "pause")
+
+
+@pytest.mark.parametrize(("percentile", "n", "late", "status"), [
+    ("95", 99, 0, "Unknown"), ("95", 100, 5, "True"), ("95", 100, 6, "False"),
+    ("99.9", 999, 0, "Unknown"), ("99.9", 1000, 1, "True"), ("99.9", 1000, 2, "False"),
+])  # fmt: skip
+def test_a_percentile_is_judged_once_a_request_may_lie_beyond_it(
+    percentile: str, n: int, late: int, status: str
+) -> None:
+    spec = parse_spec(changed("objective.latency.percentile", percentile))
+    facts = Facts(Service("default", "digits", "uid", 1, spec), (), 0, None, (), PinStatus(), None, 0.0)
+    seen = SecondsSketch({bucket_index(0.01): n - late, bucket_index(1.0): late})
+    told = {c.type: c for c in conditions(facts, settled_generation=1, observed=(seen, 0, 0))}
+    assert told[ConditionType.LATENCY_OBJECTIVE_MET].status == status

@@ -24,7 +24,7 @@ from offramp_core.control.objects import (
     VersionStatus,
     VersionTally,
 )
-from offramp_core.control.snapshot import Gathered, Observed, RouteTrouble, Scaling, Snapshot, Worker
+from offramp_core.control.snapshot import Gathered, Observed, Scaling, Snapshot, Trouble, Worker
 from offramp_core.control.spec import parse_spec
 from offramp_core.control.versions import (
     VersionView,
@@ -365,7 +365,7 @@ class Version(SimWorker):  # type: ignore[misc]
 @pytest.mark.parametrize("workers", [(), (SimWorker("w-0", 1, backbone=BACKBONE).view(),)], ids=["nobody", "served"])
 def test_trouble_with_a_route_is_told_and_changes_nothing_else(workers: tuple[Worker, ...]) -> None:
     snapshot = Snapshot(Gathered(service(OLD)), Observed(workers))
-    trouble = RouteTrouble("NoGatewayAPI", "the cluster has none")
+    trouble = Trouble("NoGatewayAPI", "the cluster has none")
     told, quiet = (
         {c.type: (c.status, c.reason, c.message) for c in decide(s, NOW).status.conditions}
         for s in (changed(snapshot, route=trouble), snapshot)

@@ -14,9 +14,9 @@ from scores import IDS, REQUEST, recorded
 from offramp_core import binomial
 from offramp_core.certify import INDEPENDENT, Dependence, dependence, p_value, verify_certificate
 from offramp_core.certify.certificate import Certificate
-from offramp_core.errors import InvalidArgumentError
+from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import evaluate_plan
-from offramp_core.records import Records
+from offramp_core.records import Records, records_from_arrays
 from offramp_core.tuning import NeedsLabels, PinCheck, Proposed, Undecided, check_pin, split_rows, tune
 
 BUDGET = 0.01
@@ -87,6 +87,12 @@ class TestTheMeasure:
             seen = dependence(traffic(n, scene=scene, sources=64, seed=seed), budget=BUDGET)
             assert seen is None or 0.15 * scene <= seen.design_effect <= 1.6 * scene
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize("seed", [11, 23, 57])
+    def test_unnamed_scenes_that_fade_over_the_whole_sample_cannot_be_measured(self, seed: int) -> None:
+        """64 sources in scenes of 64,000 records: the block ended where they were no longer clear, and a label was worth 17 to 42 times too much."""
+        assert dependence(traffic(60_000, scene=1000, sources=64, seed=seed), budget=BUDGET) is None
+
     def test_scenes_as_long_as_the_sample_cannot_be_measured(self) -> None:
         assert dependence(traffic(1000, scene=1000, sources=8, named=True, seed=1), budget=BUDGET) is None
 
@@ -118,6 +124,57 @@ class TestTheMeasure:
     def test_what_no_sample_can_have_is_refused(self, bad: dict[str, float]) -> None:
         with pytest.raises(InvalidArgumentError):
             Dependence(**bad)  # type: ignore[arg-type]
+
+
+class TestWhatRecordsDoNotSay:
+    def test_without_times_records_are_taken_in_the_order_in_which_they_stand(self) -> None:
+        scenes = traffic(12_000, scene=10, seed=3)
+        timed, untimed = tune(scenes, ASKED), tune(replace(scenes, time=None), ASKED)
+        assert isinstance(timed, Proposed) and isinstance(untimed, Proposed)
+        assert untimed.certificate.design_effect == timed.certificate.design_effect
+        assert untimed.plan == timed.plan
+
+    def test_a_records_file_without_stream_or_time_is_read_and_its_scenes_are_found(self) -> None:
+        scenes = traffic(5_000, scene=10, seed=1)
+        costs = {"segment_seconds": POOL.costs.segment_seconds, "ramp_seconds": POOL.costs.ramp_seconds}
+        said = {"prediction": np.where(scenes.agrees, 0, 1), "final": np.zeros(5_000, dtype=np.int64)}
+        read = records_from_arrays({"uncertainty": scenes.uncertainty, **said, **costs})
+        assert read.time is None and read.stream is None
+        assert dependence(read, budget=BUDGET) == dependence(scenes, budget=BUDGET)
+        named = records_from_arrays(
+            {"uncertainty": scenes.uncertainty, **said, **costs, "stream": np.arange(5_000) % 8}
+        )
+        seen = dependence(named, budget=BUDGET)
+        assert seen is not None and seen.design_effect >= 8
+
+    @pytest.mark.parametrize("name", ["stream", "time"])
+    def test_a_column_of_another_length_is_refused_by_name(self, name: str) -> None:
+        costs = {"segment_seconds": POOL.costs.segment_seconds, "ramp_seconds": POOL.costs.ramp_seconds}
+        said = {"prediction": np.zeros((9, 6), dtype=np.int64), "final": np.zeros(9, dtype=np.int64)}
+        with pytest.raises(InvalidRecordsError, match=f"^{name} "):
+            records_from_arrays({"uncertainty": POOL.uncertainty[:9], **said, **costs, name: np.arange(8)})
+
+
+class TestClocksThatJump:
+    @pytest.mark.parametrize("back", [5_000.0, 2_500.5], ids=["to the beginning", "into the middle"])
+    def test_scenes_are_found_where_a_clock_that_jumped_back_mixes_two_of_them(self, back: float) -> None:
+        scenes = traffic(10_000, scene=10, seed=2)
+        times = np.where(np.arange(10_000) < 5_000, np.arange(10_000.0), np.arange(10_000.0) - back)
+        outcome = tune(replace(scenes, time=times), ASKED)
+        assert outcome.design_effect is not None and 8 <= outcome.design_effect <= 16
+
+    def test_a_clock_that_stands_still_keeps_the_order_in_which_records_came(self) -> None:
+        scenes = traffic(12_000, scene=10, seed=3)
+        still, going = tune(replace(scenes, time=np.zeros(12_000)), ASKED), tune(scenes, ASKED)
+        assert still.design_effect == going.design_effect
+
+    @pytest.mark.parametrize("moment", [np.nan, np.inf, -np.inf])
+    def test_a_moment_that_is_none_is_refused_with_its_row(self, moment: float) -> None:
+        scenes = traffic(1_000, scene=10, seed=1)
+        assert scenes.time is not None
+        scenes.time[7] = moment
+        with pytest.raises(InvalidRecordsError, match=r"^time\[7\] is"):
+            tune(scenes, ASKED)
 
 
 class TestTheTest:

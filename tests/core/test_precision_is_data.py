@@ -19,7 +19,7 @@ from offramp_core.certify import verify_certificate
 from offramp_core.control.spec import parse_spec
 from offramp_core.errors import InvalidArgumentError, InvalidRecordsError, InvalidSpecError
 from offramp_core.plan import Plan, exits_off_plan
-from offramp_core.precision import check_precision
+from offramp_core.precision import MOST_PRECISIONS, check_precision
 from offramp_core.records import records_from_arrays
 from offramp_core.tuning import MOST_TESTS, Proposed, tune
 from offramp_lab.policies import Objective, policy
@@ -45,6 +45,15 @@ def test_records_of_it_without_its_costs_are_refused() -> None:
     del arrays["pruned50_ramp_seconds"]
     with pytest.raises(InvalidRecordsError, match="pruned50_ramp_seconds is missing"):
         records_from_arrays(arrays)
+
+
+def test_a_file_with_more_forms_than_a_bundle_may_have_is_refused() -> None:
+    arrays = wide_arrays(THREE, IDS)
+    names = [f"form{i}" for i in range(MOST_PRECISIONS)]
+    many = {"ramp_id": np.array([f"{name}/final" for name in names]), "ramp_precision": np.array(names)}
+    scores = {name: np.resize(arrays[name], (len(THREE), len(names))) for name in ("uncertainty", "prediction")}
+    with pytest.raises(InvalidRecordsError, match=r"columns are of 17 precisions; a bundle has at most 16"):
+        records_from_arrays({**arrays, **scores, **many})
 
 
 def test_the_search_finds_it_and_its_certificate_is_verified_by_anybody() -> None:

@@ -185,9 +185,6 @@ class TestForPeople:
         assert "used for neither search nor certificate" in text
         assert "with 95% confidence" in text
 
-    def test_help_shows_an_example(self) -> None:
-        assert "offramp replay" in run("--help").stdout
-
 
 def arrivals_file(tmp_path: Path, name: str = "arrivals.csv", text: str = "seconds\n0\n0.5\n0.75\n") -> Path:
     path = tmp_path / name

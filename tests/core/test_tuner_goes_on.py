@@ -136,7 +136,7 @@ def test_a_stream_for_each_request_is_told_of_at_every_attempt(named: str, told:
     assert store is not None
     stream = {"each": np.arange(1, 2_001), "cameras": np.arange(2_000) % 8 + 1, "nobody": np.zeros(2_000)}[named]
     records = replace(store.records, stream=stream.astype(np.int64))
-    snapshot = replace(before.snapshot, records=replace(store, records=records), tuning_outcome=NeedsLabels(900, 1_200))
+    snapshot = changed(before.snapshot, records=replace(store, records=records), tuning_outcome=NeedsLabels(900, 1_200))
     status = replace(before.status, requested_for=before.objective)
     seen = tune_or_wait(replace(before, status=status, snapshot=snapshot))
     assert ("StreamsAllDiffer" in [event.reason for event in seen.events]) == told

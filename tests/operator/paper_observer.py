@@ -69,7 +69,7 @@ class PaperObserver(Observer):
     async def close(self) -> None: ...
 
     def _bundle(self, endpoint: WorkerEndpoint) -> str:
-        pod = self.cache.by_uid(POD, endpoint.uid) or {}
+        pod = next((pod for pod in self.cache.all(POD) if pod["metadata"]["uid"] == endpoint.uid), {})
         volumes = (pod.get("spec") or {}).get("volumes") or ()
         return next((str(v["image"]["reference"]) for v in volumes if v.get("image")), "")
 

@@ -27,7 +27,7 @@ def test_the_newest_version_wins_in_any_order(versions: list[int]) -> None:
     cache = ObjectCache()
     for version in versions:
         cache.put(POD, _obj("a", version))
-    stored = cache.by_uid(POD, "a")
+    stored = cache.get(POD, "default", "a")
     assert stored is not None and stored["metadata"]["resourceVersion"] == "5"
 
 
@@ -81,7 +81,7 @@ def test_a_list_of_one_namespace_leaves_the_others_alone() -> None:
     cache = ObjectCache()
     cache.put(POD, _obj("a", 1))
     assert cache.sweep(POD, set(), version=10, namespace="elsewhere") == []
-    assert cache.by_uid(POD, "a") is not None
+    assert cache.get(POD, "default", "a") is not None
 
 
 def test_our_own_write_wakes_nobody_when_the_watch_repeats_it() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offramp_core.control.objects import ModelStatus, Service, ServiceStatus
-from offramp_core.control.spec import Gateway, parse_spec
+from offramp_core.control.spec import Route, parse_spec
 from offramp_core.errors import InvalidSpecError
 from offramp_operator.kube.manifests import (
     ADMIN_PORT,
@@ -61,7 +61,7 @@ def _children(service: Service) -> list[dict[str, Any]]:
         network_policy(service, OPERATOR_PODS, allow_egress=False),
         version_service(service, trial=False),
         version_service(service, trial=True),
-        http_route(service, Gateway(((("name", "public"),),)), share=0),
+        http_route(service, Route(((("name", "public"),),)), share=0),
         plan_config_map(service, document="{}", epoch=4),
     ]
 
@@ -168,8 +168,8 @@ def test_versions_are_told_apart_by_labels_of_the_trial_alone(worker: dict[str, 
 
 @pytest.mark.parametrize(("share", "weights"), [(0, [100, 0]), (25, [75, 25]), (100, [0, 100])])
 def test_a_route_always_names_both_versions_and_not_what_is_for_the_operator(share: int, weights: list[int]) -> None:
-    gateway = Gateway(((("name", "public"), ("namespace", "infra")),), ("models.example.com",))
-    spec = http_route(_service(), gateway, share=share)["spec"]
+    route = Route(((("name", "public"), ("namespace", "infra")),), ("models.example.com",))
+    spec = http_route(_service(), route, share=share)["spec"]
     assert spec["parentRefs"] == [{"name": "public", "namespace": "infra"}]
     assert spec["hostnames"] == ["models.example.com"]
     (rule,) = spec["rules"]
@@ -267,7 +267,6 @@ def test_options_of_the_spec_reach_the_worker_and_defaults_are_not_named() -> No
             "containers"
         ]
         names = (
-            "OFFRAMP_BATCHING",
             "OFFRAMP_CACHE_BYTES",
             "OFFRAMP_DEADLINE_ANSWERS",
             "OFFRAMP_FEEDBACK_ROWS",
@@ -277,21 +276,19 @@ def test_options_of_the_spec_reach_the_worker_and_defaults_are_not_named() -> No
 
     assert options() == options(batching={"policy": "Offramp"}, deadlineAnswers="OnRequest", protocols=["HTTP"]) == {}
     spec = {
-        "batching": {"policy": "TFServing"},
         "deadlineAnswers": "Always",
         "predictionCache": {"sizeLimit": "1Mi"},
         "feedback": {"maxAnswers": 1_000_000},
     }
     given = options(**spec)
     assert given == {
-        "OFFRAMP_BATCHING": "tf-serving",
         "OFFRAMP_CACHE_BYTES": "1048576",
         "OFFRAMP_DEADLINE_ANSWERS": "always",
         "OFFRAMP_FEEDBACK_ROWS": "1000000",
     }
     # The worker's own parser takes them.
     settings = settings_from_env({"OFFRAMP_BUNDLE": "/b", "OFFRAMP_LATENCY_SECONDS": "0.04", **given})
-    assert (settings.batching, settings.cache_bytes, settings.always_in_time) == ("tf-serving", 2**20, True)
+    assert (settings.cache_bytes, settings.always_in_time) == (2**20, True)
     assert settings.feedback_rows == 1_000_000
 
 
@@ -336,12 +333,12 @@ def test_the_template_digest_follows_what_the_pods_run_and_nothing_else() -> Non
         _service(ramps={"mode": "Disabled"}),
         _service(objective=objective),
         _service(suspend=True),
+        _service(batching={"policy": "Clockwork"}),  # without effect
     )
     other = (
         _service("oci://offramp/digits:2"),
         _service(worker={"labels": {"a": "b"}}),
         _service(worker={"image": "x"}),
-        _service(batching={"policy": "Clockwork"}),
         _service(protocols=["HTTP", "GRPC"]),
         _service(feedback={"maxAnswers": 100}),
         _service(feedback={"maxAnswers": 101}),

@@ -58,7 +58,8 @@ def _definition() -> Object:
 
 @pytest.fixture
 def environment(api: Any, namespace: str, free_port: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
+    # The client reads the variable when it is imported, which it is by now.
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(api.kubeconfig))
     return {
         "OFFRAMP_LEASE_NAMESPACE": namespace, "OFFRAMP_LEASE_NAME": "second-kind", "OFFRAMP_PORT": str(free_port()),
         "OFFRAMP_WORKER_IMAGE": "offramp/worker:1", "OFFRAMP_SIGNING_KEY_FILE": "unused",
@@ -68,7 +69,7 @@ def environment(api: Any, namespace: str, free_port: Any, monkeypatch: pytest.Mo
 def test_a_second_kind_is_reconciled_beside_services(
     api: Any, manifests: Any, namespace: str, tools: Any, environment: dict[str, str]
 ) -> None:
-    assert api.create(_definition()).status_code == 201
+    assert api.create(_definition(), keep=True).status_code == 201
     greeting = {
         "apiVersion": "example.dev/v1",
         "kind": "Greeting",
@@ -86,6 +87,8 @@ def test_a_second_kind_is_reconciled_beside_services(
         operator = Operator(
             parse_settings(environment), SigningKey(b"k" * 32), on_lost=pytest.fail, more=(greetings(),)
         )
+        served = f"/apis/{GREETING.api_version}/{GREETING.plural}"
+        await tools.eventually(lambda: api.request("GET", served).status_code == 200, what="the kind being served")
         running = asyncio.create_task(operator.run())
         api.create(greeting | {"spec": {"nobody": 1}}, keep=True)  # its pass fails, and is tried again
         api.create(service, keep=True)

@@ -671,7 +671,7 @@ def test_with_a_gateway_exactly_the_weight_is_sent_to_the_model_on_trial_and_no_
     gateway_api.install()
 
     async def story() -> None:
-        async with fleet(nodes=4, **beside(promotion="Manual", weight=10, gateway=PUBLIC)) as f:
+        async with fleet(nodes=4, **beside(promotion="Manual", weight=10), route=PUBLIC) as f:
             await f.serve(GOOD, GOOD)
             await settled(f)
             gateway = watched_by_a_gateway(f, every=every)
@@ -700,7 +700,7 @@ def test_workers_that_were_on_trial_stay_until_the_gateway_sends_them_nothing(
     monkeypatch.setattr(gateway_room, "LET_GO_SECONDS", 600.0)
 
     async def story() -> None:
-        async with fleet(nodes=3, **beside(promotion="Manual", gateway=PUBLIC)) as f:
+        async with fleet(nodes=3, **beside(promotion="Manual"), route=PUBLIC) as f:
             await f.serve(GOOD, GOOD)
             await settled(f)
             gateway = watched_by_a_gateway(f)
@@ -733,11 +733,11 @@ def test_without_gateway_api_a_trial_goes_on_by_the_numbers_of_pods_until_it_is_
     monkeypatch.setattr(memory_room, "REFUSED_RETRY_SECONDS", 1.0)
 
     async def story() -> None:
-        async with fleet(nodes=3, **beside(promotion="Manual", gateway=PUBLIC)) as f:
+        async with fleet(nodes=3, **beside(promotion="Manual"), route=PUBLIC) as f:
             await f.serve(GOOD, GOOD)
             await settled(f)
             assert f.told()["RouteAccepted"] == ("False", "NoGatewayAPI")
-            assert "install Gateway API, or remove updatePolicy.sideBySide.gateway" in f.message("RouteAccepted")
+            assert "install Gateway API, or remove spec.route" in f.message("RouteAccepted")
             assert f.told()["Ready"] == ("True", "Serving")
             await f.edit(model={"uri": BETTER})
             await f.until(lambda: f.told().get("VersionOnTrial") == ("True", "AwaitingPromotion"), what="the question")
@@ -760,7 +760,7 @@ def test_a_route_of_somebody_else_is_left_alone_and_our_own_goes_with_the_option
     monkeypatch.setattr(memory_room, "REFUSED_RETRY_SECONDS", 1.0)
 
     async def story() -> None:
-        async with fleet(nodes=3, **beside(gateway=PUBLIC)) as f:
+        async with fleet(nodes=3, **beside(), route=PUBLIC) as f:
             theirs = route_of(f) | {"spec": {"parentRefs": [{"name": "theirs"}]}}
             assert f.api.create(theirs, keep=True).status_code == 201
             await f.serve(GOOD, GOOD)
@@ -779,7 +779,7 @@ def test_a_route_of_somebody_else_is_left_alone_and_our_own_goes_with_the_option
             assert f.told()["RouteAccepted"] == ("False", "RouteNotAccepted")
             assert f.api.request("DELETE", path_of_route(f)).status_code == 200
             await f.until(made, what="its return")
-            await f.edit(updatePolicy={"sideBySide": {"gateway": None}})
+            await f.edit(route=None)
             await f.until(lambda: "RouteAccepted" not in f.told(), what="silence")
             left = [await f.client.get(NETWORK_SERVICE, f.namespace, f"digits-{which}") for which in ("main", "next")]
             assert await weights_of(f) == [] and left == [None, None]

@@ -99,7 +99,6 @@ def test_a_wrong_field_is_named(tmp_path: Path, path: str, value: Any, field: st
 @pytest.mark.parametrize(
     ("field", "value", "variable"),
     [
-        ("batching", {"policy": "TFServing"}, ("OFFRAMP_BATCHING", "tf-serving")),
         ("feedback", {"maxAnswers": 100}, ("OFFRAMP_FEEDBACK_ROWS", "100")),
     ],
 )

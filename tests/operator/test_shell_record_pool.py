@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from offramp_core.errors import InvalidRecordsError
 from offramp_core.protocol import RecordBlock
+from offramp_core.records import Records, records_from_arrays
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stub_worker import block
@@ -159,3 +160,37 @@ def test_a_pool_goes_on_after_a_restart_where_it_stopped() -> None:
     assert again.next_of("boot") == 8
     assert again.add("boot", rows_of(6, 4), latest_time=np.inf) == 2
     assert again.columns()["time"].tolist() == list(range(10))
+
+
+def lossy(losses: list[list[float]], **changes: object) -> RecordBlock:
+    n = len(losses)
+    columns = {"time": np.zeros(n, "<f8"), "uncertainty": np.zeros((n, 2), "<f4"), "loss": np.array(losses, "<f4"), "final_loss": np.zeros(n, "<f4")}  # fmt: skip
+    told = {name: base64.b64encode(column.tobytes()).decode() for name, column in columns.items()}
+    return RecordBlock(first=0, next=n, ramp_set_digest="d", **{**told, **changes})  # type: ignore[arg-type]
+
+
+def records_of(pool: RecordPool) -> Records:
+    costs = {"segment_seconds": np.ones(3), "ramp_seconds": np.zeros(2)}
+    return records_from_arrays({**pool.columns(), **costs})
+
+
+def test_losses_are_graded_unless_the_worker_says_that_they_are_all_or_nothing() -> None:
+    for told, graded in (({"zero_one": True}, False), ({}, True)):
+        pool = RecordPool(n_ramps=2)
+        pool.add("boot", decode_rows(lossy([[0, 1], [1, 0]], **told), n_ramps=2), latest_time=9.0)
+        assert records_of(pool).graded is graded
+        assert records_of(RecordPool.load(pool.dump())).graded is graded
+
+
+def test_a_pool_that_was_told_one_graded_loss_is_graded() -> None:
+    pool = RecordPool(n_ramps=2)
+    pool.add("one", decode_rows(lossy([[0, 1]], zero_one=True), n_ramps=2), latest_time=9.0)
+    pool.add("other", decode_rows(lossy([[0, 0.25]]), n_ramps=2), latest_time=9.0)
+    records = records_of(pool)
+    assert records.graded
+    assert records.loss is not None and records.loss.tolist() == [[0, 1], [0, 0.25]]
+
+
+def test_a_fraction_that_is_said_to_be_all_or_nothing_is_refused() -> None:
+    with pytest.raises(InvalidRecordsError, match="loss holds a value that is neither 0 nor 1"):
+        decode_rows(lossy([[0, 0.25]], zero_one=True), n_ramps=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from offramp_core.plan import Plan
 from offramp_core.protocol import ArmCounts, WorkerState
 from offramp_core.records import Records, records_from_arrays
 from offramp_worker.settings import Settings
+
+pytestmark = pytest.mark.slow
 
 LOSSY = "int4"
 PROMPTS = (
@@ -110,7 +113,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def serving(tmp_path: Path, engine: stories.StoriesEngine | None = None, **fields: Any) -> GenerationServer:
-    fields = {"output": Output.TOKEN_F1, **fields}
+    fields = {"output": Output.TOKEN_F1, "route": "fp32", **fields}  # no drafts, unless a test is about them
     engine = engine or stories.StoriesEngine()
     return GenerationServer(engine=engine, generation=with_settings(**fields), settings=settings(tmp_path))
 
@@ -311,3 +314,35 @@ def test_classes_whose_slice_is_stopped_get_the_reference(service: Service) -> N
     service.run(service.plan(LOSSY), slices=("code", "chat"), stopped_slices=("code",))
     routes = [service.ask(PROMPTS[0], parameters={"class": name})[0]["offramp"]["route"] for name in ("code", "chat")]
     assert routes == ["fp32", LOSSY]
+
+
+def test_a_draft_that_pays_comes_to_serve_by_itself_and_one_that_changes_an_answer_is_dropped(tmp_path: Path) -> None:
+    engine = stories.StoriesEngine()
+    step = engine.step
+
+    def timed(sequences: Any, *, prompt_tokens: int) -> Any:
+        """What a step takes is said and not measured: as long as one token takes, however many come of it."""
+        return [replace(p, seconds=0.01) for p in step(sequences, prompt_tokens=prompt_tokens)]
+
+    def foresees(s: stories.Growing) -> list[int]:
+        """A draft that knows what the model will say."""
+        room = min(s.route.draft_tokens, s.most - len(s.answer) - 1) if s.route.draft else 0
+        return told[len(s.answer) : len(s.answer) + max(0, room)]
+
+    told = stories.greedy(PROMPTS[0], n=20)[0]
+    engine._proposed = foresees  # type: ignore[method-assign]
+    engine.step = timed  # type: ignore[method-assign]
+    with serving(tmp_path, engine, route="") as server:
+        service = Service(server)
+        service.run(service.plan(), audit_rate=1.0)
+        again = PROMPTS[0]
+        for _ in range(120):
+            service.ask(again, parameters={"class": "chat"})
+        replies = service.ask(*[again] * 8, parameters={"class": "chat"})
+        assert sum(r["offramp"]["route"].startswith("fp32+ngram") for r in replies) >= 6
+        assert all(r["offramp"]["lossless"] for r in replies)
+        assert "drafts: chat at 1 ngram" in service.state.message
+        service.audited()
+        assert service.counts("stable").disagreements == 0
+        server.worker.accounts.distrust("ngram")
+        assert {r["offramp"]["route"] for r in service.ask(*[again] * 4)} == {"fp32"}

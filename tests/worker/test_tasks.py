@@ -17,8 +17,9 @@ import pytest
 import tasks
 from onnx import helper
 from processes import WorkerProcess, document, eventually
+from scipy import stats
 
-from offramp_core.certify import verify_certificate
+from offramp_core.certify import METHOD, METHOD_LOSSES, verify_certificate
 from offramp_core.errors import InvalidBundleError
 from offramp_core.records import Records, records_from_arrays
 from offramp_core.task import Task, task_of
@@ -35,7 +36,7 @@ from offramp_worker.prepare.progress import Reporter
 KINDS = ("top-k", "multi-label", "binary", "regression", "embedding")
 ROWS = 1_500
 BUDGET = 0.2
-LABELS = {"top-k": [-1, 2], "multi-label": [-1, 4], "binary": [-1]}
+LABELS = {"top-k": [-1, 2], "multi-label": [-1, 4], "hamming": [-1, 4], "binary": [-1]}
 
 
 @dataclass(frozen=True)
@@ -164,10 +165,11 @@ def test_what_is_more_uncertain_is_more_often_wrong(made: Any, kind: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "hamming"])
 def test_a_worker_serves_the_task_with_certified_exits(made: Any, kind: str) -> None:
     it = made(kind)
     found, spec = tuned(it, cheap(it.folder)), it.bundle.manifest.inputs[0]
+    assert found.certificate.method == (METHOD_LOSSES if kind == "hamming" else METHOD)
     assert verify_certificate(found.certificate, found.plan, records=cheap_in_time(it.folder)) is None
     own = it.bundle.manifest.outputs[0].name
     with WorkerProcess(it.folder) as worker:
@@ -185,7 +187,12 @@ def test_a_worker_serves_the_task_with_certified_exits(made: Any, kind: str) -> 
     assert 0 < left.mean() < 1
     np.testing.assert_allclose(served[own][~left], it.outputs[~left], rtol=1e-4, atol=1e-4)
     wrong = tasks.losses(kind, served[own], it.outputs)
-    assert seen.disagreements == int(wrong.sum())
+    assert block.zero_one is (kind != "hamming")
+    if kind == "hamming":  # each counts as an error with the probability of what it lost
+        assert (wrong % 1 > 0).sum() > 0
+        assert stats.binomtest(seen.disagreements, len(wrong), wrong.mean()).pvalue > 1e-4
+    else:
+        assert seen.disagreements == int(wrong.sum())
     loss = np.frombuffer(base64.b64decode(block.loss), "<f4").reshape(len(it.x), -1)
     assert (block.prediction, loss.shape[1]) == ("", len(it.bundle.columns))
     if kind == "multi-label":

@@ -51,6 +51,8 @@ class Mistake:
     name: str
     field: str
     message: str
+    #: What is taken all the same, and should be changed before the next release.
+    warning: bool = False
 
 
 def lint(
@@ -89,15 +91,19 @@ def lint(
         print(formatted(told, machine), end="")
     else:
         print("\n".join(lint_lines(mistakes, checked, skipped)))
-    raise typer.Exit(NO if mistakes else 0)
+    raise typer.Exit(NO if any(not m.warning for m in mistakes) else 0)
 
 
 def lint_lines(mistakes: Sequence[Mistake], checked: int, skipped: int) -> list[str]:
     """``file:line: name: field: message``, and a sum."""
-    lines = [f"{m.file}:{m.line}: {m.name + ': ' if m.name else ''}{m.field}: {m.message}" for m in mistakes]
+    lines = [
+        f"{m.file}:{m.line}: {m.name + ': ' if m.name else ''}{'warning: ' if m.warning else ''}{m.field}: {m.message}"
+        for m in mistakes
+    ]
+    wrong = sum(not m.warning for m in mistakes)
     others = f", {skipped} of other kinds skipped" if skipped else ""
     objects = f"{checked} object{'' if checked == 1 else 's'}"
-    return [*lines, f"{objects} checked{others}: {f'{len(mistakes)} wrong' if mistakes else 'no mistake'}"]
+    return [*lines, f"{objects} checked{others}: {f'{wrong} wrong' if wrong else 'no mistake'}"]
 
 
 def lint_text(text: str, file: str) -> tuple[list[Mistake], int, int]:
@@ -136,7 +142,17 @@ def _mistakes(document: Document, file: str) -> list[Mistake]:
     for field, message in found:
         # A field may break several rules; the first says enough.
         seen.setdefault(field, Mistake(file, _line(document.node, _steps(field)), name, field, message))
-    return list(seen.values())
+    return list(seen.values()) or [
+        Mistake(file, _line(document.node, _steps(field)), name, field, message, warning=True)
+        for field, message in _deprecations(value)
+    ]
+
+
+def _deprecations(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Fields of a sound object that change nothing any more, or that the next release will not read."""
+    if value["kind"] == SERVICE_KIND:
+        for said in parse_spec(value.get("spec")).deprecated:
+            yield tuple(said.split(" ", 1))  # type: ignore[misc]
 
 
 def _head(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -201,7 +201,7 @@ def check(plan: Plan, spec: ServiceSpec, records: Records | None) -> Finding:
     found = check_pin(recent, plan, records.ramp_ids, budget=spec.max_disagreement, alpha=1 - spec.rollout.confidence)
     if not isinstance(found, PinCheck):
         return Finding(f"{found.n} recorded requests are too few to say; about {found.needed} would do")
-    told = f"on {found.n:,} recorded requests {found.k} answers would have differed ({share(found.k / found.n)}); the budget is {share(spec.max_disagreement)}"
+    told = f"on {found.n:,} recorded requests {found.words}; the budget is {share(spec.max_disagreement)}"
     return Finding(f"{told}: {'it would be refused; lower the thresholds or raise maxDisagreement' if found.refused else 'it would go into its canary'}", found.refused)  # fmt: skip
 
 

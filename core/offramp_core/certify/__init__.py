@@ -3,20 +3,22 @@
 A plan found by search looks better on its own records than it is. So the records are split by time: the older
 part (A) finds plans, the newer part (B) tests them (:mod:`~offramp_core.certify.rank_path`). What passed is
 written down in a :class:`Certificate` that anybody can check again. Groups of requests with a promise of their own
-are tested along (:mod:`~offramp_core.certify.slices`). Values that are no counts are tested by betting (:mod:`~offramp_core.certify.betting`).
+are tested along (:mod:`~offramp_core.certify.slices`). Losses that lie between 0 and 1 are tested by
+betting (:mod:`~offramp_core.certify.means`, :mod:`~offramp_core.certify.betting`).
 """
 
 from offramp_core.certify.betting import betting_p_value
 from offramp_core.certify.certificate import (
     METHOD,
+    METHOD_LOSSES,
     Certificate,
     allowance,
-    p_value,
     records_digest,
     verify_certificate,
 )
 from offramp_core.certify.dependence import INDEPENDENT, Dependence, all_streams_differ, dependence
 from offramp_core.certify.expected import expected_path
+from offramp_core.certify.means import Losses, p_value, passing_steps
 from offramp_core.certify.planner import (
     fewest_for_count,
     fewest_labels,
@@ -36,7 +38,7 @@ from offramp_core.certify.rank_path import (
 from offramp_core.certify.slices import SliceBudget, SliceResult
 
 __all__ = [
-    "INDEPENDENT", "METHOD", "Certificate", "Certified", "Dependence", "DesignEffects", "NotCertified", "SliceBudget", "SliceResult", "Subject",
-    "all_streams_differ", "allowance", "betting_p_value", "dependence", "expected_path", "fewest_for_count", "fewest_labels", "labels_for", "largest_passing_count", "more_labels", "p_value",
+    "INDEPENDENT", "METHOD", "METHOD_LOSSES", "Certificate", "Certified", "Dependence", "DesignEffects", "Losses", "NotCertified", "SliceBudget", "SliceResult", "Subject",
+    "all_streams_differ", "allowance", "betting_p_value", "dependence", "expected_path", "fewest_for_count", "fewest_labels", "labels_for", "largest_passing_count", "more_labels", "p_value", "passing_steps",
     "rank_path", "rank_path_certificate", "records_digest", "test_path", "verify_certificate",
 ]  # fmt: skip

@@ -22,14 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.evidence.one_arm import BENEFIT_FACTORS
+from offramp_core.evidence.one_arm import BENEFIT_FACTORS, check_design_effect
 from offramp_core.records import SecondsArray
 
 # Shares of the largest stake that can never lose everything. For losses of 0 and 1, share 1 - f is the best bet on a rate of f x budget.
 STAKES = tuple(1 - f for f in BENEFIT_FACTORS)
 
 
-def log_capital(excess: SecondsArray, *, most: float) -> float:
+def log_capital(excess: SecondsArray, *, most: float, design_effect: float = 1.0) -> float:
     """Log e-value against H0: the mean of ``excess`` is at least 0.
 
     Parameters
@@ -39,6 +39,8 @@ def log_capital(excess: SecondsArray, *, most: float) -> float:
     most : float
         What ``excess`` can reach: 1 - budget for losses in [0, 1]. A property of the design, never the largest one seen: the stakes depend on
         it, and must not depend on the records.
+    design_effect : float
+        So many records are worth one: each stake's capital is taken to the power of its inverse, as in :func:`offramp_core.evidence.one_arm.log_e_value`.
 
     Raises
     ------
@@ -56,12 +58,18 @@ def log_capital(excess: SecondsArray, *, most: float) -> float:
     bad = np.flatnonzero(~(np.isfinite(excess) & (excess <= most * (1 + 1e-12))))
     if len(bad):
         raise InvalidArgumentError(f"excess[{bad[0]}] is {excess[bad[0]]}; it must be finite and at most {most}")
+    check_design_effect(design_effect)
     if len(excess) == 0:
         return 0.0
-    logs = [float(np.log1p(-share / most * excess).sum()) for share in STAKES]
+    logs = [gain / design_effect for gain in log_gains(excess, most=most)]
     return float(np.logaddexp.reduce(logs)) - math.log(len(STAKES))
 
 
-def betting_p_value(excess: npt.NDArray[np.float64], *, most: float) -> float:
+def log_gains(excess: SecondsArray, *, most: float) -> list[float]:
+    """Log capital of each of the ``STAKES``."""
+    return [float(np.log1p(-share / most * excess).sum()) for share in STAKES]
+
+
+def betting_p_value(excess: npt.NDArray[np.float64], *, most: float, design_effect: float = 1.0) -> float:
     """min(1, 1 / e-value) of :func:`log_capital`: at most ``level`` with probability at most ``level`` under H0 (Markov's inequality)."""
-    return math.exp(-max(0.0, log_capital(excess, most=most)))
+    return math.exp(-max(0.0, log_capital(excess, most=most, design_effect=design_effect)))

@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from offramp_core import binomial
+from offramp_core.certify.means import Losses, least_p_value, p_value
 from offramp_core.certify.slices import SliceBudget, SliceResult, in_slice
 from offramp_core.errors import InvalidArgumentError
-from offramp_core.evaluate import answered_labels, answers_agree, evaluate_plan, leave_position, plan_columns
-from offramp_core.evidence.one_arm import check_counts, check_design_effect, check_rate
+from offramp_core.evaluate import answered_labels, leave_position, plan_columns, served_losses
+from offramp_core.evidence.one_arm import check_rate
 from offramp_core.plan import Plan
-from offramp_core.records import BoolArray, IndexArray, LabelArray, Records, SecondsArray
+from offramp_core.records import IndexArray, LabelArray, Records, SecondsArray
 
 METHOD = "rank-path"
+METHOD_LOSSES = "rank-path-losses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Certificate:
     Attributes
     ----------
     method : str
-        ``rank-path``: exact binomial tests on an equal-weight sample.
+        ``rank-path``: exact binomial tests on an equal-weight sample. ``rank-path-losses``: tests of the mean of graded losses, by betting.
     plan_hash : str
         Content hash of the plan, thresholds as served.
     budget, delta : float
@@ -44,7 +45,7 @@ class Certificate:
     n, k : int
         Held-out requests, and disagreements among them, non-exits included.
     p_value : float
-        P(Bin(n, budget) <= k), of n and k divided by the design effect.
+        P(Bin(n, budget) <= k), of n and k divided by the design effect; of graded losses :func:`offramp_core.certify.betting.betting_p_value`.
     records_digest : str
         SHA-256 over the held-out records.
     ramp_ids : tuple of str
@@ -55,6 +56,8 @@ class Certificate:
         Groups with a promise of their own, some perhaps of answers; those not certified must be stopped.
     design_effect : float
         So many of the ``n`` labels are worth one (:mod:`offramp_core.certify.dependence`); 1 where they are independent.
+    lost : float, optional
+        Sum of graded losses over the held-out requests, of which ``k`` lost something; None where each disagreement loses all.
     """
 
     method: str
@@ -73,6 +76,19 @@ class Certificate:
     records_through: float | None = None
     slices: tuple[SliceResult, ...] = ()
     design_effect: float = 1.0
+    lost: float | None = None
+
+    @property
+    def disagreement(self) -> float:
+        """Mean loss on the held-out requests."""
+        return (self.k if self.lost is None else self.lost) / self.n
+
+    @property
+    def seen(self) -> str:
+        """What the test saw, for people: ``3 of 1,200 held-out answers differed``."""
+        if self.lost is None:
+            return f"{self.k} of {self.n:,} held-out answers differed"
+        return f"{self.n:,} held-out answers lost {self.disagreement:.2%} on average"
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON form; rates are decimal strings that read back to the same number, and what does not apply is left out."""
@@ -93,6 +109,7 @@ class Certificate:
             "recordsThrough": None if self.records_through is None else repr(self.records_through),
             "slices": [s.to_mapping() for s in self.slices],
             "designEffect": None if self.design_effect == 1 else repr(self.design_effect),
+            "lost": None if self.lost is None else repr(self.lost),
         }
         return {name: item for name, item in value.items() if item is not None and item != []}
 
@@ -123,6 +140,7 @@ class Certificate:
                 records_through=_optional(value.get("recordsThrough")),
                 slices=tuple(SliceResult.from_mapping(s) for s in value.get("slices", ())),
                 design_effect=float(value.get("designEffect", 1.0)),
+                lost=_optional(value.get("lost")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidArgumentError(f"not a certificate ({error}): {value!r}") from error
@@ -144,20 +162,6 @@ def allowance(delta: float, test_index: int) -> float:
     if test_index < 1:
         raise InvalidArgumentError(f"test_index is {test_index}; tests are counted from 1")
     return 6 * delta / (math.pi**2 * test_index**2)
-
-
-def p_value(k: int, n: int, *, budget: float, design_effect: float = 1.0) -> float:
-    """P(Bin(n, budget) <= k): how often a plan exactly at its budget would look this good.
-
-    Where ``design_effect`` labels are worth one, both counts are divided by it and the binomial is continued between whole numbers
-    (Korn and Graubard, 1998).
-    """
-    check_counts(k, n)
-    check_rate("budget", budget)
-    check_design_effect(design_effect)
-    if design_effect == 1:
-        return float(binomial.cdf(k, n, budget))
-    return binomial.continued_cdf(k / design_effect, n / design_effect, budget)
 
 
 def verify_certificate(
@@ -211,20 +215,44 @@ def _level_reason(certificate: Certificate) -> str | None:
 
 
 def _p_value_reason(certificate: Certificate) -> str | None:
-    if certificate.method != METHOD:
-        return f"method {certificate.method!r} is unknown; only {METHOD} can be verified"
-    everybody = ("", certificate.k, certificate.n, certificate.budget, certificate.level, certificate.p_value, True)
-    claims = [(*everybody, certificate.design_effect)]
-    claims += [
-        (f"{s.title}: ", s.k, s.n, s.budget, s.level, s.p_value, s.certified, s.design_effect)
-        for s in certificate.slices
-    ]
-    for of, k, n, budget, level, claimed, certified, design_effect in claims:
-        counted = p_value(k, n, budget=budget, design_effect=design_effect)
-        if certified and not counted <= level:
-            return f"{of}k={k} of n={n} has p={counted:.3g}, above the level {level:.3g}"
-        if not math.isclose(counted, claimed, rel_tol=1e-6, abs_tol=1e-300):
-            return f"{of}p_value {claimed} is not that of its counts ({counted})"
+    if certificate.method not in (METHOD, METHOD_LOSSES):
+        return f"method {certificate.method!r} is unknown; only {METHOD} and {METHOD_LOSSES} can be verified"
+    graded = certificate.method == METHOD_LOSSES
+    everybody = SliceResult(
+        0, certificate.budget, certificate.level, certificate.n, certificate.k, certificate.p_value, certified=True,
+        design_effect=certificate.design_effect, lost=certificate.lost,
+    )  # fmt: skip
+    claims = [("", everybody), *((f"{s.title}: ", s) for s in certificate.slices)]
+    for of, claim in claims:
+        if graded != (claim.lost is not None):
+            return f"{of}lost belongs to {METHOD_LOSSES} and to it alone; the method is {certificate.method}"
+        if reason := _graded_reason(claim) if graded else _counted_reason(claim):
+            return of + reason
+    return None
+
+
+def _counted_reason(claim: SliceResult) -> str | None:
+    """What is wrong with a claim about counts; the test is made again."""
+    counted = p_value(claim.k, claim.n, budget=claim.budget, design_effect=claim.design_effect)
+    if claim.certified and not counted <= claim.level:
+        return f"k={claim.k} of n={claim.n} has p={counted:.3g}, above the level {claim.level:.3g}"
+    if not math.isclose(counted, claim.p_value, rel_tol=1e-6, abs_tol=1e-300):
+        return f"p_value {claim.p_value} is not that of its counts ({counted})"
+    return None
+
+
+def _graded_reason(claim: SliceResult) -> str | None:
+    """What is wrong with a claim about losses as far as it can be told without them: their sum allows no smaller p-value than some."""
+    assert claim.lost is not None
+    if not claim.lost <= claim.k <= claim.n:
+        return f"{claim.k} of n={claim.n} answers cannot have lost {claim.lost}"
+    least = least_p_value(claim.lost, claim.n, budget=claim.budget, design_effect=claim.design_effect)
+    if claim.certified and not claim.p_value <= claim.level:
+        return f"p={claim.p_value:.3g} is above the level {claim.level:.3g}"
+    if not least * (1 - 1e-6) <= claim.p_value <= 1:
+        return (
+            f"losses that sum to {claim.lost} of n={claim.n} have p={least:.3g} at least; it says {claim.p_value:.3g}"
+        )
     return None
 
 
@@ -235,15 +263,25 @@ def _against_records(certificate: Certificate, plan: Plan, records: Records, ram
     if len(ramp_ids) != records.n_ramps:
         return f"it names {len(ramp_ids)} ramps and the records have {records.n_ramps} columns"
     records = records.take(found)
-    seen = evaluate_plan(records, plan, ramp_ids)
-    if (seen.n, seen.disagreements) != (certificate.n, certificate.k):
-        return f"the records give k={seen.disagreements} of n={seen.n}; it says {certificate.k} of {certificate.n}"
     replayed = answers(records, plan, ramp_ids, labels=_has_classes(certificate.slices))
-    for s in certificate.slices:
-        rows = in_slice(s, records, replayed.labels)
-        n, k = int(rows.sum()), int(replayed.wrong[rows].sum())
-        if (n, k) != (s.n, s.k):
-            return f"{s.title}: the records give k={k} of n={n}; it says {s.k} of {s.n}"
+    reason = _recounted(replayed.losses, certificate)
+    for s in () if reason else certificate.slices:
+        if reason := _recounted(replayed.losses.take(in_slice(s, records, replayed.labels)), s):
+            return f"{s.title}: {reason}"
+    return reason
+
+
+def _recounted(seen: Losses, claim: Certificate | SliceResult) -> str | None:
+    """What a claim says of losses that are not so; graded ones are tested again, as their sum alone does not tell the p-value."""
+    if (len(seen), seen.count) != (claim.n, claim.k):
+        return f"the records give k={seen.count} of n={len(seen)}; it says {claim.k} of {claim.n}"
+    if claim.lost is None:
+        return None
+    if not math.isclose(seen.total, claim.lost, rel_tol=1e-9, abs_tol=1e-9):
+        return f"the records give losses of {seen.total}; it says {claim.lost}"
+    p = seen.p_value(budget=claim.budget, design_effect=claim.design_effect)
+    if not math.isclose(p, claim.p_value, rel_tol=1e-6, abs_tol=1e-300):
+        return f"p_value {claim.p_value} is not that of its losses ({p})"
     return None
 
 
@@ -281,6 +319,8 @@ def records_digest(records: Records, *, slices: Sequence[SliceBudget | SliceResu
         ("slice", records.slice_id, "<i8"),
         ("prediction", records.prediction if said else None, "<i8"),
         ("final", records.final if said else None, "<i8"),
+        ("loss", records.loss if records.graded else None, "<f4"),
+        ("final_loss", records.final_loss if records.graded else None, "<f4"),
     ):
         if values is not None:
             digest.update(b"" if name == "time" else name.encode())  # times were there first and had no name
@@ -290,10 +330,10 @@ def records_digest(records: Records, *, slices: Sequence[SliceBudget | SliceResu
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a plan does to each record, (n,) each: is its answer ``wrong``, the ``seconds`` it takes, and what it says (``labels``; -1 where
+    """What a plan does to each record, (n,) each: what its answer loses (``losses``), the ``seconds`` it takes, and what it says (``labels``; -1 where
     nobody asked)."""
 
-    wrong: BoolArray
+    losses: Losses
     seconds: SecondsArray
     labels: LabelArray
 
@@ -303,4 +343,5 @@ def answers(records: Records, plan: Plan, ramp_ids: Sequence[str], *, labels: bo
     active, thresholds = plan_columns(plan, ramp_ids)
     left = leave_position(records, active, thresholds)
     said = answered_labels(records, active, left) if labels else np.full(len(records), -1, dtype=np.int64)
-    return Answers(~answers_agree(records, active, left), records.costs.leave_seconds(active)[left], said)
+    losses = Losses(served_losses(records, active, left), records.graded)
+    return Answers(losses, records.costs.leave_seconds(active)[left], said)

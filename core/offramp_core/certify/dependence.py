@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evidence.one_arm import check_design_effect, check_rate
-from offramp_core.records import IndexArray, Records
+from offramp_core.records import Records
 
 Floats = npt.NDArray[np.float64]
 
@@ -47,6 +47,9 @@ SUSPECT = 2.0  # over all distances up to one: averaged over ramps, so that inde
 SLIGHTEST = 0.01  # correlation; less may be a change of difficulty
 CLEAR = 7.0  # standard errors of the correlation that is extrapolated to no mistakes; many pairs are needed, and day and night stay below
 SLIGHTEST_CLEAR = 0.002  # extrapolated; a change of difficulty leaves less
+FADED = (
+    1 / 8
+)  # of the correlation where it is clear: as long as there is more of it farther away, the same scenes go on
 FEWEST_COINCIDENCES = 20.0  # of mistakes that chance alone would bring: with fewer a standard error says little
 MARGIN = 1.0  # standard errors that are added to the sum of correlations
 FEWEST_NAMED, ALL_DIFFER = 300, 0.9  # so many records with names, of which this share are different ones
@@ -94,11 +97,11 @@ def dependence(records: Records, *, budget: float) -> Dependence | None:
     kinds = tuple(_mistakes(records, budget))
     if not kinds:
         return INDEPENDENT
-    mistakes = np.stack(kinds, axis=1)
+    mistakes, share = np.stack([k.values for k in kinds], axis=1), np.array([k.share for k in kinds])
     streams = [np.zeros(len(records), dtype=np.int64)]
     if records.stream is not None:
         streams.append(records.stream)
-    found = [_Pairs.of(mistakes, stream).dependence(n=len(records)) for stream in streams]
+    found = [_Pairs.of(mistakes, share, stream).dependence(n=len(records)) for stream in streams]
     if None in found:
         return None
     known = [one for one in found if one is not None]
@@ -113,29 +116,45 @@ def all_streams_differ(records: Records) -> bool:
     return len(named) >= FEWEST_NAMED and len(np.unique(named)) > ALL_DIFFER * len(named)
 
 
-def _mistakes(records: Records, budget: float) -> Iterator[Floats]:
-    """Which records a ramp would get wrong, standardized, (n,): for some ramps, at thresholds where so many are wrong."""
+@dataclass(frozen=True, slots=True)
+class _Mistakes:
+    """What records lose, standardized, ``values`` (n,), and the ``share`` of them that lose it.
+
+    Of graded losses the share is (mean)^2 / mean of squares: where all that lose something lose alike, it is their share. A change of difficulty makes
+    them correlated in proportion to it as well.
+    """
+
+    values: Floats
+    share: float
+
+    @classmethod
+    def of(cls, losses: Floats) -> _Mistakes:
+        mean, square = float(losses.mean()), float(losses @ losses) / len(losses)
+        spread = math.sqrt(max(0.0, square - mean * mean))
+        if spread <= 1e-9:
+            return cls(np.zeros(len(losses)), 1.0)
+        return cls(np.asarray((losses - mean) / spread), mean * mean / square)
+
+
+def _mistakes(records: Records, budget: float) -> Iterator[_Mistakes]:
+    """What a ramp would lose on each record: for some ramps, at thresholds where losses sum to so much."""
     n = len(records)
     for chain in (records, *records.others.values()):
+        loss, final_loss = chain.losses()
         ramps = np.unique(np.linspace(0, chain.n_ramps - 1, min(MOST_RAMPS, chain.n_ramps)).astype(int))
         for ramp in ramps:
             order = np.argsort(chain.uncertainty[:, ramp], kind="stable")
-            wrong = ~chain.agrees[order, ramp]
-            so_far = np.cumsum(wrong)
+            lost = loss[order, ramp].astype(np.float64)
+            so_far = np.cumsum(lost)
             for rate in RATES:
                 wanted = int(rate * budget * n)
                 if FEWEST_MISTAKES <= wanted <= so_far[-1]:
                     leave = int(np.searchsorted(so_far, wanted)) + 1
-                    yield _standardized(order[:leave][wrong[:leave]], n)
-        if not chain.final_agrees.all() and np.count_nonzero(~chain.final_agrees) >= FEWEST_MISTAKES:
-            yield _standardized(np.flatnonzero(~chain.final_agrees), n)
-
-
-def _standardized(rows: IndexArray, n: int) -> Floats:
-    happened = np.zeros(n)
-    happened[rows] = 1.0
-    rate = len(rows) / n
-    return np.asarray((happened - rate) / np.sqrt(rate * (1 - rate))) if rate < 1 else np.zeros(n)
+                    happened = np.zeros(n)
+                    happened[order[:leave]] = lost[:leave]
+                    yield _Mistakes.of(happened)
+        if final_loss.sum() >= FEWEST_MISTAKES:
+            yield _Mistakes.of(final_loss.astype(np.float64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +171,12 @@ class _Pairs:
     longest: int
 
     @classmethod
-    def of(cls, mistakes: Floats, stream: npt.NDArray[np.int64]) -> _Pairs:
-        """``mistakes`` (n, kinds) in the order of time; pairs are of records of the same ``stream`` (n,)."""
+    def of(cls, mistakes: Floats, share: Floats, stream: npt.NDArray[np.int64]) -> _Pairs:
+        """``mistakes`` (n, kinds) in the order of time, ``share`` (kinds,) of each; pairs are of records of the same ``stream`` (n,)."""
         order = np.argsort(stream, kind="stable")
         runs = np.split(order, np.flatnonzero(np.diff(stream[order])) + 1)
         longest = max(len(run) for run in runs)
         most = max(1, longest // 2)
-        share = 1 / (1 + mistakes.max(axis=0) ** 2)
         means = _means(share)
         products, pairs = np.zeros((most, 2)), np.zeros(most)
         short = np.concatenate([run for run in runs if len(run) <= SHORT] or [np.empty(0, dtype=np.intp)])
@@ -195,24 +213,32 @@ class _Pairs:
     def _clear_reach(self) -> int:
         """How far mistakes come together however rare they are; 0 where they clearly do at no distance.
 
-        As far as is clearest, and on from there while each further stretch shows it too: far ones alone may by chance.
+        As far as is clearest, and on from there while each further stretch shows it too: far ones alone may by chance. How much a stretch
+        must show follows from what is clear. Where 64 sources take turns that is hardly more than a change of difficulty leaves, and of
+        scenes as long as the sample it fades with the distance: ended where it is no longer clear, their block was far too short.
         """
-        best, reach, before = CLEAR, 0, 0
+        best, reach, before, slightest = CLEAR, 0, 0, SLIGHTEST_CLEAR
         for distance in _distances(len(self.products)):
             if float(self.pairs[:distance].sum()) * self.rarest**2 >= FEWEST_COINCIDENCES:
                 so_far = self._errors(0, distance)
                 if so_far >= best:
                     best, reach = so_far, distance
-                elif reach == before and self._errors(before, distance) >= SURE:
+                    slightest = min(SLIGHTEST_CLEAR, FADED * self._clear_share(0, distance))
+                elif reach == before and self._errors(before, distance, slightest=slightest) >= SURE:
                     reach = distance
             before = distance
         return reach
 
-    def _errors(self, start: int, end: int) -> float:
+    def _clear_share(self, start: int, end: int) -> float:
+        """The extrapolated correlation from one distance to another; 0 where no records are so far apart."""
+        pairs = float(self.pairs[start:end].sum())
+        return float(self.extrapolated[start:end].sum()) / pairs if pairs else 0.0
+
+    def _errors(self, start: int, end: int, *, slightest: float = SLIGHTEST_CLEAR) -> float:
         """By how many standard errors the extrapolated correlation from one distance to another is above 0; 0 where it is slight."""
-        total, pairs = float(self.extrapolated[start:end].sum()), float(self.pairs[start:end].sum())
-        if total <= SLIGHTEST_CLEAR * pairs:
+        if self._clear_share(start, end) <= slightest:
             return 0.0
+        total = float(self.extrapolated[start:end].sum())
         return total / math.sqrt(self.spread * self._variance(start, end, known=end))
 
     def _reach(self) -> int:

@@ -110,20 +110,20 @@ def _anchors(search: _Descent, *, upto: float, should_stop: Callable[[], bool] |
 
 
 def error_curves(records: Records) -> Floats:
-    """Chance that each ramp's answer to each record is wrong, smoothed over the ramp's scores: (n, R)."""
-    x, wrong = _log_odds(records.uncertainty), ~records.agrees
+    """Chance that each ramp's answer to each record is wrong, or what it is expected to lose, smoothed over the ramp's scores: (n, R)."""
+    x, (lost, _) = _log_odds(records.uncertainty), records.losses()
     out = np.empty(x.shape)
     for j in range(records.n_ramps):
-        out[:, j] = _logistic(x[:, j], wrong[:, j])
+        out[:, j] = _logistic(x[:, j], lost[:, j].astype(np.float64))
     return out
 
 
 def final_errors(records: Records) -> Floats:
     """Chance that the chain's own backbone answers each record wrongly, (n,): smoothed over its scores where they are known."""
-    wrong = ~records.final_agrees
-    if records.final_uncertainty is None or not wrong.any():
-        return np.full(len(records), wrong.mean())
-    return _logistic(_log_odds(records.final_uncertainty), wrong)
+    lost = records.losses()[1].astype(np.float64)
+    if records.final_uncertainty is None or not lost.any():
+        return np.full(len(records), lost.mean())
+    return _logistic(_log_odds(records.final_uncertainty), lost)
 
 
 def _log_odds(uncertainty: npt.NDArray[np.float32]) -> Floats:
@@ -131,8 +131,8 @@ def _log_odds(uncertainty: npt.NDArray[np.float32]) -> Floats:
     return np.asarray(np.log(u) - np.log1p(-u))
 
 
-def _logistic(x: Floats, y: BoolArray) -> Floats:
-    """Fitted probabilities of ``y`` that do not fall with ``x``, (n,), by Newton's method.
+def _logistic(x: Floats, y: Floats) -> Floats:
+    """Fitted means of ``y`` in [0, 1] that do not fall with ``x``, (n,), by Newton's method.
 
     One more record, half wrong and spread over all scores, is added: a ramp without errors in A is then no more trusted than so few
     records allow, and separable data stay finite (Clogg et al., 1991).

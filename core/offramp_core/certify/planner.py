@@ -1,36 +1,42 @@
-"""How many labels a certificate takes: exact for the binomial test, so that waiting can be announced in advance."""
+"""How many labels a certificate takes, so that waiting can be announced in advance.
+
+Exact for the binomial test. Of ``graded`` losses nobody knows in advance how they are distributed, so they are taken for the hardest of their mean, which are
+0 or 1: on those the bets of :mod:`offramp_core.certify.betting` are the mixture of :mod:`offramp_core.evidence.one_arm`.
+"""
 
 from __future__ import annotations
 
 import math
 
 from offramp_core import binomial
-from offramp_core.evidence.one_arm import check_rate
+from offramp_core.evidence.one_arm import check_rate, log_e_value
 
 
-def fewest_labels(budget: float, level: float) -> int:
+def fewest_labels(budget: float, level: float, *, graded: bool = False) -> int:
     """Held-out labels below which not even a plan without a single disagreement passes."""
     check_rate("budget", budget)
     check_rate("level", level)
+    if graded:
+        return fewest_for_count(0, budget=budget, level=level, graded=True)
     return math.ceil(math.log(level) / math.log1p(-budget) - 1e-9)
 
 
-def labels_for(rate: float, *, budget: float, level: float, power: float = 0.9) -> int | None:
+def labels_for(rate: float, *, budget: float, level: float, power: float = 0.9, graded: bool = False) -> int | None:
     """Held-out labels with which a plan of true disagreement ``rate`` passes with ``power``; None when it never does.
 
     The power saws a little with n, so this is an n that suffices and not always the very first.
     """
     if rate >= budget:
         return None
-    low = fewest_labels(budget, level) - 1
+    low = fewest_labels(budget, level, graded=graded) - 1
     high = low + 1
-    while _pass_probability(high, rate, budget=budget, level=level) < power:
+    while _pass_probability(high, rate, budget=budget, level=level, graded=graded) < power:
         low, high = high, high * 2
         if high > 100_000_000:
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        if _pass_probability(middle, rate, budget=budget, level=level) >= power:
+        if _pass_probability(middle, rate, budget=budget, level=level, graded=graded) >= power:
             high = middle
         else:
             low = middle
@@ -47,25 +53,37 @@ def more_labels(k: int, n: int, *, budget: float, level: float, design_effect: f
     return None if needed is None else max(1, math.ceil(design_effect * needed) - n)
 
 
-def largest_passing_count(n: int, *, budget: float, level: float) -> int:
+def largest_passing_count(n: int, *, budget: float, level: float, graded: bool = False) -> int:
     """Most disagreements among ``n`` labels that still pass; -1 when none does."""
+    if graded:
+        low, high = -1, n + 1  # the evidence falls with k
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if _passes(middle, n, budget=budget, level=level, graded=True) else (low, middle)
+        return low
     k = int(binomial.ppf(level, n, budget))  # smallest k with cdf >= level
     while k >= 0 and binomial.cdf(k, n, budget) > level:
         k -= 1
     return k
 
 
-def _pass_probability(n: int, rate: float, *, budget: float, level: float) -> float:
-    k = largest_passing_count(n, budget=budget, level=level)
+def _pass_probability(n: int, rate: float, *, budget: float, level: float, graded: bool) -> float:
+    k = largest_passing_count(n, budget=budget, level=level, graded=graded)
     return float(binomial.cdf(k, n, rate)) if k >= 0 else 0.0
 
 
-def fewest_for_count(k: int, *, budget: float, level: float) -> int:
+def fewest_for_count(k: int, *, budget: float, level: float, graded: bool = False) -> int:
     """Fewest labels with which ``k`` disagreements still pass."""
     low, high = k, max(2 * k, fewest_labels(budget, level))
-    while binomial.cdf(k, high, budget) > level:
+    while not _passes(k, high, budget=budget, level=level, graded=graded):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if binomial.cdf(k, middle, budget) > level else (low, middle)
+        low, high = (low, middle) if _passes(k, middle, budget=budget, level=level, graded=graded) else (middle, high)
     return high
+
+
+def _passes(k: int, n: int, *, budget: float, level: float, graded: bool) -> bool:
+    if graded:
+        return log_e_value(k, n, p0=budget, alternative="less") >= -math.log(level)
+    return bool(binomial.cdf(k, n, budget) <= level)

@@ -16,20 +16,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from offramp_core.certify.certificate import (
     METHOD,
+    METHOD_LOSSES,
     Answers,
     Certificate,
     allowance,
     answers,
-    p_value,
     records_digest,
 )
-from offramp_core.certify.planner import fewest_labels, more_labels
+from offramp_core.certify.means import Losses, passing_steps
+from offramp_core.certify.planner import fewest_labels
 from offramp_core.certify.slices import SliceBudget, SliceResult, check_slices, in_slice
 from offramp_core.evaluate import Evaluation, evaluate_plan
 from offramp_core.plan import Execution, Plan, RampThreshold
@@ -182,57 +183,33 @@ def test_path(
     Without ``stops`` no slice can be stopped when the plan is served: only plans that every slice passes are then certified.
     ``effects`` says how many labels are worth one.
     """
-    total = allowance(delta, test_index)
-    level = total / (1 + len(slices))
+    level = allowance(delta, test_index) / (1 + len(slices))
     if not path:
         return NotCertified("NothingSaves")
-    fewest = math.ceil(effects.of(None) * fewest_labels(budget, level))
+    fewest = math.ceil(effects.of(None) * fewest_labels(budget, level, graded=records_b.graded))
     if len(records_b) < fewest:
         return NotCertified("TooFewLabels", fewest - len(records_b))
     check_slices(records_b, slices)
     steps = _Steps(path, records_b, ramp_ids=ramp_ids, slices=slices, effects=effects)
     reach = steps.walk(None, budget=budget, level=level)
-    reaches = [steps.walk(s, budget=s.budget, level=level) for s in slices]
-    everybody = reach if stops else min([reach, *reaches])
+    reaches = {s: steps.walk(s, budget=s.budget, level=level) for s in slices}
+    everybody = reach if stops else min([reach, *reaches.values()])
     if everybody == 0:
+        failed = tuple(s for s, to in reaches.items() if to == 0)
         needed = [] if reach else [steps.more_for(None, budget=budget, level=level)]
-        if not stops:
-            needed += [
-                steps.more_for(s, budget=s.budget, level=level)
-                for s, to in zip(slices, reaches, strict=True)
-                if to == 0
-            ]
-        failed = tuple(s for s, to in zip(slices, reaches, strict=True) if to == 0)
+        needed += [] if stops else [steps.more_for(s, budget=s.budget, level=level) for s in failed]
         return NotCertified("OverBudget", None if None in needed else max(n for n in needed if n is not None), failed)
     chosen, saving = max(
-        ((m, steps.saving(m, [s for s, to in zip(slices, reaches, strict=True) if to <= m])) for m in range(everybody)),
+        ((m, steps.saving(m, [s for s, to in reaches.items() if to <= m])) for m in range(everybody)),
         key=lambda pair: pair[1],
     )
     if saving <= 0:
         return NotCertified("NothingSaves")
-    results = tuple(
-        steps.slice_result(chosen, s, level=level, certified=chosen < to) for s, to in zip(slices, reaches, strict=True)
-    )
-    plan, seen = path[chosen], evaluate_plan(records_b, path[chosen], ramp_ids)
     certificate = Certificate(
-        method=METHOD,
-        plan_hash=plan.content_hash,
-        budget=budget,
-        delta=delta,
-        test_index=test_index,
-        level=level,
-        n=seen.n,
-        k=seen.disagreements,
-        p_value=steps.p_value(chosen, None, budget=budget),
-        backbone_digest=plan.backbone_digest,
-        ramp_set_digest=plan.ramp_set_digest,
-        records_digest=records_digest(records_b, slices=slices),
-        ramp_ids=ramp_ids,
-        records_through=None if records_b.time is None else float(records_b.time.max()),
-        slices=results,
-        design_effect=effects.of(None),
+        **steps.claim(chosen, budget=budget, delta=delta, test_index=test_index, level=level),
+        slices=tuple(steps.slice_result(chosen, s, level=level, certified=chosen < to) for s, to in reaches.items()),
     )
-    return Certified(plan, certificate, seen)
+    return Certified(path[chosen], certificate, evaluate_plan(records_b, path[chosen], ramp_ids))
 
 
 class _Steps:
@@ -248,13 +225,14 @@ class _Steps:
         effects: DesignEffects,
     ) -> None:
         self._path, self._records, self._ramp_ids = path, records, ramp_ids
-        self._effects = effects
+        self._effects, self._slices = effects, tuple(slices)
         self._labels = any(s.of == "Answer" for s in slices)
         self._replayed: dict[int, Answers] = {}
 
-    def wrong(self, step: int) -> BoolArray:
-        """Which answers differ from the reference, (n,)."""
-        return self._replay(step).wrong
+    def losses(self, step: int, of: SliceBudget | None) -> Losses:
+        """What the requests of a slice, or all, lose under a step."""
+        lost = self._replay(step).losses
+        return lost if of is None else lost.take(self.rows(step, of))
 
     def rows(self, step: int, of: SliceBudget | None) -> BoolArray:
         """Requests of a slice under a step, (n,); without one all."""
@@ -262,20 +240,10 @@ class _Steps:
             return np.ones(len(self._records), dtype=np.bool_)
         return in_slice(of, self._records, self._replay(step).labels)
 
-    def p_value(self, step: int, of: SliceBudget | None, *, budget: float) -> float:
-        """Of H0: among the requests of a slice, or all, the step disagrees more often than ``budget``."""
-        rows = self.rows(step, of)
-        wrong = self.wrong(step)[rows]
-        if math.isinf(self._effects.of(of)):
-            return 1.0
-        return p_value(int(wrong.sum()), len(wrong), budget=budget, design_effect=self._effects.of(of))
-
     def walk(self, of: SliceBudget | None, *, budget: float, level: float) -> int:
         """How many steps pass before the first that does not."""
-        for step in range(len(self._path)):
-            if self.p_value(step, of, budget=budget) > level:
-                return step
-        return len(self._path)
+        losses = (self.losses(step, of) for step in range(len(self._path)))
+        return passing_steps(losses, budget=budget, level=level, design_effect=self._effects.of(of))
 
     def saving(self, step: int, stopped: Sequence[SliceBudget]) -> float:
         """Share of the fp32 backbone's time saved when the requests of stopped slices run to its end."""
@@ -284,22 +252,45 @@ class _Steps:
             seconds = np.where(np.logical_or.reduce([self.rows(step, s) for s in stopped]), total, seconds)
         return 1.0 - float(np.mean(seconds)) / total
 
+    def claim(self, step: int, *, budget: float, delta: float, test_index: int, level: float) -> dict[str, Any]:
+        """The fields of a step's certificate but for its slices."""
+        plan, records = self._path[step], self._records
+        seen, effect = self.losses(step, None), self._effects.of(None)
+        return {
+            "method": METHOD_LOSSES if records.graded else METHOD,
+            "plan_hash": plan.content_hash,
+            "budget": budget,
+            "delta": delta,
+            "test_index": test_index,
+            "level": level,
+            "n": len(seen),
+            "k": seen.count,
+            "p_value": seen.p_value(budget=budget, design_effect=effect),
+            "backbone_digest": plan.backbone_digest,
+            "ramp_set_digest": plan.ramp_set_digest,
+            "records_digest": records_digest(records, slices=self._slices),
+            "ramp_ids": self._ramp_ids,
+            "records_through": None if records.time is None else float(records.time.max()),
+            "design_effect": effect,
+            "lost": seen.total if records.graded else None,
+        }
+
     def slice_result(self, step: int, wanted: SliceBudget, *, level: float, certified: bool) -> SliceResult:
-        rows = self.rows(step, wanted)
-        n, k = int(rows.sum()), int(self.wrong(step)[rows].sum())
-        p = self.p_value(step, wanted, budget=wanted.budget)
-        effect = self._effects.of(wanted)
-        more = None if certified else more_labels(k, n, budget=wanted.budget, level=level, design_effect=effect)
-        return SliceResult(wanted.slice_id, wanted.budget, level, n, k, p, certified, more, wanted.of, effect)
+        seen, effect = self.losses(step, wanted), self._effects.of(wanted)
+        judged = {"budget": wanted.budget, "design_effect": effect}
+        p = 1.0 if math.isinf(effect) else seen.p_value(**judged)
+        more = None if certified else seen.more(level=level, **judged)
+        lost = seen.total if seen.graded else None
+        return SliceResult(
+            wanted.slice_id, wanted.budget, level, len(seen), seen.count, p, certified, more, wanted.of, effect, lost
+        )
 
     def more_for(self, of: SliceBudget | None, *, budget: float, level: float) -> int | None:
         """About how many labels of all requests it takes until the most cautious plan passes, for all of them or in a slice; None when more do
         not help."""
-        rows = self.rows(0, of)
-        n, k = int(rows.sum()), int(self.wrong(0)[rows].sum())
-        effect = self._effects.of(of)
-        more = None if math.isinf(effect) else more_labels(k, n, budget=budget, level=level, design_effect=effect)
-        return None if more is None or n == 0 else math.ceil(more * len(rows) / n)
+        seen, effect = self.losses(0, of), self._effects.of(of)
+        more = None if math.isinf(effect) else seen.more(budget=budget, level=level, design_effect=effect)
+        return None if more is None or len(seen) == 0 else math.ceil(more * len(self._records) / len(seen))
 
     def _replay(self, step: int) -> Answers:
         if step not in self._replayed:

@@ -46,7 +46,8 @@ class SliceResult:
     """One slice on the held-out records: ``k`` of ``n`` disagreed, tested against ``budget`` at ``level``. ``of`` as in :class:`SliceBudget`.
 
     Uncertified slices must be stopped. ``needed_more`` labels of the slice would probably change that; None when more of the same would
-    not, or when nothing is missing. ``design_effect`` labels of the slice are worth one.
+    not, or when nothing is missing. ``design_effect`` labels of the slice are worth one. ``lost`` is the sum of
+    graded losses, None where each disagreement loses all.
     """
 
     slice_id: int
@@ -59,6 +60,7 @@ class SliceResult:
     needed_more: int | None = None
     of: SliceOf = "Request"
     design_effect: float = 1.0
+    lost: float | None = None
 
     @property
     def title(self) -> str:
@@ -71,7 +73,8 @@ class SliceResult:
             _WORDS[self.of]: self.slice_id, "budget": repr(self.budget), "level": repr(self.level), "n": self.n, "k": self.k,
             "pValue": repr(self.p_value), "certified": self.certified,
         }  # fmt: skip
-        return value if self.design_effect == 1 else {**value, "designEffect": repr(self.design_effect)}
+        effect = {} if self.design_effect == 1 else {"designEffect": repr(self.design_effect)}
+        return {**value, **effect, **({} if self.lost is None else {"lost": repr(self.lost)})}
 
     @classmethod
     def from_mapping(cls, value: Mapping[str, Any]) -> SliceResult:
@@ -79,6 +82,7 @@ class SliceResult:
         return cls(
             int(value[_WORDS[of]]), float(value["budget"]), float(value["level"]), int(value["n"]), int(value["k"]),
             float(value["pValue"]), bool(value["certified"]), of=of, design_effect=float(value.get("designEffect", 1.0)),
+            lost=float(value["lost"]) if "lost" in value else None,
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ background tuning never disturbs GitOps health.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -138,6 +139,7 @@ def conditions(
         *_on_trial(facts),
         *_routed(facts),
         *_classed(facts),
+        *_deprecated(facts),
         *_autoscaling(facts),
         *_user_generation(facts, settled_generation),
     ]
@@ -188,16 +190,17 @@ def _workers_available(facts: Facts) -> Condition:
 
 def _latency(facts: Facts, latency: SecondsSketch) -> Condition:
     spec = facts.service.spec
-    if latency.n < MIN_SAMPLES:
+    needed = max(MIN_SAMPLES, math.ceil(round(1 / (1 - spec.latency_share), 6)))  # one beyond the percentile
+    if latency.n < needed:
         return _condition(
             ConditionType.LATENCY_OBJECTIVE_MET,
             "Unknown",
             Reason.INSUFFICIENT_SAMPLES,
-            f"{MIN_SAMPLES} requests are needed for a statement",
+            f"{needed} requests are needed for a statement",
         )
-    seconds = latency.quantile(spec.latency_percentile / 100) or 0.0
+    seconds = latency.quantile(spec.latency_share) or 0.0
     met = seconds <= spec.latency_seconds
-    text = f"p{spec.latency_percentile} against an objective of {format_seconds(spec.latency_seconds)}"
+    text = f"p{spec.latency_percentile:g} against an objective of {format_seconds(spec.latency_seconds)}"
     return _condition(
         ConditionType.LATENCY_OBJECTIVE_MET,
         "True" if met else "False",
@@ -346,6 +349,12 @@ def _classed(facts: Facts) -> list[Condition]:
     if trouble is None:
         return []
     return [_condition(ConditionType.WORKER_CLASS_USABLE, "False", trouble.reason, trouble.message)]
+
+
+def _deprecated(facts: Facts) -> list[Condition]:
+    """Said only while the spec has fields that the next release will not read."""
+    found = "; ".join(facts.service.spec.deprecated)
+    return [_condition(ConditionType.DEPRECATED_FIELDS, "True", Reason.FIELD_DEPRECATED, found)] if found else []
 
 
 def _autoscaling(facts: Facts) -> list[Condition]:

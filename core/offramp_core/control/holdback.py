@@ -79,27 +79,18 @@ def look(
     """
     if plan.exits_off:
         return before.of(plan)
-    known = before
-    if (before.plan_hash, before.holdback_share) != (plan.content_hash, share):
-        known = Measured(plan.content_hash, share, previous_since_at=now, since_at=now, stops=before.all_stops)
+    known = _under(before, plan, share=share, now=now)
     mine = [(boot, c) for boot, c in reports if (c.plan_hash, c.holdback_share) == (plan.content_hash, share)]
-    folded = _fold(known, mine, live_boots)
-    due = folded.since_at is not None and now - folded.since_at >= WINDOW_SECONDS
-    if due:
-        folded = _begin_window(folded, now)
+    folded = _turned(_fold(known, mine, live_boots), now=now)
     total = _total(folded)
     declared = [(s.name, s.max_disagreement) for s in slices] == [(s.name, s.budget) for s in before.slices]
-    if known is before and not due and declared and not _grew(before, total):
+    if known is before and folded.since_at == before.since_at and declared and not _grew(before, total):
         return before
     uses = tuple(_slice(s, total, known, alpha=slice_alpha / len(slices), design_effect=design_effect) for s in slices)
     return replace(
-        folded,
-        requests=total.requests,
-        batches=total.batches,
-        held_back=total.held_back,
+        _counted(folded, total),
         answer_time=_saving(total, total.answer_time, share=share, alpha=alpha / 2),
         engine_time=_saving(total, total.engine_time, share=share, alpha=alpha / 2),
-        audits=_audits(total),
         ramps=_ramps(total, plan, ramp_ids, costs, alpha=alpha),
         slices=uses,
         stops=_newest(replace(known, slices=uses)),
@@ -141,6 +132,13 @@ def impossible_counts(counts: PlanCounts) -> bool:
 # --- pooling ---------------------------------------------------------------------------------------
 
 
+def _under(before: Measured, plan: Plan, *, share: float, now: float) -> Measured:
+    """What is known of a plan and share; nothing but stops where it was of others."""
+    if (before.plan_hash, before.holdback_share) == (plan.content_hash, share):
+        return before
+    return Measured(plan.content_hash, share, previous_since_at=now, since_at=now, stops=before.all_stops)
+
+
 def _fold(known: Measured, reports: Iterable[tuple[str, PlanCounts]], live_boots: frozenset[str]) -> Measured:
     live, base, retired = dict(known.live), dict(known.base), known.retired
     for boot, counts in reports:
@@ -152,7 +150,10 @@ def _fold(known: Measured, reports: Iterable[tuple[str, PlanCounts]], live_boots
     return replace(known, live=live, base=base, retired=retired)
 
 
-def _begin_window(known: Measured, now: float) -> Measured:
+def _turned(known: Measured, *, now: float) -> Measured:
+    """The same figures, in a new window where the last one is over."""
+    if known.since_at is None or now - known.since_at < WINDOW_SECONDS:
+        return known
     return replace(
         known,
         previous=_window(known),
@@ -172,6 +173,12 @@ def _window(known: Measured) -> PlanCounts:
 
 def _total(known: Measured) -> PlanCounts:
     return _add(known.previous, _window(known))
+
+
+def _counted(known: Measured, total: PlanCounts) -> Measured:
+    return replace(
+        known, requests=total.requests, batches=total.batches, held_back=total.held_back, audits=_audits(total)
+    )
 
 
 def _grew(before: Measured, total: PlanCounts) -> bool:

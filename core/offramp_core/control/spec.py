@@ -42,6 +42,11 @@ _UNIT_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 FETCHED = ("https://", "s3://")
 MODEL_FIELDS = {"uri", "digest", "archiveDigest", "endpoint", "region", "secretRef"}
+_ACCURACY_FIELDS = {"maxDisagreement", "maxLoss", "confidence", "output", "answerPattern", "sampledAnswers"}
+_ACCURACY_FIELDS |= {"slices", "classes", "everyClass"}
+_RAMPS_FIELDS = {"mode", "maxOverhead", "maxActive", "holdback", "precision", "training", "store", "pin"}
+_ROLLOUT_FIELDS = {"promotion", "onInconclusive", "confidence", "stepDeadline", "cooldown"}
+_ROLLOUT_FIELDS |= {"rollbackWindow", "historyLimit", "steps"}
 _OBJECT_NAME = re.compile(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
 _NAMESPACE = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 _URI = re.compile(
@@ -52,6 +57,7 @@ _ENDPOINT = re.compile(r"^https?://[^\s/?#@]+/?$")
 _REGION = re.compile(r"^[a-z0-9][-a-z0-9]{0,62}$")
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 _SLICE = re.compile(r"^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$")
+_PERCENTILE = re.compile(r"^[5-9][0-9](\.[0-9]{1,3})?$")
 _SIZE = re.compile(r"^([1-9][0-9]{0,11})(Ki|Mi|Gi)?$")
 _UNIT_BYTES = {None: 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 MAX_NAME_LENGTH = 40
@@ -66,6 +72,8 @@ MAX_REPLICAS = 1000
 MAX_IN_FLIGHT = 100_000
 MAX_TRIAL_WEIGHT = 50  # percent of the workers; the version that serves keeps half of them at least
 MAX_PARENTS = 8
+OLD_ROUTE = "updatePolicy.sideBySide.gateway"
+_ROUTE_FIELDS = {"parentRefs", "hostnames"}
 MAX_HOSTNAMES = 16  # an HTTPRoute's own limit
 _HOSTNAME = re.compile(r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 _API_GROUP = re.compile(r"^$|^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
@@ -99,8 +107,8 @@ class RolloutPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
-    """Where requests come in that are shared by weight: Gateway API's ``parentRefs`` and ``hostnames``, as the user wrote them.
+class Route:
+    """Where requests come in through a Gateway: Gateway API's ``parentRefs`` and ``hostnames``, as the user wrote them.
 
     Each parent is the pairs of one reference, sorted by name.
     """
@@ -114,14 +122,13 @@ class SideBySide:
     """A changed model is tried beside the one that serves, by ``weight`` percent of the workers, for ``pause_seconds`` at least.
 
     Its workers must be ready within ``deadline_seconds``, and be proven as long after the pause, or it is rejected. Requests that come through
-    a ``gateway`` are shared by exactly ``weight``.
+    the service's route are shared by exactly ``weight``.
     """
 
     weight: int = 20
     pause_seconds: float = 600.0
     promotion: Promotion = "Automatic"
     deadline_seconds: float = 3600.0
-    gateway: Gateway | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +198,7 @@ class ServiceSpec:
     model_endpoint: str | None = None
     model_region: str | None = None
     model_secret: str | None = None
-    latency_percentile: int = 95
+    latency_percentile: float = 95
     confidence: float = 0.95
     output: Judged = "Top1"
     answer_pattern: str = ""
@@ -206,7 +213,6 @@ class ServiceSpec:
     store_claim: str | None = None
     pin: Pin | None = None
     execution: Execution = "Auto"
-    batching: BatchingPolicy = "Offramp"
     deadline_answers: DeadlineAnswers = "OnRequest"
     cache_bytes: int = 0
     feedback_answers: int = 0
@@ -217,6 +223,9 @@ class ServiceSpec:
     autoscaling: Autoscaling | None = None
     suspend: bool = False
     worker: Mapping[str, Any] = field(default_factory=dict)
+    route: Route | None = None
+    #: What the next release will not read: one sentence each, with what to write instead.
+    deprecated: tuple[str, ...] = ()
     #: Why exits stay off whatever the mode is, empty otherwise. No user writes it: a pass does, where the workers serve something else than is asked for.
     no_exits_because: str = ""
 
@@ -224,6 +233,11 @@ class ServiceSpec:
     def is_fetched(self) -> bool:
         """Whether the bundle is fetched by each worker's own start, rather than mounted or lying there."""
         return self.model_uri.startswith(FETCHED)
+
+    @property
+    def latency_share(self) -> float:
+        """Share of the requests that must be answered within ``latency_seconds``."""
+        return round(self.latency_percentile / 100, 8)  # else 99.9 % of 1,000 requests are all of them
 
     @property
     def class_name(self) -> str:
@@ -318,79 +332,22 @@ def parse_spec(value: Any) -> ServiceSpec:
     """
     spec = _Reader(
         value, "spec",
-        {"model", "objective", "ramps", "execution", "batching", "deadlineAnswers", "predictionCache", "feedback", "protocols", "rollout", "updatePolicy", "replicas", "autoscaling", "suspend", "worker"},
+        {"model", "objective", "ramps", "execution", "batching", "deadlineAnswers", "predictionCache", "feedback", "protocols", "rollout", "route", "updatePolicy", "replicas", "autoscaling", "suspend", "worker"},
     )  # fmt: skip
     model = _model(spec.section("model", MODEL_FIELDS, required=True))
-    objective = spec.section("objective", {"latency", "accuracy"}, required=True)
-    latency = objective.section("latency", {"percentile", "threshold"}, required=True)
-    accuracy = objective.section(
-        "accuracy",
-        {
-            "maxDisagreement",
-            "maxLoss",
-            "confidence",
-            "output",
-            "answerPattern",
-            "sampledAnswers",
-            "slices",
-            "classes",
-            "everyClass",
-        },
-        required=True,
-    )
-    output = cast(Judged, accuracy.choice("output", (*TASKS, *GENERATED), "Top1"))
-    slices = (*_slices(accuracy), *_classes(accuracy))
-    if output != "Top1" and any(s.predicted is not None for s in slices):
-        field_name = accuracy.path("everyClass" if "everyClass" in accuracy.value else "classes")
-        raise InvalidSpecError(field_name, f"is of answers that name a class, and output is {output}; remove it")
-    ramps = spec.section(
-        "ramps", {"mode", "maxOverhead", "maxActive", "holdback", "precision", "training", "store", "pin"}
-    )
-    mode = cast(Mode, ramps.choice("mode", get_args(Mode), "Auto"))
-    precision = cast(AllowedPrecision, ramps.choice("precision", get_args(AllowedPrecision), "Auto"))
+    objective = _objective(spec.section("objective", {"latency", "accuracy"}, required=True))
+    ramps = _ramps(spec.section("ramps", _RAMPS_FIELDS))
     execution = cast(Execution, spec.choice("execution", get_args(Execution), "Auto"))
     return ServiceSpec(
         **model,
-        latency_percentile=latency.integer("percentile", 95, low=50, high=99),
-        latency_seconds=_positive(
-            parse_duration(latency.get("threshold"), latency.path("threshold")), latency.path("threshold")
-        ),
-        max_disagreement=_budget(accuracy, output),
-        confidence=accuracy.decimal("confidence", "0.95", low="0.5", high="1", exclude_low=True, exclude_high=True),
-        output=output,
-        **_generated(accuracy, output),
-        slices=slices,
-        mode=mode,
-        max_overhead=ramps.decimal("maxOverhead", "0.05", low="0", high="1", exclude_low=True),
-        max_active=ramps.integer("maxActive", 3, low=1, high=MAX_ACTIVE_RAMPS),
-        holdback=ramps.decimal("holdback", "0.02", low="0", high="0.5"),
-        precision=precision,
-        training=cast(Training, ramps.choice("training", get_args(Training), "Prepared")),
-        store_claim=_store_claim(ramps),
-        pin=_pin(ramps, mode, precision),
+        **objective,
+        **ramps,
         execution=execution,
-        batching=cast(
-            BatchingPolicy, spec.section("batching", {"policy"}).choice("policy", get_args(BatchingPolicy), "Offramp")
-        ),
         deadline_answers=_deadline_answers(spec, execution),
         cache_bytes=_cache_bytes(spec, execution),
         feedback_answers=_feedback_answers(spec),
         protocols=_protocols(spec),
-        rollout=_rollout(
-            spec.section(
-                "rollout",
-                {
-                    "promotion",
-                    "onInconclusive",
-                    "confidence",
-                    "stepDeadline",
-                    "cooldown",
-                    "rollbackWindow",
-                    "historyLimit",
-                    "steps",
-                },
-            )
-        ),
+        rollout=_rollout(spec.section("rollout", _ROLLOUT_FIELDS)),
         update_policy=_update_policy(
             spec.section("updatePolicy", {"type", "surgeDeadline", "recreateDeadline", "sideBySide"})
         ),
@@ -398,7 +355,57 @@ def parse_spec(value: Any) -> ServiceSpec:
         autoscaling=_autoscaling(spec),
         suspend=spec.boolean("suspend", default=False),
         worker=_worker(spec),
+        route=_route(spec),
+        deprecated=_deprecated(spec),
     )
+
+
+def _percentile(latency: _Reader) -> float:
+    """A whole number, or a quoted decimal as all decimals are."""
+    value = latency.get("percentile", 95)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int | str) or not _PERCENTILE.match(str(value)):
+        hint = f'must be a whole number or a quoted decimal from 50 to 99.999, such as 95 or "99.9"; got {value!r}'
+        raise InvalidSpecError(latency.path("percentile"), hint)
+    return float(value)
+
+
+def _objective(objective: _Reader) -> dict[str, Any]:
+    """How fast and how right: latency, budgets, and what an answer is."""
+    latency = objective.section("latency", {"percentile", "threshold"}, required=True)
+    accuracy = objective.section("accuracy", _ACCURACY_FIELDS, required=True)
+    output = cast(Judged, accuracy.choice("output", (*TASKS, *GENERATED), "Top1"))
+    slices = (*_slices(accuracy), *_classes(accuracy))
+    if output != "Top1" and any(s.predicted is not None for s in slices):
+        field_name = accuracy.path("everyClass" if "everyClass" in accuracy.value else "classes")
+        raise InvalidSpecError(field_name, f"is of answers that name a class, and output is {output}; remove it")
+    threshold = latency.path("threshold")
+    return {
+        "latency_percentile": _percentile(latency),
+        "latency_seconds": _positive(parse_duration(latency.get("threshold"), threshold), threshold),
+        "max_disagreement": _budget(accuracy, output),
+        "confidence": accuracy.decimal("confidence", "0.95", low="0.5", high="1", exclude_low=True, exclude_high=True),
+        "output": output,
+        "slices": slices,
+        **_generated(accuracy, output),
+    }
+
+
+def _ramps(ramps: _Reader) -> dict[str, Any]:
+    """How exits are chosen, and what a plan may cost."""
+    mode = cast(Mode, ramps.choice("mode", get_args(Mode), "Auto"))
+    precision = cast(AllowedPrecision, ramps.choice("precision", get_args(AllowedPrecision), "Auto"))
+    return {
+        "mode": mode,
+        "max_overhead": ramps.decimal("maxOverhead", "0.05", low="0", high="1", exclude_low=True),
+        "max_active": ramps.integer("maxActive", 3, low=1, high=MAX_ACTIVE_RAMPS),
+        "holdback": ramps.decimal("holdback", "0.02", low="0", high="0.5"),
+        "precision": precision,
+        "training": ramps.choice("training", get_args(Training), "Prepared"),
+        "store_claim": _store_claim(ramps),
+        "pin": _pin(ramps, mode, precision),
+    }
 
 
 def _model(model: _Reader) -> dict[str, Any]:
@@ -621,12 +628,34 @@ def _side_by_side(policy: _Reader) -> SideBySide:
         deadline_seconds=_positive(
             parse_duration(reader.get("deadline", "1h"), reader.path("deadline")), reader.path("deadline")
         ),
-        gateway=_gateway(reader) if "gateway" in reader.value else None,
     )
 
 
-def _gateway(side: _Reader) -> Gateway:
-    reader = side.section("gateway", {"parentRefs", "hostnames"})
+def _route(spec: _Reader) -> Route | None:
+    """``spec.route``; until the next release also where it stood before."""
+    old = spec.mapping("updatePolicy").get("sideBySide")
+    old = old if isinstance(old, Mapping) and old.get("gateway") is not None else None
+    if "route" in spec.value:
+        if old is not None:
+            hint = "takes the place of updatePolicy.sideBySide.gateway; remove the latter"
+            raise InvalidSpecError(spec.path("route"), hint)
+        return _gateways(spec.section("route", _ROUTE_FIELDS))
+    return None if old is None else _gateways(_Reader(old["gateway"], f"spec.{OLD_ROUTE}", _ROUTE_FIELDS))
+
+
+def _deprecated(spec: _Reader) -> tuple[str, ...]:
+    """What the spec says that the next release will not read: one sentence each, with what to write instead."""
+    found = []
+    policy = spec.section("batching", {"policy"}).choice("policy", get_args(BatchingPolicy), "Offramp")
+    if policy != "Offramp":
+        found.append(f"spec.batching.policy {policy} was for experiments and changes nothing any more; remove batching")
+    side = spec.mapping("updatePolicy").get("sideBySide")
+    if isinstance(side, Mapping) and side.get("gateway") is not None:
+        found.append(f"spec.{OLD_ROUTE} is called spec.route now; move it there")
+    return tuple(found)
+
+
+def _gateways(reader: _Reader) -> Route:
     entries, names = reader.get("parentRefs"), reader.get("hostnames", [])
     if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_PARENTS:
         raise InvalidSpecError(
@@ -640,7 +669,7 @@ def _gateway(side: _Reader) -> Gateway:
     if not good or len(names) > MAX_HOSTNAMES:
         hint = "host names, each once and in lower case, such as models.example.com or *.example.com"
         raise InvalidSpecError(reader.path("hostnames"), f"list at most {MAX_HOSTNAMES} {hint}; got {names!r}")
-    return Gateway(parents, tuple(names))
+    return Route(parents, tuple(names))
 
 
 def _parent(value: Any, where: str) -> tuple[tuple[str, str | int], ...]:

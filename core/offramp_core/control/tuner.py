@@ -524,4 +524,4 @@ def _refused_by_records(snapshot: Snapshot, plan: Plan) -> str:
     check = check_pin(recent, plan, store.ramp_ids, budget=spec.max_disagreement, alpha=1 - spec.rollout.confidence)
     if not isinstance(check, PinCheck) or not check.refused:
         return ""
-    return f"on {check.n} recorded requests {check.k} answers would have differed ({check.k / check.n:.1%}); the budget is {spec.max_disagreement:.2%}. Lower the thresholds or raise maxDisagreement"
+    return f"on {check.n} recorded requests {check.words}; the budget is {spec.max_disagreement:.2%}. Lower the thresholds or raise maxDisagreement"

@@ -253,7 +253,7 @@ def begin(view: VersionView) -> Version | None:
         view.status.serving, view.asked, "Starting", strategy, started_at=view.now, phase_started_at=view.now,
         handled_request=view.service.request,
     )  # fmt: skip
-    shares = "the workers" if view.policy.gateway is None else "the workers and of the requests through the Gateway"
+    shares = "the workers" if view.service.spec.route is None else "the workers and of the requests through the Gateway"
     told = f"{view.asked.uri} is tried beside {view.status.serving.uri}, by {view.policy.weight} % of {shares}"
     return Version(status, Reason.STARTING, told, (Event(Reason.VERSION_ON_TRIAL, told),))
 
@@ -482,7 +482,7 @@ def read_gates(view: VersionView, *, old: VersionTally, new: VersionTally) -> tu
     """
     alpha = (1 - view.service.spec.rollout.confidence) / N_GATES
     failing = failures_allowed(old.batches, old.failed)
-    allowed = 1 - view.service.spec.latency_percentile / 100
+    allowed = 1 - view.service.spec.latency_share
     missing = min(MOST_MISSED, max(allowed, WORSE * old.missed / old.came if old.came >= MIN_REQUESTS else 0.0))
     together = max(1.0, new.squares / new.rows) if new.rows else 1.0
     n = int(new.came / together)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.evidence.intervals import check_values
-from offramp_core.evidence.one_arm import Alternative, alternatives, check_rate
+from offramp_core.evidence.one_arm import Alternative, alternatives, check_design_effect, check_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +107,15 @@ def merge(one: BetState, other: BetState) -> BetState:
     return BetState(one.p0, one.highest, one.alternative, wealth, one.n + other.n)
 
 
-def log_e_value(state: BetState) -> float:
-    """Log evidence against the budget, valid at every stopping time; reject at level alpha once it reaches log(1 / alpha)."""
-    highest = max(state.log_wealth)
-    return highest + math.log(sum(math.exp(x - highest) for x in state.log_wealth) / len(state.log_wealth))
+def log_e_value(state: BetState, *, design_effect: float = 1.0) -> float:
+    """Log evidence against the budget, valid at every stopping time; reject at level alpha once it reaches log(1 / alpha).
+
+    ``design_effect`` observations are worth one, as in :func:`offramp_core.evidence.one_arm.log_e_value`.
+    """
+    check_design_effect(design_effect)
+    terms = [wealth / design_effect for wealth in state.log_wealth]
+    highest = max(terms)
+    return highest + math.log(sum(math.exp(x - highest) for x in terms) / len(terms))
 
 
 @lru_cache(maxsize=256)

@@ -68,35 +68,27 @@ def best_plan(
     InvalidArgumentError
         An argument lies outside its range.
     """
-    if not 0 <= max_ramps <= MAX_ACTIVE_RAMPS:
-        raise InvalidArgumentError(f"max_ramps is {max_ramps}; it must lie in 0..{MAX_ACTIVE_RAMPS}")
-    for name, value in (("max_overhead", max_overhead), ("max_gap", max_gap), ("tolerance", tolerance or 0.0)):
-        if not value >= 0:
-            raise InvalidArgumentError(f"{name} is {value}; it must be >= 0")
-    limits = make_limits(
-        records,
-        max_disagreement=max_disagreement,
-        max_errors=max_errors,
-        slice_budgets=slice_budgets,
-    )
+    _check(max_ramps, max_overhead=max_overhead, max_gap=max_gap, tolerance=tolerance or 0.0)
+    limits = make_limits(records, max_disagreement=max_disagreement, max_errors=max_errors, slice_budgets=slice_budgets)
     space = SearchSpace(records, limits)
     pricing = price(records) if pricing is None else pricing
-    if tolerance is None:
-        tolerance = 0.0 if limits.most_errors <= EXACT_UP_TO else COARSE_TOLERANCE
+    usual = 0.0 if limits.most_errors <= EXACT_UP_TO else COARSE_TOLERANCE
     search = BranchAndBound(
-        space,
-        pricing,
-        best=Choice(0.0, (), ()),
-        node_limit=node_limit,
-        max_gap=max_gap,
-        tolerance=tolerance,
-        should_stop=should_stop,
-    )
+        space, pricing, best=Choice(0.0, (), ()), node_limit=node_limit, max_gap=max_gap, tolerance=usual if tolerance is None else tolerance, should_stop=should_stop,
+    )  # fmt: skip
     bound = _search_all(search, max_ramps=min(max_ramps, records.n_ramps), max_overhead=max_overhead)
     plan = as_plan(space, search.best, drop_idle=True)
     figures = pricing.figures(plan.evaluation)
     value = pricing.saving(figures)
     return SearchResult(plan, max(value, bound / search.scale), search.nodes, value, figures)
+
+
+def _check(max_ramps: int, **at_least_zero: float) -> None:
+    if not 0 <= max_ramps <= MAX_ACTIVE_RAMPS:
+        raise InvalidArgumentError(f"max_ramps is {max_ramps}; it must lie in 0..{MAX_ACTIVE_RAMPS}")
+    for name, value in at_least_zero.items():
+        if not value >= 0:
+            raise InvalidArgumentError(f"{name} is {value}; it must be >= 0")
 
 
 def _search_all(search: BranchAndBound, *, max_ramps: int, max_overhead: float) -> float:

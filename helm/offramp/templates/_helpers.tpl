@@ -117,7 +117,7 @@ no rule has a wildcard. Verbs in alphabetical order, so that a missing or a doub
   resources: [horizontalpodautoscalers]
   verbs: [create, delete, get, list, patch, watch]
 {{- if .Values.rbac.httpRoutes }}
-# The shares of two versions of a model (spec.updatePolicy.sideBySide.gateway). Only routes: Gateways are other people's.
+# Requests through a Gateway (spec.route). Only routes: Gateways are other people's.
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
   verbs: [create, delete, get, list, patch, watch]

@@ -221,7 +221,10 @@ def _plan_text(result: PolicyResult, outcome: Outcome) -> str:
 def _certificate_text(outcome: Outcome) -> str:
     if outcome.certificate is None:
         return "-"
-    text = f"{outcome.certificate.k} of {outcome.certificate.n:,} differ, p = {outcome.certificate.p_value:.3f}"
+    certificate = outcome.certificate
+    differ = f"{certificate.k} of {certificate.n:,} differ"
+    lost = f"{certificate.n:,} lose {certificate.disagreement:.2%}"
+    text = f"{differ if certificate.lost is None else lost}, p = {certificate.p_value:.3f}"
     return text + "".join(f"; {s.title}: {s.k} of {s.n:,}" for s in outcome.certificate.slices)
 
 

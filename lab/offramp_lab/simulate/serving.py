@@ -87,19 +87,9 @@ def serve_stream(
     _check(arrivals, decided, front_seconds=front_seconds, batch_seconds=batch_seconds)
     table = CostTable(profile, sizes=[batching.padded(rows) for rows in range(batching.max_batch + 1)])
     carry_on = carries_on(execution, profile)
-    entry = None
-    if admission:
-        if slo_seconds is None:
-            raise InvalidArgumentError("admission needs slo_seconds, the objective that requests are admitted for")
-        entry = _Entry(Door(slo_seconds, Pace(exact_seconds(profile, max_batch=batching.max_batch))))
-    loop = _Loop(
-        arrivals.tolist(),
-        _periods(decided, table),
-        batching,
-        entry=entry,
-        carry_on=carry_on,
-        batch_seconds=batch_seconds,
-    )
+    entry = _entry(profile, batching, slo_seconds) if admission else None
+    periods = _periods(decided, table)
+    loop = _Loop(arrivals.tolist(), periods, batching, entry=entry, carry_on=carry_on, batch_seconds=batch_seconds)
     loop.run()
     latency = np.array(loop.answered) - arrivals + front_seconds
     return Served(
@@ -171,6 +161,12 @@ class _Entry:
     def learn(self, seconds: float) -> None:
         """That batch has ended."""
         self.door, self.rows = self.door.after(rows=self.rows, seconds=seconds, late=self.late), 0
+
+
+def _entry(profile: Profile, batching: Batching, slo_seconds: float | None) -> _Entry:
+    if slo_seconds is None:
+        raise InvalidArgumentError("admission needs slo_seconds, the objective that requests are admitted for")
+    return _Entry(Door(slo_seconds, Pace(exact_seconds(profile, max_batch=batching.max_batch))))
 
 
 class _Loop:

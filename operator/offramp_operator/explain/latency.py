@@ -41,14 +41,14 @@ class LatencyFacts:
     """``on`` or ``off`` is None while fewer than ``MIN_REQUESTS`` were counted; ``how`` says how far they compare, or what is missing."""
 
     slo_seconds: float
-    percentile: int
+    percentile: float
     on: Distribution | None
     off: Distribution | None
     how: str
 
 
 def latency(
-    counts: Sequence[ArmCounts], *, on: Collection[str], off: Collection[str], slo_seconds: float, percentile: int
+    counts: Sequence[ArmCounts], *, on: Collection[str], off: Collection[str], slo_seconds: float, percentile: float
 ) -> LatencyFacts:
     """Compare plans by their hashes: those with exits and those without.
 

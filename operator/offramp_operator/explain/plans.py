@@ -28,7 +28,9 @@ def certificate(config: Config) -> str:
         return ""
     newest: Mapping[str, Any] = config.status.certificates[-1]
     told = f"certified for {share(float(newest['budget']))}"
-    if "n" in newest and "k" in newest:
+    if "lost" in newest:
+        told += f": {int(newest['n']):,} answers lost {share(float(newest['lost']) / int(newest['n']))} on average"
+    elif "n" in newest and "k" in newest:
         told += f": {int(newest['k'])} of {int(newest['n']):,} answers differed"
     return told + (" (earned in its canary)" if newest.get("method") == "canary-acceptance" else "")
 

@@ -14,9 +14,9 @@ def figures(family: Family) -> str:
     """What the service is asked for and does, in one line."""
     spec, seen = family.service.spec, family.service.status.observed
     latency = (
-        f"p95 {seen.p95}, objective p{spec.latency_percentile} "
+        f"p95 {seen.p95}, objective p{spec.latency_percentile:g} "
         if seen.p95
-        else f"objective p{spec.latency_percentile} "
+        else f"objective p{spec.latency_percentile:g} "
     )
     facts = [
         spec.mode + (", suspended" if spec.suspend else ""),

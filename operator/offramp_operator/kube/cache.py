@@ -164,10 +164,6 @@ class ObjectCache:
         uid = self._named[kind].get((namespace, name))
         return None if uid is None else self._objects[kind][uid].unpacked()
 
-    def by_uid(self, kind: Kind, uid: str) -> Object | None:
-        kept = self._objects[kind].get(uid)
-        return None if kept is None else kept.unpacked()
-
     def owned(self, kind: Kind, owner_uid: str) -> list[Object]:
         """Objects controlled by the owner, by name."""
         return self._by_name(kind, self._owned[kind].get(owner_uid, ()))

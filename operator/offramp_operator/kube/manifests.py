@@ -15,7 +15,7 @@ from typing import Any
 
 from offramp_core.control.objects import Service, UpdateStrategy
 from offramp_core.control.snapshot import TrainingOrder
-from offramp_core.control.spec import Autoscaling, Gateway, parse_duration
+from offramp_core.control.spec import Autoscaling, Route, parse_duration
 from offramp_core.errors import InvalidSpecError
 from offramp_operator.kube.kinds import (
     AUTOSCALER,
@@ -315,7 +315,7 @@ def _network_service(service: Service, name: str, chosen: dict[str, str]) -> Obj
     }
 
 
-def http_route(service: Service, gateway: Gateway, *, share: int) -> Object:
+def http_route(service: Service, route: Route, *, share: int) -> Object:
     """Requests through a Gateway: ``share`` percent of them for the version on trial, the others for the main workers.
 
     Both versions always stand in it, so that a trial changes nothing but two numbers.
@@ -330,8 +330,8 @@ def http_route(service: Service, gateway: Gateway, *, share: int) -> Object:
         "kind": HTTP_ROUTE.name,
         "metadata": metadata(service, service.name),
         "spec": {
-            "parentRefs": [dict(parent) for parent in gateway.parents],
-            **({"hostnames": list(gateway.hostnames)} if gateway.hostnames else {}),
+            "parentRefs": [dict(parent) for parent in route.parents],
+            **({"hostnames": list(route.hostnames)} if route.hostnames else {}),
             "rules": [rule],
         },
     }

@@ -35,7 +35,9 @@ def trouble(route: Object) -> Trouble | None:
     if refused:
         return Trouble(Reason.ROUTE_NOT_ACCEPTED, f"HTTPRoute {name_of(route)}: " + "; ".join(refused))
     if not any(c.get("type") == "Accepted" for _, c in _conditions(route)):
-        told = "no Gateway has taken it; is there one of the name in gateway.parentRefs, with a controller that runs?"
+        told = (
+            "no Gateway has taken it; is there one of the name in spec.route.parentRefs, with a controller that runs?"
+        )
         return Trouble(Reason.ROUTE_NOT_ACCEPTED, f"HTTPRoute {name_of(route)}: {told}")
     return None
 

@@ -113,6 +113,8 @@ def check_local(spec: ServiceSpec) -> None:
         raise InvalidSpecError(
             "spec.updatePolicy.sideBySide", "needs Kubernetes; here, remove it: workers are replaced one by one"
         )
+    if spec.route is not None:
+        raise InvalidSpecError("spec.route", "needs Kubernetes and a Gateway; here, remove it")
     if "GRPC" in spec.protocols:
         raise InvalidSpecError(
             "spec.protocols", "GRPC needs Kubernetes here; `offramp serve --grpc-port` opens it on one worker"

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from offramp_core.errors import InvalidArgumentError
@@ -88,14 +87,6 @@ class SigningKey:
         """The document's canonical JSON and its signature; the same document always gives the same bytes."""
         payload = canonical_json(msgspec.to_builtins(document))
         return SignedDocument(payload.decode(), base64.b64encode(self._private.sign(payload)).decode())
-
-    def verifies(self, signed: SignedDocument) -> bool:
-        """Whether this key made the signature."""
-        try:
-            self._private.public_key().verify(base64.b64decode(signed.signature), signed.payload.encode())
-        except (InvalidSignature, ValueError):
-            return False
-        return True
 
     def admin_token(self, service_uid: str) -> str:
         """Bearer token of the admin ports of one service's workers: 64 hex digits."""

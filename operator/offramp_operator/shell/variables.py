@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from offramp_core.control.spec import GENERATED, BatchingPolicy, ServiceSpec
-
-BATCHING_NAMES: dict[BatchingPolicy, str] = {"Offramp": "offramp", "TFServing": "tf-serving", "Clockwork": "clockwork"}
+from offramp_core.control.spec import GENERATED, ServiceSpec
 
 
 def option_variables(spec: ServiceSpec) -> dict[str, str]:
     """The options that differ from the defaults: a default that is named would replace every worker when Offramp is upgraded."""
     return {
-        **({"OFFRAMP_BATCHING": BATCHING_NAMES[spec.batching]} if spec.batching != "Offramp" else {}),
         **({"OFFRAMP_CACHE_BYTES": str(spec.cache_bytes)} if spec.cache_bytes else {}),
         **({"OFFRAMP_DEADLINE_ANSWERS": "always"} if spec.deadline_answers == "Always" else {}),
         **({"OFFRAMP_OUTPUT": spec.output} if spec.output in GENERATED else {}),

@@ -117,11 +117,20 @@ def decode_rows(block: RecordBlock, *, n_ramps: int) -> RecordRows:
         raise InvalidRecordsError("time holds a value that is not finite")
     if not ((rows.uncertainty >= 0) & (rows.uncertainty <= 1)).all():  # NaN compares false, so it is caught as well
         raise InvalidRecordsError("uncertainty holds a value outside [0, 1]")
+    if block.zero_one and block.loss:
+        rows.answers.update({name: _whole(name, rows.answers[name]) for name, _, _ in LOSSES})
     losses = [(name, rows.answers[name]) for name, _, _ in LOSSES if name in rows.answers]
     for name, column in (("draw", rows.draw), ("audit_rate", rows.audit_rate), *losses):
         if not ((column >= 0) & (column <= 1)).all():
             raise InvalidRecordsError(f"{name} holds a value outside [0, 1]")
     return rows
+
+
+def _whole(name: str, losses: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Losses that the worker says are 0 or 1, as whole numbers: records of those are counted."""
+    if not ((losses == 0) | (losses == 1)).all():
+        raise InvalidRecordsError(f"{name} holds a value that is neither 0 nor 1, though zero_one says so")
+    return losses.astype(np.uint8)
 
 
 def _column(block: RecordBlock, name: str, dtype: str, shape: tuple[int, ...] = (-1,)) -> npt.NDArray[Any]:

@@ -303,7 +303,7 @@ def latency_chart(facts: LatencyFacts) -> Markup:
     parts = [_line(_CDF_LEFT, y(q), _CDF_WIDTH - _CDF_RIGHT, y(q), "grid") for q in (0.0, 0.5, 1.0)]
     parts += [_label(x(s), _CDF_HEIGHT - 10, _seconds(s), "tick", "middle") for s in _ticks(low, high)]
     target = facts.percentile / 100
-    parts += [_label(_CDF_LEFT - 6, y(q) + 3, f"{q:.0%}", "tick", "end") for q in (0.0, 0.5, target)]
+    parts += [_label(_CDF_LEFT - 6, y(q) + 3, f"{100 * q:g}%", "tick", "end") for q in (0.0, 0.5, target)]
     parts += [
         _line(x(facts.slo_seconds), _CDF_TOP, x(facts.slo_seconds), y(0), "limit"),
         _label(x(facts.slo_seconds) - 5, y(0) - 6, f"objective {_seconds(facts.slo_seconds)}", "limit-label", "end"),

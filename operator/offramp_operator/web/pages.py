@@ -238,7 +238,7 @@ def _latency_goal(family: Family) -> Goal:
     seconds = _number(seen.p95, lambda text: parse_duration(text, "p95"))
     used = seconds / spec.latency_seconds if seconds is not None else None
     percentile = (
-        "" if spec.latency_percentile == 95 else f"p{spec.latency_percentile} "
+        "" if spec.latency_percentile == 95 else f"p{spec.latency_percentile:g} "
     )  # said once where both are the p95
     allowed = f"{percentile}≤ {milliseconds(spec.latency_seconds)}"
     return Goal(

@@ -38,7 +38,7 @@ from offramp_core.bundle import (
 from offramp_core.columns import chain
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError, InvalidRecordsError
 from offramp_core.npz import read_npz
-from offramp_core.precision import EXACT, Precision, check_precision
+from offramp_core.precision import EXACT, MOST_PRECISIONS, Precision, check_precision
 from offramp_core.protocol import RampInfo
 from offramp_core.records import records_from_arrays
 from offramp_core.task import Task
@@ -280,8 +280,10 @@ def _check_precisions(manifest: Manifest) -> None:
             check_precision(name)
         except InvalidArgumentError as error:
             raise InvalidBundleError(f"{MANIFEST_FILE}: precisions: {error}") from error
-    if EXACT in names or len(set(names)) != len(names):
-        raise InvalidBundleError(f"{MANIFEST_FILE}: precisions {names} must differ from each other and from {EXACT}")
+    if EXACT in names or len(set(names)) != len(names) or len(names) >= MOST_PRECISIONS:
+        raise InvalidBundleError(
+            f"{MANIFEST_FILE}: precisions {names} must differ from each other and from {EXACT}, and be fewer than {MOST_PRECISIONS}"
+        )
     files = [p.file for p in manifest.precisions]
     if len({*files, *MEMBERS}) != len(files) + len(MEMBERS) or any(Path(f).name != f or not f for f in files):
         raise InvalidBundleError(

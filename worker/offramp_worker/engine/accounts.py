@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp_core.bundle import TensorSpec
+from offramp_core.evidence.graded import counted_errors
 from offramp_core.reasons import RequestOutcome
 from offramp_core.task import Task
 from offramp_worker.bundle.lengths import batch_shape
@@ -153,7 +154,8 @@ class Accounts:
         """Results-only: the output of every row is there, so each is compared at once."""
         counted = np.array([ticket.counted for ticket, _ in batch.owners])
         served = np.stack([ticket.labels[row] for ticket, row in batch.owners])
-        differs = (self._task.losses(served, self._task.answers(reference)) > 0) & counted
+        draws = [ticket.draws[row] for ticket, row in batch.owners]
+        differs = counted_errors(self._task.losses(served, self._task.answers(reference)), draws) & counted
         if not runtime.slices and not runtime.classes:
             self.judge(runtime, int(counted.sum()), int(differs.sum()), ())
             return

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from offramp_core.evidence.graded import counted_errors
 from offramp_core.protocol import slice_number, stream_number
 from offramp_core.task import Answers, Task
 from offramp_worker.bundle.ramp_sets import input_digest
@@ -154,9 +155,10 @@ class AuditDesk:
             for audit in audits:
                 self._spend(audit.runtime, each)
         losses = self._task.losses(np.stack([audit.served for audit in audits]), reference)
-        for audit, loss in zip(audits, losses.tolist(), strict=True):
+        errors = counted_errors(losses, [audit.draw for audit in audits])
+        for audit, error in zip(audits, errors.tolist(), strict=True):
             if audit.compare:
-                self._judge(audit.runtime, 1, int(loss), audit.slices)
+                self._judge(audit.runtime, 1, int(error), audit.slices)
 
     def _reference(self, audits: list[Audit]) -> Answers:
         """What the model says of each, in one pass that makes the records as well."""

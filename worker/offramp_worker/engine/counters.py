@@ -140,9 +140,18 @@ class RecordRing:
     """The last ``rows`` equal-weight records. Every row has a sequence number that never repeats within the process."""
 
     def __init__(
-        self, *, n_ramps: int, ramp_set_digest: str, rows: int = RING_ROWS, first: int = 0, losses: bool = False
+        self,
+        *,
+        n_ramps: int,
+        ramp_set_digest: str,
+        rows: int = RING_ROWS,
+        first: int = 0,
+        losses: bool = False,
+        graded: bool = True,
     ) -> None:
-        """``first`` is the sequence number to begin with; ``losses`` says that rows have losses in the place of labels."""
+        """``first`` is the sequence number to begin with; ``losses`` says that rows have losses in the place of labels, and ``graded`` that these may
+        lie between 0 and 1."""
+        self._zero_one = losses and not graded
         self._lock = threading.Lock()
         self._rows, self._first, self._next, self._digest = rows, first, first, ramp_set_digest
         self._time = np.zeros(rows, dtype="<f8")
@@ -192,7 +201,7 @@ class RecordRing:
                     ("slice", self._slice), ("stream", self._stream), ("draw", self._draw), ("audit_rate", self._audit_rate),
                 )
             }  # fmt: skip
-        return RecordBlock(first=first, next=stop, ramp_set_digest=self._digest, **columns)
+        return RecordBlock(first=first, next=stop, ramp_set_digest=self._digest, zero_one=self._zero_one, **columns)
 
 
 def _add(histogram: Histogram, seconds: float) -> None:

@@ -113,4 +113,5 @@ class HeldSets:
             ramp_set_digest=bundle.manifest.ramp_set_digest,
             first=max([self._next, *(held.ring.next for held in self.held)]),
             losses=not bundle.task.names_classes,
+            graded=bundle.task.graded,
         )

@@ -5,7 +5,7 @@ What a classifier's engine calls a batch is one request here: an arm is drawn fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class Accounts:
         the reference's time per token."""
         self.metrics, self.output, self.counters = metrics, output, Counters()
         self._columns, self._token_seconds = tuple(columns), token_seconds
+        self.distrust: Callable[[str], None] = lambda _: None  # hears of a draft that changed an answer
         self.ring = RecordRing(n_ramps=len(self._columns), ramp_set_digest=digest, losses=True)
 
     # --- requests -----------------------------------------------------------------------------------
@@ -121,6 +122,7 @@ class Accounts:
         broken = assigned.lossless and audited.equality == "different"
         if broken:
             log_event("draft-changed-an-answer", level="error", route=route, epoch=assigned.epoch)
+            self.distrust(assigned.reference.draft)
         loss = 1.0 if broken else (0.0 if assigned.lossless else audited.served[self.output])
         self._append(owed, uncertainty=audited.uncertainty, losses=audited.losses, final=self._final(audited))
         self._judge(owed, error=owed.coin < loss)

@@ -72,7 +72,7 @@ class GenerationDesk:
         self._engine: GenerationEngine = loaded.engine
         self._tokenizer, self._deliver = loaded.tokenizer, deliver
         self._options = options or DeskOptions()
-        self._clock = clock
+        self._clock, self._learn = clock, dispatch.learn
         self._changed = threading.Condition()
         self._line = Line(self._options.limits)  # under the condition, as all that both threads change
         self._left: deque[Ticket] = deque()  # cancelled ones that run
@@ -128,7 +128,7 @@ class GenerationDesk:
             if self._closing or self.vitals.trouble:
                 raise ClosedError(Refused(Closed.NOT_READY, self.vitals.trouble or SHUT, 1), status=503)
             self._line.check(answers=len(asked.prompts), reply=reply)
-            tickets = self._maker.make(asked, reply=reply)
+            tickets = self._maker.make(asked, reply=reply, running=len(self._line))
             for ticket in tickets:
                 self._line.reply_bytes += ticket.reply_bytes
                 if ticket.audited:
@@ -204,16 +204,12 @@ class GenerationDesk:
             self._begin()
             worked = self._round()
             if self._audits.pending and (not worked or self._audits.due) and not self._audits.step() and not worked:
-                self._rest()
+                with self._changed:
+                    self._changed.wait(0.05)  # there is no room for the audit that waits, and nobody to give room
 
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify()
-
-    def _rest(self) -> None:
-        """Nothing can be done now: there is no room for the audit that waits, and nobody to give room."""
-        with self._changed:
-            self._changed.wait(0.05)
 
     def _let_go(self) -> None:
         """Cancelled answers give their caches back; of those that were drawn what was served is compared."""
@@ -279,9 +275,9 @@ class GenerationDesk:
         writing = self._turn(writers, 1, pieces) if writers else 0.0
         number = next_prompt([Reading(t.number, t.prompt_left, t.waited) for t in readers])
         if number is not None:
-            reader = next(t for t in readers if t.number == number)
             for other in readers:
                 other.waited += 1
+            reader = next(t for t in readers if t.number == number)
             reader.waited = 0
             self._turn([reader], piece(writing_seconds=writing, seconds_per_token=self._line.pace.reading), pieces)
         if pieces:
@@ -298,7 +294,7 @@ class GenerationDesk:
             if new and not left:
                 self._line.pace = self._line.pace.wrote(new, seconds)
             for ticket, one in zip(tickets, progress, strict=True):
-                ticket.busy += seconds / len(tickets)
+                ticket.worked(one.seconds or seconds / len(tickets))
                 self._took(ticket, one, pieces)
             if left:
                 read = left - sum(t.prompt_left for t in tickets)
@@ -351,3 +347,5 @@ class GenerationDesk:
         if ticket.audited:
             ticket.audited = self._audits.take_over(ticket, served=outcome is not RequestOutcome.FAILED)
         self.accounts.ended(ticket, outcome)
+        if outcome is RequestOutcome.OK:
+            self._learn(ticket.assigned, seconds=ticket.writing, tokens=len(ticket.answer.tokens) - 1)

@@ -26,9 +26,9 @@ class Line:
         self.reply_bytes = 0
         self.pace = Pace()
 
-    def __bool__(self) -> bool:
-        """Whether anybody waits or is computed."""
-        return bool(self.waiting or self.running)
+    def __len__(self) -> int:
+        """How many wait or are computed."""
+        return len(self.waiting) + len(self.running)
 
     @property
     def load(self) -> Load:

@@ -5,12 +5,15 @@ A draft is verified by the model, so it loses nothing and needs no proof; it is 
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_core.generation.columns import Step, steps_of
+from offramp_core.generation.drafts import Context, Drafts, Setting, load_class
 from offramp_core.precision import EXACT
 from offramp_core.protocol import Arm, RampInfo
 from offramp_worker.engine.arms import Active, Runtime
@@ -18,6 +21,8 @@ from offramp_worker.engine.leases import Arms
 from offramp_worker.generate.seam import REFERENCE, GenerationBundle, Route
 
 _ROUTE = re.compile(r"(?P<variant>[a-z0-9.-]+)(\+(?P<draft>[a-z0-9./-]+):(?P<tokens>[0-9]{1,2}))?")
+
+DRAFT_TOKENS = (3, 6)  # where the bundle does not say what is worth a trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class Assigned:
         Whether it was.
     lossy_off : bool
         The plan's lossy parts are not used because the request samples.
+    context : Context, optional
+        What the draft was chosen for; None where nobody chose.
     """
 
     steps: tuple[Step, ...]
@@ -47,6 +54,7 @@ class Assigned:
     counted: bool = True
     compared: bool = False
     lossy_off: bool = False
+    context: Context | None = None
 
     def route(self, step: int) -> Route:
         """How a step is computed."""
@@ -84,20 +92,31 @@ class Dispatch:
     """Assigns requests. Used by the thread that admits them."""
 
     def __init__(
-        self, arms: Arms, columns: Sequence[RampInfo], *, reference: Route | None = None, lossy_sampling: bool = False
+        self,
+        arms: Arms,
+        columns: Sequence[RampInfo],
+        *,
+        reference: Route | None = None,
+        drafts: Drafts | None = None,
+        lossy_sampling: bool = False,
+        draw: Callable[[], float] = random.random,
     ) -> None:
-        """``reference`` is how the reference is computed; ``lossy_sampling`` lets lossy parts serve requests with a temperature."""
+        """``reference`` is how the reference is computed; None leaves its draft to ``drafts``. ``lossy_sampling`` lets lossy parts serve requests
+        with a temperature."""
         self.arms, self._columns = arms, tuple(columns)
-        self._reference = reference or Route()
-        self._lossy_sampling = lossy_sampling
+        self._reference, self._drafts = reference, drafts or Drafts(())
+        self._lossy_sampling, self._draw = lossy_sampling, draw
         self._number = 0
+        self._distrusted: deque[str] = deque()
 
-    def assign(self, *, request_class: str, greedy: bool, never_exit: bool) -> Assigned:
-        """How the next request is computed.
+    def assign(self, *, request_class: str, greedy: bool, never_exit: bool, running: int = 0) -> Assigned:
+        """How the next request is computed, beside ``running`` others.
 
         Lossless parts keep the distribution of samples; lossy ones do not, and are off for them unless the worker was told otherwise. Such a
         request still counts for the arm that was drawn.
         """
+        while self._distrusted:
+            self._drop(self._distrusted.popleft())
         active, number = self.arms.active, self._number
         if never_exit:
             return Assigned((Step(REFERENCE),), Route(), active, active.off, counted=False)
@@ -110,7 +129,32 @@ class Dispatch:
         lossy_off = lossy and not greedy and not self._lossy_sampling
         if lossy_off or (lossy and request_class in runtime.stopped):
             steps = (Step(REFERENCE),)
-        return Assigned(steps, self._reference, active, runtime, compared=compared, lossy_off=lossy_off)
+        reference, context = self._reference or Route(), None
+        if self._reference is None and steps[-1].variant == REFERENCE:
+            context = Context(request_class, load_class(running + 1), not greedy)
+            setting = self._drafts.choose(context, draw=self._draw())
+            reference = Route(REFERENCE, setting.draft, setting.tokens)
+        return Assigned(steps, reference, active, runtime, compared=compared, lossy_off=lossy_off, context=context)
+
+    def learn(self, assigned: Assigned, *, seconds: float, tokens: int) -> None:
+        """The engine was busy so many seconds to write an answer of so many tokens."""
+        if assigned.context is not None and len(assigned.steps) == 1:
+            setting = Setting(assigned.reference.draft, assigned.reference.draft_tokens)
+            self._drafts.observe(assigned.context, setting, seconds=seconds, tokens=tokens)
+
+    def distrust(self, draft: str) -> None:
+        """This draft has changed an answer; from the next request on it proposes nothing. From any thread."""
+        self._distrusted.append(draft)
+
+    def _drop(self, draft: str) -> None:
+        self._drafts.drop(draft)
+        if self._reference is not None and self._reference.draft == draft:
+            self._reference = Route()
+
+    def describe(self) -> str:
+        """Which drafts serve now, for people."""
+        serving = [f"{context} {setting}" for context, setting in self._drafts.serving().items() if setting.draft]
+        return f"drafts: {', '.join(serving[-5:])}" if serving else ""
 
 
 def parse_route(text: str, bundle: GenerationBundle) -> Route:
@@ -148,6 +192,12 @@ def check_route(route: Route, bundle: GenerationBundle) -> None:
         )
     if not route.draft_tokens:
         raise InvalidArgumentError(f"the route proposes 0 tokens of draft {draft.id!r}; it must be at least 1")
+
+
+def draft_settings(bundle: GenerationBundle) -> tuple[Setting, ...]:
+    """What may be tried for the reference."""
+    usable = [draft for draft in bundle.drafts if not draft.variants or REFERENCE in draft.variants]
+    return tuple(Setting(d.id, n) for d in usable for n in d.draft_tokens or DRAFT_TOKENS)
 
 
 def text_of(route: Route) -> str:

@@ -38,6 +38,7 @@ class DraftSpec:
 
     ``exit``: the first ``layers`` layers with an adapter and ``vocabulary`` tokens. ``variant``: the model at another precision, whose name
     is ``id``. ``ngram``: the prompt's own words, without weights. ``variants`` are those that can verify it; empty: each of them.
+    ``draft_tokens`` are the numbers of tokens at a time that are worth a trial; empty where the bundle has not measured any.
     """
 
     id: str
@@ -46,6 +47,7 @@ class DraftSpec:
     vocabulary: int = 0
     weight_bytes: int = 0
     variants: tuple[str, ...] = ()
+    draft_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,8 @@ class Progress:
 
     ``tokens`` are new, the one that ends the answer included; empty while ``prompt_left`` tokens of the prompt are still to be read.
     ``ended``: an end token came, ``max_tokens`` are there or the context is full; nothing more will come. ``proposed`` tokens of a draft were
-    verified in this step, ``accepted`` of them are among ``tokens``. ``error`` is why this sequence cannot go on, empty otherwise: it has
+    verified in this step, ``accepted`` of them are among ``tokens``. ``seconds`` is its part of the step's time, 0 where sequences were
+    computed together. ``error`` is why this sequence cannot go on, empty otherwise: it has
     ended then, and the others have not.
     """
 
@@ -152,6 +155,7 @@ class Progress:
     proposed: int = 0
     accepted: int = 0
     error: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ class Ticket:
     ``first`` and ``last`` are times of the desk's clock: of admission, of the first turn, of the first token and of the newest (0: not yet).
     ``passed`` counts how often smaller ones began before it, ``waited`` the rounds since its prompt had a turn. ``coin`` is a second uniform
     number: a loss between 0 and 1 counts as an error where it is above it. ``step`` is whose turn it is of the variants that are asked,
-    ``asked`` what earlier ones answered, ``kept`` what may be shown once the step's answer is taken, ``busy`` the engine's seconds.
+    ``asked`` what earlier ones answered, ``kept`` what may be shown once the step's answer is taken, ``busy`` the engine's
+    seconds, ``writing`` those of them behind its prompt.
     """
 
     number: int
@@ -67,6 +68,13 @@ class Ticket:
     asked: dict[str, Given] = field(default_factory=dict)
     kept: list[Piece] = field(default_factory=list)
     busy: float = 0.0
+    writing: float = 0.0
+
+    def worked(self, seconds: float) -> None:
+        """The engine was busy with it."""
+        self.busy += seconds
+        if not self.reads:
+            self.writing += seconds
 
     @property
     def size(self) -> int:
@@ -120,8 +128,8 @@ class TicketMaker:
         )  # whether an audit of the reference's own answers says anything
         self._number = 0
 
-    def make(self, asked: Asked, *, reply: int) -> list[Ticket]:
-        """One ticket per answer; ``reply`` are the bytes of all of them.
+    def make(self, asked: Asked, *, reply: int, running: int) -> list[Ticket]:
+        """One ticket per answer; ``reply`` are the bytes of all of them, ``running`` answers are computed or wait already.
 
         Raises
         ------
@@ -129,13 +137,13 @@ class TicketMaker:
             It could never be served: its caches are larger than all the memory there is for them.
         """
         n = len(asked.prompts)
-        return [self._ticket(asked, i, reply // n) for i in range(n)]
+        return [self._ticket(asked, i, reply // n, running + i) for i in range(n)]
 
-    def _ticket(self, asked: Asked, i: int, reply: int) -> Ticket:
+    def _ticket(self, asked: Asked, i: int, reply: int, running: int) -> Ticket:
         wanted, prompt, most = asked.wanted, asked.prompts[i], asked.max_tokens[i]
         sampling = wanted.sampling
         assigned = self._dispatch.assign(
-            request_class=wanted.request_class, greedy=sampling.greedy, never_exit=wanted.never_exit
+            request_class=wanted.request_class, greedy=sampling.greedy, never_exit=wanted.never_exit, running=running
         )
         needed = self._cache_bytes(assigned, prompt, most)
         judged = sampling.greedy and assigned.counted and (self._compares or not assigned.is_reference)

@@ -10,6 +10,7 @@ from typing import Literal
 from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_core.generation.admission import Limits
 from offramp_core.generation.columns import variant_columns, variant_costs
+from offramp_core.generation.drafts import Drafts
 from offramp_core.generation.losses import Losses, answer_pattern
 from offramp_core.protocol import ArmCounts, Observations, RampInfo, RecordBlock, WorkerState
 from offramp_worker.engine.leases import Arms
@@ -18,7 +19,7 @@ from offramp_worker.generate.accounts import Accounts
 from offramp_worker.generate.desk import DeskOptions, GenerationDesk
 from offramp_worker.generate.metrics import GenerationMetrics
 from offramp_worker.generate.plans import GenerationPlans, judged_as, off_runtime, variant_seconds
-from offramp_worker.generate.routes import Dispatch, own_active, parse_route
+from offramp_worker.generate.routes import Dispatch, draft_settings, own_active, parse_route
 from offramp_worker.generate.seam import REFERENCE, GenerationBundle, Loaded, Loader, Route, Tokenizer
 from offramp_worker.generate.settings import GenerationSettings
 from offramp_worker.generate.tickets import Deliver
@@ -63,6 +64,7 @@ class GenerationWorker:
         self._columns: tuple[RampInfo, ...] = ()
         self._seconds: dict[str, float] = {}
         self._digest = ""
+        self._dispatch: Dispatch | None = None
         self.longest_token = 1
         self._show_state()
 
@@ -131,16 +133,20 @@ class GenerationWorker:
                 f"OFFRAMP_ROUTE is {own.route!r}; with a control plane its plans choose the variant, so begin it with fp32"
             )
         arms.active = own_active(arms.active, route)
-        reference = route if route.variant == REFERENCE else Route()
+        dispatch = Dispatch(
+            arms, columns, reference=route if own.route else None, drafts=Drafts(draft_settings(bundle)),
+            lossy_sampling=own.lossy_sampling,
+        )  # fmt: skip
+        self.accounts.distrust = dispatch.distrust
         pattern = answer_pattern(own.answer_pattern) if own.answer_pattern else None
         desk = GenerationDesk(
             loaded, accounts=self.accounts, deliver=self._deliver, lost=self._give_up,
-            dispatch=Dispatch(arms, columns, reference=reference, lossy_sampling=own.lossy_sampling),
+            dispatch=dispatch,
             options=DeskOptions(
                 Limits(own.waiting, own.running, own.reply_bytes, own.patience_seconds), own.audit_share, Losses(pattern), self.marker
             ),
         )  # fmt: skip
-        self.arms, self._columns, self._seconds, self._digest = arms, columns, seconds, digest
+        self.arms, self._columns, self._seconds, self._digest, self._dispatch = arms, columns, seconds, digest, dispatch
         if settings.public_key is not None:
             target = GenerationPlans(
                 bundle, arms=arms, counters=counters, vitals=desk.vitals, columns=columns, digest=digest, metrics=self.metrics,
@@ -220,9 +226,13 @@ class GenerationWorker:
             stable_hash=active.stable.plan.content_hash if active.stable else "",
             canary_hash=active.canary.plan.content_hash if active.canary and not arms.canary_lease_ended else "",
             refused=self.plans.refused if self.plans else None, breaker_open=arms.breaker_open,
-            crashed_epoch=self.marker.crashed_epoch, message=arms.describe() if self.ready else "", suspicion=arms.suspicion,
+            crashed_epoch=self.marker.crashed_epoch, message=self._describe(arms) if self.ready else "", suspicion=arms.suspicion,
             failing=self.failing, ramp_sets=(self._digest,), newest_epoch=self.plans.newest_epoch if self.plans else 0,
         )  # fmt: skip
+
+    def _describe(self, arms: Arms) -> str:
+        notes = (arms.describe(), self._dispatch.describe() if self._dispatch else "")
+        return "; ".join(note for note in notes if note)
 
     def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations:  # noqa: ARG002
         """For ``GET /v1/observations``: all counters, and records from sequence number ``after`` on. There are no other ramp sets for ``also``."""

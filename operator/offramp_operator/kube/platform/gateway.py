@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import Trouble
-from offramp_core.control.spec import Gateway
 from offramp_core.control.versions import request_share
 from offramp_core.reasons import Reason
 from offramp_operator.kube import manifests, pods, routes
@@ -32,8 +31,8 @@ class GatewayRoutes:
 
     async def ensure(self, memory: Memory, service: Service) -> None:
         """Share the requests. Before anything happens to workers: requests leave those that are to go, and then these go."""
-        gateway = gateway_of(service)
-        if gateway is None:
+        asked = service.spec.route
+        if asked is None:
             await self._remove(memory, service)
             return
         problem = memory.route_problem
@@ -44,12 +43,14 @@ class GatewayRoutes:
             for trial in (False, True):
                 version = manifests.version_service(service, trial=trial)
                 await self._children.ensure(memory, NETWORK_SERVICE, version)
-            route = manifests.http_route(service, gateway, share=self._share(service))
+            route = manifests.http_route(service, asked, share=self._share(service))
             await self._children.ensure(memory, HTTP_ROUTE, route)
         except NameTakenError as error:
             self._remember(memory, service, Reason.ROUTE_NAME_TAKEN, str(error), before=problem)
         except GoneError:
-            what = f"the cluster has no HTTPRoute of {HTTP_ROUTE.api_version}: install Gateway API, or remove updatePolicy.sideBySide.gateway"
+            what = (
+                f"the cluster has no HTTPRoute of {HTTP_ROUTE.api_version}: install Gateway API, or remove spec.route"
+            )
             self._remember(memory, service, Reason.NO_GATEWAY_API, what, before=problem)
         except ApiError as error:
             self._remember(memory, service, Reason.ROUTE_REFUSED, error.message, before=problem)
@@ -67,7 +68,7 @@ class GatewayRoutes:
 
     def trouble(self, service: Service, memory: Memory) -> Trouble | None:
         """What keeps requests from being shared as the spec asks; None where nothing does."""
-        if gateway_of(service) is None:
+        if service.spec.route is None:
             return None
         problem, route = memory.route_problem, self._route(service)
         if problem is not None:
@@ -117,9 +118,3 @@ class GatewayRoutes:
         unreadable = self._cache.unreadable(HTTP_ROUTE, service.namespace)
         retry_at = self._monotonic() + memories.REFUSED_RETRY_SECONDS
         memory.route_problem = Problem(service.generation, reason, message, retry_at, unreadable)
-
-
-def gateway_of(service: Service) -> Gateway | None:
-    """Where requests come in that are shared by weight."""
-    side_by_side = service.spec.update_policy.side_by_side
-    return None if side_by_side is None else side_by_side.gateway

@@ -1,0 +1,114 @@
+"""A model that generates, through the whole loop: learned from audits, certified, canaried, promoted and taken back, with no stream broken."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import random
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+Up = Any
+WHO = ("Lily", "Tom", "Ben", "Sue", "Mia", "Max", "Anna", "Sam")
+DID = ("had a big", "saw a little", "wanted a red", "found a shiny", "lost a", "made a")
+WHAT = ("dog", "ball", "car", "cake", "tree", "bird", "hat", "book", "toy", "boat")
+PROMPTS = [f"{who} {did} {what}." for who, did, what in itertools.product(WHO, DID, WHAT)]
+
+
+class Readers:
+    """Clients that stream answers one after the other; every stream must end with a reason."""
+
+    def __init__(self, url: str, *, n: int) -> None:
+        self._client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._read, args=(seed,), daemon=True) for seed in range(n)]
+        self.ended, self.broken = 0, list[str]()
+        self.routes: Counter[str] = Counter()
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _read(self, seed: int) -> None:
+        random_ = random.Random(seed)
+        while not self._stop.is_set():
+            try:
+                self._one(random_.choice(PROMPTS))
+            except openai.OpenAIError as error:
+                self.broken.append(repr(error))
+
+    def _one(self, prompt: str) -> None:
+        stream = self._client.completions.create(
+            model="stories", prompt=prompt, max_tokens=12, temperature=0, stream=True
+        )
+        chunks = list(stream)
+        if chunks[-1].choices[0].finish_reason is None:
+            self.broken.append(f"a stream of {len(chunks)} pieces ended without a reason")
+        self.ended += 1
+        self.routes[chunks[-1].offramp["route"]] += 1  # type: ignore[attr-defined]
+
+
+def plan_in_force(service: Up) -> dict[str, Any]:
+    name = service.status().get("stableConfig")
+    return next((dict(o["spec"]) for o in service.objects("RampConfig") if o["metadata"]["name"] == name), {})
+
+
+def is_lossy(plan: dict[str, Any]) -> bool:
+    return bool(plan) and (plan["precision"] != "fp32" or bool(plan["ramps"]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_generated_answers_are_certified_canaried_promoted_and_exact_again_when_the_user_says_so(
+    up: Callable[..., Up], tools: Any, tmp_path: Path
+) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "worker"))
+    importlib.import_module("story_bundles").write_story_bundle(tmp_path / "stories")
+    spec = {
+        "model": {"uri": f"file://{tmp_path / 'stories'}"},
+        "objective": {"latency": {"threshold": "30s"}, "accuracy": {"output": "TokenF1", "maxLoss": "0.4"}},
+        "rollout": {"steps": [{"weight": 50}], "confidence": "0.9", "cooldown": "20s"},
+        "replicas": 1,
+    }
+    service = up(**spec, ramps={"maxOverhead": "0.5"})  # a shared machine is slow at times for reasons of its own
+    service.start()
+    service.await_ready(1)
+    readers = Readers(service.url, n=3)
+    readers.start()
+
+    def seen() -> object:
+        return service.status(), service.rollout(), readers.routes, service.tail()
+
+    tools.eventually(lambda: is_lossy(plan_in_force(service)), what="a cheaper plan", seconds=300, state=seen)
+    plan = plan_in_force(service)
+    certified = next(o for o in service.objects("RampConfig") if o["spec"] == plan)
+    assert certified["status"]["certificates"][0]["planHash"]
+    tools.eventually(lambda: service.rollout()["status"]["phase"] == "Succeeded", what="the promotion", state=seen)
+    before = sum(n for route, n in readers.routes.items() if not route.startswith("fp32"))
+    tools.eventually(
+        lambda: sum(n for route, n in readers.routes.items() if not route.startswith("fp32")) > before + 100,
+        what="answers of the cheaper plan", seconds=120, state=seen,
+    )  # fmt: skip
+
+    service.write({**spec, "ramps": {"mode": "Disabled"}})
+    tools.eventually(lambda: not is_lossy(plan_in_force(service)), what="the reference alone", seconds=60, state=seen)
+    exact_from = readers.ended + 20  # those under way end as they began
+    tools.eventually(lambda: readers.ended > exact_from, what="what was under way", seconds=60, state=seen)
+    readers.routes.clear()
+    tools.eventually(lambda: readers.routes.total() > 50, what="exact answers", seconds=60, state=seen)
+    readers.stop()
+    assert all(route.startswith("fp32") for route in readers.routes), readers.routes
+    assert not readers.broken, readers.broken[:3]
+    assert service.stop() == 0
