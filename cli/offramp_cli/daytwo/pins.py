@@ -20,6 +20,7 @@ from offramp_core.control.tuner import PIN_RECORDS
 from offramp_core.errors import InvalidSpecError
 from offramp_core.evaluate import chain_of
 from offramp_core.plan import Plan, format_threshold
+from offramp_core.precision import EXACT
 from offramp_core.records import Records
 from offramp_core.tuning import PinCheck, check_pin
 from offramp_operator.explain.family import Family
@@ -81,7 +82,7 @@ def pin(
             "--precision",
             help="Precision of the backbone that the ramps belong to, as the bundle names it: fp32, int8, ...",
         ),
-    ] = "fp32",
+    ] = EXACT,
     config: Annotated[
         str | None, typer.Option("--config", metavar="NAME", help="Take the thresholds of a RampConfig.")
     ] = None,

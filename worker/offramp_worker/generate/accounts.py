@@ -39,7 +39,8 @@ class Accounts:
         self.metrics, self.output, self.counters = metrics, output, Counters()
         self._columns, self._token_seconds = tuple(columns), token_seconds
         self.distrust: Callable[[str], None] = lambda _: None  # hears of a draft that changed an answer
-        self.ring = RecordRing(n_ramps=len(self._columns), ramp_set_digest=digest, losses=True)
+        graded = output is not Output.EXACT_ANSWER
+        self.ring = RecordRing(n_ramps=len(self._columns), ramp_set_digest=digest, losses=True, graded=graded)
 
     # --- requests -----------------------------------------------------------------------------------
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-REFERENCE = "fp32"  # the variant whose greedy answers are what an answer is compared with
+from offramp_core.precision import EXACT
+
+REFERENCE = EXACT  # the variant whose greedy answers are what an answer is compared with
 DraftKind = Literal["exit", "variant", "ngram"]
 
 
