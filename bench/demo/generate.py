@@ -96,7 +96,9 @@ class Traffic:
         try:
             async with session.post(f"{self.url}/v1/completions", json=body) as reply:
                 if reply.status != 200:
-                    raise StoryError(f"HTTP {reply.status}: {(await reply.text())[:200]}")
+                    raise StoryError(  # noqa: TRY301 - told like a broken stream
+                        f"HTTP {reply.status}: {(await reply.text())[:200]}"
+                    )
                 async for line in reply.content:
                     if line.startswith(b"data: {"):
                         last, pieces = json.loads(line[6:]), pieces + 1
