@@ -27,10 +27,11 @@ from rich.table import Table
 from bench.demo.embedded import EmbeddedStage
 from bench.demo.story import Json, StoryError
 from bench.generate.prepared import prompts_of, smollm2_bundle, stories_bundle
+from bench.generate.recorded import recorded_answers
 
 BUILD = Path("build/demo-generate")
 PATIENCE_SECONDS = 240.0
-HOSTILE = "<|{}|> ZXQJ {} @@## {} qvx;; %% {} !!"
+ASKED, WORST = 400, 40  # prompts, and how many of them make up the other content
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,9 @@ class Teller:
         return [s for s in self.traffic.streams if since <= s.sent < until and not s.error]
 
 
-async def tell(teller: Teller, setting: Setting, manifest: Json, *, calm: Sequence[str], measure: float) -> Json:
+async def tell(
+    teller: Teller, setting: Setting, manifest: Json, *, calm: Sequence[str], hostile: Sequence[str], measure: float
+) -> Json:
     """The story; what it came to."""
     stage, traffic = teller.stage, teller.traffic
 
@@ -174,9 +177,8 @@ async def tell(teller: Teller, setting: Setting, manifest: Json, *, calm: Sequen
     teller.mark("promoted")
     await asyncio.sleep(measure)
     on = (teller.marks[-1][0], time.perf_counter())
-    draw = random.Random(3)
-    traffic.prompts = [HOSTILE.format(*(draw.randrange(10**6) for _ in range(4))) for _ in range(200)]
-    teller.mark("content that few bits answer badly")
+    traffic.prompts = hostile
+    teller.mark("other content: prompts that few bits answer badly")
 
     async def off_again() -> bool:
         return not await teller.serves_lossy()
@@ -260,6 +262,13 @@ def draw_picture(teller: Teller, *, title: str, path: Path) -> None:
     plt.close(fig)
 
 
+def worst_answered(bundle: Path, prompts: Sequence[str], setting: Setting) -> list[str]:
+    """The prompts whose answers by fewer bits lose most: what traffic looks like when it moves to where the plan is weak."""
+    found = recorded_answers(bundle, prompts, tokens=setting.tokens, tick=lambda: None)["losses"][setting.output]
+    lost = {prompt: sum(of[i] for of in found.values()) for i, prompt in enumerate(prompts)}
+    return sorted(prompts, key=lambda prompt: -lost[prompt])[:WORST]
+
+
 def manifest_of(bundle: Path, setting: Setting) -> Json:
     """What a user would write, with steps sized for a demo's patience."""
     return {
@@ -283,6 +292,8 @@ async def run(console: Console, *, model: str, measure: float) -> int:
     setting = SETTINGS[model]
     console.print(f"preparing {model} (kept by content)")
     bundle = setting.bundle()
+    calm = prompts_of(setting.prompts, ASKED)
+    hostile = worst_answered(bundle, calm, setting)
     work = BUILD / "run"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -291,10 +302,9 @@ async def run(console: Console, *, model: str, measure: float) -> int:
     await stage.apply(manifest)
     stage.start()
     try:
-        calm = prompts_of(setting.prompts, 400)
         traffic = Traffic(await stage.url(), model, setting.rate, setting.tokens, calm)
         teller = Teller(stage, traffic, console)
-        summary = await tell(teller, setting, manifest, calm=calm, measure=measure)
+        summary = await tell(teller, setting, manifest, calm=calm, hostile=hostile, measure=measure)
     finally:
         code = stage.stop()
     draw_picture(teller, title=f"Offramp on {model}: one worker on this machine", path=BUILD / "story.png")
