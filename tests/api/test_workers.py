@@ -24,6 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds 
 WORKERS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "resources": {"resources": {"requests": {"cpu": 1, "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": 1}}},
+    "drained by more than one": {"disruptionBudget": {"maxUnavailable": "25%"}},
+    "drained by a quoted number": {"disruptionBudget": {"maxUnavailable": "3"}},
     "scheduling": {
         "nodeSelector": {"kubernetes.io/arch": "amd64"},
         "tolerations": [

@@ -480,3 +480,25 @@ def test_a_worker_has_threads_for_its_limit_or_for_what_it_asks_where_it_has_non
     (container,) = deployment(service, IDENTITY, SETTINGS, replicas=2)["spec"]["template"]["spec"]["containers"]
     (threads,) = [entry for entry in container["env"] if entry["name"] == "OFFRAMP_THREADS"]
     assert threads["valueFrom"]["resourceFieldRef"]["resource"] == says
+
+
+@pytest.mark.parametrize(("given", "surge"), [(None, 1), (3, 3), ("3", 3), ("10%", "10%")])
+def test_as_many_start_ahead_as_the_user_wants_and_none_goes_before_one_serves(given: Any, surge: int | str) -> None:
+    service = _service(updatePolicy={} if given is None else {"maxSurge": given})
+
+    def rolling(strategy: Any) -> Any:
+        made = deployment(service, IDENTITY, SETTINGS, replicas=20, strategy=strategy)
+        return made["spec"]["strategy"]["rollingUpdate"]
+
+    assert rolling("Surge") == {"maxSurge": surge, "maxUnavailable": 0}
+    assert rolling("Replace") == {"maxSurge": 0, "maxUnavailable": 1}
+    assert template_digest(service, SETTINGS) == template_digest(_service(), SETTINGS), "it replaces nobody"
+
+
+def test_a_drain_takes_as_many_as_the_user_allows_and_that_replaces_nobody() -> None:
+    service = _service(worker={"disruptionBudget": {"maxUnavailable": "10%"}})
+    assert disruption_budget(service)["spec"]["maxUnavailable"] == "10%"
+    assert disruption_budget(_service())["spec"]["maxUnavailable"] == 1
+    quoted = _service(worker={"disruptionBudget": {"maxUnavailable": "3"}})
+    assert disruption_budget(quoted)["spec"]["maxUnavailable"] == 3
+    assert template_digest(service, SETTINGS) == template_digest(_service(), SETTINGS)

@@ -57,6 +57,7 @@ _ENDPOINT = re.compile(r"^https?://[^\s/?#@]+/?$")
 _REGION = re.compile(r"^[a-z0-9][-a-z0-9]{0,62}$")
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 _SLICE = re.compile(r"^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$")
+_NUMBER_OR_SHARE = re.compile(r"^([1-9][0-9]{0,2}|1000|([1-9][0-9]?|100)%)$")
 _PERCENTILE = re.compile(r"^[5-9][0-9](\.[0-9]{1,3})?$")
 _SIZE = re.compile(r"^([1-9][0-9]{0,11})(Ki|Mi|Gi)?$")
 _UNIT_BYTES = {None: 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -138,13 +139,14 @@ class UpdatePolicy:
     ``Auto`` starts one more than wanted and, where there has been no room for it for ``surge_deadline_seconds``, replaces in place with two
     workers or more. ``Availability`` never takes a serving worker away first; ``ResourceAware`` never asks for one more where there are two.
     ``Recreate`` never does: where there is one, it goes first, and comes back as it was where its successor is not ready within
-    ``recreate_deadline_seconds``. ``side_by_side`` None replaces workers without a trial of the new model.
+    ``recreate_deadline_seconds``. ``max_surge`` (a number, or a share such as ``10%``) start ahead at a time. ``side_by_side`` None replaces workers without a trial of the new model.
     """
 
     type: UpdateType = "Auto"
     surge_deadline_seconds: float = 300.0
     recreate_deadline_seconds: float = 600.0
     side_by_side: SideBySide | None = None
+    max_surge: int | str = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +351,7 @@ def parse_spec(value: Any) -> ServiceSpec:
         protocols=_protocols(spec),
         rollout=_rollout(spec.section("rollout", _ROLLOUT_FIELDS)),
         update_policy=_update_policy(
-            spec.section("updatePolicy", {"type", "surgeDeadline", "recreateDeadline", "sideBySide"})
+            spec.section("updatePolicy", {"type", "maxSurge", "surgeDeadline", "recreateDeadline", "sideBySide"})
         ),
         replicas=spec.integer("replicas", 1, low=0, high=MAX_REPLICAS),
         autoscaling=_autoscaling(spec),
@@ -609,6 +611,7 @@ def _update_policy(reader: _Reader) -> UpdatePolicy:
         )
     return UpdatePolicy(
         type=kind,
+        max_surge=_number_or_share(reader, "maxSurge"),
         surge_deadline_seconds=parse_duration(reader.get("surgeDeadline", "5m"), reader.path("surgeDeadline")),
         recreate_deadline_seconds=_positive(
             parse_duration(reader.get("recreateDeadline", "10m"), reader.path("recreateDeadline")),
@@ -616,6 +619,17 @@ def _update_policy(reader: _Reader) -> UpdatePolicy:
         ),
         side_by_side=_side_by_side(reader) if "sideBySide" in reader.value else None,
     )
+
+
+def _number_or_share(reader: _Reader, name: str) -> int | str:
+    """Of workers, from 1 on; 1 where nothing is said."""
+    value = reader.get(name, 1)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int | str) or not _NUMBER_OR_SHARE.match(str(value)):
+        hint = f"must be a whole number from 1 to {MAX_REPLICAS} or a share from 1% to 100%, such as 2 or 10%; got {value!r}"
+        raise InvalidSpecError(reader.path(name), hint)
+    return value if str(value).endswith("%") else int(value)
 
 
 def _side_by_side(policy: _Reader) -> SideBySide:
@@ -689,6 +703,9 @@ def _worker(spec: _Reader) -> Mapping[str, Any]:
     class_name = worker.get("className")
     if class_name is not None and not (isinstance(class_name, str) and _OBJECT_NAME.match(class_name)):
         raise InvalidSpecError(spec.path("worker.className"), f"must name a WorkerClass; got {class_name!r}")
+    if worker.get("disruptionBudget") is not None:
+        budget = _Reader(worker["disruptionBudget"], spec.path("worker.disruptionBudget"), {"maxUnavailable"})
+        _number_or_share(budget, "maxUnavailable")
     return worker
 
 

@@ -111,10 +111,6 @@ POD_DEFAULTS: Object = {
         "seccompProfile": {"type": "RuntimeDefault"},
     },
 }
-STRATEGIES: dict[UpdateStrategy, Object] = {
-    "Surge": {"maxSurge": 1, "maxUnavailable": 0},
-    "Replace": {"maxSurge": 0, "maxUnavailable": 1},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +242,7 @@ def deployment(
     strategy: UpdateStrategy = "Surge",
     trial: bool = False,
 ) -> Object:
-    """The workers. Whatever the strategy, no second old pod goes before a new one serves.
+    """The workers. Whatever the strategy, no more old pods go than new ones serve, but for one in place.
 
     ``replicas`` None leaves their number to an autoscaler. Workers on ``trial`` have a Deployment of their own and labels that tell them apart: the
     Service and everything else that selects all workers of the service finds them as well, and shares requests among all.
@@ -264,13 +260,20 @@ def deployment(
             "progressDeadlineSeconds": _start_seconds(service) + 60 + _fetch_seconds(service, settings),
             "minReadySeconds": PROVEN_SECONDS,
             "selector": {"matchLabels": selector(service, trial=trial)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": STRATEGIES[strategy]},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling_update(service, strategy)},
             "template": {
                 "metadata": pod_metadata | {"annotations": annotations},
                 "spec": _pod_spec(service, identity, settings, trial=trial),
             },
         },
     }
+
+
+def _rolling_update(service: Service, strategy: UpdateStrategy) -> Object:
+    """One ahead, or as many as the user wants; in place never more than one at a time, which serves nobody until it is replaced."""
+    if strategy == "Surge":
+        return {"maxSurge": service.spec.update_policy.max_surge, "maxUnavailable": 0}
+    return {"maxSurge": 0, "maxUnavailable": 1}
 
 
 def pods_of(replica_set: Object) -> Object:
@@ -338,13 +341,14 @@ def http_route(service: Service, route: Route, *, share: int) -> Object:
 
 
 def disruption_budget(service: Service) -> Object:
-    """A drain takes one worker at a time; a single worker may go, because nothing can be promised for it."""
+    """A drain takes one worker at a time, or as many as the user allows; a single worker may go, because nothing can be promised for it."""
+    allowed = str((service.spec.worker.get("disruptionBudget") or {}).get("maxUnavailable", 1))
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(service, service.name),
         "spec": {
-            "maxUnavailable": 1,
+            "maxUnavailable": allowed if allowed.endswith("%") else int(allowed),
             "selector": {"matchLabels": everybody(service)},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },

@@ -22,7 +22,7 @@ _FILE = "file://"
 CLUSTER_ONLY = frozenset({
     "image", "imagePullPolicy", "imagePullSecrets", "resources", "nodeSelector", "tolerations", "affinity", "topologySpreadConstraints",
     "priorityClassName", "runtimeClassName", "schedulerName", "labels", "annotations", "className", "resourceClaims", "tmp", "sharedMemory",
-    "startupDeadline",
+    "startupDeadline", "disruptionBudget",
 })  # fmt: skip
 
 
