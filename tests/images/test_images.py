@@ -62,7 +62,6 @@ def import_all(package: str, paths: list[Path], absent: set[str], *flags: str) -
                 "scipy",
                 "rich",
                 "matplotlib",
-                "tokenizers",
                 "onnxscript",
                 "sklearn",
                 "kubernetes",

@@ -197,18 +197,22 @@ class _Pairs:
         """What ``n`` records of these pairs are worth."""
         found = [(self._reach(), self.products, 1.0), (self._clear_reach(), self.extrapolated, self.spread)]
         reach = max(reach for reach, *_ in found)
-        if reach * SHORTEST_RUN > self.longest:
+        if reach and self._beyond(reach) * SHORTEST_RUN > self.longest:
             return None
         seen = [self._effect(*one, n=n) for one in found if one[0]]
         return Dependence(max(d.block for d in seen), max(d.design_effect for d in seen)) if seen else INDEPENDENT
 
     def _effect(self, reach: int, products: Floats, spread: float, *, n: int) -> Dependence:
-        block = next(distance for distance in _distances(self.longest) if distance > reach)
+        block = self._beyond(reach)
         total = float(products[:block].sum()) + MARGIN * math.sqrt(spread * self._variance(0, block, known=block))
         within = (
             block / n * (2 - block / n)
         )  # the mean is that of the same records: all correlations are too small by the effect / n
         return Dependence(block, max(1.0, (1 + 2 * total / n) / (1 - within)))
+
+    def _beyond(self, reach: int) -> int:
+        """The next distance that is looked at: mistakes come together up to some distance before it."""
+        return next(distance for distance in _distances(self.longest) if distance > reach)
 
     def _clear_reach(self) -> int:
         """How far mistakes come together however rare they are; 0 where they clearly do at no distance.
