@@ -191,8 +191,11 @@ def print_table(rows: list[Json], console: Console) -> None:
 
 
 def told(row: Json) -> str:
-    """Labels, and certificates over the budget."""
-    labels = f"{row['labels']:,}" if row["labels"] else f"more than {GRID[-1]:,}"
+    """Labels, and certificates over the budget; where no number of them is worth it, what the most are worth."""
+    if row["labels"]:
+        labels = f"{row['labels']:,}"
+    else:
+        labels = f"more than {GRID[-1]:,}, which are worth {row['saving'] / row['best']:.0%}"
     return f"{labels} ({row['wrong']} of {row['draws']} over budget)"
 
 

@@ -55,3 +55,8 @@ def test_a_set_is_counted_once_as_long_as_nothing_changes(tmp_path: Path, monkey
     assert labels.measure(records, tmp_path / "out", draws=2, console=console) == first
     with pytest.raises(pytest.fail.Exception):
         labels.measure(records, tmp_path / "out", draws=3, console=console)
+
+
+def test_where_no_number_is_enough_it_says_what_the_most_are_worth() -> None:
+    row = {"labels": None, "saving": 0.6, "best": 0.8, "wrong": 1, "draws": 40}
+    assert labels.told(row) == "more than 13,600, which are worth 75% (1 of 40 over budget)"
