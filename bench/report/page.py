@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.report import labels, scale, serving, streams
+from bench.report import generation, labels, scale, serving, streams
 from bench.report.goals import goals
 from bench.report.papers import rows
 from bench.report.results import MISSING, Results, holds, percent, policy_row, spread, table
@@ -57,6 +57,7 @@ def make_page(results: Results, pictures: dict[str, Path], page: Path) -> str:
         _slowness(results),
         labels.section(results),
         streams.section(results),
+        generation.section(results),
         _control(results, links),
         _search(results),
         LIMITS.splitlines(),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from offramp_cli.examples import with_examples
 from offramp_core.errors import InvalidArgumentError, OfframpError
 from offramp_core.task import TASKS, TaskSpec, declared_spec
+from offramp_worker.bundle.task import GENERATE
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from offramp_worker.prepare.pipeline import PrepareRequest
@@ -24,7 +26,8 @@ INVALID_INPUT = 2
 ModelOption = Annotated[
     str,
     typer.Option(
-        help="family:NAME?weights=FILE.safetensors, a torch.export program (.pt2) or an .onnx file; a path or file:///PATH."
+        help="family:NAME?weights=FILE.safetensors, a torch.export program (.pt2) or an .onnx file; a path or file:///PATH. "
+        "--task generate: a folder as transformers saves it, a .gguf file or llama2c's .bin."
     ),
 ]
 RefreshOption = Annotated[
@@ -37,7 +40,8 @@ RefreshOption = Annotated[
 DataOption = Annotated[
     str,
     typer.Option(
-        help="Unlabeled inputs, oldest first: an .npz with x [N, ...], a folder of images, or JSON lines of text; a path or file:///PATH."
+        help="Unlabeled inputs, oldest first: an .npz with x [N, ...], a folder of images, or JSON lines of text; a path or file:///PATH. "
+        "--task generate: JSON lines of prompts."
     ),
 ]
 OutOption = Annotated[
@@ -89,7 +93,10 @@ OwnExitsOption = Annotated[
     ),
 ]
 TaskOption = Annotated[
-    str, typer.Option(help=f"What the model does: {', '.join(TASKS)}. --refresh keeps the bundle's.")
+    str, typer.Option(help=f"What the model does: {', '.join(TASKS)} or {GENERATE}. --refresh keeps the bundle's.")
+]
+AnswerTokensOption = Annotated[
+    int, typer.Option(help="--task generate: how long the answers are that variants and drafts are compared on.")
 ]
 KOption = Annotated[int, typer.Option(help="TopK: how many classes an answer names.")]
 ThresholdsOption = Annotated[
@@ -121,6 +128,7 @@ JsonOutputOption = Annotated[bool, typer.Option("--json", help="Print the report
 @with_examples(
     "offramp prepare --model model.onnx --data inputs.npz --out bundle",
     "offramp prepare --refresh bundle --data recent.npz --out bundle-2",
+    "offramp prepare --task generate --model model.gguf --data prompts.jsonl --out bundle",
 )
 def prepare(
     *,
@@ -150,6 +158,7 @@ def prepare(
     loss: LossOption = "Exact",
     measure: MeasureOption = "",
     tolerance: ToleranceOption = 0.0,
+    answer_tokens: AnswerTokensOption = 64,
     json_output: JsonOutputOption = False,
 ) -> None:
     """Find exits in a model, train their heads, measure them and write an exit bundle.
@@ -157,6 +166,14 @@ def prepare(
     The bundle's folder also gets report.json, which --json prints, and report.png: what every ramp costs, who could leave there, and what
     plans could save.
     """
+    if task == GENERATE:
+        given = {
+            "refresh": refresh, "head-data": head_data, "head-share": head_share, "variations": variations, "side": side, "tokenizer": tokenizer,
+            "pad-id": pad_id, "sep-id": sep_id, "own-exits": own_exits, "k": k, "thresholds": thresholds, "measure": measure, "tolerance": tolerance,
+            "device": device if device != "cpu" else "",
+        }  # fmt: skip
+        _generation(given, model=model, data=data, out=out, name=name, threads=threads, prompt_tokens=max_tokens, answer_tokens=answer_tokens, json_output=json_output)  # fmt: skip
+        return
     from offramp_worker.prepare.pipeline import PrepareRequest
 
     declared = _declared(task, k=k, thresholds=thresholds, loss=loss, measure=measure, tolerance=tolerance)
@@ -173,6 +190,28 @@ def prepare(
         print(json.dumps(report.to_mapping(), indent=2))
     else:
         _print(report)
+
+
+def _generation(given: Mapping[str, object], *, json_output: bool, **asked: Any) -> None:
+    """``--task generate``; ``given`` are the options that belong to other tasks."""
+    from rich.console import Console
+
+    from offramp_worker.prepare.generation.pipeline import GenerationRequest, prepare_generation
+    from offramp_worker.prepare.generation.report import print_report
+    from offramp_worker.prepare.progress import Reporter
+
+    if odd := [name for name, value in given.items() if value]:
+        _refuse(f"--{odd[0]} belongs to other tasks; leave it out with --task {GENERATE}")
+    if not asked["model"]:
+        _refuse("give --model")
+    try:
+        report = prepare_generation(GenerationRequest(**asked), Reporter())
+    except OfframpError as error:
+        _refuse(str(error), error)
+    if json_output:
+        print(json.dumps(report.to_mapping(), indent=2))
+    else:
+        print_report(report, Console())
 
 
 def _declared(task: str, *, k: int, thresholds: str, loss: str, measure: str, tolerance: float) -> TaskSpec | None:

@@ -165,7 +165,7 @@ class TestPins:
         assert json.loads(offramp("export", "sim", "--state", folder, "--json").stdout)["patch"] == patch
 
     @pytest.mark.parametrize(("ramp", "code", "said"), [
-        ("r01-grid=0.1", 0, "0 answers would have differed (0%); the budget is 2%: it would go into its canary"),
+        ("r01-grid=0.1", 0, "0 answers would have differed (0.0%); the budget is 2%: it would go into its canary"),
         ("r00-grid=1", 1, "it would be refused; lower the thresholds"),
         ("r09-none=0.1", 1, "ramp 'r09-none' is unknown; there is r00-grid, r01-grid, r02-grid"),
     ])  # fmt: skip

@@ -80,7 +80,7 @@ def load_tokenizer(path: Path, *, most: int) -> TextReader:
         ) from error
     if (size := path.stat().st_size) > MAX_TOKENIZER_BYTES:
         raise InvalidArgumentError(f"tokenizer {path} has {size} bytes; at most {MAX_TOKENIZER_BYTES} are read")
-    with _named_panics(f"tokenizer {path} is no tokenizer.json"):
+    with named_panics(f"tokenizer {path} is no tokenizer.json"):
         tokenizer = Tokenizer.from_file(str(path))
         tokenizer.enable_truncation(most)
     padding = tokenizer.padding
@@ -105,13 +105,13 @@ def _separator(tokenizer: Any, *, pad: int) -> int | None:
 
 def _encoded(tokenizer: Any, texts: list[Text]) -> list[Any]:
     """The texts as the tokenizer's library divides them; it gives up on patterns that try too many ways."""
-    with _named_panics("the tokenizer cannot divide a text"):
+    with named_panics("the tokenizer cannot divide a text"):
         encoded: list[Any] = tokenizer.encode_batch(texts)
     return encoded
 
 
 @contextmanager
-def _named_panics(what: str) -> Iterator[None]:
+def named_panics(what: str) -> Iterator[None]:
     """One error of ours for whatever the library's Rust side raises; its panics are no ``Exception``."""
     try:
         yield

@@ -135,7 +135,7 @@ def _assembled(out: Path) -> Iterator[Path]:
     try:
         yield work
         work.chmod(0o755)  # mkdtemp's 0700 would keep a worker with another user out
-        _swap(work, out)
+        swap(work, out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -189,7 +189,7 @@ def ramp_order(ramps: Sequence[RampSpec]) -> tuple[RampSpec, ...]:
     return tuple(sorted(ramps, key=lambda spec: (spec.position, spec.head, spec.hidden)))
 
 
-def _swap(work: Path, out: Path) -> None:
+def swap(work: Path, out: Path) -> None:
     """Put ``work`` in the place of ``out``. A folder cannot be renamed over a full one, so the old one steps aside."""
     if not out.exists():
         work.rename(out)

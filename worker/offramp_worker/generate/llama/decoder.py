@@ -107,8 +107,8 @@ class _Binding:
 
     def tapped(self) -> dict[str, FloatArray]:
         """What each matrix read in the last run, (tokens, inputs)."""
-        names = [o.name for o in self._decoder.session.get_outputs()]
-        values = dict(zip(names, self._io.get_outputs(), strict=True))
+        bound = [present for _, present in cache_names(self._decoder.architecture)] + self._decoder.taps
+        values = dict(zip([*bound, "logits"], self._io.get_outputs(), strict=True))  # in the order they were bound
         return {name: _rows(values[name].numpy()) for name in self._decoder.taps}
 
 

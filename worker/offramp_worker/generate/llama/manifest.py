@@ -170,6 +170,6 @@ def _file_fault(files: Mapping[str, FileEntry], variants: tuple[VariantEntry, ..
     needed = {*REQUIRED, *(v.file for v in variants)}
     if missing := sorted(needed - files.keys()):
         return f"files does not list {', '.join(missing)}"
-    if unknown := sorted(files.keys() - needed - {CONFIG_FILE, "report.json", "report.png"}):
+    if unknown := sorted(files.keys() - needed - {CONFIG_FILE}):
         return f"files lists {unknown[0]!r}, which no part of such a bundle is"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from offramp_core.errors import InvalidArgumentError, ModelRefusedError
 from offramp_worker.generate.llama.architecture import Architecture, common_shapes, fault, matrices
+from offramp_worker.prepare.texts import named_panics
 
 FloatArray = npt.NDArray[np.float32]
 SPACE = "▁"  # of SentencePiece
@@ -57,7 +59,7 @@ def checked(checkpoint: Checkpoint) -> Checkpoint:
             raise ModelRefusedError(f"{checkpoint.source}: {name} {has}; its sizes call for {list(shape)}")
         if not np.isfinite(tensor).all():
             raise ModelRefusedError(f"{checkpoint.source}: {name} holds what is no finite number")
-    tokens = Tokenizer.from_str(checkpoint.tokenizer).get_vocab_size(with_added_tokens=True)
+    tokens = 1 + max(_library(checkpoint.tokenizer).get_vocab(with_added_tokens=True).values(), default=-1)
     if tokens > a.vocabulary:
         raise ModelRefusedError(
             f"{checkpoint.source}: the tokenizer has {tokens} tokens and the model knows {a.vocabulary}; give the model's own tokenizer.json"
@@ -69,6 +71,21 @@ def checked(checkpoint: Checkpoint) -> Checkpoint:
             f"{checkpoint.source}: end tokens {list(checkpoint.end_tokens)} or begin tokens {list(checkpoint.begin_tokens)} are not in [0, {a.vocabulary})"
         )
     return checkpoint
+
+
+def slug(text: str) -> str:
+    """A name for the protocol."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].rstrip("-") or "model"
+
+
+def begin_tokens_of(tokenizer: str) -> tuple[int, ...]:
+    """What the tokenizer's own template puts before a text."""
+    return tuple(_library(tokenizer).encode("", add_special_tokens=True).ids)
+
+
+def _library(tokenizer: str) -> Tokenizer:
+    with named_panics("tokenizer.json cannot be read"):
+        return Tokenizer.from_str(tokenizer)
 
 
 @dataclass(frozen=True, slots=True)

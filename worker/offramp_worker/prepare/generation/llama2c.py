@@ -6,7 +6,6 @@ The format stands in llama2.c's export.py (version 0).
 from __future__ import annotations
 
 import math
-import re
 import struct
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from offramp_worker.prepare.generation.checkpoint import (
     Projections,
     checked,
     sentence_piece,
+    slug,
 )
 
 HEADER = struct.Struct("<7i")
@@ -60,7 +60,7 @@ def read_llama2c(weights: Path, vocabulary: Path) -> Checkpoint:
     library = sentence_piece(pieces, scores, special=[BEGIN, END], unknown=0)
     return checked(
         Checkpoint(
-            name=re.sub(r"[^a-z0-9.]+", "-", weights.stem.lower()).strip("-."), source=weights.name, architecture=a,
+            name=slug(weights.stem), source=weights.name, architecture=a,
             common=_common(tensors, a), matrices=_matrices(tensors, a), tokenizer=library.to_str(), begin_tokens=(BEGIN,),
             end_tokens=(BEGIN, END), tokenizer_config={"bos_token": pieces[BEGIN], "eos_token": pieces[END], "unk_token": pieces[0]},
         )

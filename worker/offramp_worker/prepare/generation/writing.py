@@ -18,6 +18,7 @@ from offramp_worker.generate.llama.manifest import (
     COMMON_FILE,
     PROBE_FILE,
     PROFILE_FILE,
+    REQUIRED,
     SCHEMA_VERSION,
     GenerationManifest,
     GenerationProfile,
@@ -67,13 +68,13 @@ def open_variant(
 
 def write_common(folder: Path, checkpoint: Checkpoint) -> None:
     """What all variants share, and the tokenizer."""
-    save_file({name: np.ascontiguousarray(t) for name, t in checkpoint.common.items()}, folder / COMMON_FILE)
+    _save({name: np.ascontiguousarray(t) for name, t in checkpoint.common.items()}, folder / COMMON_FILE)
     (folder / TOKENIZER_FILE).write_text(checkpoint.tokenizer, encoding="utf-8")
     (folder / CONFIG_FILE).write_text(json.dumps(dict(checkpoint.tokenizer_config), indent=2) + "\n", encoding="utf-8")
 
 
 def write_variant(folder: Path, variant: VariantEntry, tensors: Tensors) -> None:
-    save_file(tensors, folder / variant.file)
+    _save(tensors, folder / variant.file)
 
 
 def probe_tensors(checkpoint: Checkpoint, decoders: Mapping[str, Decoder], prompt: Sequence[int]) -> Tensors:
@@ -100,9 +101,10 @@ def write_rest(
     data: Mapping[str, Any],
 ) -> GenerationManifest:
     """Probe, profile and, last of all, the manifest."""
-    save_file(probe, folder / PROBE_FILE)
+    _save(probe, folder / PROBE_FILE)
     _write_json(folder / PROFILE_FILE, asdict(profile))
-    files = {path.name: file_entry(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE}
+    names = {*REQUIRED, CONFIG_FILE, *(v.file for v in variants)}
+    files = {name: file_entry(folder / name) for name in sorted(names)}
     manifest = GenerationManifest(
         schema_version=SCHEMA_VERSION, task="generate", name=name or checkpoint.name, architecture=checkpoint.architecture,
         end_tokens=checkpoint.end_tokens, begin_tokens=checkpoint.begin_tokens, variants=tuple(variants), drafts=tuple(drafts),
@@ -110,6 +112,11 @@ def write_rest(
     )  # fmt: skip
     _write_json(folder / MANIFEST_FILE, asdict(manifest))
     return manifest
+
+
+def _save(tensors: Mapping[str, Any], path: Path) -> None:
+    save_file(dict(tensors), path)
+    path.chmod(0o644)  # the library's 0600 would keep a worker with another user out
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -1,0 +1,8 @@
+"""Figures of models that generate: ``python -m bench.generate PART``.
+
+prepared.py   bundles to measure: stories260K and SmolLM2-135M
+writing.py    answers of an engine, several at a time, and what they took
+equality.py   greedy answers with drafts against those without
+speed.py      time per token by variant and draft, interleaved in one run
+recorded.py   what each variant's whole answers lose, and what certifies
+"""

@@ -1,0 +1,126 @@
+"""Command line of :mod:`bench.generate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench.generate.equality import equal_answers
+from bench.generate.prepared import prompts_of, smollm2_bundle, stories_bundle
+from bench.generate.recorded import BUDGETS, certified, recorded_answers
+from bench.generate.speed import paces
+from bench.provenance import provenance
+from offramp_core.generation.losses import Output
+
+OUT = Path("build/bench/generate.json")
+BUNDLES = {"stories": stories_bundle, "smollm2": smollm2_bundle}
+NUMBER = r"#### (-?[0-9.,]+)"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.generate", description="figures of models that generate",
+        epilog="examples: python -m bench.generate equality --model stories --n 10000\n          python -m bench.generate speed --model smollm2 --prompts gsm8k --n 12",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("part", choices=["equality", "speed", "lossy", "prepare"])
+    parser.add_argument("--model", choices=list(BUNDLES), default="smollm2")
+    parser.add_argument("--prompts", choices=["gsm8k", "xquad", "wikitext", "stories"], default=None)
+    parser.add_argument("--n", type=int, default=16, help="prompts")
+    parser.add_argument("--tokens", type=int, default=48, help="of an answer at most")
+    parser.add_argument("--side-by-side", type=int, default=1, help="speed: answers at a time")
+    parser.add_argument("--no-drafts", action="store_true", help="speed: variants alone")
+    parser.add_argument("--draws", type=int, default=200, help="lossy: samples to tune on")
+    parser.add_argument(
+        "--labels", type=int, default=0, help="lossy: answers of a sample; default: as many as there are prompts"
+    )
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    folder = BUNDLES[options.model]()
+    if options.part == "prepare":
+        print(folder)
+        return 0
+    data = options.prompts or ("stories" if options.model == "stories" else "gsm8k")
+    key, found = _measured(options, folder, data)
+    _keep(options.part, key, found)
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        _print(options.part, found)
+    return 0
+
+
+def _measured(options: argparse.Namespace, folder: Path, data: str) -> tuple[str, dict[str, Any]]:
+    prompts = prompts_of(data, options.n)
+    key = f"{options.model}/{data}"
+    with Progress(disable=options.json) as progress:
+        if options.part == "equality":
+            tick = _ticks(progress, "answers", len(prompts))
+            return key, equal_answers(folder, prompts, tokens=options.tokens, tick=tick)
+        if options.part == "speed":
+            tick = _ticks(progress, "answers", None)
+            found = paces(
+                folder, prompts, tokens=options.tokens, side_by_side=options.side_by_side, tick=tick, drafts=not options.no_drafts
+            )  # fmt: skip
+            return f"{key}/{options.side_by_side}", found
+        answers = recorded_answers(
+            folder, prompts, tokens=options.tokens, tick=_ticks(progress, "prompts", len(prompts)),
+            pattern=NUMBER if data == "gsm8k" else "",
+        )  # fmt: skip
+        tick, rows = _ticks(progress, "settings", len(Output) * len(BUDGETS)), []
+        for output in Output:
+            for budget in BUDGETS:
+                rows.append({"output": output, **certified(answers, output, budget, labels=options.labels or len(prompts), draws=options.draws)})  # fmt: skip
+                tick()
+    means = {o: {v: sum(ls) / len(ls) for v, ls in of.items()} for o, of in answers["losses"].items()}
+    return key, {
+        "prompts": len(prompts),
+        "tokens": options.tokens,
+        "seconds": answers["seconds"],
+        "mean_loss": means,
+        "rows": rows,
+    }
+
+
+def _ticks(progress: Progress, what: str, total: int | None) -> Callable[[], None]:
+    task = progress.add_task(what, total=total)
+    return lambda: progress.advance(task)
+
+
+def _keep(part: str, key: str, found: dict[str, Any]) -> None:
+    """Beside what was measured before of other models and prompts."""
+    kept = json.loads(OUT.read_text()) if OUT.is_file() else {}
+    kept.setdefault(part, {})[key] = {**found, "measured": provenance()}
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(json.dumps(kept, indent=1))
+
+
+def _print(part: str, found: dict[str, Any]) -> None:
+    console = Console()
+    if part == "equality":
+        console.print({k: v for k, v in found.items() if k != "by_route"})
+        return
+    table = Table(*(["route", "time per token", "acceptance"] if part == "speed" else ["output", "budget", "certified", "over budget", "time per token", "usual plan"]))  # fmt: skip
+    if part == "speed":
+        for name, row in sorted(found["routes"].items(), key=lambda item: item[1]["ratio"]):
+            taken = row["acceptance"]
+            table.add_row(name, f"{row['ratio']:.3f}", "" if taken is None else f"{taken:.2f}")
+    else:
+        for row in found["rows"]:
+            table.add_row(
+                row["output"], f"{row['budget']:.0%}", f"{row['certified']} of {row['draws']}", str(row["broken"]), f"{row['time']:.2f}", row["usual_plan"]
+            )  # fmt: skip
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

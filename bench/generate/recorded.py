@@ -1,0 +1,126 @@
+"""What each variant's whole answers lose, how unsure they are, and what certifies at which budget.
+
+The recorded answers are the population: calibration samples are drawn from them with replacement, a plan is found and certified on each with the
+product's own tuner, and its true loss is that over all recorded answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.generate.writing import encoded, loaded, text_of, write
+from offramp_core.generation.columns import answer_uncertainty, steps_of, variant_columns, variant_costs
+from offramp_core.generation.losses import Losses, Output, answer_pattern
+from offramp_core.plan import Plan
+from offramp_core.precision import EXACT
+from offramp_core.protocol import RampInfo
+from offramp_core.records import Records, records_from_arrays
+from offramp_core.tuning import Proposed, TuningRequest, tune
+from offramp_worker.generate.plans import variant_seconds
+from offramp_worker.generate.seam import Route, Sampling
+
+BUDGETS = (0.01, 0.02, 0.05, 0.10)
+CONFIDENCE = 0.95
+MAX_OVERHEAD = 0.5
+
+
+def recorded_answers(
+    folder: Path, prompts: Sequence[str], *, tokens: int, tick: Callable[[], None], pattern: str = ""
+) -> dict[str, Any]:
+    """Every variant's greedy answers: losses by output, uncertainties, and the bundle's times per token."""
+    bundle = loaded(folder)
+    seconds = variant_seconds(bundle.bundle)
+    compare = Losses(answer_pattern(pattern) if pattern else None)
+    lossy = [name for name in seconds if name != EXACT]
+    losses: dict[str, dict[str, list[float]]] = {o: {name: [] for name in lossy} for o in Output}
+    unsure: dict[str, list[float]] = {name: [] for name in lossy}
+    for prompt in prompts:
+        ids = encoded(bundle, prompt)
+        texts: dict[str, str] = {}
+        for name in seconds:
+            (answer,), _ = write(bundle, [ids], Route(name), tokens=tokens, sampling=Sampling(logprobs=True))
+            texts[name] = text_of(bundle, answer.tokens)
+            if name != EXACT:
+                unsure[name].append(answer_uncertainty([t.logprob for t in answer.tokens]))
+        for name in lossy:
+            for output, loss in compare(texts[name], texts[EXACT]).items():
+                losses[output][name].append(loss)
+        tick()
+    bundle.engine.close()
+    return {"tokens": tokens, "seconds": seconds, "losses": losses, "uncertainty": unsure}
+
+
+def population(found: Mapping[str, Any], output: str) -> tuple[Records, tuple[RampInfo, ...]]:
+    """Recorded answers as records of one output, and their columns."""
+    columns = variant_columns(found["seconds"])
+    variants = [c.precision or c.id for c in columns]
+    arrays: dict[str, Any] = {
+        "uncertainty": np.array([found["uncertainty"][v] for v in variants], dtype=np.float32).T,
+        "loss": np.array([found["losses"][output][v] for v in variants], dtype=np.float32).T,
+        "ramp_id": np.array([c.id for c in columns]),
+        "ramp_precision": np.array([c.precision for c in columns]),
+    }
+    arrays["final_loss"] = np.zeros(len(arrays["loss"]), dtype=np.float32)
+    arrays |= {name: np.array(values) for name, values in variant_costs(found["seconds"]).items()}
+    return records_from_arrays(arrays), columns
+
+
+def certified(
+    found: Mapping[str, Any], output: str, budget: float, *, labels: int, draws: int, seed: int = 1
+) -> dict[str, Any]:
+    """Over ``draws`` samples of ``labels`` answers: how many certify a plan, how many of those break the budget, and the median time per token."""
+    pool, columns = population(found, output)
+    request = TuningRequest(
+        max_disagreement=budget, delta=1 - CONFIDENCE, test_index=1, backbone_digest="b", ramp_set_digest="r",
+        ramp_ids=tuple(c.id for c in columns if not c.precision), max_overhead=MAX_OVERHEAD, precisions=None,
+    )  # fmt: skip
+    rng, times, broken, plans = np.random.default_rng(seed), [], 0, list[str]()
+    for _ in range(draws):
+        drawn = replace_times(pool.take(rng.integers(0, len(pool), labels)), labels)
+        outcome = tune(drawn, request)
+        if not isinstance(outcome, Proposed):
+            times.append(1.0)
+            continue
+        loss, time = truth(found, output, outcome.plan, columns)
+        times.append(time)
+        broken += loss > budget
+        plans.append(named(outcome.plan))
+    proven = len(plans)
+    usual = max(set(plans), key=plans.count) if plans else ""
+    return {
+        "budget": budget, "labels": labels, "draws": draws, "certified": proven, "broken": broken, "time": float(np.median(times)),
+        "usual_plan": usual,
+    }  # fmt: skip
+
+
+def truth(found: Mapping[str, Any], output: str, plan: Plan, columns: Sequence[RampInfo]) -> tuple[float, float]:
+    """Mean loss and time per token (in times of the reference's) of a plan over all recorded answers."""
+    steps, seconds = steps_of(plan, columns), found["seconds"]
+    n = len(next(iter(found["uncertainty"].values())))
+    loss, spent, open_ = np.zeros(n), np.zeros(n), np.ones(n, dtype=bool)
+    for step in steps:
+        spent[open_] += seconds[step.variant]
+        unsure = np.zeros(n) if step.variant == EXACT else np.float32(found["uncertainty"][step.variant])
+        leaves = open_ & (unsure < step.leave_below)
+        if step.variant != EXACT:
+            loss[leaves] = np.array(found["losses"][output][step.variant])[leaves]
+        open_ &= ~leaves
+    return float(loss.mean()), float(spent.mean() / seconds[EXACT])
+
+
+def named(plan: Plan) -> str:
+    """A plan in a few words."""
+    first = "+".join(ramp.id for ramp in plan.ramps if ramp.threshold > 0)
+    return f"{first}, then {plan.precision}" if first else plan.precision
+
+
+def replace_times(records: Records, n: int) -> Records:
+    """The same records, admitted one second after the other."""
+    return replace(
+        records, time=np.arange(n, dtype=np.float64), others={p: replace_times(r, n) for p, r in records.others.items()}
+    )
