@@ -2,6 +2,7 @@
 
 platform.py    what a platform must be able to do
 manifests.py   objects of the control plane to and from the manifests people read
+packing.py     counts of many worker processes in few bytes
 signing.py     the operator's key: signed plans and the token of the admin ports
 bounded.py     the HTTP client towards workers: no answer fills the memory
 wire.py        documents, states and records to and from the bytes that travel

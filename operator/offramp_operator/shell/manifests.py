@@ -18,6 +18,7 @@ from offramp_core.control.snapshot import NewConfig, NewRollout
 from offramp_core.control.spec import parse_spec
 from offramp_core.plan import Plan
 from offramp_core.protocol import PlanCounts
+from offramp_operator.shell.packing import packed, unpacked
 
 S = TypeVar("S", ServiceStatus, ConfigStatus, RolloutStatus)
 
@@ -92,7 +93,8 @@ def rollout_spec(service_name: str, rollout: NewRollout) -> dict[str, Any]:
 
 def status_from_manifest(kind: type[S], manifest: Mapping[str, Any]) -> S:
     """The status of a manifest, with defaults where it says nothing. Raises :class:`InvalidArgumentError`."""
-    return from_json(kind, _renamed(manifest.get("status") or {}, _THEIRS, _OURS))
+    status = _renamed(manifest.get("status") or {}, _THEIRS, _OURS)
+    return from_json(kind, unpacked(status) if kind is RolloutStatus else status)
 
 
 def same_status(manifest: Mapping[str, Any], status: ServiceStatus | ConfigStatus | RolloutStatus) -> bool:
@@ -105,7 +107,7 @@ def status_json(status: ServiceStatus | ConfigStatus | RolloutStatus) -> dict[st
     """A status as the API stores it. Fields at their defaults are left out, but for what people read in a column of its own."""
     told = _renamed(cast(dict[str, Any], to_json(status)), _OURS, _THEIRS)
     if isinstance(status, RolloutStatus):
-        return {"phase": status.phase, **told}
+        return packed({"phase": status.phase, **told})
     if isinstance(status, ConfigStatus):
         return {"source": status.source, "state": status.state, **told}
     return told
