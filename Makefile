@@ -10,7 +10,7 @@ export OFFRAMP_DATA ?= ../shared/data
 unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.offramp-$(shell sha256sum requirements.lock pyproject.toml 2>/dev/null | sha256sum | cut -c1-16)
 
-.PHONY: help setup fmt check gen sbom docs test-fast test test-gpu coverage outages cluster cluster-down demo demo-cluster bench soak soak-control clean
+.PHONY: help setup fmt check gen sbom docs test-fast test test-gpu coverage outages cluster cluster-down demo demo-generate demo-cluster bench soak soak-control clean
 
 help: ## List the targets
 	@awk 'BEGIN{FS=":.*## "} /^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ cluster-down: ## Remove it; leaves nothing behind
 
 demo: setup ## The main job on this machine: tune, certify, canary, promote, drift, roll back
 	@$(BIN)/python -m bench.demo.embedded
+
+demo-generate: setup ## A model that generates, through the same loop: drafts, a certified plan, its canary, and back
+	@$(BIN)/python -m bench.demo.generate
 
 demo-cluster: setup cluster ## The same story on a real Kubernetes, installed with Helm
 	@$(BIN)/python -m bench.demo.cluster
