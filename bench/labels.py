@@ -20,7 +20,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,13 +56,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Requests of a population, as they come."""
+    """Requests of a population, as they come: in the order in which they are drawn. In that of their recorded times copies of a row would be
+    neighbors, as frames of a scene are, and be worth one label."""
 
     pool: Records
     rng: np.random.Generator
 
     def take(self, n: int) -> Records:
-        return self.pool.take(self.rng.integers(0, len(self.pool), size=n))
+        return replace(self.pool.take(self.rng.integers(0, len(self.pool), size=n)), time=None)
 
 
 def alike(draws: Draws, n: int) -> Evaluation | None:
@@ -191,8 +192,11 @@ def print_table(rows: list[Json], console: Console) -> None:
 
 
 def told(row: Json) -> str:
-    """Labels, and certificates over the budget."""
-    labels = f"{row['labels']:,}" if row["labels"] else f"more than {GRID[-1]:,}"
+    """Labels, and certificates over the budget; where no number of them is worth it, what the most are worth."""
+    if row["labels"]:
+        labels = f"{row['labels']:,}"
+    else:
+        labels = f"more than {GRID[-1]:,}, which are worth {row['saving'] / row['best']:.0%}"
     return f"{labels} ({row['wrong']} of {row['draws']} over budget)"
 
 

@@ -105,7 +105,7 @@ def test_the_notes_name_three_commands(api: Any, helm: Helm) -> None:
     ]
     assert (ROOT / commands[1].split()[-1]).is_file()
     # Watching ends by itself only here.
-    assert api.kubectl(*commands[2].split()[1:], "--request-timeout=1s").stderr in ("", "No resources found\n")
+    assert api.kubectl(*commands[2].split()[1:], "--request-timeout=10s").stderr in ("", "No resources found\n")
 
 
 def test_the_notes_say_what_is_needed_and_what_stays(helm: Helm) -> None:

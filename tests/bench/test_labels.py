@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 from bench import labels
 from rich.console import Console
 from tests.core.scores import recorded
+
+from offramp_core.tuning import TuningRequest, tune
 
 POOL = recorded(2_500, 3, seed=5)
 
@@ -55,3 +58,15 @@ def test_a_set_is_counted_once_as_long_as_nothing_changes(tmp_path: Path, monkey
     assert labels.measure(records, tmp_path / "out", draws=2, console=console) == first
     with pytest.raises(pytest.fail.Exception):
         labels.measure(records, tmp_path / "out", draws=3, console=console)
+
+
+def test_where_no_number_is_enough_it_says_what_the_most_are_worth() -> None:
+    row = {"labels": None, "saving": 0.6, "best": 0.8, "wrong": 1, "draws": 40}
+    assert labels.told(row) == "more than 13,600, which are worth 75% (1 of 40 over budget)"
+
+
+def test_copies_of_a_row_are_no_scene_although_they_bear_one_time() -> None:
+    """On recorded video ten labels counted as one, since draws were put in the order of their times."""
+    drawn = labels.Draws(replace(POOL.take(slice(400)), time=np.arange(400.0)), np.random.default_rng(1)).take(4_000)
+    outcome = tune(drawn, TuningRequest(0.01, 0.05, 1, ("r0", "r1", "r2"), "", ""))
+    assert outcome.design_effect == 1
