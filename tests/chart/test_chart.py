@@ -458,7 +458,8 @@ def test_the_operators_network_policy_knows_the_page_only_where_it_is_exposed(he
 
 def test_rules_and_dashboards_are_those_of_the_files(helm: Any) -> None:
     on = {"enabled": True}
-    objects = helm.template(monitoring={"rules": on, "dashboards": on, "serviceMonitor": on, "podMonitor": on})
+    rules_on = on | {"runbookUrl": "https://offramp.example/docs/reference/alerts.html"}  # as the files have it
+    objects = helm.template(monitoring={"rules": rules_on, "dashboards": on, "serviceMonitor": on, "podMonitor": on})
     rules = {item["metadata"]["name"]: item["spec"]["groups"] for item in of_kind(objects, "PrometheusRule")}
     files = {
         f"offramp-{path.stem}": yaml.safe_load(path.read_text())["groups"]
