@@ -63,7 +63,7 @@ class Draws:
     rng: np.random.Generator
 
     def take(self, n: int) -> Records:
-        return replace(self.pool.take(self.rng.integers(0, len(self.pool), size=n)), time=None)
+        return replace(self.pool.take(self.rng.integers(0, len(self.pool), size=n)), time=None, stream=None)
 
 
 def alike(draws: Draws, n: int) -> Evaluation | None:
