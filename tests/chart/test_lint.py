@@ -13,7 +13,7 @@ import yaml
 
 from offramp_core.control.objects import Service
 from offramp_core.control.snapshot import TrainingOrder
-from offramp_core.control.spec import Gateway, parse_spec
+from offramp_core.control.spec import Route, parse_spec
 from offramp_operator.kube.manifests import (
     DeliverySettings,
     OperatorPods,
@@ -112,13 +112,13 @@ def scaled() -> list[dict[str, Any]]:
 
 
 def side_by_side() -> list[dict[str, Any]]:
-    gateway = Gateway(((("name", "public"), ("namespace", "infra")),), ("models.example.com",))
+    route = Route(((("name", "public"), ("namespace", "infra")),), ("models.example.com",))
     return [
         *of_service(service()),
         deployment(service(), IDENTITY, SETTINGS, replicas=1, trial=True),
         version_service(service(), trial=False),
         version_service(service(), trial=True),
-        http_route(service(), gateway, share=20),
+        http_route(service(), route, share=20),
     ]
 
 
