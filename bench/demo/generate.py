@@ -223,7 +223,7 @@ def draw_picture(teller: Teller, *, title: str, path: Path) -> None:
         [s for s in teller.traffic.streams if not s.error and s.sent >= teller.marks[0][0]],
     )
     at = np.array([s.sent - origin for s in streams])
-    edges = np.arange(0, at.max() + 4, 3)
+    edges = np.arange(0, at.max(), 3)
     which = np.digitize(at, edges) - 1
     kinds = {
         "reference": lambda s: s.route == "fp32", "reference with a draft": lambda s: s.route.startswith("fp32+"),

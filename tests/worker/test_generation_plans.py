@@ -218,6 +218,7 @@ def test_a_canary_gets_its_share_and_is_counted_apart(service: Service) -> None:
     canary, stable = service.counts("canary"), service.counts("stable")
     assert (canary.requests, stable.requests) == (sum(lossy), len(MANY) - sum(lossy))
     assert stable.disagreements == 0 and canary.audited == canary.requests
+    assert "canary: int4, whole answers" in service.state.message
     assert canary.busy_seconds > 0 and canary.batches == canary.requests and canary.execution_by_length
 
 
@@ -233,7 +234,7 @@ def test_the_workers_own_detector_switches_a_plan_off_that_loses_more_than_its_b
     worst = sorted(MANY, key=lambda p: -Losses()(answers(p, lossy=True), answers(p, lossy=False))[Output.TOKEN_F1])
     service.ask(*worst)
     service.audited()
-    assert service.state.breaker_open
+    assert service.state.breaker_open and service.server.metric("breaker_open") == 1
     assert service.ask(PROMPTS[0])[0]["offramp"]["route"] == "fp32"
 
 
@@ -346,3 +347,16 @@ def test_a_draft_that_pays_comes_to_serve_by_itself_and_one_that_changes_an_answ
         assert service.counts("stable").disagreements == 0
         server.worker.accounts.distrust("ngram")
         assert {r["offramp"]["route"] for r in service.ask(*[again] * 4)} == {"fp32"}
+
+
+def test_a_bundle_of_the_reference_alone_is_audited_for_equality_and_has_nothing_to_record(tmp_path: Path) -> None:
+    engine = stories.StoriesEngine()
+    engine.bundle = replace(engine.bundle, variants=engine.bundle.variants[:1])
+    with serving(tmp_path, engine, route="fp32+ngram:3") as server:
+        service = Service(server)
+        service.run(service.plan(), audit_rate=1.0)
+        service.ask(*PROMPTS[:2])
+        service.audited()
+        counts = service.counts("stable")
+        assert (counts.audited, counts.disagreements) == (2, 0)
+        assert service.state.ramps == () and server.worker.observations(after=0, now=0.0).records.next == 0

@@ -125,10 +125,12 @@ class Arms:
             return 0.0 if breaker is None else 1.0
         return round(min(1.0, max(0.0, math.log(max(1.0, breaker.statistic)) / math.log(max(2.0, breaker.limit)))), 1)
 
-    def describe(self) -> str:
-        """What people should know about the document in force, in one line."""
+    def describe(
+        self, how: Callable[[Runtime], str] = lambda r: "results only" if r.carry_on else "compute saving"
+    ) -> str:
+        """What people should know about the document in force, in one line. ``how`` says how an arm is executed."""
         notes = [
-            f"{runtime.counter.arm}: {runtime.plan.precision}, {'results only' if runtime.carry_on else 'compute saving'}"
+            f"{runtime.counter.arm}: {runtime.plan.precision}, {how(runtime)}"
             for runtime in (self.active.stable, self.active.canary)
             if runtime is not None and not runtime.exits_off
         ]

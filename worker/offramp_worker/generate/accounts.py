@@ -155,6 +155,7 @@ class Accounts:
                     runtime.meter.count_audits(name, audited=1, disagreements=int(error))
         if runtime.breaker is not None and runtime.breaker.update(audited=1, disagreements=int(error)):
             counter = runtime.counter
+            self.metrics.breaker_open.set(1)
             log_event(
                 "breaker-opened", level="warning", epoch=counter.epoch, audited=counter.audited, disagreements=counter.disagreements
             )  # fmt: skip
@@ -173,6 +174,8 @@ class Accounts:
         final: float,
     ) -> None:
         variants = [column.precision or column.id for column in self._columns]
+        if not variants:
+            return  # a bundle of the reference alone: there is no plan to find
         self.ring.append(
             time=[owed.wall_time],
             uncertainty=np.array([[uncertainty[name] for name in variants]], dtype=np.float32),

@@ -13,6 +13,7 @@ from offramp_core.generation.columns import variant_columns, variant_costs
 from offramp_core.generation.drafts import Drafts
 from offramp_core.generation.losses import Losses, answer_pattern
 from offramp_core.protocol import ArmCounts, Observations, RampInfo, RecordBlock, WorkerState
+from offramp_worker.engine.arms import Runtime
 from offramp_worker.engine.leases import Arms
 from offramp_worker.engine.marker import CrashMarker
 from offramp_worker.generate.accounts import Accounts
@@ -231,7 +232,7 @@ class GenerationWorker:
         )  # fmt: skip
 
     def _describe(self, arms: Arms) -> str:
-        notes = (arms.describe(), self._dispatch.describe() if self._dispatch else "")
+        notes = (arms.describe(_asked), self._dispatch.describe() if self._dispatch else "")
         return "; ".join(note for note in notes if note)
 
     def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations:  # noqa: ARG002
@@ -264,3 +265,9 @@ class GenerationWorker:
         metrics.audit_backlog.set_function(of_desk(lambda d: float(d.audits_owed)))
         metrics.cache_bytes.set_function(of_desk(lambda d: float(d.memory.used_bytes)))
         metrics.cache_limit.set_function(of_desk(lambda d: float(d.memory.limit_bytes)))
+
+
+def _asked(runtime: Runtime) -> str:
+    """How an arm answers."""
+    first = [f"{ramp.id} below {ramp.threshold}" for ramp in runtime.plan.ramps if ramp.threshold > 0]
+    return f"where not {', '.join(first)}" if first else "whole answers"
