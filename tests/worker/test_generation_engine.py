@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +19,9 @@ from story_bundles import VARIANTS, checkpoint, prompt, prompts, write, write_st
 
 from offramp_core.errors import InvalidArgumentError
 from offramp_worker.generate.audits import TIE_MARGIN, equality
+from offramp_worker.generate.llama import engine as engine_module
 from offramp_worker.generate.llama import sampling as choosing
-from offramp_worker.generate.llama.decoder import Cache
+from offramp_worker.generate.llama.decoder import Cache, Decoder
 from offramp_worker.generate.llama.drafts import NgramIndex
 from offramp_worker.generate.load import load_generation
 from offramp_worker.generate.seam import Loaded, NoRoomError, Route, Sampling
@@ -270,6 +273,28 @@ def test_a_cancelled_sequence_computes_nothing_more(loaded: Loaded) -> None:
     with pytest.raises(KeyError):
         engine.step([number], prompt_tokens=64)
     assert engine.counts().positions == before.positions
+
+
+def test_each_sequence_is_told_its_own_part_of_a_steps_time(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, clock = Decoder.run, [0.0]
+
+    def timed(decoder: Decoder, cache: Cache, tokens: Any, **fields: Any) -> Any:
+        clock[0] += len(tokens)  # a second for each token
+        return run(decoder, cache, tokens, **fields)
+
+    monkeypatch.setattr(Decoder, "run", timed)
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    engine = loaded.engine
+    plain, drafted = (
+        engine.start(prompt("Once upon a time"), max_tokens=20, sampling=Sampling(), route=route)
+        for route in (Route("int8"), Route("fp32", "int8", 4))
+    )
+    read = engine.step([plain, drafted], prompt_tokens=512)
+    wrote = engine.step([plain, drafted], prompt_tokens=512)
+    assert [p.seconds for p in read] == [len(prompt("Once upon a time"))] * 2
+    assert wrote[0].seconds == 1 and wrote[1].seconds == 4 + 5, "four proposals, and five tokens verified at once"
+    for number in (plain, drafted):
+        engine.cancel(number)
 
 
 def test_counts_say_what_was_computed(loaded: Loaded) -> None:

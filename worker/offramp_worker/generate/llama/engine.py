@@ -8,6 +8,7 @@ are verified.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -114,8 +115,10 @@ class LlamaEngine:
     def step(self, sequences: Sequence[int], *, prompt_tokens: int) -> list[Progress]:
         progress, failures = [], list[Exception]()
         for number in sequences:
+            began = time.perf_counter()
             try:
-                progress.append(self._step(self._sequences[number], max(1, prompt_tokens)))
+                done = self._step(self._sequences[number], max(1, prompt_tokens))
+                progress.append(replace(done, seconds=time.perf_counter() - began))
             except Exception as error:  # a runtime raises bare exceptions of its C++ side
                 failures.append(error)
                 self._drop(number)
