@@ -69,7 +69,7 @@ PARTS = {
     # Of `prepare` it has what trains heads on captured inputs, without PyTorch; nothing of it needs SciPy.
     "worker": Part(
         "worker", ("core/offramp_core", "worker/offramp_worker"), "offramp_worker.main", ("8080/tcp", "8081/tcp"),
-        without=tuple(f"offramp_worker/prepare/{name}" for name in ("families", "picture.py", "training.py")), unused=("scipy",), extras=("tracing",),
+        without=tuple(f"offramp_worker/prepare/{name}" for name in ("families", "generation", "picture.py", "training.py")), unused=("scipy",), extras=("tracing",),
     ),
 }  # fmt: skip
 
