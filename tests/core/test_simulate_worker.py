@@ -19,6 +19,7 @@ from offramp_core.batching import BATCHING, Batching, TfServingBatching, batchin
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.costs import CostTable
 from offramp_core.execution import Regrouping
+from offramp_core.task import task_of
 from offramp_lab.policies import NO_EXIT, PlanInForce, Trace
 from offramp_lab.simulate import ANSWERED, MAX_BATCH, OfframpBatching, serve_stream
 from offramp_lab.simulate.arrivals import bursts, poisson
@@ -158,7 +159,9 @@ class VirtualWorker:
 
     def _ticket(self, wanted: float, admitted: float) -> Ticket:
         x = np.array([[wanted]], dtype=np.float32)
-        return new_ticket(x, never_exit=False, n_classes=1, now=admitted, wall_time=0.0, draw=lambda: 1.0)
+        return new_ticket(
+            x, never_exit=False, task=task_of(None, width=2), now=admitted, wall_time=0.0, draw=lambda: 1.0
+        )
 
 
 def stages(of: Profile, clock: Clock) -> tuple[TimedStage, ...]:
