@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from offramp_core.evidence.graded import counted_errors
 from offramp_core.evidence.slow import BatchShape, length_class
 from offramp_core.generation.losses import Output
 from offramp_core.precision import EXACT
@@ -126,7 +127,8 @@ class Accounts:
             self.distrust(assigned.reference.draft)
         loss = 1.0 if broken else (0.0 if assigned.lossless else audited.served[self.output])
         self._append(owed, uncertainty=audited.uncertainty, losses=audited.losses, final=self._final(audited))
-        self._judge(owed, error=owed.coin < loss)
+        error = bool(counted_errors(np.array([loss]), [owed.draw])[0])
+        self._judge(owed, error=error)
 
     def audit_lost(self, owed: Owed) -> None:
         """It could not be compared, and counts as if it had lost everything; its record says that every plan would have."""

@@ -52,7 +52,6 @@ class Owed:
     asked: Mapping[str, Given]
     assigned: Assigned
     draw: float
-    coin: float
     audit_rate: float
     wall_time: float
     request_class: str
@@ -102,7 +101,7 @@ def owed_by(ticket: Ticket) -> Owed | None:
     if limit == ticket.max_tokens and not route.draft:
         asked[route.variant] = served
     return Owed(
-        ticket.prompt, limit, ticket.stops, served, asked, ticket.assigned, ticket.draw, ticket.coin, ticket.audit_rate,
+        ticket.prompt, limit, ticket.stops, served, asked, ticket.assigned, ticket.draw, ticket.audit_rate,
         ticket.wall_time, ticket.request_class, ticket.source,
     )  # fmt: skip
 

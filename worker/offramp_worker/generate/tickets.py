@@ -30,8 +30,7 @@ class Ticket:
 
     ``draw`` is the one uniform number of the request, ``audited`` whether it is run to the reference afterwards. ``admitted``, ``began``,
     ``first`` and ``last`` are times of the desk's clock: of admission, of the first turn, of the first token and of the newest (0: not yet).
-    ``passed`` counts how often smaller ones began before it, ``waited`` the rounds since its prompt had a turn. ``coin`` is a second uniform
-    number: a loss between 0 and 1 counts as an error where it is above it. ``step`` is whose turn it is of the variants that are asked,
+    ``passed`` counts how often smaller ones began before it, ``waited`` the rounds since its prompt had a turn. ``step`` is whose turn it is of the variants that are asked,
     ``asked`` what earlier ones answered, ``kept`` what may be shown once the step's answer is taken, ``busy`` the engine's
     seconds, ``writing`` those of them behind its prompt.
     """
@@ -46,7 +45,6 @@ class Ticket:
     cache_bytes: int
     reply_bytes: int
     draw: float
-    coin: float
     audited: bool
     audit_rate: float
     admitted: float
@@ -157,7 +155,7 @@ class TicketMaker:
         if draw < rate or len(assigned.steps) > 1:  # an answer's uncertainty is made of its log probabilities
             seeded = replace(seeded, logprobs=True)
         return Ticket(
-            self._number, prompt, most, seeded, wanted.stops, assigned, answer, needed, reply, draw, self._draw(), draw < rate, rate,
+            self._number, prompt, most, seeded, wanted.stops, assigned, answer, needed, reply, draw, draw < rate, rate,
             self._clock(), self._wall_clock(), wanted.request_class, wanted.source, prompt_left=len(prompt),
         )  # fmt: skip
 
