@@ -84,8 +84,10 @@ def cheap(folder: Path) -> Records:
     return records_from_arrays({**own, "segment_seconds": np.ones(n + 1), "ramp_seconds": np.full(n, 1e-3)})
 
 
-def tuned(made: Prepared, records: Records, *, budget: float = BUDGET) -> Proposed:
+def tuned(made: Prepared, records: Records) -> Proposed:
     manifest = made.bundle.manifest
+    assert records.loss is not None
+    budget = min(BUDGET, 0.7 * float(records.loss.mean(axis=0).min()))  # less than any exit loses on every row: some must go on
     request = TuningRequest(
         budget, 0.05, 1, records.ramp_ids, manifest.backbone_digest, manifest.ramp_set_digest, execution="ComputeSaving"
     )
