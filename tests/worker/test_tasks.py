@@ -87,7 +87,8 @@ def cheap(folder: Path) -> Records:
 def tuned(made: Prepared, records: Records) -> Proposed:
     manifest = made.bundle.manifest
     assert records.loss is not None
-    budget = min(BUDGET, 0.7 * float(records.loss.mean(axis=0).min()))  # less than any exit loses on every row: some must go on
+    # Less than any exit loses on every row: some rows must go on.
+    budget = min(BUDGET, 0.7 * float(records.loss.mean(axis=0).min()))
     request = TuningRequest(
         budget, 0.05, 1, records.ramp_ids, manifest.backbone_digest, manifest.ramp_set_digest, execution="ComputeSaving"
     )
