@@ -1,9 +1,12 @@
-"""Real arrival traces as files for ``offramp replay --arrivals``: ``python -m bench.arrivals [NAME...] --out build/arrivals``.
+"""Real arrival traces as files for ``offramp replay --arrivals``: ``python -m bench.arrivals [NAME...] --out
+build/arrivals``.
 
 | name | what | source (folder of OFFRAMP_DATA) |
 |---|---|---|
-| azure-functions | 11,868 invocations of 21 functions in 300 s, to the millisecond | trace_azure_functions, Ilúvatar's sample of Azure 2021 |
-| azure-functions-minutes | 4,525 invocations of 4 functions; counts per minute, spread within each | trace_azure_functions, Azure 2019 |
+| azure-functions | 11,868 invocations of 21 functions in 300 s, to the millisecond | trace_azure_functions, Ilúvatar's
+sample of Azure 2021 |
+| azure-functions-minutes | 4,525 invocations of 4 functions; counts per minute, spread within each |
+trace_azure_functions, Azure 2019 |
 | azure-llm-code, azure-llm-conv | 8,819 and 19,366 requests in an hour | trace_azure_llm, Azure 2023 |
 | twitter | an hour of 1,899,061 counts per second, spread within each | trace_twitter, archive.org 2021-08 |
 
@@ -107,7 +110,10 @@ def write_trace(name: str, folder: Path, *, seed: int = 0, rate: float | None = 
 def describe(times: SecondsArray) -> str:
     """Requests, seconds, rate, and the coefficient of variation of the gaps (1: Poisson)."""
     gaps = np.diff(times)
-    return f"{len(times):,} requests in {times[-1]:,.0f} s, {len(times) / times[-1]:.2f} a second, gaps vary {gaps.std() / gaps.mean():.2f}"
+    return (
+        f"{len(times):,} requests in {times[-1]:,.0f} s, {len(times) / times[-1]:.2f} a second, gaps vary "
+        f"{gaps.std() / gaps.mean():.2f}"
+    )
 
 
 def _from_zero(times: SecondsArray) -> SecondsArray:

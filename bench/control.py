@@ -1,10 +1,12 @@
-"""Statistics of the whole control loop: ``python -m bench.control [--rollouts 5000] [--years 100] [--jobs 2] [--json]``.
+"""Statistics of the whole control loop: ``python -m bench.control [--rollouts 5000] [--years 100] [--jobs 2]
+[--json]``.
 
-Simulated fleets of four workers serve recorded scores under bursty load that all share, and the real decision core drives them pull by
-pull: thousands of rollouts of each kind, and years of drift with daily re-tuning. A promise is *refuted* when a one-sided binomial test at
-0.1 % says so, else it *holds*. What workers and load do is assumed in ``control_fleet.py`` and ``control_world.py``; costs by batch size and
-scores are recorded. Results are kept in ``build/bench/control.json``, scenario by scenario, while
-records and code stay the same; a run that was stopped goes on where it was.
+Simulated fleets of four workers serve recorded scores under bursty load that all share, and the real decision core
+drives them pull by pull: thousands of rollouts of each kind, and years of drift with daily re-tuning. A promise is
+*refuted* when a one-sided binomial test at 0.1 % says so, else it *holds*. What workers and load do is assumed in
+``control_fleet.py`` and ``control_world.py``; costs by batch size and scores are recorded. Results are kept in
+``build/bench/control.json``, scenario by scenario, while records and code stay the same; a run that was stopped goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -79,15 +81,22 @@ def _in_chunks(kind: str, name: str, seeds: range, *, pool: ProcessPoolExecutor)
 
 
 def judged(misses: int, n: int, *, allowed: float) -> Json:
-    """Whether so many misses refute that at most a share ``allowed`` misses, and a 95 % interval (Clopper and Pearson) of the share."""
+    """Whether so many misses refute that at most a share ``allowed`` misses, and a 95 % interval (Clopper and Pearson)
+    of the share."""
     if n == 0:
         return {"n": 0, "misses": 0, "allowed": allowed, "holds": None}
     interval = stats.binomtest(misses, n).proportion_ci(0.95)
     p = float(binomial.sf(misses - 1, n, allowed)) if misses else 1.0
     return {
-        "n": n, "misses": misses, "rate": misses / n, "low": float(interval.low), "high": float(interval.high),
-        "allowed": allowed, "p": p, "holds": p >= REFUTED,
-    }  # fmt: skip
+        "n": n,
+        "misses": misses,
+        "rate": misses / n,
+        "low": float(interval.low),
+        "high": float(interval.high),
+        "allowed": allowed,
+        "p": p,
+        "holds": p >= REFUTED,
+    }
 
 
 def summary(scenario: Scenario, attempts: Sequence[Attempt]) -> Json:
@@ -96,15 +105,22 @@ def summary(scenario: Scenario, attempts: Sequence[Attempt]) -> Json:
     counted = [a for a in proposed if a.truth <= BUDGET or not scenario.only_healthy]
     missed = [a for a in counted if scenario.misses(a)]
     return {
-        "name": scenario.name, "promise": scenario.promise, "request_rate": scenario.request_rate,
+        "name": scenario.name,
+        "promise": scenario.promise,
+        "request_rate": scenario.request_rate,
         **judged(len(missed), len(counted), allowed=scenario.allowed),
-        "not_proposed": len(attempts) - len(proposed), "over_budget": len(proposed) - len(counted),
-        "truth": _quantiles([a.truth for a in counted]), "verdicts": _verdicts(counted), "missed_by": _verdicts(missed),
-        "audits": _quantiles([a.n for a in counted]), "audits_until_off": _quantiles([a.n_until_off for a in counted]),
-        "seconds": _quantiles([a.seconds for a in counted]), "canary_batches": _quantiles([a.batches for a in counted]),
+        "not_proposed": len(attempts) - len(proposed),
+        "over_budget": len(proposed) - len(counted),
+        "truth": _quantiles([a.truth for a in counted]),
+        "verdicts": _verdicts(counted),
+        "missed_by": _verdicts(missed),
+        "audits": _quantiles([a.n for a in counted]),
+        "audits_until_off": _quantiles([a.n_until_off for a in counted]),
+        "seconds": _quantiles([a.seconds for a in counted]),
+        "canary_batches": _quantiles([a.batches for a in counted]),
         "histogram": sorted(a.n for a in counted) if scenario.name.startswith("harmful") else [],
         "curves": [a.curve for a in attempts if a.curve],
-    }  # fmt: skip
+    }
 
 
 def _verdicts(attempts: Sequence[Attempt]) -> Json:
@@ -122,18 +138,24 @@ def year_summary(scenario: YearScenario, years: Sequence[Year]) -> Json:
     broken = sum(y.disagreement > BUDGET for y in years)
     columns = ("disagreement", "saving", "days_above", "days_off", "tests", "alarms", "rollouts", "rolled_back")
     return {
-        "name": scenario.name, "promise": scenario.promise, **judged(broken, len(years), allowed=BROKEN_YEARS),
-        **{c: {**_quantiles([getattr(y, c) for y in years]), "max": float(max(getattr(y, c) for y in years))} for c in columns},
+        "name": scenario.name,
+        "promise": scenario.promise,
+        **judged(broken, len(years), allowed=BROKEN_YEARS),
+        **{
+            c: {**_quantiles([getattr(y, c) for y in years]), "max": float(max(getattr(y, c) for y in years))}
+            for c in columns
+        },
         "verdicts": dict(sum((Counter(y.verdicts) for y in years), Counter())),
         "example": asdict(years[0]),
-    }  # fmt: skip
+    }
 
 
 # --- the report ------------------------------------------------------------------------------------
 
 
 def content_keys(records: Path) -> tuple[str, str]:
-    """Digests of what a rollout's and a year's result depends on: records, decision core, the worker's rules, and this simulation."""
+    """Digests of what a rollout's and a year's result depends on: records, decision core, the worker's rules, and this
+    simulation."""
     here, core = Path(__file__).parent, Path(str(offramp_core.__file__)).parent
     engine = Path(str(counters.__file__)).parent
     digest = hashlib.sha256()
@@ -148,7 +170,8 @@ def content_keys(records: Path) -> tuple[str, str]:
 
 
 def run(options: argparse.Namespace, console: Console) -> Json:
-    """Every scenario that is not kept, one after the other. What was simulated is written down as it comes, so a run that is stopped goes on later."""
+    """Every scenario that is not kept, one after the other. What was simulated is written down as it comes, so a run
+    that is stopped goes on later."""
     found: Json = json.loads(options.out.read_text()) if options.out.is_file() else {}
     head = {
         "records": options.records.stem,
@@ -227,9 +250,12 @@ def print_table(found: Json, console: Console) -> None:
     console.print(table)
     for row in found["years"].values():
         console.print(
-            f"{row['name']}: disagreement median {row['disagreement']['p50']:.2%}, worst {row['disagreement']['max']:.2%}; days above the budget median "
-            f"{row['days_above']['p50']:.1f}, most {row['days_above']['max']:.1f}; saving {row['saving']['p50']:.1%}; {row['tests']['p50']:.0f} tests, "
-            f"{row['alarms']['p50']:.0f} alarms, {row['rollouts']['p50']:.0f} rollouts, exits off {row['days_off']['p50']:.1f} days"
+            f"{row['name']}: disagreement median {row['disagreement']['p50']:.2%}, worst "
+            f"{row['disagreement']['max']:.2%}; days above the budget median "
+            f"{row['days_above']['p50']:.1f}, most {row['days_above']['max']:.1f}; saving {row['saving']['p50']:.1%}; "
+            f"{row['tests']['p50']:.0f} tests, "
+            f"{row['alarms']['p50']:.0f} alarms, {row['rollouts']['p50']:.0f} rollouts, exits off "
+            f"{row['days_off']['p50']:.1f} days"
         )
 
 

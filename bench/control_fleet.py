@@ -1,7 +1,8 @@
 """A simulated fleet under the real control loop: every pull is a pass of :func:`offramp_core.control.decide.decide`.
 
-Workers draw batches by the worker's own hash, count in the worker's own counters, watch with its own breaker, audit every request
-with the published rate, answer audits a little later, take new documents after a delay, and are sometimes not reached by a pull.
+Workers draw batches by the worker's own hash, count in the worker's own counters, watch with its own breaker, audit
+every request with the published rate, answer audits a little later, take new documents after a delay, and are sometimes
+not reached by a pull.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Arm:
     breaker: Breaker | None = None
 
     def count(self, size: Ints, seconds: Floats, failed: npt.NDArray[np.bool_], leaves: Ints, drawn: Ints) -> None:
-        """Batches that ended, as the worker's engine counts them one by one; a failed one is neither timed nor answered."""
+        """Batches that ended, as the worker's engine counts them one by one; a failed one is neither timed nor
+        answered."""
         counter = self.counter
         counter.batches += len(size)
         counter.failed_batches += int(failed.sum())
@@ -197,11 +199,20 @@ class SimWorker:
     def report(self, now: float) -> Worker:
         document = self.document
         state = WorkerState(
-            uid=self.uid, boot_id=f"{self.uid}-1", service_uid="uid", model="sim", ready=True, backbone_digest=BACKBONE, ramp_set_digest=RAMP_SET,
-            ramps=self.world.columns, costs=self.world.cost_lists, epoch=document.epoch if document else 0,
-            stable_hash=self.stable.served.hash if document else "", canary_hash=self.canary.served.hash if self.canary else "",
+            uid=self.uid,
+            boot_id=f"{self.uid}-1",
+            service_uid="uid",
+            model="sim",
+            ready=True,
+            backbone_digest=BACKBONE,
+            ramp_set_digest=RAMP_SET,
+            ramps=self.world.columns,
+            costs=self.world.cost_lists,
+            epoch=document.epoch if document else 0,
+            stable_hash=self.stable.served.hash if document else "",
+            canary_hash=self.canary.served.hash if self.canary else "",
             breaker_open=self.breaker_open,
-        )  # fmt: skip
+        )
         seen = Observations(self.uid, state.boot_id, now, self._counts(), RecordBlock(0, 0, RAMP_SET))
         self.seen = Worker(WorkerEndpoint(self.uid, self.uid, True), state, seen)
         return self.seen
@@ -299,7 +310,8 @@ class Fleet(MemoryShell):
             self.workers[int(batches.worker[b])].pending.append(audits)
 
     def _draw(self, batches: Stretch, arms: list[Arm]) -> tuple[Ints, Ints, Ints]:
-        """Per batch: rows that leave at each stage, rows drawn for audit, and how many of these are answered wrongly."""
+        """Per batch: rows that leave at each stage, rows drawn for audit, and how many of these are answered
+        wrongly."""
         plans = {arm.served.hash: arm.served for arm in arms}
         index = {key: i for i, key in enumerate(plans)}
         left = np.stack([served.left for served in plans.values()])
@@ -312,8 +324,4 @@ class Fleet(MemoryShell):
         stages = max(len(served.stages.seconds) for served in plans.values())
         leaves = np.bincount(batch * stages + left[plan, rows], minlength=n * stages).reshape(n, stages)
         wrong_drawn = drawn & wrong[plan, rows]
-        return (
-            leaves,
-            np.bincount(batch[drawn], minlength=n),
-            np.bincount(batch[wrong_drawn], minlength=n),
-        )
+        return (leaves, np.bincount(batch[drawn], minlength=n), np.bincount(batch[wrong_drawn], minlength=n))

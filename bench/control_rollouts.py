@@ -24,8 +24,8 @@ FIRST_LABELS, LABEL_SECONDS = 1000, 20.0
 class Scenario:
     """What is rolled out, and what must not happen to it in more than a share ``allowed`` of rollouts.
 
-    ``rate`` is the true disagreement of the canary (None: the tuner's own plan from 1,000 labels of its own), ``stable`` that of the
-    plan it would replace (0: exits off). ``request_rate`` is the fleet's.
+    ``rate`` is the true disagreement of the canary (None: the tuner's own plan from 1,000 labels of its own),
+    ``stable`` that of the plan it would replace (0: exits off). ``request_rate`` is the fleet's.
     """
 
     name: str
@@ -43,10 +43,10 @@ class Scenario:
 class Attempt:
     """One simulated rollout.
 
-    ``n`` and ``k`` are the audits and disagreements that the verdict was made on, over all steps; ``n_until_off`` also counts what the
-    canary answered until the last worker had left it. ``seconds`` is the simulated time to the verdict, ``batches`` are the canary's in the last
-    step, ``truth`` is the plan's disagreement on the whole pool. ``curve`` has (step, audits, log e-value of accuracy, slow batches, log e-value
-    of slowness) of each pass.
+    ``n`` and ``k`` are the audits and disagreements that the verdict was made on, over all steps; ``n_until_off`` also
+    counts what the canary answered until the last worker had left it. ``seconds`` is the simulated time to the verdict,
+    ``batches`` are the canary's in the last step, ``truth`` is the plan's disagreement on the whole pool. ``curve`` has
+    (step, audits, log e-value of accuracy, slow batches, log e-value of slowness) of each pass.
     """
 
     verdict: str

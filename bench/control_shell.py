@@ -1,4 +1,5 @@
-"""The control plane's shell without a platform: objects in memory, and decisions carried out in the order that they ask for."""
+"""The control plane's shell without a platform: objects in memory, and decisions carried out in the order that they ask
+for."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from offramp_core.protocol import PlanDocument
 
 
 class MemoryShell:
-    """A service, its objects and its published document, driven pass by pass. What delivers documents and tunes is up to the caller."""
+    """A service, its objects and its published document, driven pass by pass. What delivers documents and tunes is up
+    to the caller."""
 
     def __init__(self, service: Service, *, now: float = 1_000_000.0) -> None:
         self.service, self.now = service, now

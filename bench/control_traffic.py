@@ -1,9 +1,11 @@
-"""A year with everything at once: drift, days and nights, load peaks, and cameras that show scenes: ``python -m bench.control_traffic``.
+"""A year with everything at once: drift, days and nights, load peaks, and cameras that show scenes: ``python -m
+bench.control_traffic``.
 
-On top of :mod:`bench.control_year`, whose loop this is: requests come by the hour (quiet, easy nights, busy, hard days, and a peak of four times the
-traffic for an hour of most days), audits follow the load as the product has them do, and requests show scenes, each a copy of one of the pool's
-rows, of sources that name themselves. Records carry what the product's carry: draw, audit rate and stream. Breakers and detectors count by the
-published design effect. A better plan is looked for once a day.
+On top of :mod:`bench.control_year`, whose loop this is: requests come by the hour (quiet, easy nights, busy, hard days,
+and a peak of four times the traffic for an hour of most days), audits follow the load as the product has them do, and
+requests show scenes, each a copy of one of the pool's rows, of sources that name themselves. Records carry what the
+product's carry: draw, audit rate and stream. Breakers and detectors count by the published design effect. A better plan
+is looked for once a day.
 """
 
 from __future__ import annotations
@@ -177,9 +179,12 @@ class Everything(Life):
 
     def _store(self) -> RecordStore:
         records = replace(
-            self.world.records.take(self.rows), time=self.times, stream=self.streams if self.sights.sources > 1 else None,
-            draw=self.draws.astype(np.float32), audit_rate=self.audit_rates.astype(np.float32),
-        )  # fmt: skip
+            self.world.records.take(self.rows),
+            time=self.times,
+            stream=self.streams if self.sights.sources > 1 else None,
+            draw=self.draws.astype(np.float32),
+            audit_rate=self.audit_rates.astype(np.float32),
+        )
         return RecordStore(records, self.world.ramp_ids, BACKBONE, RAMP_SET)
 
 
@@ -222,7 +227,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
     if not options.records.is_file():
-        print(f"bench.control_traffic: make the records first: python -m bench.record {options.records.stem}", file=sys.stderr)  # fmt: skip
+        print(
+            f"bench.control_traffic: make the records first: python -m bench.record {options.records.stem}",
+            file=sys.stderr,
+        )
         return 1
     found: dict[str, Any] = {}
     columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -247,9 +255,15 @@ def main(arguments: list[str] | None = None) -> int:
         table = Table("traffic", "over budget", "worst", "disagreement", "saving", "tests", "alarms", "days off")
         for name, row in found.items():
             table.add_row(
-                name, f"{row['broken']} of {row['runs']}", f"{row['worst']:.2%}", f"{row['disagreement']:.2%}", f"{row['saving']:.1%}",
-                f"{row['tests']:.0f}", f"{row['alarms']:.0f}", f"{row['days_off']:.1f}",
-            )  # fmt: skip
+                name,
+                f"{row['broken']} of {row['runs']}",
+                f"{row['worst']:.2%}",
+                f"{row['disagreement']:.2%}",
+                f"{row['saving']:.1%}",
+                f"{row['tests']:.0f}",
+                f"{row['alarms']:.0f}",
+                f"{row['days_off']:.1f}",
+            )
         Console().print(table)
     return 1 if any(row["broken"] > 0.05 * row["runs"] for row in found.values()) else 0
 

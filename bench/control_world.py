@@ -41,7 +41,8 @@ class MissingRecordsError(FileNotFoundError):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A plan on the pool: the stage each row leaves at (the last one for the output) and whether its answer is wrong, both [n]."""
+    """A plan on the pool: the stage each row leaves at (the last one for the output) and whether its answer is wrong,
+    both [n]."""
 
     plan: Plan
     hash: str
@@ -119,7 +120,8 @@ class World:
 
     @cached_property
     def hardness(self) -> Floats:
-        """Share of a row's ramps that are wrong, as a multiple of that of the rows which the tuned plan answers wrongly: (n,)."""
+        """Share of a row's ramps that are wrong, as a multiple of that of the rows which the tuned plan answers
+        wrongly: (n,)."""
         share = 1 - self.records.agrees.mean(axis=1)
         return np.asarray(share / share[self.served(self.tuned).wrong].mean())
 
@@ -154,7 +156,8 @@ class World:
         )
 
     def plan_at(self, rate: float) -> Plan:
-        """The tuned plan with its thresholds scaled until its true disagreement is nearest to ``rate``, from below where that is possible."""
+        """The tuned plan with its thresholds scaled until its true disagreement is nearest to ``rate``, from below
+        where that is possible."""
         if rate not in self._at:
             self._at[rate] = self._search_plan_at(rate)
         return self._at[rate]
@@ -226,9 +229,14 @@ def _with_ramps(records: Records, kept: Ints) -> Records:
         )
         profile = replace(profile, batches=batches)
     return replace(
-        records, uncertainty=records.uncertainty[:, kept], agrees=records.agrees[:, kept], costs=costs, profile=profile,
-        prediction=None, ramp_ids=(),
-    )  # fmt: skip
+        records,
+        uncertainty=records.uncertainty[:, kept],
+        agrees=records.agrees[:, kept],
+        costs=costs,
+        profile=profile,
+        prediction=None,
+        ramp_ids=(),
+    )
 
 
 def _fewer(segments: Floats, ramps: Floats, kept: Ints) -> ExitCosts:
@@ -246,7 +254,8 @@ class MeanLoad:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Batches of the whole fleet in the order in which they end; all [n]. ``slowness`` multiplies the profile's seconds."""
+    """Batches of the whole fleet in the order in which they end; all [n]. ``slowness`` multiplies the profile's
+    seconds."""
 
     end: Floats
     size: Ints
@@ -257,9 +266,9 @@ class Stretch:
 class Traffic:
     """Batches that come in bursts, dealt to workers at random.
 
-    Bursts, wander and stalls belong to the fleet: whatever makes batches slow strikes all workers and both arms at once, which is the
-    hardest case for a test that compares arms. On top of :func:`bench.evidence.bursty_load` come rare stalls with a Pareto tail
-    (exponent 1.5: no variance), and workers of different speed.
+    Bursts, wander and stalls belong to the fleet: whatever makes batches slow strikes all workers and both arms at
+    once, which is the hardest case for a test that compares arms. On top of :func:`bench.evidence.bursty_load` come
+    rare stalls with a Pareto tail (exponent 1.5: no variance), and workers of different speed.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """A year of drift and daily re-tuning through the real control loop, on recorded scores: `python -m bench.control`.
 
-What drifts is how often hard inputs come: rows of the pool are drawn with weight exp(hardness x how many of their ramps are wrong), so that the true
-disagreement and saving of every plan on every day are sums over the pool. Between two passes a worker may serve for a whole day; its own
-breaker follows every audited request all the same, and the pass that finds it open comes ten seconds after. While a rollout is under way or
-labels are missing a pass comes every 30 seconds, which is later than in the product.
+What drifts is how often hard inputs come: rows of the pool are drawn with weight exp(hardness x how many of their ramps
+are wrong), so that the true disagreement and saving of every plan on every day are sums over the pool. Between two
+passes a worker may serve for a whole day; its own breaker follows every audited request all the same, and the pass that
+finds it open comes ten seconds after. While a rollout is under way or labels are missing a pass comes every 30 seconds,
+which is later than in the product.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _BUCKETS = [bucket_index(s) for s in BATCH_SECONDS.tolist()]
 
 @dataclass(frozen=True, slots=True)
 class YearScenario:
-    """``request_rate`` is that of the quietest day, over the fleet; ``days`` is how long it lasts. Without ``watched`` the workers have no breakers."""
+    """``request_rate`` is that of the quietest day, over the fleet; ``days`` is how long it lasts. Without ``watched``
+    the workers have no breakers."""
 
     name: str
     promise: str
@@ -71,7 +73,8 @@ YEARS = (
 
 @dataclass(frozen=True, slots=True)
 class Year:
-    """One simulated year; ``disagreement`` and ``saving`` are weighted by requests, ``by_day`` is the disagreement of each day."""
+    """One simulated year; ``disagreement`` and ``saving`` are weighted by requests, ``by_day`` is the disagreement of
+    each day."""
 
     disagreement: float
     saving: float
@@ -96,7 +99,8 @@ def year(world: World, scenario: YearScenario, seed: int) -> Year:
 
 @dataclass
 class DayWorker:
-    """One worker's counters and breaker, which a whole day may pass at once; :class:`bench.control_fleet.SimWorker` counts batches."""
+    """One worker's counters and breaker, which a whole day may pass at once; :class:`bench.control_fleet.SimWorker`
+    counts batches."""
 
     uid: str
     document: PlanDocument | None = None
@@ -330,11 +334,20 @@ class Life(MemoryShell):
         document = worker.document
         canary = document.canary if document is not None else None
         state = WorkerState(
-            uid=worker.uid, boot_id=f"{worker.uid}-1", service_uid="uid", model="sim", ready=True, backbone_digest=BACKBONE,
-            ramp_set_digest=RAMP_SET, ramps=self.world.columns, costs=self.world.cost_lists, epoch=document.epoch if document else 0,
+            uid=worker.uid,
+            boot_id=f"{worker.uid}-1",
+            service_uid="uid",
+            model="sim",
+            ready=True,
+            backbone_digest=BACKBONE,
+            ramp_set_digest=RAMP_SET,
+            ramps=self.world.columns,
+            costs=self.world.cost_lists,
+            epoch=document.epoch if document else 0,
             stable_hash=Plan.from_mapping(document.stable.plan).content_hash if document else "",
-            canary_hash=Plan.from_mapping(canary.plan).content_hash if canary else "", breaker_open=worker.open,
-        )  # fmt: skip
+            canary_hash=Plan.from_mapping(canary.plan).content_hash if canary else "",
+            breaker_open=worker.open,
+        )
         counts = tuple(c.freeze() for c in worker.counters)
         seen = Observations(worker.uid, state.boot_id, self.now, counts, RecordBlock(0, 0, RAMP_SET))
         return Worker(WorkerEndpoint(worker.uid, worker.uid, True), state, seen)

@@ -1,9 +1,10 @@
 """Ten years of a tuner that never rests: ``python -m bench.decade [--json]``.
 
-The product's tuner is asked in every hour that it may be, by traffic and budget. A test takes all fresh labels; one in five fails by little and asks
-for half as many again, the others end with a plan or with none that is better. A month is lived through, then as many tests are counted as ten years of
-its pace come to, which is more than there would be, since each is stricter than the last; then a month more. Told are the time to the first
-certificate and to the last test, and the share of the last month in which audits were more than a quiet service has.
+The product's tuner is asked in every hour that it may be, by traffic and budget. A test takes all fresh labels; one in
+five fails by little and asks for half as many again, the others end with a plan or with none that is better. A month is
+lived through, then as many tests are counted as ten years of its pace come to, which is more than there would be, since
+each is stricter than the last; then a month more. Told are the time to the first certificate and to the last test, and
+the share of the last month in which audits were more than a quiet service has.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ BEGIN = 1_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class Decade:
-    """``first`` and ``last`` are seconds to the first certificate and to the last test, from when labels for it were wanted; ``eager`` is a share
-    of time. ``hopeless`` is what the status says where no test is ever run."""
+    """``first`` and ``last`` are seconds to the first certificate and to the last test, from when labels for it were
+    wanted; ``eager`` is a share of time. ``hopeless`` is what the status says where no test is ever run."""
 
     rate: float
     budget: float
@@ -75,7 +76,8 @@ def decade(rate: float, budget: float, *, years: float = 10.0) -> Decade:
 
 @dataclass
 class _Life:
-    """A service's tuner and audits; ``labels`` are fresh, ``first`` and ``last`` the seconds that tests waited for theirs."""
+    """A service's tuner and audits; ``labels`` are fresh, ``first`` and ``last`` the seconds that tests waited for
+    theirs."""
 
     service: Service
     stable: Config
@@ -155,7 +157,9 @@ def table(decades: Sequence[Decade]) -> Table:
         if d.hopeless:
             shown.add_row(f"{d.rate:g}", f"{d.budget:.2%}", "0", d.hopeless)
         else:
-            shown.add_row(f"{d.rate:g}", f"{d.budget:.2%}", f"{d.tests:,}", span(d.first), span(d.last), f"{d.eager:.1%}")  # fmt: skip
+            shown.add_row(
+                f"{d.rate:g}", f"{d.budget:.2%}", f"{d.tests:,}", span(d.first), span(d.last), f"{d.eager:.1%}"
+            )
     return shown
 
 

@@ -1,19 +1,22 @@
-"""The engine alone, no HTTP: mean time of a plan against the fastest exact fp32 executor without exits, and without audits.
+"""The engine alone, no HTTP: mean time of a plan against the fastest exact fp32 executor without exits, and without
+audits.
 
     python -m bench.engine [NAME...] [--pairs 9] [--seconds 60] [--out build/bench/engine.json]
 
-Names are those of :mod:`bench.subjects`, or a bundle's folder with ``--held-out FILE.npz`` (``x``, rows that ``prepare`` has not seen).
-The bundle's ramps are scored on held-out rows. The first half finds and certifies plans, the other half is served. Plans are priced by what the pieces cost *now*. Reported apart:
+Names are those of :mod:`bench.subjects`, or a bundle's folder with ``--held-out FILE.npz`` (``x``, rows that
+``prepare`` has not seen). The bundle's ramps are scored on held-out rows. The first half finds and certifies plans, the
+other half is served. Plans are priced by what the pieces cost *now*. Reported apart:
 
     certified     core tuning on the first half
-    uncertified   the exact optimum on the first half, at the largest budget of which the second half disagrees with at most 1 %
-    exit-free     the best precision alone, where the bundle has another one
+    uncertified   the exact optimum on the first half, at the largest budget of which the second half disagrees with at
+    most 1 % exit-free     the best precision alone, where the bundle has another one
 
-Plans are found anew for every batch size. The product serves one plan at all sizes, priced at batch size 1: at the others, its rows are the
-``certified`` ones ``, of batch 1``.
+Plans are found anew for every batch size. The product serves one plan at all sizes, priced at batch size 1: at the
+others, its rows are the ``certified`` ones ``, of batch 1``.
 
-Every pair runs the same batches with and without exits in turn, so that neighbours hit both alike; the ratio of a pair is one number,
-reported are the median and the range over pairs. The clock is the thread's processor time, which waiting for a core does not lengthen.
+Every pair runs the same batches with and without exits in turn, so that neighbours hit both alike; the ratio of a pair
+is one number, reported are the median and the range over pairs. The clock is the thread's processor time, which waiting
+for a core does not lengthen.
 """
 
 from __future__ import annotations
@@ -55,8 +58,8 @@ from offramp_worker.prepare.profiling import Job, clock_of, jobs_of, time_jobs
 BATCHES = (1, 4, 16, 32)
 BUDGET = 0.01
 MAX_OVERHEAD = 0.05
-# Shares of the budget that the uncertified plan may spend in the search. More than all of it, too: either half may be the harder one, above
-# all for a lower precision, whose own disagreement is there before any exit.
+# Shares of the budget that the uncertified plan may spend in the search. More than all of it, too: either half may be
+# the harder one, above all for a lower precision, whose own disagreement is there before any exit.
 BUDGETS_TRIED = tuple(share / 10 for share in range(16, 0, -1))
 ROWS_PER_PAIR = {1: 200, 4: 240, 16: 320, 32: 384}
 SECONDS_PER_PAIR = 1.0  # of the exact executor, about; a dear model has fewer rows in a pair
@@ -252,9 +255,16 @@ def _request(bundle: Bundle, precisions: tuple[Precision, ...]) -> TuningRequest
     ids = tuple(bundle.columns[j].id for j in chain([c.precision for c in bundle.columns], EXACT))
     manifest = bundle.manifest
     return TuningRequest(
-        max_disagreement=BUDGET, delta=0.05, test_index=1, ramp_ids=ids, backbone_digest=manifest.backbone_digest,
-        ramp_set_digest=manifest.ramp_set_digest, max_overhead=MAX_OVERHEAD, execution="ComputeSaving", precisions=precisions,
-    )  # fmt: skip
+        max_disagreement=BUDGET,
+        delta=0.05,
+        test_index=1,
+        ramp_ids=ids,
+        backbone_digest=manifest.backbone_digest,
+        ramp_set_digest=manifest.ramp_set_digest,
+        max_overhead=MAX_OVERHEAD,
+        execution="ComputeSaving",
+        precisions=precisions,
+    )
 
 
 def _certified(first: Records, bundle: Bundle, precisions: tuple[Precision, ...]) -> Plan | str:
@@ -281,7 +291,8 @@ def _uncertified(first: Records, second: Records, bundle: Bundle, precisions: tu
 def breakdown(
     sessions: Sessions, bundle: Bundle, plan: Plan, profile: Profile, x: Array, *, rounds: int
 ) -> dict[str, float]:
-    """Microseconds of a single request that takes no exit: the exact executor, the plan's sessions, its decisions and all of it."""
+    """Microseconds of a single request that takes no exit: the exact executor, the plan's sessions, its decisions and
+    all of it."""
     served = serve_plan(sessions, bundle, plan, profile).nobody_leaves()
     exact = sessions.exact_stage()
 
@@ -340,16 +351,21 @@ def bench(bundle: Bundle, x: Array, *, pairs: int, seconds: float, tell: Callabl
                 answers[key] = answers_of(served, x[half:], spec, batch=batch)
             wrong = float((answers[key] != reference).mean())
             row |= {
-                "ramps": [{"id": r.id, "threshold": str(r.threshold)} for r in plan.ramps], "precision": plan.precision,
-                "ratio": asdict(ratio), "worst": asdict(worst), "disagreement": wrong, "rows": len(reference),
-            }  # fmt: skip
+                "ramps": [{"id": r.id, "threshold": str(r.threshold)} for r in plan.ramps],
+                "precision": plan.precision,
+                "ratio": asdict(ratio),
+                "worst": asdict(worst),
+                "disagreement": wrong,
+                "rows": len(reference),
+            }
             if batch == 1 and served.tests:
                 row["microseconds"] = breakdown(
                     sessions, bundle, plan, profile, typical_batch(x[half:], spec, size=1), rounds=300
                 )
             rows.append(row)
             tell(
-                f"batch {batch:2d} {name}: {ratio.median:.3f} ({ratio.low:.3f}-{ratio.high:.3f}), worst {worst.median:.3f}, disagreement {wrong:.2%}, "
+                f"batch {batch:2d} {name}: {ratio.median:.3f} ({ratio.low:.3f}-{ratio.high:.3f}), worst "
+                f"{worst.median:.3f}, disagreement {wrong:.2%}, "
                 f"{plan.precision} {[r.id for r in plan.ramps]} {row.get('microseconds', '')}"
             )
     return {"profile": {name: a.tolist() for name, a in profile_arrays(profile).items()}, "plans": rows}

@@ -43,7 +43,8 @@ Floats = npt.NDArray[np.float64]
 
 
 def power_table() -> list[dict[str, Any]]:
-    """Observations (median, 90th percentile; None: later than the last look) until the one-arm test decides, by true rate."""
+    """Observations (median, 90th percentile; None: later than the last look) until the one-arm test decides, by true
+    rate."""
     rows = []
     for side, rates in (("less", BETTER), ("greater", WORSE)):
         for rate in rates:
@@ -70,7 +71,8 @@ def two_arm_level(share: float, *, alpha: float = LEVEL, looks: int = 10_000) ->
 
 
 def gate_table() -> dict[str, Any]:
-    """What the accuracy gate does at its defaults, with one test per step: (median, p90) audits to stop, and false rollbacks."""
+    """What the accuracy gate does at its defaults, with one test per step: (median, p90) audits to stop, and false
+    rollbacks."""
     grid = harmful_rates(BUDGET)
     harmful = stopping_time(5 * BUDGET, p0=BUDGET, alpha=LEVEL, looks=5000, grid=grid)
     return {
@@ -136,7 +138,8 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What load does to batches, in their order: sizes, whether a burst was on, and how many times as long as usual each takes; all [n]."""
+    """What load does to batches, in their order: sizes, whether a burst was on, and how many times as long as usual
+    each takes; all [n]."""
 
     size: npt.NDArray[np.int64]
     in_burst: npt.NDArray[np.bool_]
@@ -144,7 +147,8 @@ class Load:
 
 
 def bursty_load(rng: np.random.Generator, n: int) -> Load:
-    """Batches of 1 to 32 while load comes in bursts: bursts make batches large and the machine slow, and whole stretches are slow together."""
+    """Batches of 1 to 32 while load comes in bursts: bursts make batches large and the machine slow, and whole
+    stretches are slow together."""
     in_burst = _stretches(rng, n, calm=200, burst=40)
     size = np.where(in_burst, rng.integers(8, 33, n), np.minimum(32, rng.geometric(0.35, n)))
     wander = _autocorrelated(rng, n, memory=0.98, spread=0.08)
@@ -182,7 +186,8 @@ def sketches_of(batches: Batches) -> dict[BatchShape, SecondsSketch]:
 def slowness_rejects(
     rng: np.random.Generator, *, slowdown: float, batches_per_step: dict[int, int], max_overhead: float = 0.05
 ) -> bool:
-    """Whether the control plane's slowness gate rejects anywhere in a rollout of three steps, looking after every batch.
+    """Whether the control plane's slowness gate rejects anywhere in a rollout of three steps, looking after every
+    batch.
 
     The limits are frozen beforehand from the stable plan's sketches, as the rollout does.
     """
@@ -240,7 +245,8 @@ def two_arm_table(rng: np.random.Generator, *, runs: int = 300) -> dict[str, Any
 
 
 def counting_trap(rng: np.random.Generator, requests: int = 400_000) -> dict[str, float]:
-    """Truth 2 %, 60 % leave early, audits 5 %: what audits read, and what counting every non-exit as an agreement would read."""
+    """Truth 2 %, 60 % leave early, audits 5 %: what audits read, and what counting every non-exit as an agreement would
+    read."""
     leaves = rng.random(requests) < 0.6
     wrong = leaves & (rng.random(requests) < 0.02 / 0.6)
     audited = rng.random(requests) < 0.05  # drawn at admission, whether or not the request leaves

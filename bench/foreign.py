@@ -1,10 +1,10 @@
 """Architectures nobody tuned for: ``python -m bench.foreign [--only NAME...] [--out build/foreign]``; JSON on stdout.
 
-A small VGG (.pt2), a small DenseNet (.onnx) and a small transformer (.onnx with a mask) are trained briefly, exported, and given to
-``offramp prepare`` with 2,000 unlabelled inputs and no other option; ``offramp serve`` then answers held-out inputs, which must
-equal the model's own answers while exits are off. The best plan at 1 % on the bundle's records is judged on these inputs too, which neither
-the model nor a head nor the plan has seen, and served. For a model that is refused the optimum in hindsight is told, over all heads that
-were tried.
+A small VGG (.pt2), a small DenseNet (.onnx) and a small transformer (.onnx with a mask) are trained briefly, exported,
+and given to ``offramp prepare`` with 2,000 unlabelled inputs and no other option; ``offramp serve`` then answers
+held-out inputs, which must equal the model's own answers while exits are off. The best plan at 1 % on the bundle's
+records is judged on these inputs too, which neither the model nor a head nor the plan has seen, and served. For a model
+that is refused the optimum in hindsight is told, over all heads that were tried.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ def vgg(folder: Path) -> tuple[Path, Task]:
 
 
 def densenet(folder: Path) -> tuple[Path, Task]:
-    """The DenseNet on scikit-learn's digits; shifted, noisy copies make up the numbers, never of one digit on both sides."""
+    """The DenseNet on scikit-learn's digits; shifted, noisy copies make up the numbers, never of one digit on both
+    sides."""
     sets = load_digit_sets(seed=SEED)
     x, y = _varied(sets.backbone.x, sets.backbone.y, 3_000, seed=1)
     task = Task(
@@ -229,7 +230,8 @@ def prepare(model: Path, data: Path, out: Path, options: Sequence[str] = ()) -> 
 
 
 def judge(name: str, folder: Path, x: Array, report: Mapping[str, Any]) -> dict[str, Any]:
-    """What the best plan at 1 % on the bundle's records saves and disagrees on ``x``, and the optimum there in hindsight."""
+    """What the best plan at 1 % on the bundle's records saves and disagrees on ``x``, and the optimum there in
+    hindsight."""
     bundle = load_bundle(folder)
     recorded = records_from_arrays(dict(np.load(folder / "records.npz")))
     seen = held_out_records(bundle, recorded, x)
@@ -251,16 +253,22 @@ def judge(name: str, folder: Path, x: Array, report: Mapping[str, Any]) -> dict[
 
 
 def _certified(bundle: Bundle, recorded: Records, seen: Records) -> dict[str, float] | None:
-    """What the plan that tuning certifies at 1 % on the bundle's records does on ``seen``; None where none is certified."""
+    """What the plan that tuning certifies at 1 % on the bundle's records does on ``seen``; None where none is
+    certified."""
     manifest = bundle.manifest
     ids = tuple(ramp.id for ramp in bundle.ramps[: recorded.n_ramps])
     outcome = tune(
         recorded,
         TuningRequest(
-            max_disagreement=BUDGET, delta=0.05, test_index=1, ramp_ids=ids, backbone_digest=manifest.backbone_digest,
-            ramp_set_digest=manifest.ramp_set_digest, max_overhead=1.0,
+            max_disagreement=BUDGET,
+            delta=0.05,
+            test_index=1,
+            ramp_ids=ids,
+            backbone_digest=manifest.backbone_digest,
+            ramp_set_digest=manifest.ramp_set_digest,
+            max_overhead=1.0,
         ),
-    )  # fmt: skip
+    )
     if not isinstance(outcome, Proposed):
         return None
     result = evaluate_plan(seen, outcome.plan, ids)
@@ -280,10 +288,13 @@ def held_out_records(bundle: Bundle, recorded: Records, x: Array) -> Records:
     costs = recorded.costs
     return records_from_arrays(
         {
-            "uncertainty": uncertainty, "prediction": prediction, "final": reference,
-            "segment_seconds": np.asarray(costs.segment_seconds), "ramp_seconds": np.asarray(costs.ramp_seconds),
+            "uncertainty": uncertainty,
+            "prediction": prediction,
+            "final": reference,
+            "segment_seconds": np.asarray(costs.segment_seconds),
+            "ramp_seconds": np.asarray(costs.ramp_seconds),
         }
-    )  # fmt: skip
+    )
 
 
 def refused(name: str, folder: Path, x: Array, *, reason: str, model: str, data: Path) -> dict[str, Any]:
@@ -304,8 +315,9 @@ def refused(name: str, folder: Path, x: Array, *, reason: str, model: str, data:
 
 
 def served(folder: Path, model: Path, x: Array) -> dict[str, Any]:
-    """``offramp serve`` against the model's own file on ``x``: with exits off in requests of different sizes, where every answer must be the
-    model's, then one by one with exits off and with the best plan of the bundle's records in turn."""
+    """``offramp serve`` against the model's own file on ``x``: with exits off in requests of different sizes, where
+    every answer must be the model's, then one by one with exits off and with the best plan of the bundle's records in
+    turn."""
     bundle = load_bundle(folder)
     manifest, spec = bundle.manifest, bundle.manifest.inputs[0]
     recorded = records_from_arrays(dict(np.load(folder / "records.npz")))
@@ -333,10 +345,16 @@ def served(folder: Path, model: Path, x: Array) -> dict[str, Any]:
     wrong = said // 2 != expected[np.concatenate([trial.row for trial in trials["on"]])]
     wrong_off = sum(int((trial.label // 2 != expected[trial.row]).sum()) for trial in trials["off"])
     return {
-        "served": len(x), "labels_differ": labels + wrong_off, "largest_gap": round(gap, 6),
-        "exits_on": {"requests": len(said), "left": round(float((said % 2).mean()), 4), "disagreement": round(float(wrong.mean()), 4),
-                     "latency_ratio": round(float(np.median(ratios)), 4)},
-    }  # fmt: skip
+        "served": len(x),
+        "labels_differ": labels + wrong_off,
+        "largest_gap": round(gap, 6),
+        "exits_on": {
+            "requests": len(said),
+            "left": round(float((said % 2).mean()), 4),
+            "disagreement": round(float(wrong.mean()), 4),
+            "latency_ratio": round(float(np.median(ratios)), 4),
+        },
+    }
 
 
 def _label_and_leave(body: bytes) -> int:

@@ -1,8 +1,9 @@
 """What the front end costs: Offramp with exits off against a bare FastAPI handler, one core. ``python -m bench.front``.
 
-Server processes are pinned to one core and the client to another. For each server: the idle server one request at a time, the p95 at 0.6 of
-the bare handler's capacity, the highest Poisson rate whose p95 over *all* requests (refused ones count as late) meets an objective, and the
-answers in time a second when twice what the bare handler can do is offered. Rounds are interleaved; every answer is checked.
+Server processes are pinned to one core and the client to another. For each server: the idle server one request at a
+time, the p95 at 0.6 of the bare handler's capacity, the highest Poisson rate whose p95 over *all* requests (refused
+ones count as late) meets an objective, and the answers in time a second when twice what the bare handler can do is
+offered. Rounds are interleaved; every answer is checked.
 """
 
 from __future__ import annotations
@@ -116,12 +117,17 @@ def offramp(data: Data, *, name: str = "offramp") -> Contender:
         name,
         command=lambda _: [sys.executable, "-m", "offramp_worker.main"],
         environment=lambda port, objective: {
-            "OFFRAMP_BUNDLE": str(data.bundle), "OFFRAMP_HOST": "127.0.0.1", "OFFRAMP_PORT": str(port), "OFFRAMP_THREADS": "1",
+            "OFFRAMP_BUNDLE": str(data.bundle),
+            "OFFRAMP_HOST": "127.0.0.1",
+            "OFFRAMP_PORT": str(port),
+            "OFFRAMP_THREADS": "1",
             "OFFRAMP_LATENCY_SECONDS": str(objective),
         },
-        target=lambda port: Target(name, port, [request(row) for row in data.x], lambda body: int(json.loads(body)["outputs"][0]["data"][0])),
+        target=lambda port: Target(
+            name, port, [request(row) for row in data.x], lambda body: int(json.loads(body)["outputs"][0]["data"][0])
+        ),
         ready="/v2/health/ready",
-    )  # fmt: skip
+    )
 
 
 def bare(data: Data) -> Contender:
@@ -133,10 +139,13 @@ def bare(data: Data) -> Contender:
         command=lambda port: [sys.executable, str(script), str(data.model), str(port)],
         environment=lambda _, __: {},
         target=lambda port: Target(
-            "bare", port, [post("/infer", row.tobytes(), headers=headers) for row in data.x], lambda body: int(json.loads(body)["label"])
+            "bare",
+            port,
+            [post("/infer", row.tobytes(), headers=headers) for row in data.x],
+            lambda body: int(json.loads(body)["label"]),
         ),
         ready="/health",
-    )  # fmt: skip
+    )
 
 
 class Running:
@@ -195,10 +204,11 @@ def _answers(url: str) -> bool:
 
 
 class CapacitySearch:
-    """Where the p95 stops to meet the objective, found by going up after a trial that met it and down after one that did not.
+    """Where the p95 stops to meet the objective, found by going up after a trial that met it and down after one that
+    did not.
 
-    Steps halve where the direction turns and double when it has been kept three times, so that a trial spoilt by the machine is made
-    good for by those after it. What is found is the rate that the fewest of all trials speak against.
+    Steps halve where the direction turns and double when it has been kept three times, so that a trial spoilt by the
+    machine is made good for by those after it. What is found is the rate that the fewest of all trials speak against.
     """
 
     def __init__(self, *, low: float, high: float) -> None:
@@ -268,8 +278,8 @@ def measure(
 def find_capacities(
     trial: Callable[[str, float, int], Trial], names: Iterable[str], *, objective: float, low: float, high: float
 ) -> dict[str, float]:
-    """The highest rate from ``low`` to ``high`` of each name whose p95 meets the objective; ``trial`` takes a name, a rate and a seed.
-    They take turns, and who begins changes."""
+    """The highest rate from ``low`` to ``high`` of each name whose p95 meets the objective; ``trial`` takes a name, a
+    rate and a seed. They take turns, and who begins changes."""
     searches = {name: CapacitySearch(low=low, high=high) for name in names}
     order = list(searches)
     for step in range(CAPACITY_TRIALS):

@@ -1,6 +1,7 @@
 """``python -m bench.fuzz KIND``: hostile input in numbers.
 
-Kinds: ``files`` (:mod:`bench.fuzz_files`), ``http`` and ``grpc`` (:mod:`bench.fuzz_worker`), ``manifests`` (:mod:`bench.fuzz_manifests`).
+Kinds: ``files`` (:mod:`bench.fuzz_files`), ``http`` and ``grpc`` (:mod:`bench.fuzz_worker`), ``manifests``
+(:mod:`bench.fuzz_manifests`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""``python -m bench.fuzz files``: damaged and hostile files of every format that is read, thousands of them. Writes build/bench/fuzz-files.json.
+"""``python -m bench.fuzz files``: damaged and hostile files of every format that is read, thousands of them. Writes
+build/bench/fuzz-files.json.
 
-Every case is one file, or a whole bundle, changed by :mod:`bench.fuzz_mutations`, and read as the product reads it, in a process of its own
-with limits of time and memory, in a folder of its own. Right are: one of our own errors, in one line; or answers that are the model's,
-as ONNX Runtime gives them for the same file. Wrong are: a process that dies, does not end or runs out of memory; any other exception; another
-answer; code of the file's that ran; a program or connection that was started; a file that was written, or read outside of the case's folder.
+Every case is one file, or a whole bundle, changed by :mod:`bench.fuzz_mutations`, and read as the product reads it, in
+a process of its own with limits of time and memory, in a folder of its own. Right are: one of our own errors, in one
+line; or answers that are the model's, as ONNX Runtime gives them for the same file. Wrong are: a process that dies,
+does not end or runs out of memory; any other exception; another answer; code of the file's that ran; a program or
+connection that was started; a file that was written, or read outside of the case's folder.
 
-A case is named by its seed and number: ``--seed 3 --only 17`` runs it again, and ``--keep`` leaves its files in build/bench/fuzz-files.
+A case is named by its seed and number: ``--seed 3 --only 17`` runs it again, and ``--keep`` leaves its files in
+build/bench/fuzz-files.
 """
 
 from __future__ import annotations
@@ -81,7 +84,8 @@ CHANGED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a case is made in a folder, of the seeds, and how it is read: what its answers should be like is part of ``read``."""
+    """How a case is made in a folder, of the seeds, and how it is read: what its answers should be like is part of
+    ``read``."""
 
     make: Callable[[random.Random, Path, Path], None]
     read: Callable[[Path], str]
@@ -92,7 +96,8 @@ class Kind:
 
 
 def make_seeds(folder: Path) -> None:
-    """Valid files of every format, small ones; made in a process of its own, so that children are forked from one without threads."""
+    """Valid files of every format, small ones; made in a process of its own, so that children are forked from one
+    without threads."""
     sys.path.insert(0, str(ROOT / "tests" / "worker"))
     import bundles
     import hostile
@@ -118,11 +123,12 @@ def make_seeds(folder: Path) -> None:
     nodes.insert(0, helper.make_node("If", ["yes"], ["w"], then_branch=branch, else_branch=branch))
     tensors = [numpy_helper.from_array(value, name) for name, value in state.items()]
     graph = helper.make_graph(
-        nodes, "g",
+        nodes,
+        "g",
         [helper.make_tensor_value_info("x", 1, ["batch", 4])],
         [helper.make_tensor_value_info("y", 1, ["batch", 3])],
         [*tensors, numpy_helper.from_array(np.array(True), "yes")],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     (folder / "m.onnx").write_bytes(model.SerializeToString())
     weights = {
@@ -183,7 +189,8 @@ def _manifest_that_fits(rng: random.Random, seeds: Path, case: Path) -> None:
 
 
 def _whole_bundle(rng: random.Random, seeds: Path, case: Path) -> None:
-    """Files of a bundle removed, exchanged for each other, for links or folders, or damaged without telling the manifest."""
+    """Files of a bundle removed, exchanged for each other, for links or folders, or damaged without telling the
+    manifest."""
     folder = _bundle(seeds, case)
     files = sorted(folder.iterdir())
     for _ in range(rng.choice((1, 1, 2))):
@@ -261,7 +268,8 @@ def _image(rng: random.Random, seeds: Path, case: Path) -> None:
 
 
 def _serve(folder: Path) -> str:
-    """A bundle that loads must answer as its own backbone does, as the probe says, and under a plan with all of its exits."""
+    """A bundle that loads must answer as its own backbone does, as the probe says, and under a plan with all of its
+    exits."""
     import onnxruntime as ort
 
     from offramp_worker.bundle.load import check_files, load_bundle

@@ -1,14 +1,16 @@
 """Manifests nobody would write, through every door that takes one: `python -m bench.fuzz_manifests --count 1000`.
 
-Valid objects of the three kinds are made from the CRDs' own schemas and changed at random places. What is asked of each:
+Valid objects of the three kinds are made from the CRDs' own schemas and changed at random places. What is asked of
+each:
 
 - `offramp lint` and a real API server agree on whether it is taken, and lint ends without a traceback;
-- of a service that the API server takes, the operator makes its decision and every object of a pass, and brings it to the API server: a
-  condition at worst, never an exception;
+- of a service that the API server takes, the operator makes its decision and every object of a pass, and brings it to
+  the API server: a condition at worst, never an exception;
 - `offramp up` reads the file or says which field is wrong.
 
-Texts that are no JSON (anchors, tags, deep nesting, control characters) meet `lint` and `up` alone. The same seed makes the same manifests. Exit code 1: something was found;
-each finding is printed with the seed of its manifest, which `--only` runs again.
+Texts that are no JSON (anchors, tags, deep nesting, control characters) meet `lint` and `up` alone. The same seed makes
+the same manifests. Exit code 1: something was found; each finding is printed with the seed of its manifest, which
+`--only` runs again.
 """
 
 from __future__ import annotations
@@ -71,60 +73,279 @@ Path_ = tuple[str | int, ...]
 # --- what is tried -----------------------------------------------------------------------------------
 
 SEEDS: tuple[dict[str, Json], ...] = (
-    {"kind": "EarlyExitService", "metadata": {"name": "digits"}, "spec": {
-        "model": {"uri": "oci://offramp/digits:1", "digest": "sha256:" + "1" * 64},
-        "objective": {"latency": {"percentile": 95, "threshold": "40ms"}, "accuracy": {
-            "maxDisagreement": "0.02", "confidence": "0.95",
-            "slices": [{"name": "night", "maxDisagreement": "0.03"}], "classes": [{"class": 3, "maxDisagreement": "0.05"}]}},
-        "ramps": {"mode": "Auto", "maxOverhead": "0.05", "maxActive": 3, "holdback": "0.02", "training": "LiveTraffic", "store": {"claimName": "ramps"}},
-        "execution": "ComputeSaving", "deadlineAnswers": "Always", "predictionCache": {"sizeLimit": "64Mi"}, "feedback": {"maxAnswers": 100},
-        "protocols": ["HTTP", "GRPC"], "batching": {"policy": "Offramp"},
-        "rollout": {"promotion": "Manual", "stepDeadline": "90s", "cooldown": "0s", "steps": [{"weight": 5, "pause": "1s"}, {"weight": 50}]},
-        "updatePolicy": {"type": "Auto", "surgeDeadline": "0s", "sideBySide": {
-            "weight": 20, "pause": "1m"}}, "route": {"parentRefs": [{"name": "public", "port": 80}], "hostnames": ["a.example.com"]},
-        "autoscaling": {"minReplicas": 1, "maxReplicas": 4, "targetInFlight": 8, "noExitFloor": "PreScale"},
-        "suspend": False,
-        "worker": {"image": "a/b:1", "resources": {"requests": {"cpu": 1}, "limits": {"memory": "1Gi", "nvidia.com/gpu": 1}},
-                   "nodeSelector": {"a": "b"}, "tolerations": [{"key": "gpu", "operator": "Exists"}], "env": [{"name": "A", "value": "b"}],
-                   "labels": {"team": "x"}, "annotations": {"example.com/a": "b"},
-                   "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]}}},
-    {"kind": "EarlyExitService", "metadata": {"name": "tiny"}, "spec": {
-        "model": {"uri": "https://models.example/digits.tar", "archiveDigest": "sha256:" + "2" * 64, "secretRef": {"name": "s"}},
-        "objective": {"latency": {"threshold": "1.5s"}, "accuracy": {"maxDisagreement": "0.01"}},
-        "ramps": {"mode": "Pinned", "pin": {"ramps": [{"id": "r04-grid", "threshold": "0.25"}, {"id": "r08-grid", "threshold": "1.0"}]}},
-        "updatePolicy": {"type": "Recreate", "recreateDeadline": "5m"}, "replicas": 1}},
-    {"kind": "EarlyExitService", "metadata": {"name": "plain"}, "spec": {
-        "model": {"uri": "s3://models/digits.tar", "endpoint": "https://minio.example:9000", "region": "eu-1"},
-        "objective": {"latency": {"threshold": "250us"}, "accuracy": {"maxDisagreement": "0.000001", "everyClass": {"maxDisagreement": "0.1", "count": 5}}},
-        "replicas": 0}},
-    {"kind": "EarlyExitService", "metadata": {"name": "local"}, "spec": {
-        "model": {"uri": "file:///tmp/bundle"},
-        "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}}, "replicas": 2}},
-    {"kind": "RampConfig", "metadata": {"name": "digits-0123456789"}, "spec": {
-        "backboneDigest": "sha256:" + "a" * 64, "rampSetDigest": "sha256:" + "b" * 64,
-        "ramps": [{"id": "r04-grid", "threshold": "0.25"}], "precision": "fp32", "execution": "Auto"}},
-    {"kind": "RampRollout", "metadata": {"name": "digits-1"}, "spec": {
-        "serviceName": "digits", "from": "digits-0123456789", "to": "digits-abcdef0123", "generation": 1, "cause": "Tuned"}},
-)  # fmt: skip
+    {
+        "kind": "EarlyExitService",
+        "metadata": {"name": "digits"},
+        "spec": {
+            "model": {"uri": "oci://offramp/digits:1", "digest": "sha256:" + "1" * 64},
+            "objective": {
+                "latency": {"percentile": 95, "threshold": "40ms"},
+                "accuracy": {
+                    "maxDisagreement": "0.02",
+                    "confidence": "0.95",
+                    "slices": [{"name": "night", "maxDisagreement": "0.03"}],
+                    "classes": [{"class": 3, "maxDisagreement": "0.05"}],
+                },
+            },
+            "ramps": {
+                "mode": "Auto",
+                "maxOverhead": "0.05",
+                "maxActive": 3,
+                "holdback": "0.02",
+                "training": "LiveTraffic",
+                "store": {"claimName": "ramps"},
+            },
+            "execution": "ComputeSaving",
+            "deadlineAnswers": "Always",
+            "predictionCache": {"sizeLimit": "64Mi"},
+            "feedback": {"maxAnswers": 100},
+            "protocols": ["HTTP", "GRPC"],
+            "batching": {"policy": "Offramp"},
+            "rollout": {
+                "promotion": "Manual",
+                "stepDeadline": "90s",
+                "cooldown": "0s",
+                "steps": [{"weight": 5, "pause": "1s"}, {"weight": 50}],
+            },
+            "updatePolicy": {"type": "Auto", "surgeDeadline": "0s", "sideBySide": {"weight": 20, "pause": "1m"}},
+            "route": {"parentRefs": [{"name": "public", "port": 80}], "hostnames": ["a.example.com"]},
+            "autoscaling": {"minReplicas": 1, "maxReplicas": 4, "targetInFlight": 8, "noExitFloor": "PreScale"},
+            "suspend": False,
+            "worker": {
+                "image": "a/b:1",
+                "resources": {"requests": {"cpu": 1}, "limits": {"memory": "1Gi", "nvidia.com/gpu": 1}},
+                "nodeSelector": {"a": "b"},
+                "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                "env": [{"name": "A", "value": "b"}],
+                "labels": {"team": "x"},
+                "annotations": {"example.com/a": "b"},
+                "topologySpreadConstraints": [
+                    {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+                ],
+            },
+        },
+    },
+    {
+        "kind": "EarlyExitService",
+        "metadata": {"name": "tiny"},
+        "spec": {
+            "model": {
+                "uri": "https://models.example/digits.tar",
+                "archiveDigest": "sha256:" + "2" * 64,
+                "secretRef": {"name": "s"},
+            },
+            "objective": {"latency": {"threshold": "1.5s"}, "accuracy": {"maxDisagreement": "0.01"}},
+            "ramps": {
+                "mode": "Pinned",
+                "pin": {"ramps": [{"id": "r04-grid", "threshold": "0.25"}, {"id": "r08-grid", "threshold": "1.0"}]},
+            },
+            "updatePolicy": {"type": "Recreate", "recreateDeadline": "5m"},
+            "replicas": 1,
+        },
+    },
+    {
+        "kind": "EarlyExitService",
+        "metadata": {"name": "plain"},
+        "spec": {
+            "model": {"uri": "s3://models/digits.tar", "endpoint": "https://minio.example:9000", "region": "eu-1"},
+            "objective": {
+                "latency": {"threshold": "250us"},
+                "accuracy": {"maxDisagreement": "0.000001", "everyClass": {"maxDisagreement": "0.1", "count": 5}},
+            },
+            "replicas": 0,
+        },
+    },
+    {
+        "kind": "EarlyExitService",
+        "metadata": {"name": "local"},
+        "spec": {
+            "model": {"uri": "file:///tmp/bundle"},
+            "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}},
+            "replicas": 2,
+        },
+    },
+    {
+        "kind": "RampConfig",
+        "metadata": {"name": "digits-0123456789"},
+        "spec": {
+            "backboneDigest": "sha256:" + "a" * 64,
+            "rampSetDigest": "sha256:" + "b" * 64,
+            "ramps": [{"id": "r04-grid", "threshold": "0.25"}],
+            "precision": "fp32",
+            "execution": "Auto",
+        },
+    },
+    {
+        "kind": "RampRollout",
+        "metadata": {"name": "digits-1"},
+        "spec": {
+            "serviceName": "digits",
+            "from": "digits-0123456789",
+            "to": "digits-abcdef0123",
+            "generation": 1,
+            "cause": "Tuned",
+        },
+    },
+)
 WORDS: tuple[Json, ...] = (
-    "", " ", "a", "A", "-", "a-b", "a.b", "a/b", "..", "/../", "\x7f", "\u202e\u0000", "\U0001f600" * 40, "ﬀ", "０.０２", "0.02", "0.020", ".02", "1e-2", "+0.02",
-    "0.0", "0.5", "0.6", "1.0", "1", "0", "-1", "NaN", "inf", "40ms", "40 ms", "0ms", "0.0s", "1.s", "999999999h", "1h30m", "9" * 400 + "s", "5m\n", "1Gi", "0Gi", "1Ti", "2Ti", "1e3", "1.5Gi",
-    "100m", "1n", "1E", "9" * 40, "Ki", "sha256:" + "1" * 64, "sha256:" + "1" * 64 + "\n", "SHA256:" + "1" * 64, "oci://a", "oci:// a", "OCI://a", "oci://a\nb", "pvc://c/../d", "pvc://c/..", "pvc://c",
-    "pvc://C/d", "https://u:p@h/x", "https://h/x#y", "https://h", "s3://b/k", "s3://b", "file://", "file://x y", "ftp://x", "*.example.com", "Auto", "Pinned", "Recreate", "ResultsOnly", "kubernetes.io/arch",
-    "OFFRAMP_PORT", "PATH", "1A", "true", "null", "~", "yes", "0x10", "1_000", "2026-01-01", "x" * 64, "x" * 254, "x" * 5000,
-)  # fmt: skip
+    "",
+    " ",
+    "a",
+    "A",
+    "-",
+    "a-b",
+    "a.b",
+    "a/b",
+    "..",
+    "/../",
+    "\x7f",
+    "\u202e\u0000",
+    "\U0001f600" * 40,
+    "ﬀ",
+    "０.０２",
+    "0.02",
+    "0.020",
+    ".02",
+    "1e-2",
+    "+0.02",
+    "0.0",
+    "0.5",
+    "0.6",
+    "1.0",
+    "1",
+    "0",
+    "-1",
+    "NaN",
+    "inf",
+    "40ms",
+    "40 ms",
+    "0ms",
+    "0.0s",
+    "1.s",
+    "999999999h",
+    "1h30m",
+    "9" * 400 + "s",
+    "5m\n",
+    "1Gi",
+    "0Gi",
+    "1Ti",
+    "2Ti",
+    "1e3",
+    "1.5Gi",
+    "100m",
+    "1n",
+    "1E",
+    "9" * 40,
+    "Ki",
+    "sha256:" + "1" * 64,
+    "sha256:" + "1" * 64 + "\n",
+    "SHA256:" + "1" * 64,
+    "oci://a",
+    "oci:// a",
+    "OCI://a",
+    "oci://a\nb",
+    "pvc://c/../d",
+    "pvc://c/..",
+    "pvc://c",
+    "pvc://C/d",
+    "https://u:p@h/x",
+    "https://h/x#y",
+    "https://h",
+    "s3://b/k",
+    "s3://b",
+    "file://",
+    "file://x y",
+    "ftp://x",
+    "*.example.com",
+    "Auto",
+    "Pinned",
+    "Recreate",
+    "ResultsOnly",
+    "kubernetes.io/arch",
+    "OFFRAMP_PORT",
+    "PATH",
+    "1A",
+    "true",
+    "null",
+    "~",
+    "yes",
+    "0x10",
+    "1_000",
+    "2026-01-01",
+    "x" * 64,
+    "x" * 254,
+    "x" * 5000,
+)
 OTHERS: tuple[Json, ...] = (
-    None, True, False, 0, 1, -1, 2, 50, 51, 100, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 1.0, 1.5, 0.02, -0.0, 1e308, 1e-320, [], {}, [None], [[]], [{}], {"": {}}, {"a": None},
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    50,
+    51,
+    100,
+    2**31 - 1,
+    2**31,
+    2**53 + 1,
+    2**63 - 1,
+    -(2**63),
+    2**63,
+    1.0,
+    1.5,
+    0.02,
+    -0.0,
+    1e308,
+    1e-320,
+    [],
+    {},
+    [None],
+    [[]],
+    [{}],
+    {"": {}},
+    {"a": None},
+)
 TEXTS: tuple[str, ...] = (
-    "", "\x00", "\ufeff", "---\n---\n", "a: [", "%YAML 9.9\n---\na: 1", "!!python/object/apply:os.system ['true']", "&a [*a]", "a: &a {b: *a}", "? [1]\n: 2", "? {a: 1}\n: 2", "1: 2", "kind: EarlyExitService",
-    "kind: 2026-01-01\n", "[" * 5000, "{a: " * 2000 + "1" + "}" * 2000, "- " * 3000 + "1", "a: !!binary aGk=", "a: .nan", "a: 1e999", "<<: {kind: EarlyExitService}", "<<: 1", "a: 12:30:45", "a: !!set {b}", "\ud800",
-    "apiVersion: earlyexit.dev/v1alpha1\nkind: EarlyExitService\nmetadata: {name: 1}\nspec: {? [a] : b}\n", "kind: List\nitems: 1", "kind: List\nitems: [1, null, {}]", "kind: EarlyExitServiceList\nitems: {}",
-    "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)) + "kind: [*j]\n",
+    "",
+    "\x00",
+    "\ufeff",
+    "---\n---\n",
+    "a: [",
+    "%YAML 9.9\n---\na: 1",
+    "!!python/object/apply:os.system ['true']",
+    "&a [*a]",
+    "a: &a {b: *a}",
+    "? [1]\n: 2",
+    "? {a: 1}\n: 2",
+    "1: 2",
+    "kind: EarlyExitService",
+    "kind: 2026-01-01\n",
+    "[" * 5000,
+    "{a: " * 2000 + "1" + "}" * 2000,
+    "- " * 3000 + "1",
+    "a: !!binary aGk=",
+    "a: .nan",
+    "a: 1e999",
+    "<<: {kind: EarlyExitService}",
+    "<<: 1",
+    "a: 12:30:45",
+    "a: !!set {b}",
+    "\ud800",
+    "apiVersion: earlyexit.dev/v1alpha1\nkind: EarlyExitService\nmetadata: {name: 1}\nspec: {? [a] : b}\n",
+    "kind: List\nitems: 1",
+    "kind: List\nitems: [1, null, {}]",
+    "kind: EarlyExitServiceList\nitems: {}",
+    "a: &a [x,x,x,x,x,x,x,x,x]\n"
+    + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9))
+    + "kind: [*j]\n",
     "apiVersion: earlyexit.dev/v1alpha1\nkind: EarlyExitService\nmetadata: &m {name: a, x: *m}\nspec: {}\n",
-    "apiVersion: earlyexit.dev/v1alpha1\nkind: EarlyExitService\nmetadata: {name: a, name: b}\nspec: &s {model: *s, objective: *s}\n",
-    "apiVersion: earlyexit.dev/v1alpha1\nkind: EarlyExitService\nmetadata: {name: a}\nspec: {model: {uri: !!binary aGk=}, objective: {latency: {threshold: 2026-01-01}, accuracy: {maxDisagreement: .inf}}}\n",
-)  # fmt: skip
+    "apiVersion: earlyexit.dev/v1alpha1\nkind: EarlyExitService\nmetadata: {name: a, name: b}\nspec: &s {model: *s, "
+    "objective: *s}\n",
+    "apiVersion: earlyexit.dev/v1alpha1\nkind: EarlyExitService\nmetadata: {name: a}\nspec: {model: {uri: !!binary "
+    "aGk=}, objective: {latency: {threshold: 2026-01-01}, accuracy: {maxDisagreement: .inf}}}\n",
+)
 
 
 @functools.cache
@@ -262,9 +483,12 @@ def rendered(service: Service) -> list[Json]:
     )
     objects = [
         *(built.deployment(service, identity, settings, replicas=2, trial=trial) for trial in (False, True)),
-        built.network_service(service), built.version_service(service, trial=True), built.disruption_budget(service),
-        built.network_policy(service, operator, allow_egress=False), built.plan_config_map(service, document="{}", epoch=1),
-    ]  # fmt: skip
+        built.network_service(service),
+        built.version_service(service, trial=True),
+        built.disruption_budget(service),
+        built.network_policy(service, operator, allow_egress=False),
+        built.plan_config_map(service, document="{}", epoch=1),
+    ]
     if scaled is not None:
         objects.append(built.autoscaler(service, scaled, fewest=1, frozen=True))
     if service.spec.route is not None:

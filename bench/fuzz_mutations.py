@@ -1,7 +1,8 @@
-"""Ways to damage a file: byte by byte, and along the structure of its format. Everything is drawn from the generator given.
+"""Ways to damage a file: byte by byte, and along the structure of its format. Everything is drawn from the generator
+given.
 
-Hostile values are among what is drawn: code that writes a marker, names of files outside, sizes without end. Where something evaluates,
-follows or believes them, :mod:`bench.fuzz_files` sees it.
+Hostile values are among what is drawn: code that writes a marker, names of files outside, sizes without end. Where
+something evaluates, follows or believes them, :mod:`bench.fuzz_files` sees it.
 """
 
 from __future__ import annotations
@@ -20,17 +21,62 @@ MARKER = "executed"  # in the working directory of a case
 CANARY = "canary.bin"  # a file that nobody may read
 CODE = f"__import__('builtins').open('{MARKER}', 'w')"
 TEXTS = (
-    "", "0", "a", "../" + CANARY, CANARY, "/etc/passwd", "x" * 5_000, "\x00", "\ud7ff", "none", "FLOAT", CODE, f"exec({CODE!r})",
-    f"Symbol({CODE!r})", "9**9**9**9", "torch.os.system", "torch.ops.aten.from_file.default", "_operator.attrgetter", "__class__",
-    "(a+)+$", "\\g<0>", "[" * 200,
-)  # fmt: skip
+    "",
+    "0",
+    "a",
+    "../" + CANARY,
+    CANARY,
+    "/etc/passwd",
+    "x" * 5_000,
+    "\x00",
+    "\ud7ff",
+    "none",
+    "FLOAT",
+    CODE,
+    f"exec({CODE!r})",
+    f"Symbol({CODE!r})",
+    "9**9**9**9",
+    "torch.os.system",
+    "torch.ops.aten.from_file.default",
+    "_operator.attrgetter",
+    "__class__",
+    "(a+)+$",
+    "\\g<0>",
+    "[" * 200,
+)
 NUMBERS = (0, 1, -1, 2, 3, 7, 255, 65_536, 2**31 - 1, 2**31, -(2**31), 2**40, 2**63 - 1, -(2**63), 1e308, -0.5, 0.5)
 VALUES = (*TEXTS, *NUMBERS, None, True, False, [], {}, [[]], {"a": 1})
 OPERATORS = (
-    "Identity", "Constant", "Reshape", "Gather", "If", "Loop", "Scan", "ConstantOfShape", "Expand", "Tile", "Range", "Resize", "TopK", "Slice",
-    "Conv", "MatMul", "LSTM", "Cast", "Split", "Concat", "Pad", "NonMaxSuppression", "Einsum", "Softmax", "QLinearConv", "DequantizeLinear",
-    "SequenceAt", "RandomNormal", "Nonsense",
-)  # fmt: skip
+    "Identity",
+    "Constant",
+    "Reshape",
+    "Gather",
+    "If",
+    "Loop",
+    "Scan",
+    "ConstantOfShape",
+    "Expand",
+    "Tile",
+    "Range",
+    "Resize",
+    "TopK",
+    "Slice",
+    "Conv",
+    "MatMul",
+    "LSTM",
+    "Cast",
+    "Split",
+    "Concat",
+    "Pad",
+    "NonMaxSuppression",
+    "Einsum",
+    "Softmax",
+    "QLinearConv",
+    "DequantizeLinear",
+    "SequenceAt",
+    "RandomNormal",
+    "Nonsense",
+)
 
 Mutate = Callable[[random.Random, bytes], bytes]
 

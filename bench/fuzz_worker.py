@@ -1,6 +1,8 @@
-"""``python -m bench.fuzz http|grpc [--requests N]``: hostile requests against real workers, as ``tests/worker/test_fuzz.py`` sends them, in any number.
+"""``python -m bench.fuzz http|grpc [--requests N]``: hostile requests against real workers, as
+``tests/worker/test_fuzz.py`` sends them, in any number.
 
-Each is refused by its right status or rightly answered, once; valid requests in between get their own answers; the workers stay ready.
+Each is refused by its right status or rightly answered, once; valid requests in between get their own answers; the
+workers stay ready.
 """
 
 from __future__ import annotations

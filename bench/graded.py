@@ -2,8 +2,8 @@
 
 Losses of one mean come in three sizes: whole answers, about a third of one, about a tenth. Two questions, in labels:
 
-- *certificate*: with how many held-out labels a plan at a fifth of its budget passes in four of five draws, by bets on the losses, and by counting each
-  loss as an error with its probability;
+- *certificate*: with how many held-out labels a plan at a fifth of its budget passes in four of five draws, by bets on
+  the losses, and by counting each loss as an error with its probability;
 - *alarm*: how many audits it takes in the middle until evidence of harm at 3 budgets reaches 20, by the same two.
 """
 
@@ -70,7 +70,9 @@ def alarm_after(rng: np.random.Generator, *, budget: float, size: float, runs: i
         evidence = log_mixture(errors, np.broadcast_to(trials, errors.shape), p0=budget, grid=grid)
     else:
         bets = [(q - budget) / (budget * (1 - budget)) for q in grid]
-        evidence = np.logaddexp.reduce([np.cumsum(np.log1p(b * (drawn - budget)), axis=1) for b in bets], axis=0) - math.log(len(bets))  # fmt: skip
+        evidence = np.logaddexp.reduce(
+            [np.cumsum(np.log1p(b * (drawn - budget)), axis=1) for b in bets], axis=0
+        ) - math.log(len(bets))
     over = evidence >= math.log(20)
     return float(np.median(np.where(over.any(axis=1), over.argmax(axis=1) + 1, n)))
 
@@ -80,7 +82,8 @@ def measure(runs: int, *, seed: int = 1) -> list[Row]:
     rng = np.random.default_rng(seed)
     return [
         Row(
-            budget, name,
+            budget,
+            name,
             labels_needed(rng, budget=budget, size=size, runs=runs, counted=False),
             labels_needed(rng, budget=budget, size=size, runs=runs, counted=True),
             alarm_after(rng, budget=budget, size=size, runs=runs, counted=False),
@@ -88,7 +91,7 @@ def measure(runs: int, *, seed: int = 1) -> list[Row]:
         )
         for budget in BUDGETS
         for name, size in SIZES.items()
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:
@@ -103,9 +106,13 @@ def main() -> None:
     table = Table("budget", "a loss is of", "certificate: bets", "counted", "alarm: bets", "counted")
     for row in rows:
         table.add_row(
-            f"{row.budget:.0%}", row.size, str(row.certified_bets), str(row.certified_counts),
-            f"{row.alarm_bets:.0f}", f"{row.alarm_counts:.0f}",
-        )  # fmt: skip
+            f"{row.budget:.0%}",
+            row.size,
+            str(row.certified_bets),
+            str(row.certified_counts),
+            f"{row.alarm_bets:.0f}",
+            f"{row.alarm_counts:.0f}",
+        )
     Console().print(table)
 
 

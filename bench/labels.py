@@ -1,17 +1,21 @@
-"""How many labels a certificate takes that is worth 90 % of what can be saved: ``python -m bench.labels [--draws 100] [--sets NAME...]``.
+"""How many labels a certificate takes that is worth 90 % of what can be saved: ``python -m bench.labels [--draws 100]
+[--sets NAME...]``.
 
-The records of ``python -m bench.record`` are the population: labels are drawn from them with replacement, and a plan's truth is its rate on all of them.
-What can be saved is the most that any plan of fp32 exits saves on all records within the budget. The answer is the least number of labels of a grid at
-which the median draw saves 90 % of that, and how often a certificate is over the budget there. Every set leaves a file, ``labels-SET.json``, that is
-kept while its records, the code and the number of draws stay the same.
+The records of ``python -m bench.record`` are the population: labels are drawn from them with replacement, and a plan's
+truth is its rate on all of them. What can be saved is the most that any plan of fp32 exits saves on all records within
+the budget. The answer is the least number of labels of a grid at which the median draw saves 90 % of that, and how
+often a certificate is over the budget there. Every set leaves a file, ``labels-SET.json``, that is kept while its
+records, the code and the number of draws stay the same.
 
 Three ways to spend the same number of labels, all with an eighth of them for finding the path of plans:
 
 - *every request alike*: the product's own tuning, an exact binomial test.
-- *leavers only*: of the requests held out for the test, only those are labelled that leave early under some plan of the path; the others
-  cannot disagree. How many leave is taken as known, which flatters this way a little. It needs the uncertainties of requests before they are labelled.
-- *doubtful more often*: leavers near their thresholds are labelled with probability 1, other leavers with 0.5 and the rest with 0.25, tested by bets that
-  are weighted by inclusion (:mod:`offramp_core.certify.betting`). It needs the same.
+- *leavers only*: of the requests held out for the test, only those are labelled that leave early under some plan of the
+  path; the others cannot disagree. How many leave is taken as known, which flatters this way a little. It needs the
+  uncertainties of requests before they are labelled.
+- *doubtful more often*: leavers near their thresholds are labelled with probability 1, other leavers with 0.5 and the
+  rest with 0.25, tested by bets that are weighted by inclusion (:mod:`offramp_core.certify.betting`). It needs the
+  same.
 """
 
 from __future__ import annotations
@@ -56,8 +60,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Requests of a population, as they come: in the order in which they are drawn. In that of their recorded times copies of a row would be
-    neighbors, as frames of a scene are, and be worth one label."""
+    """Requests of a population, as they come: in the order in which they are drawn. In that of their recorded times
+    copies of a row would be neighbors, as frames of a scene are, and be worth one label."""
 
     pool: Records
     rng: np.random.Generator
@@ -159,7 +163,13 @@ def labels_needed(pool: Records, way: str, *, draws: int, advance: Callable[[], 
         savings = [0.0 if seen is None else max(0.0, seen.saving) for seen in found]
         wrong = sum(seen is not None and seen.disagreement > BUDGET for seen in found)
         if np.median(savings) >= WORTH * best.saving:
-            return {"labels": n, "saving": float(np.median(savings)), "best": best.saving, "wrong": wrong, "draws": draws}  # fmt: skip
+            return {
+                "labels": n,
+                "saving": float(np.median(savings)),
+                "best": best.saving,
+                "wrong": wrong,
+                "draws": draws,
+            }
     return {"labels": None, "saving": float(np.median(savings)), "best": best.saving, "wrong": wrong, "draws": draws}
 
 
@@ -178,7 +188,9 @@ def measure(records: Path, out: Path, *, draws: int, console: Console) -> list[J
             rows.append({"set": records.stem, "way": way, **found})
             console.print(f"{records.stem}, {way}: {told(rows[-1])}")
     out.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps({"key": key, "set": records.stem, "rows": rows, "measured": provenance()}, indent=1) + "\n")  # fmt: skip
+    target.write_text(
+        json.dumps({"key": key, "set": records.stem, "rows": rows, "measured": provenance()}, indent=1) + "\n"
+    )
     return rows
 
 

@@ -58,7 +58,8 @@ class OpenLoop:
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def capacity(self, *, seconds: float = 3.0, connections: int = 8) -> float:
-        """Requests a second that come back when ``connections`` clients each wait for their answer; none is kept in ``replies``."""
+        """Requests a second that come back when ``connections`` clients each wait for their answer; none is kept in
+        ``replies``."""
         trial = replace(self, replies=[], on_reply=None)
         rng = np.random.default_rng(self.seed)
         end = time.perf_counter() + seconds
@@ -116,13 +117,19 @@ class OpenLoop:
         label = next(o for o in answer["outputs"] if o["name"] == "label")["data"][0]
         said = answer.get("parameters", {})
         return Reply(
-            due, seconds, ok=True, agrees=label == reference,
-            exit=str(said.get("exit", "")), arm=str(said.get("arm", "")), config=str(said.get("config", "")),
-        )  # fmt: skip
+            due,
+            seconds,
+            ok=True,
+            agrees=label == reference,
+            exit=str(said.get("exit", "")),
+            arm=str(said.get("arm", "")),
+            config=str(said.get("config", "")),
+        )
 
 
 def encode(x: npt.NDArray[Any], input_name: str) -> tuple[bytes, int]:
-    """An OIP v2 body with one binary input (token ids, or float32) and JSON outputs: (body, length of its JSON header)."""
+    """An OIP v2 body with one binary input (token ids, or float32) and JSON outputs: (body, length of its JSON
+    header)."""
     tokens = x.dtype == np.int64
     tensor = np.ascontiguousarray(x, dtype=np.int64 if tokens else np.float32).tobytes()
     header = json.dumps(

@@ -1,4 +1,5 @@
-"""``offramp replay`` on 1,000,000 records of 12 ramps: ``python -m bench.million``. Peak memory and time of the exact policy.
+"""``offramp replay`` on 1,000,000 records of 12 ramps: ``python -m bench.million``. Peak memory and time of the exact
+policy.
 
 The scores are synthetic (a latent difficulty seen through noise); only their number matters here.
 """
@@ -29,9 +30,13 @@ def write_records(path: Path, *, seed: int = 0) -> None:
     wrong = rng.random((ROWS, RAMPS), dtype=np.float32) > 1 / (1 + np.exp(-2 * margin - 2))
     uncertainty = np.round(1 / (1 + np.exp(margin)), 6).astype(np.float32)
     np.savez(
-        path, uncertainty=uncertainty, prediction=wrong.astype(np.int64), final=np.zeros(ROWS, dtype=np.int64),
-        segment_seconds=np.full(RAMPS + 1, 1e-3), ramp_seconds=np.full(RAMPS, 1e-5),
-    )  # fmt: skip
+        path,
+        uncertainty=uncertainty,
+        prediction=wrong.astype(np.int64),
+        final=np.zeros(ROWS, dtype=np.int64),
+        segment_seconds=np.full(RAMPS + 1, 1e-3),
+        ramp_seconds=np.full(RAMPS, 1e-5),
+    )
 
 
 def measure(path: Path, policy: str) -> dict[str, float | str | bool]:
@@ -50,9 +55,16 @@ def measure(path: Path, policy: str) -> dict[str, float | str | bool]:
     peak = used.ru_maxrss * 1024
     cpu = used.ru_utime + used.ru_stime
     return {
-        "rows": ROWS, "ramps": RAMPS, "policy": policy, "seconds": seconds, "cpu_seconds": cpu, "peak_bytes": peak,
-        "saving": found["saving"], "disagreement": found["disagreement"], "passed": peak < MAX_BYTES and cpu < MAX_SECONDS,
-    }  # fmt: skip
+        "rows": ROWS,
+        "ramps": RAMPS,
+        "policy": policy,
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "peak_bytes": peak,
+        "saving": found["saving"],
+        "disagreement": found["disagreement"],
+        "passed": peak < MAX_BYTES and cpu < MAX_SECONDS,
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,7 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(
-        f"{ROWS:,} x {RAMPS}, {options.policy}: {result['seconds']:.0f} s ({result['cpu_seconds']:.0f} s of processor), "
+        f"{ROWS:,} x {RAMPS}, {options.policy}: {result['seconds']:.0f} s ({result['cpu_seconds']:.0f} s of "
+        "processor), "
         f"{int(result['peak_bytes']) / 2**20:,.0f} MiB"
     )
     return 0 if result["passed"] else 1

@@ -1,8 +1,9 @@
 """A lean open-loop HTTP client: Poisson arrivals drawn beforehand, latency from the *intended* send time.
 
-One thread, one poll, prepared bytes: about 60 µs of a core per request, so the client can sit on a core of its own and a server of
-2 ms per request is the bottleneck. No request waits for another one's answer (coordinated omission): where all connections are busy,
-another one is opened. ``bench.load`` is the asyncio twin that drifts its inputs while the demo runs.
+One thread, one poll, prepared bytes: about 60 µs of a core per request, so the client can sit on a core of its own and
+a server of 2 ms per request is the bottleneck. No request waits for another one's answer (coordinated omission): where
+all connections are busy, another one is opened. ``bench.load`` is the asyncio twin that drifts its inputs while the
+demo runs.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came back, one entry per request in the order of sending: when it was due (seconds from the first one's), seconds from then on (infinite
-    without a reply), HTTP status (0 without a reply), the input's row and the label answered (-1 unless status 200)."""
+    """What came back, one entry per request in the order of sending: when it was due (seconds from the first one's),
+    seconds from then on (infinite without a reply), HTTP status (0 without a reply), the input's row and the label
+    answered (-1 unless status 200)."""
 
     rate: float
     due: npt.NDArray[np.float64]
@@ -189,7 +191,8 @@ class OpenLoopClient:
         return 1
 
     def _lost(self, connection: _Connection) -> int:
-        """The server closed a connection; 1 if that lost a request. A kept one may close while idle: then it is sent anew."""
+        """The server closed a connection; 1 if that lost a request. A kept one may close while idle: then it is sent
+        anew."""
         self._poll.unregister(connection.socket)
         del self._connections[connection.socket.fileno()]
         connection.socket.close()

@@ -1,10 +1,12 @@
 """The promise, simulated: `python -m bench.promise`.
 
-(a) A certificate is wrong in at most a share delta of draws. (b) After a jump to 5 % the exits go off within so many labels. (c) Over a
-year of drift, with a re-tuning every day, at most the budgeted share of all requests is answered differently.
+(a) A certificate is wrong in at most a share delta of draws. (b) After a jump to 5 % the exits go off within so many
+labels. (c) Over a year of drift, with a re-tuning every day, at most the budgeted share of all requests is answered
+differently.
 
-The world of (b) and (c) is one ramp whose scores are uniform and whose chance of a wrong answer is known at every score, so the truth of every
-threshold is a formula and a year takes a tenth of a second. Allowance, exact test, planner and detector are the product's own.
+The world of (b) and (c) is one ramp whose scores are uniform and whose chance of a wrong answer is known at every
+score, so the truth of every threshold is a formula and a year takes a tenth of a second. Allowance, exact test, planner
+and detector are the product's own.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def sample(rng: np.random.Generator, hardness: float, n: int) -> npt.NDArray[np.
 
 @dataclass(frozen=True, slots=True)
 class Certification:
-    """``draws`` of ``labels`` each: how many certified a plan, how many of those break the budget; savings in fractions."""
+    """``draws`` of ``labels`` each: how many certified a plan, how many of those break the budget; savings in
+    fractions."""
 
     labels: int
     draws: int
@@ -100,7 +103,8 @@ def one_ramp_pool(n: int, *, seed: int) -> Records:
 
 
 def labels_until_off(rate: float, *, seed: int, quiet: int = 3000, quiet_rate: float = 0.005, most: int = 5000) -> int:
-    """Labels from an abrupt change to ``rate`` until the detector alarms, after ``quiet`` labels of a plan well within its budget."""
+    """Labels from an abrupt change to ``rate`` until the detector alarms, after ``quiet`` labels of a plan well within
+    its budget."""
     rng = np.random.default_rng(seed)
     before = detector.watch(detector.init(), rng.random(quiet) < quiet_rate, p0=BUDGET, run_length=RUN_LENGTH)
     after = detector.watch(before.state, rng.random(most) < rate, p0=BUDGET, run_length=RUN_LENGTH)
@@ -209,7 +213,8 @@ def year(
     renewing: bool = False,
     watched: bool = True,
 ) -> Year:
-    """A year of daily re-tuning. The detector looks every ``BLOCK`` labels and turns the exits off for as long as there is no new plan."""
+    """A year of daily re-tuning. The detector looks every ``BLOCK`` labels and turns the exits off for as long as there
+    is no new plan."""
     rng, service = np.random.default_rng(seed), _Service(spending, renewing)
     hardness = hardness_by_day(rng, drift or Drift())
     weight = traffic_by_day()
@@ -303,18 +308,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     for c in value["certification"]:
         print(
-            f"(a) {c['labels']:>5} labels: {c['certified']} of {c['draws']} draws certified, {c['broken']} break the budget, "
+            f"(a) {c['labels']:>5} labels: {c['certified']} of {c['draws']} draws certified, {c['broken']} break the "
+            "budget, "
             f"median saving {c['median_saving']:.1%}"
         )
     off = value["labels_until_off_after_jump_to_5_percent"]
     print(
-        f"(b) exits off after a jump to 5 %: median {off['0.5']:.0f} labels, 95 % within {off['0.95']:.0f}, 99 % within {off['0.99']:.0f}"
+        f"(b) exits off after a jump to 5 %: median {off['0.5']:.0f} labels, 95 % within {off['0.95']:.0f}, 99 % "
+        f"within {off['0.99']:.0f}"
     )
     for name, y in value["year"].items():
         print(
-            f"(c) {name}: kept in {y['kept']} of {y['runs']} years; disagreement median {y['median_disagreement']:.2%}, worst "
-            f"{y['worst_disagreement']:.2%}; days above budget median {y['median_days_above']:.0f}, most {y['most_days_above']}; "
-            f"saving {y['median_saving']:.1%}, {y['median_tests']:.0f} tests, {y['median_alarms']:.0f} alarms, off {y['median_days_off']:.0f} days"
+            f"(c) {name}: kept in {y['kept']} of {y['runs']} years; disagreement median "
+            f"{y['median_disagreement']:.2%}, worst "
+            f"{y['worst_disagreement']:.2%}; days above budget median {y['median_days_above']:.0f}, most "
+            f"{y['most_days_above']}; "
+            f"saving {y['median_saving']:.1%}, {y['median_tests']:.0f} tests, {y['median_alarms']:.0f} alarms, off "
+            f"{y['median_days_off']:.0f} days"
         )
 
 

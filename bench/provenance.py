@@ -1,4 +1,5 @@
-"""When, from which commit and on which processor something was measured: what tells a new figure from one that an earlier page keeps."""
+"""When, from which commit and on which processor something was measured: what tells a new figure from one that an
+earlier page keeps."""
 
 from __future__ import annotations
 

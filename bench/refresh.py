@@ -1,8 +1,8 @@
 """Refreshed heads on the surveillance video: ``python -m bench.refresh [--tiles 12] [--json]``.
 
-A bundle is prepared on the frames that the probe of the full model was fitted on. Its heads are then refreshed on the frames
-after them, with the full model's answers as labels, and both sets of heads are judged on the same later frames, which neither has
-seen: exits at 1 % by ramp, and the best plan's saving in hindsight.
+A bundle is prepared on the frames that the probe of the full model was fitted on. Its heads are then refreshed on the
+frames after them, with the full model's answers as labels, and both sets of heads are judged on the same later frames,
+which neither has seen: exits at 1 % by ramp, and the best plan's saving in hindsight.
 """
 
 from __future__ import annotations
@@ -54,9 +54,13 @@ def refreshed(folder: Path, *, tiles: int) -> PrepareReport:
     model = exported(probed_model(probed), probed.x, folder / "probed-resnet56.pt2")
     reporter = Reporter()
     old = PrepareRequest(
-        model=model, data=str(folder / "old.npz"), out=folder / "old", name="video", head_share=HEAD_SHARE,
+        model=model,
+        data=str(folder / "old.npz"),
+        out=folder / "old",
+        name="video",
+        head_share=HEAD_SHARE,
         compile_limit=0,
-    )  # fmt: skip
+    )
     prepare_bundle(old, reporter)
     share = (HEADS_END - PROBE_END) / (LAST + 1 - PROBE_END)
     again = PrepareRequest(

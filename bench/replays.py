@@ -8,9 +8,9 @@
 | targets | saving by accuracy budget and by ramp budget | targets-SET.json |
 | serving | p50, p95, drops behind a queue, by arrivals and batching | serving-SET.json |
 
-The records of ``python -m bench.record`` are the population: calibration sets and streams are drawn from them with replacement, and
-a plan's truth is its rate on all of them. Exits are priced at batch size 16, and in ``frontier`` also by arithmetic (MACs), as
-research papers do. A file is kept while records, code and arguments stay the same.
+The records of ``python -m bench.record`` are the population: calibration sets and streams are drawn from them with
+replacement, and a plan's truth is its rate on all of them. Exits are priced at batch size 16, and in ``frontier`` also
+by arithmetic (MACs), as research papers do. A file is kept while records, code and arguments stay the same.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def draws(setting: Setting) -> Json:
 
 
 def frontier(setting: Setting) -> Json:
-    """Mean true saving where mean true disagreement is 1 %, by interpolation between budgets; priced by arithmetic and by time."""
+    """Mean true saving where mean true disagreement is 1 %, by interpolation between budgets; priced by arithmetic and
+    by time."""
     priced = {"time": replace(setting.pool, profile=None)}
     spent = {"time": setting}
     if all("macs_depth" in ramp for ramp in setting.facts.get("ramps", [{}])):
@@ -168,7 +169,8 @@ def targets(setting: Setting) -> Json:
 
 
 def serving(setting: Setting) -> Json:
-    """Newer half of the records behind queues: real traces and generators, all batching policies, at the middle and high load."""
+    """Newer half of the records behind queues: real traces and generators, all batching policies, at the middle and
+    high load."""
     names = [n for n in SERVED_POLICIES if POLICIES[n].refusal(setting.pool) is None]
     objective = Objective(BUDGET, max_overhead=MAX_OVERHEAD, batch_size=BATCH_SIZE)
     pool = replace(setting.pool, time=None)
@@ -225,7 +227,8 @@ def _means(drawn: Drawn) -> Json:
 
 
 def content_key(stage: str, records: Path, draws_wanted: int, *, code: Path) -> str:
-    """Digest of what a stage's result depends on: the records, the code that decides, the bench's own file and the arguments."""
+    """Digest of what a stage's result depends on: the records, the code that decides, the bench's own file and the
+    arguments."""
     digest = hashlib.sha256(f"{stage} {draws_wanted}".encode())
     packages = [Path(str(package.__file__)).parent for package in (offramp_core, offramp_lab)]
     folders = ("policies", "search", "certify", "simulate")
@@ -254,10 +257,19 @@ def run_stage(stage: str, records: Path, out: Path, *, draws_wanted: int, jobs: 
         setting = Setting(records.stem, pool, facts, draws_wanted, jobs, partial(progress.advance, task))
         result = STAGES[stage](setting)
     head = {
-        "key": key, "stage": stage, "set": records.stem, "model": facts.get("model", records.stem), "head": facts.get("head", ""),
-        "records": len(pool), "ramps": pool.n_ramps, "budget": BUDGET, "batch_size": BATCH_SIZE, "max_overhead": MAX_OVERHEAD,
-        "draws": draws_wanted, "seconds": round(time.perf_counter() - began, 1),
-    }  # fmt: skip
+        "key": key,
+        "stage": stage,
+        "set": records.stem,
+        "model": facts.get("model", records.stem),
+        "head": facts.get("head", ""),
+        "records": len(pool),
+        "ramps": pool.n_ramps,
+        "budget": BUDGET,
+        "batch_size": BATCH_SIZE,
+        "max_overhead": MAX_OVERHEAD,
+        "draws": draws_wanted,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
     out.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps({**head, **result}, indent=1) + "\n")
     return True

@@ -1,8 +1,9 @@
-"""``make bench``: every stage, then docs/benchmarks.md. ``python -m bench.run [--draws 200] [--jobs 2] [--again STAGE...]``.
+"""``make bench``: every stage, then docs/benchmarks.md. ``python -m bench.run [--draws 200] [--jobs 2] [--again
+STAGE...]``.
 
-A stage is a command that leaves JSON under build/bench; it is kept while the code it depends on is the same: the library, what of
-``bench`` its module imports, and the packages that it runs. When and on what it was measured is noted in ``measured.json``. One that fails or is not
-there is said so and left out of the page; the exit code is then 1.
+A stage is a command that leaves JSON under build/bench; it is kept while the code it depends on is the same: the
+library, what of ``bench`` its module imports, and the packages that it runs. When and on what it was measured is noted
+in ``measured.json``. One that fails or is not there is said so and left out of the page; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ PLANE = ("offramp_worker", "offramp_operator", "offramp_cli")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """``python -m MODULE ARGUMENTS``. With ``prints_json`` its output becomes ``NAME.json``; ``caches`` itself where it knows better;
-    ``runs`` are packages beside the library whose code it measures."""
+    """``python -m MODULE ARGUMENTS``. With ``prints_json`` its output becomes ``NAME.json``; ``caches`` itself where it
+    knows better; ``runs`` are packages beside the library whose code it measures."""
 
     name: str
     module: str
@@ -103,7 +104,8 @@ def code_key(stage: Stage) -> str:
 
 
 def bench_files(module: str) -> set[Path]:
-    """The files of a module of ``bench``, of those of ``bench`` and of the laboratory that it imports, and so on; all of a package's where it is one."""
+    """The files of a module of ``bench``, of those of ``bench`` and of the laboratory that it imports, and so on; all
+    of a package's where it is one."""
     found: set[Path] = set()
     waiting = [module]
     while waiting:

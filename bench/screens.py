@@ -1,7 +1,8 @@
 """``python -m bench.screens``: the pictures of the web page in ``docs/images``, taken of a real run.
 
-Runs the demo (``make demo``), looks at its page in Chromium, and takes each picture when the service has come to what it shows: a canary
-in its second step, the plan that it promoted, the next canary beside it, and its end. Pictures are reduced to 96 colours.
+Runs the demo (``make demo``), looks at its page in Chromium, and takes each picture when the service has come to what
+it shows: a canary in its second step, the plan that it promoted, the next canary beside it, and its end. Pictures are
+reduced to 96 colours.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ POLL_SECONDS = 0.5
 COLOURS = 96
 TALLEST = 2.2  # times the width: a picture of a telephone shows what a reader sees before much scrolling
 Json = dict[str, Any]
-_BOXES = "(ids) => ids.map((id) => { const b = document.getElementById(id).getBoundingClientRect(); return [b.y + scrollY, b.height]; })"
+_BOXES = (
+    "(ids) => ids.map((id) => { const b = document.getElementById(id).getBoundingClientRect(); return [b.y + "
+    "scrollY, b.height]; })"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +81,25 @@ def rolled_back(page: Json) -> bool:
 
 
 MOMENTS = (
-    Moment("a canary in its second step", second_step, (
-        Picture("web-rollout", ("head", "rollout")), Picture("web-narrow", ("head", "rollout"), width=390, scheme="dark"),
-    )),
-    Moment("the promoted plan", promoted, (Picture("web-network", ("network", "latency")), Picture("web-network-dark", ("network", "latency"), scheme="dark"))),
+    Moment(
+        "a canary in its second step",
+        second_step,
+        (
+            Picture("web-rollout", ("head", "rollout")),
+            Picture("web-narrow", ("head", "rollout"), width=390, scheme="dark"),
+        ),
+    ),
+    Moment(
+        "the promoted plan",
+        promoted,
+        (
+            Picture("web-network", ("network", "latency")),
+            Picture("web-network-dark", ("network", "latency"), scheme="dark"),
+        ),
+    ),
     Moment("a canary beside a promoted plan", beside_a_promoted_plan, (Picture("web-overview"),)),
     Moment("a plan rolled back", rolled_back, (Picture("web-history", ("history",)),)),
-)  # fmt: skip
+)
 
 
 def main() -> int:

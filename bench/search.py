@@ -1,9 +1,9 @@
 """How long the exact search takes: ``python -m bench.search [FILE.npz]... [--json]``.
 
 Besides the files, records are synthetic (one latent difficulty per input, ramps see it through noise). Every figure
-is the least of several repetitions, wall and processor time of one thread; on a busy machine the wall time says more about
-the machine, and processor time too is inflated by shared caches. Everything is searched with numpy alone first, then with the compiled
-loops, which a process loads once (``offramp[fast]``); the plans are the same.
+is the least of several repetitions, wall and processor time of one thread; on a busy machine the wall time says more
+about the machine, and processor time too is inflated by shared caches. Everything is searched with numpy alone first,
+then with the compiled loops, which a process loads once (``offramp[fast]``); the plans are the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ BUDGETS = (0.005, 0.01, 0.02, 0.05)
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One search. Shares are fractions; ``gap`` is the saving that may have been missed; ``loops`` is numpy or compiled."""
+    """One search. Shares are fractions; ``gap`` is the saving that may have been missed; ``loops`` is numpy or
+    compiled."""
 
     records: str
     loops: str
@@ -127,11 +128,7 @@ def _all(files: list[Path], *, repeat: int, large: bool) -> list[Timing]:
         out += anytime(name, records)
     if large:
         out += placement(
-            "synthetic 10,000 x 40",
-            synthetic(10_000, 40, ramp_share=0.004),
-            max_ramps=6,
-            repeat=1,
-            node_limit=20_000,
+            "synthetic 10,000 x 40", synthetic(10_000, 40, ramp_share=0.004), max_ramps=6, repeat=1, node_limit=20_000
         )
         out += placement("synthetic 1,000,000 x 12", synthetic(1_000_000, 12), repeat=1)
     return out
@@ -149,11 +146,15 @@ def _timed(search: Callable[[], Found], repeat: int) -> tuple[float, float, Foun
 
 
 def show(timings: list[Timing]) -> str:
-    header = f"{'records':<26}{'loops':<10}{'search':<34}{'budget':>7}{'wall ms':>10}{'cpu ms':>9}{'saving %':>10}{'gap':>7}{'nodes':>9}  ramps"
+    header = (
+        f"{'records':<26}{'loops':<10}{'search':<34}{'budget':>7}{'wall ms':>10}{'cpu ms':>9}"
+        f"{'saving %':>10}{'gap':>7}{'nodes':>9}  ramps"
+    )
     lines = [header]
     for t in timings:
         lines.append(
-            f"{t.records:<26}{t.loops:<10}{t.task:<34}{t.budget:>7.1%}{1e3 * t.wall_seconds:>10.1f}{1e3 * t.processor_seconds:>9.1f}"
+            f"{t.records:<26}{t.loops:<10}{t.task:<34}{t.budget:>7.1%}"
+            f"{1e3 * t.wall_seconds:>10.1f}{1e3 * t.processor_seconds:>9.1f}"
             f"{100 * t.saving:>10.2f}{100 * t.gap:>7.2f}{t.nodes:>9}  {list(t.active)}"
         )
     return "\n".join(lines)

@@ -1,14 +1,16 @@
-"""Exits on against off through HTTP: ``python -m bench.served [NAME...] [--rounds 7] [--seconds 6] [--out build/bench/served.json]``.
+"""Exits on against off through HTTP: ``python -m bench.served [NAME...] [--rounds 7] [--seconds 6] [--out
+build/bench/served.json]``.
 
-One worker on a core of its own, a client on another one, Poisson arrivals with latency from the intended send time. Plans are found as
-in :mod:`bench.engine`, for single requests, on the first half of the inputs; the other half is sent. Arms take turns with the same arrivals and
-inputs: ``off`` (exact, no exits), ``fp32`` (certified exits in the fp32 network), ``any`` (certified with every approximation) and the two ``uncertified``
-(the boldest that hold the budget on the inputs that are sent). Plans are audited at the rate that the product has after a certificate;
-exits off needs none.
+One worker on a core of its own, a client on another one, Poisson arrivals with latency from the intended send time.
+Plans are found as in :mod:`bench.engine`, for single requests, on the first half of the inputs; the other half is sent.
+Arms take turns with the same arrivals and inputs: ``off`` (exact, no exits), ``fp32`` (certified exits in the fp32
+network), ``any`` (certified with every approximation) and the two ``uncertified`` (the boldest that hold the budget on
+the inputs that are sent). Plans are audited at the rate that the product has after a certificate; exits off needs none.
 
-Reported: the highest rate whose p95 over *all* requests (refused ones count as late) meets the objective, and a tight one of four times the model's
-own time; at 0.3, 0.6 and 0.9 of what exits off can do the ratios of mean (of what was answered), p50 and p95 of each round, their median and range, and the
-share refused; and how many answers differ from the reference.
+Reported: the highest rate whose p95 over *all* requests (refused ones count as late) meets the objective, and a tight
+one of four times the model's own time; at 0.3, 0.6 and 0.9 of what exits off can do the ratios of mean (of what was
+answered), p50 and p95 of each round, their median and range, and the share refused; and how many answers differ from
+the reference.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Of one trial: mean of the answered requests, p50 and p95 of all (a refused one is infinitely late), in milliseconds; share refused."""
+    """Of one trial: mean of the answered requests, p50 and p95 of all (a refused one is infinitely late), in
+    milliseconds; share refused."""
 
     mean: float
     p50: float
@@ -155,8 +158,11 @@ def summary(measured: Mapping[str, Measured]) -> dict[str, Any]:
             "capacity": seen.capacity,
             "capacity_ratio": seen.capacity / off.capacity if off.capacity else None,
             "tight_capacity": seen.tight_capacity,
-            "answered": seen.answered, "refused": seen.refused, "disagreement": seen.differ / max(1, seen.answered), "loads": {},
-        }  # fmt: skip
+            "answered": seen.answered,
+            "refused": seen.refused,
+            "disagreement": seen.differ / max(1, seen.answered),
+            "loads": {},
+        }
         for load, rounds in seen.rounds.items():
             row["loads"][str(load)] = {"refused": float(np.mean([each.refused for each in rounds]))} | {
                 name: _compared(
@@ -183,7 +189,12 @@ def serving(made: Prepared, *, objective: float) -> Iterator[Arms]:
     with on_core(SERVER_CORE):
         worker = LoopbackWorker(made.bundle.path, settings={"OFFRAMP_LATENCY_SECONDS": str(objective)})
     with worker, on_core(CLIENT_CORE):
-        target = Target("offramp", int(worker.url.rpartition(":")[2]), made.requests, lambda body: int(json.loads(body)["outputs"][0]["data"][0]))  # fmt: skip
+        target = Target(
+            "offramp",
+            int(worker.url.rpartition(":")[2]),
+            made.requests,
+            lambda body: int(json.loads(body)["outputs"][0]["data"][0]),
+        )
         with OpenLoopClient(target) as client:
             yield Arms(worker, client, made)
 
@@ -204,9 +215,14 @@ def bench(made: Prepared, *, rounds: int, seconds: float, console: Console) -> d
             rows = summary(arms.measured).items()
             console.print(load, {arm: row["loads"].get(str(load)) for arm, row in rows if arm != "off"})
     return {
-        "model_ms": 1e3 * made.model_seconds, "objective_ms": 1e3 * objective, "tight_ms": 1e3 * tight, "rounds": rounds, "seconds": seconds,
-        "plans": {arm: plan.to_mapping() for arm, plan in made.plans.items()}, "arms": summary(arms.measured),
-    }  # fmt: skip
+        "model_ms": 1e3 * made.model_seconds,
+        "objective_ms": 1e3 * objective,
+        "tight_ms": 1e3 * tight,
+        "rounds": rounds,
+        "seconds": seconds,
+        "plans": {arm: plan.to_mapping() for arm, plan in made.plans.items()},
+        "arms": summary(arms.measured),
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,9 +1,10 @@
-"""Whether a canary that is slower than allowed is noticed: batch times that scatter little or much, and texts of mixed length.
+"""Whether a canary that is slower than allowed is noticed: batch times that scatter little or much, and texts of mixed
+length.
 
     python -m bench.slowness [--runs 400] [--rate 400] [--json]
 
-Limits, exposure and gate are the product's own. *Before* means limits by batch size alone and never more than 2,000 judged batches.
-Simulated with fixed seeds, batches independent; :mod:`bench.evidence` has bursts.
+Limits, exposure and gate are the product's own. *Before* means limits by batch size alone and never more than 2,000
+judged batches. Simulated with fixed seeds, batches independent; :mod:`bench.evidence` has bursts.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def _images(rng: np.random.Generator, n: int, *, spread: float) -> Batches:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """How a canary is judged: whether lengths are told apart, and the requests a second that say how many batches are cheap."""
+    """How a canary is judged: whether lengths are told apart, and the requests a second that say how many batches are
+    cheap."""
 
     by_length: bool
     request_rate: float
@@ -114,9 +116,17 @@ def sketches_of(batches: Batches) -> dict[BatchShape, SecondsSketch]:
 
 
 def rejects(
-    rng: np.random.Generator, traffic: Traffic, judge: Judge, *, basis: SlownessBasis, weight: int, n: int, slowdown: float
-) -> bool:  # fmt: skip
-    """Whether the gate rejects within ``n`` judged batches, looking after every batch, a canary of ``slowdown`` times the time."""
+    rng: np.random.Generator,
+    traffic: Traffic,
+    judge: Judge,
+    *,
+    basis: SlownessBasis,
+    weight: int,
+    n: int,
+    slowdown: float,
+) -> bool:
+    """Whether the gate rejects within ``n`` judged batches, looking after every batch, a canary of ``slowdown`` times
+    the time."""
     ran = judge.seen(traffic(rng, n))
     canary = rng.random(n) < weight / 100
     limit = limits_of(ran, basis.limits)
@@ -153,7 +163,8 @@ def limits_of(batches: Batches, limits: SlowLimits) -> Floats:
 
 
 def noticed(rng: np.random.Generator, traffic: Traffic, judge: Judge, *, weight: int, runs: int) -> dict[str, Any]:
-    """Share of canaries 1.2 x slower beyond the allowance that a step rejects by the time it may pass, each with limits of its own."""
+    """Share of canaries 1.2 x slower beyond the allowance that a step rejects by the time it may pass, each with limits
+    of its own."""
     bases = [judge.basis(traffic(rng, SEEN_BEFORE), weight=weight) for _ in range(runs)]
     slower = (1 + MAX_OVERHEAD) * HARMFUL_SLOWDOWN
     found = sum(
@@ -204,7 +215,8 @@ def main() -> None:
         print(f"{row['traffic']}, {row['judged']}: falsely rejected {row['falsely rejected']}")
         for weight, step in row["steps"].items():
             print(
-                f"  {weight:2} %: 1.2 x noticed in {step['noticed']:6.1%}; {step['waited']:,} batches, which exclude {step['excluded']:g} x"
+                f"  {weight:2} %: 1.2 x noticed in {step['noticed']:6.1%}; {step['waited']:,} batches, which exclude "
+                f"{step['excluded']:g} x"
             )
 
 

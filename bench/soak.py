@@ -1,12 +1,15 @@
-"""``make soak``: one worker at twice its capacity for ten minutes, exits off and on by turns. Writes build/bench/soak.json.
+"""``make soak``: one worker at twice its capacity for ten minutes, exits off and on by turns. Writes
+build/bench/soak.json.
 
-Asked are: is every accepted answer right, is the p95 of the accepted within the latency objective, are the others refused at once, and
-does memory stay flat? An answer is right when its label is the model's own (exits off, or nothing left early) or that of the ramp that
-the reply names, and that ramp may be left at the plan's threshold; scores are computed here, by the same bundle. Inputs so close to a tie
-or to the threshold that another batch size may round them to the other side are not judged.
+Asked are: is every accepted answer right, is the p95 of the accepted within the latency objective, are the others
+refused at once, and does memory stay flat? An answer is right when its label is the model's own (exits off, or nothing
+left early) or that of the ramp that the reply names, and that ramp may be left at the plan's threshold; scores are
+computed here, by the same bundle. Inputs so close to a tie or to the threshold that another batch size may round them
+to the other side are not judged.
 
-Requests are single inputs at Poisson times, whatever the worker does; latency counts from the intended time. Capacity is the most that
-came back within the objective, over a ladder of rates. Memory is the worker's resident set: the end against the end of the warm-up.
+Requests are single inputs at Poisson times, whatever the worker does; latency counts from the intended time. Capacity
+is the most that came back within the objective, over a ladder of rates. Memory is the worker's resident set: the end
+against the end of the warm-up.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ OK, REFUSED = 200, 429
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the bundle says of every input: ``final`` [n] labels, ``tied`` [n], and of every ramp ``said`` [n, R] and ``uncertainty`` [n, R]."""
+    """What the bundle says of every input: ``final`` [n] labels, ``tied`` [n], and of every ramp ``said`` [n, R] and
+    ``uncertainty`` [n, R]."""
 
     final: npt.NDArray[np.int64]
     tied: npt.NDArray[np.bool_]
@@ -147,12 +151,14 @@ def account(trial: Trial, subject: Subject, expected: Expected, *, exits: bool, 
         "requests": len(trial.status),
         "statuses": {str(code): int(n) for code, n in zip(codes, counts, strict=True)},
         "accepted_share": float(trial.ok.mean()),
-        "left_early": float((trial.label[trial.ok] >= subject.bundle.manifest.n_classes).mean()) if trial.ok.any() else 0.0,
+        "left_early": float((trial.label[trial.ok] >= subject.bundle.manifest.n_classes).mean())
+        if trial.ok.any()
+        else 0.0,
         "wrong": wrong_answers(trial, subject, expected, exits=exits),
         "late_share": float((accepted > slo_seconds).mean()) if len(accepted) else 1.0,
         "accepted_ms": _quantiles(accepted),
         "refused_ms": _quantiles(refused),
-    }  # fmt: skip
+    }
 
 
 def _quantiles(seconds: npt.NDArray[np.float64]) -> dict[str, float | None]:
@@ -209,10 +215,14 @@ def verdict(stretches: list[dict[str, Any]], *, growth: float, slo_seconds: floa
     return {
         "every accepted answer is right": all(s["wrong"] == 0 and s["statuses"].get(str(OK), 0) > 0 for s in stretches),
         "every request is answered or refused": all(set(s["statuses"]) <= {str(OK), str(REFUSED)} for s in stretches),
-        "p95 of the accepted is within the objective": all((s["accepted_ms"]["p95"] or slo_ms) <= slo_ms for s in stretches),
-        "the others are refused at once": all((s["refused_ms"]["p95"] or 0.0) <= REFUSED_WITHIN * slo_ms for s in stretches),
+        "p95 of the accepted is within the objective": all(
+            (s["accepted_ms"]["p95"] or slo_ms) <= slo_ms for s in stretches
+        ),
+        "the others are refused at once": all(
+            (s["refused_ms"]["p95"] or 0.0) <= REFUSED_WITHIN * slo_ms for s in stretches
+        ),
         "memory is flat": growth < MAX_GROWTH,
-    }  # fmt: skip
+    }
 
 
 def _line(stretch: dict[str, Any]) -> str:
@@ -220,9 +230,11 @@ def _line(stretch: dict[str, Any]) -> str:
         return "-" if value is None else f"{value:.1f}"
 
     return (
-        f"exits {'on ' if stretch['exits'] else 'off'}: {stretch['accepted_share']:.0%} accepted, {stretch['wrong']} wrong, "
+        f"exits {'on ' if stretch['exits'] else 'off'}: {stretch['accepted_share']:.0%} accepted, {stretch['wrong']} "
+        "wrong, "
         f"p50/p95/p99 {'/'.join(ms(v) for v in stretch['accepted_ms'].values())} ms; "
-        f"refused p50/p95/p99 {'/'.join(ms(v) for v in stretch['refused_ms'].values())} ms; statuses {stretch['statuses']}"
+        f"refused p50/p95/p99 {'/'.join(ms(v) for v in stretch['refused_ms'].values())} ms; statuses "
+        f"{stretch['statuses']}"
     )
 
 

@@ -1,8 +1,8 @@
 """MiniLM-L6 fine-tuned on SST-2 as an exit bundle: ``python -m bench.sst2 [--out build/sst2] [--json]``.
 
-The classifier is the one of the recorded set (bench/record/text.py), exported to a .pt2 program of token ids. Heads learn from the texts
-it was fine-tuned on and from the first share of the held-out ones; the others become records. The last texts are kept
-away from ``prepare`` and judge the plan found on the records.
+The classifier is the one of the recorded set (bench/record/text.py), exported to a .pt2 program of token ids. Heads
+learn from the texts it was fine-tuned on and from the first share of the held-out ones; the others become records. The
+last texts are kept away from ``prepare`` and judge the plan found on the records.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Traffic whose requests resemble each other: ``python -m bench.streams [--runs 200] [--jobs 2] [--only PART...] [--traffic NAME...]``.
+"""Traffic whose requests resemble each other: ``python -m bench.streams [--runs 200] [--jobs 2] [--only PART...]
+[--traffic NAME...]``.
 
 | part | question |
 |---|---|
@@ -9,8 +10,9 @@
 | alarms | how often does the detector alarm within 100,000 labels of a plan at half its budget |
 | power | what is lost on independent requests |
 
-A recorded set is the population; requests of a scene are copies of one of its rows, which is the worst that a scene can be. A plan's truth is
-its rate over the population, weighted by requests where these come in cycles. Dependence, tuner, gates, detector and audit rates are the product's.
+A recorded set is the population; requests of a scene are copies of one of its rows, which is the worst that a scene can
+be. A plan's truth is its rate over the population, weighted by requests where these come in cycles. Dependence, tuner,
+gates, detector and audit rates are the product's.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ CYCLES = 3
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``sources`` take turns at random, each shows scenes of ``scene`` requests. With ``named`` their requests name them."""
+    """``sources`` take turns at random, each shows scenes of ``scene`` requests. With ``named`` their requests name
+    them."""
 
     scene: int
     sources: int
@@ -141,8 +144,11 @@ def tilted(world: World) -> Floats:
 
 def day_and_night(world: World, kind: Kind, rng: np.random.Generator) -> Records:
     """What is kept of some days with the audit rates that the product takes while it waits for labels."""
-    parts = [(part, int(seconds * rate), eager_rate(Load(rate, used)))
-             for _ in range(CYCLES) for part, (seconds, rate, _, used) in enumerate((NIGHT, DAY))]  # fmt: skip
+    parts = [
+        (part, int(seconds * rate), eager_rate(Load(rate, used)))
+        for _ in range(CYCLES)
+        for part, (seconds, rate, _, used) in enumerate((NIGHT, DAY))
+    ]
     begins = np.concatenate([np.full(n, part) for part, n, _ in parts])
     audit_rate = np.concatenate([np.full(n, rate) for _, n, rate in parts])
     length, turn = len(begins), int(rng.integers(0, len(begins)))
@@ -152,9 +158,12 @@ def day_and_night(world: World, kind: Kind, rng: np.random.Generator) -> Records
     kept = np.flatnonzero(draw < audit_rate)
     records = world.records.take(rows[kept])
     return replace(
-        records, time=kept.astype(np.float64), stream=source[kept] if kind.named else None,
-        draw=draw[kept].astype(np.float32), audit_rate=audit_rate[kept].astype(np.float32),
-    )  # fmt: skip
+        records,
+        time=kept.astype(np.float64),
+        stream=source[kept] if kind.named else None,
+        draw=draw[kept].astype(np.float32),
+        audit_rate=audit_rate[kept].astype(np.float32),
+    )
 
 
 def truth(world: World, plan: Plan, kind: Kind) -> float:
@@ -206,8 +215,8 @@ def ordered(world: World, kind: Kind, seed: int) -> Seen:
 
 
 def pin(world: World, kind: Kind, seed: int) -> Seen:
-    """Whether a plan at twice the budget earns acceptance in one step, after a day of quiet audits; ``value`` is after how many audits the
-    step was decided."""
+    """Whether a plan at twice the budget earns acceptance in one step, after a day of quiet audits; ``value`` is after
+    how many audits the step was decided."""
     rng = np.random.default_rng([seed, kind.scene, kind.sources, 1])
     plan = world.plan_at(2 * BUDGET)
     before = dense(world, kind, rng, round(QUIET_RECORDS / QUIET_RATE))
@@ -219,9 +228,17 @@ def pin(world: World, kind: Kind, seed: int) -> Seen:
             break
         k = int(wrong[n - 1])
         given = GateInput(
-            BothArms(ArmTally(audited=n, disagreements=k)), 50, BUDGET, 0.99, 3, 0, certified=False, attempt=Counts(n, k),
-            acceptance_level=allowance(DELTA, 1), design_effect=1 + known,
-        )  # fmt: skip
+            BothArms(ArmTally(audited=n, disagreements=k)),
+            50,
+            BUDGET,
+            0.99,
+            3,
+            0,
+            certified=False,
+            attempt=Counts(n, k),
+            acceptance_level=allowance(DELTA, 1),
+            design_effect=1 + known,
+        )
         rejected = accuracy(given).state == "Rejected"
         if rejected or acceptance(given).state == "Clear":
             seen = _clustering(known, audits.take(slice(n)))
@@ -322,9 +339,12 @@ def summary(seen: Sequence[Seen]) -> Json:
     """One row of a table."""
     values = [s.value for s in seen]
     return {
-        "runs": len(seen), "wrong": sum(s.wrong for s in seen), "decided": sum(s.decided for s in seen),
-        "median": float(np.median(values)), "mean": float(np.mean(values)),
-    }  # fmt: skip
+        "runs": len(seen),
+        "wrong": sum(s.wrong for s in seen),
+        "decided": sum(s.decided for s in seen),
+        "median": float(np.median(values)),
+        "mean": float(np.mean(values)),
+    }
 
 
 def rows(options: argparse.Namespace, progress: Progress) -> Iterator[tuple[str, str, Json]]:
@@ -367,7 +387,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if unknown := set(options.traffic) - {row for p in PARTS for row, *_ in p.traffic()}:
         parser.error(
-            f"--traffic: {unknown.pop()!r} is no row; rows are {', '.join(row for row, *_ in PARTS[0].traffic())}, and so on"
+            f"--traffic: {unknown.pop()!r} is no row; rows are {', '.join(row for row, *_ in PARTS[0].traffic())}, "
+            "and so on"
         )
     needed = {n for p in PARTS if not options.only or p.name in options.only for n in p.sets}
     missing = sorted(n for n in needed if not (options.records / f"{n}.npz").is_file())

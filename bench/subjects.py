@@ -1,6 +1,7 @@
-"""The models that timings are taken on, each as an exit bundle and inputs that ``offramp prepare`` has not seen. Made once, kept by content.
+"""The models that timings are taken on, each as an exit bundle and inputs that ``offramp prepare`` has not seen. Made
+once, kept by content.
 
-    resnet56   ResNet-56 on CIFAR-10, with ResNet-20 as a model at the input; the digits where OFFRAMP_DATA has no CIFAR-10
+    resnet56   ResNet-56 on CIFAR-10, with ResNet-20 as a model at the input; the digits where there is no CIFAR-10
     sst2       MiniLM-L6 fine-tuned on SST-2: sentences of up to 64 tokens
     video      ResNet-56 with a probe on the tiles of a surveillance camera; heads from the 600 frames before the inputs
 
@@ -53,7 +54,8 @@ def sst2(console: Console) -> Subject:
 
 
 def video(console: Console) -> Subject:
-    """Seconds of video take turns: even ones come first, odd ones after them, so that both halves have seen the same light."""
+    """Seconds of video take turns: even ones come first, odd ones after them, so that both halves have seen the same
+    light."""
     from bench.record.video import FIRST, HEADS_END, LAST, PROBE_END, exported, load_tiles, probed_model
 
     folder = Path("build/video")

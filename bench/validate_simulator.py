@@ -1,13 +1,15 @@
-"""Is the serving simulator right? ``python -m bench.validate_simulator``: one real worker against a simulation of the same requests.
+"""Is the serving simulator right? ``python -m bench.validate_simulator``: one real worker against a simulation of the
+same requests.
 
-A worker (``offramp serve``) on a core of its own is loaded with Poisson traffic at some shares of its capacity, exits on and off in turn, several pairs a
-load; both runs of a pair have the same arrival times and inputs. The simulator gets those arrival times, the exits the worker chose
-and the bundle's profile. Compared is the ratio on/off of p50 and p95; a simulated ratio passes within 10 % of the median measured one
-or inside the spread of the pairs.
+A worker (``offramp serve``) on a core of its own is loaded with Poisson traffic at some shares of its capacity, exits
+on and off in turn, several pairs a load; both runs of a pair have the same arrival times and inputs. The simulator gets
+those arrival times, the exits the worker chose and the bundle's profile. Compared is the ratio on/off of p50 and p95; a
+simulated ratio passes within 10 % of the median measured one or inside the spread of the pairs.
 
-Two constants come from exits-off runs alone: the time a request spends outside the engine (HTTP, client), from one run at low load, and in
-each pair how much slower batches ran than when the profile was measured (neighbours, the engine's own work around the model). Loads are
-shares of the requests that come back with exits off when twice as many are sent as single ones could be answered.
+Two constants come from exits-off runs alone: the time a request spends outside the engine (HTTP, client), from one run
+at low load, and in each pair how much slower batches ran than when the profile was measured (neighbours, the engine's
+own work around the model). Loads are shares of the requests that come back with exits off when twice as many are sent
+as single ones could be answered.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ START_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One stretch of load: arrival times from 0 on, latencies, and the ramp index where each request left (-1: none)."""
+    """One stretch of load: arrival times from 0 on, latencies, and the ramp index where each request left (-1:
+    none)."""
 
     arrivals: npt.NDArray[np.float64]
     latency: npt.NDArray[np.float64]
@@ -118,10 +121,15 @@ class LoopbackWorker:
         public = self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".jsonl")  # noqa: SIM115 - lives as long as the worker
         env = {
-            **os.environ, "OFFRAMP_ADMIN_PORT": "0", "OFFRAMP_SERVICE_UID": SERVICE_UID, "OFFRAMP_UID": "worker-1",
-            "OFFRAMP_THREADS": "1", "OFFRAMP_PUBLIC_KEY": base64.b64encode(public).decode(),
-            "OFFRAMP_TOKEN_SHA256": hashlib.sha256(TOKEN.encode()).hexdigest(), **(settings or {}),
-        }  # fmt: skip
+            **os.environ,
+            "OFFRAMP_ADMIN_PORT": "0",
+            "OFFRAMP_SERVICE_UID": SERVICE_UID,
+            "OFFRAMP_UID": "worker-1",
+            "OFFRAMP_THREADS": "1",
+            "OFFRAMP_PUBLIC_KEY": base64.b64encode(public).decode(),
+            "OFFRAMP_TOKEN_SHA256": hashlib.sha256(TOKEN.encode()).hexdigest(),
+            **(settings or {}),
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "offramp_cli", "serve", str(bundle), "--port", "0"], env=env, stderr=self._log
         )
@@ -150,9 +158,15 @@ class LoopbackWorker:
         """Deliver a plan and wait until it serves; its epoch."""
         self._epoch += 1
         document = PlanDocument(
-            service="simulator", service_uid=SERVICE_UID, epoch=self._epoch, stable=ArmPlan(plan.to_mapping(), audit_rate),
-            canary=None, weight_percent=0, salt="", accuracy_budget=0.5,
-        )  # fmt: skip
+            service="simulator",
+            service_uid=SERVICE_UID,
+            epoch=self._epoch,
+            stable=ArmPlan(plan.to_mapping(), audit_rate),
+            canary=None,
+            weight_percent=0,
+            salt="",
+            accuracy_budget=0.5,
+        )
         payload = json.dumps(asdict(document))
         signature = base64.b64encode(self._key.sign(payload.encode())).decode()
         self._admin.post("/v1/config", json={"payload": payload, "signature": signature}).raise_for_status()
@@ -397,7 +411,8 @@ def validate(subject: Subject, *, loads: list[float], pairs: int, seconds: float
 
 def _line(verdict: dict[str, Any]) -> str:
     return "; ".join(
-        f"{q} on/off measured {v['measured']:.3f} ({v['measured_low']:.3f} to {v['measured_high']:.3f}), simulated {v['simulated']:.3f} "
+        f"{q} on/off measured {v['measured']:.3f} ({v['measured_low']:.3f} to {v['measured_high']:.3f}), simulated "
+        f"{v['simulated']:.3f} "
         f"{'ok' if v['passed'] else 'OFF'}"
         for q, v in verdict.items()
     )

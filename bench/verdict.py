@@ -1,12 +1,15 @@
-"""From the verdict to the last batch under the bad plan: ``offramp up`` with twenty real workers. Writes build/bench/verdict.json.
+"""From the verdict to the last batch under the bad plan: ``offramp up`` with twenty real workers. Writes
+build/bench/verdict.json.
 
-In every round a plan that lets nearly everybody leave at the first ramp is put on trial with a certificate that lies: it is written into the
-state folder as the tuner would have written it. The control loop canaries it, its own accuracy gate rejects it on audited requests, and
-the rollback goes the way that every rollback goes: verdict persisted, plan published, workers poked. Nothing here tells the operator.
+In every round a plan that lets nearly everybody leave at the first ramp is put on trial with a certificate that lies:
+it is written into the state folder as the tuner would have written it. The control loop canaries it, its own accuracy
+gate rejects it on audited requests, and the rollback goes the way that every rollback goes: verdict persisted, plan
+published, workers poked. Nothing here tells the operator.
 
-Three moments are read from three sides. *Verdict*: the operator's log line that follows the persisted status. *In force*: the worker's own
-line when a batch can no longer run under the bad plan. *Last reply*: when the client got the last answer that says it came from the canary.
-The last batch lies before both of the latter, so the later of them is reported.
+Three moments are read from three sides. *Verdict*: the operator's log line that follows the persisted status. *In
+force*: the worker's own line when a batch can no longer run under the bad plan. *Last reply*: when the client got the
+last answer that says it came from the canary. The last batch lies before both of the latter, so the later of them is
+reported.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Seconds after the verdict was persisted: of the publication, of every worker's last canary batch at the latest, and of the last reply from the canary.
+    """Seconds after the verdict was persisted: of the publication, of every worker's last canary batch at the latest,
+    and of the last reply from the canary.
 
     ``canary_replies`` are those before the verdict; without them there would be nothing to end.
     """
@@ -69,9 +73,15 @@ class Round:
 
     def to_mapping(self) -> Json:
         return {
-            "published": self.published, "in_force_first": min(self.in_force), "in_force_last": max(self.in_force), "workers": len(self.in_force),
-            "last_reply": self.last_reply, "last_batch": self.last_batch, "canary_replies": self.canary_replies, "reason": self.reason,
-        }  # fmt: skip
+            "published": self.published,
+            "in_force_first": min(self.in_force),
+            "in_force_last": max(self.in_force),
+            "workers": len(self.in_force),
+            "last_reply": self.last_reply,
+            "last_batch": self.last_batch,
+            "canary_replies": self.canary_replies,
+            "reason": self.reason,
+        }
 
 
 def manifest_of(bundle: Path, *, workers: int) -> Json:
@@ -139,9 +149,12 @@ class Trials:
             CONFIG_KIND, plan.name("digits"), spec=plan.to_mapping(), status=to_json(status), metadata=metadata
         )
         rollout = {
-            "serviceName": "digits", "from": service["status"]["stableConfig"], "to": plan.name("digits"),
-            "generation": service["metadata"]["generation"], "cause": "Tuned",
-        }  # fmt: skip
+            "serviceName": "digits",
+            "from": service["status"]["stableConfig"],
+            "to": plan.name("digits"),
+            "generation": service["metadata"]["generation"],
+            "cause": "Tuned",
+        }
         store.create(ROLLOUT_KIND, f"digits-{number}", spec=rollout, metadata=metadata)
         return plan
 

@@ -1,4 +1,5 @@
-"""Write (or with --check compare) docs/cli.md: every command with its help, arguments and options, from the commands themselves."""
+"""Write (or with --check compare) docs/cli.md: every command with its help, arguments and options, from the commands
+themselves."""
 
 from __future__ import annotations
 

@@ -504,9 +504,13 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--name", required=True, help="reference with a tag, such as localhost/app:1")
     build.add_argument("--output", required=True, type=Path, help="FILE.tar (archive) or FOLDER (OCI layout)")
     build.add_argument(
-        "--layer", required=True, action="append", type=_layer_argument, metavar="PATH[=/TARGET]",
+        "--layer",
+        required=True,
+        action="append",
+        type=_layer_argument,
+        metavar="PATH[=/TARGET]",
         help="a folder (its content goes under TARGET, default /) or a tar file; repeat, lowest first",
-    )  # fmt: skip
+    )
     build.add_argument(
         "--owner", type=_owner_argument, default=(0, 0), metavar="UID[:GID]", help="of all folder layers"
     )

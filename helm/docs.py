@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Write what follows from the chart: its schema of values, the table of values in its README, and ``manifests/install.yaml``.
+"""Write what follows from the chart: its schema of values, the table of values in its README, and
+``manifests/install.yaml``.
 
-Usage: ``helm/docs.py [--check] [--helm PATH]``. With ``--check`` nothing is written and the exit status is 1 when a file is stale.
+Usage: ``helm/docs.py [--check] [--helm PATH]``. With ``--check`` nothing is written and the exit status is 1 when a
+file is stale.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ INSTALL_HEADER = f"""\
 #   head -c 32 /dev/urandom >signing-key
 #   kubectl -n {INSTALL_NAMESPACE} create secret generic offramp-signing-key --from-file=signing-key
 # The images are in no public registry. Build and push them (docs/upgrade.md), then name yours:
-#   sed 's#\\(image\\|value\\): offramp/#\\1: registry.example.com/offramp/#' install.yaml | kubectl apply --server-side -f -
+#   sed 's#\\(image\\|value\\): offramp/#\\1: registry.example.com/offramp/#' install.yaml |
+#     kubectl apply --server-side -f -
 """
 
 
@@ -96,7 +99,8 @@ def values_table(items: list[Documented]) -> str:
 
 
 def schema() -> str:
-    """``values.schema.json``: the source with every object closed, every value required, and the comments as descriptions."""
+    """``values.schema.json``: the source with every object closed, every value required, and the comments as
+    descriptions."""
     values_source = (CHART / "values.yaml").read_text()
     document = yaml.safe_load(SCHEMA_SOURCE.read_text())
     for node in (document, *document["definitions"].values()):
@@ -185,7 +189,8 @@ def _dump(document: Any) -> str:
 
 
 def outputs(helm: str) -> Iterator[tuple[Path, str]]:
-    """Every generated file and what it should say, each made when it is asked for: Helm renders by the schema that is there."""
+    """Every generated file and what it should say, each made when it is asked for: Helm renders by the schema that is
+    there."""
     yield CHART / "values.schema.json", schema()
     yield CHART / "README.md", readme()
     yield ROOT / "manifests" / "install.yaml", install_manifest(helm)

@@ -2,8 +2,8 @@
 
 An image of the operator or of the worker has three layers, from what changes least to what changes most: Debian with
 Python, the pinned dependencies of that part, and the project's own code. Each is kept by what it is made of, so an edit
-of the code rebuilds the last layer only, which takes a second. A bundle image has one layer, the files of an exit bundle;
-pods mount it as an image volume.
+of the code rebuilds the last layer only, which takes a second. A bundle image has one layer, the files of an exit
+bundle; pods mount it as an image volume.
 
 Commands::
 
@@ -51,8 +51,8 @@ NOBODY = "65532:65532"
 class Part:
     """One of the two programs.
 
-    ``packages`` are folders of the project, ``without`` names below them that the image does not need. ``unused`` are distributions
-    that the extra asks for and this program never imports, ``extras`` more of the project's extras.
+    ``packages`` are folders of the project, ``without`` names below them that the image does not need. ``unused`` are
+    distributions that the extra asks for and this program never imports, ``extras`` more of the project's extras.
     """
 
     name: str
@@ -65,13 +65,22 @@ class Part:
 
 
 PARTS = {
-    "operator": Part("operator", ("core/offramp_core", "operator/offramp_operator"), "offramp_operator.main", ("8080/tcp",)),
+    "operator": Part(
+        "operator", ("core/offramp_core", "operator/offramp_operator"), "offramp_operator.main", ("8080/tcp",)
+    ),
     # Of `prepare` it has what trains heads on captured inputs, without PyTorch; nothing of it needs SciPy.
     "worker": Part(
-        "worker", ("core/offramp_core", "worker/offramp_worker"), "offramp_worker.main", ("8080/tcp", "8081/tcp"),
-        without=tuple(f"offramp_worker/prepare/{name}" for name in ("families", "generation", "picture.py", "training.py")), unused=("scipy",), extras=("tracing",),
+        "worker",
+        ("core/offramp_core", "worker/offramp_worker"),
+        "offramp_worker.main",
+        ("8080/tcp", "8081/tcp"),
+        without=tuple(
+            f"offramp_worker/prepare/{name}" for name in ("families", "generation", "picture.py", "training.py")
+        ),
+        unused=("scipy",),
+        extras=("tracing",),
     ),
-}  # fmt: skip
+}
 
 
 class BuildError(Exception):
@@ -149,8 +158,19 @@ def install(pins: str, target: Path) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(pins)
         file.flush()
-        _uv("install", "--require-hashes", "--no-deps", "--only-binary", ":all:", "--link-mode", "copy",
-            "--target", str(target), "--requirement", file.name)  # fmt: skip
+        _uv(
+            "install",
+            "--require-hashes",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--link-mode",
+            "copy",
+            "--target",
+            str(target),
+            "--requirement",
+            file.name,
+        )
     # Commands of the dependencies point at the interpreter of the machine that built the image.
     shutil.rmtree(target / "bin", ignore_errors=True)
     (target / ".lock").unlink(missing_ok=True)
@@ -161,7 +181,8 @@ def compile_folder(folder: Path) -> None:
     """Compile every module. Unchecked, because an image has one time for all files and is never edited."""
     if sys.version_info[:2] != PYTHON_VERSION:
         raise BuildError(
-            f"run this with Python {'.'.join(map(str, PYTHON_VERSION))}, the version in the image; this is {sys.version.split()[0]}"
+            f"run this with Python {'.'.join(map(str, PYTHON_VERSION))}, the version in the image; this is "
+            f"{sys.version.split()[0]}"
         )
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     prefix = str(folder)
@@ -191,8 +212,9 @@ def code(part: Part, target: Path) -> None:
 def environment() -> dict[str, str]:
     """What every process of an image needs.
 
-    Nothing is ever written: the root file system is read-only, and everything is compiled already. Nothing is reported either:
-    ONNX Runtime's wheels for Linux send usage data, names and hashes of models included, unless they are told not to.
+    Nothing is ever written: the root file system is read-only, and everything is compiled already. Nothing is reported
+    either: ONNX Runtime's wheels for Linux send usage data, names and hashes of models included, unless they are told
+    not to.
     """
     return {
         "ORT_DISABLE_TELEMETRY": "1",

@@ -3,9 +3,9 @@
 
 Usage: images/sbom.py [--output FOLDER]   (default: build/sbom)
 
-One file per image: the Debian packages of the base that ``images/build`` puts below it, Python itself among them, and the
-Python distributions of its slice of ``requirements.lock``, each with the hashes of the files it comes from. The same commit
-on the same base always gives the same bytes.
+One file per image: the Debian packages of the base that ``images/build`` puts below it, Python itself among them, and
+the Python distributions of its slice of ``requirements.lock``, each with the hashes of the files it comes from. The
+same commit on the same base always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -44,8 +44,13 @@ def component(block: str) -> dict[str, Any]:
         {"type": "distribution", "url": purl, "hashes": [{"alg": "SHA-256", "content": h}]} for h in sorted(hashes)
     ]
     return {
-        "type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl, "externalReferences": files,
-    }  # fmt: skip
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": version,
+        "purl": purl,
+        "externalReferences": files,
+    }
 
 
 def debian_packages(base: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""Write (or with --check compare) docs/reference/metrics.md and alerts.md: from the code that makes metrics, and from the chart's rules."""
+"""Write (or with --check compare) docs/reference/metrics.md and alerts.md: from the code that makes metrics, and from
+the chart's rules."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ UNITS = {**WORKER_UNITS, **OPERATOR_UNITS}
 def table(metrics: Iterator[Row]) -> str:
     head = "| metric | type | labels | unit | meaning |\n|---|---|---|---|---|\n"
     return head + "".join(
-        f"| `{row.name}` | {row.kind} | {', '.join(f'`{label}`' for label in row.labels)} | {UNITS[row.name]} | {row.meaning} |\n"
+        f"| `{row.name}` | {row.kind} | {', '.join(f'`{label}`' for label in row.labels)} | {UNITS[row.name]} | "
+        f"{row.meaning} |\n"
         for row in metrics
     )
 
@@ -110,7 +112,8 @@ def alerts_page() -> str:
             told = {k: _plain(v) for k, v in rule["annotations"].items()}
             lasting = f", after {rule['for']}" if "for" in rule else ""
             parts.append(
-                f"### {rule['alert']}\n\n*{rule['labels']['severity']}{lasting}.* {told['summary']}.\n\n{told['description']}\n\n"
+                f"### {rule['alert']}\n\n*{rule['labels']['severity']}{lasting}.* "
+                f"{told['summary']}.\n\n{told['description']}\n\n"
                 f"**What to do:** {told['action']}\n\n```promql\n{rule['expr'].strip()}\n```\n"
             )
     return "\n".join(parts)

@@ -20,26 +20,52 @@ settings.register_profile(
 settings.load_profile("offramp")
 
 HERE = Path(__file__).parent
-# Files whose tests share what is dear to start (an API server, a browser, services in many states) run in one process of pytest-xdist;
-# all others file by file, so that a file's fixtures are made once.
+# Files whose tests share what is dear to start (an API server, a browser, services in many states) run in one process
+# of pytest-xdist; all others file by file, so that a file's fixtures are made once.
 TOGETHER = ("operator/test_kube_", "api/", "web/")
-# Files whose tests run programs that `scripts/programs` makes: Kubernetes' and other tools, a browser. On a cold machine they come last.
+# Files whose tests run programs that `scripts/programs` makes: Kubernetes' and other tools, a browser. On a cold
+# machine they come last.
 PROGRAMS = (
-    "operator/test_kube_", "api/", "chart/", "observe/", "web/",
-    "docs/test_blocks.py", "e2e/test_embedded_dashboards.py", "worker/test_fetch_s3.py",
-)  # fmt: skip
+    "operator/test_kube_",
+    "api/",
+    "chart/",
+    "observe/",
+    "web/",
+    "docs/test_blocks.py",
+    "e2e/test_embedded_dashboards.py",
+    "worker/test_fetch_s3.py",
+)
 # What takes longest begins first, and what mostly waits lies beside what computes: nothing long is left for the end.
 LONGEST_FIRST = (
-    "operator/test_kube_", "worker/test_prepare_precision.py", "bench/test_fleet.py", "api/", "e2e/test_embedded_precision.py",
-    "worker/test_prepare_bundle.py", "e2e/test_embedded_story.py", "bench/test_soak.py",
-    "docs/test_tutorial.py", "e2e/test_embedded_training.py", "e2e/test_embedded_up.py", "e2e/test_embedded_dashboards.py", "web/",
-    "e2e/test_embedded_commands.py", "worker/test_fuzz.py", "worker/test_admin_port.py", "operator/test_local_fleet.py",
-    "observe/test_rules.py", "worker/", "operator/", "chart/", "images/", "docs/",
-)  # fmt: skip
+    "operator/test_kube_",
+    "worker/test_prepare_precision.py",
+    "bench/test_fleet.py",
+    "api/",
+    "e2e/test_embedded_precision.py",
+    "worker/test_prepare_bundle.py",
+    "e2e/test_embedded_story.py",
+    "bench/test_soak.py",
+    "docs/test_tutorial.py",
+    "e2e/test_embedded_training.py",
+    "e2e/test_embedded_up.py",
+    "e2e/test_embedded_dashboards.py",
+    "web/",
+    "e2e/test_embedded_commands.py",
+    "worker/test_fuzz.py",
+    "worker/test_admin_port.py",
+    "operator/test_local_fleet.py",
+    "observe/test_rules.py",
+    "worker/",
+    "operator/",
+    "chart/",
+    "images/",
+    "docs/",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The order of the files; with ``pytest -n 4 --dist loadfile --no-loadscope-reorder`` also that of what each process takes."""
+    """The order of the files; with ``pytest -n 4 --dist loadfile --no-loadscope-reorder`` also that of what each
+    process takes."""
     items.sort(key=lambda item: _turn(_file(item)))
     for item in items:
         if _file(item).startswith(PROGRAMS):
@@ -55,7 +81,8 @@ def _turn(file: str) -> int:
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
-    """By file, and some files together. (Marks would say it as well, but pytest-xdist 3.8 loses them under pytest 9.2.)"""
+    """By file, and some files together. (Marks would say it as well, but pytest-xdist 3.8 loses them under pytest
+    9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

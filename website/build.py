@@ -120,7 +120,8 @@ def main() -> int:
         return 1
     n = sum(1 for _ in SITE.rglob("*.html"))
     print(
-        f"{SITE.relative_to(ROOT)}/index.html: {n} pages, every link and anchor within followed, those to other sites well formed"
+        f"{SITE.relative_to(ROOT)}/index.html: {n} pages, every link and anchor within followed, those to other sites "
+        "well formed"
     )
     return 0
 

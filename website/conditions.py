@@ -1,4 +1,5 @@
-"""The list of conditions and reasons, and the table of those with which nothing is wrong: from the registry in the core."""
+"""The list of conditions and reasons, and the table of those with which nothing is wrong: from the registry in the
+core."""
 
 from __future__ import annotations
 
@@ -27,12 +28,31 @@ kubectl wait earlyexitservice/digits --for=condition=Ready --timeout=10m
 |---|---|
 """
 SECTIONS = (
-    (("worker", "kubelet"), "Workers that do not run", "Reasons of `Ready`, `WorkersAvailable`, `Reconciling` and `Stalled` that come from workers. Other words of the kubelet are passed on as they are."),
-    (("rollout",), "How rollouts end", "`status.reason` of a RampRollout, and `status.version.reason` of an EarlyExitService. One that was promoted has none."),
-    (("refusal",), "Plans that a worker refuses", "`status.reason` of a RampRollout, the worker's own `refused`, and the label `reason` of `earlyexit_plan_refusals_total`."),
+    (
+        ("worker", "kubelet"),
+        "Workers that do not run",
+        "Reasons of `Ready`, `WorkersAvailable`, `Reconciling` and `Stalled` that come from workers. Other words of "
+        "the kubelet are passed on as they are.",
+    ),
+    (
+        ("rollout",),
+        "How rollouts end",
+        "`status.reason` of a RampRollout, and `status.version.reason` of an EarlyExitService. One that was promoted "
+        "has none.",
+    ),
+    (
+        ("refusal",),
+        "Plans that a worker refuses",
+        "`status.reason` of a RampRollout, the worker's own `refused`, and the label `reason` of "
+        "`earlyexit_plan_refusals_total`.",
+    ),
     (("tuning",), "States of the tuner", "`status.tuning.state` of an EarlyExitService."),
-    (("event",), "Events", "`kubectl get events --field-selector involvedObject.kind=EarlyExitService`; `offramp up` prints them."),
-)  # fmt: skip
+    (
+        ("event",),
+        "Events",
+        "`kubectl get events --field-selector involvedObject.kind=EarlyExitService`; `offramp up` prints them.",
+    ),
+)
 NOTHING_WRONG = "## Nothing is wrong\n\n| reason | says |\n|---|---|\n"
 
 
@@ -85,7 +105,8 @@ def _row(reason: Reason, headings: set[str]) -> str:
 
 
 def troubleshooting() -> str:
-    """The page as it is, with its last table made anew: reasons that need no entry, since nothing is wrong and nothing is to be done."""
+    """The page as it is, with its last table made anew: reasons that need no entry, since nothing is wrong and nothing
+    is to be done."""
     text, headings = TROUBLESHOOTING.read_text(encoding="utf-8"), set(entries())
     quiet = [r for r in Reason if r not in headings and r.tone in (Tone.GOOD, Tone.NEUTRAL) and not r.next_step]
     return text.split(NOTHING_WRONG)[0] + NOTHING_WRONG + "".join(f"| {r} | {r.meaning} |\n" for r in quiet)

@@ -1,4 +1,5 @@
-"""A small canvas for SVG: shapes, text and curves in the colours of a theme, with numbers rounded so that files stay stable."""
+"""A small canvas for SVG: shapes, text and curves in the colours of a theme, with numbers rounded so that files stay
+stable."""
 
 from __future__ import annotations
 
@@ -7,13 +8,29 @@ from dataclasses import dataclass, field
 from html import escape
 
 LIGHT = {
-    "ink": "#1f2430", "soft": "#5b6472", "line": "#c3c9d4", "paper": "#ffffff", "fill": "#eef1f7", "stable": "#5b7db1",
-    "canary": "#e08a1e", "good": "#2e8b57", "bad": "#c8443c", "accent": "#4051b5",
-}  # fmt: skip
+    "ink": "#1f2430",
+    "soft": "#5b6472",
+    "line": "#c3c9d4",
+    "paper": "#ffffff",
+    "fill": "#eef1f7",
+    "stable": "#5b7db1",
+    "canary": "#e08a1e",
+    "good": "#2e8b57",
+    "bad": "#c8443c",
+    "accent": "#4051b5",
+}
 DARK = {
-    "ink": "#e3e6ee", "soft": "#a3abba", "line": "#4c5464", "paper": "#1e2129", "fill": "#2b303c", "stable": "#7fa3dc",
-    "canary": "#f0a94b", "good": "#5cc08a", "bad": "#ef7a72", "accent": "#8f9df0",
-}  # fmt: skip
+    "ink": "#e3e6ee",
+    "soft": "#a3abba",
+    "line": "#4c5464",
+    "paper": "#1e2129",
+    "fill": "#2b303c",
+    "stable": "#7fa3dc",
+    "canary": "#f0a94b",
+    "good": "#5cc08a",
+    "bad": "#ef7a72",
+    "accent": "#8f9df0",
+}
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 Point = tuple[float, float]
@@ -32,12 +49,14 @@ class Canvas:
         self, x: float, y: float, w: float, h: float, *, fill: str = "fill", stroke: str = "line", r: float = 4
     ) -> None:
         self.parts.append(
-            f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}" rx="{_n(r)}" fill="{{{fill}}}" stroke="{{{stroke}}}"/>'
+            f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}" rx="{_n(r)}" fill="{{{fill}}}" '
+            f'stroke="{{{stroke}}}"/>'
         )
 
     def dot(self, x: float, y: float, r: float, *, fill: str, stroke: str = "none", width: float = 1.5) -> None:
         self.parts.append(
-            f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(r)}" fill="{_colour(fill)}" stroke="{_colour(stroke)}" stroke-width="{_n(width)}"/>'
+            f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(r)}" fill="{_colour(fill)}" stroke="{_colour(stroke)}" '
+            f'stroke-width="{_n(width)}"/>'
         )
 
     def line(
@@ -46,7 +65,8 @@ class Canvas:
         path = "M" + " L".join(f"{_n(x)} {_n(y)}" for x, y in points)
         extra = (f' stroke-dasharray="{dash}"' if dash else "") + (f' marker-end="url(#{stroke})"' if arrow else "")
         self.parts.append(
-            f'<path d="{path}" fill="none" stroke="{{{stroke}}}" stroke-width="{_n(width)}" stroke-linejoin="round"{extra}/>'
+            f'<path d="{path}" fill="none" stroke="{{{stroke}}}" stroke-width="{_n(width)}" '
+            f'stroke-linejoin="round"{extra}/>'
         )
 
     def text(
@@ -62,7 +82,8 @@ class Canvas:
     ) -> None:
         weight = ' font-weight="600"' if bold else ""
         self.parts.append(
-            f'<text x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}" fill="{{{fill}}}" text-anchor="{anchor}"{weight}>{escape(text)}</text>'
+            f'<text x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}" fill="{{{fill}}}" '
+            f'text-anchor="{anchor}"{weight}>{escape(text)}</text>'
         )
 
     def box(
@@ -93,7 +114,8 @@ class Canvas:
     def svg(self, theme: dict[str, str]) -> str:
         """The picture in one theme's colours."""
         markers = "".join(
-            f'<marker id="{name}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" orient="auto-start-reverse">'
+            f'<marker id="{name}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
+            'orient="auto-start-reverse">'
             f'<path d="M0 0 L10 5 L0 10 z" fill="{{{name}}}"/></marker>'
             for name in ("line", "soft", "ink", "good", "bad", "canary", "stable", "accent")
             if any(f"url(#{name})" in part for part in self.parts)
@@ -102,7 +124,8 @@ class Canvas:
         for name, colour in theme.items():
             body, markers = body.replace(f"{{{name}}}", colour), markers.replace(f"{{{name}}}", colour)
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(self.width)} {_n(self.height)}" font-family="{FONT}" role="img">\n'
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(self.width)} {_n(self.height)}" '
+            f'font-family="{FONT}" role="img">\n'
             f"<title>{escape(self.title)}</title>\n"
             + (f"<defs>{markers}</defs>\n" if markers else "")
             + body

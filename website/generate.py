@@ -1,4 +1,5 @@
-"""Write (or with ``--check`` compare) everything under ``docs`` that follows from code: ``python -m website.generate``."""
+"""Write (or with ``--check`` compare) everything under ``docs`` that follows from code: ``python -m
+website.generate``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Follow every link of a built site: pages, anchors, pictures, styles and scripts; nothing may be fetched from outside.
 
-Links to other sites are read, not followed: where this runs there is no network. They must be addresses that a browser would take as they
-are written, encrypted, and of a name that can exist; one to this site's own address must lead to a page here.
+Links to other sites are read, not followed: where this runs there is no network. They must be addresses that a browser
+would take as they are written, encrypted, and of a name that can exist; one to this site's own address must lead to a
+page here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Where everything is: every package and module with the first sentence of its own docstring, and every decision with its title."""
+"""Where everything is: every package and module with the first sentence of its own docstring, and every decision with
+its title."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Tables put between markers of written pages, so that no figure is typed by hand.
 
-How many labels and audits things take is computed by the product's own code; what was measured is taken from ``docs/benchmarks.md``.
+How many labels and audits things take is computed by the product's own code; what was measured is taken from
+``docs/benchmarks.md``.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ def labels() -> str:
     level = allowance(1 - CONFIDENCE, 1)
     rows = [
         [
-            f"{budget:.1%}", f"{first_attempt_labels(budget):,}", f"{fewest_labels(budget, level):,}",
+            f"{budget:.1%}",
+            f"{first_attempt_labels(budget):,}",
+            f"{fewest_labels(budget, level):,}",
             *(f"{labels_for(share * budget, budget=budget, level=level):,}" for share in (0.2, 0.5)),
         ]
         for budget in BUDGETS
-    ]  # fmt: skip
+    ]
     head = [
         "`maxDisagreement`",
         "first attempt at",

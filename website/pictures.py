@@ -78,7 +78,8 @@ def ramps() -> Canvas:
     c = Canvas(
         860,
         300,
-        "A network as a line of blocks; inputs that are sure enough leave at a ramp, the others go on to the final answer",
+        "A network as a line of blocks; inputs that are sure enough leave at a ramp, the others go on to the final "
+        "answer",
     )
     for i in range(6):
         c.box(110 + i * 112, 40, 84, 56, f"block {i + 1}")
@@ -108,7 +109,8 @@ def ramps() -> Canvas:
     c.text(
         40,
         290,
-        "Shares are an example. A cut vertex is an edge whose removal separates input from output; a ramp's head reads only what passes there.",
+        "Shares are an example. A cut vertex is an edge whose removal separates input from output; a ramp's head "
+        "reads only what passes there.",
         size=11.5,
         fill="soft",
     )
@@ -149,7 +151,8 @@ def labels() -> Canvas:
     c.text(
         32,
         346,
-        f"counting every request that went to the end as an agreement too reads {naive:.2%}: it always agrees with itself.",
+        f"counting every request that went to the end as an agreement too reads {naive:.2%}: it always agrees with "
+        "itself.",
         size=13,
     )
     return c
@@ -172,7 +175,8 @@ def certificate() -> Canvas:
     c = Canvas(
         860,
         330,
-        "Plans from cautious to bold are tested in order on held-out labels until the first fails; the last that passed is certified",
+        "Plans from cautious to bold are tested in order on held-out labels until the first fails; the last that "
+        "passed is certified",
     )
     axes = Axes(70, 46, 760, 210, (0, plans + 1), (0, max(counts) + 2))
     axes.draw(
@@ -207,7 +211,8 @@ def certificate() -> Canvas:
     c.text(
         70,
         318,
-        "A sample drawn with a fixed seed from plans of known disagreement; counts and limit by the product's own test.",
+        "A sample drawn with a fixed seed from plans of known disagreement; counts and limit by the product's own "
+        "test.",
         size=11.5,
         fill="soft",
     )
@@ -219,7 +224,8 @@ def canary() -> Canvas:
     c = Canvas(
         860,
         300,
-        "In each worker a share of the batches runs the canary; the share rises step by step and every worker takes part",
+        "In each worker a share of the batches runs the canary; the share rises step by step and every worker takes "
+        "part",
     )
     steps, per_step = ((5, "step 1: 5 %"), (25, "step 2: 25 %"), (50, "step 3: 50 %"), (100, "promoted")), 16
     for w in range(3):
@@ -310,7 +316,8 @@ def drift() -> Canvas:
     c = Canvas(
         860,
         320,
-        "The detector stays low for as long as the inputs are as they were, and alarms some hundred audits after they change",
+        "The detector stays low for as long as the inputs are as they were, and alarms some hundred audits after they "
+        "change",
     )
     axes = Axes(70, 46, 740, 200, (0, len(happened)), (0, math.log10(run_length) + 0.6))
     axes.draw(
@@ -355,7 +362,8 @@ def drift() -> Canvas:
     c.text(
         70,
         310,
-        f"Budget {BUDGET:.0%}, plan at half of it until the change. A sample with a fixed seed through the product's own detector.",
+        f"Budget {BUDGET:.0%}, plan at half of it until the change. A sample with a fixed seed through the product's "
+        "own detector.",
         size=11.5,
         fill="soft",
     )
@@ -391,8 +399,15 @@ def phases() -> Canvas:
 
 
 PICTURES: dict[str, Callable[[], Canvas]] = {
-    "overview": overview, "ramps": ramps, "labels": labels, "certificate": certificate, "canary": canary, "gates": gates, "drift": drift, "phases": phases,
-}  # fmt: skip
+    "overview": overview,
+    "ramps": ramps,
+    "labels": labels,
+    "certificate": certificate,
+    "canary": canary,
+    "gates": gates,
+    "drift": drift,
+    "phases": phases,
+}
 
 MARK = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><title>Offramp</title>\

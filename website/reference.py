@@ -163,7 +163,8 @@ def _object_rules(schema: dict[str, Any]) -> list[str]:
 
 def _columns(columns: list[dict[str, Any]]) -> list[str]:
     rows = [
-        f"| {c['name'].upper()} | `{c['jsonPath']}` | {c.get('description', '')}{' (with `-o wide`)' if c.get('priority') else ''} |"
+        f"| {c['name'].upper()} | `{c['jsonPath']}` | "
+        f"{c.get('description', '')}{' (with `-o wide`)' if c.get('priority') else ''} |"
         for c in columns
     ]
     return ["| column | shows | |", "|---|---|---|", *rows, ""]

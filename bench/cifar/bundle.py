@@ -112,7 +112,8 @@ def _answers(model: nn.Module, x: FloatArray) -> npt.NDArray[np.int64]:
 
 
 def _content_key(*, depth: int, seed: int) -> str:
-    """Digest of everything the output depends on: code, arguments, and the checkpoint's name, which carries its hash."""
+    """Digest of everything the output depends on: code, arguments, and the checkpoint's name, which carries its
+    hash."""
     sources = [
         Path(str(module)).read_bytes()
         for module in (__file__, data.__file__, drift_module.__file__, families.cifar.__file__)

@@ -32,7 +32,8 @@ class DataMissingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """``train`` trained the backbones (so it may teach heads but never judge them); ``test`` did not. (n, 3, 32, 32)."""
+    """``train`` trained the backbones (so it may teach heads but never judge them); ``test`` did not. (n, 3, 32,
+    32)."""
 
     train: FloatArray
     test: FloatArray

@@ -1,8 +1,8 @@
 """``make demo-cluster``: the same story on a real Kubernetes, through ``helm install`` and ``kubectl apply``.
 
-Uses ResNet-56 on CIFAR-10 where OFFRAMP_DATA has it, else the digits. Outside the cluster it prepares the bundle, builds and
-loads three images and installs the chart; the story itself runs where pod addresses can be reached (``cluster/exec-in-node``).
-Afterwards it deletes the service and the release and looks at what is left.
+Uses ResNet-56 on CIFAR-10 where OFFRAMP_DATA has it, else the digits. Outside the cluster it prepares the bundle,
+builds and loads three images and installs the chart; the story itself runs where pod addresses can be reached
+(``cluster/exec-in-node``). Afterwards it deletes the service and the release and looks at what is left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ NAMESPACE, RELEASE, SYSTEM = "offramp-demo", "offramp", "offramp-system"
 GROUP, VERSION = "earlyexit.dev", "v1alpha1"
 KINDS = "earlyexitservices,rampconfigs,ramprollouts"
 CHILDREN = "deployments,replicasets,pods,services,configmaps,poddisruptionbudgets,rampconfigs,ramprollouts"
-IN_ITS_NAMESPACE = "deployments,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings,poddisruptionbudgets,networkpolicies,leases"
+IN_ITS_NAMESPACE = (
+    "deployments,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings,"
+    "poddisruptionbudgets,networkpolicies,leases"
+)
 # The namespace's own, and the Lease: whoever led last cannot take it away, for its own role may have gone before it.
 KEPT = ("configmap/kube-root-ca.crt", "serviceaccount/default", f"lease.coordination.k8s.io/{RELEASE}-leader")
 DIFF_EVERY_SECONDS = 3.0
@@ -166,8 +169,22 @@ def install(console: Console, *, digits: bool) -> None:
         "image": {"repository": image_of("operator").rsplit(":", 1)[0], "tag": TAG, "pullPolicy": "Never"},
         "workerImage": {"repository": image_of("worker").rsplit(":", 1)[0], "tag": TAG},
     }
-    run("helm", "upgrade", "--install", RELEASE, "helm/offramp", "--namespace", SYSTEM, "--create-namespace", "--wait", "--timeout", "180s", "-f", "-",
-        stdin=yaml.safe_dump(values))  # fmt: skip
+    run(
+        "helm",
+        "upgrade",
+        "--install",
+        RELEASE,
+        "helm/offramp",
+        "--namespace",
+        SYSTEM,
+        "--create-namespace",
+        "--wait",
+        "--timeout",
+        "180s",
+        "-f",
+        "-",
+        stdin=yaml.safe_dump(values),
+    )
     kubectl("create", "namespace", NAMESPACE, check=False)
     kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
     console.print("helm install: done; the namespace of the service enforces restricted pod security")

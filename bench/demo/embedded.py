@@ -67,7 +67,8 @@ class EmbeddedStage:
                         return str(event["url"])
             if self._process is not None and self._process.poll() is not None:
                 raise StoryError(
-                    f"`offramp up` ended with {self._process.returncode}; see {self._log}:\n{self._log.read_text()[-2000:]}"
+                    f"`offramp up` ended with {self._process.returncode}; see "
+                    f"{self._log}:\n{self._log.read_text()[-2000:]}"
                 )
             await asyncio.sleep(0.1)
 

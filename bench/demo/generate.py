@@ -1,7 +1,8 @@
-"""``make demo-generate``: a model that generates through the whole loop on this machine, with real prompts and open-loop traffic.
+"""``make demo-generate``: a model that generates through the whole loop on this machine, with real prompts and
+open-loop traffic.
 
-exits off, drafts that pay → a plan of few bits is certified → canary → promoted → content it answers badly → taken back by evidence. Every
-reply is a stream, and every stream must end with a reason. The last line names the picture.
+exits off, drafts that pay → a plan of few bits is certified → canary → promoted → content it answers badly → taken back
+by evidence. Every reply is a stream, and every stream must end with a reason. The last line names the picture.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ class Teller:
         while not (found := await condition()):
             if time.perf_counter() > end:
                 raise StoryError(
-                    f"{what} did not happen within {seconds:.0f} s; status: {json.dumps((await self.stage.service()).get('status', {}))[:1500]}"
+                    f"{what} did not happen within {seconds:.0f} s; status: "
+                    f"{json.dumps((await self.stage.service()).get('status', {}))[:1500]}"
                 )
             await asyncio.sleep(0.5)
         return found
@@ -191,10 +193,13 @@ async def tell(
     await sending
     broken = [s.error for s in traffic.streams if s.error]
     return {
-        "streams": len(traffic.streams), "broken": len(broken), "first_broken": broken[:3],
-        "off": _facts(teller.stretch(*off)), "on": _facts(teller.stretch(*on)),
+        "streams": len(traffic.streams),
+        "broken": len(broken),
+        "first_broken": broken[:3],
+        "off": _facts(teller.stretch(*off)),
+        "on": _facts(teller.stretch(*on)),
         "marks": [(round(at - teller.began, 1), text) for at, text in teller.marks],
-    }  # fmt: skip
+    }
 
 
 def _facts(streams: Sequence[Stream]) -> Json:
@@ -204,10 +209,11 @@ def _facts(streams: Sequence[Stream]) -> Json:
         return sorted(values)[len(values) // 2] if values else 0.0
 
     return {
-        "streams": len(streams), "p50_ms": 1e3 * middle([s.seconds for s in streams]),
+        "streams": len(streams),
+        "p50_ms": 1e3 * middle([s.seconds for s in streams]),
         "first_token_p50_ms": 1e3 * middle([s.first for s in streams]),
         "routes": dict(Counter(s.route for s in streams).most_common(4)),
-    }  # fmt: skip
+    }
 
 
 def draw_picture(teller: Teller, *, title: str, path: Path) -> None:
@@ -226,9 +232,10 @@ def draw_picture(teller: Teller, *, title: str, path: Path) -> None:
     edges = np.arange(0, at.max(), 3)
     which = np.digitize(at, edges) - 1
     kinds = {
-        "reference": lambda s: s.route == "fp32", "reference with a draft": lambda s: s.route.startswith("fp32+"),
+        "reference": lambda s: s.route == "fp32",
+        "reference with a draft": lambda s: s.route.startswith("fp32+"),
         "fewer bits": lambda s: not s.route.startswith("fp32"),
-    }  # fmt: skip
+    }
     fig, (top, bottom) = plt.subplots(2, 1, figsize=(12, 7), sharex=True, layout="constrained")
     for name, key, color in (("answer, p50", "seconds", "#1f77b4"), ("first token, p50", "first", "#ff7f0e")):
         values = np.array([getattr(s, key) for s in streams]) * 1e3
@@ -263,7 +270,8 @@ def draw_picture(teller: Teller, *, title: str, path: Path) -> None:
 
 
 def worst_answered(bundle: Path, prompts: Sequence[str], setting: Setting) -> list[str]:
-    """The prompts whose answers by fewer bits lose most: what traffic looks like when it moves to where the plan is weak."""
+    """The prompts whose answers by fewer bits lose most: what traffic looks like when it moves to where the plan is
+    weak."""
     found = recorded_answers(bundle, prompts, tokens=setting.tokens, tick=lambda: None)["losses"][setting.output]
     lost = {prompt: sum(of[i] for of in found.values()) for i, prompt in enumerate(prompts)}
     return sorted(prompts, key=lambda prompt: -lost[prompt])[:WORST]

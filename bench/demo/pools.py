@@ -119,7 +119,8 @@ def _pool(title: str, bundle: Path, model: Path) -> Pool:
 
 
 def _reckless_ramp(folder: Path, usual: Traffic) -> str:
-    """The ramp that changes most answers if everybody leaves there. Of an easy model's, most are hardly beyond the budget."""
+    """The ramp that changes most answers if everybody leaves there. Of an easy model's, most are hardly beyond the
+    budget."""
     bundle = load_bundle(folder)
     sessions = Sessions(bundle, threads=1)
     judged = min(JUDGED_ROWS, len(usual.x))

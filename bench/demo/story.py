@@ -220,7 +220,8 @@ class Storyteller:
         per_request = (busy_then - busy) / max(1.0, requests_then - requests)
         measured = Measured(percentile_ms(seen, 50), percentile_ms(seen, 95), per_request * 1e3, len(seen))
         self.say(
-            f"{what}: p50 {measured.p50_ms:.1f} ms, p95 {measured.p95_ms:.1f} ms, engine {measured.engine_ms:.2f} ms per request"
+            f"{what}: p50 {measured.p50_ms:.1f} ms, p95 {measured.p95_ms:.1f} ms, engine {measured.engine_ms:.2f} ms "
+            "per request"
         )
         return measured
 
@@ -246,7 +247,8 @@ async def tell(teller: Storyteller) -> Json:
         capacity = await teller.load.capacity()
         teller.load.rate = min(teller.settings.rate, LOAD * capacity)
         teller.mark(
-            f"ready: exits are off, {teller.load.rate:.0f} requests a second begin ({teller.load.rate / capacity:.0%} of what comes back at most)"
+            f"ready: exits are off, {teller.load.rate:.0f} requests a second begin ({teller.load.rate / capacity:.0%} "
+            "of what comes back at most)"
         )
         load_done = asyncio.create_task(teller.load.run())
         return await _acts(teller)
@@ -331,8 +333,15 @@ async def _acts(teller: Storyteller) -> Json:
     teller.load.stop()
     await asyncio.sleep(1.0)
     await refresh()
-    return _summary(teller, off=off, on=on, drift_at=drift_at, retuned=retuned, rollouts=rollouts,
-                    pin={"refused": True, "generation": pinned_generation, "message": refusal, "rollouts": len(rollouts_of_pin)})  # fmt: skip
+    return _summary(
+        teller,
+        off=off,
+        on=on,
+        drift_at=drift_at,
+        retuned=retuned,
+        rollouts=rollouts,
+        pin={"refused": True, "generation": pinned_generation, "message": refusal, "rollouts": len(rollouts_of_pin)},
+    )
 
 
 def _promoted_names(teller: Storyteller) -> bool:
@@ -393,9 +402,14 @@ def _rollout_row(rollout: Json) -> Json:
     n, k = status.audited
     began = parse_time(rollout["metadata"]["creationTimestamp"])
     return {
-        "name": rollout["metadata"]["name"], "to": rollout["spec"]["to"], "verdict": status.verdict, "reason": status.reason,
-        "seconds": round((status.finished_at or began) - began, 1), "n": n, "k": k,
-    }  # fmt: skip
+        "name": rollout["metadata"]["name"],
+        "to": rollout["spec"]["to"],
+        "verdict": status.verdict,
+        "reason": status.reason,
+        "seconds": round((status.finished_at or began) - began, 1),
+        "n": n,
+        "k": k,
+    }
 
 
 def engine_time(pages: list[str]) -> tuple[float, float]:
@@ -447,11 +461,13 @@ def print_summary(summary: Json, console: Console) -> None:
         ("agreement over all", f"{summary['agreement_all']:.4f}"),
         (
             "p50",
-            f"{off['p50_ms']:.1f} → {on['p50_ms']:.1f} ms (ratio {summary['p50_ratio']:.2f}; expected ≤ {P50_EXPECTED})",
+            f"{off['p50_ms']:.1f} → {on['p50_ms']:.1f} ms (ratio {summary['p50_ratio']:.2f}; expected ≤ "
+            f"{P50_EXPECTED})",
         ),
         (
             "p95",
-            f"{off['p95_ms']:.1f} → {on['p95_ms']:.1f} ms (ratio {summary['p95_ratio']:.2f}; expected ≤ {P95_EXPECTED})",
+            f"{off['p95_ms']:.1f} → {on['p95_ms']:.1f} ms (ratio {summary['p95_ratio']:.2f}; expected ≤ "
+            f"{P95_EXPECTED})",
         ),
         (
             "engine time per request",

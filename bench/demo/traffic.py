@@ -1,7 +1,8 @@
-"""Steady traffic for trying things out: ``python -m bench.demo.traffic --data traffic.npz --url http://127.0.0.1:8080 --model digits``.
+"""Steady traffic for trying things out: ``python -m bench.demo.traffic --data traffic.npz --url http://127.0.0.1:8080
+--model digits``.
 
-The file has ``x``, and ``reference``: what the untouched model answers. Requests leave at random times, whatever the server does;
-a line every few seconds tells how they fared. Ctrl-C ends it.
+The file has ``x``, and ``reference``: what the untouched model answers. Requests leave at random times, whatever the
+server does; a line every few seconds tells how they fared. Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def line(replies: Sequence[Reply], *, seconds: float) -> str:
     if not ok:
         return f"{len(replies)} requests, none answered" + (f": {replies[-1].error}" if replies else "")
     early, agree = (sum(reply.exit != "final" for reply in ok) / len(ok), sum(reply.agrees for reply in ok) / len(ok))
-    text = f"{len(ok) / seconds:.0f} a second, p50 {percentile_ms(ok, 50):.1f} ms, p95 {percentile_ms(ok, 95):.1f} ms, {early:.0%} leave early, {agree:.1%} agree"
+    text = (
+        f"{len(ok) / seconds:.0f} a second, p50 {percentile_ms(ok, 50):.1f} ms, p95 {percentile_ms(ok, 95):.1f} "
+        f"ms, {early:.0%} leave early, {agree:.1%} agree"
+    )
     return text + (f", {len(replies) - len(ok)} failed" if len(ok) < len(replies) else "")
 
 

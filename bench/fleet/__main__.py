@@ -1,13 +1,15 @@
 """One operator and thousands of services. ``python -m bench.fleet [--services 2000]``. Writes build/bench/fleet.json.
 
-A real API server on a real etcd holds the objects; one process plays the controllers, the kubelets and the workers' admin ports
-(:mod:`bench.fleet.world`); the operator is the real process. It first makes everything that the services need (*cold start*), is
-stopped, and is started again on objects that are all as they should be: *restart* is from the start of that process, imports and election
-included, to the moment when every service has had its first pass. Then services go to rest, and *steady state* is a stretch of that.
+A real API server on a real etcd holds the objects; one process plays the controllers, the kubelets and the workers'
+admin ports (:mod:`bench.fleet.world`); the operator is the real process. It first makes everything that the services
+need (*cold start*), is stopped, and is started again on objects that are all as they should be: *restart* is from the
+start of that process, imports and election included, to the moment when every service has had its first pass. Then
+services go to rest, and *steady state* is a stretch of that.
 
-The machine is shared, so every time is also given as processor time of the operator. What pulls cost is measured apart and taken off where a figure says
-*beyond the pulls*: right after that stretch, the operator's own code pulls the same workers in the same rhythm and does nothing else. (A pull that comes
-alone costs twice what one of many in a row does, and the machine's own speed changes by a quarter within minutes.)
+The machine is shared, so every time is also given as processor time of the operator. What pulls cost is measured apart
+and taken off where a figure says *beyond the pulls*: right after that stretch, the operator's own code pulls the same
+workers in the same rhythm and does nothing else. (A pull that comes alone costs twice what one of many in a row does,
+and the machine's own speed changes by a quarter within minutes.)
 """
 
 from __future__ import annotations
@@ -120,9 +122,14 @@ class OperatorProcess:
         if not key.exists():
             key.write_bytes(secrets.token_bytes(32))
         environment = {
-            "KUBECONFIG": str(cluster.api.kubeconfig), "OFFRAMP_LEASE_NAMESPACE": NAMESPACE, "OFFRAMP_LEASE_NAME": LEASE,
-            "OFFRAMP_WORKER_IMAGE": "offramp/worker:1", "OFFRAMP_SIGNING_KEY_FILE": str(key), "OFFRAMP_PORT": str(port), "POD_NAME": name,
-        }  # fmt: skip
+            "KUBECONFIG": str(cluster.api.kubeconfig),
+            "OFFRAMP_LEASE_NAMESPACE": NAMESPACE,
+            "OFFRAMP_LEASE_NAME": LEASE,
+            "OFFRAMP_WORKER_IMAGE": "offramp/worker:1",
+            "OFFRAMP_SIGNING_KEY_FILE": str(key),
+            "OFFRAMP_PORT": str(port),
+            "POD_NAME": name,
+        }
         self._url, self._log = f"http://127.0.0.1:{port}", folder / f"{name}.log"
         with self._log.open("wb") as log:
             command = [sys.executable, "-m", "offramp_operator.main"]
@@ -188,9 +195,11 @@ def manifest(number: int, *, replicas: int) -> Json:
             "model": {"uri": "oci://registry.example/models/digits:1", "digest": f"sha256:{0:064}"},
             "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}},
             "replicas": replicas,
-            "worker": {"resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "1Gi"}}},
+            "worker": {
+                "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "1Gi"}}
+            },
         },
-    }  # fmt: skip
+    }
 
 
 async def create(cluster: Cluster, n: int, *, replicas: int) -> None:
@@ -238,7 +247,8 @@ def addresses(cluster: Cluster) -> dict[ServiceKey, list[WorkerEndpoint]]:
 
 
 async def replay(workers: dict[ServiceKey, list[WorkerEndpoint]], rhythm: Sequence[int]) -> float:
-    """Processor seconds that this process needs for pulls on which nothing is new: so many of one worker in each slot of ``SLOT_SECONDS``."""
+    """Processor seconds that this process needs for pulls on which nothing is new: so many of one worker in each slot
+    of ``SLOT_SECONDS``."""
     observer = Observer()
     services = itertools.cycle(workers.items())
     try:
@@ -279,9 +289,12 @@ def measure(
         listed = operator.wait_for("listed", RESTART_SECONDS)
         caught_up = operator.wait_for("caught-up", RESTART_SECONDS)
         restart = {
-            "seconds": caught_up["seconds"], "listed_seconds": listed["seconds"], "cpu_seconds": operator.cpu(), "writes": cluster.writes() - writes,
+            "seconds": caught_up["seconds"],
+            "listed_seconds": listed["seconds"],
+            "cpu_seconds": operator.cpu(),
+            "writes": cluster.writes() - writes,
             "memory": operator.memory(),
-        }  # fmt: skip
+        }
         console.print(f"restart: {json.dumps(restart)}")
         time.sleep(rest)
         rhythm, steady = _steady(cluster, world, operator, seconds=seconds)
@@ -290,9 +303,14 @@ def measure(
         steady |= _beyond_pulls(steady["cpu_share"], uvloop.run(replay(addresses(cluster), rhythm)), rhythm)
         console.print(f"steady: {json.dumps(steady)}")
     return {
-        "services": n, "workers": n * replicas, "cold": cold, "restart": restart, "steady": steady, "events": events,
+        "services": n,
+        "workers": n * replicas,
+        "cold": cold,
+        "restart": restart,
+        "steady": steady,
+        "events": events,
         "load_average": os.getloadavg()[0],
-    }  # fmt: skip
+    }
 
 
 def _cold_start(
@@ -340,9 +358,13 @@ def _steady(cluster: Cluster, world: World, operator: OperatorProcess, *, second
         seen = now
     passed, spent = time.monotonic() - began, operator.cpu() - cpu
     return rhythm, {
-        "seconds": passed, "writes": cluster.writes() - writes, "cpu_share": spent / passed, "passes": _passes(operator) - passes,
-        "pulls": seen - pulls, "memory": operator.memory(),
-    }  # fmt: skip
+        "seconds": passed,
+        "writes": cluster.writes() - writes,
+        "cpu_share": spent / passed,
+        "passes": _passes(operator) - passes,
+        "pulls": seen - pulls,
+        "memory": operator.memory(),
+    }
 
 
 def _beyond_pulls(cpu_share: float, pulls_cpu: float, rhythm: Sequence[int]) -> Json:

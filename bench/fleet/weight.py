@@ -1,7 +1,8 @@
 """What the statuses of a large service weigh in etcd: ``python -m bench.fleet.weight``.
 
-Statuses as the operator writes them, of so many worker processes, each with counts of realistic length; and what the API server keeps beside them:
-``managedFields`` has an entry for every field of a map that is not atomic, so nearly as many bytes again. docs/scale.md has the table.
+Statuses as the operator writes them, of so many worker processes, each with counts of realistic length; and what the
+API server keeps beside them: ``managedFields`` has an entry for every field of a map that is not atomic, so nearly as
+many bytes again. docs/scale.md has the table.
 """
 
 from __future__ import annotations
@@ -71,10 +72,14 @@ def _counts(rng: np.random.Generator, slices: int) -> PlanCounts:
         return TimeSums(*(float(f"{x:.9g}") for x in rng.random(4) * 1e5))
 
     return PlanCounts(
-        requests=10 * count(), exits={f"r{j:02d}-linear": count() for j in range(3)}, batches=count(), held_back=count() // 50,
-        answer_time=sums(), engine_time=sums(),
+        requests=10 * count(),
+        exits={f"r{j:02d}-linear": count() for j in range(3)},
+        batches=count(),
+        held_back=count() // 50,
+        answer_time=sums(),
+        engine_time=sums(),
         slices={f"class:{c}": SliceCounts(count() // 100, count() // 10_000) for c in range(slices)},
-    )  # fmt: skip
+    )
 
 
 def _tally(rng: np.random.Generator) -> ArmTally:

@@ -1,7 +1,8 @@
 """What stands around the operator in ``bench.fleet``: controllers that make pods, and the workers in them. One process.
 
-Every pod gets an address of its own in 127/8, all of which lead to the one port that this process listens on; the address that a request
-came to says which worker is meant. Workers speak the admin protocol and serve nobody: no traffic, no records.
+Every pod gets an address of its own in 127/8, all of which lead to the one port that this process listens on; the
+address that a request came to says which worker is meant. Workers speak the admin protocol and serve nobody: no
+traffic, no records.
 
 ``python -m bench.fleet.world`` prints a line with its figures for every line it reads on standard input.
 """
@@ -78,9 +79,18 @@ class FakeWorker:
 
     def state(self) -> WorkerState:
         return WorkerState(
-            self.uid, self.boot_id, self.service_uid, self.service, ready=True, backbone_digest=BACKBONE, ramp_set_digest=RAMP_SET,
-            ramps=RAMPS, costs=COSTS, epoch=self.epoch, stable_hash=self.stable_hash,
-        )  # fmt: skip
+            self.uid,
+            self.boot_id,
+            self.service_uid,
+            self.service,
+            ready=True,
+            backbone_digest=BACKBONE,
+            ramp_set_digest=RAMP_SET,
+            ramps=RAMPS,
+            costs=COSTS,
+            epoch=self.epoch,
+            stable_hash=self.stable_hash,
+        )
 
     def observations(self, now: float) -> bytes:
         counts = (ArmCounts(self.epoch, "stable", self.stable_hash),) if self.epoch else ()
@@ -156,7 +166,8 @@ def _reply(status: int, body: bytes) -> bytes:
 
 
 class Controllers:
-    """The Deployment and ReplicaSet controllers, the scheduler and the kubelet, as far as the operator can tell them."""
+    """The Deployment and ReplicaSet controllers, the scheduler and the kubelet, as far as the operator can tell
+    them."""
 
     def __init__(self, session: aiohttp.ClientSession, world: World) -> None:
         self._session, self._world = session, world
@@ -191,13 +202,19 @@ class Controllers:
     async def _make_pods(self, deployment: Object) -> None:
         meta, spec = deployment["metadata"], deployment["spec"]
         template = spec["template"]
-        replica_set = await self._create(REPLICA_SET, {
-            "metadata": {
-                "name": f"{meta['name']}-1", "namespace": meta["namespace"], "labels": template["metadata"]["labels"],
-                "annotations": {"deployment.kubernetes.io/revision": "1"}, "ownerReferences": [_owner(deployment, DEPLOYMENT)],
+        replica_set = await self._create(
+            REPLICA_SET,
+            {
+                "metadata": {
+                    "name": f"{meta['name']}-1",
+                    "namespace": meta["namespace"],
+                    "labels": template["metadata"]["labels"],
+                    "annotations": {"deployment.kubernetes.io/revision": "1"},
+                    "ownerReferences": [_owner(deployment, DEPLOYMENT)],
+                },
+                "spec": {"replicas": spec["replicas"], "selector": spec["selector"], "template": template},
             },
-            "spec": {"replicas": spec["replicas"], "selector": spec["selector"], "template": template},
-        })  # fmt: skip
+        )
         for number in range(spec["replicas"]):
             address = self._address()
             annotations = {
@@ -205,22 +222,40 @@ class Controllers:
                 "bench/deployment": meta["uid"],
                 "bench/service": _owner_uid(deployment),
             }
-            pod = await self._create(POD, {
-                "metadata": {
-                    "name": f"{meta['name']}-1-{number}", "namespace": meta["namespace"], "labels": template["metadata"]["labels"],
-                    "annotations": annotations, "ownerReferences": [_owner(replica_set, REPLICA_SET)],
+            pod = await self._create(
+                POD,
+                {
+                    "metadata": {
+                        "name": f"{meta['name']}-1-{number}",
+                        "namespace": meta["namespace"],
+                        "labels": template["metadata"]["labels"],
+                        "annotations": annotations,
+                        "ownerReferences": [_owner(replica_set, REPLICA_SET)],
+                    },
+                    "spec": template["spec"],
                 },
-                "spec": template["spec"],
-            })  # fmt: skip
+            )
             ready = {"status": "True", "lastTransitionTime": pod["metadata"]["creationTimestamp"]}
             status = {
-                "phase": "Running", "podIP": address, "podIPs": [{"ip": address}],
-                "conditions": [{"type": name, **ready} for name in ("PodScheduled", "Initialized", "ContainersReady", "Ready")],
-                "containerStatuses": [{
-                    "name": "worker", "ready": True, "started": True, "restartCount": 0, "image": "offramp/worker:1", "imageID": "sha256:1",
-                    "containerID": "containerd://1", "state": {"running": {"startedAt": pod["metadata"]["creationTimestamp"]}},
-                }],
-            }  # fmt: skip
+                "phase": "Running",
+                "podIP": address,
+                "podIPs": [{"ip": address}],
+                "conditions": [
+                    {"type": name, **ready} for name in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+                ],
+                "containerStatuses": [
+                    {
+                        "name": "worker",
+                        "ready": True,
+                        "started": True,
+                        "restartCount": 0,
+                        "image": "offramp/worker:1",
+                        "imageID": "sha256:1",
+                        "containerID": "containerd://1",
+                        "state": {"running": {"startedAt": pod["metadata"]["creationTimestamp"]}},
+                    }
+                ],
+            }
             await self._world.add(await self._set_status(POD, pod, status))
 
     def _address(self) -> str:
@@ -260,8 +295,13 @@ def _path(kind: Kind, namespace: str = "") -> str:
 def _owner(obj: Object, kind: Kind) -> Object:
     meta = obj["metadata"]
     return {
-        "apiVersion": kind.api_version, "kind": kind.name, "name": meta["name"], "uid": meta["uid"], "controller": True, "blockOwnerDeletion": True,
-    }  # fmt: skip
+        "apiVersion": kind.api_version,
+        "kind": kind.name,
+        "name": meta["name"],
+        "uid": meta["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
 
 
 def _owner_uid(obj: Object) -> str:

@@ -28,10 +28,12 @@ NUMBER = r"#### (-?[0-9.,]+)"
 def main(arguments: list[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.generate", description="figures of models that generate",
-        epilog="examples: python -m bench.generate equality --model stories --n 10000\n          python -m bench.generate speed --model smollm2 --prompts gsm8k --n 12",
+        prog="python -m bench.generate",
+        description="figures of models that generate",
+        epilog="examples: python -m bench.generate equality --model stories --n 10000\n          python -m "
+        "bench.generate speed --model smollm2 --prompts gsm8k --n 12",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("part", choices=["equality", "speed", "lossy", "prepare"])
     parser.add_argument("--model", choices=list(BUNDLES), default="smollm2")
     parser.add_argument("--prompts", choices=["gsm8k", "xquad", "wikitext", "stories"], default=None)
@@ -69,17 +71,32 @@ def _measured(options: argparse.Namespace, folder: Path, data: str) -> tuple[str
         if options.part == "speed":
             tick = _ticks(progress, "answers", None)
             found = paces(
-                folder, prompts, tokens=options.tokens, side_by_side=options.side_by_side, tick=tick, drafts=not options.no_drafts
-            )  # fmt: skip
+                folder,
+                prompts,
+                tokens=options.tokens,
+                side_by_side=options.side_by_side,
+                tick=tick,
+                drafts=not options.no_drafts,
+            )
             return f"{key}/{options.side_by_side}", found
         answers = recorded_answers(
-            folder, prompts, tokens=options.tokens, tick=_ticks(progress, "prompts", len(prompts)),
+            folder,
+            prompts,
+            tokens=options.tokens,
+            tick=_ticks(progress, "prompts", len(prompts)),
             pattern=NUMBER if data == "gsm8k" else "",
-        )  # fmt: skip
+        )
         tick, rows = _ticks(progress, "settings", len(Output) * len(BUDGETS)), []
         for output in Output:
             for budget in BUDGETS:
-                rows.append({"output": output, **certified(answers, output, budget, labels=options.labels or len(prompts), draws=options.draws)})  # fmt: skip
+                rows.append(
+                    {
+                        "output": output,
+                        **certified(
+                            answers, output, budget, labels=options.labels or len(prompts), draws=options.draws
+                        ),
+                    }
+                )
                 tick()
     means = {o: {v: sum(ls) / len(ls) for v, ls in of.items()} for o, of in answers["losses"].items()}
     return key, {
@@ -109,7 +126,13 @@ def _print(part: str, found: dict[str, Any]) -> None:
     if part == "equality":
         console.print({k: v for k, v in found.items() if k != "by_route"})
         return
-    table = Table(*(["route", "time per token", "acceptance"] if part == "speed" else ["output", "budget", "certified", "over budget", "time per token", "usual plan"]))  # fmt: skip
+    table = Table(
+        *(
+            ["route", "time per token", "acceptance"]
+            if part == "speed"
+            else ["output", "budget", "certified", "over budget", "time per token", "usual plan"]
+        )
+    )
     if part == "speed":
         for name, row in sorted(found["routes"].items(), key=lambda item: item[1]["ratio"]):
             taken = row["acceptance"]
@@ -117,8 +140,13 @@ def _print(part: str, found: dict[str, Any]) -> None:
     else:
         for row in found["rows"]:
             table.add_row(
-                row["output"], f"{row['budget']:.0%}", f"{row['certified']} of {row['draws']}", str(row["broken"]), f"{row['time']:.2f}", row["usual_plan"]
-            )  # fmt: skip
+                row["output"],
+                f"{row['budget']:.0%}",
+                f"{row['certified']} of {row['draws']}",
+                str(row["broken"]),
+                f"{row['time']:.2f}",
+                row["usual_plan"],
+            )
     console.print(table)
 
 

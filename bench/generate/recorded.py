@@ -1,7 +1,7 @@
 """What each variant's whole answers lose, how unsure they are, and what certifies at which budget.
 
-The recorded answers are the population: calibration samples are drawn from them with replacement, a plan is found and certified on each with the
-product's own tuner, and its true loss is that over all recorded answers.
+The recorded answers are the population: calibration samples are drawn from them with replacement, a plan is found and
+certified on each with the product's own tuner, and its true loss is that over all recorded answers.
 """
 
 from __future__ import annotations
@@ -73,12 +73,19 @@ def population(found: Mapping[str, Any], output: str) -> tuple[Records, tuple[Ra
 def certified(
     found: Mapping[str, Any], output: str, budget: float, *, labels: int, draws: int, seed: int = 1
 ) -> dict[str, Any]:
-    """Over ``draws`` samples of ``labels`` answers: how many certify a plan, how many of those break the budget, and the median time per token."""
+    """Over ``draws`` samples of ``labels`` answers: how many certify a plan, how many of those break the budget, and
+    the median time per token."""
     pool, columns = population(found, output)
     request = TuningRequest(
-        max_disagreement=budget, delta=1 - CONFIDENCE, test_index=1, backbone_digest="b", ramp_set_digest="r",
-        ramp_ids=tuple(c.id for c in columns if not c.precision), max_overhead=MAX_OVERHEAD, precisions=None,
-    )  # fmt: skip
+        max_disagreement=budget,
+        delta=1 - CONFIDENCE,
+        test_index=1,
+        backbone_digest="b",
+        ramp_set_digest="r",
+        ramp_ids=tuple(c.id for c in columns if not c.precision),
+        max_overhead=MAX_OVERHEAD,
+        precisions=None,
+    )
     rng, times, broken, plans = np.random.default_rng(seed), [], 0, list[str]()
     for _ in range(draws):
         drawn = replace_times(pool.take(rng.integers(0, len(pool), labels)), labels)
@@ -93,9 +100,14 @@ def certified(
     proven = len(plans)
     usual = max(set(plans), key=plans.count) if plans else ""
     return {
-        "budget": budget, "labels": labels, "draws": draws, "certified": proven, "broken": broken, "time": float(np.median(times)),
+        "budget": budget,
+        "labels": labels,
+        "draws": draws,
+        "certified": proven,
+        "broken": broken,
+        "time": float(np.median(times)),
         "usual_plan": usual,
-    }  # fmt: skip
+    }
 
 
 def truth(found: Mapping[str, Any], output: str, plan: Plan, columns: Sequence[RampInfo]) -> tuple[float, float]:

@@ -1,4 +1,5 @@
-"""Time per token by variant and draft, as ratios of the reference's in one run: every prompt is answered by each route, one after the other."""
+"""Time per token by variant and draft, as ratios of the reference's in one run: every prompt is answered by each route,
+one after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def paces(
     tick: Callable[[], None],
     drafts: bool = True,
 ) -> dict[str, Any]:
-    """Seconds per token of each route over groups of ``side_by_side`` prompts; the median over groups of its ratio to the reference's."""
+    """Seconds per token of each route over groups of ``side_by_side`` prompts; the median over groups of its ratio to
+    the reference's."""
     bundle = loaded(folder)
     routes = [Route(v.name) for v in bundle.bundle.variants]
     if drafts:
@@ -48,7 +50,10 @@ def paces(
                 ratios[name].append(pace / each[REFERENCE])
     bundle.engine.close()
     return {
-        "prompts": len(prompts), "side_by_side": side_by_side, "tokens": tokens, "reference_seconds": float(np.median(seconds)),
+        "prompts": len(prompts),
+        "side_by_side": side_by_side,
+        "tokens": tokens,
+        "reference_seconds": float(np.median(seconds)),
         "routes": {
             name: {
                 "ratio": float(np.median(found)),
@@ -56,4 +61,4 @@ def paces(
             }
             for name, found in ratios.items()
         },
-    }  # fmt: skip
+    }

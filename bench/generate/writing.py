@@ -15,7 +15,8 @@ CACHE_BYTES = 2**30
 
 @dataclass(slots=True)
 class Written:
-    """One answer: its tokens, and seconds of the engine behind its prompt. ``proposed`` tokens of a draft were verified, ``accepted`` kept."""
+    """One answer: its tokens, and seconds of the engine behind its prompt. ``proposed`` tokens of a draft were
+    verified, ``accepted`` kept."""
 
     tokens: list[Token] = field(default_factory=list)
     seconds: float = 0.0

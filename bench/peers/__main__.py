@@ -1,4 +1,5 @@
-"""``python -m bench.peers [--only NAME…]``: every server beside the bare handler, a pair at a time; JSON to build/bench/peers.json.
+"""``python -m bench.peers [--only NAME…]``: every server beside the bare handler, a pair at a time; JSON to
+build/bench/peers.json.
 
 A server that cannot be installed or started is left out with the reason.
 """

@@ -14,7 +14,8 @@ SERVERS = Path(__file__).parent / "servers"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """``packages`` to install beside the ONNX Runtime of this environment; none: it runs in this environment. ``module`` is its server."""
+    """``packages`` to install beside the ONNX Runtime of this environment; none: it runs in this environment.
+    ``module`` is its server."""
 
     name: str
     packages: tuple[str, ...]

@@ -1,4 +1,5 @@
-"""``python -m bench.record NAME... | all [--out build/records]``: record the scores of every ramp, or keep what is there.
+"""``python -m bench.record NAME... | all [--out build/records]``: record the scores of every ramp, or keep what is
+there.
 
 A set is kept while the code, the data files and the arguments it was made from are the same. Its costs have a key of
 their own, so that a change there, or ``--costs`` on a quieter machine, trains nothing. Data come from the folder
@@ -52,7 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def ensure(recorder: Recorder, folder: Path, reporter: Reporter, *, again: bool = False) -> list[RecordSet]:
-    """The recorder's sets in ``folder``, recorded now unless they are there; with ``again`` their costs are measured anew.
+    """The recorder's sets in ``folder``, recorded now unless they are there; with ``again`` their costs are measured
+    anew.
 
     Raises
     ------

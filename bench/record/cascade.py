@@ -1,4 +1,5 @@
-"""ResNet-20 in front of ResNet-56: the static smaller model as a ramp at the input, before the ramps of ``resnet56-mx4``.
+"""ResNet-20 in front of ResNet-56: the static smaller model as a ramp at the input, before the ramps of
+``resnet56-mx4``.
 
 ResNet-20 was trained end to end on the images that ResNet-56 was trained on; it has learned nothing from the pool.
 """
@@ -73,7 +74,10 @@ def cascade_costs(reporter: Reporter, *, seed: int, mx4: RecordSet) -> dict[str,
         "ramp_seconds": np.concatenate([(shares * total)[:, None], mx4.arrays["ramp_seconds"]], axis=1),
     }
     ramps = ({"depth": 0.0, "cost": round(float(shares[0]), 5)}, *mx4.facts["ramps"])
-    how = f"{HOW} ResNet-{SMALL} is its share of ResNet-{LARGE}'s time, both timed in interleaved rounds, times the sum of the segments."
+    how = (
+        f"{HOW} ResNet-{SMALL} is its share of ResNet-{LARGE}'s time, both timed in interleaved rounds, times the "
+        "sum of the segments."
+    )
     return {NAME: Costs(arrays, tuple({name: ramp[name] for name in ("depth", "cost")} for ramp in ramps), how)}
 
 

@@ -122,7 +122,8 @@ SST2 = TextTask(
     tokens=64,
     tuning_tokens=64,
     groups="true class",
-    licence="SST-2 (Socher et al. 2013), Stanford, research use; github.com/clairett/pytorch-sentiment-classification @ 457ffd8",
+    licence="SST-2 (Socher et al. 2013), Stanford, research use; github.com/clairett/pytorch-sentiment-classification "
+    "@ 457ffd8",
 )
 IMDB = TextTask(
     name="imdb",
@@ -140,7 +141,8 @@ AMAZON = TextTask(
     tokens=128,
     tuning_tokens=64,
     groups=f"kind of goods: {', '.join(texts.DOMAINS)}",
-    licence="Multi-Domain Sentiment Dataset v2 (Blitzer et al. 2007), research; github.com/lorenzoritter/domainadaption @ f35a754",
+    licence="Multi-Domain Sentiment Dataset v2 (Blitzer et al. 2007), research; "
+    "github.com/lorenzoritter/domainadaption @ f35a754",
 )
 
 RECORDERS: tuple[Recorder, ...] = (

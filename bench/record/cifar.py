@@ -73,7 +73,8 @@ def resnet_costs(reporter: Reporter, *, depth: int, seed: int) -> dict[str, Cost
 
 
 def augmented(x: FloatArray, *, seed: int) -> FloatArray:
-    """One variation of each image (n, 3, 32, 32): shifted by up to 4 pixels over black borders, half of them mirrored."""
+    """One variation of each image (n, 3, 32, 32): shifted by up to 4 pixels over black borders, half of them
+    mirrored."""
     rng = np.random.default_rng(seed)
     black = (-MEAN / DEVIATION)[None]
     padded = np.broadcast_to(black, (len(x), 3, SIDE + 2 * SHIFT, SIDE + 2 * SHIFT)).copy()
@@ -117,11 +118,7 @@ def _resnet_set(
     name: str, recording: Recording, images: Images, *, kind: HeadKind, depth: int, start: float
 ) -> RecordSet:
     ramps = recording.of_kind(kind)
-    arrays = {
-        **record_arrays(ramps, recording.reference),
-        "slice": images.label,
-        "row": images.index,
-    }
+    arrays = {**record_arrays(ramps, recording.reference), "slice": images.label, "row": images.index}
     facts = {
         "model": f"ResNet-{depth}, CIFAR-10",
         "sources": SOURCES,
@@ -129,9 +126,12 @@ def _resnet_set(
         "pool": f"{len(images.index)} test images in shuffled order; row is the image's index in cifar10_test.webp",
         "slice": "true class",
         "trained": (
-            f"heads on {len(images.rows.training)} images: 10,000 the model was trained on, a shifted or mirrored copy of each, and "
-            f"{STREAM_ROWS - VALIDATION_ROWS} test images; targets are the model's own probabilities. {VALIDATION_ROWS} more test images stop the "
-            "training and make the quantile tables. None of them is in the pool, exact copies of pool images were removed."
+            f"heads on {len(images.rows.training)} images: 10,000 the model was trained on, a shifted or mirrored "
+            "copy of each, and "
+            f"{STREAM_ROWS - VALIDATION_ROWS} test images; targets are the model's own probabilities. "
+            f"{VALIDATION_ROWS} more test images stop the "
+            "training and make the quantile tables. None of them is in the pool, exact copies of pool images were "
+            "removed."
         ),
         "accuracy": accuracy(recording.reference, images.label),
         "uncertainty": UNCERTAINTY,

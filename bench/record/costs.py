@@ -1,4 +1,5 @@
-"""What segments, ramps and regrouping cost, measured apart from the scores: on a quieter machine they are measured again without any training."""
+"""What segments, ramps and regrouping cost, measured apart from the scores: on a quieter machine they are measured
+again without any training."""
 
 from __future__ import annotations
 
@@ -20,9 +21,12 @@ from offramp_worker.prepare.sources import load_backbone
 
 PROFILE_SECONDS = 60.0
 HOW = (
-    "Seconds of one machine, ONNX Runtime, one thread; only ratios carry over. Medians of interleaved rounds in that thread's processor time, per "
-    "batch size. Segments are scaled to sum to the whole model's time. A ramp is the median of (segment with head, softmax and decision) minus "
-    "(segment) in the same round, at least 20 microseconds, plus an even share of what cutting the model costs. Regrouping copies half of a "
+    "Seconds of one machine, ONNX Runtime, one thread; only ratios carry over. Medians of interleaved rounds in that "
+    "thread's processor time, per "
+    "batch size. Segments are scaled to sum to the whole model's time. A ramp is the median of (segment with head, "
+    "softmax and decision) minus "
+    "(segment) in the same round, at least 20 microseconds, plus an even share of what cutting the model costs. "
+    "Regrouping copies half of a "
     "batch's rows. Weights do not matter."
 )
 
@@ -36,8 +40,8 @@ class Costs:
     arrays : mapping
         ``batch_size`` [B], ``segment_seconds`` [B, R+1], ``ramp_seconds`` [B, R], ``regroup_seconds`` [B].
     ramps : tuple
-        Per ramp its ``depth`` (share of the model's time up to it, mean over batch sizes) and its ``cost`` (its own time as
-        a share of the model's at the smallest batch size).
+        Per ramp its ``depth`` (share of the model's time up to it, mean over batch sizes) and its ``cost`` (its own
+        time as a share of the model's at the smallest batch size).
     how : str
         How they were measured.
     """

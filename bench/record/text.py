@@ -158,11 +158,7 @@ def _text_set(made: _Made, pooling: str, ramps: Sequence[Ramp]) -> RecordSet:
     groups = np.array([text.group for text in corpus.pool], dtype=np.int64)
     length = float(np.mean([len(text) for text in encoded.pool]))
     n_validation = len(encoded.stream) - round((1 - VALIDATION_SHARE) * len(encoded.stream))
-    arrays = {
-        **record_arrays(ramps, made.reference),
-        "slice": groups if groups.any() else labels,
-        "row": corpus.row,
-    }
+    arrays = {**record_arrays(ramps, made.reference), "slice": groups if groups.any() else labels, "row": corpus.row}
     facts = {
         "model": f"MiniLM-L6 fine-tuned on {task.title}, {task.tokens} tokens",
         "sources": {
@@ -173,9 +169,12 @@ def _text_set(made: _Made, pooling: str, ramps: Sequence[Ramp]) -> RecordSet:
         "pool": f"{len(labels)} held-out texts in random order, none repeated; row is the text's place in the files",
         "slice": task.groups,
         "trained": (
-            f"model on {len(encoded.tuning)} texts ({EPOCHS} epochs, {task.tuning_tokens} tokens); heads on these and on "
-            f"{len(encoded.stream) - n_validation} held-out texts, targets are the model's own probabilities; {n_validation} more held-out texts stop "
-            "the training and make the quantile tables. Repeated texts were dropped first, so none of them is in the pool."
+            f"model on {len(encoded.tuning)} texts ({EPOCHS} epochs, {task.tuning_tokens} tokens); heads on these and "
+            "on "
+            f"{len(encoded.stream) - n_validation} held-out texts, targets are the model's own probabilities; "
+            f"{n_validation} more held-out texts stop "
+            "the training and make the quantile tables. Repeated texts were dropped first, so none of them is in the "
+            "pool."
         ),
         "accuracy": accuracy(made.reference, labels),
         "mean_tokens": round(length, 1),
@@ -187,7 +186,8 @@ def _text_set(made: _Made, pooling: str, ramps: Sequence[Ramp]) -> RecordSet:
 
 
 def _macs(ramps: Sequence[Ramp], tokens: float) -> dict[str, tuple[float, float]]:
-    """Shares of the multiplications for a text of ``tokens`` tokens: all layers alike, classifier and head one product."""
+    """Shares of the multiplications for a text of ``tokens`` tokens: all layers alike, classifier and head one
+    product."""
     layer = tokens * (4 * WIDTH**2 + 2 * WIDTH * INNER) + 2 * tokens**2 * WIDTH
     head = WIDTH * CLASSES
     total = LAYERS * layer + head

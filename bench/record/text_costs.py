@@ -20,8 +20,10 @@ from offramp_worker.prepare.progress import Reporter
 
 PROFILE_SECONDS = 45.0
 HOW = (
-    "Seconds of one machine, PyTorch, one thread; only ratios carry over. Medians of interleaved rounds in that thread's processor time, per batch "
-    "size, on random texts of the pool padded to the longest of their batch (alone: one of median length). Segments are scaled to sum to the whole "
+    "Seconds of one machine, PyTorch, one thread; only ratios carry over. Medians of interleaved rounds in that "
+    "thread's processor time, per batch "
+    "size, on random texts of the pool padded to the longest of their batch (alone: one of median length). Segments "
+    "are scaled to sum to the whole "
     "model's time. A ramp is its pooling, linear layer, softmax and decision. Regrouping copies half of a batch's rows."
 )
 

@@ -27,7 +27,8 @@ _BODY = re.compile(r"<review_text>(.*?)</review_text>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text, its sentiment (1 is positive), the group it belongs to, and whether the data set meant it for training."""
+    """A text, its sentiment (1 is positive), the group it belongs to, and whether the data set meant it for
+    training."""
 
     text: str
     label: int
@@ -39,8 +40,8 @@ class Text:
 class Corpus:
     """Texts by purpose; no text is in two parts, not even a copy.
 
-    ``tuning`` fine-tunes the model (and teaches heads), ``stream`` teaches heads, ``pool`` is recorded. ``row`` gives each
-    pool text's place among all texts of the data set's files, in their order.
+    ``tuning`` fine-tunes the model (and teaches heads), ``stream`` teaches heads, ``pool`` is recorded. ``row`` gives
+    each pool text's place among all texts of the data set's files, in their order.
     """
 
     tuning: tuple[Text, ...]

@@ -42,7 +42,8 @@ FRAMES_PER_SECOND = 25.0  # the data set states no rate
 PROBE_PENALTY = 0.02  # inverse strength: 256 features, 3,600 tiles that resemble each other
 KINDS: dict[str, HeadKind] = {"grid": "grid-mlp", "gap": "pooled-linear"}
 SOURCES = {
-    "data": "CDnet 2012 baseline/highway (changedetection.net), research use; github.com/ZZZZZZZJJHHH/FrameDifference @ 07919e2",
+    "data": "CDnet 2012 baseline/highway (changedetection.net), research use; github.com/ZZZZZZZJJHHH/FrameDifference "
+    "@ 07919e2",
     "model": "resnet56 of github.com/akamaster/pytorch_resnet_cifar10 @ d5489e8, BSD-2-Clause, with a probe of our own",
 }
 
@@ -140,7 +141,8 @@ def load_tiles() -> Tiles:
 
 
 def probed_model(tiles: Tiles) -> ProbedResNet:
-    """ResNet-56 with a logistic regression of the tiles' labels on its last features, their standardisation folded in."""
+    """ResNet-56 with a logistic regression of the tiles' labels on its last features, their standardisation folded
+    in."""
     from sklearn.linear_model import LogisticRegression
 
     model = ProbedResNet()
@@ -174,11 +176,14 @@ def _video_set(
         "model": "ResNet-56 (CIFAR-10 weights, frozen) and a logistic probe, highway video",
         "sources": SOURCES,
         "head": kind,
-        "pool": f"frames {HEADS_END} to {LAST}, {TILES} tiles each, in time order; stream is the tile, row the frame, time frame / {FRAMES_PER_SECOND:g}",
+        "pool": f"frames {HEADS_END} to {LAST}, {TILES} tiles each, in time order; stream is the tile, row the frame, "
+        f"time frame / {FRAMES_PER_SECOND:g}",
         "slice": f"true class: more than {MOVING_SHARE:.0%} of the tile's pixels move",
         "trained": (
-            f"probe on frames {FIRST} to {PROBE_END - 1} (ground truth); heads on {n_training} tiles of frames {PROBE_END} to "
-            f"{HEADS_END - VALIDATION_FRAMES - 1} (the model's probabilities); the {VALIDATION_FRAMES} frames after them stop the training and make "
+            f"probe on frames {FIRST} to {PROBE_END - 1} (ground truth); heads on {n_training} tiles of frames "
+            f"{PROBE_END} to "
+            f"{HEADS_END - VALIDATION_FRAMES - 1} (the model's probabilities); the {VALIDATION_FRAMES} frames after "
+            "them stop the training and make "
             "the quantile tables. Everything lies before the pool; the tiles were chosen by the probe's frames."
         ),
         "accuracy": accuracy(recording.reference, pool.label),

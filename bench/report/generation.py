@@ -14,7 +14,8 @@ def section(results: Results) -> list[str]:
     return [
         "## Models that generate",
         "",
-        "One thread. *Time per token* is a ratio to the reference (fp32, no draft) in the same run: every prompt is answered by each route, in turns, and the median over prompts stands here. A route is",
+        "One thread. *Time per token* is a ratio to the reference (fp32, no draft) in the same run: every prompt is "
+        "answered by each route, in turns, and the median over prompts stands here. A route is",
         "a variant, or the reference with a draft and its number of tokens; what has a draft loses nothing.",
         "",
         *_equality(found.get("equality", {})),
@@ -26,13 +27,18 @@ def section(results: Results) -> list[str]:
 def _equality(found: dict[str, Any]) -> list[str]:
     body = [
         [
-            name, f"{row['requests']:,}", f"{row['equal']:,}", str(row["ties"]), str(row["different"]),
+            name,
+            f"{row['requests']:,}",
+            f"{row['equal']:,}",
+            str(row["ties"]),
+            str(row["different"]),
             percent(row["accepted"] / row["proposed"]) if row["proposed"] else "",
         ]
         for name, row in found.items()
-    ]  # fmt: skip
+    ]
     return [
-        "*Greedy answers with drafts against those without*, all settings of the bundle in turn. *Ties* differ first at a token whose logit leads by less than 0.001.",
+        "*Greedy answers with drafts against those without*, all settings of the bundle in turn. *Ties* differ first "
+        "at a token whose logit leads by less than 0.001.",
         "",
         *table(["model, prompts", "answers", "equal", "ties", "different", "accepted"], body),
         *_when(found),
@@ -48,8 +54,16 @@ def _speed(found: dict[str, Any]) -> list[str]:
             for route, row in rows
         ]
         model, prompts, n = name.rsplit("/", 2)
-        head = f"{model} on {prompts}, {n} at a time: {run['prompts']} prompts, {run['tokens']} tokens, the reference takes {1e3 * run['reference_seconds']:.1f} ms a token"
-        lines += [f"*{head}*", "", *table([f"route ({model}, {prompts}, {n})", "time per token", "accepted"], body), *_when({name: run})]  # fmt: skip
+        head = (
+            f"{model} on {prompts}, {n} at a time: {run['prompts']} prompts, {run['tokens']} tokens, the reference "
+            f"takes {1e3 * run['reference_seconds']:.1f} ms a token"
+        )
+        lines += [
+            f"*{head}*",
+            "",
+            *table([f"route ({model}, {prompts}, {n})", "time per token", "accepted"], body),
+            *_when({name: run}),
+        ]
     return lines
 
 
@@ -62,18 +76,26 @@ def _lossy(found: dict[str, Any]) -> list[str]:
         )
         body = [
             [
-                row["output"], percent(row["budget"], 0), f"{row['certified']} of {row['draws']}", str(row["broken"]),
-                f"{row['time']:.2f}" if row["certified"] else "none certifies", row["usual_plan"],
+                row["output"],
+                percent(row["budget"], 0),
+                f"{row['certified']} of {row['draws']}",
+                str(row["broken"]),
+                f"{row['time']:.2f}" if row["certified"] else "none certifies",
+                row["usual_plan"],
             ]
             for row in run["rows"]
-        ]  # fmt: skip
+        ]
         lines += [
-            f"*What certifies on {name}*: {run['prompts']} prompts, answers of up to {run['tokens']} tokens; mean loss {means}. Samples of {run['rows'][0]['labels']} audited answers are drawn with",
-            "replacement, a plan is found and certified at 95 % on each; *over budget* counts those whose loss over all answers exceeds it.",
+            f"*What certifies on {name}*: {run['prompts']} prompts, answers of up to {run['tokens']} tokens; mean "
+            f"loss {means}. Samples of {run['rows'][0]['labels']} audited answers are drawn with",
+            "replacement, a plan is found and certified at 95 % on each; *over budget* counts those whose loss over "
+            "all answers exceeds it.",
             "",
-            *table([f"output ({name})", "budget", "certified", "over budget", "time per token, median", "usual plan"], body),
+            *table(
+                [f"output ({name})", "budget", "certified", "over budget", "time per token, median", "usual plan"], body
+            ),
             *_when({name: run}),
-        ]  # fmt: skip
+        ]
     return lines
 
 

@@ -71,7 +71,10 @@ def equal_disagreement(results: Results) -> list[Goal]:
             continue
         price = "macs" if "macs" in result["prices"] else "time"
         exact, greedy = (result["prices"][price][p]["saving"] for p in ("exact", "greedy"))
-        how = f"{result['draws']} draws x {len(result['budgets'])} budgets, interpolated; priced by {'arithmetic' if price == 'macs' else 'time at batch 16'}"
+        how = (
+            f"{result['draws']} draws x {len(result['budgets'])} budgets, interpolated; priced by "
+            f"{'arithmetic' if price == 'macs' else 'time at batch 16'}"
+        )
         rows.append(
             Goal(target, f"exact {percent(exact)}, greedy {percent(greedy)}", how, exact >= research_exact - POINT)
         )
@@ -87,7 +90,8 @@ def no_collapse(results: Results) -> list[Goal]:
         rows.append(
             Goal(
                 f"{result['model']} ({result['head']}): exact does not collapse where a fixed grid does",
-                f"exact {percent(exact['saving']['median'])} (worst 5 %: {percent(exact['saving']['p5'])}), greedy {percent(greedy['saving']['median'])}",
+                f"exact {percent(exact['saving']['median'])} (worst 5 %: {percent(exact['saving']['p5'])}), greedy "
+                f"{percent(greedy['saving']['median'])}",
                 f"bench.replays draws, {exact['n']} draws",
                 exact["saving"]["p5"] > 0.05,
             )
@@ -99,7 +103,10 @@ def certificate_cost(results: Results) -> list[Goal]:
     certificates, frontier = results.get("certificates-resnet56-mx4"), results.get("frontier-resnet56-mx4")
     rows = []
     for labels, points in ((2000, 8), (4500, 5)):
-        target = f"ResNet-56: certified saving within {points} points of the optimum at equal true disagreement, {labels:,} labels"
+        target = (
+            f"ResNet-56: certified saving within {points} points of the optimum at equal true disagreement, "
+            f"{labels:,} labels"
+        )
         if certificates is None or frontier is None:
             rows.append(Goal(target, MISSING, "bench.replays certificates, frontier", None))
             continue
@@ -146,7 +153,8 @@ def counting_trap(results: Results) -> list[Goal]:
         return [Goal(target, MISSING, "bench.evidence", None)]
     trap = evidence["counting_trap"]
     measured = (
-        f"audits read {percent(trap['audits read'], 2)} where the truth is {percent(trap['truth'], 2)}; log evidence {trap['log evidence of harm']:.1f}; "
+        f"audits read {percent(trap['audits read'], 2)} where the truth is {percent(trap['truth'], 2)}; log evidence "
+        f"{trap['log evidence of harm']:.1f}; "
         f"counting every non-exit reads {percent(trap['wrong counting reads'], 2)}"
     )
     rejected = trap["log evidence of harm"] >= 3.0  # log(1 / 0.05)
@@ -171,14 +179,21 @@ def two_arms(results: Results) -> list[Goal]:
 
 
 def slower_canaries(results: Results) -> list[Goal]:
-    target = "a canary of texts of mixed length 1.2 x slower than allowed: rejected in >= 95 % of steps; canaries within their allowance in <= 1 %"
+    target = (
+        "a canary of texts of mixed length 1.2 x slower than allowed: rejected in >= 95 % of steps; canaries "
+        "within their allowance in <= 1 %"
+    )
     found = [row for row in results.rows("slowness") or [] if (row["traffic"], row["judged"]) == ("texts", "now")]
     if not found:
         return [Goal(target, MISSING, "bench.slowness", None)]
     least = min(step["noticed"] for step in found[0]["steps"].values())
     most = max(found[0]["falsely rejected"].values())
     measured = f"at least {percent(least)} at every weight; {percent(most)}"
-    return [Goal(target, measured, "bench.slowness, the control plane's own gate, simulated", least >= 0.95 and most <= 0.01)]  # fmt: skip
+    return [
+        Goal(
+            target, measured, "bench.slowness, the control plane's own gate, simulated", least >= 0.95 and most <= 0.01
+        )
+    ]
 
 
 def evidence_levels(results: Results) -> list[Goal]:
@@ -208,23 +223,34 @@ def million(results: Results) -> list[Goal]:
     found = results.get("million")
     if found is None:
         return [Goal(target, MISSING, "bench.million", None)]
-    measured = f"{found['peak_bytes'] / 2**20:,.0f} MiB, {found['cpu_seconds']:.0f} s of processor ({found['seconds']:.0f} s on a shared machine)"
+    measured = (
+        f"{found['peak_bytes'] / 2**20:,.0f} MiB, {found['cpu_seconds']:.0f} s of processor "
+        f"({found['seconds']:.0f} s on a shared machine)"
+    )
     return [Goal(target, measured, "bench.million", bool(found["passed"]))]
 
 
 def simulator(results: Results) -> list[Goal]:
     found = results.get("simulator")
-    target = "simulator against the real worker at <= 0.7 load: on/off ratio of p50 and p95 within 10 % or the run-to-run interval"
+    target = (
+        "simulator against the real worker at <= 0.7 load: on/off ratio of p50 and p95 within 10 % or the "
+        "run-to-run interval"
+    )
     if found is None:
         return [Goal(target, MISSING, "bench.validate_simulator", None)]
     verdicts = [verdict for each in found["loads"] for verdict in each["verdict"].values()]
     near = sum(abs(v["error"]) <= found["tolerance"] for v in verdicts)
     inside = sum(v["passed"] for v in verdicts)
     measured = (
-        f"{near} of {len(verdicts)} ratios within 10 %, {inside} within 10 % or the range of the pairs (load average of the machine "
-        f"{found['load_average']:.1f}); rules equal the worker's own batcher and stage loop exactly under a virtual clock"
+        f"{near} of {len(verdicts)} ratios within 10 %, {inside} within 10 % or the range of the pairs (load average "
+        "of the machine "
+        f"{found['load_average']:.1f}); rules equal the worker's own batcher and stage loop exactly under a virtual "
+        "clock"
     )
-    how = f"bench.validate_simulator, {found['pairs']} interleaved pairs of {found['seconds']:.0f} s a load; tests/core/test_simulate_worker.py"
+    how = (
+        f"bench.validate_simulator, {found['pairs']} interleaved pairs of {found['seconds']:.0f} s a load; "
+        "tests/core/test_simulate_worker.py"
+    )
     undecided = (
         inside == len(verdicts) > near and found["load_average"] > QUIET
     )  # a range that neighbours made proves little
@@ -249,7 +275,10 @@ def search_speed(results: Results) -> list[Goal]:
             measured = f"{_times(given, 1e3, 'ms')} (numpy alone: {_times(alone('3 given ramps'), 1e3, 'ms')})"
             found.append(Goal(three, measured, how, max(given.values()) < 0.010))
         if near and optimal:
-            measured = f"gap 0.5: {_times(near, 1, 's')} (numpy alone: {_times(alone('27, gap 0.5 points'), 1, 's')}); optimal: {_times(optimal, 1, 's')}"
+            measured = (
+                f"gap 0.5: {_times(near, 1, 's')} (numpy alone: "
+                f"{_times(alone('27, gap 0.5 points'), 1, 's')}); optimal: {_times(optimal, 1, 's')}"
+            )
             found.append(Goal(joint, measured, how, max(near.values()) < 1 and max(optimal.values()) < 60))
     return found
 
@@ -265,7 +294,10 @@ def _times(seconds: dict[float, float], scale: float, unit: str) -> str:
 def promise(results: Results) -> list[Goal]:
     a = "promise (a): a certified plan keeps the budget with 95 %"
     b = "promise (b): off within a stated number of labels after a jump to 5 %"
-    c = "promise (c): over a year of drift and daily re-tuning, request-weighted disagreement <= budget in >= 95 % of runs"
+    c = (
+        "promise (c): over a year of drift and daily re-tuning, request-weighted disagreement <= budget in >= 95 % of "
+        "runs"
+    )
     found = results.get("promise")
     if found is None:
         return [Goal(target, MISSING, "bench.promise", None) for target in (a, b, c)]
@@ -289,7 +321,8 @@ def promise(results: Results) -> list[Goal]:
         ),
         Goal(
             c,
-            f"kept in {lasting['kept']} of {lasting['runs']} years; days above budget: median {lasting['median_days_above']:.0f}, "
+            f"kept in {lasting['kept']} of {lasting['runs']} years; days above budget: median "
+            f"{lasting['median_days_above']:.0f}, "
             f"most {lasting['most_days_above']}",
             "bench.promise, simulated drift",
             lasting["kept"] >= 0.95 * lasting["runs"],

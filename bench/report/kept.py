@@ -1,7 +1,7 @@
 """What an earlier page says stands where nothing was measured this time.
 
-Every bench leaves a file of its own, the whole set takes hours, and machines come and go: measuring one thing again must not
-wipe the rest off the page. A row that nothing makes any more is deleted from the page by hand.
+Every bench leaves a file of its own, the whole set takes hours, and machines come and go: measuring one thing again
+must not wipe the rest off the page. A row that nothing makes any more is deleted from the page by hand.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def _section(blocks: Blocks, before: Blocks) -> Blocks:
 
 
 def _counterpart(block: list[str], follows: list[str], before: Blocks) -> list[str]:
-    """What stood where ``block`` does: what followed on the same block above, or of tables in a row the only one with the same head."""
+    """What stood where ``block`` does: what followed on the same block above, or of tables in a row the only one with
+    the same head."""
     if not _is_table(block) or (_is_table(follows) and follows[0] == block[0]):
         return follows
     alike = [table for table in before if _is_table(table) and table[0] == block[0]]
@@ -74,7 +75,8 @@ def _both(block: list[str], earlier: Blocks) -> list[str]:
 
 
 def _rows(table: list[str], earlier: list[str]) -> list[str]:
-    """Rows are known by their first cell and, where two share it, by their order. In a table that was measured in part only, one that is gone stays."""
+    """Rows are known by their first cell and, where two share it, by their order. In a table that was measured in part
+    only, one that is gone stays."""
     rows = dict(_named(table))
     if not any(MISSING in row for row in rows.values()):
         return table
@@ -89,7 +91,8 @@ def _rows(table: list[str], earlier: list[str]) -> list[str]:
 
 
 def _stands_for_others(name: tuple[str, int], rows: Mapping[tuple[str, int], str]) -> bool:
-    """Whether a row only says that nothing was measured, and rows that name what was are kept: "…" beside "resnet56: …"."""
+    """Whether a row only says that nothing was measured, and rows that name what was are kept: "…" beside "resnet56:
+    …"."""
     goal = name[0].removeprefix("| ")
     return MISSING in rows[name] and any(
         other != name[0] and goal in other and MISSING not in row for (other, _), row in rows.items()

@@ -22,8 +22,10 @@ def section(results: Results) -> list[str]:
         body.append([name, percent(best), *(told(rows[way]) if way in rows else MISSING for way in WAYS)])
     return [
         *lines,
-        "Budget 1 %, confidence 95 %, exits on fp32. *Every request alike* is the product's own tuning. The two others label those more often that may disagree, which",
-        "needs what the ramps say of a request before it is labelled; how many leave is taken as known. In brackets: certificates over the budget at that number.",
+        "Budget 1 %, confidence 95 %, exits on fp32. *Every request alike* is the product's own tuning. The two "
+        "others label those more often that may disagree, which",
+        "needs what the ramps say of a request before it is labelled; how many leave is taken as known. In brackets: "
+        "certificates over the budget at that number.",
         "",
         *table(["set", "can be saved", *WAYS], body),
         *measured_line("; ".join(dict.fromkeys(words(result["measured"]) for result in found.values()))),

@@ -83,7 +83,8 @@ def _goals(results: Results) -> list[str]:
         "## Targets",
         "",
         *table(["target", "measured", "", "how"], body),
-        "*How* ends with the day, the commit and the processor (int8 is fast where it has VNNI); rows without them are older than such notes. Measured ratios have a tolerance of 5 %; what is met with it only says so.",
+        "*How* ends with the day, the commit and the processor (int8 is fast where it has VNNI); rows without them "
+        "are older than such notes. Measured ratios have a tolerance of 5 %; what is met with it only says so.",
     ]
 
 
@@ -91,7 +92,8 @@ def _policies(results: Results, links: dict[str, str]) -> list[str]:
     lines = [
         "## Policies on the same draws",
         "",
-        "Budget 1 %. *Over budget* counts draws whose true disagreement exceeds it; *with exits* are the draws in which the policy let anything",
+        "Budget 1 %. *Over budget* counts draws whose true disagreement exceeds it; *with exits* are the draws in "
+        "which the policy let anything",
         "leave. Hindsight policies see the stream they are judged on: ceilings, not rivals.",
         "",
     ]
@@ -109,7 +111,8 @@ def _policies(results: Results, links: dict[str, str]) -> list[str]:
         lines += [
             f"### {result['model']}, {result['head']} heads ({name})",
             "",
-            f"{result['tune_rows']:,} rows to tune on; online policies serve {result['stream_rows']:,} requests, {result['batch_size']} at a time.",
+            f"{result['tune_rows']:,} rows to tune on; online policies serve {result['stream_rows']:,} requests, "
+            f"{result['batch_size']} at a time.",
             "",
             *table(["policy", "true saving", "true disagreement", "over budget", "with exits"], body),
         ]
@@ -175,8 +178,10 @@ def _queues(results: Results, links: dict[str, str]) -> list[str]:
     lines = [
         "## Behind a queue (simulated)",
         "",
-        "The newer half of the records arrives at one worker, at half of what it can do without exits; plans were tuned on the older half.",
-        "Ramps and regrouping are paid inside the queue. p50 / p95 against exits off under the same arrivals, then dropped requests.",
+        "The newer half of the records arrives at one worker, at half of what it can do without exits; plans were "
+        "tuned on the older half.",
+        "Ramps and regrouping are paid inside the queue. p50 / p95 against exits off under the same arrivals, then "
+        "dropped requests.",
         "",
     ]
     for name, result in results.of_stage("serving"):
@@ -216,21 +221,31 @@ def _simulator(results: Results, links: dict[str, str]) -> list[str]:
         return [*lines, f"*{MISSING}.*", ""]
     body = [
         [
-            f"{each['load']}", q, f"{v['measured']:.3f} ({v['measured_low']:.3f} to {v['measured_high']:.3f})", f"{v['simulated']:.3f}",
-            f"{100 * v['error']:+.1f} %", "yes" if v["passed"] else "**no**",
+            f"{each['load']}",
+            q,
+            f"{v['measured']:.3f} ({v['measured_low']:.3f} to {v['measured_high']:.3f})",
+            f"{v['simulated']:.3f}",
+            f"{100 * v['error']:+.1f} %",
+            "yes" if v["passed"] else "**no**",
         ]
         for each in found["loads"]
         for q, v in each["verdict"].items()
-    ]  # fmt: skip
+    ]
     first = found["loads"][0]["pairs"][0]["on"]
     lines += [
         f"One worker with the `{found['bundle']}` bundle (capacity {found['capacity']:.0f} requests a second), "
-        f"{'results only' if found['carries_on'] else 'compute saving'}, {percent(first['left_early'], 0)} leave early; "
-        f"{found['pairs']} interleaved pairs of {found['seconds']:.0f} s a load, both runs of a pair with the same arrivals and inputs. The simulator "
-        f"gets those arrivals, the exits taken and the bundle's profile, and two constants from exits-off runs alone: a request spends "
-        f"{1e3 * found['front_seconds']:.2f} ms outside the engine, and batches take {found['slowdown']:.2f} x the profile's times (median of pairs). "
-        f"Load average of the machine at the end: {found['load_average']:.1f}; above 2, neighbours decide about single ratios. The rules "
-        f"themselves are compared without a machine: tests/core/test_simulate_worker.py runs the worker's own batcher and stage loop under a "
+        f"{'results only' if found['carries_on'] else 'compute saving'}, {percent(first['left_early'], 0)} leave "
+        "early; "
+        f"{found['pairs']} interleaved pairs of {found['seconds']:.0f} s a load, both runs of a pair with the same "
+        "arrivals and inputs. The simulator "
+        "gets those arrivals, the exits taken and the bundle's profile, and two constants from exits-off runs alone: "
+        "a request spends "
+        f"{1e3 * found['front_seconds']:.2f} ms outside the engine, and batches take {found['slowdown']:.2f} x the "
+        "profile's times (median of pairs). "
+        f"Load average of the machine at the end: {found['load_average']:.1f}; above 2, neighbours decide about "
+        "single ratios. The rules "
+        "themselves are compared without a machine: tests/core/test_simulate_worker.py runs the worker's own batcher "
+        "and stage loop under a "
         f"virtual clock, and every answer's time is equal.",
         "",
         *table(["load", "", "on/off, worker (range of pairs)", "simulated", "error", "within 10 % or the range"], body),
@@ -243,7 +258,8 @@ def _papers(results: Results) -> list[str]:
     return [
         "## Beside the papers",
         "",
-        "Figures of Apparate (SOSP 2024, arXiv:2312.05385, its slides and its artifact) beside ours. Models, data and machines differ; the last",
+        "Figures of Apparate (SOSP 2024, arXiv:2312.05385, its slides and its artifact) beside ours. Models, data and "
+        "machines differ; the last",
         "column says what can be compared.",
         "",
         *table(["", "theirs", "ours", "comparable?"], body),
@@ -292,7 +308,8 @@ def _slowness(results: Results) -> list[str]:
     ]
     return [
         *lines,
-        "A canary 1.2 x slower beyond its allowance: how often a step rejects it by the time it may pass. *Before*: limits by batch size alone, 2,000 judged batches at",
+        "A canary 1.2 x slower beyond its allowance: how often a step rejects it by the time it may pass. *Before*: "
+        "limits by batch size alone, 2,000 judged batches at",
         "most. The last column is of rollouts whose canary stays within its allowance.",
         "",
         *table(["batch times", "judged", "weight", "noticed", "batches", "excluded", "falsely rejected"], body),
@@ -306,38 +323,61 @@ def _control(results: Results, links: dict[str, str]) -> list[str]:
         return [*lines, f"*{MISSING}.*", ""]
     body = [
         [
-            row["promise"], f"{row['n']:,}", _missed(row), percent(row["allowed"], 0), holds(row["holds"]),
-            _middle(row["audits"]), _middle(row["seconds"]),
+            row["promise"],
+            f"{row['n']:,}",
+            _missed(row),
+            percent(row["allowed"], 0),
+            holds(row["holds"]),
+            _middle(row["audits"]),
+            _middle(row["seconds"]),
         ]
         for row in found["rollouts"].values()
-    ]  # fmt: skip
+    ]
     years = [
         [
-            row["promise"], f"{row['n']:,}", _missed(row), percent(row["allowed"], 0), holds(row["holds"]),
-            f"{percent(row['disagreement']['p50'], 2)} / {percent(row['disagreement']['max'], 2)}", percent(row["saving"]["p50"]),
-            f"{row['days_above']['p50']:.0f} / {row['days_above']['max']:.0f}", f"{row['days_off']['p50']:.1f}",
+            row["promise"],
+            f"{row['n']:,}",
+            _missed(row),
+            percent(row["allowed"], 0),
+            holds(row["holds"]),
+            f"{percent(row['disagreement']['p50'], 2)} / {percent(row['disagreement']['max'], 2)}",
+            percent(row["saving"]["p50"]),
+            f"{row['days_above']['p50']:.0f} / {row['days_above']['max']:.0f}",
+            f"{row['days_off']['p50']:.1f}",
             f"{row['tests']['p50']:.0f}, {row['rollouts']['p50']:.0f}, {row['alarms']['p50']:.0f}",
         ]
         for row in found["years"].values()
-    ]  # fmt: skip
+    ]
     return [
         *lines,
-        f"Four simulated workers serve the recorded scores of {found['records']} under bursty load that all share; the real `decide` is called at every pull,",
-        "one second apart. Workers use the real hash, counters and breaker; audits are drawn per request and answered late, documents and pulls get lost now and",
-        "then, one batch in a thousand fails, utilisation is 10 to 65 %. Assumed, not measured: the noise of batch times (wander with memory, stalls with a Pareto",
-        "tail, workers of different speed; `bench/control_world.py`). *Refuted* means a one-sided binomial test at 0.1 %; intervals are 95 %. Seconds are simulated",
+        f"Four simulated workers serve the recorded scores of {found['records']} under bursty load that all share; "
+        "the real `decide` is called at every pull,",
+        "one second apart. Workers use the real hash, counters and breaker; audits are drawn per request and answered "
+        "late, documents and pulls get lost now and",
+        "then, one batch in a thousand fails, utilisation is 10 to 65 %. Assumed, not measured: the noise of batch "
+        "times (wander with memory, stalls with a Pareto",
+        "tail, workers of different speed; `bench/control_world.py`). *Refuted* means a one-sided binomial test at "
+        "0.1 %; intervals are 95 %. Seconds are simulated",
         "ones from the rollout's beginning to its verdict.",
         "",
         *table(["promise", "rollouts", "missed", "allowed", "", "audits p50 / p90", "seconds p50 / p90"], body),
         *table(
             [
-                "promise", "years", "broken", "allowed", "", "disagreement p50 / worst", "saving", "days above budget p50 / most", "days off",
+                "promise",
+                "years",
+                "broken",
+                "allowed",
+                "",
+                "disagreement p50 / worst",
+                "saving",
+                "days above budget p50 / most",
+                "days off",
                 "tests, rollouts, alarms",
             ],
             years,
         ),
         *([f"![evidence of some rollouts; audits to stop]({links['control']})", ""] if "control" in links else []),
-    ]  # fmt: skip
+    ]
 
 
 def _missed(row: dict[str, Any]) -> str:
@@ -352,11 +392,17 @@ def _search(results: Results) -> list[str]:
     timings = results.rows("search")
     body = [
         [
-            t["records"], t["task"], t["loops"], percent(t["budget"]), f"{1e3 * t['processor_seconds']:,.1f} ms", f"{1e3 * t['wall_seconds']:,.1f} ms",
-            percent(t["saving"]), f"{100 * t['gap']:.2f}",
+            t["records"],
+            t["task"],
+            t["loops"],
+            percent(t["budget"]),
+            f"{1e3 * t['processor_seconds']:,.1f} ms",
+            f"{1e3 * t['wall_seconds']:,.1f} ms",
+            percent(t["saving"]),
+            f"{100 * t['gap']:.2f}",
         ]
         for t in timings or []
-    ]  # fmt: skip
+    ]
     head = ["records", "search", "loops", "budget", "processor", "wall", "saving", "proven gap, points"]
     return ["## Search", "", *table(head, body)]
 

@@ -1,7 +1,8 @@
 """The seed papers' own figures, and ours beside them.
 
-Figures of the papers are quoted from research/early-exit (sections 1.7 and 5): arXiv:2312.05385 (Apparate, SOSP 2024), its slides and its
-public artifact (github.com/dywsjtu/apparate). Other models, data and machines than ours: what can be compared is said in each row.
+Figures of the papers are quoted from research/early-exit (sections 1.7 and 5): arXiv:2312.05385 (Apparate, SOSP 2024),
+its slides and its public artifact (github.com/dywsjtu/apparate). Other models, data and machines than ours: what can be
+compared is said in each row.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def rows() -> Sequence[PaperRow]:
             "Generative models (T5, Llama): time per token",
             "0.22 to 0.77 of vanilla",
             _generated,
-            "SmolLM2-135M and stories260K; a variant of fewer bits or escalation, certified on whole answers by token F1 at 1 / 5 / 10 % loss; drafts, which lose nothing, are in their own table",
+            "SmolLM2-135M and stories260K; a variant of fewer bits or escalation, certified on whole answers by token "
+            "F1 at 1 / 5 / 10 % loss; drafts, which lose nothing, are in their own table",
         ),
     )
 

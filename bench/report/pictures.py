@@ -64,9 +64,11 @@ def _policies(axes: Any, result: dict[str, Any]) -> None:
         )
     axes.axvline(100 * result["budget"], color="black", lw=0.8, ls="--")
     axes.set(
-        xlabel="true disagreement with the full model (%)", ylabel="time saved (%)", xlim=(-0.1, None),
+        xlabel="true disagreement with the full model (%)",
+        ylabel="time saved (%)",
+        xlim=(-0.1, None),
         title=f"{result['set']}: {result['draws']} draws",
-    )  # fmt: skip
+    )
     axes.set_xscale("symlog", linthresh=3)
     ticks = [tick for tick in (0, 0.5, 1, 1.5, 2, 3, 5, 10, 20) if tick <= axes.get_xlim()[1]]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])

@@ -27,7 +27,8 @@ class Results:
         return json.loads(path.read_text()) if path.is_file() else None
 
     def measured(self, stage: str, name: str = "") -> str:
-        """When, from which commit and on what a stage, or one name of it, was measured; empty where that was not noted."""
+        """When, from which commit and on what a stage, or one name of it, was measured; empty where that was not
+        noted."""
         found = self.get(stage)
         if isinstance(found, dict):
             own = found.get(name, {}).get("measured") if name else found.get("measured")
@@ -56,8 +57,8 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One row: what was asked, what came out, how it was measured, whether it is met (None: not measured here), when and on what, and
-    whether that took the tolerance."""
+    """One row: what was asked, what came out, how it was measured, whether it is met (None: not measured here), when
+    and on what, and whether that took the tolerance."""
 
     target: str
     measured: str

@@ -45,11 +45,16 @@ def engine(results: Results, links: dict[str, str]) -> list[str]:
     lines = [
         "## The engine alone",
         "",
-        "Time of a plan, without audits, over that of the fastest exact executor without exits at fp32: the same batches in turn, one thread, processor time; median and range of interleaved",
-        "pairs. *Worst* is a batch that no row leaves. Plans come from one half of rows that `prepare` has not seen, disagreement from the other half. *Exit-free* is a lower",
-        "precision alone. *Certified* plans passed the held-out test that a service asks for; *uncertified* ones are the best within 1 % in hindsight of the second half.",
-        "Few labels prove less than the budget (*What a certificate costs*): a lower precision that differs by more than they can prove is left out of certified plans, whatever it saves.",
-        "The product serves one plan at all batch sizes, priced at size 1: *of batch 1* is that plan where a size's own is another one.",
+        "Time of a plan, without audits, over that of the fastest exact executor without exits at fp32: the same "
+        "batches in turn, one thread, processor time; median and range of interleaved",
+        "pairs. *Worst* is a batch that no row leaves. Plans come from one half of rows that `prepare` has not seen, "
+        "disagreement from the other half. *Exit-free* is a lower",
+        "precision alone. *Certified* plans passed the held-out test that a service asks for; *uncertified* ones are "
+        "the best within 1 % in hindsight of the second half.",
+        "Few labels prove less than the budget (*What a certificate costs*): a lower precision that differs by more "
+        "than they can prove is left out of certified plans, whatever it saves.",
+        "The product serves one plan at all batch sizes, priced at size 1: *of batch 1* is that plan where a size's "
+        "own is another one.",
         "",
     ]
     found = results.get("engine") or {}
@@ -72,9 +77,12 @@ def _picture(says: str, name: str, links: dict[str, str]) -> list[str]:
 def _engine_cells(row: dict[str, Any]) -> list[str]:
     ratio = row["ratio"]
     return [
-        f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})", f"{row['worst']['median']:.3f}",
-        percent(row["disagreement"], 2), row["precision"], ", ".join(ramp["id"] for ramp in row["ramps"]) or "–",
-    ]  # fmt: skip
+        f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})",
+        f"{row['worst']['median']:.3f}",
+        percent(row["disagreement"], 2),
+        row["precision"],
+        ", ".join(ramp["id"] for ramp in row["ramps"]) or "–",
+    ]
 
 
 def served(results: Results, links: dict[str, str]) -> list[str]:
@@ -82,8 +90,11 @@ def served(results: Results, links: dict[str, str]) -> list[str]:
     lines = [
         "## Through HTTP, exits on against off",
         "",
-        "One worker on one core, an open-loop client on another one, Poisson arrivals, latency from the intended send time; the arms take turns under the same arrivals. Loads are",
-        "shares of what exits off can do (the highest rate with its p95, refused requests included, within the objective). The mean is that of the answered requests. Plans are audited at 2 %, and certified but for the uncertified ones: the boldest that hold the budget on the inputs that are sent.",
+        "One worker on one core, an open-loop client on another one, Poisson arrivals, latency from the intended send "
+        "time; the arms take turns under the same arrivals. Loads are",
+        "shares of what exits off can do (the highest rate with its p95, refused requests included, within the "
+        "objective). The mean is that of the answered requests. Plans are audited at 2 %, and certified but for the "
+        "uncertified ones: the boldest that hold the budget on the inputs that are sent.",
         "",
     ]
     found = results.get("served") or {}
@@ -125,7 +136,8 @@ def peers(results: Results, links: dict[str, str]) -> list[str]:
     lines = [
         "## Beside other servers",
         "",
-        "One model, one core, single images, exits off. The yardstick of every pair is a bare FastAPI handler on raw bytes (1.00). *Idle* is the latency of an idle server over the model's own time.",
+        "One model, one core, single images, exits off. The yardstick of every pair is a bare FastAPI handler on raw "
+        "bytes (1.00). *Idle* is the latency of an idle server over the model's own time.",
         "",
     ]
     runs = {**({"offramp": front} if (front := results.get("front")) else {}), **(results.get("peers") or {})}
@@ -136,10 +148,18 @@ def peers(results: Results, links: dict[str, str]) -> list[str]:
             continue
         for objective in ("loose", "tight"):
             for server, row in run[objective]["servers"].items():
-                body.append([
-                    f"{name} run" if server == "bare" else name, server, f"{run[objective]['objective_ms']:.0f} ms", f"{row['idle_over_model_ms']:.2f} ms", _number(row["p95_at_0.6_ratio"]),
-                    _number(row["capacity_ratio"]), f"{row['goodput_at_twice']:.0f}/s", f"{row['resident_mib']:.0f} MiB",
-                ])  # fmt: skip
+                body.append(
+                    [
+                        f"{name} run" if server == "bare" else name,
+                        server,
+                        f"{run[objective]['objective_ms']:.0f} ms",
+                        f"{row['idle_over_model_ms']:.2f} ms",
+                        _number(row["p95_at_0.6_ratio"]),
+                        _number(row["capacity_ratio"]),
+                        f"{row['goodput_at_twice']:.0f}/s",
+                        f"{row['resident_mib']:.0f} MiB",
+                    ]
+                )
     head = [
         "pair",
         "server",
@@ -171,12 +191,22 @@ def foreign(results: Results) -> list[str]:
     lines = [
         "## Architectures nobody tuned for",
         "",
-        "Each model is given to `offramp prepare` as a file with 2,000 unlabelled inputs and no option, then to `offramp serve`. The best plan at 1 % on the bundle's records, the one that a",
-        "certificate allows, and the optimum in hindsight are judged on inputs that neither a head nor a plan has seen. *Served* is through HTTP, one request at a time; with exits off",
+        "Each model is given to `offramp prepare` as a file with 2,000 unlabelled inputs and no option, then to "
+        "`offramp serve`. The best plan at 1 % on the bundle's records, the one that a",
+        "certificate allows, and the optimum in hindsight are judged on inputs that neither a head nor a plan has "
+        "seen. *Served* is through HTTP, one request at a time; with exits off",
         "every answer has to be the model's own. For a model that is refused the optimum is over all heads tried.",
         "",
     ]
-    head = ["model", "ramps", "saving, disagreement", "certified", "hindsight", "served: differ off, latency and disagreement on", "measured"]  # fmt: skip
+    head = [
+        "model",
+        "ramps",
+        "saving, disagreement",
+        "certified",
+        "hindsight",
+        "served: differ off, latency and disagreement on",
+        "measured",
+    ]
     return [*lines, *table(head, [_foreign_row(row) for row in results.rows("foreign") or []])]
 
 
@@ -186,10 +216,14 @@ def _foreign_row(row: dict[str, Any]) -> list[str]:
         return [row["model"], f"refused: {row['error']}", "–", "–", _optimum(row), "–", when]
     certified, on = row["certified"], row["exits_on"]
     return [
-        row["model"], ", ".join(row["ramps"]) or "–", f"{percent(row['saving'])}, {percent(row['disagreement'], 2)}",
-        f"{percent(certified['saving'])}, {percent(certified['disagreement'], 2)}" if certified else "none", percent(hindsight),
-        f"{row['labels_differ']}; {on['latency_ratio']:.2f} x, {percent(on['disagreement'], 2)}", when,
-    ]  # fmt: skip
+        row["model"],
+        ", ".join(row["ramps"]) or "–",
+        f"{percent(row['saving'])}, {percent(row['disagreement'], 2)}",
+        f"{percent(certified['saving'])}, {percent(certified['disagreement'], 2)}" if certified else "none",
+        percent(hindsight),
+        f"{row['labels_differ']}; {on['latency_ratio']:.2f} x, {percent(on['disagreement'], 2)}",
+        when,
+    ]
 
 
 def _optimum(row: dict[str, Any]) -> str:
@@ -210,14 +244,19 @@ def soak(results: Results, links: dict[str, str]) -> list[str]:
         return [*lines, f"*{MISSING}.*", ""]
     body = [
         [
-            "on" if s["exits"] else "off", f"{s['requests']:,}", percent(s["accepted_share"], 0), str(s["wrong"]),
-            _milliseconds(s["accepted_ms"]), _milliseconds(s["refused_ms"]),
+            "on" if s["exits"] else "off",
+            f"{s['requests']:,}",
+            percent(s["accepted_share"], 0),
+            str(s["wrong"]),
+            _milliseconds(s["accepted_ms"]),
+            _milliseconds(s["refused_ms"]),
         ]
         for s in found["stretches"]
-    ]  # fmt: skip
+    ]
     return [
         *lines,
-        f"Objective {found['slo_ms']:.0f} ms, {found['overload']:g} x {found['capacity']:.0f} requests a second, {found['seconds']:.0f} s; memory grew by "
+        f"Objective {found['slo_ms']:.0f} ms, {found['overload']:g} x {found['capacity']:.0f} requests a second, "
+        f"{found['seconds']:.0f} s; memory grew by "
         f"{percent(found['memory']['growth'])}.",
         "",
         *table(["exits", "requests", "accepted", "wrong", "accepted p50 / p95 / p99", "refused p50 / p95 / p99"], body),
@@ -245,7 +284,8 @@ def goals(results: Results) -> list[Goal]:
 
 
 def judged(goal: Goal, *pairs: tuple[float | None, float], also: bool = True) -> Goal:
-    """The goal, whose figures may be at most their limits; the tolerance is for ratios, what must hold ``also`` gets none."""
+    """The goal, whose figures may be at most their limits; the tolerance is for ratios, what must hold ``also`` gets
+    none."""
     held = also and all(value is not None and value <= limit * SLACK for value, limit in pairs)
     strictly = held and all(value is not None and value <= limit for value, limit in pairs)
     return replace(goal, met=held, tolerated=held and not strictly)
@@ -270,14 +310,18 @@ def _engine_goals(results: Results) -> Iterator[Goal]:
             f"{row['batch']}: " + ("none" if "none" in row else f"{row['ratio']['median']:.3f}") for row in rows
         )
         worst = max((row["disagreement"] for row in timed), default=0.0)
-        how = f"bench.engine, median of {min((row['ratio'].get('pairs', 0) for row in timed), default=0)} interleaved pairs"
+        how = (
+            f"bench.engine, median of {min((row['ratio'].get('pairs', 0) for row in timed), default=0)} interleaved "
+            "pairs"
+        )
         goal = Goal(
             target, f"{measured}; disagreement at most {percent(worst, 2)}", how, None, results.measured("engine", name)
         )
         yield judged(
-            goal, *((row["ratio"]["median"], single if row["batch"] == 1 else above) for row in timed),
+            goal,
+            *((row["ratio"]["median"], single if row["batch"] == 1 else above) for row in timed),
             also=len(timed) == len(rows) and worst <= BUDGET,
-        )  # fmt: skip
+        )
     for name, result in found.items():
         for goal in _derived_goals(TITLES.get(name, name), result["plans"]):
             yield replace(goal, when=results.measured("engine", name))
@@ -293,7 +337,12 @@ def _derived_goals(title: str, plans: list[dict[str, Any]]) -> Iterator[Goal]:
     }
     if shares:
         measured = ", ".join(f"{batch}: {share:.2f}" for batch, share in shares.items())
-        goal = Goal(f"engine alone, {title}: every approximation at least 20 % below the best exit-free plan", measured, "bench.engine", None)  # fmt: skip
+        goal = Goal(
+            f"engine alone, {title}: every approximation at least 20 % below the best exit-free plan",
+            measured,
+            "bench.engine",
+            None,
+        )
         yield judged(goal, *((share, BELOW_EXIT_FREE) for share in shares.values()))
     worst = [(row["batch"], row["plan"], row["worst"]["median"]) for row in plans if "worst" in row]
     if worst:
@@ -326,9 +375,7 @@ def _served_goals(results: Results) -> Iterator[Goal]:
             how = "bench.served, " + _length("median of ", found[name])
             goal = Goal(target, measured, how, None, when)
             yield judged(
-                goal,
-                *((ratio, limits[f]) for (_, f), ratio in ratios.items()),
-                also=agrees and refused <= MAX_REFUSED,
+                goal, *((ratio, limits[f]) for (_, f), ratio in ratios.items()), also=agrees and refused <= MAX_REFUSED
             )
             goal = Goal(capacity, f"{row['capacity_ratio'] or 0.0:.2f} x", "bench.served", None, when)
             yield judged(goal, _at_least(row["capacity_ratio"], CAPACITY_TARGETS[arm]), also=agrees)
@@ -341,7 +388,8 @@ def _length(before: str, run: dict[str, Any]) -> str:
 
 def _front_goals(results: Results) -> Iterator[Goal]:
     targets = {
-        "loose": "beside a bare FastAPI handler, exits off, p95 <= 50 ms: capacity >= 1.0, idle overhead <= 0.6 ms, p95 at 0.6 load no worse",
+        "loose": "beside a bare FastAPI handler, exits off, p95 <= 50 ms: capacity >= 1.0, idle overhead <= 0.6 ms, "
+        "p95 at 0.6 load no worse",
         "tight": "the same at an objective of 4 x the model's time: capacity >= 1.5",
     }
     memory = f"resident memory of a worker <= {MAX_RESIDENT_MIB} MiB"
@@ -373,7 +421,10 @@ def _front_goals(results: Results) -> Iterator[Goal]:
 
 
 def _foreign_goals(results: Results) -> Iterator[Goal]:
-    target = "architectures nobody tuned for: prepared and served unchanged, two of three save >= 10 % at 1 %; one is refused only with an optimum < 3 %"
+    target = (
+        "architectures nobody tuned for: prepared and served unchanged, two of three save >= 10 % at 1 %; one is "
+        "refused only with an optimum < 3 %"
+    )
     rows = results.rows("foreign") or []
     if not rows:
         yield Goal(target, MISSING, "bench.foreign", None)
@@ -386,10 +437,12 @@ def _foreign_goals(results: Results) -> Iterator[Goal]:
     refused = [f"{row['model']} refused, optimum {_optimum(row)}" for row in refusals]
     enough = sum(saving >= MIN_FOREIGN_SAVING for saving in saved.values()) >= 2
     yield Goal(
-        target, "; ".join([measured, *refused, *([] if right else ["answers differ with exits off"])]),
-        "bench.foreign, priced by the bundle's profile, on inputs that no plan has seen", enough and right and fair and len(refusals) <= 1,
+        target,
+        "; ".join([measured, *refused, *([] if right else ["answers differ with exits off"])]),
+        "bench.foreign, priced by the bundle's profile, on inputs that no plan has seen",
+        enough and right and fair and len(refusals) <= 1,
         words(rows[0].get("measured")),
-    )  # fmt: skip
+    )
 
 
 def _foreign_saving(row: dict[str, Any]) -> float:
@@ -399,7 +452,10 @@ def _foreign_saving(row: dict[str, Any]) -> float:
 
 
 def _soak_goals(results: Results) -> Iterator[Goal]:
-    target = "ten minutes at twice the capacity: right answers, p95 within the objective, the rest refused at once, memory flat"
+    target = (
+        "ten minutes at twice the capacity: right answers, p95 within the objective, the rest refused at once, "
+        "memory flat"
+    )
     found = results.get("soak")
     if found is None:
         yield Goal(target, MISSING, "make soak", None)

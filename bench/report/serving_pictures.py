@@ -46,9 +46,11 @@ def _engine(axes: Any, *, name: str, rows: list[dict[str, Any]]) -> None:
         axes.plot(at, [row["worst"]["median"] for row in mine], "_", color="black", ms=8)
     axes.axhline(1.0, color="black", lw=0.8, ls="--")
     axes.set(
-        xlabel="batch size", ylabel="time over the exact executor's", title=f"{TITLES.get(name, name)}; ticks: no row takes an exit",
+        xlabel="batch size",
+        ylabel="time over the exact executor's",
+        title=f"{TITLES.get(name, name)}; ticks: no row takes an exit",
         ylim=(0, None),
-    )  # fmt: skip
+    )
     axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
     axes.legend(fontsize=7, ncols=6, loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
 

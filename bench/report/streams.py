@@ -12,12 +12,18 @@ WRONG, BROKEN_YEARS = 0.05, 0.05
 POWER_POINTS = 1.0
 # Part of bench.streams: what is asked, what its runs may come to, and the share of them that may.
 ASKED = {
-    "scenes": ("scenes of 1 to 1,000 requests from 1 to 64 named sources: certificates over a budget of 1 % in <= 5 % of runs", WRONG),
+    "scenes": (
+        "scenes of 1 to 1,000 requests from 1 to 64 named sources: certificates over a budget of 1 % in <= 5 % of runs",
+        WRONG,
+    ),
     "cycles": ("the same where days are busy and hard, nights quiet and easy, and audits follow load", WRONG),
-    "orders": ("stretches of the real order of highway video, IMDB and SST-2: certificates over budget in <= 5 % of runs", WRONG),
+    "orders": (
+        "stretches of the real order of highway video, IMDB and SST-2: certificates over budget in <= 5 % of runs",
+        WRONG,
+    ),
     "pins": ("the same scenes: pins at twice the budget accepted by their canary in <= 5 % of runs", WRONG),
     "alarms": ("the same scenes: median time to a false alarm at half the budget > 100,000 labels", 0.5),
-}  # fmt: skip
+}
 UNNAMED = "unnamed"
 TABLES = ("scenes", "cycles", "orders", "pins", "alarms")
 TRAFFIC = {part.name: tuple(row for row, *_ in part.traffic()) for part in PARTS}
@@ -34,7 +40,11 @@ def goals(results: Results) -> Iterator[Goal]:
             continue
         worst = max(rows, key=lambda row: rows[row]["wrong"] / rows[row]["runs"])
         most = rows[worst]
-        measured = f"at most {most['wrong']} of {most['runs']} ({worst})" if most["wrong"] else f"0 of {most['runs']} in each of {len(rows)} kinds of traffic"  # fmt: skip
+        measured = (
+            f"at most {most['wrong']} of {most['runs']} ({worst})"
+            if most["wrong"]
+            else f"0 of {most['runs']} in each of {len(rows)} kinds of traffic"
+        )
         yield Goal(asked, measured, "bench.streams", most["wrong"] <= allowed * most["runs"], when)
     asked = "power lost on independent rows by looking for scenes <= 1 point of saving at 2,000 labels"
     rows = found.get("power", {})
@@ -48,7 +58,10 @@ def goals(results: Results) -> Iterator[Goal]:
 
 
 def _years(results: Results) -> Goal:
-    asked = "a year of days and nights, load peaks, drift and scenes through the real control loop keeps its budget in >= 95 % of runs"
+    asked = (
+        "a year of days and nights, load peaks, drift and scenes through the real control loop keeps its budget "
+        "in >= 95 % of runs"
+    )
     found = results.get("traffic")
     if found is None:
         return Goal(asked, MISSING, "bench.control_traffic", None)
@@ -57,19 +70,27 @@ def _years(results: Results) -> Goal:
     worst = max(row["worst"] for row in rows.values())
     days = min(row["days"] for row in rows.values())
     return Goal(
-        asked, f"kept in {runs - broken} of {runs} runs of {days} days, the worst at {percent(worst, 2)} of a budget of 1 %",
-        "bench.control_traffic", broken <= BROKEN_YEARS * runs, results.measured("traffic"),
-    )  # fmt: skip
+        asked,
+        f"kept in {runs - broken} of {runs} runs of {days} days, the worst at {percent(worst, 2)} of a budget of 1 %",
+        "bench.control_traffic",
+        broken <= BROKEN_YEARS * runs,
+        results.measured("traffic"),
+    )
 
 
 def _decades(results: Results) -> Goal:
-    asked = "ten years of attempts at 0.1 to 1,000 requests a second and budgets of 0.1 to 5 %: never locked, never many audits for ever"
+    asked = (
+        "ten years of attempts at 0.1 to 1,000 requests a second and budgets of 0.1 to 5 %: never locked, never "
+        "many audits for ever"
+    )
     found = results.rows("decade")
     if found is None:
         return Goal(asked, MISSING, "bench.decade", None)
     locked = [d for d in found if not d["tests"] and not d["hopeless"]]
     eager = max(d["eager"] for d in found)
-    measured = f"{len(locked)} of {len(found)} locked; audits beyond the quiet rate for at most {percent(eager)} of the time"  # fmt: skip
+    measured = (
+        f"{len(locked)} of {len(found)} locked; audits beyond the quiet rate for at most {percent(eager)} of the time"
+    )
     return Goal(asked, measured, "bench.decade", not locked and eager < 0.5)
 
 
@@ -79,15 +100,25 @@ def section(results: Results) -> list[str]:
     lines = [
         "## Requests that resemble each other",
         "",
-        "A source shows scenes, copies of one recorded row each, which is the worst that a scene can be; sources take turns at random. *Decided* are the runs with a certificate, an",
-        "accepted or rejected pin, or a plan that the detector watches; in the others more labels are awaited. *Worth one* is how many labels count as one (median; 0: nobody can say).",
-        "Sources that do not name themselves are told as what naming is for: very many of them with scenes as long as the sample cannot be told from independent requests.",
+        "A source shows scenes, copies of one recorded row each, which is the worst that a scene can be; sources take "
+        "turns at random. *Decided* are the runs with a certificate, an",
+        "accepted or rejected pin, or a plan that the detector watches; in the others more labels are awaited. *Worth "
+        "one* is how many labels count as one (median; 0: nobody can say).",
+        "Sources that do not name themselves are told as what naming is for: very many of them with scenes as long as "
+        "the sample cannot be told from independent requests.",
         "",
-    ]  # fmt: skip
-    for part, head in (("scenes", "certificates over budget"), ("cycles", "over budget, day and night"), ("orders", "over budget, own order")):  # fmt: skip
+    ]
+    for part, head in (
+        ("scenes", "certificates over budget"),
+        ("cycles", "over budget, day and night"),
+        ("orders", "over budget, own order"),
+    ):
         body = _rows(found, part, "{:.1f}")
         lines += table(["traffic", head, "decided", "worth one"], body)
-    for part, head, last in (("pins", "pins at twice the budget accepted", "audits"), ("alarms", "false alarms within 100,000 labels", "labels")):  # fmt: skip
+    for part, head, last in (
+        ("pins", "pins at twice the budget accepted", "audits"),
+        ("alarms", "false alarms within 100,000 labels", "labels"),
+    ):
         body = _rows(found, part, "{:,.0f}")
         lines += table(["traffic", head, "decided", f"{last}, median"], body)
     lines += measured_line(results.measured("streams"), _only(found)) if found else []
@@ -97,10 +128,16 @@ def section(results: Results) -> list[str]:
 def _rows(found: dict[str, Any], part: str, median: str) -> list[list[str]]:
     """Every kind of traffic of a part, those that were not run too; none where nothing was."""
     rows = found.get(part, {})
-    return [
-        [row, _of(f, "wrong"), _of(f, "decided"), median.format(f["median"])] if (f := rows.get(row)) else [row, *[MISSING] * 3]
-        for row in TRAFFIC[part]
-    ] if found else []  # fmt: skip
+    return (
+        [
+            [row, _of(f, "wrong"), _of(f, "decided"), median.format(f["median"])]
+            if (f := rows.get(row))
+            else [row, *[MISSING] * 3]
+            for row in TRAFFIC[part]
+        ]
+        if found
+        else []
+    )
 
 
 def _only(found: dict[str, Any]) -> str:
@@ -119,34 +156,70 @@ def _traffic(results: Results) -> list[str]:
     found = results.get("traffic") or {}
     body = [
         [
-            name, f"{row['broken']} of {row['runs']}", str(row["days"]), f"{percent(row['disagreement'], 2)} / {percent(row['worst'], 2)}",
-            percent(row["saving"]), f"{row['days_above']:.0f}", f"{row['days_off']:.1f}", f"{row['tests']:.0f}, {row['rollouts']:.0f}, {row['alarms']:.0f}",
+            name,
+            f"{row['broken']} of {row['runs']}",
+            str(row["days"]),
+            f"{percent(row['disagreement'], 2)} / {percent(row['worst'], 2)}",
+            percent(row["saving"]),
+            f"{row['days_above']:.0f}",
+            f"{row['days_off']:.1f}",
+            f"{row['tests']:.0f}, {row['rollouts']:.0f}, {row['alarms']:.0f}",
         ]
-        for name, row in found.items() if name != "measured"
-    ]  # fmt: skip
+        for name, row in found.items()
+        if name != "measured"
+    ]
     return [
-        "*A year with everything*: `bench.control_traffic` adds hours, load peaks, audits that follow the load and scenes of named sources to the simulated years below.",
+        "*A year with everything*: `bench.control_traffic` adds hours, load peaks, audits that follow the load and "
+        "scenes of named sources to the simulated years below.",
         "",
-        *table(["years of", "over budget", "days", "disagreement p50 / worst", "saving", "days above budget", "days off", "tests, rollouts, alarms"], body),
+        *table(
+            [
+                "years of",
+                "over budget",
+                "days",
+                "disagreement p50 / worst",
+                "saving",
+                "days above budget",
+                "days off",
+                "tests, rollouts, alarms",
+            ],
+            body,
+        ),
         *(measured_line(results.measured("traffic")) if found else []),
-    ]  # fmt: skip
+    ]
 
 
 def _decade(results: Results) -> list[str]:
     found = results.rows("decade") or []
     body = [
-        [f"{d['rate']:g}", percent(d["budget"]), f"{d['tests']:,}", span(d["first"]), span(d["last"]), percent(d["eager"])]
-        if not d["hopeless"] else [f"{d['rate']:g}", percent(d["budget"]), "0", d["hopeless"], "", ""]
+        [
+            f"{d['rate']:g}",
+            percent(d["budget"]),
+            f"{d['tests']:,}",
+            span(d["first"]),
+            span(d["last"]),
+            percent(d["eager"]),
+        ]
+        if not d["hopeless"]
+        else [f"{d['rate']:g}", percent(d["budget"]), "0", d["hopeless"], "", ""]
         for d in found
-    ]  # fmt: skip
+    ]
     return [
-        "*Ten years of attempts*: a tuner that tries in every hour that it may, at the end of which each test is the strictest.",
+        "*Ten years of attempts*: a tuner that tries in every hour that it may, at the end of which each test is the "
+        "strictest.",
         "",
         *table(
-            ["requests a second", "budget", "tests", "labels for the first certificate", "for the next, after ten years", "audits beyond the quiet rate"],
+            [
+                "requests a second",
+                "budget",
+                "tests",
+                "labels for the first certificate",
+                "for the next, after ten years",
+                "audits beyond the quiet rate",
+            ],
             body,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def span(seconds: float) -> str:

@@ -1,4 +1,5 @@
-"""YAML as users write it, read with bounds: an alias may stand for anything, and nine of them for more than any memory holds."""
+"""YAML as users write it, read with bounds: an alias may stand for anything, and nine of them for more than any memory
+holds."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class TooMuchError(yaml.YAMLError):
 
 
 class Loader(yaml.SafeLoader):
-    """Plain scalars as kubectl takes them, and so JSON in its whole width: ``1e3`` is a number, a date and ``12:30:45`` are texts."""
+    """Plain scalars as kubectl takes them, and so JSON in its whole width: ``1e3`` is a number, a date and ``12:30:45``
+    are texts."""
 
 
 _OTHERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")

@@ -20,7 +20,8 @@ TOLD_SECONDS = 10.0
 
 
 def fetched_bundle(spec: ServiceSpec, bundles: Path) -> Path:
-    """The folder of a bundle at ``https://`` or ``s3://``, fetched on first use; below ``bundles``, one per URI and digests.
+    """The folder of a bundle at ``https://`` or ``s3://``, fetched on first use; below ``bundles``, one per URI and
+    digests.
 
     Credentials for S3 are Amazon's usual variables. Any address may be connected to: it is the user's own machine.
 

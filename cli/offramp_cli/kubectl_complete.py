@@ -1,7 +1,7 @@
 """``kubectl_complete-offramp``: what kubectl runs to complete ``kubectl offramp …`` in a shell.
 
-kubectl gives the words so far, the last one unfinished, and expects one candidate per line and a directive; ``:4`` says that
-candidates are not file names.
+kubectl gives the words so far, the last one unfinished, and expects one candidate per line and a directive; ``:4`` says
+that candidates are not file names.
 """
 
 from __future__ import annotations

@@ -28,10 +28,21 @@ add_replay(app)
 app.command()(verify)
 app.command()(lint)
 for command in (
-    read.get, read.status, read.why, read.history, read.diff, read.top,
-    write.promote, write.abort, write.pause, write.resume, write.approve, write.tune,
-    pins.export, pins.pin,
-):  # fmt: skip
+    read.get,
+    read.status,
+    read.why,
+    read.history,
+    read.diff,
+    read.top,
+    write.promote,
+    write.abort,
+    write.pause,
+    write.resume,
+    write.approve,
+    write.tune,
+    pins.export,
+    pins.pin,
+):
     app.command(rich_help_panel="Day two")(command)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -20,13 +19,24 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from offramp_worker.prepare.report import PrepareReport
 
 INVALID_INPUT = 2
+#: Options that `prepare` hands on as they are.
+AS_GIVEN = (
+    *("data", "out", "name", "head_data", "split", "head_share", "variations", "seed", "threads", "precision"),
+    *("device", "compile_limit", "tokenizer", "max_tokens"),
+)
+#: Options that mean nothing with ``--task generate``.
+OF_CLASSIFIERS = (
+    *("refresh", "head_data", "head_share", "variations", "side", "tokenizer", "pad_id", "sep_id", "own_exits", "k"),
+    *("thresholds", "measure", "tolerance", "device", "loss", "split", "precision", "compile_limit", "seed"),
+)
 
 
 # The options, in the order of the help.
 ModelOption = Annotated[
     str,
     typer.Option(
-        help="family:NAME?weights=FILE.safetensors, a torch.export program (.pt2) or an .onnx file; a path or file:///PATH. "
+        help="family:NAME?weights=FILE.safetensors, a torch.export program (.pt2) or an .onnx file; a path or "
+        "file:///PATH. "
         "--task generate: a folder as transformers saves it, a .gguf file or llama2c's .bin."
     ),
 ]
@@ -34,13 +44,15 @@ RefreshOption = Annotated[
     Path | None,
     typer.Option(
         metavar="BUNDLE",
-        help="Instead of --model: train the heads of this bundle again, on recent inputs. A new ramp set on the same backbone.",
+        help="Instead of --model: train the heads of this bundle again, on recent inputs. A new ramp set on the same "
+        "backbone.",
     ),
 ]
 DataOption = Annotated[
     str,
     typer.Option(
-        help="Unlabeled inputs, oldest first: an .npz with x [N, ...], a folder of images, or JSON lines of text; a path or file:///PATH. "
+        help="Unlabeled inputs, oldest first: an .npz with x [N, ...], a folder of images, or JSON lines of text; a "
+        "path or file:///PATH. "
         "--task generate: JSON lines of prompts."
     ),
 ]
@@ -52,23 +64,20 @@ HeadDataOption = Annotated[
     str, typer.Option(help="More inputs that only train heads, such as those the model was trained on.")
 ]
 HeadShareOption = Annotated[
-    float | None,
-    typer.Option(help="Share of the data that trains heads.  [default: 0.1, doubled while that pays]"),
+    float | None, typer.Option(help="Share of the data that trains heads.  [default: 0.1, doubled while that pays]")
 ]
 SplitOption = Annotated[
     str, typer.Option(help="Training to validation among the head rows: default (9:1) or apparate (1:9).")
 ]
 VariationsOption = Annotated[int, typer.Option(help="Shifted, slightly noisy copies of each image that trains heads.")]
 SideOption = Annotated[
-    list[str] | None,
-    typer.Option(help="A small model to put in front, a URI like --model's; may be given again."),
+    list[str] | None, typer.Option(help="A small model to put in front, a URI like --model's; may be given again.")
 ]
 PrecisionOption = Annotated[
     str, typer.Option(help="auto: int8 as well, where it is faster and disagrees little (CPUs); exact: fp32 alone.")
 ]
 DeviceOption = Annotated[
-    str,
-    typer.Option(help="Where the bundle is measured and will be served: cpu, cuda or webgpu. --refresh keeps it."),
+    str, typer.Option(help="Where the bundle is measured and will be served: cpu, cuda or webgpu. --refresh keeps it.")
 ]
 CompileLimitOption = Annotated[
     float, typer.Option(help="Seconds torch.compile may take while executors are compared; 0 leaves it out.")
@@ -89,7 +98,8 @@ OwnExitsOption = Annotated[
     str,
     typer.Option(
         metavar="NAME,...",
-        help="Outputs of --model that are earlier exits of its own, in the network's order: all but the one that is served.",
+        help="Outputs of --model that are earlier exits of its own, in the network's order: all but the one that is "
+        "served.",
     ),
 ]
 TaskOption = Annotated[
@@ -103,13 +113,15 @@ ThresholdsOption = Annotated[
     str,
     typer.Option(
         metavar="P,...",
-        help="MultiLabel, Binary: a label is given above this probability, one for all or one for each.  [default: 0.5]",
+        help="MultiLabel, Binary: a label is given above this probability, one for all or one for each.  [default: "
+        "0.5]",
     ),
 ]
 LossOption = Annotated[
     str,
     typer.Option(
-        help="What a different answer loses. Exact: everything. TopK: Overlap, the share of its classes that is missing. "
+        help="What a different answer loses. Exact: everything. TopK: Overlap, the share of its classes that is "
+        "missing. "
         "MultiLabel: Hamming, the share of labels that differ."
     ),
 ]
@@ -132,6 +144,7 @@ JsonOutputOption = Annotated[bool, typer.Option("--json", help="Print the report
 )
 def prepare(
     *,
+    context: typer.Context,
     model: ModelOption = "",
     refresh: RefreshOption = None,
     data: DataOption,
@@ -163,28 +176,27 @@ def prepare(
 ) -> None:
     """Find exits in a model, train their heads, measure them and write an exit bundle.
 
-    The bundle's folder also gets report.json, which --json prints, and report.png: what every ramp costs, who could leave there, and what
-    plans could save.
+    The bundle's folder also gets report.json, which --json prints, and report.png: what every ramp costs, who could
+    leave there, and what plans could save.
     """
     if task == GENERATE:
-        given = {
-            "refresh": refresh, "head-data": head_data, "head-share": head_share, "variations": variations, "side": side, "tokenizer": tokenizer,
-            "pad-id": pad_id, "sep-id": sep_id, "own-exits": own_exits, "k": k, "thresholds": thresholds, "measure": measure, "tolerance": tolerance,
-            "device": device if device != "cpu" else "",
-        }  # fmt: skip
-        _generation(given, model=model, data=data, out=out, name=name, threads=threads, prompt_tokens=max_tokens, answer_tokens=answer_tokens, json_output=json_output)  # fmt: skip
+        _refuse_others(context)
+        asked = {name: context.params[name] for name in ("model", "data", "out", "name", "threads", "answer_tokens")}
+        _generation(prompt_tokens=max_tokens, json_output=json_output, **asked)
         return
     from offramp_worker.prepare.pipeline import PrepareRequest
 
     declared = _declared(task, k=k, thresholds=thresholds, loss=loss, measure=measure, tolerance=tolerance)
     _check_source(model, refresh, own_exits, declared)
     request = PrepareRequest(
-        model=model or str(refresh), data=data, out=out, name=name, head_data=head_data, split=split,  # type: ignore[arg-type]
-        head_share=head_share, variations=variations, seed=seed, threads=threads,
-        sides=tuple(side or ()), precision=precision, device=device, compile_limit=compile_limit,  # type: ignore[arg-type]
-        tokenizer=tokenizer, max_tokens=max_tokens, pad=pad_id, sep=sep_id,
-        own_exits=tuple(own_exits.split(",")) if own_exits else (), task=declared,
-    )  # fmt: skip
+        model=model or str(refresh),
+        sides=tuple(side or ()),
+        pad=pad_id,
+        sep=sep_id,
+        own_exits=tuple(own_exits.split(",")) if own_exits else (),
+        task=declared,
+        **{name: context.params[name] for name in AS_GIVEN},
+    )
     report = _prepared(request, refresh=refresh is not None)
     if json_output:
         print(json.dumps(report.to_mapping(), indent=2))
@@ -192,16 +204,22 @@ def prepare(
         _print(report)
 
 
-def _generation(given: Mapping[str, object], *, json_output: bool, **asked: Any) -> None:
-    """``--task generate``; ``given`` are the options that belong to other tasks."""
+def _refuse_others(context: typer.Context) -> None:
+    """With ``--task generate``, an option that only classifiers have."""
+    for name in OF_CLASSIFIERS:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            _refuse(f"--{name.replace('_', '-')} belongs to other tasks; leave it out with --task {GENERATE}")
+
+
+def _generation(*, json_output: bool, **asked: Any) -> None:
+    """``--task generate``."""
     from rich.console import Console
 
     from offramp_worker.prepare.generation.pipeline import GenerationRequest, prepare_generation
     from offramp_worker.prepare.generation.report import print_report
     from offramp_worker.prepare.progress import Reporter
 
-    if odd := [name for name, value in given.items() if value]:
-        _refuse(f"--{odd[0]} belongs to other tasks; leave it out with --task {GENERATE}")
     if not asked["model"]:
         _refuse("give --model")
     try:

@@ -1,4 +1,5 @@
-"""``offramp replay``: what tuning policies would have done with recorded scores. The policies and the simulator are a package of their own."""
+"""``offramp replay``: what tuning policies would have done with recorded scores. The policies and the simulator are a
+package of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``offramp serve DIR``: one worker in the foreground. Without a control plane nobody delivers a plan, so exits stay off."""
+"""``offramp serve DIR``: one worker in the foreground. Without a control plane nobody delivers a plan, so exits stay
+off."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ def serve(
 ) -> None:
     """Serve a bundle over the Open Inference Protocol v2.
 
-    The OFFRAMP_ variables of the environment apply as well: with OFFRAMP_PUBLIC_KEY, OFFRAMP_TOKEN_SHA256 and OFFRAMP_SERVICE_UID the
-    admin port opens and signed plans are taken.
+    The OFFRAMP_ variables of the environment apply as well: with OFFRAMP_PUBLIC_KEY, OFFRAMP_TOKEN_SHA256 and
+    OFFRAMP_SERVICE_UID the admin port opens and signed plans are taken.
     """
     # The serving stack is the optional part `worker`; the other commands must not need it.
     from offramp_worker.logs import route_library_logs

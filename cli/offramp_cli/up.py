@@ -51,7 +51,8 @@ def up(
     metrics_port: Annotated[
         int | None,
         typer.Option(
-            help="Port on 127.0.0.1 for Prometheus: /metrics of the control loop, /targets with the workers. Not opened unless given.",
+            help="Port on 127.0.0.1 for Prometheus: /metrics of the control loop, /targets with the workers. Not "
+            "opened unless given.",
             min=1,
             max=65535,
         ),

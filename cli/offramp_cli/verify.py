@@ -1,4 +1,5 @@
-"""``offramp verify``: is what a certificate says true? Needs no cluster and no model, only the file, and the records to count again."""
+"""``offramp verify``: is what a certificate says true? Needs no cluster and no model, only the file, and the records to
+count again."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ Counted = Literal["Recounted", "NotGiven", "OtherRecords"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One certificate: ``reason`` why it does not hold, or None; ``counted`` tells whether the records were replayed."""
+    """One certificate: ``reason`` why it does not hold, or None; ``counted`` tells whether the records were
+    replayed."""
 
     certificate: Certificate
     reason: str | None
@@ -55,10 +57,12 @@ def verify(
 ) -> None:
     """Check the certificates of a plan again, offline.
 
-    Exit code 0: all of them hold. 1: one does not, there is none, or none was made from the records given. 2: a file is unreadable.
+    Exit code 0: all of them hold. 1: one does not, there is none, or none was made from the records given. 2: a file is
+    unreadable.
 
-    Without --records the arithmetic and the digests are checked: that the certificate belongs to this very plan, that its test stayed
-    within what the promise allows, that its counts pass. With them the plan is replayed and the counts are made again.
+    Without --records the arithmetic and the digests are checked: that the certificate belongs to this very plan, that
+    its test stayed within what the promise allows, that its counts pass. With them the plan is replayed and the counts
+    are made again.
 
     Examples:
 
@@ -144,7 +148,8 @@ def load_certificates(file: Path, plan_file: Path | None) -> tuple[Plan, list[Ce
 
 
 def load_held_out(path: Path) -> Records:
-    """Read held-out records. Costs are not needed, because counts do not depend on them; nothing in the file is unpickled.
+    """Read held-out records. Costs are not needed, because counts do not depend on them; nothing in the file is
+    unpickled.
 
     Raises
     ------

@@ -1,6 +1,8 @@
-"""Which requests can still be answered in time: one code for worker and simulator. Times are those of batches that nobody leaves early.
+"""Which requests can still be answered in time: one code for worker and simulator. Times are those of batches that
+nobody leaves early.
 
-So a promise made at admission holds whether or not exits fire; where they do, the queue drains faster and more is admitted.
+So a promise made at admission holds whether or not exits fire; where they do, the queue drains faster and more is
+admitted.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ SURGE = 4.0  # times the average; one stall must not close the door for long
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of batches on this machine now: a profile's, times a moving average of what batches took compared with it.
+    """Seconds of batches on this machine now: a profile's, times a moving average of what batches took compared with
+    it.
 
     The factor never falls below 1. Batches that rows leave early are shorter, and the next ones need not be.
 
@@ -60,7 +63,8 @@ class Pace:
         return whole * self.seconds[batch_rows] + self.seconds[rest]
 
     def after(self, *, rows: int, seconds: float) -> Pace:
-        """The pace once a batch of ``rows`` rows took ``seconds``, everything included that happened before the next one could begin."""
+        """The pace once a batch of ``rows`` rows took ``seconds``, everything included that happened before the next
+        one could begin."""
         expected = self.profile_seconds[rows]
         if not expected > 0:
             return self
@@ -81,7 +85,8 @@ class Forecast:
 
 
 def forecast(pace: Pace, *, running: float, ahead: int, rows: int, batch_rows: int) -> Forecast:
-    """For a request of ``rows`` rows with ``ahead`` rows before it in the queue and ``running`` seconds left of the batch that runs."""
+    """For a request of ``rows`` rows with ``ahead`` rows before it in the queue and ``running`` seconds left of the
+    batch that runs."""
     alone = pace.queue(rows, batch_rows=batch_rows)
     total = running + pace.queue(ahead + rows, batch_rows=batch_rows)
     return Forecast(max(0.0, total - alone), alone)
@@ -97,13 +102,16 @@ class Entry(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Who may join the queue: those for whom the forecast fits into a share of the latency objective, and a few for whom it does not.
+    """Who may join the queue: those for whom the forecast fits into a share of the latency objective, and a few for
+    whom it does not.
 
-    Forecasts are means, and the objective is about the slowest few; so the share follows what became of the requests admitted. It
-    shrinks with every late one and grows back when fewer than ``LATE`` of them are late (a Robbins-Monro step towards that quantile).
+    Forecasts are means, and the objective is about the slowest few; so the share follows what became of the requests
+    admitted. It shrinks with every late one and grows back when fewer than ``LATE`` of them are late (a Robbins-Monro
+    step towards that quantile).
 
-    A late answer is worth more than a refusal as long as few are late. So there is a token bucket of requests that may join though they
-    will be late: a stall, or a burst, spends some of it and nobody is refused; overload soon spends all of it, and then the share decides.
+    A late answer is worth more than a refusal as long as few are late. So there is a token bucket of requests that may
+    join though they will be late: a stall, or a burst, spends some of it and nobody is refused; overload soon spends
+    all of it, and then the share decides.
 
     Attributes
     ----------
@@ -124,7 +132,8 @@ class Door:
     def entry(self, seen: Forecast) -> Entry:
         """Whether a request may join. On an idle worker it always may.
 
-        One that is too large to meet the objective by itself is not refused for its size: it may join a queue that is itself short.
+        One that is too large to meet the objective by itself is not refused for its size: it may join a queue that is
+        itself short.
         """
         objective = self.objective_seconds
         if objective is None:
@@ -135,7 +144,8 @@ class Door:
         return Entry.ON_CREDIT if self.credit > 0 and seen.wait <= LENIENT_WAIT * objective else Entry.REFUSED
 
     def promises(self, entry: Entry, seen: Forecast) -> bool:
-        """Whether a request that came in so should be answered in time: none on credit, and none too large for the objective."""
+        """Whether a request that came in so should be answered in time: none on credit, and none too large for the
+        objective."""
         return entry is Entry.IN_TIME and (self.objective_seconds is None or seen.own <= self.objective_seconds)
 
     def spent(self, rows: int) -> Door:
@@ -160,8 +170,8 @@ class Door:
 def due_after(own_seconds: float, *, objective_seconds: float | None, wish_seconds: float = math.inf) -> float:
     """Seconds from admission within which a request should be answered; what is due first runs first.
 
-    The earlier of what it asks for and the objective; a request too large for the objective has twice its own time instead, so that small ones
-    go before it and it still gets its turn.
+    The earlier of what it asks for and the objective; a request too large for the objective has twice its own time
+    instead, so that small ones go before it and it still gets its turn.
     """
     due = PATIENCE_SECONDS if objective_seconds is None else max(objective_seconds, 2 * own_seconds)
     return min(due, wish_seconds)

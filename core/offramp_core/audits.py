@@ -1,9 +1,10 @@
 """What audits cost: the engine's time beside the plan, after the replies.
 
-One pass makes the label of a request and its record: the fp32 model says what the answer should have been, and every ramp of every
-precision says what it would have answered, because the tuner needs them all. The pass is the same whatever the plan, exits off included:
-results-only execution compares its answers in the batch already, but a drawn row runs once more for its record all the same. So at one
-audit rate the price cancels where plans of a bundle are compared. While two ramp sets are held, an audit takes a pass for each.
+One pass makes the label of a request and its record: the fp32 model says what the answer should have been, and every
+ramp of every precision says what it would have answered, because the tuner needs them all. The pass is the same
+whatever the plan, exits off included: results-only execution compares its answers in the batch already, but a drawn row
+runs once more for its record all the same. So at one audit rate the price cancels where plans of a bundle are compared.
+While two ramp sets are held, an audit takes a pass for each.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from offramp_core.records import Records
 def audit_seconds(records: Records) -> float:
     """One audit alone: the backbone at every recorded precision, and each of their ramps once.
 
-    ``records`` are those of the fp32 chain. Without names of columns nothing tells the ramps that chains share, and there is one chain.
+    ``records`` are those of the fp32 chain. Without names of columns nothing tells the ramps that chains share, and
+    there is one chain.
     """
     seconds, shared = 0.0, set(records.ramp_ids)
     for chain in (records, *records.others.values()):
@@ -27,8 +29,9 @@ def audit_seconds(records: Records) -> float:
 def audit_price(records: Records, *, rate: float) -> float:
     """What audits are expected to take, as a share of the fp32 model's time for all requests.
 
-    At the batch size of the records' costs, which is the smallest measured unless another one was asked for. Audits run alone or a few together,
-    so a fleet whose requests run in large batches pays more: what it measures is in ``status.measured``.
+    At the batch size of the records' costs, which is the smallest measured unless another one was asked for. Audits run
+    alone or a few together, so a fleet whose requests run in large batches pays more: what it measures is in
+    ``status.measured``.
 
     Parameters
     ----------

@@ -1,4 +1,5 @@
-"""How waiting requests become batches: one code for worker and simulator. A policy is asked whenever the engine is idle and something waits."""
+"""How waiting requests become batches: one code for worker and simulator. A policy is asked whenever the engine is idle
+and something waits."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ Decision = Start | Drop | Wait
 
 
 class Batching(Protocol):
-    """A policy: a value that never changes. ``queue_rows`` requests at most wait (None: any number), one that finds the queue full is rejected."""
+    """A policy: a value that never changes. ``queue_rows`` requests at most wait (None: any number), one that finds the
+    queue full is rejected."""
 
     @property
     def max_batch(self) -> int:
@@ -70,7 +72,8 @@ class Batching(Protocol):
     ) -> Decision:
         """What to do with ``queued`` > 0 waiting requests, the first of which came at ``head_arrival``.
 
-        ``worst_seconds`` is the longest a batch can take, by its rows; ``head_deadline`` is when the first one is of no use any more.
+        ``worst_seconds`` is the longest a batch can take, by its rows; ``head_deadline`` is when the first one is of no
+        use any more.
         """
 
     def after(self, *, rows: int, seconds: float) -> Self:
@@ -95,8 +98,8 @@ class _Plain:
 class OfframpBatching(_Plain):
     """Whatever waits when the engine becomes idle, up to a limit; no artificial delay.
 
-    With ``target_seconds`` the limit adapts to how long batches take: one row more after a full batch within the target, a tenth less
-    after one beyond it. Source of the limit: Clipper (Crankshaw et al., NSDI 2017), section 4.3.1.
+    With ``target_seconds`` the limit adapts to how long batches take: one row more after a full batch within the
+    target, a tenth less after one beyond it. Source of the limit: Clipper (Crankshaw et al., NSDI 2017), section 4.3.1.
 
     Attributes
     ----------
@@ -149,9 +152,9 @@ class OfframpBatching(_Plain):
 class TfServingBatching(_Plain):
     """Batches that wait to fill, up to a timeout, and are padded to allowed sizes.
 
-    A batch runs when it is full or when ``batch_timeout_micros`` have passed since its first request; a request is rejected when
-    ``max_enqueued_batches`` full ones wait. Source: TensorFlow Serving, `BatchingParameters` and `BasicBatchScheduler`
-    (tensorflow/core/kernels/batching_util/basic_batch_scheduler.h).
+    A batch runs when it is full or when ``batch_timeout_micros`` have passed since its first request; a request is
+    rejected when ``max_enqueued_batches`` full ones wait. Source: TensorFlow Serving, `BatchingParameters` and
+    `BasicBatchScheduler` (tensorflow/core/kernels/batching_util/basic_batch_scheduler.h).
     """
 
     max_batch: int = MAX_BATCH
@@ -198,11 +201,12 @@ class TfServingBatching(_Plain):
 
 @dataclass(frozen=True, slots=True)
 class ClockworkBatching(_Plain):
-    """The largest batch that still answers its oldest request in time; what can no longer be answered in time is dropped.
+    """The largest batch that still answers its oldest request in time; what can no longer be answered in time is
+    dropped.
 
-    There is a strategy for every batch size: it may start until the head's deadline less what a batch of that size takes. The largest
-    one that may still start wins, since its last moment comes first. Times are those of a batch that nobody leaves. Source: Clockwork
-    (Gujarati et al., OSDI 2020), section 5.3.
+    There is a strategy for every batch size: it may start until the head's deadline less what a batch of that size
+    takes. The largest one that may still start wins, since its last moment comes first. Times are those of a batch that
+    nobody leaves. Source: Clockwork (Gujarati et al., OSDI 2020), section 5.3.
     """
 
     slo_seconds: float
@@ -234,11 +238,13 @@ class ClockworkBatching(_Plain):
 
 
 def in_turn(waiting: Sequence[int], *, batch_rows: int, may_pass: bool) -> Sequence[int]:
-    """The order in which requests join the next batch, as indices into ``waiting``: the rows of each that wait, first in order first.
+    """The order in which requests join the next batch, as indices into ``waiting``: the rows of each that wait, first
+    in order first.
 
-    They come in order, but for one case: a request that needs more than a batch would keep everybody behind it from all of its batches. So of
-    those batches every second one takes the smallest first instead. A single row waits for one batch of such a request, however many rows that
-    has and however many such requests there are; and whatever comes in the meantime, the first in order begins every other batch.
+    They come in order, but for one case: a request that needs more than a batch would keep everybody behind it from all
+    of its batches. So of those batches every second one takes the smallest first instead. A single row waits for one
+    batch of such a request, however many rows that has and however many such requests there are; and whatever comes in
+    the meantime, the first in order begins every other batch.
 
     Parameters
     ----------
@@ -288,19 +294,20 @@ def rows_within(profile: Profile, *, seconds: float) -> int:
 
 
 def batch_cap(profile: Profile, *, latency_seconds: float | None) -> int:
-    """Largest batch, 1 to ``MAX_BATCH``, whose exact execution takes at most half of what the latency objective allows."""
+    """Largest batch, 1 to ``MAX_BATCH``, whose exact execution takes at most half of what the latency objective
+    allows."""
     if latency_seconds is None:
         return MAX_BATCH
     return max(1, rows_within(profile, seconds=SECONDS_OF_OBJECTIVE * latency_seconds))
 
 
 def offramp_batching(profile: Profile, *, latency_seconds: float | None) -> OfframpBatching:
-    """How a worker with this latency objective begins: at the limit that the profile predicts; without an objective always whole batches."""
+    """How a worker with this latency objective begins: at the limit that the profile predicts; without an objective
+    always whole batches."""
     if latency_seconds is None:
         return OfframpBatching()
     return OfframpBatching(
-        target_seconds=SECONDS_OF_OBJECTIVE * latency_seconds,
-        limit=batch_cap(profile, latency_seconds=latency_seconds),
+        target_seconds=SECONDS_OF_OBJECTIVE * latency_seconds, limit=batch_cap(profile, latency_seconds=latency_seconds)
     )
 
 

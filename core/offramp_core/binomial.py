@@ -1,6 +1,7 @@
 """Binomial tails. ``scipy.stats`` has them too, but importing it takes longer than everything else a command does.
 
-Even ``scipy.special`` is a sixth of what an operator's start imports, and 20 MiB, so it is imported when the first tail is asked for.
+Even ``scipy.special`` is a sixth of what an operator's start imports, and 20 MiB, so it is imported when the first tail
+is asked for.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
     manifest.json       this module's :class:`Manifest`, with a SHA-256 of every other file
     backbone.onnx       the model as the user gave it (the reference); its tensors are named
-    ramps.safetensors   per ramp ``<id>/<parameter>`` tensors, and ``<id>/quantiles`` (see :mod:`offramp_core.uncertainty`)
-    records.npz         bootstrap records (a records file, see :mod:`offramp_core.records`) of inputs that trained no head
-    profile.json        this module's :class:`Profile`: seconds per segment, ramp and regrouping, by batch size
-    probe.npz           ``x`` [P, ...] and ``logits`` [P, C]: inputs with the reference's outputs; a worker checks itself on them
-    backbone.<p>.onnx   per further precision p, such as int8: the same backbone in a cheaper form; tensors that ramps read keep their names and
+    ramps.safetensors   per ramp ``<id>/<parameter>`` tensors, and ``<id>/quantiles``
+    (see :mod:`offramp_core.uncertainty`) records.npz         bootstrap records (a records file,
+    see :mod:`offramp_core.records`) of inputs that trained no head profile.json        this module's :class:`Profile`:
+    seconds per segment, ramp and regrouping, by batch size probe.npz           ``x`` [P, ...] and ``logits`` [P, C]:
+    inputs with the reference's outputs; a worker checks itself on them backbone.<p>.onnx   per further precision p,
+    such as int8: the same backbone in a cheaper form; tensors that ramps read keep their names and
                         are float32
     ramp-<id>.onnx      per ramp of head ``model``: a small model at the input, whose one output is the logits
 
@@ -50,9 +51,9 @@ HeadKind = Literal["pooled-linear", "grid-linear", "grid-mlp", "conv", "mean-lin
 class TensorSpec:
     """One model input or output, batch axis left out. ``datatype`` is Open Inference Protocol's (FP32, ...).
 
-    Inputs of tokens say more. An axis of -1 varies from request to request, up to ``longest``; rows of one batch are filled up
-    with ``pad`` to a common length, which changes no answer. Values lie in [0, ``values``), the embedding table's rows; a value
-    outside would fail the whole batch.
+    Inputs of tokens say more. An axis of -1 varies from request to request, up to ``longest``; rows of one batch are
+    filled up with ``pad`` to a common length, which changes no answer. Values lie in [0, ``values``), the embedding
+    table's rows; a value outside would fail the whole batch.
     """
 
     name: str
@@ -77,7 +78,8 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class OutputNames:
-    """What replies call the outputs: the ``usual`` ones come when a request asks for none by name, the model's ``own`` name may be asked for as well."""
+    """What replies call the outputs: the ``usual`` ones come when a request asks for none by name, the model's ``own``
+    name may be asked for as well."""
 
     usual: tuple[str, ...]
     own: str
@@ -95,10 +97,11 @@ class RampSpec:
     ``head`` is pooled-linear (global average pooling and one linear layer), grid-linear (4x4 average and maximum
     pooling and one linear layer), grid-mlp (the same pooling and an MLP with one hidden layer), conv (three small
     convolutions before the same pooling and one linear layer), mean-linear or mean-mlp (over the mean of a sequence's
-    tokens), own (an exit of the network itself: ``output`` is the tensor with its logits) or model (a whole small model at the input, in a file of its own: :func:`side_model_file`). ``hidden`` is the
-    width of the hidden layer or of the convolutions.
-    ``precision`` names the graph that holds ``tensor``; empty is fp32, or all of them where ``tensor`` is the model's input.
-    A ramp ``int8/<id>`` may use the weights of ``<id>``: what ``ramps.safetensors`` does not hold for it is taken from there.
+    tokens), own (an exit of the network itself: ``output`` is the tensor with its logits) or model (a whole small model
+    at the input, in a file of its own: :func:`side_model_file`). ``hidden`` is the width of the hidden layer or of the
+    convolutions. ``precision`` names the graph that holds ``tensor``; empty is fp32, or all of them where ``tensor`` is
+    the model's input. A ramp ``int8/<id>`` may use the weights of ``<id>``: what ``ramps.safetensors`` does not hold
+    for it is taken from there.
     """
 
     id: str
@@ -114,7 +117,8 @@ class RampSpec:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionSpec:
-    """The backbone at one precision: its graph in ``file``, made by ``method`` (static-percentile, static-entropy, dynamic, ...)."""
+    """The backbone at one precision: its graph in ``file``, made by ``method`` (static-percentile, static-entropy,
+    dynamic, ...)."""
 
     name: Precision
     file: str
@@ -130,10 +134,11 @@ class PrecisionSpec:
 class Manifest:
     """What a bundle says about itself. ``files`` maps every other file to its SHA-256 (hex).
 
-    ``ramps`` are in the order of records: those at the input, those of the fp32 graph, those of each other precision as ``precisions``
-    has them; within these by position. ``scale`` is that of the model's answers, in which its ramps answer too. It changes no label and no decision and is
-    in no digest; bundles of before there was one have none, and their ramps answer with logits. ``n_classes`` is the width of the output,
-    whatever ``task`` says that it means; None is the top label.
+    ``ramps`` are in the order of records: those at the input, those of the fp32 graph, those of each other precision as
+    ``precisions`` has them; within these by position. ``scale`` is that of the model's answers, in which its ramps
+    answer too. It changes no label and no decision and is in no digest; bundles of before there was one have none, and
+    their ramps answer with logits. ``n_classes`` is the width of the output, whatever ``task`` says that it means; None
+    is the top label.
     """
 
     schema_version: int
@@ -158,8 +163,8 @@ class Manifest:
 
     @property
     def replies(self) -> tuple[TensorSpec, ...]:
-        """The outputs that a reply has when it asks for none by name. Top labels come beside ``logits``, of any other task beside what the model
-        itself calls its output."""
+        """The outputs that a reply has when it asks for none by name. Top labels come beside ``logits``, of any other
+        task beside what the model itself calls its output."""
         shape = self.does.label_shape
         name = "logits" if self.task is None else self.outputs[0].name
         own = TensorSpec(name, "FP32", (self.n_classes,))
@@ -176,7 +181,8 @@ class Manifest:
 
     @property
     def backbones(self) -> tuple[PrecisionSpec, ...]:
-        """Every precision of the backbone in the order of records, the reference first. What each costs stands in the profile."""
+        """Every precision of the backbone in the order of records, the reference first. What each costs stands in the
+        profile."""
         return (PrecisionSpec(EXACT, BACKBONE_FILE), *self.precisions)
 
     def file_of(self, precision: Precision) -> str:
@@ -185,7 +191,8 @@ class Manifest:
 
     @property
     def columns(self) -> tuple[RampInfo, ...]:
-        """The columns of records: all ramps, and behind those of each other precision what its whole backbone answers."""
+        """The columns of records: all ramps, and behind those of each other precision what its whole backbone
+        answers."""
         of = [(self.precision_of(r), r) for r in self.ramps]
         columns = [RampInfo(r.id, r.position, r.depth, r.head, p) for p, r in of if p in ("", EXACT)]
         end = 1 + max((r.position for r in self.ramps), default=-1)
@@ -199,7 +206,8 @@ class Manifest:
 class ChainProfile:
     """Seconds of another precision's chain at one batch size.
 
-    Its R' ramps are the input ramps and then its own; ``segment_seconds`` has R' + 1 entries, the last one runs to its output.
+    Its R' ramps are the input ramps and then its own; ``segment_seconds`` has R' + 1 entries, the last one runs to its
+    output.
     """
 
     segment_seconds: tuple[float, ...]
@@ -211,9 +219,9 @@ class BatchProfile:
     """Measured seconds at one batch size, in the units of a records file.
 
     ``segment_seconds`` has one entry more than there are ramps: entry j is the backbone between ramp j-1 and
-    ramp j (0 where they share a place), the last one runs to the output. They price the input ramps and those of the fp32
-    graph; ``precisions`` prices the chains of the others. ``exact_seconds`` is the whole fp32 backbone in one piece, which is
-    what exits-off runs.
+    ramp j (0 where they share a place), the last one runs to the output. They price the input ramps and those of the
+    fp32 graph; ``precisions`` prices the chains of the others. ``exact_seconds`` is the whole fp32 backbone in one
+    piece, which is what exits-off runs.
     """
 
     batch_size: int
@@ -233,7 +241,8 @@ class BatchProfile:
 class Profile:
     """Profiles by rising batch size, and the executor they were measured with.
 
-    ``executors`` tells how long the whole backbone takes on others: executor to batch size to seconds. For people; nothing decides by it.
+    ``executors`` tells how long the whole backbone takes on others: executor to batch size to seconds. For people;
+    nothing decides by it.
     """
 
     executor: str
@@ -273,10 +282,11 @@ def ramp_set_digest(
     precisions: tuple[PrecisionSpec, ...] = (),
     task: TaskSpec | None = None,
 ) -> str:
-    """Digest of a ramp set: specs, weights, models at the input, other precisions and the task. ``sha256:`` and 64 hex digits.
+    """Digest of a ramp set: specs, weights, models at the input, other precisions and the task. ``sha256:`` and 64 hex
+    digits.
 
-    ``files`` maps the bundle's files to their SHA-256 (hex). Without models at the input, other precisions and another task than the top label it
-    is what it was before there were any.
+    ``files`` maps the bundle's files to their SHA-256 (hex). Without models at the input, other precisions and another
+    task than the top label it is what it was before there were any.
     """
     specs = [_digested(ramp) for ramp in ramps]
     content: list[Any] = [specs, files[RAMPS_FILE]]

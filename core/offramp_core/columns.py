@@ -1,12 +1,14 @@
 """Which columns of wide records belong to which precision of the backbone.
 
-A bundle may hold the backbone at other precisions besides fp32. All of them are recorded in one pass, so a row has, in this order,
+A bundle may hold the backbone at other precisions besides fp32. All of them are recorded in one pass, so a row has, in
+this order,
 
     ramps at the input          precision ""       every precision shares them
     ramps of the fp32 graph     precision "fp32"
     ramps of each other graph   its precision, and last what that whole backbone answers: ``<precision>/final``
 
-A plan runs in one *chain*: the input ramps and the ramps of its own precision. Where no column names a precision, all are one chain.
+A plan runs in one *chain*: the input ramps and the ramps of its own precision. Where no column names a precision, all
+are one chain.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ def check_columns(ids: Sequence[str], of_columns: Sequence[str]) -> None:
     ranks = [order.index(name) for name in of_columns]
     if len(ids) != len(ranks) or len(set(ids)) != len(ids) or ranks != sorted(ranks):
         raise InvalidArgumentError(
-            f"columns {list(ids)} are of precisions {list(of_columns)}; names must differ, input ramps come first, then those of {EXACT}, then of one other after another"
+            f"columns {list(ids)} are of precisions {list(of_columns)}; names must differ, input ramps come first, "
+            f"then those of {EXACT}, then of one other after another"
         )
     for precision in others:
         last = ids[final_column(of_columns, precision)]

@@ -15,9 +15,9 @@ SecondsArray = npt.NDArray[np.float64]
 class CostTable:
     """Segment, ramp and regroup seconds for every batch size from 0 to ``max_batch``.
 
-    Sizes between measured ones are interpolated, smaller ones cost what the smallest measured one costs, and beyond the largest the
-    line through the last two goes on (with one measured size: in proportion). ``sizes`` maps a number of rows to the size that runs,
-    for servers that pad to allowed sizes.
+    Sizes between measured ones are interpolated, smaller ones cost what the smallest measured one costs, and beyond the
+    largest the line through the last two goes on (with one measured size: in proportion). ``sizes`` maps a number of
+    rows to the size that runs, for servers that pad to allowed sizes.
     """
 
     def __init__(self, profile: Profile, *, sizes: Sequence[int]) -> None:
@@ -36,7 +36,8 @@ class CostTable:
         return int(self.ramp.shape[1])
 
     def stage_seconds(self, groups: Sequence[Sequence[int]]) -> list[list[float]]:
-        """By stage, by rows; ``groups`` are the active ramps by the stage that ends with them. A last stage runs to the output."""
+        """By stage, by rows; ``groups`` are the active ramps by the stage that ends with them. A last stage runs to the
+        output."""
         seconds, begin = [], 0
         for group in groups:
             end = max(group) + 1

@@ -4,7 +4,7 @@
     ├── InvalidArgumentError (ValueError)   an argument is outside its documented range
     ├── InvalidRecordsError (ValueError)    a records file breaks its contract; names the array and the row
     ├── InvalidSpecError (ValueError)       a manifest breaks a rule; names the field
-    ├── InvalidBundleError (ValueError)     an exit bundle is broken, tampered with or foreign; names the file, and says what to do
+    ├── InvalidBundleError (ValueError)     an exit bundle is broken, tampered with or foreign; names the file
     ├── PlanRefusedError (ValueError)       a worker cannot or must not run a plan; carries a machine-readable reason
     ├── ModelRefusedError (ValueError)      `prepare` cannot attach exits to this model; says why
     ├── DeliveryError                       a bundle could not be fetched; carries a machine-readable reason
@@ -74,7 +74,8 @@ class ModelRefusedError(OfframpError, ValueError):
 
 
 class DeliveryError(OfframpError):
-    """A bundle could not be fetched. The message is the cause and, after a semicolon, the next step; it holds no secret.
+    """A bundle could not be fetched. The message is the cause and, after a semicolon, the next step; it holds no
+    secret.
 
     ``reason`` is one of the registered ones that a fetch may end with, see Conditions and reasons.
     """

@@ -42,8 +42,9 @@ class Evaluation:
     exits : tuple of int
         Requests that left at each active ramp.
     utility_seconds : tuple of float
-        Per request: seconds saved by inputs that leave at the ramp (the backbone behind it, less the ramp itself), minus
-        seconds the ramp costs the inputs that pass it. They add up to the seconds the ramps save, against this chain's backbone.
+        Per request: seconds saved by inputs that leave at the ramp (the backbone behind it, less the ramp itself),
+        minus seconds the ramp costs the inputs that pass it. They add up to the seconds the ramps save, against this
+        chain's backbone.
     """
 
     active: tuple[int, ...]
@@ -70,8 +71,8 @@ class Evaluation:
 def evaluate(records: Records, active: Sequence[int], thresholds: Sequence[Threshold]) -> Evaluation:
     """Replay a threshold vector.
 
-    At fp32 no active ramps means exits off: the exact executor answers, so nothing is saved and nothing disagrees. At another
-    precision its own backbone answers then.
+    At fp32 no active ramps means exits off: the exact executor answers, so nothing is saved and nothing disagrees. At
+    another precision its own backbone answers then.
 
     Parameters
     ----------
@@ -118,7 +119,8 @@ def evaluate_plan(records: Records, plan: Plan, ramp_ids: Sequence[str]) -> Eval
 
 
 def chain_of(records: Records, plan: Plan, ramp_ids: Sequence[str]) -> tuple[Records, Sequence[str]]:
-    """The records of the chain that a plan runs in and the names of its columns; those given where that is their own."""
+    """The records of the chain that a plan runs in and the names of its columns; those given where that is their
+    own."""
     if plan.precision == records.precision:
         return records, ramp_ids
     view = records.at(plan.precision)
@@ -164,7 +166,8 @@ def answers_agree(records: Records, active: Sequence[int], left: IndexArray) -> 
 
 
 def served_losses(records: Records, active: Sequence[int], left: IndexArray) -> SecondsArray:
-    """What each input's answer loses against the reference's, by the position in ``active`` where it left: (n,) in [0, 1]."""
+    """What each input's answer loses against the reference's, by the position in ``active`` where it left: (n,) in [0,
+    1]."""
     if not records.graded:
         return np.asarray(~answers_agree(records, active, left), dtype=np.float64)
     loss, final = records.losses()

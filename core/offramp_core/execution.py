@@ -14,11 +14,13 @@ MIN_REGROUP_GAIN = 0.05
 
 
 def carries_on(execution: Execution, profile: Profile) -> bool:
-    """Whether a plan runs results-only on this machine. ``Auto`` does where the profile says that smaller batches are no cheaper.
+    """Whether a plan runs results-only on this machine. ``Auto`` does where the profile says that smaller batches are
+    no cheaper.
 
-    Compared is each measured batch with the measured one nearest to half of it: where dispatch costs more than arithmetic both take
-    the same time, and dropping rows saves nothing. It is asked of the plan and not of each batch, because results-only compares every
-    request with the reference: done for some sizes only, the labels would be of the requests that came in such batches.
+    Compared is each measured batch with the measured one nearest to half of it: where dispatch costs more than
+    arithmetic both take the same time, and dropping rows saves nothing. It is asked of the plan and not of each batch,
+    because results-only compares every request with the reference: done for some sizes only, the labels would be of the
+    requests that came in such batches.
     """
     if execution != "Auto":
         return execution == "ResultsOnly"
@@ -35,7 +37,8 @@ def _halving_pays(profile: Profile, number: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Regrouping:
-    """When a batch that lost rows is made smaller: where the rest of the way is then cheaper by more than regrouping costs.
+    """When a batch that lost rows is made smaller: where the rest of the way is then cheaper by more than regrouping
+    costs.
 
     Attributes
     ----------
@@ -55,6 +58,7 @@ class Regrouping:
         return cls(rest.tolist(), regroup)
 
     def pays(self, stage: int, *, carried: int, waiting: int) -> bool:
-        """Whether to go on with the ``waiting`` rows only, after ``stage`` (from 0) had ``carried``. More rows than priced: yes."""
+        """Whether to go on with the ``waiting`` rows only, after ``stage`` (from 0) had ``carried``. More rows than
+        priced: yes."""
         rest = self.rest[stage]
         return carried >= len(rest) or rest[waiting] + self.regroup[carried] < rest[carried]

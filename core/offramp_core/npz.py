@@ -1,4 +1,5 @@
-"""Arrays of NumPy's formats from people we do not know: nothing is unpickled, and nothing takes more memory than its bytes promise."""
+"""Arrays of NumPy's formats from people we do not know: nothing is unpickled, and nothing takes more memory than its
+bytes promise."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
 
 
 def _check_header(file: IO[bytes], size: int) -> None:
-    """Refuse an array whose header promises other bytes than the ``size`` that there are, before room is made for it."""
+    """Refuse an array whose header promises other bytes than the ``size`` that there are, before room is made for
+    it."""
     version = npy.read_magic(file)
     if version not in READERS:
         raise ValueError(f"has version {version} of the format; {', '.join(map(str, READERS))} are read")

@@ -41,9 +41,10 @@ class RampThreshold:
 class Plan:
     """What a worker runs: active ramps in network order, and the digests they belong to.
 
-    ``precision`` says which graph of the backbone the stages are cut from, and so which one answers what no ramp does. At fp32
-    no ramps means exits off: the exact executor answers every request. That plan meets every accuracy budget by
-    construction and is always a safe rollback target. At another precision no ramps means that its backbone answers everything.
+    ``precision`` says which graph of the backbone the stages are cut from, and so which one answers what no ramp does.
+    At fp32 no ramps means exits off: the exact executor answers every request. That plan meets every accuracy budget by
+    construction and is always a safe rollback target. At another precision no ramps means that its backbone answers
+    everything.
     """
 
     backbone_digest: str

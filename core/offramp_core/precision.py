@@ -1,9 +1,10 @@
 """Precisions of a backbone: names that a bundle gives to forms of one model, which nothing here has to know.
 
-A bundle declares each of them with the graph that computes it, how that was made, and what it costs (:mod:`offramp_core.bundle`). Records
-have columns of each (:mod:`offramp_core.columns`), a plan names the one that it runs at. One of them is the *reference*: the model as the
-user gave it, whose answers are right by definition and which answers where exits are off. It is called the same everywhere, so that
-exits off can be told from a plan alone, without its bundle.
+A bundle declares each of them with the graph that computes it, how that was made, and what it costs
+(:mod:`offramp_core.bundle`). Records have columns of each (:mod:`offramp_core.columns`), a plan names the one that it
+runs at. One of them is the *reference*: the model as the user gave it, whose answers are right by definition and which
+answers where exits are off. It is called the same everywhere, so that exits off can be told from a plan alone, without
+its bundle.
 """
 
 from __future__ import annotations

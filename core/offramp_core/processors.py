@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 def within_quota(processors: int, cpu_max: str) -> int:
-    """Of the ``processors`` that a process may run on, as many as its cgroup's quota pays for: rounded down, at least 1.
+    """Of the ``processors`` that a process may run on, as many as its cgroup's quota pays for: rounded down, at
+    least 1.
 
     Parameters
     ----------

@@ -20,7 +20,8 @@ Arm = Literal["stable", "canary", "holdback"]
 
 
 def slice_number(name: str) -> int:
-    """What stands for a slice in records: the same number everywhere, whatever else is declared; 0 for requests that name none."""
+    """What stands for a slice in records: the same number everywhere, whatever else is declared; 0 for requests that
+    name none."""
     return zlib.crc32(name.encode()) & 0x7FFFFFFF if name else 0
 
 
@@ -50,9 +51,9 @@ def class_of(slice_name: str) -> int | None:
 class ArmPlan:
     """A plan and what is measured while it serves.
 
-    ``plan`` is :meth:`offramp_core.plan.Plan.to_mapping`. ``audit_rate`` is π: each request is audited with this probability, drawn
-    once at admission, whether or not it leaves early; constant within an epoch so that counts are binomial. ``design_effect`` audits are
-    worth one, because requests that resemble each other share their mistakes.
+    ``plan`` is :meth:`offramp_core.plan.Plan.to_mapping`. ``audit_rate`` is π: each request is audited with this
+    probability, drawn once at admission, whether or not it leaves early; constant within an epoch so that counts are
+    binomial. ``design_effect`` audits are worth one, because requests that resemble each other share their mistakes.
     """
 
     plan: dict[str, Any]
@@ -62,9 +63,11 @@ class ArmPlan:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A plan that a document takes away, and why: what the pass that did so leaves to the next ones where its verdict cannot be stored.
+    """A plan that a document takes away, and why: what the pass that did so leaves to the next ones where its verdict
+    cannot be stored.
 
-    ``rollout`` is the attempt whose canary it was, and ``outcome`` how that ends; both are empty for a plan that was stable.
+    ``rollout`` is the attempt whose canary it was, and ``outcome`` how that ends; both are empty for a plan that was
+    stable.
     """
 
     config: str
@@ -79,17 +82,20 @@ class PlanDocument:
     """What every worker of a service should run from ``epoch`` on.
 
     A batch runs under ``canary`` when ``hash(salt, worker uid, batch number)`` falls below ``weight_percent``.
-    ``slow_seconds`` maps a batch size (as text) to the stable arm's p90 of execution seconds, frozen when the step began: a stable batch
-    is slow above it, a canary batch above (1 + ``max_overhead``) times it. Where inputs differ in length ``slow_seconds_by_length`` has the same
-    by size and length, as the text of a :class:`offramp_core.evidence.slow.BatchShape`, and goes before. A canary ends by itself ``canary_lease_seconds`` after the last
-    authenticated pull of an operator that could act on what it saw; stable exits end after ``stable_lease_seconds``. ``accuracy_budget`` and ``breaker_run_length`` arm the worker's own detector: a
-    quiet stable plan alarms at most about once in that many audited requests. ``holdback_share`` of the batches run with exits off while
-    the stable plan has exits; they are drawn before the canary is, so that the others are shared as ``weight_percent`` says.
-    ``slices`` are the names whose audits are counted apart; requests of ``stopped_slices`` take no exits of the stable plan. Some of them
-    may be of the answers that name a class (:func:`class_slice`): a request that an exit would give such an answer does not leave.
-    ``ramp_sets`` are the digests of the ramp sets that audits are scored with; with those of the arms they are what a worker holds, its
-    bundle's own where nothing is named. ``capture_since`` asks for inputs to be kept for training: those admitted after that time
-    (seconds since the epoch); None for none at all, and what was kept is deleted. ``withdrawn`` says nothing to workers: it is the control
+    ``slow_seconds`` maps a batch size (as text) to the stable arm's p90 of execution seconds, frozen when the step
+    began: a stable batch is slow above it, a canary batch above (1 + ``max_overhead``) times it. Where inputs differ in
+    length ``slow_seconds_by_length`` has the same by size and length, as the text of
+    a :class:`offramp_core.evidence.slow.BatchShape`, and goes before. A canary ends by itself ``canary_lease_seconds``
+    after the last authenticated pull of an operator that could act on what it saw; stable exits end after
+    ``stable_lease_seconds``. ``accuracy_budget`` and ``breaker_run_length`` arm the worker's own detector: a quiet
+    stable plan alarms at most about once in that many audited requests. ``holdback_share`` of the batches run with
+    exits off while the stable plan has exits; they are drawn before the canary is, so that the others are shared as
+    ``weight_percent`` says. ``slices`` are the names whose audits are counted apart; requests of ``stopped_slices``
+    take no exits of the stable plan. Some of them may be of the answers that name a class (:func:`class_slice`): a
+    request that an exit would give such an answer does not leave. ``ramp_sets`` are the digests of the ramp sets that
+    audits are scored with; with those of the arms they are what a worker holds, its bundle's own where nothing is
+    named. ``capture_since`` asks for inputs to be kept for training: those admitted after that time (seconds since the
+    epoch); None for none at all, and what was kept is deleted. ``withdrawn`` says nothing to workers: it is the control
     plane's own note of what this document takes away.
     """
 
@@ -137,10 +143,11 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class RampInfo:
-    """A column of the records: a ramp the loaded bundle offers, or (head ``final``) what another precision's whole backbone answers.
+    """A column of the records: a ramp the loaded bundle offers, or (head ``final``) what another precision's whole
+    backbone answers.
 
-    ``precision`` names the graph of the backbone that feeds it; empty where it reads the input, which all of them share. See
-    :mod:`offramp_core.columns`.
+    ``precision`` names the graph of the backbone that feeds it; empty where it reads the input, which all of them
+    share. See :mod:`offramp_core.columns`.
     """
 
     id: str
@@ -163,17 +170,18 @@ class FetchProgress:
 class WorkerState:
     """One worker as it sees itself.
 
-    ``canary_hash`` is empty without a canary, and once its lease has ended: then the operator has to begin the step again.
-    ``epoch`` is the one in force (0: none yet, exits off). ``breaker_open`` says that the worker switched the exits of ``epoch`` off
-    because its own detector alarmed; ``crashed_epoch`` that an earlier process of this worker died while executing a canary batch of
-    that epoch. ``ramps`` are the columns of its records. ``costs`` has the per-batch cost arrays of a records file as nested lists.
-    ``fetching`` is said only by a worker that has no bundle yet.
-    ``suspicion`` is how far its detector has come towards its alarm, in tenths: the share of logarithms, 1 where the breaker is open.
-    ``ramp_set_digest`` is the bundle's own set, ``ramp_sets`` are those that are held now: columns and costs are the same for all of them.
-    ``captures`` inputs are kept for training, of ``capture_since`` on (None: none are asked for). ``newest_epoch`` is the newest one that this
-    worker ever took, as far as it remembers: it refuses older ones.
-    ``output`` is the task of its bundle, see :mod:`offramp_core.task`.
-    ``failing`` says why it takes no requests although its bundle is sound: every run fails. (``message`` of an unready worker is of its bundle.)
+    ``canary_hash`` is empty without a canary, and once its lease has ended: then the operator has to begin the step
+    again. ``epoch`` is the one in force (0: none yet, exits off). ``breaker_open`` says that the worker switched the
+    exits of ``epoch`` off because its own detector alarmed; ``crashed_epoch`` that an earlier process of this worker
+    died while executing a canary batch of that epoch. ``ramps`` are the columns of its records. ``costs`` has the
+    per-batch cost arrays of a records file as nested lists. ``fetching`` is said only by a worker that has no bundle
+    yet. ``suspicion`` is how far its detector has come towards its alarm, in tenths: the share of logarithms, 1 where
+    the breaker is open. ``ramp_set_digest`` is the bundle's own set, ``ramp_sets`` are those that are held now: columns
+    and costs are the same for all of them. ``captures`` inputs are kept for training, of ``capture_since`` on (None:
+    none are asked for). ``newest_epoch`` is the newest one that this worker ever took, as far as it remembers: it
+    refuses older ones. ``output`` is the task of its bundle, see :mod:`offramp_core.task`.
+    ``failing`` says why it takes no requests although its bundle is sound: every run fails. (``message`` of an unready
+    worker is of its bundle.)
     """
 
     uid: str
@@ -204,12 +212,14 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class ArmCounts:
-    """Counters of one (epoch, arm) since the process started. What is called a request on this wire is a row: one input, however many came together.
+    """Counters of one (epoch, arm) since the process started. What is called a request on this wire is a row: one
+    input, however many came together.
 
-    ``drawn`` requests were drawn for audit, ``audited`` of them have been compared, ``disagreements`` differed. ``judged_batches`` had a
-    limit among the document's; ``slow_batches`` of them exceeded it. ``execution`` maps a batch size (text) to sketch counts (bucket
-    index as text → count, see :mod:`offramp_core.sketch`), ``latency`` is the same over requests, from admission to reply. Where inputs differ in
-    length ``execution_by_length`` has the batches of ``execution`` by size and length.
+    ``drawn`` requests were drawn for audit, ``audited`` of them have been compared, ``disagreements`` differed.
+    ``judged_batches`` had a limit among the document's; ``slow_batches`` of them exceeded it. ``execution`` maps a
+    batch size (text) to sketch counts (bucket index as text → count, see :mod:`offramp_core.sketch`), ``latency`` is
+    the same over requests, from admission to reply. Where inputs differ in length ``execution_by_length`` has the
+    batches of ``execution`` by size and length.
     """
 
     epoch: int
@@ -232,7 +242,8 @@ class ArmCounts:
 
 @dataclass(frozen=True, slots=True)
 class TimeSums:
-    """The sums of a :class:`offramp_core.evidence.savings.SavingsState`, in times of what a held-back batch of the same size takes."""
+    """The sums of a :class:`offramp_core.evidence.savings.SavingsState`, in times of what a held-back batch of the same
+    size takes."""
 
     saved: float = 0.0
     saved_surprise: float = 0.0
@@ -250,13 +261,15 @@ class SliceCounts:
 
 @dataclass(frozen=True, slots=True)
 class PlanCounts:
-    """What one plan did as the stable one since the process started, over all epochs, and how that compares with the holdback.
+    """What one plan did as the stable one since the process started, over all epochs, and how that compares with the
+    holdback.
 
-    ``requests`` were answered under it, ``exits`` of them by ramp. ``batches`` could have been held back, with probability
-    ``holdback_share``, and ``held_back`` of them were: all that ran under it or were held back from it, without those that have a deadline to keep.
-    ``answer_time`` is about the time from the beginning of a batch to its replies, ``engine_time`` about the time that it keeps the engine busy.
-    ``audit_seconds`` went into audits of requests that it or its holdback answered, where their batches would have taken ``exact_seconds``
-    with exits off; workers of before tell neither, and are left out by telling none.
+    ``requests`` were answered under it, ``exits`` of them by ramp. ``batches`` could have been held back, with
+    probability ``holdback_share``, and ``held_back`` of them were: all that ran under it or were held back from it,
+    without those that have a deadline to keep. ``answer_time`` is about the time from the beginning of a batch to its
+    replies, ``engine_time`` about the time that it keeps the engine busy. ``audit_seconds`` went into audits of
+    requests that it or its holdback answered, where their batches would have taken ``exact_seconds`` with exits off;
+    workers of before tell neither, and are left out by telling none.
     """
 
     plan_hash: str = ""
@@ -281,15 +294,16 @@ LOSSES = (("loss", "<f4", True), ("final_loss", "<f4", False))
 class RecordBlock:
     """Equal-weight records, columns as base64 little-endian arrays, rows in order of completion.
 
-    ``slice`` int32 [n] has the :func:`slice_number` of what the request named, ``stream`` int64 [n] the :func:`stream_number`. ``draw`` and
-    ``audit_rate`` float32 [n] are the number that was drawn for the request and the probability it was compared with. Workers of before leave
-    some of these out.
-    ``time`` float64 [n] (worker's clock, seconds since the epoch, at admission), ``uncertainty`` float32 [n, R], ``prediction`` int32
-    [n, R], ``final`` int32 [n] (what the served executor says at the end), ``reference`` int32 [n]. Where an answer is no single number
-    there are ``loss`` float32 [n, R] and ``final_loss`` float32 [n] in their place: what answers lose against the reference's; ``zero_one`` says that by the task
-    this is all or nothing, so that losses may be counted. R and the order of columns are those of
-    the worker's state at ``ramp_set_digest``. ``first`` is the sequence number of row 0, ``next`` the one to ask for
-    next; a gap between what was asked and ``first`` means that older records were dropped from the ring.
+    ``slice`` int32 [n] has the :func:`slice_number` of what the request named, ``stream`` int64 [n]
+    the :func:`stream_number`. ``draw`` and ``audit_rate`` float32 [n] are the number that was drawn for the request and
+    the probability it was compared with. Workers of before leave some of these out.
+    ``time`` float64 [n] (worker's clock, seconds since the epoch, at admission), ``uncertainty`` float32 [n, R],
+    ``prediction`` int32 [n, R], ``final`` int32 [n] (what the served executor says at the end), ``reference`` int32
+    [n]. Where an answer is no single number there are ``loss`` float32 [n, R] and ``final_loss`` float32 [n] in their
+    place: what answers lose against the reference's; ``zero_one`` says that by the task this is all or nothing, so that
+    losses may be counted. R and the order of columns are those of the worker's state at ``ramp_set_digest``. ``first``
+    is the sequence number of row 0, ``next`` the one to ask for next; a gap between what was asked and ``first`` means
+    that older records were dropped from the ring.
     """
 
     first: int
@@ -313,11 +327,12 @@ class RecordBlock:
 class Observations:
     """One pull: counters of the recent epochs, and records since ``after``.
 
-    ``held_back`` counts the batches that ran with exits off beside a stable plan, ``plans`` the newest plans that had a holdback. They stand
-    apart from ``counts`` for operators of before, which know two arms.
-    ``refused`` counts rows of requests that were turned away at once since the process started; together with those that were answered they are the demand.
-    ``records`` are those of the bundle's own ramp set, ``more_records`` those of others that are held.
-    ``state`` comes along where it was asked for (``&state=1``), so that a pull is one request; a worker that is older than this leaves it out.
+    ``held_back`` counts the batches that ran with exits off beside a stable plan, ``plans`` the newest plans that had a
+    holdback. They stand apart from ``counts`` for operators of before, which know two arms.
+    ``refused`` counts rows of requests that were turned away at once since the process started; together with those
+    that were answered they are the demand. ``records`` are those of the bundle's own ramp set, ``more_records`` those
+    of others that are held. ``state`` comes along where it was asked for (``&state=1``), so that a pull is one request;
+    a worker that is older than this leaves it out.
     """
 
     uid: str

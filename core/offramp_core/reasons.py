@@ -1,12 +1,15 @@
-"""Every word that a machine may read why from: reasons, types of conditions, and what became of a request. One line each.
+"""Every word that a machine may read why from: reasons, types of conditions, and what became of a request. One line
+each.
 
-Code names a word by its member, so one that is not here cannot be said; what others said (the kubelet, an autoscaler, a release of another age)
-is marked as :data:`PassedOn`. Metrics have a series for every value from the start, the documentation lists what stands here, and the page and the command
-line take tones from here. Words are a public contract: people alert on them, so one is added, and seldom changed.
+Code names a word by its member, so one that is not here cannot be said; what others said (the kubelet, an autoscaler, a
+release of another age) is marked as :data:`PassedOn`. Metrics have a series for every value from the start, the
+documentation lists what stands here, and the page and the command line take tones from here. Words are a public
+contract: people alert on them, so one is added, and seldom changed.
 
-Where a reason appears is one word or several: ``Ready=False`` is a condition with that status, ``worker`` what keeps a worker from running
-(``kubelet``: in Kubernetes' own words), ``fetch`` the same as the fetching container says it, ``rollout`` how a rollout or a trial of another model ended,
-``refusal`` why a worker did not take a plan, ``tuning`` a state of the tuner, ``event`` an Event.
+Where a reason appears is one word or several: ``Ready=False`` is a condition with that status, ``worker`` what keeps a
+worker from running (``kubelet``: in Kubernetes' own words), ``fetch`` the same as the fetching container says it,
+``rollout`` how a rollout or a trial of another model ended, ``refusal`` why a worker did not take a plan, ``tuning`` a
+state of the tuner, ``event`` an Event.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from typing import Literal, NewType, TypeAlias
 
 
 class Tone(StrEnum):
-    """How a person should take it. ``WARNING`` is not as it should be, or not yet; ``BAD`` is a promise that is not kept, or somebody who must act."""
+    """How a person should take it. ``WARNING`` is not as it should be, or not yet; ``BAD`` is a promise that is not
+    kept, or somebody who must act."""
 
     GOOD = "good"
     NEUTRAL = "neutral"
@@ -28,7 +32,8 @@ GOOD, NEUTRAL, WARNING, BAD = Tone
 
 
 class Reason(StrEnum):
-    """A reason: its word, tone, where it appears, what it means, and what to do next (empty where there is nothing to do)."""
+    """A reason: its word, tone, where it appears, what it means, and what to do next (empty where there is nothing to
+    do)."""
 
     tone: Tone
     places: frozenset[str]
@@ -209,7 +214,8 @@ class Reason(StrEnum):
 
 
 PassedOn = NewType("PassedOn", str)
-"""Somebody else's word, as it was said: Kubernetes', an autoscaler's, or one that was read back and may be of another release. Never a literal."""
+"""Somebody else's word, as it was said: Kubernetes', an autoscaler's, or one that was read back and may be of another
+release. Never a literal."""
 AnyReason: TypeAlias = Reason | PassedOn
 MaybeReason: TypeAlias = Reason | PassedOn | Literal[""]
 
@@ -220,7 +226,8 @@ def as_said(word: str) -> AnyReason:
 
 
 class ConditionType(StrEnum):
-    """A condition of an EarlyExitService: the status that it has when all is well, whether another one degrades health, and what it says."""
+    """A condition of an EarlyExitService: the status that it has when all is well, whether another one degrades health,
+    and what it says."""
 
     well: Literal["True", "False"]
     degrades: bool
@@ -234,21 +241,21 @@ class ConditionType(StrEnum):
 
     # fmt: off
     READY = "Ready", "True", True, "At least one worker answers under a plan. False only while nobody does."
-    WORKERS_AVAILABLE = "WorkersAvailable", "True", True, "As many workers are ready as `spec.replicas`, or an autoscaler, asks for."
-    LATENCY_OBJECTIVE_MET = "LatencyObjectiveMet", "True", True, "The latency objective, measured from admission to reply under the stable plan. It informs; it rolls nothing back."
+    WORKERS_AVAILABLE = "WorkersAvailable", "True", True, ("As many workers are " "ready " "as " "`spec.replicas`, " "or " "an " "autoscaler, " "asks " "for.")
+    LATENCY_OBJECTIVE_MET = "LatencyObjectiveMet", "True", True, ("The " "latency " "objective, " "measured " "from " "admission " "to " "reply " "under " "the " "stable " "plan. " "It " "informs; " "it " "rolls " "nothing " "back.")
     ACCURACY_WITHIN_BUDGET = "AccuracyWithinBudget", "True", True, "The accuracy budget, by audits of the stable plan."
-    NO_EXIT_CAPACITY = "NoExitCapacity", "True", False, "Whether the ready workers answer the peak of the last hour when exits go off. A forecast: it degrades no health."
+    NO_EXIT_CAPACITY = "NoExitCapacity", "True", False, ("Whether " "the " "ready " "workers " "answer " "the " "peak " "of " "the " "last " "hour " "when " "exits " "go " "off. " "A " "forecast: " "it " "degrades " "no " "health.")
     WORKERS_QUARANTINED = "WorkersQuarantined", "False", False, "There while some worker's counts are not pooled."
-    EXITS_COST_TIME = "ExitsCostTime", "False", False, "There while a pinned plan takes more time than exits off, by its holdback. It informs; a tuned plan is switched off instead."
-    RAMP_TRAINING = "RampTraining", "True", False, "There, and False, while something keeps ramps from being trained on live traffic. It degrades no health."
-    WORKERS_UPDATING = "WorkersUpdating", "False", False, "There while workers with another bundle or image replace those that serve; False once the only one was replaced, with the length of the interruption."
-    VERSION_ON_TRIAL = "VersionOnTrial", "False", False, "There while two versions of the model serve side by side (`spec.updatePolicy.sideBySide`)."
-    ROUTE_ACCEPTED = "RouteAccepted", "True", True, "There, and False, while requests through a Gateway are not shared by weight although `spec.route` asks for it."
-    WORKER_CLASS_USABLE = "WorkerClassUsable", "True", True, "There, and False, while the WorkerClass that `spec.worker.className` names cannot be used. Workers that serve go on as they are."
-    DEPRECATED_FIELDS = "DeprecatedFields", "False", False, "There while the spec has fields that change nothing any more, or that the next release will not read."
-    AUTOSCALING_ACTIVE = "AutoscalingActive", "True", True, "There while an autoscaler cannot do its work. A HorizontalPodAutoscaler's own words are passed on."
+    EXITS_COST_TIME = "ExitsCostTime", "False", False, ("There " "while " "a " "pinned " "plan " "takes " "more " "time " "than " "exits " "off, " "by " "its " "holdback. " "It " "informs; " "a " "tuned " "plan " "is " "switched " "off " "instead.")
+    RAMP_TRAINING = "RampTraining", "True", False, ("There, " "and " "False, " "while " "something " "keeps " "ramps " "from " "being " "trained " "on " "live " "traffic. " "It " "degrades " "no " "health.")
+    WORKERS_UPDATING = "WorkersUpdating", "False", False, ("There " "while " "workers " "with " "another " "bundle " "or " "image " "replace " "those " "that " "serve; " "False " "once " "the " "only " "one " "was " "replaced, " "with " "the " "length " "of " "the " "interruption.")
+    VERSION_ON_TRIAL = "VersionOnTrial", "False", False, ("There " "while " "two " "versions " "of " "the " "model " "serve " "side " "by " "side " "(`spec.updatePolicy.sideBySide`).")
+    ROUTE_ACCEPTED = "RouteAccepted", "True", True, ("There, " "and " "False, " "while " "requests " "through " "a " "Gateway " "are " "not " "shared " "by " "weight " "although " "`spec.route` " "asks " "for " "it.")
+    WORKER_CLASS_USABLE = "WorkerClassUsable", "True", True, ("There, " "and " "False, " "while " "the " "WorkerClass " "that " "`spec.worker.className` " "names " "cannot " "be " "used. " "Workers " "that " "serve " "go " "on " "as " "they " "are.")
+    DEPRECATED_FIELDS = "DeprecatedFields", "False", False, ("There " "while " "the " "spec " "has " "fields " "that " "change " "nothing " "any " "more, " "or " "that " "the " "next " "release " "will " "not " "read.")
+    AUTOSCALING_ACTIVE = "AutoscalingActive", "True", True, ("There " "while " "an " "autoscaler " "cannot " "do " "its " "work. " "A " "HorizontalPodAutoscaler's " "own " "words " "are " "passed " "on.")
     RECONCILING = "Reconciling", "False", True, "There while the newest generation is not served as asked."
-    STALLED = "Stalled", "False", True, "There when the newest generation cannot be served as asked and waiting will not help."
+    STALLED = "Stalled", "False", True, ("There " "when " "the " "newest " "generation " "cannot " "be " "served " "as " "asked " "and " "waiting " "will " "not " "help.")
     # fmt: on
 
     @classmethod
@@ -270,7 +277,8 @@ def condition_tone(kind: str, status: str, reason: str) -> Tone:
 
 
 class RequestOutcome(StrEnum):
-    """What became of a request, or of one of its rows. Requests that were never read into rows have no rows to count."""
+    """What became of a request, or of one of its rows. Requests that were never read into rows have no rows to
+    count."""
 
     tone: Tone
     meaning: str

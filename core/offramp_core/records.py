@@ -3,8 +3,9 @@
 All arrays are indexed (n_samples, n_ramps), ramps in network order. Records are an equal-weight sample of
 traffic; nothing else tunes or certifies a plan.
 
-A bundle with other precisions records *wide* rows (:mod:`offramp_core.columns`). They are read into the records of the fp32 chain,
-which hold those of the other chains beside them: :meth:`Records.at` gives any of them as records like all others.
+A bundle with other precisions records *wide* rows (:mod:`offramp_core.columns`). They are read into the records of the
+fp32 chain, which hold those of the other chains beside them: :meth:`Records.at` gives any of them as records like all
+others.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class ExitCosts:
     """Seconds of the backbone between ramps and of the ramps.
 
     ``segment_seconds`` [R+1] is the backbone up to ramp 0, between ramps, and from the last ramp to the output;
-    ``ramp_seconds`` [R]. Leaving at ramp j costs the segments up to j plus the active ramps up to j. ``exact_seconds`` is the
-    whole fp32 backbone where these are the seconds of another precision.
+    ``ramp_seconds`` [R]. Leaving at ramp j costs the segments up to j plus the active ramps up to j. ``exact_seconds``
+    is the whole fp32 backbone where these are the seconds of another precision.
     """
 
     segment_seconds: SecondsArray
@@ -91,8 +92,8 @@ class Records:
     slice_id, stream : (n,) int64, optional
         Group that has a promise of its own; source whose requests resemble each other.
     draw, audit_rate : (n,) float32, optional
-        The number in [0, 1) that was drawn when each request was admitted, and the probability below which it was recorded: rates differ with
-        load, so rows of different rates are no equal-weight sample (:meth:`equal_weight`).
+        The number in [0, 1) that was drawn when each request was admitted, and the probability below which it was
+        recorded: rates differ with load, so rows of different rates are no equal-weight sample (:meth:`equal_weight`).
     profile : Profile, optional
         Costs by batch size, where they were measured; ``costs`` is one of its rows.
     prediction : (n, R) int, optional
@@ -108,8 +109,8 @@ class Records:
     others : mapping
         The same rows in the chains of other precisions, see :meth:`at`.
     loss, final_loss : (n, R) and (n,) float32 in [0, 1], optional
-        What the answer of each ramp, and of this chain's backbone, loses against the reference's; 0 is agreement. None: 1 wherever they
-        do not agree.
+        What the answer of each ramp, and of this chain's backbone, loses against the reference's; 0 is agreement. None:
+        1 wherever they do not agree.
     graded : bool
         Whether losses may lie between 0 and 1, as their task has it.
     """
@@ -164,18 +165,19 @@ class Records:
         return self.loss, self.final_loss
 
     def equal_weight(self, *, since: int = 0) -> BoolArray:
-        """Rows (n,) that are an equal-weight sample of the requests from row ``since`` on: those whose draw would have had them recorded at the
-        smallest rate there was.
+        """Rows (n,) that are an equal-weight sample of the requests from row ``since`` on: those whose draw would have
+        had them recorded at the smallest rate there was.
 
-        Audit rates fall when load rises. Taken as they are, the records of quiet nights would outnumber those of busy days, on
-        which most requests come.
+        Audit rates fall when load rises. Taken as they are, the records of quiet nights would outnumber those of busy
+        days, on which most requests come.
         """
         if self.draw is None:
             return np.ones(len(self), dtype=np.bool_)
         return np.asarray(self.draw < self.sampled(since=since))
 
     def dense(self, rate: float) -> BoolArray:
-        """Rows (n,) of requests that were recorded with a probability of at least ``rate``; all of them where nobody knows."""
+        """Rows (n,) of requests that were recorded with a probability of at least ``rate``; all of them where nobody
+        knows."""
         return np.ones(len(self), dtype=np.bool_) if self.audit_rate is None else np.asarray(self.audit_rate >= rate)
 
     def sampled(self, *, since: int = 0) -> float:
@@ -191,12 +193,22 @@ class Records:
             return None if a is None else a[rows]
 
         return replace(
-            self, uncertainty=self.uncertainty[rows], agrees=self.agrees[rows], final_agrees=self.final_agrees[rows],
-            time=pick(self.time), slice_id=pick(self.slice_id), stream=pick(self.stream), prediction=pick(self.prediction),
-            final_uncertainty=pick(self.final_uncertainty), final=pick(self.final), draw=pick(self.draw), audit_rate=pick(self.audit_rate),
-            loss=pick(self.loss), final_loss=pick(self.final_loss),
+            self,
+            uncertainty=self.uncertainty[rows],
+            agrees=self.agrees[rows],
+            final_agrees=self.final_agrees[rows],
+            time=pick(self.time),
+            slice_id=pick(self.slice_id),
+            stream=pick(self.stream),
+            prediction=pick(self.prediction),
+            final_uncertainty=pick(self.final_uncertainty),
+            final=pick(self.final),
+            draw=pick(self.draw),
+            audit_rate=pick(self.audit_rate),
+            loss=pick(self.loss),
+            final_loss=pick(self.final_loss),
             others={precision: records.take(rows) for precision, records in self.others.items()},
-        )  # fmt: skip
+        )
 
 
 def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: int | None = None) -> Records:
@@ -205,15 +217,15 @@ def records_from_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, batch_size: i
     Parameters
     ----------
     arrays : mapping
-        ``uncertainty`` float [N, R] in [0, 1]; ``prediction`` int [N, R]; ``final`` int [N], or where an answer is no single number
-        ``loss`` [N, R] in [0, 1] and optional ``final_loss`` [N] (default 0) instead of these, or beside them: whole numbers where an answer is right or
-        wrong, floats where a loss is graded; ``segment_seconds``
+        ``uncertainty`` float [N, R] in [0, 1]; ``prediction`` int [N, R]; ``final`` int [N], or where an answer is no
+        single number ``loss`` [N, R] in [0, 1] and optional ``final_loss`` [N] (default 0) instead of these, or beside
+        them: whole numbers where an answer is right or wrong, floats where a loss is graded; ``segment_seconds``
         float [R+1], >= 0 with a positive sum; ``ramp_seconds`` float [R], >= 0; optional ``reference`` int [N]
-        (default ``final``), ``slice``, ``time``, ``stream``, ``draw``, ``audit_rate`` [N]. With ``batch_size`` [B] the two cost arrays have a
-        leading axis B. With ``ramp_id`` and ``ramp_precision``, text [C], the rows are wide: their C columns are laid out as
-        :mod:`offramp_core.columns` says, the two cost arrays price the fp32 chain alone, and ``<precision>_segment_seconds`` and
-        ``<precision>_ramp_seconds`` price the others. ``final`` is then whatever executor served the request, so what the fp32
-        backbone answers is taken to be ``reference``.
+        (default ``final``), ``slice``, ``time``, ``stream``, ``draw``, ``audit_rate`` [N]. With ``batch_size`` [B] the
+        two cost arrays have a leading axis B. With ``ramp_id`` and ``ramp_precision``, text [C], the rows are wide:
+        their C columns are laid out as :mod:`offramp_core.columns` says, the two cost arrays price the fp32 chain
+        alone, and ``<precision>_segment_seconds`` and ``<precision>_ramp_seconds`` price the others. ``final`` is then
+        whatever executor served the request, so what the fp32 backbone answers is taken to be ``reference``.
     batch_size : int, optional
         Which measured batch size prices the exits; default the smallest. Ignored without per-batch costs.
 
@@ -390,7 +402,8 @@ def _array(
 ) -> npt.NDArray[Any]:
     if name not in arrays:
         raise InvalidRecordsError(
-            f"{name} is missing; a records file needs uncertainty, prediction and final (or loss), segment_seconds, ramp_seconds"
+            f"{name} is missing; a records file needs uncertainty, prediction and final (or loss), segment_seconds, "
+            "ramp_seconds"
         )
     value = arrays[name]
     if ndim is not None and value.ndim != ndim:
@@ -425,7 +438,8 @@ def _priced(
     for name in ("segment_seconds", "ramp_seconds"):
         if f"{precision}_{name}" not in arrays:
             raise InvalidRecordsError(
-                f"{precision}_{name} is missing; ramp_precision names {precision} columns, so that its chain must be priced"
+                f"{precision}_{name} is missing; ramp_precision names {precision} columns, so that its chain must be "
+                "priced"
             )
         own[name] = arrays[f"{precision}_{name}"]
     try:
@@ -442,8 +456,7 @@ def _against(priced: _Priced, exact: _Priced) -> _Priced:
         return _Priced(costs, None)
     batches = zip(priced.profile.batches, exact.profile.batches, strict=True)
     return _Priced(
-        costs,
-        replace(priced.profile, batches=tuple(replace(b, exact_seconds=e.exact_seconds) for b, e in batches)),
+        costs, replace(priced.profile, batches=tuple(replace(b, exact_seconds=e.exact_seconds) for b, e in batches))
     )
 
 

@@ -1,7 +1,8 @@
-"""What the numbers of an answer mean: logits, probabilities, logarithms of probabilities, or a probability for each label on its own.
+"""What the numbers of an answer mean: logits, probabilities, logarithms of probabilities, or a probability for each
+label on its own.
 
-A ramp decides by logits of its own, whatever the model ends in. What it answers is said in the model's scale, so that a client reads one
-meaning wherever a row left.
+A ramp decides by logits of its own, whatever the model ends in. What it answers is said in the model's scale, so that a
+client reads one meaning wherever a row left.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ SMALLEST = float(np.finfo(np.float32).tiny)  # a probability of 0 has no logarit
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The scale of a model's answers, (n, n_classes). ``total`` is what a row of probabilities adds up to: 100 for percentages.
+    """The scale of a model's answers, (n, n_classes). ``total`` is what a row of probabilities adds up to: 100 for
+    percentages.
 
-    Logits mean what their softmax says, so that logarithms of probabilities are logits too; those of independent labels what the logistic
-    function says of each.
+    Logits mean what their softmax says, so that logarithms of probabilities are logits too; those of independent labels
+    what the logistic function says of each.
     """
 
     kind: ScaleKind = "logits"
     total: float = 1.0
 
     def from_logits(self, logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.floating[Any]]:
-        """A ramp's logits as the model would have said it; the order of a row's classes stays. A row that is not finite becomes NaN.
+        """A ramp's logits as the model would have said it; the order of a row's classes stays. A row that is not finite
+        becomes NaN.
 
         Examples
         --------

@@ -1,17 +1,18 @@
-"""What a model's outputs mean: how they become an answer, how much one answer loses against another, how sure an exit is of its own.
+"""What a model's outputs mean: how they become an answer, how much one answer loses against another, how sure an exit
+is of its own.
 
-Everything behind the answer (search, certificates, gates, detectors, pins, the holdback) knows losses in [0, 1] only; 0 is agreement. A bundle declares
-its task when it is prepared, ``spec.objective.accuracy.output`` of a service names it.
+Everything behind the answer (search, certificates, gates, detectors, pins, the holdback) knows losses in [0, 1] only; 0
+is agreement. A bundle declares its task when it is prepared, ``spec.objective.accuracy.output`` of a service names it.
 
-    Top1        the most likely of several classes                       loss 0 or 1
-    TopK        the k most likely classes, as a set                      0 or 1; Overlap: the share of them that is missing
-    MultiLabel  every label whose probability is above its threshold     0 or 1; Hamming: the share of labels that differ
-    Binary      yes or no, from one score                                0 or 1
-    Regression  numbers, right within a tolerance                        0 or 1
-    Embedding   a vector, right within a tolerance                       0 or 1
+    Top1        the most likely of several classes                    loss 0 or 1
+    TopK        the k most likely classes, as a set                   0 or 1; Overlap: the share of them that is missing
+    MultiLabel  every label whose probability is above its threshold  0 or 1; Hamming: the share of labels that differ
+    Binary      yes or no, from one score                             0 or 1
+    Regression  numbers, right within a tolerance                     0 or 1
+    Embedding   a vector, right within a tolerance                    0 or 1
 
-An exit says logits where the task is about classes or labels, and otherwise the values themselves with one column more: the logarithm of the error that it
-expects, in tolerances. A task is an entry of :data:`TASKS`.
+An exit says logits where the task is about classes or labels, and otherwise the values themselves with one column more:
+the logarithm of the error that it expects, in tolerances. A task is an entry of :data:`TASKS`.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ class TaskSpec:
     loss : {"Exact", "Overlap", "Hamming"}
         What an answer that differs loses. Exact: everything.
     measure, tolerance
-        Regression and Embedding: how far an answer may be from the model's. Absolute: the largest difference of a number (Regression) or the length of the
-        difference (Embedding); relative: the same as a share of the model's; cosine: 1 - cosine.
+        Regression and Embedding: how far an answer may be from the model's. Absolute: the largest difference of a
+        number (Regression) or the length of the difference (Embedding); relative: the same as a share of the model's;
+        cosine: 1 - cosine.
     """
 
     output: Output = "Top1"
@@ -145,14 +147,16 @@ class Task(ABC):
 
     @abstractmethod
     def raw_score(self, said: Outputs) -> LossArray:
-        """How unsure an exit is by what it says (n, head_width) → (n,): lower is more certain, +inf for a row that is not finite."""
+        """How unsure an exit is by what it says (n, head_width) → (n,): lower is more certain, +inf for a row that is
+        not finite."""
 
     def errors(self, given: Outputs, reference: Outputs) -> LossArray:
         """How far answers (n, width) are from the reference's, where that is a question of more or less."""
         return self.losses(given, reference)
 
     def recorded(self, exits: Answers, *, final: Answers, reference: Answers) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of a records file about answers: those of R exits (n, R, ...), of the executor that served and of the reference (n, ...)."""
+        """The arrays of a records file about answers: those of R exits (n, R, ...), of the executor that served and of
+        the reference (n, ...)."""
         return {
             "loss": self.losses(exits, reference[:, None]).astype(self._loss_type),
             "final_loss": self.losses(final, reference).astype(self._loss_type),
@@ -271,7 +275,8 @@ class _Labels(Task):
         return _without_answer(given, outputs)
 
     def raw_score(self, said: Outputs) -> LossArray:
-        """Log odds against all labels being right, were they independent: with m = |logit - threshold|, log(prod(1 + exp(-m)) - 1)."""
+        """Log odds against all labels being right, were they independent: with m = |logit - threshold|, log(prod(1 +
+        exp(-m)) - 1)."""
         with np.errstate(divide="ignore", invalid="ignore"):
             doubt = np.log1p(np.exp(-np.abs(said.astype(np.float64) - self.offsets))).sum(axis=1)
             return _finite_or_infinite(np.log(np.expm1(doubt)), said)
@@ -317,7 +322,8 @@ class _Binary(_Labels):
 
 
 class _Values(Task):
-    """Numbers that are right within a tolerance; the last column of what an exit says is the logarithm of its expected error, in tolerances."""
+    """Numbers that are right within a tolerance; the last column of what an exit says is the logarithm of its expected
+    error, in tolerances."""
 
     lesson, score = "values", "estimate"
     reads = frozenset({"measure", "tolerance"})
@@ -394,7 +400,8 @@ TASKS: Mapping[Output, type[Task]] = {
 
 
 def task_of(spec: TaskSpec | None, *, width: int, scale: Scale | None = None) -> Task:
-    """The task that a spec declares for outputs of ``width`` columns; None, as in bundles of before there were several, is the top label.
+    """The task that a spec declares for outputs of ``width`` columns; None, as in bundles of before there were several,
+    is the top label.
 
     Raises
     ------

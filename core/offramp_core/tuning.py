@@ -5,8 +5,9 @@ records for a certificate. Tests spend the service's error allowance and use the
 succeed or not, so one is run only when the older records say that a plan would pay and the newer ones are
 enough to certify it.
 
-Where the records hold several precisions of the backbone, each has a path of plans of its own. The one that promises most is tested
-first, the next only if that fails: all paths are made before any test, so a second test needs no fresh records, only an allowance of its own.
+Where the records hold several precisions of the backbone, each has a path of plans of its own. The one that promises
+most is tested first, the next only if that fails: all paths are made before any test, so a second test needs no fresh
+records, only an allowance of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ from offramp_core.plan import Execution, Plan
 from offramp_core.precision import EXACT, Precision
 from offramp_core.records import BoolArray, Records
 
-# Of the records, the oldest: they find plans. A smoothed path needs few, and a test gains more from the rest (docs/decisions/0010).
+# Of the records, the oldest: they find plans. A smoothed path needs few, and a test gains more from the rest
+# (docs/decisions/0010).
 SEARCH_SHARE = 0.12
 OVERHEAD_SLACK = (
     0.1  # of the allowed overhead: profiles are measured anew now and then, and a plan must not fall for that
@@ -57,10 +59,12 @@ OVERHEAD_SLACK = (
 GAP_SHARE = 0.01  # between A and B, so that neighbours in time are not on both sides
 FEWEST_SEARCH_ROWS = 50
 MOST_SEARCH_ROWS = 20_000  # newest rows of A; more do not improve a plan, only the time to find it
-# A test is worth its allowance when a plan at this share of the budget, which has most of the saving there is, passes with this power.
+# A test is worth its allowance when a plan at this share of the budget, which has most of the saving there is, passes
+# with this power.
 TESTABLE_RATE = 0.2
 TEST_POWER = 0.8
-MOST_TESTS = 2  # of one tuning: the best precision, and one that saves more without exits; every test takes a share of the allowance
+# Of one tuning: the best precision, and one that saves more without exits; every test takes a share of the allowance.
+MOST_TESTS = 2
 MANY_ARE_ONE = 10  # labels, while nobody can say how many are worth one
 UNCLEAR_GROWTH = 2  # times as many records are awaited before their dependence is measured again
 
@@ -88,7 +92,8 @@ class TuningRequest:
     backbone_digest, ramp_set_digest : str
     execution : {"Auto", "ResultsOnly", "ComputeSaving"}
     current : Plan, optional
-        The plan in force (None: exits off); a proposal must save ``min_gain`` (share of the backbone's time) more on the same records.
+        The plan in force (None: exits off); a proposal must save ``min_gain`` (share of the backbone's time) more on
+        the same records.
     saving_to_beat : float
         What the plan in force saves on the same requests, where it is of another ramp set; ``current`` is None then.
     consumed_through : float, optional
@@ -98,11 +103,12 @@ class TuningRequest:
     precisions : tuple of str, optional
         Precisions of the backbone that a plan may run at, as far as they were recorded; None: at any.
     audit_rate : float
-        Share of requests that will be audited while the plan serves. Every plan pays the same for it, the one in force and exits off too
-        (:mod:`offramp_core.audits` says why), so it decides between none of them; the proposal tells the price.
+        Share of requests that will be audited while the plan serves. Every plan pays the same for it, the one in force
+        and exits off too (:mod:`offramp_core.audits` says why), so it decides between none of them; the proposal tells
+        the price.
     slices : tuple of SliceBudget
-        Groups of requests, and of answers that name a class, with a budget of their own besides. A plan is proposed when it is certified for everybody and for each of them; the
-        allowance of a test is shared evenly.
+        Groups of requests, and of answers that name a class, with a budget of their own besides. A plan is proposed
+        when it is certified for everybody and for each of them; the allowance of a test is shared evenly.
     """
 
     max_disagreement: float
@@ -135,7 +141,8 @@ class TuningRequest:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the plan did on the held-out records, as fractions; ``exit_shares`` by ramp id. ``audits`` will take their share of what is saved."""
+    """What the plan did on the held-out records, as fractions; ``exit_shares`` by ramp id. ``audits`` will take their
+    share of what is saved."""
 
     saving: float
     disagreement: float
@@ -147,8 +154,8 @@ class Predicted:
 class Proposed:
     """A certified plan that saves more than the one in force.
 
-    With ``current_over_budget`` the plan in force breaks the budget on the held-out records, so that the new one need not save more than it.
-    ``design_effect`` labels are worth one, of which the share ``sampled`` of requests had one.
+    With ``current_over_budget`` the plan in force breaks the budget on the held-out records, so that the new one need
+    not save more than it. ``design_effect`` labels are worth one, of which the share ``sampled`` of requests had one.
     """
 
     plan: Plan
@@ -166,10 +173,11 @@ class Proposed:
 class NeedsLabels:
     """Too few fresh records: those that no test has used.
 
-    ``n`` there are now; ``needed`` is about how many there must be for the next attempt to be worth a test. ``tests_run`` is 1,
-    and ``records_through`` set, when a test was run and failed by little: ``n`` is 0 then. With ``current_over_budget`` these records are
-    enough to show that the plan in force breaks the budget. ``design_effect`` labels are worth one; None where mistakes come together over so
-    large a part of the records that these cannot say. The share ``sampled`` of requests had a label.
+    ``n`` there are now; ``needed`` is about how many there must be for the next attempt to be worth a test.
+    ``tests_run`` is 1, and ``records_through`` set, when a test was run and failed by little: ``n`` is 0 then. With
+    ``current_over_budget`` these records are enough to show that the plan in force breaks the budget. ``design_effect``
+    labels are worth one; None where mistakes come together over so large a part of the records that these cannot say.
+    The share ``sampled`` of requests had a label.
     """
 
     n: int
@@ -185,9 +193,10 @@ class NeedsLabels:
 class NoGain:
     """Nothing to propose; stay with the plan in force (or with exits off).
 
-    ``best_saving`` is what the best plan found would save, as a fraction of the backbone's time. With ``current_over_budget`` the records
-    show that the plan in force breaks the budget: exits off is all that is left. Without ``current_allowed`` the request's other limits
-    (precision, execution, ramps, overhead) rule it out. ``slices`` are those whose budgets no plan kept.
+    ``best_saving`` is what the best plan found would save, as a fraction of the backbone's time. With
+    ``current_over_budget`` the records show that the plan in force breaks the budget: exits off is all that is left.
+    Without ``current_allowed`` the request's other limits (precision, execution, ramps, overhead) rule it out.
+    ``slices`` are those whose budgets no plan kept.
     """
 
     reason: NoGainReason
@@ -211,7 +220,8 @@ def tune(records: Records, request: TuningRequest, *, should_stop: Callable[[], 
     Parameters
     ----------
     records : Records
-        Equal-weight sample, in any order; ``records.time`` must be set when ``consumed_through`` or ``discard_before`` is.
+        Equal-weight sample, in any order; ``records.time`` must be set when ``consumed_through`` or ``discard_before``
+        is.
     request : TuningRequest
     should_stop : callable, optional
         Asked now and then during the search; True ends it with the best plan so far.
@@ -319,10 +329,12 @@ def _path(a: Records, request: TuningRequest, should_stop: Callable[[], bool] | 
 def _tested(
     paths: Sequence[_Path], request: TuningRequest, *, a: Records, b: Records, n: int, effects: DesignEffects
 ) -> TuningOutcome:
-    """Test the paths in order until one has a certified plan that is better than the one in force, :data:`MOST_TESTS` at most.
+    """Test the paths in order until one has a certified plan that is better than the one in force, :data:`MOST_TESTS`
+    at most.
 
-    What the first one came to is the outcome where none has, as it promised most. Where one has, a path whose backbone alone saves more than
-    that plan is tested all the same: what a precision saves without exits is known, and what exits save on A is a promise.
+    What the first one came to is the outcome where none has, as it promised most. Where one has, a path whose backbone
+    alone saves more than that plan is tested all the same: what a precision saves without exits is known, and what
+    exits save on A is a promise.
     """
     through = float(b.time.max()) if b.time is not None else float(n)
     outcomes: list[TuningOutcome] = []
@@ -373,7 +385,8 @@ def _level(request: TuningRequest, test_index: int) -> float:
 
 @lru_cache(maxsize=4096)
 def testable_labels(budget: float, level: float, *, graded: bool = False) -> int:
-    """Held-out labels worth a test, each worth one. Remembered, because every pass of every service that waits for labels asks."""
+    """Held-out labels worth a test, each worth one. Remembered, because every pass of every service that waits for
+    labels asks."""
     wanted = labels_for(budget * TESTABLE_RATE, budget=budget, level=level, power=TEST_POWER, graded=graded)
     return fewest_labels(budget, level, graded=graded) if wanted is None else wanted
 
@@ -381,11 +394,12 @@ def testable_labels(budget: float, level: float, *, graded: bool = False) -> int
 def testable_slices(
     records: Records, slices: Sequence[SliceBudget], *, delta: float, test_index: int, consumed_through: float | None
 ) -> tuple[SliceBudget, ...]:
-    """Those of the ``slices`` with enough fresh records that a plan worth having would probably pass for them; a test of the others would
-    mostly fail for want of labels.
+    """Those of the ``slices`` with enough fresh records that a plan worth having would probably pass for them; a test
+    of the others would mostly fail for want of labels.
 
-    How many requests name a slice says nothing about their errors, so the test's own records may be counted. How many answers name a
-    class does: of those only the oldest records are asked, which no test sees, by what the model itself says.
+    How many requests name a slice says nothing about their errors, so the test's own records may be counted. How many
+    answers name a class does: of those only the oldest records are asked, which no test sees, by what the model itself
+    says.
     """
     check_slices(records, slices)
     fresh = np.ones(len(records), dtype=np.bool_)
@@ -438,7 +452,8 @@ def _failed(
     through: float,
     effects: DesignEffects,
 ) -> NeedsLabels | NoGain:
-    """The test was run and nothing passed. Its records are used up, so the next one, at its lower level, needs a fresh set."""
+    """The test was run and nothing passed. Its records are used up, so the next one, at its lower level, needs a fresh
+    set."""
     if result.reason == "NothingSaves":
         return NoGain("NothingSaves", best_saving, n, 1, through)
     if result.needed_more is None:
@@ -452,7 +467,8 @@ def _check(records: Records, request: TuningRequest) -> None:
     check_rate("max_disagreement", request.max_disagreement)
     if request.max_overhead < 0 or request.max_ramps < 0 or request.min_gain < 0:
         raise InvalidArgumentError(
-            f"max_overhead={request.max_overhead}, max_ramps={request.max_ramps}, min_gain={request.min_gain}; none may be negative"
+            f"max_overhead={request.max_overhead}, max_ramps={request.max_ramps}, min_gain={request.min_gain}; none "
+            "may be negative"
         )
     check_audit_rate(request.audit_rate)
     if len(request.ramp_ids) != records.n_ramps:
@@ -506,18 +522,14 @@ def fresh_rows(records: Records, *, consumed_through: float | None, discard_befo
 
 
 def split_rows(
-    n: int,
-    fresh: int = 0,
-    *,
-    budget: float | None = None,
-    level: float | None = None,
-    seen: Dependence = INDEPENDENT,
+    n: int, fresh: int = 0, *, budget: float | None = None, level: float | None = None, seen: Dependence = INDEPENDENT
 ) -> tuple[int, int]:
     """End of A and start of B among ``n`` rows in time order, of which those from ``fresh`` on may test.
 
-    A has the oldest share; where used records already fill it, every fresh one tests. The gap is taken from A, which needs it less; it is at
-    least a block of what was ``seen`` to come together. With ``budget`` and ``level`` B is only as large as it has use for: an exact test of
-    independent labels gains nothing from further ones until they allow one more disagreement, and A has those instead.
+    A has the oldest share; where used records already fill it, every fresh one tests. The gap is taken from A, which
+    needs it less; it is at least a block of what was ``seen`` to come together. With ``budget`` and ``level`` B is only
+    as large as it has use for: an exact test of independent labels gains nothing from further ones until they allow one
+    more disagreement, and A has those instead.
     """
     gap = max(round(GAP_SHARE * n), seen.block if seen.block > 1 else 0)
     a_end = max(round(SEARCH_SHARE * n), min(FEWEST_SEARCH_ROWS, n // 2), fresh) - gap
@@ -550,7 +562,8 @@ def _surely_over_budget(records: Records, request: TuningRequest) -> bool:
 
 
 def _harm(records: Records, losses: Losses, *, budget: float) -> float | None:
-    """p-value of a plan that keeps its budget, by what it lost on records; None where nobody can say how many labels these are worth."""
+    """p-value of a plan that keeps its budget, by what it lost on records; None where nobody can say how many labels
+    these are worth."""
     seen = dependence(records, budget=budget)
     return None if seen is None else losses.harm(budget=budget, design_effect=seen.design_effect)
 
@@ -561,8 +574,8 @@ def _losses(records: Records, plan: Plan, ramp_ids: Sequence[str]) -> Losses:
 
 
 def _current_saving(records: Records, request: TuningRequest) -> float:
-    """What the plan in force saves. One that breaks the budget on these records, or another limit of the request, is no mark to beat:
-    anything that keeps to all of them is better."""
+    """What the plan in force saves. One that breaks the budget on these records, or another limit of the request, is no
+    mark to beat: anything that keeps to all of them is better."""
     if request.current is None:
         return request.saving_to_beat
     if not _allows(records, request, request.current):
@@ -589,8 +602,9 @@ def _allows(records: Records, request: TuningRequest, plan: Plan) -> bool:
 class PinCheck:
     """A user's own thresholds against recorded traffic.
 
-    ``refused`` when ``p_value`` = P(Bin(n, budget) >= k), of counts divided by the design effect, is at most alpha: clearly over budget. Not
-    refused is no proof of the contrary. Of graded losses ``lost`` is the sum, and the p-value is of a bet on their mean.
+    ``refused`` when ``p_value`` = P(Bin(n, budget) >= k), of counts divided by the design effect, is at most alpha:
+    clearly over budget. Not refused is no proof of the contrary. Of graded losses ``lost`` is the sum, and the p-value
+    is of a bet on their mean.
     """
 
     n: int
@@ -621,8 +635,8 @@ def check_pin(
 ) -> PinCheck | Undecided:
     """Would these thresholds have broken the budget on what was recorded?
 
-    Even few records may refuse a reckless plan. They are too few to let one through while a plan at three times the budget would be
-    refused less often than not in five.
+    Even few records may refuse a reckless plan. They are too few to let one through while a plan at three times the
+    budget would be refused less often than not in five.
 
     Raises
     ------

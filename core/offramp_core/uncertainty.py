@@ -55,8 +55,9 @@ def uncertainty(
 ) -> FloatArray:
     """Uncertainty in [0, 1] on the six-decimal grid, float32.
 
-    ``score`` is how the task reads what a head says (:meth:`offramp_core.task.Task.raw_score`). ``quantiles`` is the ramp's stored table, (TABLE_SIZE,) float64, not decreasing. Scores beyond its ends map to 0 and 1. A row that
-    is not finite gets 1, which no threshold below or equal to 1 lets leave.
+    ``score`` is how the task reads what a head says (:meth:`offramp_core.task.Task.raw_score`). ``quantiles`` is the
+    ramp's stored table, (TABLE_SIZE,) float64, not decreasing. Scores beyond its ends map to 0 and 1. A row that is not
+    finite gets 1, which no threshold below or equal to 1 lets leave.
     """
     table = np.asarray(quantiles, dtype=np.float64)
     level = np.interp(score(logits), table, np.linspace(0.0, 1.0, len(table)))
@@ -73,9 +74,10 @@ def quantile_table(raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 class ExitTest:
     """Which rows leave at a ramp: those with :func:`uncertainty` below a threshold, told from the head's confidence.
 
-    Confidence falls as uncertainty rises, and a session computes it along with the logits: of a top label the largest softmax probability, and
-    always 1 / (1 + exp(raw score)). It settles
-    all rows but those within rounding of the threshold, and these are looked up. So the answer is the definition's for every row.
+    Confidence falls as uncertainty rises, and a session computes it along with the logits: of a top label the largest
+    softmax probability, and always 1 / (1 + exp(raw score)). It settles
+    all rows but those within rounding of the threshold, and these are looked up. So the answer is the definition's for
+    every row.
 
     Attributes
     ----------
@@ -86,7 +88,8 @@ class ExitTest:
     score : callable
         From what the head says to the raw score, as in :func:`uncertainty`.
     leave_above, stay_below : float
-        Rows of a confidence above the first leave for sure, below the second they stay. Both in [0, 1] or beyond its ends.
+        Rows of a confidence above the first leave for sure, below the second they stay. Both in [0, 1] or beyond its
+        ends.
     """
 
     threshold: float

@@ -29,7 +29,8 @@ class StoppingTime:
 
     @property
     def ever(self) -> float:
-        """Probability to stop at all within the looks: the type-I error where the null hypothesis holds, else the power."""
+        """Probability to stop at all within the looks: the type-I error where the null hypothesis holds, else the
+        power."""
         return float(self.at.sum())
 
     def within(self, n: int) -> float:
@@ -88,7 +89,8 @@ def stopping_time(
 
 
 def corridor(rate: float, *, lower: IntArray | None = None, upper: IntArray | None = None) -> StoppingTime:
-    """When k, that grows by one with probability ``rate``, first satisfies ``k <= lower[i]`` or ``k >= upper[i]`` at n = i + 1.
+    """When k, that grows by one with probability ``rate``, first satisfies ``k <= lower[i]`` or ``k >= upper[i]`` at n
+    = i + 1.
 
     Raises
     ------

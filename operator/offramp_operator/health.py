@@ -22,7 +22,8 @@ Targets = Callable[[], Sequence[Mapping[str, Any]]]
 async def serve_health(
     *, port: int, alive: Check, ready: Check, metrics: Metrics, host: str | None = None, targets: Targets | None = None
 ) -> web.AppRunner:
-    """Answer ``/healthz``, ``/readyz`` and ``/metrics`` until the returned runner is cleaned up; on every address where ``host`` is None.
+    """Answer ``/healthz``, ``/readyz`` and ``/metrics`` until the returned runner is cleaned up; on every address where
+    ``host`` is None.
 
     With ``targets`` there is ``/targets`` as well: where no cluster tells Prometheus of the workers, it can ask here.
     """

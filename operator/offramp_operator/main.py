@@ -53,7 +53,8 @@ class Operator:
     more : tuple of Managed
         Kinds to reconcile besides services.
     on_lost : callable
-        Called when the leadership is lost, and where an end takes too long. It must end the process at once: nothing may act after it.
+        Called when the leadership is lost, and where an end takes too long. It must end the process at once: nothing
+        may act after it.
     """
 
     def __init__(
@@ -102,7 +103,8 @@ class Operator:
         return 1 if self._broken else 0
 
     def stop(self) -> None:
-        """Finish what is in work, release the Lease and end; in the end by force, so that whoever watches the process starts it again."""
+        """Finish what is in work, release the Lease and end; in the end by force, so that whoever watches the process
+        starts it again."""
         if not self._stop.is_set():
             # No timer of the loop, which may hang or have ended before its threads.
             last = threading.Timer(END_SECONDS, self._on_lost)
@@ -194,8 +196,8 @@ class Operator:
             self._feed.relist_soon()
 
     async def _see(self, feed: Feed, client: KubeClient) -> None:
-        """Watch the children until told to stop, with a regular list of every kind as the net below. Leading or not: a standby that takes over
-        knows the cluster already."""
+        """Watch the children until told to stop, with a regular list of every kind as the net below. Leading or not: a
+        standby that takes over knows the cluster already."""
         namespaces = self._settings.namespaces
         async with asyncio.TaskGroup() as group:
             every_kind = feed.relist_forever(client, namespaces, self._registry.watched)
@@ -214,7 +216,8 @@ class Operator:
     # --- leading -----------------------------------------------------------------------------------
 
     async def _lead(self, cache: ObjectCache, feed: Feed, client: KubeClient, shards: Shards) -> None:
-        """Reconcile, once this process leads and knows the cluster. Nothing is decided before the first list is complete."""
+        """Reconcile, once this process leads and knows the cluster. Nothing is decided before the first list is
+        complete."""
         if not await self._until_stopped(shards.acquire()):
             return
         self._leads = True
@@ -298,7 +301,8 @@ class Operator:
         return f"a pass has been running for {longest:.0f} s" if longest > STUCK_SECONDS else ""
 
     def _ready(self) -> str:
-        """A replica is ready once it knows the cluster: whoever rolls the operator must not end the last one that does."""
+        """A replica is ready once it knows the cluster: whoever rolls the operator must not end the last one that
+        does."""
         missing = self._feed.missing() if self._feed is not None else "everything"
         if missing:
             return f"not listed to the end yet: {missing}"
@@ -314,13 +318,15 @@ def _die() -> NoReturn:
 
 
 def _collect_rarely() -> None:
-    """Thousands of services are millions of objects that stay; to look through them for cycles at the usual rate takes a sixth of the start."""
+    """Thousands of services are millions of objects that stay; to look through them for cycles at the usual rate takes
+    a sixth of the start."""
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS)
 
 
 def _share_arenas() -> None:
-    """glibc gives threads that allocate at once arenas of their own, and each keeps what it once needed: at 700 services 6 % of all memory."""
+    """glibc gives threads that allocate at once arenas of their own, and each keeps what it once needed: at 700
+    services 6 % of all memory."""
     with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such setting
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
 

@@ -1,8 +1,9 @@
 """What the operator tells Prometheus. For people only: nothing here is ever read back by a decision.
 
-Two kinds of series: what this process does (counters and histograms where it happens), and how each service stands, remembered from its last
-pass and shown when somebody scrapes. The second kind carries ``namespace`` and ``service``, so a scrape has to honour labels; it goes
-with the service, or when another process takes the lead. Help texts are the reference (docs/reference/metrics.md is made of them).
+Two kinds of series: what this process does (counters and histograms where it happens), and how each service stands,
+remembered from its last pass and shown when somebody scrapes. The second kind carries ``namespace`` and ``service``, so
+a scrape has to honour labels; it goes with the service, or when another process takes the lead. Help texts are the
+reference (docs/reference/metrics.md is made of them).
 """
 
 from __future__ import annotations
@@ -45,54 +46,87 @@ SERVICE_GAUGES: Mapping[str, Family] = {
     "earlyexit_service_phase": Family("1 for the phase of the service.", ("phase",)),
     "earlyexit_service_condition": Family("1 for the present status of each condition.", ("type", "status")),
     "earlyexit_service_info": Family("1, with spec.ramps.mode and the stable RampConfig.", ("mode", "config")),
-    "earlyexit_service_accuracy_budget_ratio": Family("Share of all requests whose answer may differ (spec.objective.accuracy.maxDisagreement)."),
+    "earlyexit_service_accuracy_budget_ratio": Family(
+        "Share of all requests whose answer may differ (spec.objective.accuracy.maxDisagreement)."
+    ),
     "earlyexit_service_latency_objective_seconds": Family("Latency that the objective's percentile must keep."),
     "earlyexit_service_latency_objective_ratio": Family("Share of requests that must keep the latency, such as 0.95."),
     "earlyexit_service_workers": Family(
-        "Workers by state: desired, ready, answering (the last pulls reached them), acknowledged (ready and on the newest epoch), failed "
-        "(cannot run), quarantined (impossible counts, not pooled), breaker_open (its own detector keeps the exits off). A worker is in several.",
+        "Workers by state: desired, ready, answering (the last pulls reached them), acknowledged (ready and on the "
+        "newest epoch), failed "
+        "(cannot run), quarantined (impossible counts, not pooled), breaker_open (its own detector keeps the exits "
+        "off). A worker is in several.",
         ("state",),
     ),
     "earlyexit_service_no_exit_headroom_ratio": Family(
-        "Rows per second that the ready workers answer with exits off, over the most that came in the last hour: below 1 a rollback overloads the service. No series while "
-        "either is not known. floor is spec.autoscaling.noExitFloor, Fixed without autoscaling.", ("floor",)
+        "Rows per second that the ready workers answer with exits off, over the most that came in the last hour: "
+        "below 1 a rollback overloads the service. No series while "
+        "either is not known. floor is spec.autoscaling.noExitFloor, Fixed without autoscaling.",
+        ("floor",),
     ),
     "earlyexit_service_no_exit_workers": Family(
-        "Workers that the peak of the last hour needs with exits off (needed), and the fewest that the autoscaler of the spec may leave (floor).", ("of",)
+        "Workers that the peak of the last hour needs with exits off (needed), and the fewest that the autoscaler of "
+        "the spec may leave (floor).",
+        ("of",),
     ),
     "earlyexit_service_epoch": Family("Epoch of the published plan document."),
     "earlyexit_service_exits_active": Family("1 while the stable plan lets requests leave early."),
-    "earlyexit_service_predicted_saving_ratio": Family("Share of the model's time that the stable plan's certificate promises to save once audits are paid for; 0 with exits off."),
+    "earlyexit_service_predicted_saving_ratio": Family(
+        "Share of the model's time that the stable plan's certificate promises to save once audits are paid for; 0 "
+        "with exits off."
+    ),
     "earlyexit_service_measured_saving_ratio": Family(
-        "Share of answer_time or engine_time that the stable plan saves, by comparison with the batches held back from it: the estimate, and the low and high end "
-        "of an interval that holds at all times; no series before enough were held back.", ("of", "bound")
+        "Share of answer_time or engine_time that the stable plan saves, by comparison with the batches held back "
+        "from it: the estimate, and the low and high end "
+        "of an interval that holds at all times; no series before enough were held back.",
+        ("of", "bound"),
     ),
     "earlyexit_service_audit_time_ratio": Family(
-        "Time that audits of the stable plan and its holdback kept engines busy, as a share of what their batches would have taken with exits off. It is in neither measured saving: "
-        "engine_time less this is what the plan saves of the model's own time. No series before enough requests, and with exits off."
+        "Time that audits of the stable plan and its holdback kept engines busy, as a share of what their batches "
+        "would have taken with exits off. It is in neither measured saving: "
+        "engine_time less this is what the plan saves of the model's own time. No series before enough requests, and "
+        "with exits off."
     ),
-    "earlyexit_service_ramp_utility_seconds": Family("Per request: what inputs that leave at an active ramp save less what it costs those that pass it.", ("ramp",)),
-    "earlyexit_service_slice_stopped": Family("1 for a slice that takes no exits because its audits are over its budget, else 0; class/3 is of the answers that name class 3.", ("slice",)),
-    "earlyexit_service_certificate_timestamp_seconds": Family("Time of the newest record behind the stable plan's certificate, in seconds since the epoch; no series without one."),
+    "earlyexit_service_ramp_utility_seconds": Family(
+        "Per request: what inputs that leave at an active ramp save less what it costs those that pass it.", ("ramp",)
+    ),
+    "earlyexit_service_slice_stopped": Family(
+        "1 for a slice that takes no exits because its audits are over its budget, else 0; class/3 is of the answers "
+        "that name class 3.",
+        ("slice",),
+    ),
+    "earlyexit_service_certificate_timestamp_seconds": Family(
+        "Time of the newest record behind the stable plan's certificate, in seconds since the epoch; no series "
+        "without one."
+    ),
     "earlyexit_service_tuning": Family("1 for the state of the tuner.", ("state",)),
     "earlyexit_service_tuning_labels": Family("Labelled records that the tuner has."),
-    "earlyexit_service_tuning_labels_needed": Family("Labelled records that the next tuning needs; 0 when it needs none."),
+    "earlyexit_service_tuning_labels_needed": Family(
+        "Labelled records that the next tuning needs; 0 when it needs none."
+    ),
     "earlyexit_rollout_phase": Family("1 for the phase of the service's newest rollout.", ("phase",)),
-    "earlyexit_rollout_phase_start_timestamp_seconds": Family("Since when the rollout under way is in its phase; no series without one."),
+    "earlyexit_rollout_phase_start_timestamp_seconds": Family(
+        "Since when the rollout under way is in its phase; no series without one."
+    ),
     "earlyexit_rollout_weight_ratio": Family("Share of batches that run the canary; 0 without one."),
     "earlyexit_rollout_gate_evidence_ratio": Family(
-        "Evidence of harm that a gate of the newest rollout has seen, as a share of what rejects (logarithms of the e-value and its limit): 1 rolls back. Stays as the rollout ended with it until the next begins.",
+        "Evidence of harm that a gate of the newest rollout has seen, as a share of what rejects (logarithms of the "
+        "e-value and its limit): 1 rolls back. Stays as the rollout ended with it until the next begins.",
         ("gate",),
     ),
     "earlyexit_rollout_gate_exposure_ratio": Family(
-        "How much a gate of the newest rollout has seen, as a share of that with which a harmful plan would have shown itself (acceptance: of the evidence that it wants): at 1 the step may pass. No series for a gate that asks for none.",
+        "How much a gate of the newest rollout has seen, as a share of that with which a harmful plan would have "
+        "shown itself (acceptance: of the evidence that it wants): at 1 the step may pass. No series for a gate that "
+        "asks for none.",
         ("gate",),
     ),
-}  # fmt: skip
+}
 SERVICE_COUNTERS: Mapping[str, Family] = {
     "earlyexit_rollouts": Family("Rollouts that ended while this process watched.", ("verdict",)),
-    "earlyexit_rollout_phase_transitions": Family("Phases that rollouts entered while this process watched.", ("phase",)),
-}  # fmt: skip
+    "earlyexit_rollout_phase_transitions": Family(
+        "Phases that rollouts entered while this process watched.", ("phase",)
+    ),
+}
 
 UNITS: Mapping[str, str] = {
     "earlyexit_operator_acknowledgement_duration_seconds": "seconds by documents",
@@ -132,7 +166,8 @@ UNITS: Mapping[str, str] = {
     "earlyexit_service_tuning_labels_needed": "labels",
     "earlyexit_service_workers": "workers",
 }
-"""What each metric is told in, and by what a histogram counts; empty where it is a state. No rule divides one unit by another (tests/observe/test_units.py)."""
+"""What each metric is told in, and by what a histogram counts; empty where it is a state. No rule divides one unit by
+another (tests/observe/test_units.py)."""
 
 
 @dataclass(slots=True)
@@ -180,14 +215,16 @@ class Metrics:
         self._queued = Gauge("earlyexit_operator_queue_keys", "Services that wait for a pass.", registry=self.registry)
         self._paced = Gauge(
             "earlyexit_operator_fleet_services",
-            "Services of this process by how they stand with what the administrator wants workers to run: Waiting for their turn, UnderWay, Proven, Failed (which stops those that wait), "
+            "Services of this process by how they stand with what the administrator wants workers to run: Waiting for "
+            "their turn, UnderWay, Proven, Failed (which stops those that wait), "
             "Apart (the user's own change is under way, or there are no workers).",
             ["standing"],
             registry=self.registry,
         )
         self._acknowledged = Histogram(
             "earlyexit_operator_acknowledgement_duration_seconds",
-            "From a plan document's publication to the pass that found it in force in every ready worker; canary tells whether the document "
+            "From a plan document's publication to the pass that found it in force in every ready worker; canary "
+            "tells whether the document "
             "has one (a rollback has none).",
             ["canary"],
             registry=self.registry,

@@ -26,8 +26,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 class WebSettings:
     """The web page: its port, and the names it answers to besides addresses.
 
-    It listens on the pod's loopback only, for those who may forward ports, unless ``address`` says under which address of the pod
-    others reach it.
+    It listens on the pod's loopback only, for those who may forward ports, unless ``address`` says under which address
+    of the pod others reach it.
     """
 
     port: int
@@ -116,7 +116,11 @@ def _worker_settings(environment: Mapping[str, str]) -> WorkerSettings:
     if policy not in NETWORK_POLICIES:
         choices = ", ".join(NETWORK_POLICIES)
         raise InvalidArgumentError(f"OFFRAMP_WORKER_NETWORK_POLICY is {policy!r}; choose from {choices}")
-    plain = WorkerSettings(image, delivery=_delivery_settings(environment), pull_secrets=_listed(environment, "OFFRAMP_WORKER_PULL_SECRETS"))  # fmt: skip
+    plain = WorkerSettings(
+        image,
+        delivery=_delivery_settings(environment),
+        pull_secrets=_listed(environment, "OFFRAMP_WORKER_PULL_SECRETS"),
+    )
     if policy == "None":
         return plain
     labels = {

@@ -172,16 +172,34 @@ def _start(folder: Path, stack: ExitStack) -> ApiServer:
     _write_key(folder)
     peer_url = f"http://127.0.0.1:{peer}"
     # The data is thrown away, so waiting for the disk would only make the tests slower.
-    _spawn(stack, folder, "etcd", f"--data-dir={folder}/etcd", "--unsafe-no-fsync", f"--listen-client-urls={etcd_url}",
-           f"--advertise-client-urls={etcd_url}", f"--listen-peer-urls={peer_url}",
-           f"--initial-advertise-peer-urls={peer_url}", f"--initial-cluster=default={peer_url}")  # fmt: skip
+    _spawn(
+        stack,
+        folder,
+        "etcd",
+        f"--data-dir={folder}/etcd",
+        "--unsafe-no-fsync",
+        f"--listen-client-urls={etcd_url}",
+        f"--advertise-client-urls={etcd_url}",
+        f"--listen-peer-urls={peer_url}",
+        f"--initial-advertise-peer-urls={peer_url}",
+        f"--initial-cluster=default={peer_url}",
+    )
     process = _spawn(
-        stack, folder, "kube-apiserver", f"--etcd-servers={etcd_url}", "--bind-address=127.0.0.1", f"--secure-port={port}",
-        f"--cert-dir={folder}/certificates", f"--token-auth-file={folder}/tokens.csv", "--authorization-mode=RBAC",
-        "--service-cluster-ip-range=10.0.0.0/16", "--service-account-issuer=https://kubernetes.default.svc",
-        f"--service-account-key-file={folder}/key.pem", f"--service-account-signing-key-file={folder}/key.pem",
+        stack,
+        folder,
+        "kube-apiserver",
+        f"--etcd-servers={etcd_url}",
+        "--bind-address=127.0.0.1",
+        f"--secure-port={port}",
+        f"--cert-dir={folder}/certificates",
+        f"--token-auth-file={folder}/tokens.csv",
+        "--authorization-mode=RBAC",
+        "--service-cluster-ip-range=10.0.0.0/16",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={folder}/key.pem",
+        f"--service-account-signing-key-file={folder}/key.pem",
         "--disable-admission-plugins=ServiceAccount",
-    )  # fmt: skip
+    )
     certificate = folder / "certificates" / "apiserver.crt"
     log = folder / "kube-apiserver.log"
     wait_for(
@@ -190,8 +208,12 @@ def _start(folder: Path, stack: ExitStack) -> ApiServer:
     client = stack.enter_context(
         httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, verify=_trust(certificate), timeout=30)
     )
-    wait_for(lambda: _ready(client, process), what="the API server's readiness", seconds=START_DEADLINE_SECONDS,
-             state=lambda: log.read_text()[-3000:])  # fmt: skip
+    wait_for(
+        lambda: _ready(client, process),
+        what="the API server's readiness",
+        seconds=START_DEADLINE_SECONDS,
+        state=lambda: log.read_text()[-3000:],
+    )
     return ApiServer(client, _write_kubeconfig(folder, url, token))
 
 
@@ -388,8 +410,18 @@ def chart() -> Callable[..., list[dict[str, Any]]]:
     """The chart, rendered; ``values`` are keyed like ``signingKey={"existingSecret": "x"}``."""
 
     def render(**values: Any) -> list[dict[str, Any]]:
-        command = [binary("helm"), "template", "offramp", str(ROOT / "helm" / "offramp"), "--namespace", "offramp-system",
-                   "--kube-version", "1.34.0", "--values", "-"]  # fmt: skip
+        command = [
+            binary("helm"),
+            "template",
+            "offramp",
+            str(ROOT / "helm" / "offramp"),
+            "--namespace",
+            "offramp-system",
+            "--kube-version",
+            "1.34.0",
+            "--values",
+            "-",
+        ]
         answer = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=True)
         return [document for document in yaml.safe_load_all(answer.stdout) if document]
 

@@ -46,7 +46,13 @@ def users(api: Any, eventually: Any) -> Any:
         role = {"apiVersion": rbac, "kind": "Role", "metadata": {"name": user, "namespace": "default"}, "rules": rules}
         reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": user}
         subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}
-        binding = {"apiVersion": rbac, "kind": "RoleBinding", "metadata": role["metadata"], "roleRef": reference, "subjects": [subject]}  # fmt: skip
+        binding = {
+            "apiVersion": rbac,
+            "kind": "RoleBinding",
+            "metadata": role["metadata"],
+            "roleRef": reference,
+            "subjects": [subject],
+        }
         for manifest in (role, binding):
             answer = api.create(manifest, keep=True)
             assert answer.status_code == 201, answer.text
@@ -65,7 +71,13 @@ def place(users: Any, clean: Any) -> Place:
         service, *children = objects(STATES[state]())
         uid = _put(users, service)
         for child in children:
-            owner = {"apiVersion": service["apiVersion"], "kind": "EarlyExitService", "name": "sim", "uid": uid, "controller": True}  # fmt: skip
+            owner = {
+                "apiVersion": service["apiVersion"],
+                "kind": "EarlyExitService",
+                "name": "sim",
+                "uid": uid,
+                "controller": True,
+            }
             child["metadata"] |= {"ownerReferences": [owner], "labels": {"earlyexit.dev/service": "sim"}}
             _put(users, child)
 
@@ -73,7 +85,11 @@ def place(users: Any, clean: Any) -> Place:
 
 
 def _put(api: Any, manifest: dict[str, Any]) -> str:
-    wanted = {key: manifest["metadata"][key] for key in ("name", "namespace", "ownerReferences", "labels") if key in manifest["metadata"]}  # fmt: skip
+    wanted = {
+        key: manifest["metadata"][key]
+        for key in ("name", "namespace", "ownerReferences", "labels")
+        if key in manifest["metadata"]
+    }
     created = api.create({**manifest, "metadata": wanted}, keep=True)
     assert created.status_code == 201, created.text
     status = {**manifest, "metadata": {"name": wanted["name"], "namespace": "default"}}
@@ -173,7 +189,12 @@ def test_the_api_server_itself_refuses_a_decision_that_comes_too_late(
     source = ClusterSource(Choice(kubeconfig=users.kubeconfig, user=MANAGER))
     family = source.families("sim")[0]
     assert family.newest is not None
-    over = {"apiVersion": "earlyexit.dev/v1alpha1", "kind": "RampRollout", "metadata": {"name": "sim-1", "namespace": "default"}, "status": {"phase": "RolledBack"}}  # fmt: skip
+    over = {
+        "apiVersion": "earlyexit.dev/v1alpha1",
+        "kind": "RampRollout",
+        "metadata": {"name": "sim-1", "namespace": "default"},
+        "status": {"phase": "RolledBack"},
+    }
     assert users.merge(over, {"status": {"phase": "RolledBack"}}, subresource="status").status_code == 200
     with pytest.raises(RefusedError, match="this rollout is finished"):
         source.change_rollout(family, family.newest, {"decision": "Promote"})
@@ -196,12 +217,15 @@ def test_approving_decides_on_the_rollout_and_tuning_annotates_the_service(
     assert denied.exit_code == 3 and "you may not patch earlyexitservices" in denied.stderr
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["get", "nope"], "no EarlyExitService 'nope' in namespace default; there is sim"),
-    (["why", "nope"], "no EarlyExitService 'nope'"),
-    (["promote", "sim", "--rollout", "sim-9"], "sim has no rollout 'sim-9'; there is sim-1"),
-    (["get", "--context", "elsewhere"], "elsewhere"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["get", "nope"], "no EarlyExitService 'nope' in namespace default; there is sim"),
+        (["why", "nope"], "no EarlyExitService 'nope'"),
+        (["promote", "sim", "--rollout", "sim-9"], "sim has no rollout 'sim-9'; there is sim-1"),
+        (["get", "--context", "elsewhere"], "elsewhere"),
+    ],
+)
 def test_unknown_names_say_what_there_is(place: Place, offramp: Offramp, arguments: list[str], said: str) -> None:
     place("progressing")
     done = offramp(MANAGER, *arguments)
@@ -238,7 +262,13 @@ def test_kubectl_finds_the_plugin_and_it_reads_the_cluster_even_beside_a_state_f
     path = f"{tmp_path}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": source, "KUBECONFIG": str(users.kubeconfig)}
     done = subprocess.run(
-        [program("kubectl"), "offramp", "get", "sim"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=180
-    )  # fmt: skip
+        [program("kubectl"), "offramp", "get", "sim"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
     assert done.returncode == 0, done.stderr
     assert "RampRollout" in done.stdout and "step 1/2 at 20%" in done.stdout

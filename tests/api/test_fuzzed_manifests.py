@@ -1,4 +1,5 @@
-"""A seeded run of ``bench.fuzz_manifests``: manifests that nobody would write, through lint, a real API server, the operator and `offramp up`."""
+"""A seeded run of ``bench.fuzz_manifests``: manifests that nobody would write, through lint, a real API server, the
+operator and `offramp up`."""
 
 from __future__ import annotations
 

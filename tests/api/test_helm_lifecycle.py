@@ -84,8 +84,11 @@ def test_uninstalling_leaves_the_crds_and_the_services_and_nothing_else(clean: A
 
 def test_an_upgrade_brings_new_rules(api: Any, helm: Helm) -> None:
     install(helm)
-    crd: dict[str, Any] = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-           "metadata": {"name": "earlyexitservices.earlyexit.dev"}}  # fmt: skip
+    crd: dict[str, Any] = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "earlyexitservices.earlyexit.dev"},
+    }
     columns = len(api.get(crd)["spec"]["versions"][0]["additionalPrinterColumns"])
     drop = [{"op": "remove", "path": "/spec/versions/0/additionalPrinterColumns/0"}]
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"

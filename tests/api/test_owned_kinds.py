@@ -25,7 +25,12 @@ SHORTEST = "threshold must be the shortest decimal from 0 to 1 with at most 6 de
 FINISHED = ("Succeeded", "RolledBack", "Aborted", "Superseded")
 
 CONFIG_RULES: list[Rule] = [
-    Rule("metadata.name", "digits-00ff00ff00", "digits-1", "metadata.name must be the service's name, '-' and 10 hexadecimal digits"),
+    Rule(
+        "metadata.name",
+        "digits-00ff00ff00",
+        "digits-1",
+        "metadata.name must be the service's name, '-' and 10 hexadecimal digits",
+    ),
     Rule("spec.backboneDigest", DIGEST, "sha256:1", DIGEST_SENTENCE),
     Rule("spec.backboneDigest", DIGEST, ..., "spec.backboneDigest: Required value"),
     Rule("spec.rampSetDigest", DIGEST, "md5:1", DIGEST_SENTENCE),
@@ -44,7 +49,7 @@ CONFIG_RULES: list[Rule] = [
     Rule("spec.ramps.0.threshold", "0", "-0", SHORTEST),
     Rule("spec.ramps.0.threshold", "0.000001", "0.0000001", "threshold"),
     Rule("spec.source", ..., "Tuned", 'unknown field "spec.source"'),
-]  # fmt: skip
+]
 
 ROLLOUT_RULES: list[Rule] = [
     Rule("spec.serviceName", "d" * 40, "d" * 41, "Too long: may not be more than 40"),
@@ -57,7 +62,7 @@ ROLLOUT_RULES: list[Rule] = [
     Rule("spec.paused", True, "yes", "must be of type boolean"),
     Rule("spec.decision", "Promote", "Hurry", 'Unsupported value: "Hurry"'),
     Rule("spec.force", ..., True, 'unknown field "spec.force"'),
-]  # fmt: skip
+]
 
 
 def _ids(rules: list[Rule]) -> list[str]:
@@ -84,9 +89,14 @@ def _check(api: Any, manifests: Any, base: dict[str, Any], rule: Rule) -> None:
 
 @pytest.mark.parametrize(
     "patch",
-    [{"execution": "ResultsOnly"}, {"ramps": []}, {"ramps": [{"id": "r04-grid", "threshold": "0.3"}]}, {"backboneDigest": DIGEST}],
+    [
+        {"execution": "ResultsOnly"},
+        {"ramps": []},
+        {"ramps": [{"id": "r04-grid", "threshold": "0.3"}]},
+        {"backboneDigest": DIGEST},
+    ],
     ids=lambda patch: next(iter(patch)),
-)  # fmt: skip
+)
 def test_the_spec_of_a_config_never_changes(clean: Any, manifests: Any, patch: dict[str, Any]) -> None:
     config = manifests.config()
     assert clean.create(config, keep=True).status_code == 201

@@ -67,11 +67,7 @@ READ, WRITE = "get list watch", "create delete deletecollection patch update"
 # What each role may do with each resource of ours; everything that is not listed is denied.
 PEOPLE: dict[str, dict[str, str]] = {
     "view": {"earlyexitservices": READ, "rampconfigs": READ, "ramprollouts": READ},
-    "edit": {
-        "earlyexitservices": f"{READ} {WRITE}",
-        "rampconfigs": READ,
-        "ramprollouts": f"{READ} patch update",
-    },
+    "edit": {"earlyexitservices": f"{READ} {WRITE}", "rampconfigs": READ, "ramprollouts": f"{READ} patch update"},
     "admin": {
         "earlyexitservices": f"{READ} {WRITE}",
         "rampconfigs": f"{READ} delete deletecollection",
@@ -146,8 +142,11 @@ def can(api: Any, user: str, verb: str, *, group: str, resource: str, namespace:
         "namespace": namespace,
         "name": name,
     }
-    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
-              "spec": {"user": user, "resourceAttributes": attributes}}  # fmt: skip
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "resourceAttributes": attributes},
+    }
     answer = api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
     return bool(answer.json()["status"]["allowed"])
 
@@ -222,9 +221,13 @@ def test_what_people_may_and_may_not_do(installed: Any, user: str) -> None:
         for verb in ("create", "patch", "update", "delete"):
             assert not can(installed, user, verb, group=EARLYEXIT, resource=f"{resource}/status", namespace="default")
     for verb, group, resource in (
-        ("get", "", "secrets"), ("create", "", "pods"), ("patch", "apps", "deployments"), ("patch", "", "configmaps"),
-        ("bind", "rbac.authorization.k8s.io", "clusterroles"), ("escalate", "rbac.authorization.k8s.io", "clusterroles"),
-    ):  # fmt: skip
+        ("get", "", "secrets"),
+        ("create", "", "pods"),
+        ("patch", "apps", "deployments"),
+        ("patch", "", "configmaps"),
+        ("bind", "rbac.authorization.k8s.io", "clusterroles"),
+        ("escalate", "rbac.authorization.k8s.io", "clusterroles"),
+    ):
         assert not can(installed, user, verb, group=group, resource=resource, namespace="default"), f"{verb} {resource}"
 
 
@@ -258,13 +261,25 @@ def test_a_release_manager_decides_and_writes_nothing_else(installed: Any, manif
 
 def test_the_operator_cannot_give_itself_more(installed: Any) -> None:
     """Escalation: through a role, a binding, a pod with another account, or a token of one."""
-    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "more"},
-            "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]}  # fmt: skip
-    binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "more"},
-               "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-               "subjects": [{"kind": "ServiceAccount", "name": "offramp", "namespace": NAMESPACE}]}  # fmt: skip
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "more", "namespace": "default"},
-           "spec": {"serviceAccountName": "offramp", "containers": [{"name": "x", "image": "x"}]}}  # fmt: skip
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": "more"},
+        "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}],
+    }
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "more"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": "offramp", "namespace": NAMESPACE}],
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "more", "namespace": "default"},
+        "spec": {"serviceAccountName": "offramp", "containers": [{"name": "x", "image": "x"}]},
+    }
     for manifest in (role, binding, pod):
         assert installed.create(manifest, user=OPERATOR).status_code == 403, manifest["kind"]
     account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/offramp/token"

@@ -21,9 +21,14 @@ FILES = sorted((CHART_TESTS / "values").glob("*.yaml"))
 GITOPS = sorted(f for f in (ROOT / "gitops").rglob("*.yaml") if "kustomize.config.k8s.io" not in f.read_text())
 NAMES = "#/components/schemas/"
 GROUPS = (
-    "api/v1", "apis/apps/v1", "apis/policy/v1", "apis/networking.k8s.io/v1", "apis/rbac.authorization.k8s.io/v1",
-    "apis/apiextensions.k8s.io/v1", "apis/earlyexit.dev/v1alpha1",
-)  # fmt: skip
+    "api/v1",
+    "apis/apps/v1",
+    "apis/policy/v1",
+    "apis/networking.k8s.io/v1",
+    "apis/rbac.authorization.k8s.io/v1",
+    "apis/apiextensions.k8s.io/v1",
+    "apis/earlyexit.dev/v1alpha1",
+)
 
 Check = Callable[[list[dict[str, Any]]], list[str]]
 
@@ -119,6 +124,11 @@ def test_what_does_not_conform_is_found(conform: Check, manifests: Any) -> None:
         "metadata": {"name": "x"},
         "spec": {"endpoint": []},
     }
-    release = {"apiVersion": "helm.toolkit.fluxcd.io/v2", "kind": "HelmRelease", "metadata": {"name": "x"}, "spec": {"chrt": {}}}  # fmt: skip
+    release = {
+        "apiVersion": "helm.toolkit.fluxcd.io/v2",
+        "kind": "HelmRelease",
+        "metadata": {"name": "x"},
+        "spec": {"chrt": {}},
+    }
     of_service, of_release, of_monitor = sorted(conform([stray, unknown, release]))
     assert "modle" in of_service and "chrt" in of_release and "endpoint" in of_monitor

@@ -152,7 +152,8 @@ def test_every_field_that_the_control_plane_writes_is_kept(clean: Any, manifests
     ],
 )
 def test_the_status_of_so_many_workers_fits(clean: Any, manifests: Any, builder: str, status: Any) -> None:
-    """The table of docs/scale.md, and that it reckons what the API server keeps beside a status as the API server does."""
+    """The table of docs/scale.md, and that it reckons what the API server keeps beside a status as the API server
+    does."""
     manifest = getattr(manifests, builder)()
     clean.create(manifest, keep=True)
     answer = clean.apply(_status(manifest, status), manager=OPERATOR, subresource="status")

@@ -1,7 +1,7 @@
 """Upgrade, downgrade, removal and restoring of a release, by both Helms, on an API server of their own.
 
-``previous/`` holds what an earlier release was: its packaged chart, and the objects of a canary in mid-step as its operator wrote them.
-Only an API server and etcd run, so Deployments come true by a stand-in for their controller.
+``previous/`` holds what an earlier release was: its packaged chart, and the objects of a canary in mid-step as its
+operator wrote them. Only an API server and etcd run, so Deployments come true by a stand-in for their controller.
 """
 
 from __future__ import annotations
@@ -140,19 +140,26 @@ def _come_true(api: Any, path: str, deployment: dict[str, Any]) -> None:
     template = hashlib.sha256(json.dumps(spec["template"], sort_keys=True).encode()).hexdigest()[:10]
     name = f"{metadata['name']}-{template}"
     replica_set = {
-        "apiVersion": "apps/v1", "kind": "ReplicaSet",
-        "metadata": {"name": name, "namespace": NAMESPACE, "ownerReferences": [owner],
-                     "labels": spec["template"]["metadata"]["labels"]},
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "ownerReferences": [owner],
+            "labels": spec["template"]["metadata"]["labels"],
+        },
         "spec": {key: spec[key] for key in ("replicas", "selector", "template")},
-    }  # fmt: skip
+    }
     patch = {"content_type": "application/merge-patch+json"}
     if api.request("POST", f"{path}/replicasets", replica_set).status_code == 409:  # scaled, with the same template
         api.request("PATCH", f"{path}/replicasets/{name}", {"spec": {"replicas": spec["replicas"]}}, **patch)
     generation = api.request("GET", f"{path}/replicasets/{name}").json()["metadata"]["generation"]
     status = counts | {"observedGeneration": generation}
     api.request("PATCH", f"{path}/replicasets/{name}/status", {"status": status}, **patch)
-    conditions = [{"type": "Available", "status": "True", "reason": "MinimumReplicasAvailable"},
-                  {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}]  # fmt: skip
+    conditions = [
+        {"type": "Available", "status": "True", "reason": "MinimumReplicasAvailable"},
+        {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"},
+    ]
     status = counts | {
         "updatedReplicas": spec["replicas"],
         "observedGeneration": metadata["generation"],
@@ -190,7 +197,8 @@ def versions(api: Any) -> dict[str, str]:
 
 
 def test_a_canary_in_mid_step_survives_upgrade_and_downgrade(blank: Any, helm: Helm, helm4: Helm) -> None:
-    """Made by Helm 3 with the earlier chart, upgraded by Helm 4 (both waiting), taken back by Helm 3, upgraded again."""
+    """Made by Helm 3 with the earlier chart, upgraded by Helm 4 (both waiting), taken back by Helm 3, upgraded
+    again."""
     with deployments_come_true(blank):
         helm("install", "offramp", str(PREVIOUS_CHART), "--create-namespace", "--wait", "--timeout", "240s")
         write_in_flight(blank)
@@ -213,7 +221,9 @@ def test_a_canary_in_mid_step_survives_upgrade_and_downgrade(blank: Any, helm: H
         assert service.status.stable_config == rollout.from_config
         # The new operator goes on from there: what it writes is what it read, in the new schema.
         status = {key: found["digits-1"][key] for key in ("apiVersion", "kind")} | {
-            "metadata": {"name": "digits-1", "namespace": "default"}, "status": status_json(rollout.status)}  # fmt: skip
+            "metadata": {"name": "digits-1", "namespace": "default"},
+            "status": status_json(rollout.status),
+        }
         written = blank.apply(status, manager=OPERATOR, subresource="status")
         assert written.status_code == 200, written.text
         assert rollout_from_manifest(written.json()).status == rollout.status
@@ -310,8 +320,18 @@ def test_waiting_ends_with_an_error_where_the_operator_does_not_come_up(
     blank: Any, tool: Callable[[str, str], str]
 ) -> None:
     """Without it a wait that waits for nothing would pass the test above."""
-    command = [tool("charts", "helm"), "install", "offramp", str(CHART), "--create-namespace", "--wait", "--timeout", "20s",
-               f"--kubeconfig={blank.kubeconfig}", f"--namespace={NAMESPACE}"]  # fmt: skip
+    command = [
+        tool("charts", "helm"),
+        "install",
+        "offramp",
+        str(CHART),
+        "--create-namespace",
+        "--wait",
+        "--timeout",
+        "20s",
+        f"--kubeconfig={blank.kubeconfig}",
+        f"--namespace={NAMESPACE}",
+    ]
     answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
     assert answer.returncode != 0
     assert "Deployment" in answer.stderr
@@ -362,7 +382,14 @@ def test_the_manifest_without_helm_is_installed_by_the_commands_in_its_head(
     def run(script: str) -> subprocess.CompletedProcess[str]:
         path = f"{Path(program('kubectl')).parent}:{os.environ['PATH']}"
         command = ["bash", "-euo", "pipefail", "-c", script]
-        return subprocess.run(command, cwd=tmp_path, env={"PATH": path, "KUBECONFIG": str(blank.kubeconfig)}, capture_output=True, text=True, check=False)  # fmt: skip
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={"PATH": path, "KUBECONFIG": str(blank.kubeconfig)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     try:
         done = run(script)
@@ -380,7 +407,10 @@ def test_the_manifest_without_helm_is_installed_by_the_commands_in_its_head(
         assert again.returncode == 0, again.stderr
         SERVERS.wait_for(lambda: blank.create(in_flight()[0]).status_code == 201, what="a service admitted")
     finally:
-        run(f"kubectl delete --ignore-not-found --wait=false -f install.yaml; kubectl -n {NAMESPACE} delete --ignore-not-found secret offramp-signing-key")  # fmt: skip
+        run(
+            f"kubectl delete --ignore-not-found --wait=false -f install.yaml; kubectl -n {NAMESPACE} delete "
+            "--ignore-not-found secret offramp-signing-key"
+        )
 
 
 def test_the_documented_commands_are_those_that_are_tested() -> None:

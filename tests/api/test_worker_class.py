@@ -1,4 +1,5 @@
-"""Every rule of WorkerClass, on a real API server, and that what a class and a service say together is taken as a Deployment."""
+"""Every rule of WorkerClass, on a real API server, and that what a class and a service say together is taken as a
+Deployment."""
 
 from __future__ import annotations
 
@@ -36,22 +37,49 @@ RULES: list[Rule] = [
     Rule("spec.imagePullPolicy", "Always", "Sometimes", "Unsupported value"),
     Rule("spec.imagePullSecrets", [{"name": "registry"}], [{"name": "a b"}], "name must be the name of a Secret"),
     Rule("spec.serviceAccountName", "models", "Models", "must be the name of an object"),
-    Rule("spec.resources", {"limits": {"nvidia.com/gpu": 1}}, {"limits": {"cpu": "-1"}}, "every resource must be a quantity"),
-    Rule("spec.resources", {"requests": {"cpu": 1}, "limits": {"cpu": 2}}, {"requests": {"cpu": 2}, "limits": {"cpu": 1}}, "requests must not exceed limits"),
+    Rule(
+        "spec.resources",
+        {"limits": {"nvidia.com/gpu": 1}},
+        {"limits": {"cpu": "-1"}},
+        "every resource must be a quantity",
+    ),
+    Rule(
+        "spec.resources",
+        {"requests": {"cpu": 1}, "limits": {"cpu": 2}},
+        {"requests": {"cpu": 2}, "limits": {"cpu": 1}},
+        "requests must not exceed limits",
+    ),
     Rule("spec.resourceClaims", [CLAIM], [{"name": "gpu"}], "a claim needs resourceClaimTemplateName"),
-    Rule("spec.resourceClaims", [{"name": "gpu", "resourceClaimName": "shared"}], [CLAIM | {"resourceClaimName": "shared"}], "and not both"),
+    Rule(
+        "spec.resourceClaims",
+        [{"name": "gpu", "resourceClaimName": "shared"}],
+        [CLAIM | {"resourceClaimName": "shared"}],
+        "and not both",
+    ),
     Rule("spec.resourceClaims", [CLAIM], [CLAIM | {"name": "GPU"}], "name of a claim must have lower-case letters"),
-    Rule("spec.nodeSelector", {"accelerator": "l4"}, {"accelerator": "l4 or l5"}, "every entry of nodeSelector must be a label"),
-    Rule("spec.tolerations", [{"key": "gpu", "operator": "Exists"}], [{"key": "gpu", "operator": "Exists", "value": "x"}], "must not have a value"),
+    Rule(
+        "spec.nodeSelector",
+        {"accelerator": "l4"},
+        {"accelerator": "l4 or l5"},
+        "every entry of nodeSelector must be a label",
+    ),
+    Rule(
+        "spec.tolerations",
+        [{"key": "gpu", "operator": "Exists"}],
+        [{"key": "gpu", "operator": "Exists", "value": "x"}],
+        "must not have a value",
+    ),
     Rule("spec.runtimeClassName", "nvidia", "nvidia!", "must be the name of an object"),
     Rule("spec.tmp", {"sizeLimit": "1Gi"}, {"sizeLimit": "0"}, "sizeLimit must be a whole number from 1 on"),
-    Rule("spec.sharedMemory", {"sizeLimit": "512Mi"}, {"sizeLimit": "2Ti"}, "sizeLimit must be a whole number from 1 on"),
+    Rule(
+        "spec.sharedMemory", {"sizeLimit": "512Mi"}, {"sizeLimit": "2Ti"}, "sizeLimit must be a whole number from 1 on"
+    ),
     Rule("spec.startupDeadline", "1h30m", "1h30", "startupDeadline must be a duration from 10s to 24h"),
     Rule("spec.startupDeadline", "24h", "25h", "startupDeadline must be a duration from 10s to 24h"),
     Rule("spec.startupDeadline", "10s", "500ms", "startupDeadline must be a duration from 10s to 24h"),
     Rule("spec.env", ..., [{"name": "A", "value": "b"}], 'unknown field "spec.env"'),
     Rule("status", ..., {"services": 1}, 'unknown field "status"'),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.path)
@@ -87,10 +115,17 @@ def test_a_service_may_say_the_same_of_its_workers_but_for_the_account(api: Any,
 
 def test_class_and_service_together_are_taken_as_a_deployment(api: Any, manifests: Any) -> None:
     given = {
-        "image": "offramp/worker-cuda:1", "serviceAccountName": "models", "runtimeClassName": "nvidia", "resourceClaims": [CLAIM],
-        "resources": {"limits": {"nvidia.com/gpu": 1}}, "nodeSelector": {"accelerator": "l4"}, "tmp": {"sizeLimit": "1Gi"},
-        "sharedMemory": {"sizeLimit": "1Gi"}, "startupDeadline": "1h30m", "tolerations": [{"key": "gpu", "operator": "Exists"}],
-    }  # fmt: skip
+        "image": "offramp/worker-cuda:1",
+        "serviceAccountName": "models",
+        "runtimeClassName": "nvidia",
+        "resourceClaims": [CLAIM],
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+        "nodeSelector": {"accelerator": "l4"},
+        "tmp": {"sizeLimit": "1Gi"},
+        "sharedMemory": {"sizeLimit": "1Gi"},
+        "startupDeadline": "1h30m",
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    }
     klass = api.create(manifests.worker_class(**given)).json()
     worker = {"className": "gpu", "resources": {"limits": {"memory": "4Gi"}}, "nodeSelector": {"zone": "a"}}
     answer = api.create(manifests.service(worker=worker)).json()
@@ -144,5 +179,9 @@ def test_what_both_may_say_has_one_schema() -> None:
     of_class, of_service = properties("workerclasses.yaml"), properties("earlyexitservices.yaml", "worker")
     assert set(of_class) == set(FIELDS)
     assert set(of_class) - set(of_service) == {"serviceAccountName"}
-    told = {name: str(of_service[name]).replace("this namespace", "the service's namespace").replace('"', "'") for name in of_class if name in of_service}  # fmt: skip
+    told = {
+        name: str(of_service[name]).replace("this namespace", "the service's namespace").replace('"', "'")
+        for name in of_class
+        if name in of_service
+    }
     assert told == {name: str(of_class[name]).replace('"', "'") for name in told}

@@ -1,4 +1,5 @@
-"""What a service may say about its workers is what a Deployment takes: nothing slips through one door to be stopped at the next."""
+"""What a service may say about its workers is what a Deployment takes: nothing slips through one door to be stopped at
+the next."""
 
 from __future__ import annotations
 
@@ -23,7 +24,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a first run builds 
 
 WORKERS: dict[str, dict[str, Any]] = {
     "nothing": {},
-    "resources": {"resources": {"requests": {"cpu": 1, "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": 1}}},
+    "resources": {
+        "resources": {
+            "requests": {"cpu": 1, "memory": "512Mi"},
+            "limits": {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": 1},
+        }
+    },
     "drained by more than one": {"disruptionBudget": {"maxUnavailable": "25%"}},
     "drained by a quoted number": {"disruptionBudget": {"maxUnavailable": "3"}},
     "scheduling": {
@@ -36,12 +42,21 @@ WORKERS: dict[str, dict[str, Any]] = {
         "affinity": {
             "podAntiAffinity": {
                 "preferredDuringSchedulingIgnoredDuringExecution": [
-                    {"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}}}
+                    {
+                        "weight": 1,
+                        "podAffinityTerm": {"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}},
+                    }
                 ]
             }
         },
         "topologySpreadConstraints": [
-            {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "minDomains": 2, "nodeTaintsPolicy": "Honor"}
+            {
+                "maxSkew": 1,
+                "topologyKey": "zone",
+                "whenUnsatisfiable": "DoNotSchedule",
+                "minDomains": 2,
+                "nodeTaintsPolicy": "Honor",
+            }
         ],
         "schedulerName": "volcano",
     },
@@ -53,7 +68,7 @@ WORKERS: dict[str, dict[str, Any]] = {
         "labels": {"team": "vision", "kueue.x-k8s.io/queue-name": "gpu"},
         "annotations": {"example.com/note": "two words"},
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("worker", WORKERS.values(), ids=WORKERS.keys())

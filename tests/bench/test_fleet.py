@@ -1,4 +1,5 @@
-"""A small fleet on a real API server: it settles, a restarted operator finds nothing to do, and nothing is written while nothing happens."""
+"""A small fleet on a real API server: it settles, a restarted operator finds nothing to do, and nothing is written
+while nothing happens."""
 
 from __future__ import annotations
 

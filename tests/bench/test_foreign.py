@@ -1,4 +1,5 @@
-"""Architectures nobody tuned for, in small: what is served with exits on and off, what a refusal tells, and what the page says."""
+"""Architectures nobody tuned for, in small: what is served with exits on and off, what a refusal tells, and what the
+page says."""
 
 from __future__ import annotations
 
@@ -36,9 +37,13 @@ def test_a_refusal_comes_with_the_optimum_over_all_heads_tried(tmp_path: Path) -
     stream, held_out = prepared.images(300, seed=3)[0], prepared.images(100, seed=4)[0]
     np.savez(tmp_path / "stream.npz", x=stream)
     found = foreign.refused(
-        "tiny", tmp_path / "all-heads", held_out, reason="none would pay",
-        model=prepared.save_model(tmp_path), data=tmp_path / "stream.npz",
-    )  # fmt: skip
+        "tiny",
+        tmp_path / "all-heads",
+        held_out,
+        reason="none would pay",
+        model=prepared.save_model(tmp_path),
+        data=tmp_path / "stream.npz",
+    )
     assert found["error"] == "none would pay"
     assert found["heads_tried"] > 1
     assert 0.0 <= found["hindsight_saving"] < 1.0
@@ -46,10 +51,16 @@ def test_a_refusal_comes_with_the_optimum_over_all_heads_tried(tmp_path: Path) -
 
 def row(name: str, *, saving: float, disagreement: float = 0.005, certified: float | None = None) -> dict[str, Any]:
     return {
-        "model": name, "ramps": ["r1"], "saving": saving, "disagreement": disagreement, "hindsight_saving": saving, "labels_differ": 0,
+        "model": name,
+        "ramps": ["r1"],
+        "saving": saving,
+        "disagreement": disagreement,
+        "hindsight_saving": saving,
+        "labels_differ": 0,
         "certified": None if certified is None else {"saving": certified, "disagreement": 0.004},
-        "exits_on": {"latency_ratio": 0.8, "disagreement": 0.01}, "measured": {"when": "2026-01-02", "commit": "abc", "processor": "One"},
-    }  # fmt: skip
+        "exits_on": {"latency_ratio": 0.8, "disagreement": 0.01},
+        "measured": {"when": "2026-01-02", "commit": "abc", "processor": "One"},
+    }
 
 
 def refusal(hindsight: float | None) -> dict[str, Any]:
@@ -67,7 +78,7 @@ def refusal(hindsight: float | None) -> dict[str, Any]:
         ([row("vgg", saving=0.2), {**row("densenet", saving=0.3), "labels_differ": 1}], False),
         ([], None),
     ],
-)  # fmt: skip
+)
 def test_two_of_three_have_to_save_and_a_refusal_has_to_be_fair(
     tmp_path: Path, rows: list[dict[str, Any]], met: bool | None
 ) -> None:

@@ -1,4 +1,5 @@
-"""``bench.fuzz files``: damaged files are refused by name or answered rightly, and what must not happen would be seen."""
+"""``bench.fuzz files``: damaged files are refused by name or answered rightly, and what must not happen would be
+seen."""
 
 from __future__ import annotations
 

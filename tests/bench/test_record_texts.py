@@ -21,9 +21,14 @@ from offramp_core.records import records_from_arrays
 from offramp_worker.prepare.progress import Reporter
 
 texts = st.lists(
-    st.builds(Text, st.sampled_from([f"{a} {b}" for a in ("A", "a ", "b", "c") for b in "xyz"]), st.integers(0, 1), training=st.booleans()),
+    st.builds(
+        Text,
+        st.sampled_from([f"{a} {b}" for a in ("A", "a ", "b", "c") for b in "xyz"]),
+        st.integers(0, 1),
+        training=st.booleans(),
+    ),
     max_size=30,
-)  # fmt: skip
+)
 
 
 def _contents(part: Sequence[Text]) -> list[str]:

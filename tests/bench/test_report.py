@@ -88,8 +88,14 @@ def _content(page: str) -> list[str]:
 
 
 def test_when_a_kept_table_was_measured_stays_with_it() -> None:
-    earlier = "## Engine\n\nWords.\n\n### one\n\n| s |\n| --- |\n| 1 |\n\n*Measured: long ago.*\n\n![one](one.png)\n\n### two\n\n| s |\n| --- |\n| 2 |\n"
-    page = "## Engine\n\nWords.\n\n### one\n\n*Not measured on this machine.*\n\n### two\n\n| s |\n| --- |\n| 3 |\n\n*Measured: now.*\n"
+    earlier = (
+        "## Engine\n\nWords.\n\n### one\n\n| s |\n| --- |\n| 1 |\n\n*Measured: long "
+        "ago.*\n\n![one](one.png)\n\n### two\n\n| s |\n| --- |\n| 2 |\n"
+    )
+    page = (
+        "## Engine\n\nWords.\n\n### one\n\n*Not measured on this machine.*\n\n### two\n\n| s |\n| --- |\n| 3 "
+        "|\n\n*Measured: now.*\n"
+    )
     assert kept(page, earlier) == earlier.replace("| 2 |", "| 3 |\n\n*Measured: now.*")
 
 
@@ -108,9 +114,14 @@ def test_a_row_tells_when_and_on_what_it_was_measured(tmp_path: Path) -> None:
 
 def row(plan: str, *, batch: int = 1, ratio: float = 0.3, worst: float = 1.0) -> dict[str, Any]:
     return {
-        "batch": batch, "plan": plan, "ratio": {"median": ratio, "low": ratio, "high": ratio}, "worst": {"median": worst},
-        "disagreement": 0.005, "precision": "fp32", "ramps": [],
-    }  # fmt: skip
+        "batch": batch,
+        "plan": plan,
+        "ratio": {"median": ratio, "low": ratio, "high": ratio},
+        "worst": {"median": worst},
+        "disagreement": 0.005,
+        "precision": "fp32",
+        "ramps": [],
+    }
 
 
 def goal(results: Results, beginning: str) -> Goal:
@@ -136,8 +147,12 @@ def test_disagreement_has_no_tolerance(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("mib", "met"), [(199.0, True), (201.0, False)])
 def test_resident_memory_has_a_mark_of_its_own_and_a_short_run_says_so(tmp_path: Path, mib: float, met: bool) -> None:
     server = {
-        "capacity_ratio": 1.0, "idle_over_model_ms": 0.5, "p95_at_0.6_ratio": None, "resident_mib": mib, "goodput_at_twice": 1.0,
-    }  # fmt: skip
+        "capacity_ratio": 1.0,
+        "idle_over_model_ms": 0.5,
+        "p95_at_0.6_ratio": None,
+        "resident_mib": mib,
+        "goodput_at_twice": 1.0,
+    }
     side = {"servers": {"offramp": server}, "objective_ms": 50.0}
     (tmp_path / "front.json").write_text(json.dumps({"loose": side, "tight": side, "rounds": 2, "seconds": 1.5}))
     found = goal(Results(tmp_path), "resident memory of a worker")
@@ -148,9 +163,15 @@ def test_resident_memory_has_a_mark_of_its_own_and_a_short_run_says_so(tmp_path:
 
 
 def test_of_tables_in_a_row_one_that_was_measured_in_part_keeps_the_others_and_says_when_each_was() -> None:
-    earlier = "## Traffic\n\nWords.\n\n| t | wrong |\n| --- | --- |\n| a | 1 |\n| b | 2 |\n\n| t | early |\n| --- | --- |\n| a | 3 |\n\n*Measured: long ago.*\n"
+    earlier = (
+        "## Traffic\n\nWords.\n\n| t | wrong |\n| --- | --- |\n| a | 1 |\n| b | 2 |\n\n| t | early |\n| --- | "
+        "--- |\n| a | 3 |\n\n*Measured: long ago.*\n"
+    )
     missing = "not measured on this machine"
-    page = f"## Traffic\n\nWords.\n\n| t | wrong |\n| --- | --- |\n| a | {missing} |\n| b | 9 |\n\n| t | early |\n| --- | --- |\n| a | {missing} |\n\n*Measured: now, only b.*\n"
+    page = (
+        f"## Traffic\n\nWords.\n\n| t | wrong |\n| --- | --- |\n| a | {missing} |\n| b | 9 |\n\n| t | early |\n| "
+        f"--- | --- |\n| a | {missing} |\n\n*Measured: now, only b.*\n"
+    )
     told = earlier.replace("| 2 |", "| 9 |").replace("long ago", "now, only b; other rows: long ago")
     assert kept(page, earlier) == told
     assert kept(page, told) == told

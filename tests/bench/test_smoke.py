@@ -1,4 +1,5 @@
-"""The benches that measure servers, as small as they get: whether they still run and what they leave. What comes out says nothing here."""
+"""The benches that measure servers, as small as they get: whether they still run and what they leave. What comes out
+says nothing here."""
 
 from __future__ import annotations
 
@@ -66,12 +67,22 @@ def assert_pictured(results: Path, name: str) -> None:
 def test_overload_is_pictured(tmp_path: Path) -> None:
     quantiles = {"p50": 3.0, "p95": 9.0, "p99": None}
     stretch = {
-        "exits": True, "requests": 10, "accepted_share": 0.5, "wrong": 0, "accepted_ms": quantiles, "refused_ms": quantiles
-    }  # fmt: skip
+        "exits": True,
+        "requests": 10,
+        "accepted_share": 0.5,
+        "wrong": 0,
+        "accepted_ms": quantiles,
+        "refused_ms": quantiles,
+    }
     found = {
-        "slo_ms": 50.0, "overload": 2.0, "capacity": 9.0, "seconds": 2.0, "passed": {"right": True},
-        "memory": {"growth": 0.01, "samples": [1, 2]}, "stretches": [stretch, stretch],
-    }  # fmt: skip
+        "slo_ms": 50.0,
+        "overload": 2.0,
+        "capacity": 9.0,
+        "seconds": 2.0,
+        "passed": {"right": True},
+        "memory": {"growth": 0.01, "samples": [1, 2]},
+        "stretches": [stretch, stretch],
+    }
     (tmp_path / "soak.json").write_text(json.dumps(found))
     assert_pictured(tmp_path, "soak")
 

@@ -1,4 +1,5 @@
-"""The soak in small: a real worker at twice its capacity for some seconds. What it takes is for the bench; here only what is said counts."""
+"""The soak in small: a real worker at twice its capacity for some seconds. What it takes is for the bench; here only
+what is said counts."""
 
 from __future__ import annotations
 
@@ -34,9 +35,14 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
         folder = bundles.write_bundle(tmp_path_factory.mktemp("bundle"))
         sessions = Sessions(load_bundle(folder), threads=1)
         seconds = {n: _seconds(sessions, n) for n in SIZES}
-        measured = Profile("onnxruntime-cpu", 1, tuple(
-            BatchProfile(n, s, (0.2 * s, 0.0, 0.3 * s, 0.3 * s, 0.2 * s), (1e-6,) * 4, 1e-6) for n, s in seconds.items()
-        ))  # fmt: skip
+        measured = Profile(
+            "onnxruntime-cpu",
+            1,
+            tuple(
+                BatchProfile(n, s, (0.2 * s, 0.0, 0.3 * s, 0.3 * s, 0.2 * s), (1e-6,) * 4, 1e-6)
+                for n, s in seconds.items()
+            ),
+        )
         (folder / "profile.json").write_bytes(msgspec.json.encode(measured))
         bundles.write_manifest(folder)
         bundle = load_bundle(folder)
@@ -64,8 +70,20 @@ def test_a_worker_at_twice_its_capacity_answers_rightly_or_refuses(
     out = tmp_path / "soak.json"
     # A machine that is slow while the capacity is measured and fast after is offered too little.
     for _ in range(3):
-        code = soak.main(["--seconds", "20", "--slo-ms", "1000", "--bundle", str(subject.bundle.path),
-                          "--traffic", str(tmp_path / "traffic.npz"), "--out", str(out)])  # fmt: skip
+        code = soak.main(
+            [
+                "--seconds",
+                "20",
+                "--slo-ms",
+                "1000",
+                "--bundle",
+                str(subject.bundle.path),
+                "--traffic",
+                str(tmp_path / "traffic.npz"),
+                "--out",
+                str(out),
+            ]
+        )
         result = json.loads(out.read_text())
         assert code == (0 if all(result["passed"].values()) else 1)
         assert result["passed"]["every accepted answer is right"]

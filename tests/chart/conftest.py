@@ -39,8 +39,18 @@ class Helm:
         chart: Path = CHART,
     ) -> subprocess.CompletedProcess[str]:
         # JSON is YAML, so the values need no second writer.
-        command = [self.path, "template", release, str(chart), "--namespace", namespace, "--kube-version", "1.34.0",
-                   "--values", "-"]  # fmt: skip
+        command = [
+            self.path,
+            "template",
+            release,
+            str(chart),
+            "--namespace",
+            namespace,
+            "--kube-version",
+            "1.34.0",
+            "--values",
+            "-",
+        ]
         return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
 
 

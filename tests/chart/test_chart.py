@@ -310,15 +310,27 @@ def test_another_name_is_the_name_of_everything(helm: Any) -> None:
 
 
 def test_what_the_operator_is_told_besides(helm: Any) -> None:
-    told = {"logLevel": "debug", "extraEnv": [{"name": "SSL_CERT_FILE", "value": "/ca"}], "workerImage": {"pullSecrets": ["a", "b"]}}  # fmt: skip
+    told = {
+        "logLevel": "debug",
+        "extraEnv": [{"name": "SSL_CERT_FILE", "value": "/ca"}],
+        "workerImage": {"pullSecrets": ["a", "b"]},
+    }
     env = {entry["name"]: entry.get("value") for entry in container(helm.template(**told))["env"]}
-    assert (env["OFFRAMP_LOG_LEVEL"], env["SSL_CERT_FILE"], env["OFFRAMP_WORKER_PULL_SECRETS"]) == ("debug", "/ca", "a,b")  # fmt: skip
+    assert (env["OFFRAMP_LOG_LEVEL"], env["SSL_CERT_FILE"], env["OFFRAMP_WORKER_PULL_SECRETS"]) == (
+        "debug",
+        "/ca",
+        "a,b",
+    )
     settings = parse_settings({name: value or "x" for name, value in env.items()} | {"OFFRAMP_WEB_ADDRESS": ""})
     assert (settings.log_level, settings.workers.pull_secrets) == (logging.DEBUG, ("a", "b"))
 
 
 def operators_resources(helm: Any, **values: Any) -> set[str]:
-    (role,) = (o for o in helm.template(**values) if o["kind"] == "ClusterRole" and o["metadata"]["name"] == "offramp-system-offramp")  # fmt: skip
+    (role,) = (
+        o
+        for o in helm.template(**values)
+        if o["kind"] == "ClusterRole" and o["metadata"]["name"] == "offramp-system-offramp"
+    )
     return {resource.split("/")[0] for rule in role["rules"] for resource in rule["resources"]}
 
 
@@ -343,13 +355,21 @@ def test_an_account_that_is_there_is_used_and_not_made(helm: Any) -> None:
 
 
 def test_rules_and_dashboards_go_where_they_are_looked_for(helm: Any) -> None:
-    objects = helm.template(monitoring={
-        "rules": {"enabled": True, "namespace": "prometheus", "runbookUrl": "https://wiki.example/a"},
-        "dashboards": {"enabled": True, "namespace": "grafana"},
-    })  # fmt: skip
+    objects = helm.template(
+        monitoring={
+            "rules": {"enabled": True, "namespace": "prometheus", "runbookUrl": "https://wiki.example/a"},
+            "dashboards": {"enabled": True, "namespace": "grafana"},
+        }
+    )
     rules = [o for o in objects if o["kind"] == "PrometheusRule"]
     assert {o["metadata"]["namespace"] for o in rules} == {"prometheus"}
-    links = {r["annotations"]["runbook_url"].split("#")[0] for o in rules for g in o["spec"]["groups"] for r in g["rules"] if "alert" in r}  # fmt: skip
+    links = {
+        r["annotations"]["runbook_url"].split("#")[0]
+        for o in rules
+        for g in o["spec"]["groups"]
+        for r in g["rules"]
+        if "alert" in r
+    }
     assert links == {"https://wiki.example/a"}
     boards = [o for o in objects if "-dashboard-" in o["metadata"]["name"]]
     assert len(boards) == 2 and {o["metadata"]["namespace"] for o in boards} == {"grafana"}
@@ -498,8 +518,13 @@ def test_everything_is_of_one_version() -> None:
     assert {meta["version"], meta["appVersion"], offramp_worker.__version__, newest} == {project}
     named = {
         tag
-        for file in (*(ROOT / "docs").rglob("*.md"), *ROOT.glob("helm/**/*.md"), *ROOT.glob("images/*"), ROOT / "README.md")
+        for file in (
+            *(ROOT / "docs").rglob("*.md"),
+            *ROOT.glob("helm/**/*.md"),
+            *ROOT.glob("images/*"),
+            ROOT / "README.md",
+        )
         if file.is_file()
         for tag in re.findall(r"offramp/(?:operator|worker):([\w.]*\w)", file.read_text())
-    }  # fmt: skip
+    }
     assert named == {project}

@@ -40,21 +40,24 @@ FILES = sorted(VALUES.glob("*.yaml"))
 
 # kube-score's findings that stay, and why.
 ACCEPTED = {
-    "container-image-pull-policy": "tags of releases never move and digests cannot; Always would need the registry at every start",
+    "container-image-pull-policy": "tags of releases never move and digests cannot; Always would need the registry at "
+    "every start",
     "deployment-has-host-podantiaffinity": "topologySpreadConstraints do this, and let two pods share the only node",
     "deployment-replicas": "a version on trial has as few workers as its share asks for; what serves stands beside it",
     "container-resources": "",  # the details are in ACCEPTED_DETAILS: only the processor's limit is left out
     "container-ephemeral-storage-request-and-limit": "",
 }
 ACCEPTED_DETAILS = {
-    "CPU limit is not set": "a limit would throttle the start, when Python is imported, and a fast takeover; the request reserves a share",
+    "CPU limit is not set": "a limit would throttle the start, when Python is imported, and a fast takeover; the "
+    "request reserves a share"
 }
 # What a user leaves out of spec.worker.resources is theirs to say: nobody else knows how large the model is.
 ACCEPTED_OF_WORKERS = ACCEPTED_DETAILS | {
     "CPU request is not set": "spec.worker.resources",
     "Memory limit is not set": "spec.worker.resources",
     "Memory request is not set": "spec.worker.resources",
-    "Ephemeral Storage limit is not set": "spec.worker.resources; the root file system is read-only and the state folder is limited",
+    "Ephemeral Storage limit is not set": "spec.worker.resources; the root file system is read-only and the state "
+    "folder is limited",
     "Ephemeral Storage request is not set": "spec.worker.resources",
 }
 
@@ -131,14 +134,18 @@ def of_samples() -> list[dict[str, Any]]:
 
 MADE: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "workers": lambda: of_service(service()),
-    "fetched over https": lambda: of_service(service(model={"uri": "https://models.example/digits.tar", "secretRef": {"name": "models"}})),
-    "fetched from s3": lambda: of_service(service(model={"uri": "s3://models/digits.tar", "secretRef": {"name": "models"}})),
+    "fetched over https": lambda: of_service(
+        service(model={"uri": "https://models.example/digits.tar", "secretRef": {"name": "models"}})
+    ),
+    "fetched from s3": lambda: of_service(
+        service(model={"uri": "s3://models/digits.tar", "secretRef": {"name": "models"}})
+    ),
     "on a claim": lambda: of_service(service(model={"uri": "pvc://models/digits"})),
     "trained on live traffic": trained,
     "scaled": scaled,
     "two versions through a gateway": side_by_side,
     "samples": of_samples,
-}  # fmt: skip
+}
 
 
 def findings(kube_score: str, objects: list[dict[str, Any]]) -> list[tuple[str, str, str]]:

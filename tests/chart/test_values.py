@@ -1,4 +1,5 @@
-"""Values: every wrong one is refused by `helm template` with its path, under Helm 3 and Helm 4, before anything is rendered."""
+"""Values: every wrong one is refused by `helm template` with its path, under Helm 3 and Helm 4, before anything is
+rendered."""
 
 from __future__ import annotations
 
@@ -144,20 +145,29 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "namespaces of the whole cluster": ({"scope": {"kind": "cluster", "namespaces": ["team-a"]}}, "/scope/namespaces"),
     "a namespace twice": ({"scope": {"kind": "namespaces", "namespaces": ["a", "a"]}}, "/scope/namespaces"),
     "the page on the port of health": ({"web": {"port": 8080}}, "/web/port"),
-    "no port of the API server": ({"networkPolicies": {"operator": {"apiServerPorts": []}}}, "/networkPolicies/operator/apiServerPorts"),
+    "no port of the API server": (
+        {"networkPolicies": {"operator": {"apiServerPorts": []}}},
+        "/networkPolicies/operator/apiServerPorts",
+    ),
     "an account of somebody else without a name": ({"serviceAccount": {"create": False}}, "/serviceAccount/name"),
     "a name instead of an object": ({"imagePullSecrets": ["registry"]}, "/imagePullSecrets/0"),
     "a label that is the chart's": ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "/podLabels"),
     "a label of Helm's": ({"commonLabels": {"helm.sh/chart": "mine"}}, "/commonLabels"),
-    "a label that would aggregate": ({"commonLabels": {"rbac.authorization.k8s.io/aggregate-to-view": "true"}}, "/commonLabels"),
+    "a label that would aggregate": (
+        {"commonLabels": {"rbac.authorization.k8s.io/aggregate-to-view": "true"}},
+        "/commonLabels",
+    ),
     "a label without a valid key": ({"podLabels": {"my key": "x"}}, "/podLabels"),
     "a node label without a valid key": ({"nodeSelector": {"Example.Com/disk": "ssd"}}, "/nodeSelector"),
     "an annotation without a valid key": ({"commonAnnotations": {"a/b/c": "x"}}, "/commonAnnotations"),
-    "a range of ports from a name": (port(port="http", endPort=90), "/networkPolicies/operator/extraEgress/0/ports/0/port"),
+    "a range of ports from a name": (
+        port(port="http", endPort=90),
+        "/networkPolicies/operator/extraEgress/0/ports/0/port",
+    ),
     "a port beyond the last": (port(port=65536), "/networkPolicies/operator/extraEgress/0/ports/0/port"),
     "half a constraint": ({"topologySpreadConstraints": [{"maxSkew": 1}]}, "/topologySpreadConstraints/0"),
     "nothing where something must be": ({"replicas": None}, "replicas"),
-}  # fmt: skip
+}
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
@@ -231,11 +241,17 @@ COMPARED = {
         port(port=443, endPort=80),
         "networkPolicies.operator.extraEgress.0.ports.0.endPort: 80 is below port 443",
     ),
-    "more requested than allowed": (resources("2Gi", "2G"), "resources.requests.memory: 2Gi is more than resources.limits.memory, 2G"),
+    "more requested than allowed": (
+        resources("2Gi", "2G"),
+        "resources.requests.memory: 2Gi is more than resources.limits.memory, 2G",
+    ),
     "a whole number against thousandths": (resources(1, "900m", "cpu"), "resources.requests.cpu: 1 is more"),
-    "a bundle larger than the operator takes": ({"delivery": {"sizeLimit": "1025Gi"}}, "delivery.sizeLimit: 1025Gi is more than 1024Gi"),
+    "a bundle larger than the operator takes": (
+        {"delivery": {"sizeLimit": "1025Gi"}},
+        "delivery.sizeLimit: 1025Gi is more than 1024Gi",
+    ),
     "large numbers": (resources(2000000000, "1e9"), "resources.requests.memory: 2e+09 is more"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("values", "sentence"), COMPARED.values(), ids=COMPARED.keys())
@@ -248,13 +264,29 @@ def test_two_values_that_contradict_each_other_are_refused(helm: Any, values: di
 @pytest.mark.parametrize(
     "values",
     [
-        resources("1e3", "2E3"), resources("1Ki", "1.5k"), resources("0.5", 0.5, "cpu"), resources(".5", "1.", "cpu"), resources("100u", "1m", "cpu"),
-        resources(1000000000, "1Gi"), port(port=80, endPort=80), port(port="grpc-otlp"), port(),
-        {"networkPolicies": {"operator": {"from": [{"ipBlock": {"cidr": c}} for c in ("0.0.0.0/0", "10.1.2.3/32", "::/0", "fd00:10::/64", "2001:db8:0:0:0:0:0:1/128")]}}},
+        resources("1e3", "2E3"),
+        resources("1Ki", "1.5k"),
+        resources("0.5", 0.5, "cpu"),
+        resources(".5", "1.", "cpu"),
+        resources("100u", "1m", "cpu"),
+        resources(1000000000, "1Gi"),
+        port(port=80, endPort=80),
+        port(port="grpc-otlp"),
+        port(),
+        {
+            "networkPolicies": {
+                "operator": {
+                    "from": [
+                        {"ipBlock": {"cidr": c}}
+                        for c in ("0.0.0.0/0", "10.1.2.3/32", "::/0", "fd00:10::/64", "2001:db8:0:0:0:0:0:1/128")
+                    ]
+                }
+            }
+        },
         {"commonLabels": {"a.b-c/D_e.f": "X_y.z-1", "empty": ""}, "commonAnnotations": {"a/b": "any text, äöü!"}},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_kubernetes_takes_is_taken(helm: Any, values: dict[str, Any]) -> None:
     assert helm.try_template(values).stderr == ""
 

@@ -1,4 +1,5 @@
-"""Makes the synthetic scores and the simulated fleet of the core tests importable here, and gives services in many states."""
+"""Makes the synthetic scores and the simulated fleet of the core tests importable here, and gives services in many
+states."""
 
 from __future__ import annotations
 

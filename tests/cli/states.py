@@ -1,5 +1,5 @@
-"""Services in many states, as the control loop itself leaves them: a simulated fleet is driven there, and its objects are stored as the
-embedded shell stores them."""
+"""Services in many states, as the control loop itself leaves them: a simulated fleet is driven there, and its objects
+are stored as the embedded shell stores them."""
 
 from __future__ import annotations
 
@@ -112,8 +112,20 @@ def pin_rejected() -> Fleet:
 
 STATES: Mapping[str, Callable[[], Fleet]] = {
     f.__name__: f
-    for f in (starting, collecting, progressing, promoted_once, measured, rolled_back, awaiting, recommended, disabled, pin_in_canary, pin_rejected)
-}  # fmt: skip
+    for f in (
+        starting,
+        collecting,
+        progressing,
+        promoted_once,
+        measured,
+        rolled_back,
+        awaiting,
+        recommended,
+        disabled,
+        pin_in_canary,
+        pin_rejected,
+    )
+}
 
 
 # --- as files --------------------------------------------------------------------------------------
@@ -126,10 +138,27 @@ def objects(fleet: Fleet) -> list[dict[str, Any]]:
     request = {"annotations": {"earlyexit.dev/request": service.request}} if service.request else {}
     owner = [{"kind": SERVICE_KIND, "name": service.name, "uid": service.uid, "controller": True}]
     children = [
-        *(_object(CONFIG_KIND, c.name, c.created_at, c.plan.to_mapping(), status_json(c.status), ownerReferences=owner) for c in fleet.configs.values()),
-        *(_object(ROLLOUT_KIND, r.name, r.created_at, _rollout_spec(r), status_json(r.status), ownerReferences=owner) for r in fleet.rollouts.values()),
-    ]  # fmt: skip
-    own = _object(SERVICE_KIND, service.name, 1_000_000.0, fleet.manifest, status, uid=service.uid, generation=service.generation, **request)  # fmt: skip
+        *(
+            _object(
+                CONFIG_KIND, c.name, c.created_at, c.plan.to_mapping(), status_json(c.status), ownerReferences=owner
+            )
+            for c in fleet.configs.values()
+        ),
+        *(
+            _object(ROLLOUT_KIND, r.name, r.created_at, _rollout_spec(r), status_json(r.status), ownerReferences=owner)
+            for r in fleet.rollouts.values()
+        ),
+    ]
+    own = _object(
+        SERVICE_KIND,
+        service.name,
+        1_000_000.0,
+        fleet.manifest,
+        status,
+        uid=service.uid,
+        generation=service.generation,
+        **request,
+    )
     return [own, *children]
 
 
@@ -149,7 +178,15 @@ def _rollout_spec(rollout: Any) -> dict[str, Any]:
 
 
 def _object(kind: str, name: str, created: float, spec: Any, status: Any, **metadata: Any) -> dict[str, Any]:
-    meta = {"namespace": "default", "name": name, "uid": f"{name}-uid", "generation": 1, "resourceVersion": "1", "creationTimestamp": format_time(created), **metadata}  # fmt: skip
+    meta = {
+        "namespace": "default",
+        "name": name,
+        "uid": f"{name}-uid",
+        "generation": 1,
+        "resourceVersion": "1",
+        "creationTimestamp": format_time(created),
+        **metadata,
+    }
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": meta, "spec": spec, "status": status}
 
 
@@ -160,7 +197,17 @@ def write_state(fleet: Fleet, folder: Path, *, running: bool = True) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(manifest))
     (folder / "lock").write_text(f"{os.getpid() if running else 2**22 + 1}\n")
-    workers = [{"name": w.name, "uid": w.name, "port": 9000 + i, "admin_port": 9100 + i, "restarts": w.restarts, "pid": 100 + i} for i, w in enumerate(fleet.workers)]  # fmt: skip
+    workers = [
+        {
+            "name": w.name,
+            "uid": w.name,
+            "port": 9000 + i,
+            "admin_port": 9100 + i,
+            "restarts": w.restarts,
+            "pid": 100 + i,
+        }
+        for i, w in enumerate(fleet.workers)
+    ]
     (folder / "workers.json").write_text(json.dumps({"workers": workers, "next": len(workers)}))
     return folder
 
@@ -173,8 +220,15 @@ def write_records(fleet: Fleet, folder: Path) -> None:
     prediction = np.where(records.agrees, 0, 1).astype(np.int32)
     final = np.zeros(len(records), dtype=np.int32)
     arrays = {
-        "time": records.time, "uncertainty": records.uncertainty, "prediction": prediction, "final": final, "reference": final,
-        "ramp_id": np.array(store.ramp_ids), "ramp_precision": np.array(["fp32"] * len(store.ramp_ids)), "boot": np.array(["a"]), "next": np.array([len(records)]),
-    }  # fmt: skip
+        "time": records.time,
+        "uncertainty": records.uncertainty,
+        "prediction": prediction,
+        "final": final,
+        "reference": final,
+        "ramp_id": np.array(store.ramp_ids),
+        "ramp_precision": np.array(["fp32"] * len(store.ramp_ids)),
+        "boot": np.array(["a"]),
+        "next": np.array([len(records)]),
+    }
     (folder / "records").mkdir(exist_ok=True)
     save_pool(folder / "records", RampSetKey(store.backbone_digest, store.ramp_set_digest), arrays)

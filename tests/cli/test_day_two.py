@@ -15,7 +15,23 @@ from offramp_cli.main import app
 from offramp_core.control.spec import parse_spec
 
 Stored = Callable[..., Path]
-COMMANDS = ("get", "status", "why", "history", "diff", "top", "promote", "abort", "pause", "resume", "approve", "tune", "export", "pin", "lint")  # fmt: skip
+COMMANDS = (
+    "get",
+    "status",
+    "why",
+    "history",
+    "diff",
+    "top",
+    "promote",
+    "abort",
+    "pause",
+    "resume",
+    "approve",
+    "tune",
+    "export",
+    "pin",
+    "lint",
+)
 
 
 def offramp(*arguments: str | Path) -> Result:
@@ -79,10 +95,16 @@ class TestReading:
         other = offramp("diff", found["b"], found["a"], "--state", folder)
         assert other.exit_code == 1 and other.stdout.splitlines()[0].split() == ["FIELD", found["b"], found["a"]]
 
-    @pytest.mark.parametrize(("state", "flags", "code"), [
-        ("promoted_once", [], 0), ("promoted_once", ["--wait"], 0), ("starting", [], 1), ("starting", ["--wait", "--timeout", "10ms"], 2),
-        ("pin_rejected", ["--wait", "--timeout", "1h"], 1),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("state", "flags", "code"),
+        [
+            ("promoted_once", [], 0),
+            ("promoted_once", ["--wait"], 0),
+            ("starting", [], 1),
+            ("starting", ["--wait", "--timeout", "10ms"], 2),
+            ("pin_rejected", ["--wait", "--timeout", "1h"], 1),
+        ],
+    )
     def test_status_ends_by_health(self, stored: Stored, state: str, flags: list[str], code: int) -> None:
         assert offramp("status", "sim", *flags, "--state", stored(state)).exit_code == code
 
@@ -106,18 +128,21 @@ class TestDeciding:
         assert offramp("resume", "sim", "--rollout", "sim-1", "--state", folder).exit_code == 0
         assert stored_object(folder, "RampRollout", "sim-1")["spec"] == {**before, "paused": False}
 
-    @pytest.mark.parametrize(("command", "state", "reason"), [
-        (["promote", "sim"], "pin_in_canary", "has not earned acceptance"),
-        (["promote", "sim"], "progressing", "never overrules a gate"),
-        (["abort", "sim"], "rolled_back", "sim-2 is finished"),
-        (["abort", "sim", "--rollout", "sim-1"], "rolled_back", "sim-1 is finished"),
-        (["pause", "sim"], "disabled", "has had no rollout yet"),
-        (["approve", "sim"], "promoted_once", "only Recommend"),
-        (["tune", "sim", "--now"], "disabled", "only Auto and Recommend tune"),
-        (["tune", "sim"], "promoted_once", "add --now"),
-        (["export", "sim"], "disabled", "nothing to pin"),
-        (["pin", "sim", "--ramp", "r00-grid=0.1"], "promoted_once", "add --dry-run"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("command", "state", "reason"),
+        [
+            (["promote", "sim"], "pin_in_canary", "has not earned acceptance"),
+            (["promote", "sim"], "progressing", "never overrules a gate"),
+            (["abort", "sim"], "rolled_back", "sim-2 is finished"),
+            (["abort", "sim", "--rollout", "sim-1"], "rolled_back", "sim-1 is finished"),
+            (["pause", "sim"], "disabled", "has had no rollout yet"),
+            (["approve", "sim"], "promoted_once", "only Recommend"),
+            (["tune", "sim", "--now"], "disabled", "only Auto and Recommend tune"),
+            (["tune", "sim"], "promoted_once", "add --now"),
+            (["export", "sim"], "disabled", "nothing to pin"),
+            (["pin", "sim", "--ramp", "r00-grid=0.1"], "promoted_once", "add --dry-run"),
+        ],
+    )
     def test_a_refusal_is_one_line_with_the_reason_and_writes_nothing(
         self, stored: Stored, command: list[str], state: str, reason: str
     ) -> None:
@@ -164,11 +189,14 @@ class TestPins:
         assert parse_spec({**spec, **patch["spec"]}).mode == "Pinned"
         assert json.loads(offramp("export", "sim", "--state", folder, "--json").stdout)["patch"] == patch
 
-    @pytest.mark.parametrize(("ramp", "code", "said"), [
-        ("r01-grid=0.1", 0, "0 answers would have differed (0.0%); the budget is 2%: it would go into its canary"),
-        ("r00-grid=1", 1, "it would be refused; lower the thresholds"),
-        ("r09-none=0.1", 1, "ramp 'r09-none' is unknown; there is r00-grid, r01-grid, r02-grid"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("ramp", "code", "said"),
+        [
+            ("r01-grid=0.1", 0, "0 answers would have differed (0.0%); the budget is 2%: it would go into its canary"),
+            ("r00-grid=1", 1, "it would be refused; lower the thresholds"),
+            ("r09-none=0.1", 1, "ramp 'r09-none' is unknown; there is r00-grid, r01-grid, r02-grid"),
+        ],
+    )
     def test_a_pin_is_checked_against_what_the_embedded_shell_recorded(
         self, stored: Stored, ramp: str, code: int, said: str
     ) -> None:
@@ -190,14 +218,17 @@ class TestPins:
         done = offramp("pin", "sim", "--config", rejected, "--dry-run", "--state", folder)
         assert f"RampConfig {rejected} has these thresholds: Rejected, cooling down for" in done.stdout
 
-    @pytest.mark.parametrize(("flags", "said"), [
-        (["--ramp", "r00-grid"], "must be ID=THRESHOLD"),
-        (["--ramp", "r00-grid=2"], "spec.ramps.pin.ramps[0].threshold"),
-        (["--ramp", "r00-grid=0.1", "--ramp", "r00-grid=0.2"], "a ramp is named twice"),
-        ([], "list between 1 and 6 ramps"),
-        (["--precision", "int8/", "--ramp", "r00-grid=0.1"], "spec.ramps.pin.precision"),
-        (["--config", "sim-nothing"], "has no RampConfig 'sim-nothing'"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("flags", "said"),
+        [
+            (["--ramp", "r00-grid"], "must be ID=THRESHOLD"),
+            (["--ramp", "r00-grid=2"], "spec.ramps.pin.ramps[0].threshold"),
+            (["--ramp", "r00-grid=0.1", "--ramp", "r00-grid=0.2"], "a ramp is named twice"),
+            ([], "list between 1 and 6 ramps"),
+            (["--precision", "int8/", "--ramp", "r00-grid=0.1"], "spec.ramps.pin.precision"),
+            (["--config", "sim-nothing"], "has no RampConfig 'sim-nothing'"),
+        ],
+    )
     def test_a_pin_that_the_manifest_could_not_hold_names_the_field(
         self, stored: Stored, flags: list[str], said: str
     ) -> None:
@@ -206,13 +237,16 @@ class TestPins:
 
 
 class TestErrors:
-    @pytest.mark.parametrize(("command", "said"), [
-        (["get", "nope"], "no EarlyExitService 'nope' in"),
-        (["why", "sim", "sim-9"], "sim has no rollout 'sim-9'; there is sim-1"),
-        (["diff", "sim", "sim-none"], "no service and no RampConfig 'sim-none'"),
-        (["get", "-n", "default"], "--state reads a folder"),
-        (["status", "sim", "--timeout", "soon"], "--timeout"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("command", "said"),
+        [
+            (["get", "nope"], "no EarlyExitService 'nope' in"),
+            (["why", "sim", "sim-9"], "sim has no rollout 'sim-9'; there is sim-1"),
+            (["diff", "sim", "sim-none"], "no service and no RampConfig 'sim-none'"),
+            (["get", "-n", "default"], "--state reads a folder"),
+            (["status", "sim", "--timeout", "soon"], "--timeout"),
+        ],
+    )
     def test_what_could_not_be_asked_is_one_line_and_says_what_is_there(
         self, stored: Stored, command: list[str], said: str
     ) -> None:
@@ -253,8 +287,15 @@ class TestCompletion:
     def test_names_of_services_are_completed(self, stored: Stored) -> None:
         folder = stored("disabled")
         done = CliRunner().invoke(
-            app, [], env={"_OFFRAMP_COMPLETE": "complete_bash", "COMP_WORDS": f"offramp get --state {folder} s", "COMP_CWORD": "4"}, prog_name="offramp"
-        )  # fmt: skip
+            app,
+            [],
+            env={
+                "_OFFRAMP_COMPLETE": "complete_bash",
+                "COMP_WORDS": f"offramp get --state {folder} s",
+                "COMP_CWORD": "4",
+            },
+            prog_name="offramp",
+        )
         assert done.stdout.split() == ["sim"]
 
     @pytest.mark.parametrize(
@@ -279,6 +320,13 @@ class TestCompletion:
 
     def test_a_source_that_cannot_be_read_completes_to_nothing(self, tmp_path: Path) -> None:
         done = CliRunner().invoke(
-            app, [], env={"_OFFRAMP_COMPLETE": "complete_bash", "COMP_WORDS": f"offramp get --state {tmp_path} s", "COMP_CWORD": "4"}, prog_name="offramp"
-        )  # fmt: skip
+            app,
+            [],
+            env={
+                "_OFFRAMP_COMPLETE": "complete_bash",
+                "COMP_WORDS": f"offramp get --state {tmp_path} s",
+                "COMP_CWORD": "4",
+            },
+            prog_name="offramp",
+        )
         assert done.stdout.split() == [] and done.stderr == ""

@@ -50,9 +50,21 @@ def test_a_good_manifest_has_no_mistake() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "line", "field", "message"),
     [
-        ('"0.01"', "0.01", 10, "spec.objective.accuracy.maxDisagreement", 'must be a string; got 0.01; quote it: "0.01"'),
-        ('"0.01"', '"0.9"', 10, "spec.objective.accuracy.maxDisagreement", "maxDisagreement must be a quoted decimal above 0"),
-        ("40ms", "soon", 8, "spec.objective.latency.threshold", 'duration above 0 in us, ms and s'),
+        (
+            '"0.01"',
+            "0.01",
+            10,
+            "spec.objective.accuracy.maxDisagreement",
+            'must be a string; got 0.01; quote it: "0.01"',
+        ),
+        (
+            '"0.01"',
+            '"0.9"',
+            10,
+            "spec.objective.accuracy.maxDisagreement",
+            "maxDisagreement must be a quoted decimal above 0",
+        ),
+        ("40ms", "soon", 8, "spec.objective.latency.threshold", "duration above 0 in us, ms and s"),
         ("weight: 50", "weight: 500", 14, "spec.rollout.steps[1].weight", "must be at most 100; got 500"),
         ("weight: 50", "weight: 5", 12, "spec.rollout.steps", "weights of rollout.steps must rise from step to step"),
         ("replicas: 2", "replica: 2", 15, "spec.replica", "unknown field; known are "),
@@ -65,7 +77,7 @@ def test_a_good_manifest_has_no_mistake() -> None:
         ("v1alpha1", "v1", 1, "apiVersion", "must be earlyexit.dev/v1alpha1"),
         ('  model: {uri: "oci://offramp/digits:1"}\n', "", 5, "spec.model", "is missing and required"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_told_with_its_line_its_field_and_what_to_do(
     before: str, after: str, line: int, field: str, message: str
 ) -> None:
@@ -93,11 +105,17 @@ def test_documents_of_other_kinds_are_counted_and_lists_are_opened() -> None:
 
 
 def test_a_ramp_config_and_a_rollout_are_checked_as_well() -> None:
-    config = "apiVersion: earlyexit.dev/v1alpha1\nkind: RampConfig\nmetadata: {name: a}\nspec: {backboneDigest: x, rampSetDigest: y, precision: fp32, execution: Auto, ramps: [{id: r, threshold: '2'}]}\n"  # fmt: skip
+    config = (
+        "apiVersion: earlyexit.dev/v1alpha1\nkind: RampConfig\nmetadata: {name: a}\nspec: {backboneDigest: x, "
+        "rampSetDigest: y, precision: fp32, execution: Auto, ramps: [{id: r, threshold: '2'}]}\n"
+    )
     told = {m.field: m.message for m in lint_text(config, "f.yaml")[0]}
     assert list(told) == ["metadata.name", "spec.backboneDigest", "spec.rampSetDigest", "spec.ramps[0].threshold"]
     assert told["spec.ramps[0].threshold"].startswith("threshold must be the shortest decimal from 0 to 1")
-    rollout = "apiVersion: earlyexit.dev/v1alpha1\nkind: RampRollout\nmetadata: {name: a}\nspec: {serviceName: s, from: a, to: b, generation: 1, cause: Tuned, decision: Maybe}\n"  # fmt: skip
+    rollout = (
+        "apiVersion: earlyexit.dev/v1alpha1\nkind: RampRollout\nmetadata: {name: a}\nspec: {serviceName: s, "
+        "from: a, to: b, generation: 1, cause: Tuned, decision: Maybe}\n"
+    )
     assert one(rollout) == (4, "spec.decision", 'must be one of Promote, Abort; got "Maybe"')
 
 
@@ -120,20 +138,25 @@ def test_what_only_looks_like_a_number_is_a_text_as_kubectl_has_it(text: str) ->
 
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n" for before, name in zip("abcdefghi", "bcdefghij", strict=True)
-)  # fmt: skip
+    f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n"
+    for before, name in zip("abcdefghi", "bcdefghij", strict=True)
+)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         pytest.param(BOMB + "kind: [*j]\n", "once its aliases are written out", id="aliases of aliases"),
-        pytest.param("kind: EarlyExitService\nmetadata: &m {name: a, x: *m}\n", "stands for something around it", id="an alias of itself"),
+        pytest.param(
+            "kind: EarlyExitService\nmetadata: &m {name: a, x: *m}\n",
+            "stands for something around it",
+            id="an alias of itself",
+        ),
         pytest.param("[" * 5000, "nested more than 100 deep", id="deep beyond Python's stack"),
         pytest.param("{a: " * 150 + "1" + "}" * 150, "nested more than 100 deep", id="deep"),
         pytest.param("a: !!timestamp 2026-99-99", "month", id="a day that no calendar has"),
     ],
-)  # fmt: skip
+)
 def test_a_text_that_grows_beyond_measure_is_a_mistake_for_lint_and_up_alike(
     text: str, message: str, tmp_path: Path
 ) -> None:

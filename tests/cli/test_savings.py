@@ -1,4 +1,5 @@
-"""Savings as people read them: what was predicted, what traffic makes of it, and what was measured against the holdback."""
+"""Savings as people read them: what was predicted, what traffic makes of it, and what was measured against the
+holdback."""
 
 from __future__ import annotations
 

@@ -56,8 +56,12 @@ def test_every_state_can_be_shown_to_people_and_to_machines(in_state: InState, s
     ):
         assert shown and all("\n" not in line.plain and line.plain == line.plain.rstrip() for line in shown)
     machine = (
-        get_data([family]), why_data(family, family.newest, now), health_data(family), history_data(family), top_data([family]),
-    )  # fmt: skip
+        get_data([family]),
+        why_data(family, family.newest, now),
+        health_data(family),
+        history_data(family),
+        top_data([family]),
+    )
     assert json.loads(json.dumps(machine, allow_nan=False))
 
 
@@ -67,8 +71,15 @@ def test_the_tree_hangs_the_canary_below_its_rollout_and_the_workers_below_their
     assert shown[0].split() == ["NAME", "KIND", "STATUS", "AGE", "INFO"]
     kind = shown[0].index("KIND")
     assert [line[:kind].rstrip() for line in shown[1:]] == [
-        "sim", f"├─ {family.stable.name}", "├─ sim-1", f"│  └─ {family.active.to_config}", "├─ tuning", "└─ workers", "   ├─ w0", "   └─ w1",
-    ]  # fmt: skip
+        "sim",
+        f"├─ {family.stable.name}",
+        "├─ sim-1",
+        f"│  └─ {family.active.to_config}",
+        "├─ tuning",
+        "└─ workers",
+        "   ├─ w0",
+        "   └─ w1",
+    ]
     assert "step 1/2 at 20%" in shown[3] and "audits disagreed" in shown[3]
     assert "Stable" in shown[2] and "exits off" in shown[2]
     assert "2 of 2 ready, 2 run the newest plan" in shown[6]
@@ -245,7 +256,10 @@ class TestDiff:
     def test_a_certificate_earned_in_the_canary_says_so(self, in_state: InState) -> None:
         family, _ = in_state("promoted_once")
         earned = ConfigStatus("Pinned", "Stable", ({"method": "canary-acceptance", "budget": 0.02, "n": 900, "k": 3},))
-        assert plans.certificate(replace(family.stable, status=earned)) == "certified for 2%: 3 of 900 answers differed (earned in its canary)"  # fmt: skip
+        assert (
+            plans.certificate(replace(family.stable, status=earned))
+            == "certified for 2%: 3 of 900 answers differed (earned in its canary)"
+        )
 
 
 def test_history_is_newest_first_and_empty_history_says_where_to_look(in_state: InState) -> None:

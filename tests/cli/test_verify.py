@@ -140,7 +140,16 @@ class TestWhatHolds:
         assert "needs no certificate" in result.stdout
 
     def test_what_a_canary_earned_is_told_apart_from_certificates(self, story: Story, tmp_path: Path) -> None:
-        earned = {"method": "canary-acceptance", "budget": "0.02", "delta": "0.05", "testIndex": 2, "level": "0.0076", "n": 900, "k": 1, "recordsThrough": "5.0"}  # fmt: skip
+        earned = {
+            "method": "canary-acceptance",
+            "budget": "0.02",
+            "delta": "0.05",
+            "testIndex": 2,
+            "level": "0.0076",
+            "n": 900,
+            "k": 1,
+            "recordsThrough": "5.0",
+        }
         proofs = story.manifest["status"]["certificates"]
         both = {**story.manifest, "status": {"certificates": [*proofs, earned]}}
         assert run(write(tmp_path, both)).exit_code == 0

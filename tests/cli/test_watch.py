@@ -1,4 +1,5 @@
-"""``--watch`` of get, top and why, as processes: they show what has changed, in place on a terminal, and end on Ctrl-C."""
+"""``--watch`` of get, top and why, as processes: they show what has changed, in place on a terminal, and end on
+Ctrl-C."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ def watching(*arguments: str | Path, terminal: bool) -> Iterator[Watching]:
 
 
 def becomes(folder: Path, later: Path) -> None:
-    """The state of ``folder`` is from now on that of ``later``, as a shell would write it: each file at once, the service last."""
+    """The state of ``folder`` is from now on that of ``later``, as a shell would write it: each file at once, the
+    service last."""
     for file in sorted(later.rglob("*.json"), reverse=True):
         target = folder / file.relative_to(later)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""A release of Offramp on the real cluster of ``make cluster``, installed with the chart, and namespaces to try it in."""
+"""A release of Offramp on the real cluster of ``make cluster``, installed with the chart, and namespaces to try it
+in."""
 
 from __future__ import annotations
 

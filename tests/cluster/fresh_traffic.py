@@ -1,4 +1,5 @@
-"""``fresh_traffic.py URL SECONDS``: inputs that never repeat, 16 to a request, one request after another, until SIGTERM or the time is up, but at least one.
+"""``fresh_traffic.py URL SECONDS``: inputs that never repeat, 16 to a request, one request after another, until SIGTERM
+or the time is up, but at least one.
 
 Prints rows answered, rows that left early, and failed requests, as JSON.
 """
@@ -26,7 +27,12 @@ def main(url: str, seconds: float) -> None:
         while running and (time.monotonic() < deadline or not answered + failed):
             rows = pool[rng.integers(len(pool), size=ROWS)]
             rows = (rows + rng.normal(0.0, 0.02, size=rows.shape)).astype(np.float32)
-            tensor = {"name": "x", "shape": list(rows.shape), "datatype": "FP32", "parameters": {"binary_data_size": rows.nbytes}}  # fmt: skip
+            tensor = {
+                "name": "x",
+                "shape": list(rows.shape),
+                "datatype": "FP32",
+                "parameters": {"binary_data_size": rows.nbytes},
+            }
             head = json.dumps({"inputs": [tensor]}).encode()
             sizes = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
             try:

@@ -1,4 +1,5 @@
-"""Trouble with nodes, registries and quotas is told in a sentence while what served goes on; an operator is replaced under a canary."""
+"""Trouble with nodes, registries and quotas is told in a sentence while what served goes on; an operator is replaced
+under a canary."""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800, f
 
 GPU = {"resources": {"limits": {"cpu": "200m", "memory": "256Mi", "nvidia.com/gpu": 1}}}
 QUOTA = {
-    "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}, "spec": {"hard": {"limits.memory": "700Mi"}},
-}  # fmt: skip
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "small"},
+    "spec": {"hard": {"limits.memory": "700Mi"}},
+}
 LARGE = {"resources": {"limits": {"cpu": "200m", "memory": "600Mi"}}}
 OTHER = "sha256:" + "0" * 64
 # What is asked for next: spec.model or spec.worker, and what the condition must say of it.

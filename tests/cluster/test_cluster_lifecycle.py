@@ -108,14 +108,28 @@ def web(cluster, tmp_path_factory):
     (work / "bundle" / "index.html").write_text("from the bundle")
     base = cluster.command("base-image").strip()
     cluster.command(
-        "oci_image.py", "build", "--name", "localhost/lifecycle-web:1", "--layer", base, "--user", "65532:65532",
+        "oci_image.py",
+        "build",
+        "--name",
+        "localhost/lifecycle-web:1",
+        "--layer",
+        base,
+        "--user",
+        "65532:65532",
         *(f"--entrypoint={word}" for word in ("python3", "-m", "http.server", "8080", "--directory", "/bundle")),
-        "--output", work / "web",
-    )  # fmt: skip
+        "--output",
+        work / "web",
+    )
     cluster.command(
-        "oci_image.py", "build", "--name", "localhost/lifecycle-bundle:1", "--layer", work / "bundle",
-        "--output", work / "bundle.tar",
-    )  # fmt: skip
+        "oci_image.py",
+        "build",
+        "--name",
+        "localhost/lifecycle-bundle:1",
+        "--layer",
+        work / "bundle",
+        "--output",
+        work / "bundle.tar",
+    )
     cluster.command("load-image", work / "web", work / "bundle.tar")
     cluster.kubectl("create", "namespace", "shop")
     cluster.kubectl("label", "namespace", "shop", "pod-security.kubernetes.io/enforce=restricted")

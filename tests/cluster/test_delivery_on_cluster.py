@@ -1,4 +1,5 @@
-"""Bundles from a store that needs a token and from a claim, fetched and mounted by a real kubelet; and the web page of the operator."""
+"""Bundles from a store that needs a token and from a claim, fetched and mounted by a real kubelet; and the web page of
+the operator."""
 
 from __future__ import annotations
 

@@ -98,9 +98,15 @@ def test_what_the_owner_may_run_a_pod_of_another_user_may_run(tmp_path, source, 
 
 def test_the_configuration_says_what_runs_and_as_whom(tmp_path, source, cache):
     build(
-        tmp_path / "app.tar", oci.Layer(source=source), cache=cache,
-        entrypoint=("python3", "-m", "app"), env={"A": "b=c"}, user="65532:65532", working_dir="/app", ports=("8080/tcp",),
-    )  # fmt: skip
+        tmp_path / "app.tar",
+        oci.Layer(source=source),
+        cache=cache,
+        entrypoint=("python3", "-m", "app"),
+        env={"A": "b=c"},
+        user="65532:65532",
+        working_dir="/app",
+        ports=("8080/tcp",),
+    )
     configs = [json.loads(data) for data in read_archive(tmp_path / "app.tar").values() if data.startswith(b'{"arch')]
     assert len(configs) == 1
     config = configs[0]["config"]

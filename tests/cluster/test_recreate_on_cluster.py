@@ -23,7 +23,8 @@ def better(release: Callable[[Path, str], str], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def device(kubeconfig: None) -> Iterator[None]:
-    """One device on the one node, as "Advertise Extended Resources for a Node" of the Kubernetes documentation has it."""
+    """One device on the one node, as "Advertise Extended Resources for a Node" of the Kubernetes documentation has
+    it."""
 
     def patch(operation: dict[str, str]) -> None:
         path = {"path": f"/status/capacity/{DEVICE.replace('/', '~1')}"}

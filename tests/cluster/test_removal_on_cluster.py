@@ -1,4 +1,5 @@
-"""The release is removed under traffic; an operator of some namespaces comes and goes; people's roles come and go with the chart."""
+"""The release is removed under traffic; an operator of some namespaces comes and goes; people's roles come and go with
+the chart."""
 
 from __future__ import annotations
 

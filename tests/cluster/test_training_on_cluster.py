@@ -1,4 +1,5 @@
-"""Live training on the real cluster: a Job trains ramps on what workers captured, and the new set is certified, canaried and promoted."""
+"""Live training on the real cluster: a Job trains ramps on what workers captured, and the new set is certified,
+canaried and promoted."""
 
 from __future__ import annotations
 

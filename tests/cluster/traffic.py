@@ -1,8 +1,10 @@
 """``traffic.py URL SECONDS``: requests to the tiny model, about 100 a second, one after another; prints each status.
 
-What had been sent and was not answered is printed as ``broken``; a connection refused after one was taken as ``refused``.
+What had been sent and was not answered is printed as ``broken``; a connection refused after one was taken as
+``refused``.
 
-At least one is sent; a refused connection is tried again, for a minute until one was taken, because the service may not be there yet.
+At least one is sent; a refused connection is tried again, for a minute until one was taken, because the service may not
+be there yet.
 """
 
 import sys

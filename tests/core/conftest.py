@@ -20,7 +20,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def coarse_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two parts per ramp, so that a search of a few records has to bound cells that hold many plans, and divides them often."""
+    """Two parts per ramp, so that a search of a few records has to bound cells that hold many plans, and divides them
+    often."""
     monkeypatch.setattr(branch, "PARTS", dict.fromkeys(branch.PARTS, 2))
 
 

@@ -249,14 +249,28 @@ class SimWorker:
 
     def view(self, *, silent: bool = False) -> Worker:
         state = WorkerState(
-            uid=self.name, boot_id=self.boot, service_uid="uid", model="sim", ready=True, backbone_digest=self.backbone, ramp_set_digest=RAMP_SET,
-            ramps=columns(self.others), costs=costs(self.others),
-            epoch=self.document.epoch if self.document else 0, refused=self.refused, breaker_open=self.breaker_open,
+            uid=self.name,
+            boot_id=self.boot,
+            service_uid="uid",
+            model="sim",
+            ready=True,
+            backbone_digest=self.backbone,
+            ramp_set_digest=RAMP_SET,
+            ramps=columns(self.others),
+            costs=costs(self.others),
+            epoch=self.document.epoch if self.document else 0,
+            refused=self.refused,
+            breaker_open=self.breaker_open,
             stable_hash=Plan.from_mapping(self.document.stable.plan).content_hash if self.document else "",
-            canary_hash=Plan.from_mapping(self.document.canary.plan).content_hash if self.document and self.document.canary else "",
-            ramp_sets=(self.document.ramp_sets if self.document else ()) or (RAMP_SET,), captures=self.captures,
-            capture_since=self.document.capture_since if self.document else None, fetching=self.fetching, newest_epoch=self.newest,
-        )  # fmt: skip
+            canary_hash=Plan.from_mapping(self.document.canary.plan).content_hash
+            if self.document and self.document.canary
+            else "",
+            ramp_sets=(self.document.ramp_sets if self.document else ()) or (RAMP_SET,),
+            captures=self.captures,
+            capture_since=self.document.capture_since if self.document else None,
+            fetching=self.fetching,
+            newest_epoch=self.newest,
+        )
         every = tuple(
             ArmCounts(
                 epoch,
@@ -279,9 +293,14 @@ class SimWorker:
             for (epoch, arm), c in self.counts.items()
         )
         seen = Observations(
-            self.name, self.boot, 0.0, tuple(c for c in every if c.arm != "holdback"), RecordBlock(0, 0, RAMP_SET),
-            held_back=tuple(c for c in every if c.arm == "holdback"), plans=tuple(m.counts() for m in self.meters.values()),
-        )  # fmt: skip
+            self.name,
+            self.boot,
+            0.0,
+            tuple(c for c in every if c.arm != "holdback"),
+            RecordBlock(0, 0, RAMP_SET),
+            held_back=tuple(c for c in every if c.arm == "holdback"),
+            plans=tuple(m.counts() for m in self.meters.values()),
+        )
         return worker_of(
             self.name,
             ready=self.ready,
@@ -473,16 +492,21 @@ class Fleet(MemoryShell):
 def pooled(parts: Sequence[Records], time: np.ndarray) -> Records:
     """Rows of one chain, one part after the other."""
     return replace(
-        parts[0], time=time, uncertainty=np.concatenate([p.uncertainty for p in parts]), agrees=np.concatenate([p.agrees for p in parts]),
-        final_agrees=np.concatenate([p.final_agrees for p in parts]), final_uncertainty=None,
-    )  # fmt: skip
+        parts[0],
+        time=time,
+        uncertainty=np.concatenate([p.uncertainty for p in parts]),
+        agrees=np.concatenate([p.agrees for p in parts]),
+        final_agrees=np.concatenate([p.final_agrees for p in parts]),
+        final_uncertainty=None,
+    )
 
 
 __all__ = ["BACKBONE", "RAMPS", "RAMP_SET", "Fleet", "SimWorker", "pool"]
 
 
 def said_as_registered(decision: Decision) -> None:
-    """Every reason stands in the registry for the very place where it is said; workers pass on what keeps them from running."""
+    """Every reason stands in the registry for the very place where it is said; workers pass on what keeps them from
+    running."""
     for condition in decision.status.conditions:
         place = f"{condition.type}={condition.status}"
         known = Reason(condition.reason)

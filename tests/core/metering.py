@@ -21,9 +21,17 @@ COSTS = ExitCosts(np.array([0.002, 0.002, 0.002, 0.004]), np.array([0.0001, 0.00
 
 
 def metered(
-    n: int, *, share: float, take: float, seed: int, unit: float = 0.01, wander: float = 0.3, meter: HoldbackMeter | None = None
-) -> HoldbackMeter:  # fmt: skip
-    """``n`` batches of 1 to 16 rows on a machine whose pace wanders with memory; exits make them take ``take`` times as long."""
+    n: int,
+    *,
+    share: float,
+    take: float,
+    seed: int,
+    unit: float = 0.01,
+    wander: float = 0.3,
+    meter: HoldbackMeter | None = None,
+) -> HoldbackMeter:
+    """``n`` batches of 1 to 16 rows on a machine whose pace wanders with memory; exits make them take ``take`` times as
+    long."""
     rng = np.random.default_rng(seed)
     meter = meter or HoldbackMeter(plan_hash=PLAN.content_hash, share=share)
     steps = rng.normal(0, wander * math.sqrt(1 - 0.99**2), n)
@@ -42,7 +50,13 @@ def looked(
 ) -> Measured:
     reports = [(f"boot-{i}", meter.counts()) for i, meter in enumerate(meters)]
     asked: dict[str, Any] = {
-        "plan": PLAN, "share": meters[0].share if meters else before.holdback_share, "ramp_ids": RAMPS, "costs": COSTS,
-        "live_boots": frozenset(boot for boot, _ in reports), "alpha": alpha, "now": now, **changes,
-    }  # fmt: skip
+        "plan": PLAN,
+        "share": meters[0].share if meters else before.holdback_share,
+        "ramp_ids": RAMPS,
+        "costs": COSTS,
+        "live_boots": frozenset(boot for boot, _ in reports),
+        "alpha": alpha,
+        "now": now,
+        **changes,
+    }
     return look(before, reports, **asked)

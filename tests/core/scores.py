@@ -90,8 +90,8 @@ def with_int8(records: Records, **shape: Any) -> Records:
 def with_precision(
     records: Records, name: str, *, wrong: float = 0.004, speed: float = 0.5, n_ramps: int = 2, seed: int = 0
 ) -> Records:
-    """The same requests with one more form of the backbone: ``wrong`` of its answers differ, it takes ``speed`` of the time, and its
-    ramps are those of fp32 at half of the cost. The uncertain requests are those it gets wrong."""
+    """The same requests with one more form of the backbone: ``wrong`` of its answers differ, it takes ``speed`` of the
+    time, and its ramps are those of fp32 at half of the cost. The uncertain requests are those it gets wrong."""
     rng = np.random.default_rng(seed)
     n, costs = len(records), records.costs
     final_agrees = rng.random(n) >= wrong
@@ -113,7 +113,8 @@ def with_precision(
 
 
 def wide_arrays(records: Records, ids: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """What a records file holds of fp32 records with other chains beside them (:func:`with_precision`); class 3 is right, 4 wrong."""
+    """What a records file holds of fp32 records with other chains beside them (:func:`with_precision`); class 3 is
+    right, 4 wrong."""
     assert records.time is not None
     uncertainty, agrees = [records.uncertainty], [records.agrees]
     names, of_columns, costs = [*ids], ["fp32"] * records.n_ramps, {}

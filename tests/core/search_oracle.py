@@ -17,7 +17,8 @@ Left = npt.NDArray[np.intp]
 
 
 def every_plan(records: Records, active: tuple[int, ...]) -> Left:
-    """Where each input leaves, as a position in ``active``, under every combination of distinguishable thresholds: (plans, n)."""
+    """Where each input leaves, as a position in ``active``, under every combination of distinguishable thresholds:
+    (plans, n)."""
     choices = []
     for ramp in active:
         column = sorted({float(u) for u in records.uncertainty[:, ramp]})
@@ -64,7 +65,8 @@ def least(
     pricing: Pricing,
     fits: Callable[[npt.NDArray[np.bool_]], npt.NDArray[np.bool_]],
 ) -> float | None:
-    """Least weighted seconds of any plan of these ramps; ``fits`` says of (plans, n) errors which plans keep the limits."""
+    """Least weighted seconds of any plan of these ramps; ``fits`` says of (plans, n) errors which plans keep the
+    limits."""
     best = None
     for active in sets:
         left = every_plan(records, active)

@@ -191,7 +191,8 @@ def test_under_lasting_overload_few_of_those_admitted_come_on_credit(excess: flo
 
 
 def test_the_door_settles_where_few_of_those_admitted_are_late() -> None:
-    """Latencies are exponential around the forecast, so that a share s of the objective leaves exp(-1 / s) late: 3 % at 0.285."""
+    """Latencies are exponential around the forecast, so that a share s of the objective leaves exp(-1 / s) late: 3 % at
+    0.285."""
     rng = np.random.default_rng(0)
     door = Door(1.0, LINEAR)
     late, shares = [], []

@@ -41,9 +41,17 @@ def scaled(floor: Any = "Reserve", *, fewest: int = 2, most: int = 20) -> Autosc
 
 def view(**changes: Any) -> CapacityView:
     facts: dict[str, Any] = {
-        "before": CapacityStatus(), "worker_rate": 100.0, "peak_rate": 500.0, "ready": 4, "exits_on": True, "at_risk": False, "now": NOW,
-        "watched_since": NOW - 2 * PEAK_SECONDS, "autoscaling": scaled(), "scaling": OWN,
-    }  # fmt: skip
+        "before": CapacityStatus(),
+        "worker_rate": 100.0,
+        "peak_rate": 500.0,
+        "ready": 4,
+        "exits_on": True,
+        "at_risk": False,
+        "now": NOW,
+        "watched_since": NOW - 2 * PEAK_SECONDS,
+        "autoscaling": scaled(),
+        "scaling": OWN,
+    }
     return CapacityView(**(facts | changes))
 
 
@@ -84,8 +92,13 @@ def test_a_worker_answers_in_time_what_it_is_said_to_answer_without_exits(
         plans = (PlanInForce(0, (), ()),)
 
     done = serve_stream(
-        arrivals, Stays(), profile, batching=offramp_batching(profile, latency_seconds=latency), slo_seconds=latency, admission=True,
-    )  # fmt: skip
+        arrivals,
+        Stays(),
+        profile,
+        batching=offramp_batching(profile, latency_seconds=latency),
+        slo_seconds=latency,
+        admission=True,
+    )
     answered = done.status == ANSWERED
     assert answered.mean() >= 0.95
     assert np.quantile(done.latency[answered], 0.95) <= latency
@@ -106,8 +119,14 @@ def test_a_few_batches_or_batches_with_exits_say_nothing_about_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{}, {"batch_size": [1]}, {"batch_size": [1, 2], "segment_seconds": [[0.1]]}, {"batch_size": [1], "segment_seconds": [[0.0]]}]
-)  # fmt: skip
+    "bad",
+    [
+        {},
+        {"batch_size": [1]},
+        {"batch_size": [1, 2], "segment_seconds": [[0.1]]},
+        {"batch_size": [1], "segment_seconds": [[0.0]]},
+    ],
+)
 def test_costs_that_say_nothing_are_no_capacity(bad: dict[str, Any]) -> None:
     assert rate(bad) == 0.0
 

@@ -29,7 +29,8 @@ BUSY = 0.8  # what the autoscaler aims at
 
 @dataclass
 class ScaledFleet(Fleet):
-    """Workers that are added and taken away as a HorizontalPodAutoscaler would; counts the seconds in which they had more work than time.
+    """Workers that are added and taken away as a HorizontalPodAutoscaler would; counts the seconds in which they had
+    more work than time.
 
     The requests that are simulated stand for ``DEMAND``.
     """
@@ -122,7 +123,8 @@ def _half_canaried() -> ScaledFleet:
 
 
 def rolled_back(floor: str) -> ScaledFleet:
-    """A canary with half of the batches rests for so long that the autoscaler gets used to what it saves; then the inputs change."""
+    """A canary with half of the batches rests for so long that the autoscaler gets used to what it saves; then the
+    inputs change."""
     fleet = copy.deepcopy(_half_canaried())
     fleet.edit(autoscaling=scaled_by(floor))
     fleet.pass_time(STABILIZATION + 60)

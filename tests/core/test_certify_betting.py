@@ -1,4 +1,5 @@
-"""Tests by betting: valid for records drawn with unequal probabilities and for losses, and as costly as the docs say where counts would do."""
+"""Tests by betting: valid for records drawn with unequal probabilities and for losses, and as costly as the docs say
+where counts would do."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ BUDGET, LEAST = 0.02, 0.1
 
 
 def kept(rng: np.random.Generator, *, rate: float, admitted: int, hard_first: bool) -> tuple[Bools, Floats]:
-    """Errors happen on hard requests only (a fifth of all); the design keeps either those or the others nine times as often."""
+    """Errors happen on hard requests only (a fifth of all); the design keeps either those or the others nine times as
+    often."""
     hard = rng.random(admitted) < 0.2
     wrong = hard & (rng.random(admitted) < rate / 0.2)
     inclusion = np.where(hard == hard_first, 0.9, LEAST)
@@ -66,7 +68,8 @@ class TestTheLevel:
     def test_a_bet_on_one_kept_record_is_fair_at_the_budget(
         self, budget: float, least: float, tilt: float, share: float, stake: float
     ) -> None:
-        """By enumeration: two kinds of request, one kept with probability ``least`` and one always, any split of the errors."""
+        """By enumeration: two kinds of request, one kept with probability ``least`` and one always, any split of the
+        errors."""
         rates = (budget * tilt / share, budget * (1 - tilt) / (1 - share))
         if max(rates) > 1:
             return
@@ -110,7 +113,8 @@ class TestPower:
         assert log_capital(excess[order], most=most) == pytest.approx(log_capital(excess, most=most))
 
     def test_half_losses_count_half(self) -> None:
-        """A plan that loses half an answer on every fiftieth request keeps 2 %, as one that loses a whole answer on every hundredth does."""
+        """A plan that loses half an answer on every fiftieth request keeps 2 %, as one that loses a whole answer on
+        every hundredth does."""
         half, whole = np.where(np.arange(6000) % 50 == 0, 0.5, 0.0), np.where(np.arange(6000) % 100 == 0, 1.0, 0.0)
         assert betting_p_value(half - BUDGET, most=1 - BUDGET) < betting_p_value(whole - BUDGET, most=1 - BUDGET) < 0.05
 

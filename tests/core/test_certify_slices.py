@@ -129,9 +129,12 @@ class TestTheLevel:
         false = 0
         for _ in range(runs):
             b = Records(
-                np.full((n, 1), 0.1, dtype=np.float32), rng.random((n, 1)) >= 0.02, np.ones(n, dtype=bool), costs,
+                np.full((n, 1), 0.1, dtype=np.float32),
+                rng.random((n, 1)) >= 0.02,
+                np.ones(n, dtype=bool),
+                costs,
                 slice_id=rng.integers(0, 3, n),
-            )  # fmt: skip
+            )
             result = try_path([plan], b, ramp_ids=("r00",), budget=0.02, delta=0.05, slices=slices)
             false += isinstance(
                 result, Certified

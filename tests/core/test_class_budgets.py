@@ -198,7 +198,8 @@ def test_a_class_beyond_its_budget_is_hardly_ever_certified() -> None:
     costs = ExitCosts(np.array([0.2] + [0.8 / 6] * 6), np.full(6, 0.001))
     for _ in range(runs):
         final, score = rng.integers(0, 2, n), rng.random((n, 6)).astype(np.float32)
-        # Of the answers 1 a plan gives, 0.9 come from the exit under the bold one: 4.5 % of these are wrong, 4.05 % of all.
+        # Of the answers 1 a plan gives, 0.9 come from the exit under the bold one: 4.5 % of these are wrong, 4.05 % of
+        # all.
         wrong = (rng.random(n) < 0.045)[:, None]
         said = np.where(wrong, 1 - final[:, None], final[:, None]) * np.ones((1, 6), dtype=np.int64)
         b = Records(score, ~np.repeat(wrong, 6, axis=1), np.ones(n, dtype=bool), costs, prediction=said, final=final)
@@ -230,10 +231,17 @@ def test_another_precision_answers_with_its_own_backbone_at_the_end() -> None:
     n, rng = 40, np.random.default_rng(1)
     reference, lower = rng.integers(0, 3, n), rng.integers(0, 3, n)
     arrays = {
-        "uncertainty": np.full((n, 3), 0.9, dtype=np.float32), "prediction": np.stack([reference, reference, lower], axis=1), "final": lower,
-        "reference": reference, "ramp_id": np.array(["r00", "int8/r00", "int8/final"]), "ramp_precision": np.array(["fp32", "int8", "int8"]),
-        "segment_seconds": np.ones(2), "ramp_seconds": np.array([0.1]), "int8_segment_seconds": np.full(2, 0.5), "int8_ramp_seconds": np.array([0.1]),
-    }  # fmt: skip
+        "uncertainty": np.full((n, 3), 0.9, dtype=np.float32),
+        "prediction": np.stack([reference, reference, lower], axis=1),
+        "final": lower,
+        "reference": reference,
+        "ramp_id": np.array(["r00", "int8/r00", "int8/final"]),
+        "ramp_precision": np.array(["fp32", "int8", "int8"]),
+        "segment_seconds": np.ones(2),
+        "ramp_seconds": np.array([0.1]),
+        "int8_segment_seconds": np.full(2, 0.5),
+        "int8_ramp_seconds": np.array([0.1]),
+    }
     records = records_from_arrays(arrays)
     np.testing.assert_array_equal(records.final, reference)
     view = records.at("int8")

@@ -60,7 +60,10 @@ class TestTheAllowance:
         fleet = tried("0.02")
         for _ in range(5):
             name, rollout = last(fleet).name, last(fleet)
-            fleet.rollouts[name] = replace(rollout, status=replace(rollout.status, acceptance_test=0, gate_level=0.0, level_spent=0.0, lapsed=Counts()))  # fmt: skip
+            fleet.rollouts[name] = replace(
+                rollout,
+                status=replace(rollout.status, acceptance_test=0, gate_level=0.0, level_spent=0.0, lapsed=Counts()),
+            )
             fleet.step()
         assert fleet.status.tuning.tests_run == last(fleet).status.acceptance_test == 1
 
@@ -115,7 +118,8 @@ class TestTheWholeAttempt:
 
 @pytest.mark.parametrize("rate", [1.0, 2.0], ids=["at its budget", "at two budgets"])
 def test_a_plan_over_its_budget_is_hardly_ever_accepted_however_often_it_is_tried(rate: float) -> None:
-    """Forty attempts of 3,000 audits for each of 200 services, looked at with every 50; one in twenty services may be wrong.
+    """Forty attempts of 3,000 audits for each of 200 services, looked at with every 50; one in twenty services may be
+    wrong.
 
     The policy is the loosest: one step asks for as little as all gates together may ask.
     """

@@ -1,4 +1,5 @@
-"""What a change in mid-rollout does: edits of the spec, decisions of people, alarms, clocks, and workers that cannot be believed."""
+"""What a change in mid-rollout does: edits of the spec, decisions of people, alarms, clocks, and workers that cannot be
+believed."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def _torn(pinned: bool) -> Fleet:
 
 
 def torn(*, pinned: bool) -> Fleet:
-    """A fleet that serves without exits, whose promoting pass wrote the rollout and nothing after it: the service had been edited meanwhile, or the operator died."""
+    """A fleet that serves without exits, whose promoting pass wrote the rollout and nothing after it: the service had
+    been edited meanwhile, or the operator died."""
     return copy.deepcopy(_torn(pinned))
 
 
@@ -183,8 +185,9 @@ class TestIntent:
         assert fleet.status.stable_config == old  # nothing is unsafe about it: it serves until there is better
         fleet.outcome = NoGain("NothingSaves", 0.0, 900, current_allowed=False)
         fleet.service = replace(
-            fleet.service, status=replace(fleet.status, tuning=replace(fleet.status.tuning, requested_for=objective_of(fleet)))
-        )  # fmt: skip
+            fleet.service,
+            status=replace(fleet.status, tuning=replace(fleet.status.tuning, requested_for=objective_of(fleet))),
+        )
         fleet.reconcile()
         assert exits_off_at_workers(fleet)
         assert fleet.configs[old].status.state != "Rejected"
@@ -233,12 +236,17 @@ class TestPromoting:
 
     @pytest.mark.parametrize(
         "edit",
-        [{"ramps": {"mode": "Disabled"}}, {"objective": objective("0.001")}, {"objective": objective("0.02", confidence="0.999")}],
+        [
+            {"ramps": {"mode": "Disabled"}},
+            {"objective": objective("0.001")},
+            {"objective": objective("0.02", confidence="0.999")},
+        ],
         ids=["disabled", "budget", "confidence"],
-    )  # fmt: skip
+    )
     @pytest.mark.parametrize("pinned", [False, True])
     def test_an_edit_that_comes_between_its_two_writes_ends_it(self, edit: dict[str, Any], *, pinned: bool) -> None:
-        """What the canary showed was about the old objective: it proves nothing for the new one, and the plan never serves as stable."""
+        """What the canary showed was about the old objective: it proves nothing for the new one, and the plan never
+        serves as stable."""
         fleet = torn(pinned=pinned)
         name, config = last(fleet).name, last(fleet).to_config
         proven = fleet.configs[config].status.certificates

@@ -1,4 +1,5 @@
-"""Audits that were drawn and are not there when somebody decides: late ones are waited for, lost ones count as disagreements."""
+"""Audits that were drawn and are not there when somebody decides: late ones are waited for, lost ones count as
+disagreements."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Retold:
 
 @dataclass
 class Backlog(Retold):
-    """Audits of an epoch have come to stand still, ``n`` more than were drawn besides among them. Once they are ``told``, ``k`` of those disagree."""
+    """Audits of an epoch have come to stand still, ``n`` more than were drawn besides among them. Once they are
+    ``told``, ``k`` of those disagree."""
 
     epoch: int = 0
     k: int = 0

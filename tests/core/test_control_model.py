@@ -1,8 +1,8 @@
 """Everything that can happen to one service, in any order: what must hold all the same.
 
-The model is a store with optimistic concurrency, as the API server has, a few workers that count, a person who edits, and operators that
-read late, die between two writes, and have clocks that differ by ten minutes. Tunings end as they please: what a plan is worth is not the
-subject here, what is done with it is.
+The model is a store with optimistic concurrency, as the API server has, a few workers that count, a person who edits,
+and operators that read late, die between two writes, and have clocks that differ by ten minutes. Tunings end as they
+please: what a plan is worth is not the subject here, what is done with it is.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MANIFEST: dict[str, Any] = {
     "objective": {"latency": {"threshold": "100ms"}, "accuracy": {"maxDisagreement": "0.02"}},
     "rollout": {"steps": STEPS[0], "cooldown": "10m", "stepDeadline": "30m"},
     "replicas": 2,
-}  # fmt: skip
+}
 PINS = {
     "Pinned a": {"mode": "Pinned", "pin": {"ramps": [{"id": RAMPS[2], "threshold": "0.02"}]}},
     "Pinned b": {"mode": "Pinned", "pin": {"ramps": [{"id": RAMPS[0], "threshold": "0.9"}]}},
@@ -120,21 +120,41 @@ class Counting:
         judged = batches if "1" in self.document.slow_seconds else 0
         sketch = {str(bucket_index(0.01)): batches + c.batches}
         self.counts[key] = replace(
-            c, requests=c.requests + batches, drawn=c.drawn + audited, audited=c.audited + audited,
-            disagreements=c.disagreements + int(wrong * audited), batches=c.batches + batches, judged_batches=c.judged_batches + judged,
-            slow_batches=c.slow_batches + int(slow * judged), failed_batches=c.failed_batches + int(failing * batches),
-            execution={"1": sketch}, latency=sketch,
-        )  # fmt: skip
+            c,
+            requests=c.requests + batches,
+            drawn=c.drawn + audited,
+            audited=c.audited + audited,
+            disagreements=c.disagreements + int(wrong * audited),
+            batches=c.batches + batches,
+            judged_batches=c.judged_batches + judged,
+            slow_batches=c.slow_batches + int(slow * judged),
+            failed_batches=c.failed_batches + int(failing * batches),
+            execution={"1": sketch},
+            latency=sketch,
+        )
 
     def view(self) -> Worker:
-        hashes = [Plan.from_mapping(a.plan).content_hash if a else "" for a in (
-            (self.document.stable, self.document.canary) if self.document else (None, None)
-        )]  # fmt: skip
+        hashes = [
+            Plan.from_mapping(a.plan).content_hash if a else ""
+            for a in ((self.document.stable, self.document.canary) if self.document else (None, None))
+        ]
         state = WorkerState(
-            self.name, self.boot, self.service_uid, "sim", True, BACKBONE, RAMP_SET, columns({}), costs({}),
-            self.document.epoch if self.document else 0, hashes[0], "" if self.lapsed else hashes[1], self.refused, self.breaker_open,
+            self.name,
+            self.boot,
+            self.service_uid,
+            "sim",
+            True,
+            BACKBONE,
+            RAMP_SET,
+            columns({}),
+            costs({}),
+            self.document.epoch if self.document else 0,
+            hashes[0],
+            "" if self.lapsed else hashes[1],
+            self.refused,
+            self.breaker_open,
             self.crashed_epoch,
-        )  # fmt: skip
+        )
         counts = tuple(self.counts.values())
         if self.lies:
             counts = tuple(replace(c, disagreements=c.audited + 1) for c in counts)
@@ -203,7 +223,8 @@ class ControlLoop(RuleBasedStateMachine):
         return Read(snapshot, dict(self.versions))
 
     def one_pass(self, read: Read, *, writes: int = 1000) -> Decision:
-        """Decide on what was read, and carry it out until the operator dies or somebody else turns out to have written."""
+        """Decide on what was read, and carry it out until the operator dies or somebody else turns out to have
+        written."""
         decision = decide(read.snapshot, self.clock)
         self.watch = decision.watch
         self.check(read.snapshot, decision)
@@ -384,9 +405,11 @@ class ControlLoop(RuleBasedStateMachine):
         self.now += seconds
 
     @rule(
-        batches=st.sampled_from([20, 400, 20_000]), wrong=st.sampled_from([0.001, 0.001, 0.3]), slow=st.sampled_from([0.1, 0.1, 0.9]),
+        batches=st.sampled_from([20, 400, 20_000]),
+        wrong=st.sampled_from([0.001, 0.001, 0.3]),
+        slow=st.sampled_from([0.1, 0.1, 0.9]),
         failing=st.sampled_from([0.0, 0.0, 0.2]),
-    )  # fmt: skip
+    )
     def traffic(self, batches: int, wrong: float, slow: float, failing: float) -> None:
         self.traffic_of(batches, wrong=wrong, slow=slow, failing=failing)
 
@@ -409,9 +432,20 @@ class ControlLoop(RuleBasedStateMachine):
             ramp = RampThreshold(RAMPS[1], Decimal(THRESHOLDS["abc".index(kind)]))
             plan = Plan(BACKBONE, RAMP_SET, (ramp,), "fp32", request.execution)
             certificate = Certificate(
-                "rank-path", plan.content_hash, request.max_disagreement, request.delta, request.test_index, request.delta / 2, 500, 1, 0.001,
-                BACKBONE, RAMP_SET, "sha256:" + "c" * 64, records_through=self.now,
-            )  # fmt: skip
+                "rank-path",
+                plan.content_hash,
+                request.max_disagreement,
+                request.delta,
+                request.test_index,
+                request.delta / 2,
+                500,
+                1,
+                0.001,
+                BACKBONE,
+                RAMP_SET,
+                "sha256:" + "c" * 64,
+                records_through=self.now,
+            )
             self.outcome = Proposed(
                 plan, certificate, Predicted(0.3, 0.005, {}), self.now, 500, current_over_budget=over
             )
@@ -421,9 +455,10 @@ class ControlLoop(RuleBasedStateMachine):
             reason = {"nothing saves": "NothingSaves", "not better": "NotBetter", "over budget": "OverBudget"}[kind]
             self.outcome = NoGain(reason, 0.0, 600, 1, self.now, over, current_allowed=not over)  # type: ignore[arg-type]
 
-    @rule(which=st.integers(0, 1), what=st.sampled_from(
-        ["restart", "away", "back", "breaker", "lapse", "refuse", "relent", "lie", "take"]
-    ))  # fmt: skip
+    @rule(
+        which=st.integers(0, 1),
+        what=st.sampled_from(["restart", "away", "back", "breaker", "lapse", "refuse", "relent", "lie", "take"]),
+    )
     def a_worker(self, which: int, what: str) -> None:
         worker = self.workers[which]
         if what == "restart":
@@ -464,10 +499,19 @@ class ControlLoop(RuleBasedStateMachine):
         }
         self.edit(objective=objective)
 
-    @rule(policy=st.fixed_dictionaries({}, optional={
-        "steps": st.sampled_from(STEPS), "promotion": st.sampled_from(["Manual", "Automatic"]), "onInconclusive": st.sampled_from(["Hold", "Abort"]),
-        "rollbackWindow": st.integers(0, 3), "historyLimit": st.integers(1, 3), "cooldown": st.sampled_from(["0s", "10m"]),
-    }))  # fmt: skip
+    @rule(
+        policy=st.fixed_dictionaries(
+            {},
+            optional={
+                "steps": st.sampled_from(STEPS),
+                "promotion": st.sampled_from(["Manual", "Automatic"]),
+                "onInconclusive": st.sampled_from(["Hold", "Abort"]),
+                "rollbackWindow": st.integers(0, 3),
+                "historyLimit": st.integers(1, 3),
+                "cooldown": st.sampled_from(["0s", "10m"]),
+            },
+        )
+    )
     def policy(self, policy: dict[str, Any]) -> None:
         self.edit(rollout={**self.manifest["rollout"], **policy})
 

@@ -60,11 +60,18 @@ def test_what_a_user_changes_neither_proves_nor_stops_anything(member: Member) -
 MEMBERS = st.dictionaries(
     st.uuids().map(str),
     st.builds(
-        Member, waits=st.booleans(), counts=st.booleans(), done_at=st.none() | st.floats(NOW - 1000, NOW), failure=st.sampled_from(["", "", "", "x"]),
-        ready=st.integers(0, 5), busy=st.booleans(), spare=st.booleans(), goes_first=st.booleans(),
+        Member,
+        waits=st.booleans(),
+        counts=st.booleans(),
+        done_at=st.none() | st.floats(NOW - 1000, NOW),
+        failure=st.sampled_from(["", "", "", "x"]),
+        ready=st.integers(0, 5),
+        busy=st.booleans(),
+        spare=st.booleans(),
+        goes_first=st.booleans(),
     ),
     max_size=60,
-)  # fmt: skip
+)
 
 
 @given(MEMBERS)
@@ -83,7 +90,8 @@ def test_never_more_are_touched_than_the_proven_ones_allow_and_none_beside_a_fai
 def test_a_sound_image_gets_everywhere_and_a_bad_one_no_further_than_those_under_way(
     n: int, bad: set[int], seconds: int
 ) -> None:
-    """``bad`` services fail with it, all others are available after ``seconds``; the operator forgets everything all the time."""
+    """``bad`` services fail with it, all others are available after ``seconds``; the operator forgets everything all
+    the time."""
     taken_at: dict[str, float] = {}
     names = [f"{i:03}" for i in range(n)]
 

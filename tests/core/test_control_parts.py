@@ -80,8 +80,16 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
         ("ramps.mode", "Automatic", "spec.ramps.mode"),
         ("ramps.mode", "Pinned", "spec.ramps.pin"),
         ("ramps.pin", {"ramps": [{"id": "r", "threshold": "0.1"}]}, "spec.ramps.pin"),
-        ("ramps", {"mode": "Pinned", "pin": {"ramps": [{"id": "r", "threshold": "1.1"}]}}, "spec.ramps.pin.ramps[0].threshold"),
-        ("ramps", {"mode": "Pinned", "pin": {"ramps": [{"id": "r", "threshold": "0.1234567"}]}}, "spec.ramps.pin.ramps[0].threshold"),
+        (
+            "ramps",
+            {"mode": "Pinned", "pin": {"ramps": [{"id": "r", "threshold": "1.1"}]}},
+            "spec.ramps.pin.ramps[0].threshold",
+        ),
+        (
+            "ramps",
+            {"mode": "Pinned", "pin": {"ramps": [{"id": "r", "threshold": "0.1234567"}]}},
+            "spec.ramps.pin.ramps[0].threshold",
+        ),
         ("ramps", {"mode": "Pinned", "pin": {"ramps": [{"id": "r", "threshold": "0"}] * 2}}, "spec.ramps.pin.ramps"),
         ("ramps.maxActive", 7, "spec.ramps.maxActive"),
         ("rollout.steps", [], "spec.rollout.steps"),
@@ -120,7 +128,10 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
         ("autoscaling", {"maxReplicas": 2, "targetInFlight": 8, "metric": "cpu"}, "spec.autoscaling.metric"),
         ("updatePolicy", {"type": "OnDelete"}, "spec.updatePolicy.type"),
         ("updatePolicy", {"surgeDeadline": "soon"}, "spec.updatePolicy.surgeDeadline"),
-        *(("updatePolicy", {"maxSurge": wrong}, "spec.updatePolicy.maxSurge") for wrong in (0, 1001, "0%", "101%", "1.5", 2.5, True)),
+        *(
+            ("updatePolicy", {"maxSurge": wrong}, "spec.updatePolicy.maxSurge")
+            for wrong in (0, 1001, "0%", "101%", "1.5", 2.5, True)
+        ),
         ("worker", {"disruptionBudget": {"maxUnavailable": 0}}, "spec.worker.disruptionBudget.maxUnavailable"),
         ("worker", {"disruptionBudget": {"minAvailable": 1}}, "spec.worker.disruptionBudget.minAvailable"),
         ("updatePolicy", {"sideBySide": {"weight": 51}}, "spec.updatePolicy.sideBySide.weight"),
@@ -145,11 +156,15 @@ def test_a_short_manifest_gets_the_documented_defaults() -> None:
             )
             for where in (
                 lambda wrong: ("route", wrong, "spec.route"),
-                lambda wrong: ("updatePolicy", {"sideBySide": {"gateway": wrong}}, "spec.updatePolicy.sideBySide.gateway"),
+                lambda wrong: (
+                    "updatePolicy",
+                    {"sideBySide": {"gateway": wrong}},
+                    "spec.updatePolicy.sideBySide.gateway",
+                ),
             )
         ),
     ],
-)  # fmt: skip
+)
 def test_each_mistake_is_refused_by_the_name_of_its_field(path: str, value: Any, field: str) -> None:
     with pytest.raises(InvalidSpecError) as refused:
         parse_spec(changed(path, value))
@@ -227,9 +242,14 @@ arms = st.builds(BothArms, canary=tallies, stable=tallies)
 @given(st.dictionaries(st.text("abc-", min_size=1), arms, max_size=3), arms, st.integers(0, 9), st.integers(0, 10**6))
 def test_a_rollout_status_survives_storage(live: dict[str, BothArms], retired: BothArms, step: int, n: int) -> None:
     status = RolloutStatus(
-        phase="Progressing", step=step, weight=25, started_at=1.5, slow_seconds={"1": 0.25}, ledger=Ledger(7, live, retired, ("x",)),
+        phase="Progressing",
+        step=step,
+        weight=25,
+        started_at=1.5,
+        slow_seconds={"1": 0.25},
+        ledger=Ledger(7, live, retired, ("x",)),
         history=(StepRecord(5, n, 0, 2.5),),
-    )  # fmt: skip
+    )
     assert from_json(RolloutStatus, to_json(status)) == status
 
 
@@ -444,10 +464,17 @@ def test_what_is_no_duration_is_refused(text: Any) -> None:
         parse_duration(text, "pause")
 
 
-@pytest.mark.parametrize(("percentile", "n", "late", "status"), [
-    ("95", 99, 0, "Unknown"), ("95", 100, 5, "True"), ("95", 100, 6, "False"),
-    ("99.9", 999, 0, "Unknown"), ("99.9", 1000, 1, "True"), ("99.9", 1000, 2, "False"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("percentile", "n", "late", "status"),
+    [
+        ("95", 99, 0, "Unknown"),
+        ("95", 100, 5, "True"),
+        ("95", 100, 6, "False"),
+        ("99.9", 999, 0, "Unknown"),
+        ("99.9", 1000, 1, "True"),
+        ("99.9", 1000, 2, "False"),
+    ],
+)
 def test_a_percentile_is_judged_once_a_request_may_lie_beyond_it(
     percentile: str, n: int, late: int, status: str
 ) -> None:

@@ -1,4 +1,5 @@
-"""The only worker goes before its successor comes: what is promised whatever the successor does, and who brings the old one back."""
+"""The only worker goes before its successor comes: what is promised whatever the successor does, and who brings the old
+one back."""
 
 from __future__ import annotations
 
@@ -66,16 +67,31 @@ def test_the_end_says_for_how_long_nobody_answered() -> None:
 @pytest.mark.parametrize(
     ("trouble", "after", "given_up"),
     [
-        pytest.param({"failure": "digest differs", "failure_reason": "InvalidBundle"}, 1, True, id="its bundle is at fault"),
-        pytest.param({"failure": "it ends", "failure_reason": "CrashLoopBackOff", "restarts": 2}, 1, True, id="it crashes"),
-        pytest.param({"failure": "it ended", "failure_reason": "CrashLoopBackOff", "restarts": 1}, 1, False, id="it crashed once"),
-        pytest.param({"failure": "no answer", "failure_reason": "ImagePullBackOff"}, 1, False, id="the registry is down"),
-        pytest.param({"failure": "no answer", "failure_reason": "ImagePullBackOff"}, DEADLINE, True, id="the registry stays down"),
-        pytest.param({"failure": "no GPU", "failure_reason": "Unschedulable", "no_room": True}, 1, False, id="the old one has the GPU still"),
+        pytest.param(
+            {"failure": "digest differs", "failure_reason": "InvalidBundle"}, 1, True, id="its bundle is at fault"
+        ),
+        pytest.param(
+            {"failure": "it ends", "failure_reason": "CrashLoopBackOff", "restarts": 2}, 1, True, id="it crashes"
+        ),
+        pytest.param(
+            {"failure": "it ended", "failure_reason": "CrashLoopBackOff", "restarts": 1}, 1, False, id="it crashed once"
+        ),
+        pytest.param(
+            {"failure": "no answer", "failure_reason": "ImagePullBackOff"}, 1, False, id="the registry is down"
+        ),
+        pytest.param(
+            {"failure": "no answer", "failure_reason": "ImagePullBackOff"}, DEADLINE, True, id="the registry stays down"
+        ),
+        pytest.param(
+            {"failure": "no GPU", "failure_reason": "Unschedulable", "no_room": True},
+            1,
+            False,
+            id="the old one has the GPU still",
+        ),
         pytest.param({}, DEADLINE - 1, False, id="it starts"),
         pytest.param({}, DEADLINE, True, id="it never starts"),
     ],
-)  # fmt: skip
+)
 def test_the_old_one_is_brought_back_where_waiting_is_of_no_use(
     trouble: dict[str, Any], after: float, given_up: bool
 ) -> None:

@@ -48,7 +48,15 @@ def test_asking_to_tune_never_runs_a_test_on_too_few_labels() -> None:
 
 
 def test_the_wait_for_labels_is_told_at_the_pace_of_the_last_ones_and_rarely() -> None:
-    fleet = Fleet(CLEAN, {**MANIFEST, "replicas": 1, "objective": {"latency": {"threshold": "100ms"}, "accuracy": {"maxDisagreement": "0.002"}}}, requests_per_second=10)  # fmt: skip
+    fleet = Fleet(
+        CLEAN,
+        {
+            **MANIFEST,
+            "replicas": 1,
+            "objective": {"latency": {"threshold": "100ms"}, "accuracy": {"maxDisagreement": "0.002"}},
+        },
+        requests_per_second=10,
+    )
     messages = []
     for _ in range(120):
         fleet.step()

@@ -1,4 +1,5 @@
-"""The control loop's error rates on simulated fleets; `python -m bench.control` does the same on recorded scores, thousands of times."""
+"""The control loop's error rates on simulated fleets; `python -m bench.control` does the same on recorded scores,
+thousands of times."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ SIZES = (1, 8, 32)
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    """A made-up pool of 9,000 rows and three ramps; a batch of n takes 2 + 0.5 n times as long as its rows would alone."""
+    """A made-up pool of 9,000 rows and three ramps; a batch of n takes 2 + 0.5 n times as long as its rows would
+    alone."""
     records = pool(9000, seed=1)
     segments, ramps = records.costs.segment_seconds, records.costs.ramp_seconds
     batches = tuple(
@@ -67,8 +69,11 @@ class TestTheSimulation:
         for b in range(n):
             limit = limits[size[b]]
             one_by_one.count_batch(
-                shape=BatchShape(int(size[b])), seconds=float(seconds[b]), slow_above=None if np.isnan(limit) else float(limit), failed=bool(failed[b]),
-            )  # fmt: skip
+                shape=BatchShape(int(size[b])),
+                seconds=float(seconds[b]),
+                slow_above=None if np.isnan(limit) else float(limit),
+                failed=bool(failed[b]),
+            )
             for i, left in enumerate([] if failed[b] else leaves[b].tolist()):
                 took = [float(seconds[b])] * left
                 one_by_one.count_replies(

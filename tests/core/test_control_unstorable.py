@@ -1,4 +1,5 @@
-"""A store that takes no writes: what harms goes all the same, why is not forgotten, and nothing is given before it can be stored."""
+"""A store that takes no writes: what harms goes all the same, why is not forgotten, and nothing is given before it can
+be stored."""
 
 from __future__ import annotations
 
@@ -166,15 +167,33 @@ def serves(stable: Plan, canary: Plan | None = None, weight: int = 0, **fields: 
         pytest.param(serves(BOLD, CAUTIOUS, 20), serves(OFF), True, id="everything goes off"),
         pytest.param(serves(BOLD), serves(OFF, CAUTIOUS, 20), False, id="exits go off and a canary begins"),
         pytest.param(serves(BOLD), serves(CAUTIOUS), False, id="another plan becomes stable"),
-        pytest.param(serves(BOLD), serves(CAUTIOUS, withdrawn=(Withdrawn(BOLD.name("sim"), "DecisionAbort", "m", "sim-1", "Aborted"),)),
-                     True, id="a promotion is taken back"),
-        pytest.param(serves(BOLD, slices=("a", "b")), serves(BOLD, slices=("a", "b"), stopped_slices=("a",)), True, id="a slice is stopped"),
-        pytest.param(serves(BOLD, slices=("a", "b"), stopped_slices=("a",)), serves(BOLD, slices=("a", "b")), False, id="a slice is freed"),
-        pytest.param(serves(BOLD, slices=("a",), stopped_slices=("a",)), serves(BOLD, slices=("a",), stopped_slices=("a",), capture_since=5.0),
-                     False, id="only captures begin"),
+        pytest.param(
+            serves(BOLD),
+            serves(CAUTIOUS, withdrawn=(Withdrawn(BOLD.name("sim"), "DecisionAbort", "m", "sim-1", "Aborted"),)),
+            True,
+            id="a promotion is taken back",
+        ),
+        pytest.param(
+            serves(BOLD, slices=("a", "b")),
+            serves(BOLD, slices=("a", "b"), stopped_slices=("a",)),
+            True,
+            id="a slice is stopped",
+        ),
+        pytest.param(
+            serves(BOLD, slices=("a", "b"), stopped_slices=("a",)),
+            serves(BOLD, slices=("a", "b")),
+            False,
+            id="a slice is freed",
+        ),
+        pytest.param(
+            serves(BOLD, slices=("a",), stopped_slices=("a",)),
+            serves(BOLD, slices=("a",), stopped_slices=("a",), capture_since=5.0),
+            False,
+            id="only captures begin",
+        ),
         pytest.param(None, serves(OFF), False, id="the first document"),
     ],
-)  # fmt: skip
+)
 def test_what_only_takes_away_is_told_from_what_gives(
     published: PlanDocument | None, document: PlanDocument, takes: bool
 ) -> None:

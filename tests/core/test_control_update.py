@@ -1,4 +1,5 @@
-"""How workers come to another bundle or image: what is promised whichever worker finds no room, fails, or is slow to go."""
+"""How workers come to another bundle or image: what is promised whichever worker finds no room, fails, or is slow to
+go."""
 
 from __future__ import annotations
 
@@ -98,11 +99,15 @@ class TestHold:
         ("arguments", "next_step"),
         [
             pytest.param({"desired": 1}, "set updatePolicy.type to Recreate", id="the only worker"),
-            pytest.param({"kind": "ResourceAware", "desired": 1}, "set updatePolicy.type to Recreate", id="the only worker, resource-aware"),
+            pytest.param(
+                {"kind": "ResourceAware", "desired": 1},
+                "set updatePolicy.type to Recreate",
+                id="the only worker, resource-aware",
+            ),
             pytest.param({"kind": "Availability"}, "set updatePolicy.type to Auto", id="availability"),
             pytest.param({"busy": 0.8}, "set updatePolicy.type to ResourceAware", id="too busy to spare one"),
         ],
-    )  # fmt: skip
+    )
     def test_it_holds_with_the_next_step_in_one_sentence(self, arguments: dict[str, Any], next_step: str) -> None:
         found = update(
             *(old(f"o{i}") for i in range(arguments.get("desired", 2))), refused(), before=WAITED, **arguments
@@ -180,12 +185,21 @@ class TestABrokenWorkerInTheWay:
 WORKERS = st.lists(
     st.builds(
         lambda name, ready, current, no_room, failed: worker_of(
-            name, name, ready and not no_room, current=current, no_room=no_room, failure="failed" if failed or no_room else ""
+            name,
+            name,
+            ready and not no_room,
+            current=current,
+            no_room=no_room,
+            failure="failed" if failed or no_room else "",
         ),
-        st.uuids().map(str), st.booleans(), st.booleans(), st.booleans(), st.booleans(),
+        st.uuids().map(str),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
     ),
     max_size=6,
-)  # fmt: skip
+)
 BEFORE = st.builds(
     UpdateStatus, st.sampled_from(["", "Surge", "Replace"]), st.none() | st.floats(NOW - 1000, NOW + 1000)
 )
@@ -349,7 +363,8 @@ class TestPlansNeverCrossModels:
         assert fleet.published is not None and fleet.published.canary is None
 
     def test_a_canary_is_taken_from_the_old_workers_before_the_plans_are_for_the_new_ones(self) -> None:
-        """Old workers refuse what is published for the new model, and pulls renew the lease of a canary that nobody watches."""
+        """Old workers refuse what is published for the new model, and pulls renew the lease of a canary that nobody
+        watches."""
         fleet = Fleet(CLEAN, {**MANIFEST, "replicas": 3})
         fleet.run(lambda f: f.published is not None and f.published.canary is not None)
         name, last = next(iter(fleet.rollouts)), fleet.workers[2]

@@ -16,14 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offramp_core.control.decide import decide
-from offramp_core.control.objects import (
-    ModelSource,
-    ModelStatus,
-    Service,
-    ServiceStatus,
-    VersionStatus,
-    VersionTally,
-)
+from offramp_core.control.objects import ModelSource, ModelStatus, Service, ServiceStatus, VersionStatus, VersionTally
 from offramp_core.control.snapshot import Gathered, Observed, Scaling, Snapshot, Trouble, Worker
 from offramp_core.control.spec import parse_spec
 from offramp_core.control.versions import (
@@ -42,7 +35,11 @@ OLD, NEW, NEWER = "oci://m:1", "oci://m:2", "oci://m:3"
 BACKBONES = {OLD: BACKBONE, NEW: "sha256:" + "c" * 64, NEWER: "sha256:" + "d" * 64}
 NOW = 1_000_000.0
 LATE = str(bucket_index(1.0))
-NO_ROOM = {"failure": "0/4 nodes are available: 4 Insufficient nvidia.com/gpu.", "failure_reason": "Unschedulable", "no_room": True}  # fmt: skip
+NO_ROOM = {
+    "failure": "0/4 nodes are available: 4 Insufficient nvidia.com/gpu.",
+    "failure_reason": "Unschedulable",
+    "no_room": True,
+}
 
 
 def manifest(uri: str = OLD, *, replicas: int = 4, kind: str = "Auto", **side: Any) -> dict[str, Any]:
@@ -51,7 +48,7 @@ def manifest(uri: str = OLD, *, replicas: int = 4, kind: str = "Auto", **side: A
         "surgeDeadline": "5m",
         "sideBySide": {"weight": 25, "pause": "60s", "deadline": "10m", **side},
     }
-    return {**MANIFEST, "model": {"uri": uri}, "replicas": replicas, "updatePolicy": policy}  # fmt: skip
+    return {**MANIFEST, "model": {"uri": uri}, "replicas": replicas, "updatePolicy": policy}
 
 
 def service(uri: str = NEW, status: VersionStatus = VersionStatus(), request: str = "", **more: Any) -> Service:  # noqa: B008
@@ -63,16 +60,27 @@ def view(*trial: Worker, main: tuple[Worker, ...] | None = None, now: float = NO
     asked = service(**{k: more.pop(k) for k in list(more) if k not in ("desired", "scaled", "busy", "watched_since")})
     main = tuple(worker_of(f"w{i}") for i in range(4)) if main is None else main
     return VersionView(
-        asked, main, trial, more.get("desired", 4), more.get("scaled", False), more.get("busy", 0.2), now,
+        asked,
+        main,
+        trial,
+        more.get("desired", 4),
+        more.get("scaled", False),
+        more.get("busy", 0.2),
+        now,
         more.get("watched_since", NOW - 10_000),
-    )  # fmt: skip
+    )
 
 
 def on_trial(phase: Any = "Starting", **more: Any) -> VersionStatus:
     return VersionStatus(
-        ModelSource(OLD), ModelSource(NEW), phase, more.pop("strategy", "Surge"),
-        started_at=NOW, phase_started_at=more.pop("since", NOW), **more,
-    )  # fmt: skip
+        ModelSource(OLD),
+        ModelSource(NEW),
+        phase,
+        more.pop("strategy", "Surge"),
+        started_at=NOW,
+        phase_started_at=more.pop("since", NOW),
+        **more,
+    )
 
 
 def new(name: str = "n0", *, ready: bool = True, **more: Any) -> Worker:
@@ -98,8 +106,9 @@ def test_the_share_of_workers_is_about_the_weight(desired: int, weight: int, too
 
 
 @pytest.mark.parametrize(
-    ("strategy", "scaled", "expected"), [("Surge", False, (4, 1)), ("Replace", False, (3, 1)), ("Replace", True, (4, 1))]
-)  # fmt: skip
+    ("strategy", "scaled", "expected"),
+    [("Surge", False, (4, 1)), ("Replace", False, (3, 1)), ("Replace", True, (4, 1))],
+)
 def test_workers_on_trial_come_besides_the_others_or_in_place_of_some(
     strategy: str, scaled: bool, expected: Any
 ) -> None:
@@ -127,7 +136,12 @@ def test_without_the_option_workers_are_made_as_the_spec_says(phase: str) -> Non
     assert next_version(replace(view(), service=asked)).status == VersionStatus()
 
 
-@given(st.sampled_from(["", "Starting", "Comparing", "AwaitingPromotion", "Promoting", "Rejected"]), st.integers(1, 50), st.booleans(), st.booleans())  # fmt: skip
+@given(
+    st.sampled_from(["", "Starting", "Comparing", "AwaitingPromotion", "Promoting", "Rejected"]),
+    st.integers(1, 50),
+    st.booleans(),
+    st.booleans(),
+)
 def test_requests_go_to_versions_that_answer_and_by_weight_from_the_comparison_on(
     phase: str, weight: int, main_ready: bool, trial_ready: bool
 ) -> None:
@@ -149,8 +163,14 @@ def test_a_model_that_was_not_decided_upon_yet_gets_no_request() -> None:
 
 
 def test_everything_about_a_source_comes_back_as_it_was() -> None:
-    model = {"uri": "s3://bucket/m.tar", "digest": BACKBONE, "archiveDigest": "sha256:" + "e" * 64, "endpoint": "https://s3.example",
-             "region": "eu-1", "secretRef": {"name": "s"}}  # fmt: skip
+    model = {
+        "uri": "s3://bucket/m.tar",
+        "digest": BACKBONE,
+        "archiveDigest": "sha256:" + "e" * 64,
+        "endpoint": "https://s3.example",
+        "region": "eu-1",
+        "secretRef": {"name": "s"},
+    }
     spec = parse_spec({**MANIFEST, "model": model})
     assert ModelSource.of(spec).put(parse_spec(manifest())).model_secret == "s"
     assert ModelSource.of(spec).put(spec) == spec
@@ -201,8 +221,13 @@ class TestATrialBegins:
 
     @pytest.mark.parametrize(
         ("kind", "desired", "scaled", "strategy"),
-        [("ResourceAware", 4, False, "Replace"), ("ResourceAware", 1, False, "Surge"), ("ResourceAware", 4, True, "Surge"), ("Availability", 4, False, "Surge")],
-    )  # fmt: skip
+        [
+            ("ResourceAware", 4, False, "Replace"),
+            ("ResourceAware", 1, False, "Surge"),
+            ("ResourceAware", 4, True, "Surge"),
+            ("Availability", 4, False, "Surge"),
+        ],
+    )
     def test_in_the_order_that_the_policy_asks_for(self, kind: str, desired: int, scaled: bool, strategy: str) -> None:
         begun = next_version(view(status=VersionStatus(ModelSource(OLD)), kind=kind, desired=desired, scaled=scaled))
         assert begun.status.strategy == strategy
@@ -277,7 +302,14 @@ class TestATrialEndsBadly:
 
 def test_on_the_same_facts_it_comes_to_rest() -> None:
     seen = Observations("n0", "boot", 0.0, (), None)  # type: ignore[arg-type]
-    for first in (VersionStatus(ModelSource(OLD)), on_trial(), on_trial("Comparing"), on_trial("AwaitingPromotion"), on_trial("Promoting"), on_trial("Rejected")):  # fmt: skip
+    for first in (
+        VersionStatus(ModelSource(OLD)),
+        on_trial(),
+        on_trial("Comparing"),
+        on_trial("AwaitingPromotion"),
+        on_trial("Promoting"),
+        on_trial("Rejected"),
+    ):
         for workers in ((), (new(ready=False),), (new(observations=seen),), (new(ready=False, **NO_ROOM),)):
             status = first
             for _ in range(4):  # begin, compare and read the gates are passes of their own
@@ -330,7 +362,14 @@ class TestGates:
             rng = np.random.default_rng(seed)
             sizes, late = rng.integers(1, 33, 400), rng.random(400) < 0.05
             for n in range(25, 401, 25):
-                seen = VersionTally(int(sizes[:n].sum()), int(sizes[:n][late[:n]].sum()), n, 0, int(sizes[:n].sum()), int((sizes[:n] ** 2).sum()))  # fmt: skip
+                seen = VersionTally(
+                    int(sizes[:n].sum()),
+                    int(sizes[:n][late[:n]].sum()),
+                    n,
+                    0,
+                    int(sizes[:n].sum()),
+                    int((sizes[:n] ** 2).sum()),
+                )
                 if gates(seen)["objective"] == "Rejected":
                     rejected += 1
                     break
@@ -353,9 +392,7 @@ class Version(SimWorker):  # type: ignore[misc]
             return worker
         counts = tuple(
             replace(
-                c,
-                failed_batches=int(self.broken * c.batches),
-                latency={**c.latency, LATE: int(self.late * c.requests)},
+                c, failed_batches=int(self.broken * c.batches), latency={**c.latency, LATE: int(self.late * c.requests)}
             )
             for c in seen.counts
         )

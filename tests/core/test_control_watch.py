@@ -25,9 +25,11 @@ CLEAN, DRIFTED = pool(4000, seed=1), pool(4000, seed=2, confusion=0.35)
 def told(boot: str, *audits: tuple[int, int], epoch: int = 1, plan: Plan = PLAN) -> Observations:
     """What a process has counted so far, by epoch from ``epoch`` on."""
     counts = tuple(
-        ArmCounts(epoch + i, "stable", plan.content_hash, requests=10 * n, drawn=n, audited=n, disagreements=k, batches=n)
+        ArmCounts(
+            epoch + i, "stable", plan.content_hash, requests=10 * n, drawn=n, audited=n, disagreements=k, batches=n
+        )
         for i, (n, k) in enumerate(audits)
-    )  # fmt: skip
+    )
     return Observations(boot, boot, 0.0, counts, RecordBlock(0, 0, RAMP_SET))
 
 
@@ -189,7 +191,8 @@ class TestLostAudits:
 
     @pytest.mark.parametrize("budget", [0.05, 0.01, 0.001])
     def test_a_scale_down_that_loses_a_handful_turns_no_exits_off(self, budget: float) -> None:
-        """Eight audits at once, from plans at half their budget whose statistic may stand anywhere: 3 of 200 at the most."""
+        """Eight audits at once, from plans at half their budget whose statistic may stand anywhere: 3 of 200 at the
+        most."""
         rng, alarms = np.random.default_rng(7), 0
         for _ in range(200):
             now = lost_at_once(8, quiet(rng, budget), budget)

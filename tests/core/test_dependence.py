@@ -1,4 +1,5 @@
-"""What a label is worth where requests resemble their neighbors: scenes are found, and nothing else is taken for one."""
+"""What a label is worth where requests resemble their neighbors: scenes are found, and nothing else is taken for
+one."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ ASKED = replace(REQUEST, max_disagreement=BUDGET)
 
 
 def traffic(n: int, *, scene: int, seed: int, sources: int = 1, alike: float = 1.0, named: bool = False) -> Records:
-    """``sources`` take turns at random, each shows scenes of so many requests; a share ``alike`` of them are copies of their scene's first."""
+    """``sources`` take turns at random, each shows scenes of so many requests; a share ``alike`` of them are copies of
+    their scene's first."""
     rng = np.random.default_rng(seed)
     source = rng.integers(0, sources, n)
     rows = np.empty(n, dtype=np.intp)
@@ -82,7 +84,8 @@ class TestTheMeasure:
     def test_scenes_of_many_sources_that_take_turns_unnamed_are_told_from_day_and_night(
         self, scene: int, n: int
     ) -> None:
-        """Their correlation is as slight as that of a change of difficulty, a sixty-fourth of a scene's; taken for one they broke budgets."""
+        """Their correlation is as slight as that of a change of difficulty, a sixty-fourth of a scene's; taken for one
+        they broke budgets."""
         for seed in range(3):
             seen = dependence(traffic(n, scene=scene, sources=64, seed=seed), budget=BUDGET)
             assert seen is None or 0.15 * scene <= seen.design_effect <= 1.6 * scene
@@ -90,7 +93,8 @@ class TestTheMeasure:
     @pytest.mark.slow
     @pytest.mark.parametrize("seed", [11, 23, 57])
     def test_unnamed_scenes_that_fade_over_the_whole_sample_cannot_be_measured(self, seed: int) -> None:
-        """64 sources in scenes of 64,000 records: the block ended where they were no longer clear, and a label was worth 17 to 42 times too much."""
+        """64 sources in scenes of 64,000 records: the block ended where they were no longer clear, and a label was
+        worth 17 to 42 times too much."""
         assert dependence(traffic(60_000, scene=1000, sources=64, seed=seed), budget=BUDGET) is None
 
     def test_scenes_as_long_as_the_sample_cannot_be_measured(self) -> None:
@@ -235,12 +239,20 @@ class TestTheTest:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "scene", "sources", "alike"),
-    [(2000, 10, 1, 0.3), (5000, 10, 1, 1.0), (5000, 30, 8, 1.0), (5000, 30, 1, 0.3), (5000, 100, 1, 0.2), (20_000, 10, 64, 1.0)],
-)  # fmt: skip
+    [
+        (2000, 10, 1, 0.3),
+        (5000, 10, 1, 1.0),
+        (5000, 30, 8, 1.0),
+        (5000, 30, 1, 0.3),
+        (5000, 100, 1, 0.2),
+        (20_000, 10, 64, 1.0),
+    ],
+)
 def test_certificates_on_scenes_break_the_budget_no_more_often_than_delta(
     n: int, scene: int, sources: int, alike: float
 ) -> None:
-    """60 draws: the budget is broken by more than 8 of them with a probability below 0.5 % where one in twenty may be."""
+    """60 draws: the budget is broken by more than 8 of them with a probability below 0.5 % where one in twenty may
+    be."""
     broken = 0
     for seed in range(60):
         outcome = tune(traffic(n, scene=scene, sources=sources, alike=alike, named=sources > 1, seed=seed), ASKED)

@@ -97,10 +97,18 @@ class TestOneArm:
     @pytest.mark.parametrize(
         "bad",
         [
-            (5, 4, 0.1), (-1, 4, 0.1), (0.5, 4, 0.1), (1, 4.5, 0.1), (1, math.inf, 0.1), (math.nan, 4, 0.1),
-            (1, 4, 0.0), (1, 4, 1.0), (1, 4, math.nan), (1, 4, -0.1),
+            (5, 4, 0.1),
+            (-1, 4, 0.1),
+            (0.5, 4, 0.1),
+            (1, 4.5, 0.1),
+            (1, math.inf, 0.1),
+            (math.nan, 4, 0.1),
+            (1, 4, 0.0),
+            (1, 4, 1.0),
+            (1, 4, math.nan),
+            (1, 4, -0.1),
         ],
-    )  # fmt: skip
+    )
     def test_impossible_counts_and_rates_are_refused_in_one_line(self, bad: tuple[Any, Any, float]) -> None:
         for refuse in (
             lambda: log_e_value(bad[0], bad[1], p0=bad[2]),

@@ -1,4 +1,5 @@
-"""Laws that every piece of evidence obeys: fair under the null, mergeable, indifferent to restarts and to how observations are grouped."""
+"""Laws that every piece of evidence obeys: fair under the null, mergeable, indifferent to restarts and to how
+observations are grouped."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class TestFairUnderTheNull:
     def test_a_detector_gains_as_much_as_it_sees_whatever_the_block(
         self, n: int, p0: float, quiet: list[tuple[int, float]]
     ) -> None:
-        """M - n is a martingale at block ends, hence an alarm at M >= L comes after L observations on average, or later."""
+        """M - n is a martingale at block ends, hence an alarm at M >= L comes after L observations on average, or
+        later."""
         before = detector.init()
         for size, part in quiet:
             before = detector.update(before, size, int(size * part), p0=p0)
@@ -185,11 +187,7 @@ class TestRestartsAndGrouping:
     @pytest.mark.slow
     @SAME_EXAMPLES
     @given(
-        seed=SEEDS,
-        n=st.integers(0, 3000),
-        rate=st.floats(0, 0.3),
-        p0=st.floats(0.002, 0.3),
-        length=st.floats(20, 1e5),
+        seed=SEEDS, n=st.integers(0, 3000), rate=st.floats(0, 0.3), p0=st.floats(0.002, 0.3), length=st.floats(20, 1e5)
     )
     def test_a_million_outcomes_at_once_are_followed_like_one_after_the_other(
         self, seed: int, n: int, rate: float, p0: float, length: float

@@ -1,4 +1,5 @@
-"""The statistical suite: wrong no more often than promised after 40,000 looks, and quick where there is something to see.
+"""The statistical suite: wrong no more often than promised after 40,000 looks, and quick where there is something to
+see.
 
 Levels and power of tests on counts are exact, from the walk of the counts; the control plane's own gates, the detector
 and the intervals are simulated with fixed seeds and hold unless a one-sided binomial test at 0.1 % refutes them.
@@ -148,7 +149,8 @@ def weighted_audits(rng: np.random.Generator, n: int, *, rate: float) -> npt.NDA
 class TestIntervals:
     @pytest.mark.slow
     def test_a_drifting_rate_is_covered_at_every_look(self) -> None:
-        """The average of the conditional rates, while they wander over the day and jump, and depend on what has happened."""
+        """The average of the conditional rates, while they wander over the day and jump, and depend on what has
+        happened."""
         rng, runs, n = np.random.default_rng(3), 250, 10_000
         limit, missed = math.log(2 / 0.05), 0
         trials = np.arange(1, n + 1)

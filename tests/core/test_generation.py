@@ -1,4 +1,5 @@
-"""Decisions about generated answers: what one lost, which variants a plan asks, who has a turn, who is let in, where a text stops."""
+"""Decisions about generated answers: what one lost, which variants a plan asks, who has a turn, who is let in, where a
+text stops."""
 
 from __future__ import annotations
 

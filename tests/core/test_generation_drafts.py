@@ -1,4 +1,5 @@
-"""Drafts are chosen by what they save: they begin where they pay, stop where they do not, and cost next to nothing while they are tried."""
+"""Drafts are chosen by what they save: they begin where they pay, stop where they do not, and cost next to nothing
+while they are tried."""
 
 from __future__ import annotations
 

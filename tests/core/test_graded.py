@@ -1,4 +1,5 @@
-"""Losses between 0 and 1: certificates keep the budget of the mean, anybody can check them, pins are judged by them, and workers count them."""
+"""Losses between 0 and 1: certificates keep the budget of the mean, anybody can check them, pins are judged by them,
+and workers count them."""
 
 from __future__ import annotations
 
@@ -178,7 +179,8 @@ class TestPlansInOrder:
     @pytest.mark.slow
     @pytest.mark.parametrize("budget", [0.01, 0.02, 0.05, 0.1])
     def test_answers_of_a_cheaper_variant_break_the_budget_in_at_most_delta_of_draws(self, budget: float) -> None:
-        """As a generative model's: a request escalates where the variant is unsure; columns are thresholds, the last ones over the budget."""
+        """As a generative model's: a request escalates where the variant is unsure; columns are thresholds, the last
+        ones over the budget."""
         rng = np.random.default_rng(11)
         unsure = rng.random(50_000)
         lost = np.where(rng.random(50_000) < unsure**2, rng.beta(1, 3, 50_000), 0.0)
@@ -255,9 +257,13 @@ class TestCertificates:
         assert b.loss is not None
         b = replace(b, slice_id=group, loss=np.where((group == 1)[:, None], np.float32(0.3), 0.5 * b.loss))
         result = try_path(
-            path_of(drawn(300, 103), budget=0.02), b, ramp_ids=IDS, budget=0.02, delta=0.05,
+            path_of(drawn(300, 103), budget=0.02),
+            b,
+            ramp_ids=IDS,
+            budget=0.02,
+            delta=0.05,
             slices=(SliceBudget(0, 0.02), SliceBudget(1, 0.02)),
-        )  # fmt: skip
+        )
         assert isinstance(result, Certified)
         kept, stopped = result.certificate.slices
         assert kept.certified and kept.lost is not None and kept.lost / kept.n < 0.02
@@ -268,7 +274,9 @@ class TestCertificates:
 
     def test_a_path_over_the_budget_says_how_many_more_labels_would_do_or_that_none_would(self) -> None:
         bold = [SUBJECT.plan((5,), (Decimal("0.9"),))]
-        assert try_path(bold, drawn(800, 2), ramp_ids=IDS, budget=0.001, delta=0.05) == NotCertified("TooFewLabels", fewest_labels(0.001, allowance(0.05, 1), graded=True) - 800)  # fmt: skip
+        assert try_path(bold, drawn(800, 2), ramp_ids=IDS, budget=0.001, delta=0.05) == NotCertified(
+            "TooFewLabels", fewest_labels(0.001, allowance(0.05, 1), graded=True) - 800
+        )
         assert try_path(bold, drawn(8000, 2), ramp_ids=IDS, budget=0.001, delta=0.05) == NotCertified("OverBudget")
 
     @pytest.mark.slow
@@ -289,8 +297,10 @@ class TestCertificates:
 
 class TestRecords:
     ARRAYS: dict[str, npt.NDArray[Any]] = {  # noqa: RUF012 - read only
-        "uncertainty": np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]), "segment_seconds": np.ones(3), "ramp_seconds": np.zeros(2),
-    }  # fmt: skip
+        "uncertainty": np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]),
+        "segment_seconds": np.ones(3),
+        "ramp_seconds": np.zeros(2),
+    }
 
     def test_losses_of_whole_numbers_are_counted_and_others_are_graded(self) -> None:
         whole = records_from_arrays({**self.ARRAYS, "loss": np.array([[0, 1], [0, 0], [1, 0]])})
@@ -304,15 +314,21 @@ class TestRecords:
             records_from_arrays(arrays)
 
     def test_the_chain_of_a_variant_loses_what_its_final_column_does(self) -> None:
-        """As a generative model's records are laid out: the variant's answers as an exit, and as the last word of its own chain."""
+        """As a generative model's records are laid out: the variant's answers as an exit, and as the last word of its
+        own chain."""
         loss = np.array([[0.25, 0.25], [0.0, 0.0], [1.0, 1.0]], dtype=np.float32)
         records = records_from_arrays(
             {
-                **self.ARRAYS, "loss": loss, "ramp_id": np.array(["int4", "int4/final"]), "ramp_precision": np.array(["", "int4"]),
-                "segment_seconds": np.array([0.0, 1.0]), "ramp_seconds": np.array([0.4]),
-                "int4_segment_seconds": np.array([0.0, 0.4]), "int4_ramp_seconds": np.array([0.4]),
+                **self.ARRAYS,
+                "loss": loss,
+                "ramp_id": np.array(["int4", "int4/final"]),
+                "ramp_precision": np.array(["", "int4"]),
+                "segment_seconds": np.array([0.0, 1.0]),
+                "ramp_seconds": np.array([0.4]),
+                "int4_segment_seconds": np.array([0.0, 0.4]),
+                "int4_ramp_seconds": np.array([0.4]),
             }
-        )  # fmt: skip
+        )
         assert evaluate(records, (), ()).disagreement == 0
         assert evaluate(records.at("int4"), (), ()).disagreement == pytest.approx(1.25 / 3)
         assert evaluate(records, (0,), (0.4,)).lost == pytest.approx(0.25)
@@ -350,7 +366,10 @@ class TestTuning:
     def test_a_pin_is_judged_by_its_mean_loss(self) -> None:
         plan = SUBJECT.plan((3,), (Decimal("0.9"),))
         mean = evaluate_plan(POOL, plan, IDS).disagreement
-        fine, reckless = check_pin(drawn(3000, 4), plan, IDS, budget=1.2 * mean), check_pin(drawn(3000, 4), plan, IDS, budget=0.6 * mean)  # fmt: skip
+        fine, reckless = (
+            check_pin(drawn(3000, 4), plan, IDS, budget=1.2 * mean),
+            check_pin(drawn(3000, 4), plan, IDS, budget=0.6 * mean),
+        )
         assert isinstance(fine, PinCheck) and isinstance(reckless, PinCheck)
         assert not fine.refused
         assert reckless.refused

@@ -113,8 +113,12 @@ def test_any_other_bytes_are_a_value_error(raw: bytes) -> None:
 def test_batch_sizes_of_records_that_are_no_sizes_are_refused(sizes: list[float]) -> None:
     n, b = 3, len(sizes)
     arrays = {
-        "uncertainty": np.zeros((n, 1)), "prediction": np.zeros((n, 1), np.int64), "final": np.zeros(n, np.int64),
-        "batch_size": np.array(sizes), "segment_seconds": np.ones((b, 2)), "ramp_seconds": np.ones((b, 1)),
-    }  # fmt: skip
+        "uncertainty": np.zeros((n, 1)),
+        "prediction": np.zeros((n, 1), np.int64),
+        "final": np.zeros(n, np.int64),
+        "batch_size": np.array(sizes),
+        "segment_seconds": np.ones((b, 2)),
+        "ramp_seconds": np.ones((b, 1)),
+    }
     with pytest.raises(InvalidRecordsError, match="batch_size"):
         records_from_arrays(arrays)

@@ -330,11 +330,7 @@ class TestRivals:
             agrees=prediction == np.array([[1], [2], [2], [1]]),
         )
         # Patience 1 errs on the last two, 2 on the last, 3 on none.
-        for budget, exits in [
-            (0.5, [1, 2, 1, 1]),
-            (0.25, [2, 3, NO_EXIT, 2]),
-            (0.0, [3, NO_EXIT, NO_EXIT, NO_EXIT]),
-        ]:
+        for budget, exits in [(0.5, [1, 2, 1, 1]), (0.25, [2, 3, NO_EXIT, 2]), (0.0, [3, NO_EXIT, NO_EXIT, NO_EXIT])]:
             assert policy("patience").run(records, records, Objective(budget)).exit.tolist() == exits
 
     def test_the_smaller_model_always_answers(self) -> None:

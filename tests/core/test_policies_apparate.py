@@ -87,7 +87,8 @@ class TestClimb:
         assert climbed.saving == pytest.approx(1 - (3 * 0.501 + 1.001) / 4)
 
     def test_the_artifact_also_moves_where_no_score_lies(self) -> None:
-        # 0.01, 0.03, 0.07, 0.15, 0.31; 0.63 errs; 0.47; 0.79, 0.63 err; 0.55 changes nothing and is taken; 0.71 ... 0.5506 err.
+        # 0.01, 0.03, 0.07, 0.15, 0.31; 0.63 errs; 0.47; 0.79, 0.63 err; 0.55 changes nothing and is taken; 0.71 ...
+        # 0.5506 err.
         assert climb(self.WINDOW, (0,), 0.01, ARTIFACT).thresholds == pytest.approx((0.55,))
 
     def test_the_budget_may_be_used_up_as_published_and_not_in_the_artifact(self) -> None:
@@ -95,7 +96,8 @@ class TestClimb:
         assert climb(self.WINDOW, (0,), 0.25, ARTIFACT).disagreement == 0
 
     def test_the_move_that_loses_least_agreement_per_second_comes_first(self) -> None:
-        # Only one error is allowed. Ramp 0 would free three inputs for one error; ramp 1 frees one input for the same error, later.
+        # Only one error is allowed. Ramp 0 would free three inputs for one error; ramp 1 frees one input for the same
+        # error, later.
         window = records(
             [[0.05, 0.9], [0.05, 0.9], [0.05, 0.9], [0.9, 0.05]],
             [[True, True], [True, True], [False, True], [True, False]],
@@ -131,13 +133,9 @@ class TestAsPublished:
     def test_thresholds_come_after_the_first_window_and_probes_after_128(self) -> None:
         stream = constant(300, [0.2, 0.2, 0.2], [True, True, True])
         trace = policy("apparate").run(stream, stream, self.ONE)
-        # Steps of 0.1 and 0.2 reach nothing, 0.4 does. The only ramp pays, so it moves one place forward until it is the first.
-        assert steps(trace) == [
-            (0, (1,), (0.0,)),
-            (16, (1,), (0.4,)),
-            (128, (0,), (0.0,)),
-            (144, (0,), (0.4,)),
-        ]
+        # Steps of 0.1 and 0.2 reach nothing, 0.4 does. The only ramp pays, so it moves one place forward until it is
+        # the first.
+        assert steps(trace) == [(0, (1,), (0.0,)), (16, (1,), (0.4,)), (128, (0,), (0.0,)), (144, (0,), (0.4,))]
 
     @pytest.mark.parametrize(("batch_size", "row"), [(1, 51), (8, 56)])
     def test_a_wrong_answer_tunes_anew_on_the_last_16(self, batch_size: int, row: int) -> None:
@@ -213,7 +211,8 @@ class TestTheArtifact:
     def test_text_waits_for_its_first_adjustment(self) -> None:
         stream = self.stream(310)
         trace = policy("apparate-artifact-nlp").run(stream, stream, self.OBJECTIVE)
-        # On the first batch nothing erred, so nothing is tuned; batch 100 finds thresholds that save more than 5 points.
+        # On the first batch nothing erred, so nothing is tuned; batch 100 finds thresholds that save more than 5
+        # points.
         assert (trace.exit[:100] == NO_EXIT).all()
         assert (trace.exit[100:] == 4).all()
         # A ramp that nobody reaches any more loses nothing, so 6 stays.

@@ -1,4 +1,5 @@
-"""Several precisions of one backbone: wide records are the records of each chain, and the tuner compares plans of all of them."""
+"""Several precisions of one backbone: wide records are the records of each chain, and the tuner compares plans of all
+of them."""
 
 from __future__ import annotations
 
@@ -73,9 +74,15 @@ def wide_file(seed: int) -> tuple[Arrays, dict[str, Arrays]]:
         prefix = "" if precision == "fp32" else "int8_"
         wide |= {f"{prefix}segment_seconds": segments, f"{prefix}ramp_seconds": ramps}
         files[precision] = {
-            **common, "uncertainty": uncertainty[:, at], "prediction": prediction[:, at], "final": final, "batch_size": np.array(sizes),
-            "segment_seconds": segments, "ramp_seconds": ramps, "regroup_seconds": wide["regroup_seconds"],
-        }  # fmt: skip
+            **common,
+            "uncertainty": uncertainty[:, at],
+            "prediction": prediction[:, at],
+            "final": final,
+            "batch_size": np.array(sizes),
+            "segment_seconds": segments,
+            "ramp_seconds": ramps,
+            "regroup_seconds": wide["regroup_seconds"],
+        }
     return wide, files
 
 
@@ -141,7 +148,10 @@ def test_a_file_without_precisions_means_what_it_meant() -> None:
         ({"int8_segment_seconds": np.ones((2, 9))}, r"int8_segment_seconds has shape \(2, 9\); it needs \(2, 4\)"),
         ({"ramp_precision": np.array(["fp32", "", "int8", "int8", "int8", "int8"])}, "input ramps come first"),
         ({"ramp_precision": np.array(["", "fp32", "INT 4", "int8", "int8", "int8"])}, "precision 'INT 4' is no name"),
-        ({"ramp_precision": np.array(["", "fp32", "int4", "int8", "int8", "int8"])}, "the last column of precision 'int4' is 'b1'"),
+        (
+            {"ramp_precision": np.array(["", "fp32", "int4", "int8", "int8", "int8"])},
+            "the last column of precision 'int4' is 'b1'",
+        ),
         ({"ramp_precision": np.array(["", "fp32", "int8", "int4", "int8", "int8"])}, "then of one other after another"),
         ({"ramp_id": np.array(["a", "b", "c", "d", "e", "int8/last"])}, "it must be 'int8/final'"),
         ({"ramp_id": np.array(["a", "a", "c", "d", "e", "int8/final"])}, "names must differ"),
@@ -150,16 +160,21 @@ def test_a_file_without_precisions_means_what_it_meant() -> None:
         ({"ramp_precision": np.array(["fp32"])}, "ramp_precision has shape"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_wide_files_that_break_the_contract_are_refused(change: dict[str, Any], message: str) -> None:
     rng = np.random.default_rng(0)
     arrays: dict[str, Any] = {
-        "uncertainty": rng.random((5, 6)), "prediction": rng.integers(0, 3, (5, 6)), "final": rng.integers(0, 3, 5),
+        "uncertainty": rng.random((5, 6)),
+        "prediction": rng.integers(0, 3, (5, 6)),
+        "final": rng.integers(0, 3, 5),
         "ramp_id": np.array(["in", "b0", "b1", "int8/b0", "int8/b1", "int8/final"]),
         "ramp_precision": np.array(["", "fp32", "fp32", "int8", "int8", "int8"]),
-        "batch_size": np.array([1, 4]), "segment_seconds": np.ones((2, 4)), "ramp_seconds": np.ones((2, 3)),
-        "int8_segment_seconds": np.ones((2, 4)), "int8_ramp_seconds": np.ones((2, 3)),
-    }  # fmt: skip
+        "batch_size": np.array([1, 4]),
+        "segment_seconds": np.ones((2, 4)),
+        "ramp_seconds": np.ones((2, 3)),
+        "int8_segment_seconds": np.ones((2, 4)),
+        "int8_ramp_seconds": np.ones((2, 3)),
+    }
     records_from_arrays(arrays)
     broken = {name: value for name, value in {**arrays, **change}.items() if value is not None}
     with pytest.raises(InvalidRecordsError, match=message):
@@ -189,9 +204,12 @@ def test_a_ramp_set_without_other_graphs_has_the_digest_it_had_before_there_were
 def test_a_plan_at_fp32_has_the_hash_it_had_before_there_were_other_precisions() -> None:
     plan = Plan("sha256:b", "sha256:r", (RampThreshold("r0", Decimal("0.25")),))
     content = {
-        "backboneDigest": "sha256:b", "rampSetDigest": "sha256:r", "ramps": [{"id": "r0", "threshold": "0.25"}],
-        "precision": "fp32", "execution": "Auto",
-    }  # fmt: skip
+        "backboneDigest": "sha256:b",
+        "rampSetDigest": "sha256:r",
+        "ramps": [{"id": "r0", "threshold": "0.25"}],
+        "precision": "fp32",
+        "execution": "Auto",
+    }
     assert plan.content_hash == hashlib.sha256(canonical_json(content)).hexdigest()
 
 
@@ -215,8 +233,11 @@ def test_columns_are_the_ramps_and_what_each_other_precision_says_at_the_end() -
     )
     names = [(c.id, c.precision, c.head) for c in manifest.columns]
     assert names == [
-        ("in.s", "", "model"), ("r0", "fp32", "pooled-linear"), ("int8/r0", "int8", "pooled-linear"), ("int8/final", "int8", "final"),
-    ]  # fmt: skip
+        ("in.s", "", "model"),
+        ("r0", "fp32", "pooled-linear"),
+        ("int8/r0", "int8", "pooled-linear"),
+        ("int8/final", "int8", "final"),
+    ]
 
 
 def test_a_profile_and_columns_make_the_cost_arrays_that_records_read() -> None:
@@ -225,11 +246,7 @@ def test_a_profile_and_columns_make_the_cost_arrays_that_records_read() -> None:
     )
     chain = ChainProfile((0.0, 0.2, 0.2), (0.1, 0.01))
     profile = Profile("e", 1, (BatchProfile(1, 1.0, (0.0, 0.5, 0.5), (0.1, 0.02), 0.0, {"int8": chain}),))
-    rows: Arrays = {
-        "uncertainty": np.full((3, 4), 0.5),
-        "prediction": np.zeros((3, 4), int),
-        "final": np.zeros(3, int),
-    }
+    rows: Arrays = {"uncertainty": np.full((3, 4), 0.5), "prediction": np.zeros((3, 4), int), "final": np.zeros(3, int)}
     records = records_from_arrays({**rows, **profile_arrays(profile), **column_arrays(manifest.columns)})
     assert records.ramp_ids == ("in.s", "r0") and records.at("int8").ramp_ids == ("in.s", "int8/r0")
     assert records.at("int8").profile == replace(profile.of("int8"), executor="recorded")
@@ -306,7 +323,8 @@ class TestTuning:
 
     @pytest.mark.parametrize("seed", range(3))
     def test_int8_alone_is_tested_where_it_saves_more_than_the_exits_that_were_certified(self, seed: int) -> None:
-        """On the oldest records exits at fp32 promised most; on the newer, harder ones they save less than int8 does without any."""
+        """On the oldest records exits at fp32 promised most; on the newer, harder ones they save less than int8 does
+        without any."""
         easy, hard = recorded(360, 6, seed=seed, harder=-1.5), recorded(2640, 6, seed=seed + 100, harder=1.0)
         hard = replace(hard, time=np.arange(360.0, 3000.0))
         older, newer = (with_int8(r, wrong=0.004, speed=0.75, n_ramps=0, seed=seed) for r in (easy, hard))
@@ -426,14 +444,20 @@ class TestReplay:
     def test_a_file_of_int8_alone_shows_what_can_do_without_ramps(self) -> None:
         wide = with_int8(recorded(2000, 2, seed=5), wrong=0.003, speed=0.4, n_ramps=0)
         bare = replace(
-            wide, uncertainty=wide.uncertainty[:, :0], agrees=wide.agrees[:, :0], prediction=np.zeros((2000, 0), int),
+            wide,
+            uncertainty=wide.uncertainty[:, :0],
+            agrees=wide.agrees[:, :0],
+            prediction=np.zeros((2000, 0), int),
             costs=ExitCosts(np.array([wide.costs.total_seconds]), np.zeros(0)),
-        )  # fmt: skip
+        )
         older, newer = replay_halves(bare)
         seen = {name: p(older, newer, Objective(0.02)) for name, p in POLICIES.items() if p.refusal(bare) is None}
         assert {name for name, outcome in seen.items() if outcome.precision == "int8"} == {
-            "exact", "certified", "lower-precision", "offline-optimal",
-        }  # fmt: skip
+            "exact",
+            "certified",
+            "lower-precision",
+            "offline-optimal",
+        }
         assert seen["exits-off"].saving == 0.0 and seen["exact"].saving == pytest.approx(0.6)
 
     def test_draws_judge_a_plan_in_its_own_chain(self, halves: tuple[Records, Records]) -> None:

@@ -1,4 +1,5 @@
-"""A form of the backbone that nothing here knows the name of: recorded, searched, certified, pinned, canaried and promoted like int8.
+"""A form of the backbone that nothing here knows the name of: recorded, searched, certified, pinned, canaried and
+promoted like int8.
 
 What a worker does with it is in `tests/worker/test_precision_is_data.py`.
 """

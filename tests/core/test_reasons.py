@@ -7,15 +7,7 @@ import re
 
 import pytest
 
-from offramp_core.reasons import (
-    AnyReason,
-    ConditionType,
-    PassedOn,
-    Reason,
-    RequestOutcome,
-    Tone,
-    condition_tone,
-)
+from offramp_core.reasons import AnyReason, ConditionType, PassedOn, Reason, RequestOutcome, Tone, condition_tone
 
 PLACES = {"worker", "kubelet", "fetch", "rollout", "refusal", "tuning", "event"}
 CONDITIONS = {f"{kind}={status}" for kind in ConditionType for status in ("True", "False", "Unknown")}

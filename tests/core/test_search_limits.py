@@ -116,8 +116,12 @@ class TestSlices:
         records = replace(records, slice_id=(np.arange(3000) % 3).astype(np.int64))
         free = best_plan(records, max_disagreement=0.02)
         kept = best_plan(records, max_disagreement=0.02, slice_budgets={0: 0.002, 2: 0.0})
-        left = np.array([u < np.float32(float(t)) for u, t in zip(
-            records.uncertainty[:, kept.plan.active].T, kept.plan.thresholds, strict=True)])  # fmt: skip
+        left = np.array(
+            [
+                u < np.float32(float(t))
+                for u, t in zip(records.uncertainty[:, kept.plan.active].T, kept.plan.thresholds, strict=True)
+            ]
+        )
         first = np.where(left.any(axis=0), left.argmax(axis=0), 0)
         mistakes = left.any(axis=0) & ~records.agrees[np.arange(3000), np.array(kept.plan.active)[first]]
         assert [int(mistakes[i::3].sum()) <= most for i, most in ((0, 2), (2, 0))] == [True, True]

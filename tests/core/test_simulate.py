@@ -1,4 +1,5 @@
-"""The serving simulator: checked against queueing theory, against Lindley's recursion and against the worker's own execution."""
+"""The serving simulator: checked against queueing theory, against Lindley's recursion and against the worker's own
+execution."""
 
 from __future__ import annotations
 
@@ -15,17 +16,7 @@ from offramp_core.batching import ClockworkBatching, OfframpBatching, TfServingB
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.costs import CostTable
 from offramp_core.errors import InvalidArgumentError
-from offramp_lab.simulate import (
-    ANSWERED,
-    BATCHING,
-    DROPPED,
-    REJECTED,
-    batching,
-    capacity,
-    scaled,
-    serve_stream,
-    spread,
-)
+from offramp_lab.simulate import ANSWERED, BATCHING, DROPPED, REJECTED, batching, capacity, scaled, serve_stream, spread
 from offramp_lab.simulate.arrivals import ARRIVALS, BURST_FACTOR, BURST_SHARE, bursts, fixed, poisson
 from offramp_lab.simulate.stages import stages_of
 
@@ -54,8 +45,13 @@ def stays(n: int) -> Decided:
 
 
 def affine(
-    fixed_seconds: float = 1.0, per_row: float = 1.0, *, ramp: float = 0.25, regroup: float = 0.125, sizes: tuple[int, ...] = (1, 2, 8)
-) -> Profile:  # fmt: skip
+    fixed_seconds: float = 1.0,
+    per_row: float = 1.0,
+    *,
+    ramp: float = 0.25,
+    regroup: float = 0.125,
+    sizes: tuple[int, ...] = (1, 2, 8),
+) -> Profile:
     """Three ramps; a segment of b rows takes fixed + per_row * b; ramps 0 and 1 share a place."""
     batches = []
     for size in sizes:

@@ -34,7 +34,8 @@ def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     for name in ("code", "conv"):
         (llm / f"AzureLLMInferenceTrace_{name}.csv").write_text(
-            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 "
+            "18:17:04.0319600,3180,8\n"
         )
     counts = b" ".join([b"0"] * arrivals.TWITTER_BEGIN + [b"3", b"0", b"2"])
     with tarfile.open(twitter / "workload.tbz2", "w:bz2") as archive:

@@ -1,6 +1,8 @@
-"""The simulator against the worker's own batcher and stage loop, with a clock that the stages turn: equal to the last digit.
+"""The simulator against the worker's own batcher and stage loop, with a clock that the stages turn: equal to the last
+digit.
 
-What a test on a real machine cannot tell apart (neighbours, the scheduler) is left out here; what is left must agree exactly.
+What a test on a real machine cannot tell apart (neighbours, the scheduler) is left out here; what is left must agree
+exactly.
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ class Waiting(threading.Condition):
 
 @dataclass
 class VirtualWorker:
-    """The engine's loop around the real batcher and the real stage loop: take what waits, run it, answer rows as they leave."""
+    """The engine's loop around the real batcher and the real stage loop: take what waits, run it, answer rows as they
+    leave."""
 
     stages: tuple[TimedStage, ...]
     clock: Clock
@@ -203,7 +206,8 @@ def test_every_answer_comes_when_the_workers_own_loop_gives_it(make: Any, load: 
 @pytest.mark.parametrize("load", [0.7, 2.0])
 @pytest.mark.parametrize("name", BATCHING)
 def test_every_policy_and_the_door_decide_alike_in_both(name: str, load: float, slack: float, seed: int) -> None:
-    """With an objective: adaptive limits, waiting to fill, drops, admission on credit, and refusals at the door while a batch runs."""
+    """With an objective: adaptive limits, waiting to fill, drops, admission on credit, and refusals at the door while a
+    batch runs."""
     rng = np.random.default_rng(seed)
     of = profile(4)
     n = 1500

@@ -220,7 +220,9 @@ def request(fleet: Fleet, slice_id: np.ndarray | None) -> tuple[Records, TuningR
     store = fleet._store()
     assert store is not None
     store = replace(store, records=replace(store.records, slice_id=slice_id))
-    status = replace(fleet.status.tuning, tuned_for="", labels_needed=0, next_attempt_at=None, consumed_through_at=None, tests_run=0)  # fmt: skip
+    status = replace(
+        fleet.status.tuning, tuned_for="", labels_needed=0, next_attempt_at=None, consumed_through_at=None, tests_run=0
+    )
     stable = fleet.configs[fleet.status.stable_config]
     asked = tune_or_wait(TunerView(changed(fleet.snapshot(), records=store), status, stable, None, fleet.now)).request
     assert asked is not None

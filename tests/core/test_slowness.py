@@ -1,4 +1,5 @@
-"""The slowness gate: a canary slower than allowed is noticed, whatever the lengths of texts; and where it need not be, the gate says so.
+"""The slowness gate: a canary slower than allowed is noticed, whatever the lengths of texts; and where it need not be,
+the gate says so.
 
 Statistical bounds hold when a one-sided binomial test at 0.1 % does not refute them.
 """

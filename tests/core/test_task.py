@@ -152,11 +152,15 @@ WRONG: dict[str, tuple[dict[str, Any], int, str]] = {
     "two columns": ({"output": "Binary"}, 2, "one column, not 2"),
     "no tolerance": ({"output": "Regression", "measure": "absolute"}, 1, "tolerance is 0.0; it must be a number above"),
     "no number": ({"output": "Embedding", "measure": "cosine", "tolerance": float("nan")}, 8, "tolerance is nan"),
-    "a measure of vectors": ({"output": "Regression", "measure": "cosine", "tolerance": 1}, 2, "use absolute or relative"),
+    "a measure of vectors": (
+        {"output": "Regression", "measure": "cosine", "tolerance": 1},
+        2,
+        "use absolute or relative",
+    ),
     "k of labels": ({"output": "MultiLabel", "k": 2}, 3, "k belongs to another task"),
     "a loss of sets": ({"output": "MultiLabel", "loss": "Overlap"}, 3, "use Exact or Hamming"),
     "too wide": ({"output": "Embedding", "measure": "cosine", "tolerance": 1}, 70_000, "must have 1 to 65536"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -49,7 +49,8 @@ def asked(told: Tuned) -> bool:
 
 
 def test_the_tenth_test_is_run_although_nine_have_used_most_of_a_full_pool() -> None:
-    """Absolute counts asked for 20,723 labels of a pool that holds 20,000: no edit and no request to tune ever ended that."""
+    """Absolute counts asked for 20,723 labels of a pool that holds 20,000: no edit and no request to tune ever ended
+    that."""
     fleet = settled()
     waiting = TuningStatus(state="CollectingLabels", tests_run=9, labels_needed=20_723)
     now = view(fleet, rows=20_000, fresh=4_000, status=waiting)
@@ -84,7 +85,8 @@ def test_labels_that_are_worth_less_are_awaited_in_proportion() -> None:
 
 @pytest.mark.parametrize("budget", [0.05, 0.01, 0.002, 0.001, 0.0005])
 def test_a_test_every_hour_for_ten_years_never_asks_for_more_than_is_kept(budget: float) -> None:
-    """Each test is stricter than the last; the labels that it is worth grow with the logarithm of how many there were."""
+    """Each test is stricter than the last; the labels that it is worth grow with the logarithm of how many there
+    were."""
     first = tuning.testable_labels(budget, allowance(0.05, 1))
     last = tuning.testable_labels(budget, allowance(0.05, TEN_YEARS_OF_HOURS))
     assert last <= min(MOST_LABELS, 9 * first)
@@ -112,7 +114,8 @@ def test_where_mistakes_come_together_too_far_the_streams_are_asked_for() -> Non
 
 
 def test_a_few_rows_of_a_quiet_while_do_not_thin_out_those_of_an_eager_one() -> None:
-    """With them only two of a hundred eager rows would count, and a tuning that had its labels in seconds waited for minutes."""
+    """With them only two of a hundred eager rows would count, and a tuning that had its labels in seconds waited for
+    minutes."""
     fleet = settled()
     now = view(fleet, rows=2_500, fresh=1_500, status=TuningStatus(tests_run=1))
     store = now.snapshot.observed.records

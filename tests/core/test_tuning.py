@@ -23,16 +23,7 @@ from offramp_core.errors import InvalidArgumentError, InvalidRecordsError
 from offramp_core.evaluate import evaluate_plan
 from offramp_core.plan import Plan, RampThreshold, exits_off_plan
 from offramp_core.records import Records
-from offramp_core.tuning import (
-    NeedsLabels,
-    NoGain,
-    PinCheck,
-    Proposed,
-    Undecided,
-    check_pin,
-    split_rows,
-    tune,
-)
+from offramp_core.tuning import NeedsLabels, NoGain, PinCheck, Proposed, Undecided, check_pin, split_rows, tune
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +316,8 @@ class TestDayAndNight:
 
     @staticmethod
     def days(seed: int, *, drawn: bool) -> tuple[Records, Records]:
-        """Three quiet, easy hours audited whole and one busy, hard hour audited at 2 %, twice; and all requests of such a day."""
+        """Three quiet, easy hours audited whole and one busy, hard hour audited at 2 %, twice; and all requests of such
+        a day."""
         rng = np.random.default_rng(seed)
         easy, hard = recorded(20_000, 6, seed=31), recorded(20_000, 6, seed=32, harder=0.7)
         everybody, parts, rates, draws = [], [], [], []

@@ -11,7 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "helm" / "offramp" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
-    r"^(?P<indent>[ ]*)(?:<!-- (?P<note>[^\n]*?) -->\n(?P=indent))?```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<body>.*?)^(?P=indent)```$",
+    r"^(?P<indent>[ ]*)(?:<!-- (?P<note>[^\n]*?) "
+    r"-->\n(?P=indent))?```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<body>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -56,7 +57,8 @@ def blocks(*languages: str) -> list[Block]:
 
 
 def commands(shell: str) -> Iterator[str]:
-    """The commands of a shell block: continued lines joined, prompts and comments taken off, here-documents left out."""
+    """The commands of a shell block: continued lines joined, prompts and comments taken off, here-documents left
+    out."""
     text = re.sub(r"<<'?(\w+)'?(.*?)\n.*?\n\1$", r"\2", shell, flags=re.DOTALL | re.MULTILINE).replace("\\\n", " ")
     prompted = any(line.startswith("$ ") for line in text.splitlines())
     for line in text.splitlines():

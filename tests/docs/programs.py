@@ -1,4 +1,5 @@
-"""Command lines of other people's programs, judged by the programs' own help: subcommands, options and kinds of objects."""
+"""Command lines of other people's programs, judged by the programs' own help: subcommands, options and kinds of
+objects."""
 
 from __future__ import annotations
 
@@ -14,10 +15,30 @@ from blocks import ROOT
 
 OPTION = re.compile(r"^ +(?:(-\w), )?(--[\w-]+)(?:=([^\n]*):|( [\w\[\]=\"]+)? {2,}|$)", re.MULTILINE)
 # What of Kubernetes' own the documentation speaks of, beside the project's kinds.
-KINDS = {f"{kind}{s}" for s in ("", "s") for kind in (
-    "configmap", "crd", "deployment", "event", "horizontalpodautoscaler", "hpa", "httproute", "job", "lease", "limitrange", "namespace", "node", "pod",
-    "poddisruptionbudget", "pvc", "resourcequota", "secret", "service",
-)} | {"networkpolicy", "runtimeclass"}  # fmt: skip
+KINDS = {
+    f"{kind}{s}"
+    for s in ("", "s")
+    for kind in (
+        "configmap",
+        "crd",
+        "deployment",
+        "event",
+        "horizontalpodautoscaler",
+        "hpa",
+        "httproute",
+        "job",
+        "lease",
+        "limitrange",
+        "namespace",
+        "node",
+        "pod",
+        "poddisruptionbudget",
+        "pvc",
+        "resourcequota",
+        "secret",
+        "service",
+    )
+} | {"networkpolicy", "runtimeclass"}
 ABOUT_KINDS = {
     "annotate",
     "delete",
@@ -43,7 +64,8 @@ class Usage:
 
 
 class Program:
-    """One program at ``path`` that answers ``--help``, and ``inherited`` if its options for every command stand elsewhere."""
+    """One program at ``path`` that answers ``--help``, and ``inherited`` if its options for every command stand
+    elsewhere."""
 
     def __init__(self, path: Path, *inherited: str) -> None:
         self._path, self._inherited = path, inherited
@@ -51,7 +73,11 @@ class Program:
 
     def _usage(self, *words: str) -> Usage:
         text = self._said(*words, "--help") + (self._said(*self._inherited) if self._inherited else "")
-        commands = {name for part in re.findall(r"Commands[^\n]*:\n((?:  .*\n)+)", text) for name in re.findall(r"^  ([a-z-]+)", part, re.MULTILINE)}  # fmt: skip
+        commands = {
+            name
+            for part in re.findall(r"Commands[^\n]*:\n((?:  .*\n)+)", text)
+            for name in re.findall(r"^  ([a-z-]+)", part, re.MULTILINE)
+        }
         options, valued = {"--help", "-h"}, set[str]()
         for short, long, default, word in OPTION.findall(text):
             names = {name for name in (short, long) if name}
@@ -120,7 +146,8 @@ def unknown_kinds(chain: list[str], rest: list[str]) -> list[str]:
 
 @functools.cache
 def known_names() -> frozenset[str]:
-    """Labels and annotations of the project, as its source and its kinds spell them; ``earlyexit.dev`` itself may be a constant."""
+    """Labels and annotations of the project, as its source and its kinds spell them; ``earlyexit.dev`` itself may be a
+    constant."""
     files = [*(ROOT / "operator").rglob("*.py"), *(ROOT / "core").rglob("*.py")]
     found = (
         re.findall(r"(?:earlyexit\.dev|\{[A-Z_]+\})/([a-z0-9-]+)", path.read_text(encoding="utf-8")) for path in files

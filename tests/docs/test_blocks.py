@@ -1,4 +1,5 @@
-"""Blocks of code in the documentation: manifests are linted, Python runs, and commands exist with every option they are given."""
+"""Blocks of code in the documentation: manifests are linted, Python runs, and commands exist with every option they are
+given."""
 
 from __future__ import annotations
 
@@ -84,7 +85,10 @@ def _partial(schema: Any) -> Any:
 
 
 def test_a_manifest_with_a_wrong_field_would_be_noticed() -> None:
-    text = "```yaml\napiVersion: earlyexit.dev/v1alpha1\nkind: EarlyExitService\nmetadata: {name: a}\nspec: {modle: {}}\n```\n"
+    text = (
+        "```yaml\napiVersion: earlyexit.dev/v1alpha1\nkind: EarlyExitService\nmetadata: {name: a}\nspec: {modle: "
+        "{}}\n```\n"
+    )
     (block,) = blocks_of(text, "x.md")
     assert lint_text(block.text, "x.md")[0]
 

@@ -53,7 +53,8 @@ def test_every_entry_says_what_is_served_and_what_to_do() -> None:
 
 
 def test_every_registered_word_is_said_somewhere() -> None:
-    """What the kubelet alone says is registered for its meaning; refusals of all kinds have series without being named there."""
+    """What the kubelet alone says is registered for its meaning; refusals of all kinds have series without being named
+    there."""
     used = {
         (node.value.id, node.attr)
         for node in nodes()

@@ -1,4 +1,5 @@
-"""The site: what is generated is fresh, every page is reachable, every link leads somewhere, nothing is loaded from outside."""
+"""The site: what is generated is fresh, every page is reachable, every link leads somewhere, nothing is loaded from
+outside."""
 
 from __future__ import annotations
 
@@ -44,8 +45,10 @@ def test_an_entry_without_a_page_is_an_error() -> None:
 
 def test_links_to_missing_pages_and_anchors_and_files_from_outside_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
-        '<h1 id="top">A</h1><a href="b.html">b</a><a href="b.html#here">b</a><a href="b.html#gone">b</a><a href="c.html">c</a>'
-        '<a href="#top">top</a><a href="https://example.com/">outside</a><img src="gone.png"><script src="https://example.com/x.js"></script>'
+        '<h1 id="top">A</h1><a href="b.html">b</a><a href="b.html#here">b</a><a href="b.html#gone">b</a><a '
+        'href="c.html">c</a>'
+        '<a href="#top">top</a><a href="https://example.com/">outside</a><img src="gone.png"><script '
+        'src="https://example.com/x.js"></script>'
     )
     (tmp_path / "b.html").write_text('<p id="here"></p>')
     assert problems(tmp_path) == [

@@ -58,7 +58,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def reader(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The checkout with a tiny bundle where the tutorial's own would be: the first block takes minutes, and has a test of its own."""
+    """The checkout with a tiny bundle where the tutorial's own would be: the first block takes minutes, and has a test
+    of its own."""
     work = checkout / "build" / "tutorial"
     monkeypatch.setattr(identity_bundle, "MODEL", "digits")
     bundle = identity_bundle.write_bundle(work / "bundle")
@@ -104,7 +105,8 @@ def play(shell: Shell, who: set[str]) -> None:
 
 
 def test_the_first_block_makes_the_bundle_and_the_traffic_that_the_rest_uses(checkout: Path) -> None:
-    """As written, but for the copies of images that only make heads better: trains a network and its exits, a minute of computing."""
+    """As written, but for the copies of images that only make heads better: trains a network and its exits, a minute of
+    computing."""
     (prepare,) = [step for step in steps() if step.who == "prepare"]
     shell = Shell(checkout, {"make setup\n": "", "--variations 3": "--variations 0"})
     try:

@@ -1,8 +1,8 @@
 """Run the tutorial: its shell blocks in order, in one shell, and compare what they print with what the page shows.
 
-A block is marked by a comment before it: ``tutorial: WHO [wait]``. WHO is ``both``, ``machine``, ``cluster`` or a part with a name of its own; ``wait``
-repeats the block until its output is as shown, as a reader would. Shown output is compared loosely: lines in order, any number for a number, any
-hash for a hash, and anything for an ellipsis.
+A block is marked by a comment before it: ``tutorial: WHO [wait]``. WHO is ``both``, ``machine``, ``cluster`` or a part
+with a name of its own; ``wait`` repeats the block until its output is as shown, as a reader would. Shown output is
+compared loosely: lines in order, any number for a number, any hash for a hash, and anything for an ellipsis.
 """
 
 from __future__ import annotations

@@ -113,7 +113,8 @@ class Up:
         return [int(w["pid"]) for w in workers if w["pid"]]
 
     def await_ready(self, n: int) -> None:
-        """Until ``n`` workers of the present process serve; the status in the folder may still be that of an earlier one."""
+        """Until ``n`` workers of the present process serve; the status in the folder may still be that of an earlier
+        one."""
 
         def ready() -> bool:
             serving = {e["worker"] for e in self.events()[self.started_at :] if e.get("event") == "worker-ready"}
@@ -146,7 +147,8 @@ def alive(pid: int) -> bool:
 
 @dataclass
 class Traffic:
-    """Open-loop clients in threads: ``rate`` requests per second of rows drawn with replacement, answers compared with the model's own."""
+    """Open-loop clients in threads: ``rate`` requests per second of rows drawn with replacement, answers compared with
+    the model's own."""
 
     url: Callable[[], str]
     rows: npt.NDArray[np.float32]

@@ -1,4 +1,5 @@
-"""An exit bundle whose first ramp is nearly as good as the whole model, which is where compute dominates. No torch, fixed weights.
+"""An exit bundle whose first ramp is nearly as good as the whole model, which is where compute dominates. No torch,
+fixed weights.
 
 After the first convolution come others that hardly change anything (identity kernels and a little noise), so the
 model's own classifier on the first features agrees with the model on nearly every input, at a fifth of the work.
@@ -65,9 +66,10 @@ def write_bundle(
 ) -> Path:
     """Write the bundle; returns its folder.
 
-    ``with_int8`` adds the model with rounded weights: like int8 nearly right. What it is said to save is invented. ``layers_behind`` are
-    further layers behind the last ramp, which take time and change nothing. About ``failing_share`` of the inputs make a batch fail that
-    has one of them; none of those that a worker tries before it serves.
+    ``with_int8`` adds the model with rounded weights: like int8 nearly right. What it is said to save is invented.
+    ``layers_behind`` are further layers behind the last ramp, which take time and change nothing. About
+    ``failing_share`` of the inputs make a batch fail that has one of them; none of those that a worker tries before it
+    serves.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model = _backbone(np.random.default_rng(seed), layers_behind)
@@ -96,10 +98,18 @@ def write_bundle(
         files |= _int8_files(model, tensors, x, logits, heads)
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     manifest = Manifest(
-        schema_version=1, name=MODEL, backbone_digest="sha256:" + hashes["backbone.onnx"],
-        ramp_set_digest=ramp_set_digest(RAMPS, hashes, precisions), precisions=precisions, inputs=(TensorSpec("x", "FP32", SHAPE),),
-        outputs=(TensorSpec("logits", "FP32", (CLASSES,)),), n_classes=CLASSES, ramps=RAMPS, files=hashes, source="tests",
-    )  # fmt: skip
+        schema_version=1,
+        name=MODEL,
+        backbone_digest="sha256:" + hashes["backbone.onnx"],
+        ramp_set_digest=ramp_set_digest(RAMPS, hashes, precisions),
+        precisions=precisions,
+        inputs=(TensorSpec("x", "FP32", SHAPE),),
+        outputs=(TensorSpec("logits", "FP32", (CLASSES,)),),
+        n_classes=CLASSES,
+        ramps=RAMPS,
+        files=hashes,
+        source="tests",
+    )
     for name, content in {**files, "manifest.json": msgspec.json.encode(manifest)}.items():
         (folder / name).write_bytes(content)
     return folder
@@ -117,9 +127,10 @@ def _int8_files(
     tensors["int8/final/quantiles"] = quantile_table(raw_score(said))
     of_fp32 = np.load(io.BytesIO(_records(tensors, logits, heads)))
     profile = Profile(
-        "onnxruntime-cpu", 1,
+        "onnxruntime-cpu",
+        1,
         tuple(replace(b, precisions={"int8": ChainProfile((0.1 * b.exact_seconds,), ())}) for b in _profile().batches),
-    )  # fmt: skip
+    )
     columns = (
         *(RampInfo(r.id, r.position, r.depth, r.head, "fp32") for r in RAMPS),
         RampInfo("int8/final", 9, 1.0, "final", "int8"),
@@ -133,9 +144,11 @@ def _int8_files(
         **column_arrays(columns),
     )
     return {
-        "backbone.int8.onnx": fast.SerializeToString(), "ramps.safetensors": safetensors.numpy.save(tensors),
-        "records.npz": records, "profile.json": msgspec.json.encode(profile),
-    }  # fmt: skip
+        "backbone.int8.onnx": fast.SerializeToString(),
+        "ramps.safetensors": safetensors.numpy.save(tensors),
+        "records.npz": records,
+        "profile.json": msgspec.json.encode(profile),
+    }
 
 
 def _backbone(rng: np.random.Generator, layers_behind: int = 0) -> onnx.ModelProto:
@@ -162,9 +175,12 @@ def _backbone(rng: np.random.Generator, layers_behind: int = 0) -> onnx.ModelPro
         helper.make_node("Gemm", ["flat", "w", "b"], ["logits"]),
     ]
     graph = helper.make_graph(
-        nodes, "tiny", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", *SHAPE])],
-        [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", CLASSES])], weights,
-    )  # fmt: skip
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", *SHAPE])],
+        [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", CLASSES])],
+        weights,
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -200,10 +216,13 @@ def _failing_above(model: onnx.ModelProto, limit: float) -> onnx.ModelProto:
 def _run_tapped(model: onnx.ModelProto, tensors: dict[str, Array], x: Array) -> tuple[Array, list[Array]]:
     heads = [
         head_nodes(
-            ramp, {k.rpartition("/")[2]: v for k, v in tensors.items() if k.startswith(ramp.id + "/")}, height=SIZE, width=SIZE
+            ramp,
+            {k.rpartition("/")[2]: v for k, v in tensors.items() if k.startswith(ramp.id + "/")},
+            height=SIZE,
+            width=SIZE,
         )
         for ramp in RAMPS
-    ]  # fmt: skip
+    ]
     session = ort.InferenceSession(tapped_model(model, heads).SerializeToString(), providers=["CPUExecutionProvider"])
     logits, *said = session.run(None, {"x": x})
     return logits, said

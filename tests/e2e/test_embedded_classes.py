@@ -1,4 +1,5 @@
-"""A class whose exits break its own budget: no exit names it any more, while the whole keeps its budget and the others go on leaving."""
+"""A class whose exits break its own budget: no exit names it any more, while the whole keeps its budget and the others
+go on leaving."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def answers_to(service: Up, rows: Array) -> tuple[Array, Array]:
 def test_a_class_whose_exits_break_its_budget_is_named_by_none_while_the_others_go_on(
     up: Callable[..., Up], tools: Any, bundle: Path
 ) -> None:
-    # What is tuned would be certified for the class and keep its budget, so a person pins. Every request is audited: it takes seconds.
+    # What is tuned would be certified for the class and keep its budget, so a person pins. Every request is audited: it
+    # takes seconds.
     accuracy = {
         "maxDisagreement": str(BUDGET),
         "classes": [{"class": BAD, "maxDisagreement": str(BUDGET_OF_BAD)}],

@@ -58,9 +58,14 @@ def test_a_recommendation_is_approved_paused_and_resumed_by_hand(up: MakeUp, too
     assert offramp(service, "tune", "tiny", "--now").returncode == 0
     request = service.service()["metadata"]["annotations"]["earlyexit.dev/request"]
     tools.eventually(
-        lambda: service.status()["tuning"].get("state") == "CollectingLabels" or service.status()["tuning"].get("handledRequest") == request,
-        what="an answer to the request", seconds=120, state=lambda: told("why"),
-    )  # fmt: skip
+        lambda: (
+            service.status()["tuning"].get("state") == "CollectingLabels"
+            or service.status()["tuning"].get("handledRequest") == request
+        ),
+        what="an answer to the request",
+        seconds=120,
+        state=lambda: told("why"),
+    )
     assert service.status()["tuning"]["testsRun"] >= tests_run
     traffic.stop()
     assert traffic.failures == []

@@ -1,4 +1,5 @@
-"""Every query of every dashboard panel and every rule, asked of a real Prometheus that scraped a real service through a promotion and a rollback."""
+"""Every query of every dashboard panel and every rule, asked of a real Prometheus that scraped a real service through a
+promotion and a rollback."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from identity_bundle import _run_tapped, inputs
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "helm" / "offramp" / "files"
 SCRAPE_SECONDS = 2
-# A service that has something to show in every panel: a slice, a cache, answers kept for true labels, and enough batches held back to measure savings in a minute.
+# A service that has something to show in every panel: a slice, a cache, answers kept for true labels, and enough
+# batches held back to measure savings in a minute.
 SPEC = {
     "replicas": 1,
     "ramps": {"maxOverhead": "0.5", "holdback": "0.2"},  # a shared machine makes batches slow for reasons of its own
@@ -63,16 +65,25 @@ def prometheus(folder: Path, *, operator: int) -> Iterator[httpx.Client]:
         "rule_files": [str(path) for path in sorted((FILES / "rules").glob("*.yaml"))],
         "scrape_configs": [
             {"job_name": "operator", "honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{operator}"]}]},
-            {"job_name": "workers", "http_sd_configs": [{"url": f"http://127.0.0.1:{operator}/targets", "refresh_interval": "2s"}]},
+            {
+                "job_name": "workers",
+                "http_sd_configs": [{"url": f"http://127.0.0.1:{operator}/targets", "refresh_interval": "2s"}],
+            },
         ],
-    }  # fmt: skip
+    }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     port = free_port()
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
-            [Path(built.stdout.strip()) / "prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}",
-             f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log,
-        )  # fmt: skip
+            [
+                Path(built.stdout.strip()) / "prometheus",
+                f"--config.file={folder / 'prometheus.yaml'}",
+                f"--storage.tsdb.path={folder / 'tsdb'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client:
             yield client
@@ -176,19 +187,34 @@ def test_every_panel_and_every_rule_has_data_of_a_promotion_and_a_rollback(
                 lambda panel=panel: values(client, panel, since=began), what=panel, seconds=120, state=state
             )
         accuracy = {**SPEC["objective"]["accuracy"], "maxDisagreement": "0.1"}
-        service.write({
-            **SPEC, "model": {"uri": f"file://{bundle}"}, "objective": {**SPEC["objective"], "accuracy": accuracy},
-            "ramps": {**SPEC["ramps"], "mode": "Pinned", "pin": pin},
-        })  # fmt: skip
-        tools.eventually(lambda: service.rollout()["status"].get("phase") == "Progressing" and service.rollout()["spec"]["cause"] == "Pinned",
-                         what="the pin's canary", seconds=120, state=state)  # fmt: skip
+        service.write(
+            {
+                **SPEC,
+                "model": {"uri": f"file://{bundle}"},
+                "objective": {**SPEC["objective"], "accuracy": accuracy},
+                "ramps": {**SPEC["ramps"], "mode": "Pinned", "pin": pin},
+            }
+        )
+        tools.eventually(
+            lambda: (
+                service.rollout()["status"].get("phase") == "Progressing"
+                and service.rollout()["spec"]["cause"] == "Pinned"
+            ),
+            what="the pin's canary",
+            seconds=120,
+            state=state,
+        )
         traffic.stop()
         traffic.rows, traffic.truth = hard, truth
         traffic.start()
         tools.eventually(lambda: ended("RolledBack"), what="the rollback", seconds=240, state=state)
         rollbacks = 'increase(earlyexit_rollouts_total{verdict="RolledBack"}[10m])'
-        tools.eventually(lambda: max(values(client, rollbacks, since=began), default=0) > 0,
-                         what="a scrape of the rollback", seconds=120, state=state)  # fmt: skip
+        tools.eventually(
+            lambda: max(values(client, rollbacks, since=began), default=0) > 0,
+            what="a scrape of the rollback",
+            seconds=120,
+            state=state,
+        )
         time.sleep(3 * SCRAPE_SECONDS)
         traffic.stop()
 

@@ -1,4 +1,5 @@
-"""A model that generates, through the whole loop: learned from audits, certified, canaried, promoted and taken back, with no stream broken."""
+"""A model that generates, through the whole loop: learned from audits, certified, canaried, promoted and taken back,
+with no stream broken."""
 
 from __future__ import annotations
 
@@ -99,8 +100,10 @@ def test_generated_answers_are_certified_canaried_promoted_and_exact_again_when_
     before = sum(n for route, n in readers.routes.items() if not route.startswith("fp32"))
     tools.eventually(
         lambda: sum(n for route, n in readers.routes.items() if not route.startswith("fp32")) > before + 100,
-        what="answers of the cheaper plan", seconds=120, state=seen,
-    )  # fmt: skip
+        what="answers of the cheaper plan",
+        seconds=120,
+        state=seen,
+    )
 
     service.write({**spec, "ramps": {"mode": "Disabled"}})
     tools.eventually(lambda: not is_lossy(plan_in_force(service)), what="the reference alone", seconds=60, state=seen)

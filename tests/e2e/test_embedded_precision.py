@@ -1,4 +1,5 @@
-"""A bundle with a faster graph of the same model: it serves once it is certified, and never where the user asks for exact."""
+"""A bundle with a faster graph of the same model: it serves once it is certified, and never where the user asks for
+exact."""
 
 from __future__ import annotations
 
@@ -48,8 +49,10 @@ def test_a_lower_precision_is_certified_and_promoted_and_goes_off_when_the_user_
     tools.eventually(lambda: stable_plan(service).get("precision") == "fp32", what="fp32", seconds=60, state=seen)
     tools.eventually(
         lambda: stable_plan(service).get("precision") == "fp32" and stable_plan(service)["ramps"],
-        what="a certified plan at fp32", seconds=300, state=seen,
-    )  # fmt: skip
+        what="a certified plan at fp32",
+        seconds=300,
+        state=seen,
+    )
     traffic.stop()
     assert not traffic.failures, traffic.failures[:3]
     assert traffic.agreed / traffic.answered > 0.93

@@ -1,4 +1,5 @@
-"""The whole loop on one machine, with restarts in the middle of it: certified, canaried, promoted, and never a failed request."""
+"""The whole loop on one machine, with restarts in the middle of it: certified, canaried, promoted, and never a failed
+request."""
 
 from __future__ import annotations
 

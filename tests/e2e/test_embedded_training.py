@@ -1,4 +1,5 @@
-"""Live training on one machine: ramps that do not fit the traffic are trained on it, canaried as a new ramp set, and promoted."""
+"""Live training on one machine: ramps that do not fit the traffic are trained on it, canaried as a new ramp set, and
+promoted."""
 
 from __future__ import annotations
 

@@ -46,8 +46,11 @@ def test_up_serves_the_model_at_one_address_and_ends_cleanly(up: MakeUp, tools: 
 
     second = subprocess.run(
         [sys.executable, "-m", "offramp_cli", "up", str(service.file), "--state", str(service.state), "--port", "0"],
-        check=False, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert second.returncode == 2
     assert f"process {service.process.pid}" in second.stderr
 
@@ -116,8 +119,9 @@ def test_a_broken_bundle_is_told_while_the_old_one_serves(up: MakeUp, tools: Any
     service.write(spec)  # and back
     tools.eventually(
         lambda: [w["uid"] for w in json.loads((service.state / "workers.json").read_text())["workers"]] == [uid],
-        what="the old worker alone", state=service.tail,
-    )  # fmt: skip
+        what="the old worker alone",
+        state=service.tail,
+    )
     service.infer(tools.inputs(1))
 
 
@@ -198,8 +202,23 @@ def test_a_page_port_that_is_taken_is_told_with_what_to_do(up: MakeUp, tools: An
         port = taken.getsockname()[1]
         service = up(replicas=1)
         refused = subprocess.run(
-            [sys.executable, "-m", "offramp_cli", "up", str(service.file), "--state", str(service.state), "--port", "0", "--web-port", str(port)],
-            check=False, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "offramp_cli",
+                "up",
+                str(service.file),
+                "--state",
+                str(service.state),
+                "--port",
+                "0",
+                "--web-port",
+                str(port),
+            ],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert refused.returncode == 2
         assert f"port {port}" in refused.stderr and "--web-port" in refused.stderr

@@ -86,7 +86,10 @@ def test_a_worker_on_a_gpu_lets_the_same_rows_leave_with_the_same_answers(
         with ThreadPoolExecutor(8) as pool:  # so that batches of many sizes form
             exact = pool.map(lambda row: worker.infer(x[row : row + 1]), range(len(x)))
             for epoch, next_plan in ((1, other), (2, plan)):  # sessions are built and checked while others run
-                assert worker.deliver(document(next_plan, epoch=epoch, audit_rate=1.0, accuracy_budget=0.99)).status_code == 200  # fmt: skip
+                assert (
+                    worker.deliver(document(next_plan, epoch=epoch, audit_rate=1.0, accuracy_budget=0.99)).status_code
+                    == 200
+                )
             assert len(list(exact)) == len(x)
             replies = list(pool.map(lambda row: worker.infer(x[row : row + 1]), range(len(x))))
         counts = eventually(
@@ -104,9 +107,14 @@ def test_prepare_measures_where_the_bundle_will_be_served(cpu_dir: Path, device:
     np.savez(tmp_path / "data.npz", x=bundles.inputs(700, seed=9))
     onnx.save(onnx.load(str(cpu_dir / "backbone.onnx")), str(tmp_path / "model.onnx"))
     request = PrepareRequest(
-        model=str(tmp_path / "model.onnx"), data=str(tmp_path / "data.npz"), out=tmp_path / "bundle", device=device.name,
-        head_share=0.5, profile_seconds=0.1, compile_limit=0,
-    )  # fmt: skip
+        model=str(tmp_path / "model.onnx"),
+        data=str(tmp_path / "data.npz"),
+        out=tmp_path / "bundle",
+        device=device.name,
+        head_share=0.5,
+        profile_seconds=0.1,
+        compile_limit=0,
+    )
     report = prepare_bundle(request, Reporter())
     bundle = load_bundle(tmp_path / "bundle")
     assert bundle.profile.executor == device.executor and bundle.device == device
@@ -122,7 +130,8 @@ def test_prepare_measures_where_the_bundle_will_be_served(cpu_dir: Path, device:
 
 
 def _through(stages: Sequence[Runnable], x: Any, kept: Sequence[Sequence[int] | None]) -> list[Any]:
-    """Everything that is said on the way; ``kept`` are the rows that go on behind each stage but the last one, None for all."""
+    """Everything that is said on the way; ``kept`` are the rows that go on behind each stage but the last one, None for
+    all."""
     said: list[Any] = []
     features, rows = x, None
     for number, stage in enumerate(stages):

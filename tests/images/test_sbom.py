@@ -51,7 +51,9 @@ def test_it_lists_the_debian_packages_below_and_python_itself(tmp_path: Path) ->
     libraries = {path.name.split(".so")[0] for path in (base / "usr" / "lib").glob("*-linux-gnu/*.so.*")}
     assert {"libc", "libssl", "libstdc++", "libsqlite3"} <= libraries
     for content in make(tmp_path).values():
-        debian = {item["name"]: item for item in json.loads(content)["components"] if item["purl"].startswith("pkg:deb/")}  # fmt: skip
+        debian = {
+            item["name"]: item for item in json.loads(content)["components"] if item["purl"].startswith("pkg:deb/")
+        }
         assert {interpreter, "libc6", "libssl3", "libstdc++6", "libsqlite3-0", "ca-certificates"} <= set(debian)
         for item in debian.values():
             assert re.fullmatch(r"pkg:deb/debian/[^@]+@[^@?]+\?arch=\w+&distro=debian-\d+", item["purl"]), item["purl"]

@@ -1,4 +1,5 @@
-"""The example repository holds together: everything that one of its files names is there, and what it needs is applied before."""
+"""The example repository holds together: everything that one of its files names is there, and what it needs is applied
+before."""
 
 from __future__ import annotations
 

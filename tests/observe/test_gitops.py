@@ -1,7 +1,7 @@
 """What Argo CD and Flux make of services in every state that the control loop brings them to.
 
-Argo CD's scripts run in its own Lua (gopher-lua, the same libraries open), Flux's expressions in Flux's own evaluator, and kstatus is the module that
-Flux, Helm and kubectl wait by.
+Argo CD's scripts run in its own Lua (gopher-lua, the same libraries open), Flux's expressions in Flux's own evaluator,
+and kstatus is the module that Flux, Helm and kubectl wait by.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def no_room_to_surge() -> Fleet:
 
 
 def over_budget() -> Fleet:
-    """Inputs changed while operators came and went: each begins its own watch anew, and the workers' detectors switch exits off first."""
+    """Inputs changed while operators came and went: each begins its own watch anew, and the workers' detectors switch
+    exits off first."""
     fleet = STATES["promoted_once"]()
     fleet.deliver = False
     fleet.drift(DRIFTED)
@@ -186,9 +187,24 @@ def version_rejected() -> Fleet:
 
 
 MORE = (
-    paused, told_to_promote, rolled_back, aborted, scaled_to_zero, unseen, promoting, rolling_back, superseded, crashed_after_it_served,
-    restarting_after_it_served, broken_bundle, wrong_digest, fetching, no_room_to_surge, over_budget, version_rejected,
-)  # fmt: skip
+    paused,
+    told_to_promote,
+    rolled_back,
+    aborted,
+    scaled_to_zero,
+    unseen,
+    promoting,
+    rolling_back,
+    superseded,
+    crashed_after_it_served,
+    restarting_after_it_served,
+    broken_bundle,
+    wrong_digest,
+    fetching,
+    no_room_to_surge,
+    over_budget,
+    version_rejected,
+)
 ALL: Mapping[str, Callable[[], Fleet]] = {**STATES, **{f.__name__: f for f in MORE}}
 
 
@@ -269,11 +285,17 @@ def health(ask: Ask, argocd: Json, service: Json) -> tuple[str, str, str]:
     """What Argo CD, kstatus and Flux call a service."""
     expressions = yaml.safe_load((GITOPS / "flux" / "kustomization.yaml").read_text())["spec"]["healthCheckExprs"][0]
     script = argocd["resource.customizations.health.earlyexit.dev_EarlyExitService"]
-    lua, kstatus, flux = ask([
-        {"ask": "argo", "object": service, "script": script},
-        {"ask": "kstatus", "object": service},
-        {"ask": "flux", "object": service, "expressions": {k: v for k, v in expressions.items() if k not in ("apiVersion", "kind")}},
-    ])  # fmt: skip
+    lua, kstatus, flux = ask(
+        [
+            {"ask": "argo", "object": service, "script": script},
+            {"ask": "kstatus", "object": service},
+            {
+                "ask": "flux",
+                "object": service,
+                "expressions": {k: v for k, v in expressions.items() if k not in ("apiVersion", "kind")},
+            },
+        ]
+    )
     assert lua["value"]["message"], "people must see why"
     return lua["value"]["status"], kstatus["status"], flux["status"]
 
@@ -298,16 +320,27 @@ def test_a_service_without_conditions_is_no_error_to_flux(ask: Ask, argocd: Json
 
 def test_rollouts_and_configs_show_what_they_wait_for(ask: Ask, argocd: Json) -> None:
     wanted = {
-        "progressing": "Progressing", "paused": "Suspended", "awaiting": "Suspended", "recommended": "Suspended",
-        "promoted_once": "Healthy", "rolled_back": "Degraded", "aborted": "Healthy", "promoting": "Progressing", "rolling_back": "Progressing", "superseded": "Healthy",
-    }  # fmt: skip
+        "progressing": "Progressing",
+        "paused": "Suspended",
+        "awaiting": "Suspended",
+        "recommended": "Suspended",
+        "promoted_once": "Healthy",
+        "rolled_back": "Degraded",
+        "aborted": "Healthy",
+        "promoting": "Progressing",
+        "rolling_back": "Progressing",
+        "superseded": "Healthy",
+    }
     script = argocd["resource.customizations.health.earlyexit.dev_RampRollout"]
     told = {}
     for state in wanted:
         newest = of_kind(state, "RampRollout")[-1]
         told[state] = ask([{"ask": "argo", "object": newest, "script": script}])[0]["value"]["status"]
     assert told == wanted
-    configs = [{"ask": "argo", "object": c, "script": argocd["resource.customizations.health.earlyexit.dev_RampConfig"]} for c in of_kind("promoted_once", "RampConfig")]  # fmt: skip
+    configs = [
+        {"ask": "argo", "object": c, "script": argocd["resource.customizations.health.earlyexit.dev_RampConfig"]}
+        for c in of_kind("promoted_once", "RampConfig")
+    ]
     assert {a["value"]["status"] for a in ask(configs)} == {"Healthy"}
 
 
@@ -343,12 +376,14 @@ def test_argo_cd_asks_for_a_tuning_as_the_command_line_does(ask: Ask, argocd: Js
     service, off = (of_kind(state, "EarlyExitService")[0] for state in ("promoted_once", "disabled"))
     offered, refused, result = (
         answer["value"]
-        for answer in ask([
-            {"ask": "argo", "object": service, "script": discovery},
-            {"ask": "argo", "object": off, "script": discovery},
-            {"ask": "argo", "object": service, "script": scripts["tune"]},
-        ])
-    )  # fmt: skip
+        for answer in ask(
+            [
+                {"ask": "argo", "object": service, "script": discovery},
+                {"ask": "argo", "object": off, "script": discovery},
+                {"ask": "argo", "object": service, "script": scripts["tune"]},
+            ]
+        )
+    )
     assert (offered["tune"]["disabled"], refused["tune"]["disabled"]) == (False, True)
     request = result["metadata"]["annotations"]["earlyexit.dev/request"]
     like_ours, _ = decisions.tune(family_in("promoted_once"), parse_time(request.removeprefix("tune/")))
@@ -360,7 +395,12 @@ def test_kustomize_builds_the_overlays(tmp_path: Path) -> None:
     built = subprocess.run([ROOT / "cluster" / "build", "kubectl"], capture_output=True, text=True, check=True)
 
     def build(folder: str) -> Json:
-        done = subprocess.run([Path(built.stdout.strip()) / "kubectl", "kustomize", str(GITOPS / folder)], capture_output=True, text=True, check=True)  # fmt: skip
+        done = subprocess.run(
+            [Path(built.stdout.strip()) / "kubectl", "kustomize", str(GITOPS / folder)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         made: Json = yaml.safe_load(done.stdout)
         return made
 

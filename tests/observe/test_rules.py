@@ -1,4 +1,5 @@
-"""Alert and recording rules against the real promtool: every alert fires on what it is for, and is quiet when all is nearly well."""
+"""Alert and recording rules against the real promtool: every alert fires on what it is for, and is quiet when all is
+nearly well."""
 
 from __future__ import annotations
 
@@ -25,13 +26,21 @@ ROOT = Path(__file__).parents[2]
 RULES = ROOT / "helm" / "offramp" / "files" / "rules"
 ALERTS = [rule for group in yaml.safe_load((RULES / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
 
-RECORDS = [rule["record"] for group in yaml.safe_load((RULES / "recording.yaml").read_text())["groups"] for rule in group["rules"]]  # fmt: skip
+RECORDS = [
+    rule["record"]
+    for group in yaml.safe_load((RULES / "recording.yaml").read_text())["groups"]
+    for rule in group["rules"]
+]
 
 OBJECTIVE = {"earlyexit_service_latency_objective_ratio": "0.95x{n}"}
 LATE_5, LATE_50, LATE_90 = (
-    {"earlyexit_requests_total|outcome=ok,pod=a": "0+100x{n}", "earlyexit_late_requests_total|pod=a": f"0+{late}x{{n}}", **OBJECTIVE}
+    {
+        "earlyexit_requests_total|outcome=ok,pod=a": "0+100x{n}",
+        "earlyexit_late_requests_total|pod=a": f"0+{late}x{{n}}",
+        **OBJECTIVE,
+    }
     for late in (4, 12, 90)
-)  # fmt: skip
+)
 """Of 100 requests a minute so many were late; the objective is that 95 % are not."""
 
 
@@ -102,28 +111,45 @@ CASES: dict[str, tuple[int, dict[str, str], dict[str, str]]] = {
     "EarlyExitNoExitCapacityShort": (
         20,
         gauge("earlyexit_service_no_exit_headroom_ratio", 0.8, floor="Reserve"),
-        gauge("earlyexit_service_no_exit_headroom_ratio", 0.8, floor="PreScale") | gauge("earlyexit_service_no_exit_headroom_ratio", 1.1, floor="Fixed"),
+        gauge("earlyexit_service_no_exit_headroom_ratio", 0.8, floor="PreScale")
+        | gauge("earlyexit_service_no_exit_headroom_ratio", 1.1, floor="Fixed"),
     ),
     "EarlyExitWorkerQuarantined": (10, workers(quarantined=1), workers(quarantined=0)),
-    "EarlyExitBreakerOpen": (5, gauge("earlyexit_breaker_open", 1, pod="a"), gauge("earlyexit_breaker_open", 0, pod="a")),
+    "EarlyExitBreakerOpen": (
+        5,
+        gauge("earlyexit_breaker_open", 1, pod="a"),
+        gauge("earlyexit_breaker_open", 0, pod="a"),
+    ),
     "EarlyExitExitsOffForLong": (
         26 * 60,
         TRAFFIC | AUTO | gauge("earlyexit_service_exits_active", 0),
-        TRAFFIC | gauge("earlyexit_service_info", 1, mode="Disabled", config="c") | gauge("earlyexit_service_exits_active", 0),
+        TRAFFIC
+        | gauge("earlyexit_service_info", 1, mode="Disabled", config="c")
+        | gauge("earlyexit_service_exits_active", 0),
     ),
     "EarlyExitSavingNothing": (
         240,
-        gauge("earlyexit_service_exits_active", 1) | counter("earlyexit_exact_seconds_total", 10, arm="stable")
-        | counter("earlyexit_ramp_saved_seconds_total", 1, ramp="r0") | counter("earlyexit_ramp_overhead_seconds_total", 2, ramp="r0"),
-        gauge("earlyexit_service_exits_active", 1) | counter("earlyexit_exact_seconds_total", 10, arm="stable")
-        | counter("earlyexit_ramp_saved_seconds_total", 2, ramp="r0") | counter("earlyexit_ramp_overhead_seconds_total", 1, ramp="r0"),
+        gauge("earlyexit_service_exits_active", 1)
+        | counter("earlyexit_exact_seconds_total", 10, arm="stable")
+        | counter("earlyexit_ramp_saved_seconds_total", 1, ramp="r0")
+        | counter("earlyexit_ramp_overhead_seconds_total", 2, ramp="r0"),
+        gauge("earlyexit_service_exits_active", 1)
+        | counter("earlyexit_exact_seconds_total", 10, arm="stable")
+        | counter("earlyexit_ramp_saved_seconds_total", 2, ramp="r0")
+        | counter("earlyexit_ramp_overhead_seconds_total", 1, ramp="r0"),
     ),
     "EarlyExitSheddingLoad": (
         15,
         TRAFFIC | counter("earlyexit_requests_total", 5, outcome="rejected", pod="a"),
-        TRAFFIC | counter("earlyexit_requests_total", 50, outcome="invalid", pod="a") | counter("earlyexit_requests_total", 0.5, outcome="rejected", pod="a"),
+        TRAFFIC
+        | counter("earlyexit_requests_total", 50, outcome="invalid", pod="a")
+        | counter("earlyexit_requests_total", 0.5, outcome="rejected", pod="a"),
     ),
-    "EarlyExitBatchesFail": (10, counter("earlyexit_failed_batches_total", 1, pod="a"), counter("earlyexit_failed_batches_total", 0, pod="a")),
+    "EarlyExitBatchesFail": (
+        10,
+        counter("earlyexit_failed_batches_total", 1, pod="a"),
+        counter("earlyexit_failed_batches_total", 0, pod="a"),
+    ),
     "EarlyExitPlanForged": (
         20,
         counter("earlyexit_plan_refusals_total", 1, reason="BadSignature", pod="a"),
@@ -147,7 +173,7 @@ CASES: dict[str, tuple[int, dict[str, str], dict[str, str]]] = {
         PASSES | {"earlyexit_operator_reconcile_errors_total|pod=o": "0+3x{n}"},
     ),
     "EarlyExitReconcileSlow": (30, passes_within(50, 100), passes_within(100, 100)),
-}  # fmt: skip
+}
 
 
 def answered(**outcomes: float) -> dict[str, str]:
@@ -166,7 +192,12 @@ def late(per_minute: float) -> dict[str, str]:
 
 # Of 100 requests a minute that count, 10 are shed and 5 of the answers are late.
 SOME_BAD = answered(ok=90, rejected=6, expired=4, invalid=40, cancelled=20) | late(5)
-BOTH_RAMPS = counter("earlyexit_ramp_saved_seconds_total", 3, ramp="r0") | counter("earlyexit_ramp_overhead_seconds_total", 1.2, ramp="r0") | counter("earlyexit_ramp_saved_seconds_total", 0, ramp="r1") | counter("earlyexit_ramp_overhead_seconds_total", 0.6, ramp="r1")  # fmt: skip
+BOTH_RAMPS = (
+    counter("earlyexit_ramp_saved_seconds_total", 3, ramp="r0")
+    | counter("earlyexit_ramp_overhead_seconds_total", 1.2, ramp="r0")
+    | counter("earlyexit_ramp_saved_seconds_total", 0, ramp="r1")
+    | counter("earlyexit_ramp_overhead_seconds_total", 0.6, ramp="r1")
+)
 # recording rule: (minutes, series, value by the label `ramp`; "" is none)
 RECORDED: dict[str, tuple[int, dict[str, str], dict[str, float]]] = {
     "earlyexit:requests:rate5m": (10, answered(ok=60, failed=30, invalid=600, cancelled=600), {"": 1.5}),
@@ -178,29 +209,39 @@ RECORDED: dict[str, tuple[int, dict[str, str], dict[str, float]]] = {
     "earlyexit:bad:ratio_rate3d": (3 * 24 * 60 + 60, SOME_BAD, {"": 0.15}),
     "earlyexit:disagreement:ratio6h": (
         500,
-        AUDITS | counter("earlyexit_disagreements_total", 0.3, arm="stable", pod="a")
-        | counter("earlyexit_audited_total", 10, arm="canary", pod="a") | counter("earlyexit_disagreements_total", 10, arm="canary", pod="a"),
+        AUDITS
+        | counter("earlyexit_disagreements_total", 0.3, arm="stable", pod="a")
+        | counter("earlyexit_audited_total", 10, arm="canary", pod="a")
+        | counter("earlyexit_disagreements_total", 10, arm="canary", pod="a"),
         {"": 0.03},
     ),
     "earlyexit:detector:ratio": (
         10,
-        gauge("earlyexit_detector_limit", 999_999, pod="a") | gauge("earlyexit_detector_statistic", 999, pod="a")
-        | gauge("earlyexit_detector_limit", 999_999, pod="b") | gauge("earlyexit_detector_statistic", 0, pod="b"),
+        gauge("earlyexit_detector_limit", 999_999, pod="a")
+        | gauge("earlyexit_detector_statistic", 999, pod="a")
+        | gauge("earlyexit_detector_limit", 999_999, pod="b")
+        | gauge("earlyexit_detector_statistic", 0, pod="b"),
         {"": 0.5},
     ),
     "earlyexit:ramp_utility:rate5m": (10, BOTH_RAMPS, {"r0": 0.03, "r1": -0.01}),
-    "earlyexit:saving:ratio_rate1h": (120, BOTH_RAMPS | counter("earlyexit_exact_seconds_total", 10, arm="stable"), {"": 0.12}),
+    "earlyexit:saving:ratio_rate1h": (
+        120,
+        BOTH_RAMPS | counter("earlyexit_exact_seconds_total", 10, arm="stable"),
+        {"": 0.12},
+    ),
     "earlyexit:audits:ratio_rate1h": (
         120,
-        counter("earlyexit_audit_seconds_total", 0.3, arm="stable") | counter("earlyexit_audit_seconds_total", 0.1, arm="holdback")
+        counter("earlyexit_audit_seconds_total", 0.3, arm="stable")
+        | counter("earlyexit_audit_seconds_total", 0.1, arm="holdback")
         | counter("earlyexit_exact_seconds_total", 10, arm="stable"),
         {"": 0.04},
     ),
-}  # fmt: skip
+}
 
 
 def series(given: dict[str, str], minutes: int) -> list[dict[str, str]]:
-    """``name|label=value,…`` and values → what promtool reads; everything belongs to one service, but what operators tell of themselves."""
+    """``name|label=value,…`` and values → what promtool reads; everything belongs to one service, but what operators
+    tell of themselves."""
     out = []
     for key, values in given.items():
         name, _, labels = key.partition("|")
@@ -286,13 +327,20 @@ def test_an_alert_names_the_service_and_the_figure(prometheus_tools: Path, tmp_p
     rule = next(rule for rule in ALERTS if rule["alert"] == "EarlyExitSheddingLoad")
     expected = {
         "exp_labels": {"severity": "warning", "namespace": "vision", "service": "digits"},
-        "exp_annotations": rule["annotations"] | {
+        "exp_annotations": rule["annotations"]
+        | {
             "summary": "vision/digits refuses requests",
-            "description": "4.762% of its requests are shed: the queue is full, or they could not be answered in time any more.",
+            "description": "4.762% of its requests are shed: the queue is full, or they could not be answered in time "
+            "any more.",
         },
-    }  # fmt: skip
-    test = {"interval": "1m", "input_series": series(bad, minutes), "alert_rule_test": [
-        {"eval_time": f"{minutes}m", "alertname": "EarlyExitSheddingLoad", "exp_alerts": [expected]}]}  # fmt: skip
+    }
+    test = {
+        "interval": "1m",
+        "input_series": series(bad, minutes),
+        "alert_rule_test": [
+            {"eval_time": f"{minutes}m", "alertname": "EarlyExitSheddingLoad", "exp_alerts": [expected]}
+        ],
+    }
     file = tmp_path / "test.yaml"
     rules = [str(path) for path in sorted(RULES.glob("*.yaml"))]
     file.write_text(yaml.safe_dump({"rule_files": rules, "evaluation_interval": "1m", "tests": [test]}))

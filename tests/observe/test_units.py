@@ -1,6 +1,7 @@
 """Every query of rules and dashboards keeps to units: sums and ratios of equal ones, and shares that have none.
 
-The unit of each metric stands where it is made. The queries are read by the real grammar (promql-parser), and worked out from the leaves up.
+The unit of each metric stands where it is made. The queries are read by the real grammar (promql-parser), and worked
+out from the leaves up.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ SHARE = "ratio"
 OF_PROCESSES = {"process_cpu_seconds_total": "seconds", "process_resident_memory_bytes": "bytes"}
 STATE = "state"  # 0 or 1
 MEANS = {("rows/s", "batches/s"): "rows"}  # the only quotient of two units that is meant
-PANELS = {"percentunit": {SHARE}, "reqps": {"requests/s"}, "suffix: rows/s": {"rows/s"}, "s": {"seconds", SHARE}, "bytes": {"bytes"}}  # fmt: skip
+PANELS = {
+    "percentunit": {SHARE},
+    "reqps": {"requests/s"},
+    "suffix: rows/s": {"rows/s"},
+    "s": {"seconds", SHARE},
+    "bytes": {"bytes"},
+}
 
 
 class UnitError(Exception):

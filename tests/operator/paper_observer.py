@@ -82,8 +82,16 @@ class PaperObserver(Observer):
                 0, "stable", "", requests=n, batches=n, execution={"1": {FAST: n}}, latency={FAST: n - late, LATE: late}
             )
             state = WorkerState(
-                e.uid, e.uid, "", "digits", True, backbone_of(self._bundle(e)), RAMP_SET, (RampInfo("r00", 0, 0.5, "grid-mlp"),),
-                COSTS, epoch=self.epochs.get(e.uid, 0),
-            )  # fmt: skip
+                e.uid,
+                e.uid,
+                "",
+                "digits",
+                True,
+                backbone_of(self._bundle(e)),
+                RAMP_SET,
+                (RampInfo("r00", 0, 0.5, "grid-mlp"),),
+                COSTS,
+                epoch=self.epochs.get(e.uid, 0),
+            )
             seen = Observations(e.uid, e.uid, 0.0, (counts,), RecordBlock(0, 0, RAMP_SET))
         return Worker(e, state, seen)

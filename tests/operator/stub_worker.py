@@ -1,4 +1,5 @@
-"""A worker on loopback that does what a test tells it: both ports, no model. Runs in a thread, or as a process (see ``main``)."""
+"""A worker on loopback that does what a test tells it: both ports, no model. Runs in a thread, or as a process (see
+``main``)."""
 
 from __future__ import annotations
 
@@ -62,9 +63,17 @@ def block(
 
 def state(uid: str, *, ready: bool = True, message: str = "") -> WorkerState:
     return WorkerState(
-        uid=uid, boot_id=f"boot-of-{uid}", service_uid="service-1", model="stub", ready=ready, backbone_digest=DIGEST_A,
-        ramp_set_digest=DIGEST_B, ramps=RAMPS, costs=COSTS, message=message,
-    )  # fmt: skip
+        uid=uid,
+        boot_id=f"boot-of-{uid}",
+        service_uid="service-1",
+        model="stub",
+        ready=ready,
+        backbone_digest=DIGEST_A,
+        ramp_set_digest=DIGEST_B,
+        ramps=RAMPS,
+        costs=COSTS,
+        message=message,
+    )
 
 
 class _QuietServer(ThreadingHTTPServer):

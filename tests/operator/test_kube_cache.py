@@ -15,8 +15,11 @@ from offramp_operator.shell.platform import ServiceKey
 
 def _obj(uid: str, version: int, *, name: str | None = None, owner: str | None = None, **fields: Any) -> dict[str, Any]:
     metadata: dict[str, Any] = {
-        "uid": uid, "name": name or uid, "namespace": "default", "resourceVersion": str(version),
-    }  # fmt: skip
+        "uid": uid,
+        "name": name or uid,
+        "namespace": "default",
+        "resourceVersion": str(version),
+    }
     if owner:
         metadata["ownerReferences"] = [{"kind": "EarlyExitService", "name": "digits", "uid": owner, "controller": True}]
     return {"metadata": metadata, **fields}

@@ -71,10 +71,18 @@ def server() -> Iterator[Answering]:
 @pytest.mark.parametrize(
     ("status", "error"),
     [
-        (401, ApiError), (403, ApiError), (404, GoneError), (409, ConflictError), (422, InvalidObjectError), (429, ApiUnavailableError),
-        (500, ApiUnavailableError), (502, ApiUnavailableError), (503, ApiUnavailableError), (504, ApiUnavailableError),
+        (401, ApiError),
+        (403, ApiError),
+        (404, GoneError),
+        (409, ConflictError),
+        (422, InvalidObjectError),
+        (429, ApiUnavailableError),
+        (500, ApiUnavailableError),
+        (502, ApiUnavailableError),
+        (503, ApiUnavailableError),
+        (504, ApiUnavailableError),
     ],
-)  # fmt: skip
+)
 def test_every_refusal_has_its_error_and_carries_the_servers_words(
     server: Answering, tools: Any, status: int, error: type[Exception]
 ) -> None:
@@ -175,7 +183,8 @@ def test_an_apply_names_its_manager_and_asks_for_strict_validation(server: Answe
 
 
 def test_no_write_outlasts_the_time_after_which_another_may_lead(server: Answering, tools: Any) -> None:
-    """A leader that stops renewing may send its last write when its deadline ends, and another leads when the Lease does."""
+    """A leader that stops renewing may send its last write when its deadline ends, and another leads when the Lease
+    does."""
     lease = LeaseSettings("default", "offramp-leader", "first")
     margin = lease.duration_seconds - lease.renew_deadline_seconds
     assert margin > client_module.WRITE_CONNECT_SECONDS + client_module.WRITE_SECONDS

@@ -1,7 +1,8 @@
 """What goes wrong with a pod becomes one sentence that ends with the next step.
 
-The statuses are as Kubernetes 1.36 and containerd 2 write them: the formats stand in the kubelet's ``images``, ``eviction`` and
-``lifecycle`` packages, the scheduler's ``FitError`` and the admission plugins named in ``kube/failures.py``.
+The statuses are as Kubernetes 1.36 and containerd 2 write them: the formats stand in the kubelet's ``images``,
+``eviction`` and ``lifecycle`` packages, the scheduler's ``FitError`` and the admission plugins named in
+``kube/failures.py``.
 """
 
 from __future__ import annotations
@@ -58,221 +59,365 @@ def _resolve(image: str, cause: str) -> str:
 NO_VICTIMS = "preemption: 0/3 nodes are available: 3 No preemption victims found for incoming pod."
 PODS: dict[str, tuple[dict[str, Any], str, str]] = {
     "bundle not in its registry": (
-        _waiting("ErrImagePull", _resolve(BUNDLE, f"{BUNDLE}: not found")), "ErrImagePull",
+        _waiting("ErrImagePull", _resolve(BUNDLE, f"{BUNDLE}: not found")),
+        "ErrImagePull",
         f"the bundle {BUNDLE} is not in its registry; push it or correct spec.model.uri",
     ),
     "bundle still not there": (
-        _waiting("ImagePullBackOff", f'Back-off pulling image "{BUNDLE}": ErrImagePull: {_resolve(BUNDLE, f"{BUNDLE}: not found")}'),
-        "ImagePullBackOff", f"the bundle {BUNDLE} is not in its registry; push it or correct spec.model.uri",
+        _waiting(
+            "ImagePullBackOff",
+            f'Back-off pulling image "{BUNDLE}": ErrImagePull: {_resolve(BUNDLE, f"{BUNDLE}: not found")}',
+        ),
+        "ImagePullBackOff",
+        f"the bundle {BUNDLE} is not in its registry; push it or correct spec.model.uri",
     ),
     "bundle's registry out of reach": (
-        _waiting("ErrImagePull", _resolve(BUNDLE, 'failed to do request: Head "https://registry.example/v2/digits/manifests/1": '
-                 "dial tcp: lookup registry.example on 10.96.0.10:53: no such host")), "ErrImagePull",
-        f"the registry of the bundle {BUNDLE} cannot be reached from node n1; check the registry's name in spec.model.uri, the "
+        _waiting(
+            "ErrImagePull",
+            _resolve(
+                BUNDLE,
+                'failed to do request: Head "https://registry.example/v2/digits/manifests/1": '
+                "dial tcp: lookup registry.example on 10.96.0.10:53: no such host",
+            ),
+        ),
+        "ErrImagePull",
+        f"the registry of the bundle {BUNDLE} cannot be reached from node n1; check the registry's name in "
+        "spec.model.uri, the "
         "node's network and the registry itself",
     ),
     "registry that is down": (
-        _waiting("RegistryUnavailable", f"image pull failed for {WORKER} because the registry is unavailable: 503 Service Unavailable"),
+        _waiting(
+            "RegistryUnavailable",
+            f"image pull failed for {WORKER} because the registry is unavailable: 503 Service Unavailable",
+        ),
         "RegistryUnavailable",
-        f"the registry of the worker image {WORKER} cannot be reached from node n1; check the registry's name in spec.worker.image (or "
+        f"the registry of the worker image {WORKER} cannot be reached from node n1; check the registry's name in "
+        "spec.worker.image (or "
         "the chart's workerImage), the node's network and the registry itself",
     ),
     "bundle of another digest": (
-        _waiting("ErrImagePull", _pull(BUNDLE, "failed to copy: failed commit on ref \"layer-sha256:aa\": unexpected commit digest "
-                 "sha256:bb, expected sha256:aa: failed precondition")), "DigestMismatch",
-        f"the bundle {BUNDLE} does not have the digest it is asked for (got sha256:bb, expected sha256:aa); push it again or correct "
+        _waiting(
+            "ErrImagePull",
+            _pull(
+                BUNDLE,
+                'failed to copy: failed commit on ref "layer-sha256:aa": unexpected commit digest '
+                "sha256:bb, expected sha256:aa: failed precondition",
+            ),
+        ),
+        "DigestMismatch",
+        f"the bundle {BUNDLE} does not have the digest it is asked for (got sha256:bb, expected sha256:aa); push it "
+        "again or correct "
         "spec.model.uri",
     ),
     "no credentials": (
-        _waiting("ErrImagePull", _resolve(BUNDLE, "pull access denied, repository does not exist or may require authorization: server "
-                 "message: insufficient_scope: authorization failed")), "ErrImagePull",
-        f"the registry of the bundle {BUNDLE} refuses this cluster; name credentials for it in spec.worker.imagePullSecrets, and check "
+        _waiting(
+            "ErrImagePull",
+            _resolve(
+                BUNDLE,
+                "pull access denied, repository does not exist or may require authorization: server "
+                "message: insufficient_scope: authorization failed",
+            ),
+        ),
+        "ErrImagePull",
+        f"the registry of the bundle {BUNDLE} refuses this cluster; name credentials for it in "
+        "spec.worker.imagePullSecrets, and check "
         "that it exists",
     ),
     "full disk while pulling": (
-        _waiting("ErrImagePull", _pull(BUNDLE, "failed to extract layer (application/vnd.oci.image.layer.v1.tar+gzip sha256:aa) to "
-                 'overlayfs as "extract-1": write /var/lib/containerd/x: no space left on device')), "DiskFull",
+        _waiting(
+            "ErrImagePull",
+            _pull(
+                BUNDLE,
+                "failed to extract layer (application/vnd.oci.image.layer.v1.tar+gzip sha256:aa) to "
+                'overlayfs as "extract-1": write /var/lib/containerd/x: no space left on device',
+            ),
+        ),
+        "DiskFull",
         f"node n1 has no space left for the bundle {BUNDLE}; free disk space there or add a node",
     ),
     "worker image missing": (
-        _waiting("ErrImagePull", _resolve(WORKER, f"{WORKER}: not found")), "ErrImagePull",
-        f"the worker image {WORKER} is not in its registry; push it or correct spec.worker.image (or the chart's workerImage)",
+        _waiting("ErrImagePull", _resolve(WORKER, f"{WORKER}: not found")),
+        "ErrImagePull",
+        f"the worker image {WORKER} is not in its registry; push it or correct spec.worker.image (or the chart's "
+        "workerImage)",
     ),
     "never pulled": (
-        _waiting("ErrImageNeverPull", f'Container image "{WORKER}" is not present with pull policy of Never'), "ErrImageNeverPull",
-        f"the worker image {WORKER} is not on node n1, and its pull policy Never forbids to fetch it; load it there or change "
+        _waiting("ErrImageNeverPull", f'Container image "{WORKER}" is not present with pull policy of Never'),
+        "ErrImageNeverPull",
+        f"the worker image {WORKER} is not on node n1, and its pull policy Never forbids to fetch it; load it there "
+        "or change "
         "spec.worker.imagePullPolicy",
     ),
     "no image name": (
-        _waiting("InvalidImageName", f'Failed to apply default image tag "{WORKER}": couldn\'t parse image name "{WORKER}": invalid '
-                 "reference format"), "InvalidImageName",
-        f"the worker image {WORKER} is no valid image reference; correct spec.worker.image (or the chart's workerImage)",
+        _waiting(
+            "InvalidImageName",
+            f'Failed to apply default image tag "{WORKER}": couldn\'t parse image name "{WORKER}": invalid '
+            "reference format",
+        ),
+        "InvalidImageName",
+        f"the worker image {WORKER} is no valid image reference; correct spec.worker.image (or the chart's "
+        "workerImage)",
     ),
     "signature refused": (
-        _waiting("SignatureValidationFailed", f"image pull failed for {BUNDLE} because the signature validation failed: no key"),
+        _waiting(
+            "SignatureValidationFailed",
+            f"image pull failed for {BUNDLE} because the signature validation failed: no key",
+        ),
         "SignatureValidationFailed",
-        f"the signature of the bundle {BUNDLE} is not accepted on node n1; sign it with a key that the node's policy trusts",
+        f"the signature of the bundle {BUNDLE} is not accepted on node n1; sign it with a key that the node's policy "
+        "trusts",
     ),
     "pull that fails for a new reason": (
-        _waiting("ErrImagePull", _pull(BUNDLE, "something new")), "ErrImagePull",
-        f'the bundle {BUNDLE} cannot be pulled (failed to pull and unpack image "{BUNDLE}": something new); check spec.model.uri and its '
+        _waiting("ErrImagePull", _pull(BUNDLE, "something new")),
+        "ErrImagePull",
+        f'the bundle {BUNDLE} cannot be pulled (failed to pull and unpack image "{BUNDLE}": something new); check '
+        "spec.model.uri and its "
         "registry",
     ),
     "node without image volumes": (
-        _waiting("CreateContainerError", "ImageVolumeMountFailed: mount image volume: not supported"), "CreateContainerError",
-        "node n1 cannot mount the bundle's image as a volume; its container runtime must support image volumes (containerd 2.1 or "
+        _waiting("CreateContainerError", "ImageVolumeMountFailed: mount image volume: not supported"),
+        "CreateContainerError",
+        "node n1 cannot mount the bundle's image as a volume; its container runtime must support image volumes "
+        "(containerd 2.1 or "
         "CRI-O 1.33, and newer)",
     ),
     "full disk at the start": (
-        _waiting("CreateContainerError", "failed to create containerd container: mkdir /var/lib/containerd/1: no space left on device"),
-        "DiskFull", "node n1 has no disk space left for the worker; free disk space there or add a node",
+        _waiting(
+            "CreateContainerError",
+            "failed to create containerd container: mkdir /var/lib/containerd/1: no space left on device",
+        ),
+        "DiskFull",
+        "node n1 has no disk space left for the worker; free disk space there or add a node",
     ),
     "an image that is no worker": (
-        _waiting("RunContainerError", 'failed to create containerd task: exec: "offramp-worker": executable file not found in $PATH'),
-        "RunContainerError", "the worker image has no program offramp-worker; name an image of Offramp's in spec.worker.image",
+        _waiting(
+            "RunContainerError",
+            'failed to create containerd task: exec: "offramp-worker": executable file not found in $PATH',
+        ),
+        "RunContainerError",
+        "the worker image has no program offramp-worker; name an image of Offramp's in spec.worker.image",
     ),
     "a container that cannot be configured": (
-        _waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root."), "CreateContainerConfigError",
-        "the worker's container cannot be started (container has runAsNonRoot and image will run as root); see spec.worker",
+        _waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root."),
+        "CreateContainerConfigError",
+        "the worker's container cannot be started (container has runAsNonRoot and image will run as root); see "
+        "spec.worker",
     ),
     "crash loop": (
-        _waiting("CrashLoopBackOff", "back-off 40s restarting failed container",
-                 {"reason": "Error", "exitCode": 3, "message": "starting\nOFFRAMP_PORT is 'x'; it must be a port\n"}), "CrashLoopBackOff",
-        "the worker ended with exit code 3: starting; OFFRAMP_PORT is 'x'; it must be a port; see kubectl logs digits-6c9f-x2x1z --previous",
+        _waiting(
+            "CrashLoopBackOff",
+            "back-off 40s restarting failed container",
+            {"reason": "Error", "exitCode": 3, "message": "starting\nOFFRAMP_PORT is 'x'; it must be a port\n"},
+        ),
+        "CrashLoopBackOff",
+        "the worker ended with exit code 3: starting; OFFRAMP_PORT is 'x'; it must be a port; see kubectl logs "
+        "digits-6c9f-x2x1z --previous",
     ),
     "full disk at work": (
-        _waiting("CrashLoopBackOff", "", {"reason": "Error", "exitCode": 1, "message": "OSError: [Errno 28] No space left on device"}),
-        "DiskFull", "node n1 has no disk space left for the worker; free disk space there or add a node",
+        _waiting(
+            "CrashLoopBackOff",
+            "",
+            {"reason": "Error", "exitCode": 1, "message": "OSError: [Errno 28] No space left on device"},
+        ),
+        "DiskFull",
+        "node n1 has no disk space left for the worker; free disk space there or add a node",
     ),
     "out of memory": (
-        {"containerStatuses": [{"name": "worker", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]}, "OOMKilled",
-        "the worker was ended because it used more than its limit of 512Mi of memory; raise spec.worker.resources.limits.memory",
+        {"containerStatuses": [{"name": "worker", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]},
+        "OOMKilled",
+        "the worker was ended because it used more than its limit of 512Mi of memory; raise "
+        "spec.worker.resources.limits.memory",
     ),
     "out of memory again and again": (
-        _waiting("CrashLoopBackOff", "back-off", {"reason": "OOMKilled", "exitCode": 137}), "OOMKilled",
-        "the worker was ended because it used more than its limit of 512Mi of memory; raise spec.worker.resources.limits.memory",
+        _waiting("CrashLoopBackOff", "back-off", {"reason": "OOMKilled", "exitCode": 137}),
+        "OOMKilled",
+        "the worker was ended because it used more than its limit of 512Mi of memory; raise "
+        "spec.worker.resources.limits.memory",
     ),
     "evicted from a full disk": (
-        _failed("Evicted", "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 9Gi. Container worker "
-                "was using 1Gi, request is 0, has larger consumption of ephemeral-storage. "), "DiskFull",
-        "node n1 evicted digits-6c9f-x2x1z because its disk is full (ephemeral-storage); free disk space there or add a node; a "
+        _failed(
+            "Evicted",
+            "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 9Gi. Container "
+            "worker "
+            "was using 1Gi, request is 0, has larger consumption of ephemeral-storage. ",
+        ),
+        "DiskFull",
+        "node n1 evicted digits-6c9f-x2x1z because its disk is full (ephemeral-storage); free disk space there or add "
+        "a node; a "
         "replacement is started by itself",
     ),
     "evicted for memory": (
-        _failed("Evicted", "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. "), "Evicted",
-        "node n1 evicted digits-6c9f-x2x1z because it ran out of memory; set spec.worker.resources.requests.memory to what a worker "
+        _failed("Evicted", "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. "),
+        "Evicted",
+        "node n1 evicted digits-6c9f-x2x1z because it ran out of memory; set spec.worker.resources.requests.memory to "
+        "what a worker "
         "uses, or add a node",
     ),
     "too much state": (
-        _failed("Evicted", 'Usage of EmptyDir volume "state" exceeds the limit "64Mi". '), "DiskFull",
-        "digits-6c9f-x2x1z was evicted because it wrote more than 64Mi to its folder state; a replacement is started by itself; report "
+        _failed("Evicted", 'Usage of EmptyDir volume "state" exceeds the limit "64Mi". '),
+        "DiskFull",
+        "digits-6c9f-x2x1z was evicted because it wrote more than 64Mi to its folder state; a replacement is started "
+        "by itself; report "
         "it as a fault of the worker image if it comes back",
     ),
     "too much ephemeral storage": (
-        _failed("Evicted", "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. "), "DiskFull",
+        _failed("Evicted", "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. "),
+        "DiskFull",
         "digits-6c9f-x2x1z was evicted because it wrote more than its limit of ephemeral storage; raise "
         "spec.worker.resources.limits.ephemeral-storage",
     ),
     "GPU that is gone": (
-        _failed("UnexpectedAdmissionError", f"Pod was rejected: Allocate failed due to requested number of devices unavailable for {GPU}. "
-                "Requested: 1, Available: 0, which is unexpected"), "UnexpectedAdmissionError",
-        f"node n1 promised 1 of {GPU} and has 0; check the device plugin and the devices of that node; a replacement is started by itself",
+        _failed(
+            "UnexpectedAdmissionError",
+            f"Pod was rejected: Allocate failed due to requested number of devices unavailable for {GPU}. "
+            "Requested: 1, Available: 0, which is unexpected",
+        ),
+        "UnexpectedAdmissionError",
+        f"node n1 promised 1 of {GPU} and has 0; check the device plugin and the devices of that node; a replacement "
+        "is started by itself",
     ),
     "room that was taken": (
-        _failed("OutOfcpu", "Pod was rejected: Node didn't have enough resource: cpu, requested: 2000, used: 3000, capacity: 4000"),
-        "OutOfcpu", "node n1 refused digits-6c9f-x2x1z because cpu was taken meanwhile (3000 of 4000 used); a replacement is started by "
+        _failed(
+            "OutOfcpu",
+            "Pod was rejected: Node didn't have enough resource: cpu, requested: 2000, used: 3000, capacity: 4000",
+        ),
+        "OutOfcpu",
+        "node n1 refused digits-6c9f-x2x1z because cpu was taken meanwhile (3000 of 4000 used); a replacement is "
+        "started by "
         "itself; add a node if it comes back",
     ),
     "node that is going": (
-        _failed("Terminated", "Pod was terminated in response to imminent node shutdown."), "Terminated",
-        "node n1 is shutting down and ended digits-6c9f-x2x1z; a replacement is started by itself on another node; add one if none has room",
+        _failed("Terminated", "Pod was terminated in response to imminent node shutdown."),
+        "Terminated",
+        "node n1 is shutting down and ended digits-6c9f-x2x1z; a replacement is started by itself on another node; "
+        "add one if none has room",
     ),
     "missing GPU": (
-        _unscheduled(f"0/3 nodes are available: 3 Insufficient {GPU}. no new claims to deallocate, {NO_VICTIMS}"), "Unschedulable",
-        f"no node has a free {GPU} (0/3 nodes are available: 3 Insufficient {GPU}); add a node with one and its device plugin, or change "
+        _unscheduled(f"0/3 nodes are available: 3 Insufficient {GPU}. no new claims to deallocate, {NO_VICTIMS}"),
+        "Unschedulable",
+        f"no node has a free {GPU} (0/3 nodes are available: 3 Insufficient {GPU}); add a node with one and its "
+        "device plugin, or change "
         "spec.worker.resources.limits",
     ),
     "no room": (
-        _unscheduled(f"0/3 nodes are available: 1 Insufficient memory, 3 Insufficient cpu. {NO_VICTIMS}"), "Unschedulable",
-        "no node has enough memory left (0/3 nodes are available: 1 Insufficient memory, 3 Insufficient cpu); add a node, or lower "
+        _unscheduled(f"0/3 nodes are available: 1 Insufficient memory, 3 Insufficient cpu. {NO_VICTIMS}"),
+        "Unschedulable",
+        "no node has enough memory left (0/3 nodes are available: 1 Insufficient memory, 3 Insufficient cpu); add a "
+        "node, or lower "
         "spec.worker.resources.requests or spec.replicas",
     ),
     "GPU nodes that are tainted": (
-        _unscheduled(f"0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient {GPU}. {NO_VICTIMS}"), "Unschedulable",
-        f"no node has a free {GPU} and nodes are tainted against these workers (0/3 nodes are available: 1 node(s) had untolerated "
-        f"taint(s), 2 Insufficient {GPU}); add a node with one and its device plugin, or change spec.worker.resources.limits, or add "
+        _unscheduled(
+            f"0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient {GPU}. {NO_VICTIMS}"
+        ),
+        "Unschedulable",
+        f"no node has a free {GPU} and nodes are tainted against these workers (0/3 nodes are available: 1 node(s) "
+        "had untolerated "
+        f"taint(s), 2 Insufficient {GPU}); add a node with one and its device plugin, or change "
+        "spec.worker.resources.limits, or add "
         "the toleration to spec.worker.tolerations",
     ),
     "no such node label": (
-        _unscheduled(f"0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector. no new claims to deallocate, {NO_VICTIMS}"),
-        "Unschedulable", "no suitable node has the labels that workers ask for (0/1 nodes are available: 1 node(s) didn't match Pod's node "
+        _unscheduled(
+            "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector. no new claims to "
+            f"deallocate, {NO_VICTIMS}"
+        ),
+        "Unschedulable",
+        "no suitable node has the labels that workers ask for (0/1 nodes are available: 1 node(s) didn't match Pod's "
+        "node "
         "affinity/selector); label one, or change spec.worker.nodeSelector or spec.worker.affinity",
     ),
     "spread too far": (
-        _unscheduled("0/2 nodes are available: 2 node(s) didn't match pod topology spread constraints."), "Unschedulable",
-        "no node keeps workers as spread as they ask (0/2 nodes are available: 2 node(s) didn't match pod topology spread constraints); "
+        _unscheduled("0/2 nodes are available: 2 node(s) didn't match pod topology spread constraints."),
+        "Unschedulable",
+        "no node keeps workers as spread as they ask (0/2 nodes are available: 2 node(s) didn't match pod topology "
+        "spread constraints); "
         "add a node in another domain, or change spec.worker.topologySpreadConstraints",
     ),
     "affinity between pods": (
-        _unscheduled("0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules."), "Unschedulable",
-        "no node agrees with the affinity between pods (0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules); add a "
+        _unscheduled("0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules."),
+        "Unschedulable",
+        "no node agrees with the affinity between pods (0/2 nodes are available: 2 node(s) didn't match pod "
+        "anti-affinity rules); add a "
         "node, or change spec.worker.affinity",
     ),
     "full nodes": (
-        _unscheduled("0/2 nodes are available: 2 Too many pods."), "Unschedulable",
-        "every node holds as many pods as it may (0/2 nodes are available: 2 Too many pods); add a node, or lower spec.replicas",
+        _unscheduled("0/2 nodes are available: 2 Too many pods."),
+        "Unschedulable",
+        "every node holds as many pods as it may (0/2 nodes are available: 2 Too many pods); add a node, or lower "
+        "spec.replicas",
     ),
     "cordoned": (
-        _unscheduled("0/1 nodes are available: 1 node(s) were unschedulable."), "Unschedulable",
+        _unscheduled("0/1 nodes are available: 1 node(s) were unschedulable."),
+        "Unschedulable",
         "nodes are cordoned (0/1 nodes are available: 1 node(s) were unschedulable); uncordon one or add a node",
     ),
     "held by a queue": (
-        _unscheduled("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"), "SchedulingGated",
-        "the pod is held by a scheduling gate (Scheduling is blocked due to non-empty scheduling gates); whoever set it (a queue such as "
+        _unscheduled("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"),
+        "SchedulingGated",
+        "the pod is held by a scheduling gate (Scheduling is blocked due to non-empty scheduling gates); whoever set "
+        "it (a queue such as "
         "Kueue) must admit the pod",
     ),
     "an unknown cause": (
-        _unscheduled("0/1 nodes are available: 1 node(s) were too far away."), "Unschedulable",
-        "no node takes the worker (0/1 nodes are available: 1 node(s) were too far away); add a node or see spec.worker",
+        _unscheduled("0/1 nodes are available: 1 node(s) were too far away."),
+        "Unschedulable",
+        "no node takes the worker (0/1 nodes are available: 1 node(s) were too far away); add a node or see "
+        "spec.worker",
     ),
-}  # fmt: skip
+}
 
 FORBIDDEN = 'pods "digits-6c9f-x2x1z" is forbidden: '
 CREATIONS: dict[str, tuple[str, str, str]] = {
     "quota used up": (
-        FORBIDDEN + "exceeded quota: compute, requested: limits.cpu=2, used: limits.cpu=3, limited: limits.cpu=4", "QuotaExceeded",
-        "the namespace's quota compute is used up (requested limits.cpu=2; used limits.cpu=3; limit limits.cpu=4); raise the quota, free "
+        FORBIDDEN + "exceeded quota: compute, requested: limits.cpu=2, used: limits.cpu=3, limited: limits.cpu=4",
+        "QuotaExceeded",
+        "the namespace's quota compute is used up (requested limits.cpu=2; used limits.cpu=3; limit limits.cpu=4); "
+        "raise the quota, free "
         "some of it, or lower spec.worker.resources or spec.replicas",
     ),
     "quota on what is not said": (
-        FORBIDDEN + "failed quota: compute: must specify limits.cpu for: worker; limits.memory for: worker", "QuotaExceeded",
-        "the namespace's quota compute wants workers to say limits.cpu for: worker; limits.memory for: worker; set it in spec.worker.resources",
+        FORBIDDEN + "failed quota: compute: must specify limits.cpu for: worker; limits.memory for: worker",
+        "QuotaExceeded",
+        "the namespace's quota compute wants workers to say limits.cpu for: worker; limits.memory for: worker; set it "
+        "in spec.worker.resources",
     ),
     "limit range": (
-        FORBIDDEN + "maximum cpu usage per Container is 1, but limit is 2", "LimitRange",
-        "the namespace's LimitRange refuses workers (maximum cpu usage per Container is 1, but limit is 2); change spec.worker.resources",
+        FORBIDDEN + "maximum cpu usage per Container is 1, but limit is 2",
+        "LimitRange",
+        "the namespace's LimitRange refuses workers (maximum cpu usage per Container is 1, but limit is 2); change "
+        "spec.worker.resources",
     ),
     "priority class": (
-        FORBIDDEN + "no PriorityClass with name high was found", "FailedCreate",
+        FORBIDDEN + "no PriorityClass with name high was found",
+        "FailedCreate",
         "there is no PriorityClass high; create it or correct spec.worker.priorityClassName",
     ),
     "runtime class": (
-        FORBIDDEN + 'pod rejected: RuntimeClass "nvidia" not found', "FailedCreate",
+        FORBIDDEN + 'pod rejected: RuntimeClass "nvidia" not found',
+        "FailedCreate",
         "there is no RuntimeClass nvidia; create it or correct spec.worker.runtimeClassName",
     ),
     "pod security": (
-        FORBIDDEN + 'violates PodSecurity "restricted:latest": privileged (container "worker" must not set privileged=true)', "FailedCreate",
-        "the namespace's pod security (restricted:latest) refuses workers (privileged (container \"worker\" must not set "
+        FORBIDDEN
+        + 'violates PodSecurity "restricted:latest": privileged (container "worker" must not set privileged=true)',
+        "FailedCreate",
+        'the namespace\'s pod security (restricted:latest) refuses workers (privileged (container "worker" must not '
+        "set "
         "privileged=true)); workers ask for nothing but what restricted allows: look for a webhook that changes pods",
     ),
     "webhook": (
-        'admission webhook "policy.example.com" denied the request: images must be signed', "FailedCreate",
-        "the admission webhook policy.example.com refuses workers (images must be signed); ask whoever runs that webhook",
+        'admission webhook "policy.example.com" denied the request: images must be signed',
+        "FailedCreate",
+        "the admission webhook policy.example.com refuses workers (images must be signed); ask whoever runs that "
+        "webhook",
     ),
     "something else": (
-        "the server is tired", "FailedCreate", "pods cannot be created (the server is tired); see the events of the workers' ReplicaSet",
+        "the server is tired",
+        "FailedCreate",
+        "pods cannot be created (the server is tired); see the events of the workers' ReplicaSet",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("status", "reason", "sentence"), PODS.values(), ids=PODS.keys())
@@ -289,8 +434,14 @@ def test_what_keeps_pods_from_being_made_is_told(message: str, reason: str, sent
 
 
 @pytest.mark.parametrize(
-    "status", [{}, _waiting("ContainerCreating"), _waiting("PodInitializing"), {"conditions": [{"type": "PodScheduled", "status": "True"}]}]
-)  # fmt: skip
+    "status",
+    [
+        {},
+        _waiting("ContainerCreating"),
+        _waiting("PodInitializing"),
+        {"conditions": [{"type": "PodScheduled", "status": "True"}]},
+    ],
+)
 def test_a_pod_that_starts_tells_nothing(status: dict[str, Any]) -> None:
     assert failure(_pod(**status)) == ("", "")
 
@@ -364,11 +515,26 @@ def test_a_fetch_that_ends_without_last_words_is_told_as_any_container() -> None
 
 
 CLAIMS = {
-    "absent": (_unscheduled('persistentvolumeclaim "models" not found. preemption: not eligible'), "there is no PersistentVolumeClaim models"),
-    "unbound": (_unscheduled("0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: 0/3"), "is bound to no volume"),
-    "elsewhere": (_unscheduled("0/3 nodes are available: 3 node(s) had volume node affinity conflict. preemption: 0/3"), "can reach the volume"),
-    "no-folder": (_waiting("CreateContainerConfigError", 'failed to create subPath directory for volumeMount "bundle" of container "worker"'), "has no such folder"),
-}  # fmt: skip
+    "absent": (
+        _unscheduled('persistentvolumeclaim "models" not found. preemption: not eligible'),
+        "there is no PersistentVolumeClaim models",
+    ),
+    "unbound": (
+        _unscheduled("0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: 0/3"),
+        "is bound to no volume",
+    ),
+    "elsewhere": (
+        _unscheduled("0/3 nodes are available: 3 node(s) had volume node affinity conflict. preemption: 0/3"),
+        "can reach the volume",
+    ),
+    "no-folder": (
+        _waiting(
+            "CreateContainerConfigError",
+            'failed to create subPath directory for volumeMount "bundle" of container "worker"',
+        ),
+        "has no such folder",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CLAIMS)

@@ -1,4 +1,5 @@
-"""A write of an old leader that was held up on its way meets what the new leader has made, and changes nothing of it."""
+"""A write of an old leader that was held up on its way meets what the new leader has made, and changes nothing of
+it."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ KEY = SigningKey.from_seed(b"k" * 32)
 
 
 class Proxy(ThreadingHTTPServer):
-    """Passes requests on to the API server; the first one that ``holds`` picks waits until ``go``, whoever gave it up meanwhile."""
+    """Passes requests on to the API server; the first one that ``holds`` picks waits until ``go``, whoever gave it up
+    meanwhile."""
 
     daemon_threads = True
 

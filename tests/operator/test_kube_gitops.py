@@ -1,4 +1,5 @@
-"""A service in Git, applied again and again while the controller tunes, canaries and promotes: nobody finds a difference, ever.
+"""A service in Git, applied again and again while the controller tunes, canaries and promotes: nobody finds a
+difference, ever.
 
 Real: the API server, the Kubernetes platform, the reconciler and its decisions. Simulated: workers, and time.
 """

@@ -29,9 +29,7 @@ class FakeTime:
 
 def _elector(client: KubeClient, namespace: str, identity: str, time: FakeTime, **settings: Any) -> LeaderElector:
     lease = LeaseSettings(namespace, "offramp-leader", identity, **settings)
-    return LeaderElector(
-        client, lease, clock=lambda: time.wall, monotonic=lambda: time.monotonic, jitter=lambda: 0.0
-    )  # fmt: skip
+    return LeaderElector(client, lease, clock=lambda: time.wall, monotonic=lambda: time.monotonic, jitter=lambda: 0.0)
 
 
 async def _lease(client: KubeClient, namespace: str) -> Object:
@@ -124,7 +122,8 @@ def test_a_released_lease_is_taken_at_once(play: Any, namespace: str) -> None:
 
 @dataclass
 class RenewedMeanwhile:
-    """A client through which the Lease is renewed once more between being read and being given away, as by a request under way."""
+    """A client through which the Lease is renewed once more between being read and being given away, as by a request
+    under way."""
 
     client: KubeClient
     renewals: int = 1

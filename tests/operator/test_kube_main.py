@@ -76,7 +76,11 @@ def test_the_level_of_the_log_is_read() -> None:
 def test_credentials_for_workers_images_are_read_with_and_without_a_network_policy() -> None:
     told = ENVIRONMENT | {"OFFRAMP_WORKER_PULL_SECRETS": "registry,models"}
     guarded = told | {"OFFRAMP_OPERATOR_INSTANCE": "offramp", "OFFRAMP_WORKER_NETWORK_POLICY": "Ingress"}
-    assert parse_settings(told).workers.pull_secrets == parse_settings(guarded).workers.pull_secrets == ("registry", "models")  # fmt: skip
+    assert (
+        parse_settings(told).workers.pull_secrets
+        == parse_settings(guarded).workers.pull_secrets
+        == ("registry", "models")
+    )
 
 
 @pytest.mark.parametrize("port", ["http", "0", "65536", "-1"])
@@ -202,11 +206,18 @@ def start(installed: Path, tmp_path: Path, free_port: Any) -> Iterator[Any]:
             process = subprocess.Popen(
                 [sys.executable, "-m", "offramp_operator.main"],
                 stderr=stack.enter_context(log.open("wb")),
-                env=os.environ | ENVIRONMENT | {
-                    "KUBECONFIG": str(installed), "POD_NAME": name, "OFFRAMP_PORT": str(port), "OFFRAMP_LEASE_NAME": lease,
-                    "OFFRAMP_SIGNING_KEY_FILE": str(tmp_path / "signing-key"), "OFFRAMP_WEB_PORT": str(page), **environment,
+                env=os.environ
+                | ENVIRONMENT
+                | {
+                    "KUBECONFIG": str(installed),
+                    "POD_NAME": name,
+                    "OFFRAMP_PORT": str(port),
+                    "OFFRAMP_LEASE_NAME": lease,
+                    "OFFRAMP_SIGNING_KEY_FILE": str(tmp_path / "signing-key"),
+                    "OFFRAMP_WEB_PORT": str(page),
+                    **environment,
                 },
-            )  # fmt: skip
+            )
             stack.callback(_end, process)
             return Process(process, f"http://127.0.0.1:{port}", log, page)
 
@@ -253,8 +264,11 @@ def test_a_service_gets_its_workers_and_a_standby_takes_over_at_once(
     manifest["metadata"]["namespace"] = namespace
     applied = api.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(manifest))
     assert applied.returncode == 0, applied.stderr
-    paths = [f"/apis/apps/v1/namespaces/{namespace}/deployments/digits", f"/api/v1/namespaces/{namespace}/services/digits",
-             f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/digits"]  # fmt: skip
+    paths = [
+        f"/apis/apps/v1/namespaces/{namespace}/deployments/digits",
+        f"/api/v1/namespaces/{namespace}/services/digits",
+        f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/digits",
+    ]
     _wait(
         lambda: all(api.request("GET", path).status_code == 200 for path in paths),
         what="children",

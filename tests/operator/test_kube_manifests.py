@@ -80,12 +80,18 @@ def test_nothing_of_the_users_metadata_reaches_a_child() -> None:
         "apiVersion": "earlyexit.dev/v1alpha1",
         "kind": "EarlyExitService",
         "metadata": {
-            "name": "digits", "namespace": "default", "uid": "uid-1", "generation": 1,
-            "labels": {mark: mark}, "annotations": {mark: mark},
+            "name": "digits",
+            "namespace": "default",
+            "uid": "uid-1",
+            "generation": 1,
+            "labels": {mark: mark},
+            "annotations": {mark: mark},
         },
-        "spec": {"model": {"uri": "oci://offramp/digits:1"},
-                 "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}}},
-    }  # fmt: skip
+        "spec": {
+            "model": {"uri": "oci://offramp/digits:1"},
+            "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}},
+        },
+    }
     for child in _children(service_from_manifest(obj)):
         assert mark not in json.dumps(child)
 
@@ -184,19 +190,28 @@ def test_a_route_always_names_both_versions_and_not_what_is_for_the_operator(sha
 def test_only_the_allow_list_of_the_worker_template_passes() -> None:
     """The API server prunes the rest; this is the second lock."""
     forbidden = {
-        "serviceAccountName": "admin", "hostNetwork": True, "securityContext": {"privileged": True},
-        "volumes": [{"hostPath": {"path": "/"}}], "command": ["sh"], "initContainers": [{}],
-    }  # fmt: skip
+        "serviceAccountName": "admin",
+        "hostNetwork": True,
+        "securityContext": {"privileged": True},
+        "volumes": [{"hostPath": {"path": "/"}}],
+        "command": ["sh"],
+        "initContainers": [{}],
+    }
     plain = deployment(_service(), IDENTITY, SETTINGS, replicas=2)
     assert deployment(_service(worker=forbidden), IDENTITY, SETTINGS, replicas=2) == plain
 
 
 def test_the_worker_template_is_used() -> None:
     worker = {
-        "image": "mine:2", "resources": {"limits": {"cpu": "2"}}, "nodeSelector": {"gpu": "yes"}, "priorityClassName": "high",
-        "labels": {"team": "vision"}, "annotations": {"note": "x"}, "env": [{"name": "OMP_PROC_BIND", "value": "true"}],
+        "image": "mine:2",
+        "resources": {"limits": {"cpu": "2"}},
+        "nodeSelector": {"gpu": "yes"},
+        "priorityClassName": "high",
+        "labels": {"team": "vision"},
+        "annotations": {"note": "x"},
+        "env": [{"name": "OMP_PROC_BIND", "value": "true"}],
         "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
-    }  # fmt: skip
+    }
     template = deployment(_service(worker=worker), IDENTITY, SETTINGS, replicas=2)["spec"]["template"]
     (container,) = template["spec"]["containers"]
     assert container["image"] == "mine:2" and container["resources"] == {"limits": {"cpu": "2"}}
@@ -221,10 +236,18 @@ def test_nobody_but_the_operator_says_whom_a_worker_trusts() -> None:
 
 def test_a_worker_is_told_what_it_serves_and_where() -> None:
     digest = "sha256:" + "a" * 64
-    service = Service("default", "digits", "uid-1", 1, parse_spec({
-        "model": {"uri": "oci://offramp/digits:1", "digest": digest},
-        "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}},
-    }))  # fmt: skip
+    service = Service(
+        "default",
+        "digits",
+        "uid-1",
+        1,
+        parse_spec(
+            {
+                "model": {"uri": "oci://offramp/digits:1", "digest": digest},
+                "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}},
+            }
+        ),
+    )
     pod = deployment(service, IDENTITY, SETTINGS, replicas=2)["spec"]["template"]["spec"]
     env = {e["name"]: e.get("value") or e["valueFrom"] for e in pod["containers"][0]["env"]}
     mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
@@ -266,20 +289,11 @@ def test_options_of_the_spec_reach_the_worker_and_defaults_are_not_named() -> No
         (container,) = deployment(_service(**spec), IDENTITY, SETTINGS, replicas=2)["spec"]["template"]["spec"][
             "containers"
         ]
-        names = (
-            "OFFRAMP_CACHE_BYTES",
-            "OFFRAMP_DEADLINE_ANSWERS",
-            "OFFRAMP_FEEDBACK_ROWS",
-            "OFFRAMP_GRPC_PORT",
-        )
+        names = ("OFFRAMP_CACHE_BYTES", "OFFRAMP_DEADLINE_ANSWERS", "OFFRAMP_FEEDBACK_ROWS", "OFFRAMP_GRPC_PORT")
         return {e["name"]: e["value"] for e in container["env"] if e["name"] in names}
 
     assert options() == options(batching={"policy": "Offramp"}, deadlineAnswers="OnRequest", protocols=["HTTP"]) == {}
-    spec = {
-        "deadlineAnswers": "Always",
-        "predictionCache": {"sizeLimit": "1Mi"},
-        "feedback": {"maxAnswers": 1_000_000},
-    }
+    spec = {"deadlineAnswers": "Always", "predictionCache": {"sizeLimit": "1Mi"}, "feedback": {"maxAnswers": 1_000_000}}
     given = options(**spec)
     assert given == {
         "OFFRAMP_CACHE_BYTES": "1048576",

@@ -34,7 +34,7 @@ from offramp_core.control.objects import (
     TuningStatus,
     UpdateStatus,
     WorkersStatus,
-)  # fmt: skip
+)
 from offramp_core.control.snapshot import Event, Gathered, NewConfig, NewRollout, TrainingOrder, TrainingReport
 from offramp_core.errors import InvalidSpecError
 from offramp_core.evidence.detector import DetectorState
@@ -57,7 +57,7 @@ from offramp_operator.kube.kinds import (
     SERVICE,
     WATCHED,
     Object,
-)  # fmt: skip
+)
 from offramp_operator.kube.manifests import OperatorPods, WorkerSettings
 from offramp_operator.kube.platform.children import NameTakenError
 from offramp_operator.kube.platform.fleet import SCALER_GONE_SECONDS
@@ -75,25 +75,66 @@ KEY = SigningKey.from_seed(b"k" * 32)
 CHILDREN = (DEPLOYMENT, NETWORK_SERVICE, DISRUPTION_BUDGET)
 
 SERVICE_STATUS = ServiceStatus(
-    observed_generation=1, settled_generation=1, phase="Ready", message="serving", stable_config=CONFIG_NAME,
-    candidate_config="digits-abcdef0123", url="http://digits.default.svc", rollout=RolloutSummary("digits-1", "Step 1/3 5%"),
-    workers=WorkersStatus(2, 2, 1, "2/2", "HorizontalPodAutoscaler mine", ("w0",)), update=UpdateStatus("Replace", 1_700_000_050.5),
-    observed=Observed(p50="12ms", p95="31ms", agreement="99.4%", exit_rate="38%", savings="31%", audits="2%", samples=1000, taken_at=1_700_000_000.25),
-    tuning=TuningStatus(state="CollectingLabels", message="400 of 900", tests_run=3, consumed_through_at=1_700_000_000.5,
-                        records_since_at=1_700_000_100.0, tuned_for="0.02/0.95", next_attempt_at=1_700_000_200.0, labels=400,
-                        labels_needed=900, failures=1),
+    observed_generation=1,
+    settled_generation=1,
+    phase="Ready",
+    message="serving",
+    stable_config=CONFIG_NAME,
+    candidate_config="digits-abcdef0123",
+    url="http://digits.default.svc",
+    rollout=RolloutSummary("digits-1", "Step 1/3 5%"),
+    workers=WorkersStatus(2, 2, 1, "2/2", "HorizontalPodAutoscaler mine", ("w0",)),
+    update=UpdateStatus("Replace", 1_700_000_050.5),
+    observed=Observed(
+        p50="12ms",
+        p95="31ms",
+        agreement="99.4%",
+        exit_rate="38%",
+        savings="31%",
+        audits="2%",
+        samples=1000,
+        taken_at=1_700_000_000.25,
+    ),
+    tuning=TuningStatus(
+        state="CollectingLabels",
+        message="400 of 900",
+        tests_run=3,
+        consumed_through_at=1_700_000_000.5,
+        records_since_at=1_700_000_100.0,
+        tuned_for="0.02/0.95",
+        next_attempt_at=1_700_000_200.0,
+        labels=400,
+        labels_needed=900,
+        failures=1,
+    ),
     pin=PinStatus(1, "Accepted", "fine"),
     conditions=(Condition("Ready", "True", "Serving", "serving", 1, 1_700_000_000.123456),),
-)  # fmt: skip
+)
 TALLY = ArmTally(900, 90, 80, 3, 100, 95, 7, 1)
 ROLLOUT_STATUS = RolloutStatus(
-    phase="Progressing", step=1, weight=25, verdict="Fine", outcome="RolledBack", objective="0.02", reason="Step", message="m",
-    started_at=1_700_000_000.5, step_started_at=1_700_000_001.5, phase_started_at=1_700_000_002.5, finished_at=1_700_000_003.5,
-    audit_rate=0.25, slow_seconds={"1": 0.01, "32": 0.125}, slow_seconds_by_length={"4x128": 0.5}, slow_needed=7, slow_excluded=1.5, restarts={"uid-1": 2},
+    phase="Progressing",
+    step=1,
+    weight=25,
+    verdict="Fine",
+    outcome="RolledBack",
+    objective="0.02",
+    reason="Step",
+    message="m",
+    started_at=1_700_000_000.5,
+    step_started_at=1_700_000_001.5,
+    phase_started_at=1_700_000_002.5,
+    finished_at=1_700_000_003.5,
+    audit_rate=0.25,
+    slow_seconds={"1": 0.01, "32": 0.125},
+    slow_seconds_by_length={"4x128": 0.5},
+    slow_needed=7,
+    slow_excluded=1.5,
+    restarts={"uid-1": 2},
     gates=(GateStatus("accuracy", "Undecided", 10, 1, 0.02, -0.5, 4.5, 90, "wait"),),
     ledger=Ledger(3, {"boot": BothArms(TALLY, TALLY)}, BothArms(TALLY, ArmTally()), ("bad",)),
-    history=(StepRecord(5, 100, 1, 1_700_000_001.25),), watch=DetectorState((0.5, 1e300), 12),
-)  # fmt: skip
+    history=(StepRecord(5, 100, 1, 1_700_000_001.25),),
+    watch=DetectorState((0.5, 1e300), 12),
+)
 CONFIG_STATUS = ConfigStatus(
     "Tuned", "Certified", ({"budget": 0.02, "n": 900, "k": 4},), Prediction(0.25, 0.015), 2, 1_700_000_000.5, "good"
 )
@@ -167,9 +208,13 @@ def world(api: Any, namespace: str, manifests: Any, tools: Any) -> Callable[...,
             cache = ObjectCache()
             result = World(api, namespace, manifest, client, cache, None)  # type: ignore[arg-type]
             result.platform = KubePlatform(
-                client, cache, workers=WorkerSettings("offramp/worker:1"), instance="test",
-                clock=lambda: result.time, monotonic=lambda: result.time,
-            )  # fmt: skip
+                client,
+                cache,
+                workers=WorkerSettings("offramp/worker:1"),
+                instance="test",
+                clock=lambda: result.time,
+                monotonic=lambda: result.time,
+            )
             await result.look()
             yield result
 
@@ -480,10 +525,18 @@ def test_a_deployment_the_api_server_refuses_is_told_until_the_spec_changes(worl
 def test_an_object_that_belongs_to_somebody_else_is_never_taken_over(world: Any, tools: Any) -> None:
     async def story() -> None:
         async with world() as w:
-            foreign = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "digits", "namespace": w.namespace},
-                       "spec": {"selector": {"app": "bank"}, "ports": [{"port": 80}]}}  # fmt: skip
-            plan = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "digits-plan", "namespace": w.namespace},
-                    "data": {"mine": "yes"}}  # fmt: skip
+            foreign = {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": "digits", "namespace": w.namespace},
+                "spec": {"selector": {"app": "bank"}, "ports": [{"port": 80}]},
+            }
+            plan = {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "digits-plan", "namespace": w.namespace},
+                "data": {"mine": "yes"},
+            }
             for obj in (foreign, plan):
                 assert w.api.create(obj, keep=True).status_code == 201
             await w.ensure()
@@ -608,7 +661,8 @@ def test_a_plan_that_somebody_garbled_is_published_anew(world: Any, tools: Any) 
 
 
 def test_a_rollout_of_an_earlier_service_of_the_same_name_is_never_taken_over(world: Any, tools: Any) -> None:
-    """Its phase and evidence are about workers that are gone; the new service's first attempt waits until it is collected."""
+    """Its phase and evidence are about workers that are gone; the new service's first attempt waits until it is
+    collected."""
 
     async def story() -> None:
         async with world() as w:
@@ -636,7 +690,8 @@ def test_a_rollout_of_an_earlier_service_of_the_same_name_is_never_taken_over(wo
 def test_what_was_decided_for_a_deleted_service_is_not_written_on_the_next_one_of_its_name(
     world: Any, tools: Any
 ) -> None:
-    """A pass takes as long as its workers take to answer; a user may have deleted and applied the service again meanwhile."""
+    """A pass takes as long as its workers take to answer; a user may have deleted and applied the service again
+    meanwhile."""
 
     async def story() -> None:
         async with world() as w:
@@ -749,28 +804,36 @@ def test_pods_are_counted_by_owner_and_not_by_label(world: Any, tools: Any) -> N
 async def _make_replica_set(w: World, deployment: Object, name: str) -> Object:
     template = deployment["spec"]["template"]
     body = {
-        "apiVersion": "apps/v1", "kind": "ReplicaSet",
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
         "metadata": {
-            "name": name, "namespace": w.namespace, "labels": template["metadata"]["labels"],
-            "annotations": {"deployment.kubernetes.io/revision": "1"}, "ownerReferences": [_owner(deployment)],
+            "name": name,
+            "namespace": w.namespace,
+            "labels": template["metadata"]["labels"],
+            "annotations": {"deployment.kubernetes.io/revision": "1"},
+            "ownerReferences": [_owner(deployment)],
         },
         "spec": {"replicas": 0, "selector": {"matchLabels": template["metadata"]["labels"]}, "template": template},
-    }  # fmt: skip
+    }
     return await w.client.create(REPLICA_SET, body)
 
 
 async def _make_pod(w: World, deployment: Object, name: str, *, owner: Object | None) -> Object:
     template = deployment["spec"]["template"]
     body = {
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": template["metadata"] | {"name": name, "namespace": w.namespace, **({"ownerReferences": [_owner(owner)]} if owner else {})},
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": template["metadata"]
+        | {"name": name, "namespace": w.namespace, **({"ownerReferences": [_owner(owner)]} if owner else {})},
         "spec": template["spec"],
-    }  # fmt: skip
+    }
     created = await w.client.create(POD, body)
     status = {
-        "phase": "Running", "podIP": "10.0.0.9", "podIPs": [{"ip": "10.0.0.9"}],
+        "phase": "Running",
+        "podIP": "10.0.0.9",
+        "podIPs": [{"ip": "10.0.0.9"}],
         "conditions": [{"type": "Ready", "status": "True"}],
-    }  # fmt: skip
+    }
     answer = w.api.merge(created, {"status": status}, subresource="status")
     assert answer.status_code == 200, answer.text
     return created
@@ -836,8 +899,12 @@ def test_a_transition_told_again_by_a_restarted_operator_is_one_event(world: Any
 def test_a_status_field_the_schema_does_not_know_is_refused_and_not_dropped(world: Any, tools: Any) -> None:
     async def story() -> None:
         async with world() as w:
-            body = {"apiVersion": "earlyexit.dev/v1alpha1", "kind": "EarlyExitService",
-                    "metadata": {"name": "digits", "namespace": w.namespace}, "status": {"evidence": 1}}  # fmt: skip
+            body = {
+                "apiVersion": "earlyexit.dev/v1alpha1",
+                "kind": "EarlyExitService",
+                "metadata": {"name": "digits", "namespace": w.namespace},
+                "status": {"evidence": 1},
+            }
             with pytest.raises(Exception, match="evidence"):
                 await w.client.apply(SERVICE, body, subresource="status")
             bad = {**body, "status": {"observedGeneration": -1}}
@@ -1167,8 +1234,13 @@ def test_an_autoscaler_that_has_no_metric_is_told_with_the_next_step(world: Any,
     async def story() -> None:
         async with world(autoscaling=SCALED) as w:
             await w.ensure()
-            condition = {"type": "ScalingActive", "status": "False", "reason": "FailedGetPodsMetric", "message": "no metrics",
-                         "lastTransitionTime": "2026-11-21T12:00:00Z"}  # fmt: skip
+            condition = {
+                "type": "ScalingActive",
+                "status": "False",
+                "reason": "FailedGetPodsMetric",
+                "message": "no metrics",
+                "lastTransitionTime": "2026-11-21T12:00:00Z",
+            }
             status = {"status": {"currentReplicas": 2, "desiredReplicas": 2, "conditions": [condition]}}
             answer = w.api.merge(await w.live(AUTOSCALER), status, subresource="status")
             assert answer.status_code == 200, answer.text
@@ -1400,8 +1472,12 @@ def test_a_training_that_nobody_waits_for_any_more_is_ended(world: Any, tools: A
 def test_a_job_that_the_api_server_refuses_is_a_training_that_failed(world: Any, tools: Any) -> None:
     async def story() -> None:
         async with world(ramps=LIVE) as w:
-            quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": w.namespace},
-                     "spec": {"hard": {"count/jobs.batch": "0"}}}  # fmt: skip
+            quota = {
+                "apiVersion": "v1",
+                "kind": "ResourceQuota",
+                "metadata": {"name": "none", "namespace": w.namespace},
+                "spec": {"hard": {"count/jobs.batch": "0"}},
+            }
             assert w.api.create(quota, keep=True).status_code == 201
             used = {"status": {"hard": quota["spec"]["hard"], "used": {"count/jobs.batch": "0"}}}
             assert w.api.merge(quota, used, subresource="status").status_code == 200

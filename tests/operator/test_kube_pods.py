@@ -85,7 +85,11 @@ def test_of_what_refuses_new_pods_only_a_quota_is_cured_by_an_old_pods_leaving(m
 @pytest.mark.parametrize(
     ("message", "cured"),
     [
-        ("0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available: 2 No preemption victims", True),
+        (
+            "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available: 2 No "
+            "preemption victims",
+            True,
+        ),
         ("0/3 nodes are available: 1 node(s) had untolerated taint {a: b}, 2 Insufficient cpu.", True),
         ("0/1 nodes are available: 1 Too many pods.", True),
         ("0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules.", True),
@@ -94,7 +98,7 @@ def test_of_what_refuses_new_pods_only_a_quota_is_cured_by_an_old_pods_leaving(m
         ("0/2 nodes are available: 2 node(s) had untolerated taint {gpu: yes}.", False),
         ('0/2 nodes are available: persistentvolumeclaim "x" not found.', False),
     ],
-)  # fmt: skip
+)
 def test_only_a_lack_of_room_is_cured_by_another_pods_leaving(message: str, cured: bool) -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     pods = {"uid-new": [_pod("a", ready=False, phase="Pending", conditions=[condition])]}

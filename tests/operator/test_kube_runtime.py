@@ -29,8 +29,12 @@ async def nothing() -> None:
 
 def registry(tools: Any, api: Any, **parts: Any) -> kopf.OperatorRegistry:
     chosen: dict[str, Any] = {
-        "start": nothing, "end": nothing, "told": lambda *_: None, "failed": lambda: None, "listed_anew": lambda: None
-    }  # fmt: skip
+        "start": nothing,
+        "end": nothing,
+        "told": lambda *_: None,
+        "failed": lambda: None,
+        "listed_anew": lambda: None,
+    }
     return runtime.registry(**chosen | parts, login=lambda: tools.api_client(api.kubeconfig))
 
 
@@ -146,7 +150,8 @@ def made(name: str, version: int = 5) -> Object:
 
 @dataclass
 class ScriptedServer:
-    """An API server of which one kind's lists and watches are answered as told, the last answer for ever; the others are empty and silent."""
+    """An API server of which one kind's lists and watches are answered as told, the last answer for ever; the others
+    are empty and silent."""
 
     kind: Kind = SERVICE
     lists: list[Answer] = field(default_factory=lambda: [listed()])
@@ -168,7 +173,11 @@ class ScriptedServer:
         watch = "watch" in request.query
         if request.path.rsplit("/", 1)[-1] != self.kind.plural:
             return await (self.others if watch else listed())(request)
-        self.asked.append("watch" + request.query.get("resourceVersion", " now") if watch else f"list {request.query.get('continue', '')}".rstrip())  # fmt: skip
+        self.asked.append(
+            "watch" + request.query.get("resourceVersion", " now")
+            if watch
+            else f"list {request.query.get('continue', '')}".rstrip()
+        )
         answers = self.watches if watch else self.lists
         return await (answers.pop(0) if len(answers) > 1 else answers[0])(request)
 
@@ -198,10 +207,16 @@ class Seen:
 async def following(
     server: ScriptedServer, seen: Seen, until: Callable[[], object], *, seconds: float = 30.0, login: Any = None
 ) -> bool:
-    """Run kopf against the server until a condition holds; whether it held before the time was up. kopf may not end by itself."""
+    """Run kopf against the server until a condition holds; whether it held before the time was up. kopf may not end by
+    itself."""
     handlers = runtime.registry(
-        start=nothing, end=nothing, told=seen.told, failed=lambda: None, listed_anew=seen.anew, login=login or (lambda: server.client)
-    )  # fmt: skip
+        start=nothing,
+        end=nothing,
+        told=seen.told,
+        failed=lambda: None,
+        listed_anew=seen.anew,
+        login=login or (lambda: server.client),
+    )
     stop = asyncio.Event()
     task = asyncio.create_task(runtime.run(handlers, namespaces=(), stop=stop))
     began = time.monotonic()
@@ -263,11 +278,26 @@ FAULT = {"kind": "Status", "code": 500, "message": "etcdserver: no leader"}
 @pytest.mark.parametrize(
     "answer",
     [
-        streamed(("ERROR", FAULT), ends=True), raw(b'{"type": "ADDED", "obj'), raw(b'{"type": "ADDED", "object": "\xc3'), refused(408), refused(503),
-        raw(b"\xff", 503), raw(b"{}", 429, Retry_After="Wed, 21 Oct 2026 07:28:00 GMT"), raw(b"{}", 429, Retry_After="1"),
+        streamed(("ERROR", FAULT), ends=True),
+        raw(b'{"type": "ADDED", "obj'),
+        raw(b'{"type": "ADDED", "object": "\xc3'),
+        refused(408),
+        refused(503),
+        raw(b"\xff", 503),
+        raw(b"{}", 429, Retry_After="Wed, 21 Oct 2026 07:28:00 GMT"),
+        raw(b"{}", 429, Retry_After="1"),
     ],
-    ids=["a fault within", "cut in a line", "cut in a character", "408", "503", "503 of a balancer", "429 till a date", "429"],
-)  # fmt: skip
+    ids=[
+        "a fault within",
+        "cut in a line",
+        "cut in a character",
+        "408",
+        "503",
+        "503 of a balancer",
+        "429 till a date",
+        "429",
+    ],
+)
 def test_what_a_busy_or_broken_server_answers_to_a_watch_is_no_end(answer: Answer) -> None:
     async def story() -> None:
         server, seen = ScriptedServer(watches=[streamed(("ADDED", made("news")))]), Seen()
@@ -376,7 +406,10 @@ def discovered() -> dict[str, Any]:
     """The API server's discovery documents of our kinds, and of the one that kopf asks for before it watches any."""
     version = {"groupVersion": SERVICE.api_version, "version": SERVICE.version}
     group = {"name": SERVICE.group, "versions": [version], "preferredVersion": version}
-    kinds = [{"name": kind.plural, "kind": kind.name, "singularName": "", "namespaced": True, "verbs": ["list", "watch"]} for kind in OWN]  # fmt: skip
+    kinds = [
+        {"name": kind.plural, "kind": kind.name, "singularName": "", "namespaced": True, "verbs": ["list", "watch"]}
+        for kind in OWN
+    ]
     return {
         "/api": {"versions": ["v1"]},
         "/api/v1": {
@@ -392,9 +425,13 @@ def test_a_watch_that_cannot_go_on_ends_the_others_though_they_are_not_answered(
     async def story() -> None:
         async with ScriptedServer(kind, watches=[refused(404)]).serving() as server:
             handlers = runtime.registry(
-                start=nothing, end=nothing, told=lambda *_: None, failed=lambda: None, listed_anew=lambda: None,
+                start=nothing,
+                end=nothing,
+                told=lambda *_: None,
+                failed=lambda: None,
+                listed_anew=lambda: None,
                 login=lambda: server.client,
-            )  # fmt: skip
+            )
             task = asyncio.create_task(runtime.run(handlers, namespaces=(), stop=asyncio.Event()))
             done, _ = await asyncio.wait({task}, timeout=60)
             ended = bool(done)
@@ -410,7 +447,8 @@ def test_a_watch_that_cannot_go_on_ends_the_others_though_they_are_not_answered(
 
 
 class Regular:
-    """The regular list on a clock that the test moves; each list takes ``takes`` seconds, in which ``during`` is called."""
+    """The regular list on a clock that the test moves; each list takes ``takes`` seconds, in which ``during`` is
+    called."""
 
     def __init__(self, takes: float = 0.0, during: Callable[[Feed], object] = lambda _: None) -> None:
         self.now, self.takes, self.during = 0.0, takes, during

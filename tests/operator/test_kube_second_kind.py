@@ -1,4 +1,5 @@
-"""A second managed kind is one entry: the operator's process watches, queues, fences and reconciles it as it does services."""
+"""A second managed kind is one entry: the operator's process watches, queues, fences and reconciles it as it does
+services."""
 
 from __future__ import annotations
 
@@ -39,7 +40,13 @@ def greetings() -> Managed:
 
 
 def _owned(greeting: Object) -> Object:
-    owner = {"apiVersion": GREETING.api_version, "kind": GREETING.name, "name": greeting["metadata"]["name"], "uid": uid_of(greeting), "controller": True}  # fmt: skip
+    owner = {
+        "apiVersion": GREETING.api_version,
+        "kind": GREETING.name,
+        "name": greeting["metadata"]["name"],
+        "uid": uid_of(greeting),
+        "controller": True,
+    }
     names = {name: greeting["metadata"][name] for name in ("name", "namespace")}
     return {**names, "labels": {MANAGED_BY_LABEL: MANAGED_BY}, "ownerReferences": [owner]}
 
@@ -61,9 +68,12 @@ def environment(api: Any, namespace: str, free_port: Any, monkeypatch: pytest.Mo
     # The client reads the variable when it is imported, which it is by now.
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(api.kubeconfig))
     return {
-        "OFFRAMP_LEASE_NAMESPACE": namespace, "OFFRAMP_LEASE_NAME": "second-kind", "OFFRAMP_PORT": str(free_port()),
-        "OFFRAMP_WORKER_IMAGE": "offramp/worker:1", "OFFRAMP_SIGNING_KEY_FILE": "unused",
-    }  # fmt: skip
+        "OFFRAMP_LEASE_NAMESPACE": namespace,
+        "OFFRAMP_LEASE_NAME": "second-kind",
+        "OFFRAMP_PORT": str(free_port()),
+        "OFFRAMP_WORKER_IMAGE": "offramp/worker:1",
+        "OFFRAMP_SIGNING_KEY_FILE": "unused",
+    }
 
 
 def test_a_second_kind_is_reconciled_beside_services(

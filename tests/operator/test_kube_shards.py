@@ -200,8 +200,12 @@ def test_forty_shards_are_kept_where_each_renewal_takes_a_while(slow_leases: Slo
 
     async def story() -> None:
         with tools.client_at(slow_leases.server_address[1], threads=lease_threads(n)) as client:
-            leases = [LeaseSettings("default", name, "first", duration_seconds=5, renew_deadline_seconds=held, retry_seconds=0.5)
-                      for name in lease_names("offramp-leader", n)]  # fmt: skip
+            leases = [
+                LeaseSettings(
+                    "default", name, "first", duration_seconds=5, renew_deadline_seconds=held, retry_seconds=0.5
+                )
+                for name in lease_names("offramp-leader", n)
+            ]
             lost: list[str] = []
             electors = [LeaderElector(client, lease, jitter=lambda: 0.0) for lease in leases]
             shards = Shards(electors, retry_seconds=0.0, on_lost=lambda: lost.append("lost"))

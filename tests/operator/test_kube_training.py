@@ -114,11 +114,18 @@ def test_a_training_runs_where_and_with_what_a_worker_does_but_without_its_devic
 
 GPU_WORKER: dict[str, Any] = {
     "nodeSelector": {"nvidia.com/gpu.product": "A100", "kubernetes.io/arch": "amd64"},
-    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
-        {"matchExpressions": [{"key": "nvidia.com/gpu.present", "operator": "Exists"}]}]}}},
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [{"key": "nvidia.com/gpu.present", "operator": "Exists"}]}]
+            }
+        }
+    },
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
-    "runtimeClassName": "nvidia", "schedulerName": "gpu-scheduler", "priorityClassName": "high",
-}  # fmt: skip
+    "runtimeClassName": "nvidia",
+    "schedulerName": "gpu-scheduler",
+    "priorityClassName": "high",
+}
 
 
 @pytest.mark.parametrize("device", ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "example.com/npu"])
@@ -174,7 +181,10 @@ def test_no_request_reaches_the_trainer_and_it_connects_to_nothing() -> None:
     labels = training_job(service(), ORDER, SETTINGS)["spec"]["template"]["metadata"]["labels"]
     chosen = network_service(service())["spec"]["selector"]
     assert not chosen.items() <= labels.items(), "the Service would send it requests"
-    assert not deployment(service(), IDENTITY, SETTINGS, replicas=1)["spec"]["selector"]["matchLabels"].items() <= labels.items()  # fmt: skip
+    assert (
+        not deployment(service(), IDENTITY, SETTINGS, replicas=1)["spec"]["selector"]["matchLabels"].items()
+        <= labels.items()
+    )
     policy = network_policy(service(), OperatorPods("o", {"a": "b"}), allow_egress=False)["spec"]
     selector = policy["podSelector"]
     (names,) = selector["matchExpressions"]
@@ -230,15 +240,27 @@ def test_a_training_that_runs_or_may_begin_again_elsewhere_is_waited_for() -> No
     ("job", "pods", "said"),
     [
         (JOB, [pod(1, json.dumps({"error": "captures in /captures have 50 different inputs"}))], "50 different inputs"),
-        (finished("Failed", "BackoffLimitExceeded"), [pod(137, "", reason="OOMKilled")], "raise spec.worker.resources.limits.memory"),
-        (finished("Failed", "BackoffLimitExceeded"), [pod(1, "Traceback\nValueError: no")], "exit code 1: ValueError: no"),
+        (
+            finished("Failed", "BackoffLimitExceeded"),
+            [pod(137, "", reason="OOMKilled")],
+            "raise spec.worker.resources.limits.memory",
+        ),
+        (
+            finished("Failed", "BackoffLimitExceeded"),
+            [pod(1, "Traceback\nValueError: no")],
+            "exit code 1: ValueError: no",
+        ),
         (finished("Failed", "DeadlineExceeded", "Job was active longer"), [], "took too long and was ended"),
         (finished("Complete"), [], "ended without a result; see kubectl logs"),
-        (JOB, [pod(0, json.dumps({"ramp_set_digest": "../../etc", "rows": 1, "saving_before": 0, "saving_after": 1}))], "told no result"),
+        (
+            JOB,
+            [pod(0, json.dumps({"ramp_set_digest": "../../etc", "rows": 1, "saving_before": 0, "saving_after": 1}))],
+            "told no result",
+        ),
         (JOB, [pod(0, json.dumps({"rows": 1}))], "told no result"),
     ],
     ids=["error", "memory", "crash", "deadline", "wordless", "no digest", "no result"],
-)  # fmt: skip
+)
 def test_a_training_that_fails_says_why_and_what_to_do(job: Any, pods: list[Any], said: str) -> None:
     found = told_of(job, *pods)
     assert found.state == "Failed" and said in found.message

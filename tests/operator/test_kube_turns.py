@@ -1,4 +1,5 @@
-"""A new worker image, or a changed WorkerClass, over many services on a real API server: who takes it, what stops it, and what another operator finds."""
+"""A new worker image, or a changed WorkerClass, over many services on a real API server: who takes it, what stops it,
+and what another operator finds."""
 
 from __future__ import annotations
 
@@ -46,8 +47,13 @@ class Services:
         """A new process, of a chart with this worker image."""
         self.cache = ObjectCache()
         self.platform = KubePlatform(
-            self.client, self.cache, workers=WorkerSettings(image), instance="t", clock=lambda: self.now, monotonic=lambda: self.now
-        )  # fmt: skip
+            self.client,
+            self.cache,
+            workers=WorkerSettings(image),
+            instance="t",
+            clock=lambda: self.now,
+            monotonic=lambda: self.now,
+        )
 
     async def look(self, *, rounds: int = 3) -> list[str]:
         """Passes over all services; who has which image after them, in the order of names."""

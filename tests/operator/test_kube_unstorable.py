@@ -1,4 +1,5 @@
-"""A harmful canary on a real API server that takes no status: its weight goes to 0 all the same, and the verdict of then stands."""
+"""A harmful canary on a real API server that takes no status: its weight goes to 0 all the same, and the verdict of
+then stands."""
 
 from __future__ import annotations
 
@@ -100,7 +101,14 @@ class World:
         await self.platform.create_rollout(
             service, NewRollout("digits-1", service.status.stable_config, name, "Tuned", 1)
         )
-        status = RolloutStatus("Progressing", weight=20, objective=intent_key(service), started_at=now, phase_started_at=now, audit_rate=1.0)  # fmt: skip
+        status = RolloutStatus(
+            "Progressing",
+            weight=20,
+            objective=intent_key(service),
+            started_at=now,
+            phase_started_at=now,
+            audit_rate=1.0,
+        )
         await self.platform.write_rollout_status(service, "digits-1", status)
         for _ in range(3):
             await self.step()
@@ -109,11 +117,23 @@ class World:
 
     def harm(self) -> None:
         """Six of ten answers of the canary are not the model's."""
-        epoch, hashes = self.worker.state.epoch, {"canary": self.worker.state.canary_hash, "stable": self.worker.state.stable_hash}  # fmt: skip
+        epoch, hashes = (
+            self.worker.state.epoch,
+            {"canary": self.worker.state.canary_hash, "stable": self.worker.state.stable_hash},
+        )
         self.worker.counts = tuple(
-            ArmCounts(epoch, arm, plan, requests=500, drawn=500, audited=500, disagreements=300 * (arm == "canary"), batches=200)
+            ArmCounts(
+                epoch,
+                arm,
+                plan,
+                requests=500,
+                drawn=500,
+                audited=500,
+                disagreements=300 * (arm == "canary"),
+                batches=200,
+            )
             for arm, plan in hashes.items()
-        )  # fmt: skip
+        )
 
 
 def _write_status(api: Any, rollout: dict[str, Any], status: dict[str, Any]) -> int:
@@ -124,14 +144,27 @@ def _write_status(api: Any, rollout: dict[str, Any], status: dict[str, Any]) -> 
 def refused_by_a_policy(world: World, eventually: Callable[..., None]) -> Iterator[None]:
     """An administrator's ValidatingAdmissionPolicy."""
     name, path = f"no-status-{world.namespace}", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
-    rule = {"apiGroups": ["earlyexit.dev"], "apiVersions": ["*"], "operations": ["UPDATE"],
-            "resources": ["ramprollouts/status", "earlyexitservices/status", "rampconfigs/status"]}  # fmt: skip
-    policy = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": {"name": name},
-              "spec": {"failurePolicy": "Fail", "matchConstraints": {"resourceRules": [rule]},
-                       "validations": [{"expression": "false", "message": "no status may be written here"}]}}  # fmt: skip
+    rule = {
+        "apiGroups": ["earlyexit.dev"],
+        "apiVersions": ["*"],
+        "operations": ["UPDATE"],
+        "resources": ["ramprollouts/status", "earlyexitservices/status", "rampconfigs/status"],
+    }
+    policy = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [rule]},
+            "validations": [{"expression": "false", "message": "no status may be written here"}],
+        },
+    }
     selector = {"matchLabels": {"kubernetes.io/metadata.name": world.namespace}}
-    binding = policy | {"kind": "ValidatingAdmissionPolicyBinding",
-                        "spec": {"policyName": name, "validationActions": ["Deny"], "matchResources": {"namespaceSelector": selector}}}  # fmt: skip
+    binding = policy | {
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "spec": {"policyName": name, "validationActions": ["Deny"], "matchResources": {"namespaceSelector": selector}},
+    }
     for plural, body in (("ies", policy), ("ybindings", binding)):
         answer = world.api.request("POST", path + plural, body)
         assert answer.status_code == 201, answer.text

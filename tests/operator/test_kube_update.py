@@ -1,7 +1,7 @@
 """A changed bundle or image under Kubernetes' own controllers: what serves meanwhile, and what it says.
 
-API server, controller manager and scheduler are real; the nodes exist on paper, and a few lines stand for their kubelets. A
-bundle whose name contains ``broken`` never becomes ready.
+API server, controller manager and scheduler are real; the nodes exist on paper, and a few lines stand for their
+kubelets. A bundle whose name contains ``broken`` never becomes ready.
 """
 
 from __future__ import annotations
@@ -69,9 +69,11 @@ def controlled(tmp_path_factory: pytest.TempPathFactory, server: Any) -> Iterato
 
 @dataclass
 class Fleet:
-    """A service under an operator, with the kubelets of its nodes. ``seen`` has (ready pods, pods asked for) after every look.
+    """A service under an operator, with the kubelets of its nodes. ``seen`` has (ready pods, pods asked for) after
+    every look.
 
-    What is asked for is the sum of the ReplicaSets' sizes: their pods come and go in whatever order their controller gets to them.
+    What is asked for is the sum of the ReplicaSets' sizes: their pods come and go in whatever order their controller
+    gets to them.
     """
 
     api: Any
@@ -189,7 +191,8 @@ class Fleet:
 
 @pytest.fixture
 def fleet(controlled: Any, manifests: Any, tools: Any) -> Iterator[Callable[..., Any]]:
-    """``async with fleet(nodes=2) as f``: a service in a namespace of its own, on nodes with one GPU each that nobody else may use.
+    """``async with fleet(nodes=2) as f``: a service in a namespace of its own, on nodes with one GPU each that nobody
+    else may use.
 
     With ``answering``, ready pods say which model they serve and how well.
     """
@@ -244,8 +247,10 @@ def _running(*, works: bool, since: str) -> Object:
         "state": state,
         "lastState": last,
     }
-    conditions = [{"type": kind, "status": str(works or kind == "PodScheduled"), "lastTransitionTime": since}
-                  for kind in ("Ready", "ContainersReady", "PodScheduled")]  # fmt: skip
+    conditions = [
+        {"type": kind, "status": str(works or kind == "PodScheduled"), "lastTransitionTime": since}
+        for kind in ("Ready", "ContainersReady", "PodScheduled")
+    ]
     address = "127.0.0.9"  # nothing answers there
     return {
         "phase": "Running",
@@ -304,7 +309,8 @@ def test_a_broken_bundle_with_room_costs_nothing_and_going_back_recovers_at_once
 
 
 def test_a_worker_that_has_just_become_ready_outlives_two_broken_edits(fleet: Any, tools: Any) -> None:
-    """To the Deployment controller it is not available yet, and it takes away what is not when one update gives way to another."""
+    """To the Deployment controller it is not available yet, and it takes away what is not when one update gives way to
+    another."""
 
     async def story() -> None:
         async with fleet(nodes=3, replicas=1) as f:
@@ -446,8 +452,12 @@ def test_with_recreate_a_broken_bundle_on_the_only_gpu_gives_way_to_what_served_
 def test_a_quota_for_exactly_the_running_pods_does_not_stop_an_update(fleet: Any, tools: Any) -> None:
     async def story() -> None:
         async with fleet(nodes=3, replicas=2, updatePolicy=DEADLINE) as f:
-            quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two", "namespace": f.namespace},
-                     "spec": {"hard": {"pods": "2"}}}  # fmt: skip
+            quota = {
+                "apiVersion": "v1",
+                "kind": "ResourceQuota",
+                "metadata": {"name": "two", "namespace": f.namespace},
+                "spec": {"hard": {"pods": "2"}},
+            }
             path = f"/api/v1/namespaces/{f.namespace}/resourcequotas"
             assert f.api.request("POST", path, quota).status_code == 201
             await f.serve(GOOD, GOOD)

@@ -53,9 +53,13 @@ async def _watching(tools: Any, api: Any, *, namespaces: tuple[str, ...]) -> Asy
     failed: list[bool] = []
     async with tools.client_of(api.kubeconfig) as client:
         handlers = runtime.registry(
-            start=lambda: feed.begin(client, namespaces), told=feed.told, failed=lambda: failed.append(True),
-            listed_anew=feed.relist_soon, end=nothing, login=lambda: tools.api_client(api.kubeconfig),
-        )  # fmt: skip
+            start=lambda: feed.begin(client, namespaces),
+            told=feed.told,
+            failed=lambda: failed.append(True),
+            listed_anew=feed.relist_soon,
+            end=nothing,
+            login=lambda: tools.api_client(api.kubeconfig),
+        )
         own = asyncio.create_task(runtime.run(handlers, namespaces=namespaces, stop=stop))
         children = asyncio.create_task(watch(feed, client, namespaces=namespaces, stop=stop, kinds=CHILDREN))
         try:
@@ -95,8 +99,10 @@ def test_what_happens_in_the_cluster_shows_in_the_cache(
 
 def test_watching_leaves_no_trace_on_any_object(api: Any, manifests: Any, namespace: str, tools: Any) -> None:
     async def story() -> None:
-        made = [api.create(_manifest(manifests, kind, name, namespace), keep=True).json()
-                for kind, name in (("service", "digits"), ("config", "digits-0123456789"), ("rollout", "digits-1"))]  # fmt: skip
+        made = [
+            api.create(_manifest(manifests, kind, name, namespace), keep=True).json()
+            for kind, name in (("service", "digits"), ("config", "digits-0123456789"), ("rollout", "digits-1"))
+        ]
         async with _watching(tools, api, namespaces=()) as w:
             await tools.eventually(lambda: w.names(ROLLOUT, namespace) == {"digits-1"}, what="the first list")
             api.create(_manifest(manifests, "service", "mark", namespace), keep=True)
@@ -142,8 +148,11 @@ def test_the_watch_goes_on_after_the_api_server_was_killed(restartable: Any, man
             await tools.eventually(lambda: "new" in w.names(SERVICE, "default"), what="news after the restart")
             await w.feed.relist(w.client, ())
             assert w.names(SERVICE, "default") == {"stays", "new"}
-            await tools.eventually(lambda: w.feed.late_seconds() == 0.0, what="a watch that keeps up",
-                                   state=lambda: w.feed._freshness.awaited)  # fmt: skip
+            await tools.eventually(
+                lambda: w.feed.late_seconds() == 0.0,
+                what="a watch that keeps up",
+                state=lambda: w.feed._freshness.awaited,
+            )
 
     tools.run(story())
 
@@ -194,8 +203,10 @@ def test_rights_on_routes_that_are_taken_away_and_given_back_bury_no_route(
     api = restartable.api
     rbac, account = "/apis/rbac.authorization.k8s.io/v1", "/api/v1/namespaces/default/serviceaccounts"
     role = {"apiGroups": ["gateway.networking.k8s.io"], "resources": ["httproutes"], "verbs": ["get", "list", "watch"]}
-    binding = {"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "routes"},
-               "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": "default"}]}  # fmt: skip
+    binding = {
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "routes"},
+        "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": "default"}],
+    }
     metadata = {"name": "digits", "namespace": "default", "labels": {"app.kubernetes.io/managed-by": "offramp"}}
     route = {"apiVersion": HTTP_ROUTE.api_version, "kind": "HTTPRoute", "metadata": metadata, "spec": {}}
 

@@ -96,8 +96,14 @@ Condition = Callable[[], bool]
 
 
 def follow(
-    server: Scripted, tools: Any, feed: Feed, *, until: Condition | None = None, kind: Kind = CONFIG_MAP, seconds: float = 30.0
-) -> asyncio.Task[None]:  # fmt: skip
+    server: Scripted,
+    tools: Any,
+    feed: Feed,
+    *,
+    until: Condition | None = None,
+    kind: Kind = CONFIG_MAP,
+    seconds: float = 30.0,
+) -> asyncio.Task[None]:
     """Follow a kind until a condition holds, or for ``seconds`` where there is none; the task as it was then."""
 
     async def story() -> asyncio.Task[None]:
@@ -106,8 +112,12 @@ def follow(
             if until is None:
                 await asyncio.wait({task}, timeout=seconds)
             else:
-                await tools.eventually(lambda: task.done() or until(), what="what is waited for", seconds=seconds,
-                                       state=lambda: server.asked[-20:])  # fmt: skip
+                await tools.eventually(
+                    lambda: task.done() or until(),
+                    what="what is waited for",
+                    seconds=seconds,
+                    state=lambda: server.asked[-20:],
+                )
             stopped = task.done()
             task.cancel()
             await asyncio.wait({task})
@@ -182,11 +192,15 @@ def test_a_kind_that_may_not_be_read_for_a_while_is_kept_and_told_and_works_agai
 def test_a_kind_that_was_gone_for_a_while_is_found_again_as_it_was(
     server: Scripted, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As behind a proxy whose answers are wrong for a moment: the same objects, of the same versions, are changed later on."""
+    """As behind a proxy whose answers are wrong for a moment: the same objects, of the same versions, are changed later
+    on."""
     monkeypatch.setattr(watch_module, "ABSENT_SECONDS", 0.02)
     cache = ObjectCache()
-    server.lists = [page(3, made("digits", 3, kind=HTTP_ROUTE)), (404, {"kind": "Status", "message": "gone"}),
-                    page(12, made("digits", 11, kind=HTTP_ROUTE))]  # fmt: skip
+    server.lists = [
+        page(3, made("digits", 3, kind=HTTP_ROUTE)),
+        (404, {"kind": "Status", "message": "gone"}),
+        page(12, made("digits", 11, kind=HTTP_ROUTE)),
+    ]
     server.watches = [[{"type": "ERROR", "object": EXPIRED}], None]
 
     def found() -> bool:

@@ -24,7 +24,7 @@ CLASS = {
     "nodeSelector": {"accelerator": "l4"},
     "tolerations": [{"key": "gpu", "operator": "Exists"}],
     "imagePullSecrets": [{"name": "gpu-registry"}],
-}  # fmt: skip
+}
 
 
 def service(**worker: Any) -> Service:

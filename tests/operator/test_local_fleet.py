@@ -61,8 +61,13 @@ class Bench:
 
     def make(self, *, grace_seconds: float = 10.0) -> Fleet:
         return Fleet(
-            self.state, self.front, self._client, service="digits", command=STUB, grace_seconds=grace_seconds  # type: ignore[arg-type]
-        )  # fmt: skip
+            self.state,
+            self.front,
+            self._client,
+            service="digits",
+            command=STUB,
+            grace_seconds=grace_seconds,  # type: ignore[arg-type]
+        )
 
     async def want(self, bundle: Path, replicas: int = 1, *, surge: bool = True, **changes: Any) -> None:
         template = replace(WorkerTemplate("digits", "service-1", str(bundle), 1, 0.04), **changes)

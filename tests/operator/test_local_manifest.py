@@ -97,10 +97,7 @@ def test_a_wrong_field_is_named(tmp_path: Path, path: str, value: Any, field: st
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "variable"),
-    [
-        ("feedback", {"maxAnswers": 100}, ("OFFRAMP_FEEDBACK_ROWS", "100")),
-    ],
+    ("field", "value", "variable"), [("feedback", {"maxAnswers": 100}, ("OFFRAMP_FEEDBACK_ROWS", "100"))]
 )
 def test_an_option_makes_another_template_which_survives_its_file(
     field: str, value: Any, variable: tuple[str, str]

@@ -1,4 +1,5 @@
-"""What the operator tells Prometheus of a service, over a whole life that the real decision core leads on a simulated fleet."""
+"""What the operator tells Prometheus of a service, over a whole life that the real decision core leads on a simulated
+fleet."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def life() -> dict[str, Any]:
-    """What metrics said in the canary, after the promotion, and after the rollback of a later canary on other inputs."""
+    """What metrics said in the canary, after the promotion, and after the rollback of a later canary on other
+    inputs."""
     slices = [{"name": "night", "maxDisagreement": "0.02"}]
     objective = {**MANIFEST["objective"], "accuracy": {**MANIFEST["objective"]["accuracy"], "slices": slices}}
     watched = Watched(Fleet(CLEAN, {**MANIFEST, "objective": objective, "ramps": {"holdback": "0.2"}}))

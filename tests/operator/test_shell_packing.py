@@ -70,10 +70,18 @@ BOMB = base64.b64encode(zlib.compress(b'{"ledger":{},"status":{"a":"' + b"0" * 2
 
 @pytest.mark.parametrize(
     "text",
-    ["", "no base64!", base64.b64encode(b"no zlib").decode(), base64.b64encode(zlib.compress(b"[1]")).decode(),
-     base64.b64encode(zlib.compress(b'{"ledger":{}}')).decode(), BOMB, 7, None],
+    [
+        "",
+        "no base64!",
+        base64.b64encode(b"no zlib").decode(),
+        base64.b64encode(zlib.compress(b"[1]")).decode(),
+        base64.b64encode(zlib.compress(b'{"ledger":{}}')).decode(),
+        BOMB,
+        7,
+        None,
+    ],
     ids=["empty", "not base64", "not compressed", "a list", "a part missing", "a bomb", "a number", "nothing"],
-)  # fmt: skip
+)
 def test_what_somebody_else_wrote_there_is_refused_by_the_fields_name(text: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"status\.ledger\.packed"):
         unpacked({"ledger": {"packed": text}})

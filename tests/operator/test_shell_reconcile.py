@@ -42,15 +42,25 @@ from offramp_operator.shell.signing import SigningKey
 
 KEY = ServiceKey("default", "digits")
 SIGNER = SigningKey.from_seed(bytes(range(32)))
-SPEC = parse_spec({
-    "model": {"uri": "file:///bundle"},
-    "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}},
-})  # fmt: skip
+SPEC = parse_spec(
+    {
+        "model": {"uri": "file:///bundle"},
+        "objective": {"latency": {"threshold": "40ms"}, "accuracy": {"maxDisagreement": "0.02"}},
+    }
+)
 PLAN = Plan(DIGEST_A, DIGEST_B)
 REQUEST = TuningRequest(
-    max_disagreement=0.02, delta=0.05, test_index=1, max_overhead=0.05, max_ramps=3, ramp_ids=("r00-linear", "r01-linear"),
-    backbone_digest=DIGEST_A, ramp_set_digest=DIGEST_B, execution="Auto", current=PLAN,
-)  # fmt: skip
+    max_disagreement=0.02,
+    delta=0.05,
+    test_index=1,
+    max_overhead=0.05,
+    max_ramps=3,
+    ramp_ids=("r00-linear", "r01-linear"),
+    backbone_digest=DIGEST_A,
+    ramp_set_digest=DIGEST_B,
+    execution="Auto",
+    current=PLAN,
+)
 
 
 def document(epoch: int) -> PlanDocument:
@@ -216,10 +226,17 @@ def test_a_decision_is_carried_out_in_the_order_that_persists_evidence_before_ac
         async with reconciler(platform, Script(lambda _: EVERYTHING)) as made:
             await made.reconcile(KEY)
         assert platform.taken() == [
-            "create-config digits-new", "config-status digits-old", "create-rollout digits-2", "rollout-status digits-1",
-            "rollout-status digits-2", "service-status", "delete-rollout digits-0", "delete-config digits-older", "publish 2",
+            "create-config digits-new",
+            "config-status digits-old",
+            "create-rollout digits-2",
+            "rollout-status digits-1",
+            "rollout-status digits-2",
+            "service-status",
+            "delete-rollout digits-0",
+            "delete-config digits-older",
+            "publish 2",
             "event RampProposed",
-        ]  # fmt: skip
+        ]
         assert worker.taken == [document(2)], "workers are poked after the document is stored"
 
     run(story())

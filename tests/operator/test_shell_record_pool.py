@@ -30,14 +30,17 @@ def rows_of(first: int, n: int, *, time_from: float = 0.0, seed: int = 0) -> Rec
 def test_a_block_decodes_to_its_columns() -> None:
     rows = decode_rows(
         RecordBlock(
-            first=7, next=9, ramp_set_digest="d",
+            first=7,
+            next=9,
+            ramp_set_digest="d",
             time=base64.b64encode(np.array([1.5, 2.5], "<f8").tobytes()).decode(),
             uncertainty=base64.b64encode(np.array([[0.0, 1.0], [0.25, 0.5]], "<f4").tobytes()).decode(),
             prediction=base64.b64encode(np.array([[1, 2], [3, 4]], "<i4").tobytes()).decode(),
             final=base64.b64encode(np.array([1, 3], "<i4").tobytes()).decode(),
             reference=base64.b64encode(np.array([1, 4], "<i4").tobytes()).decode(),
-        ), n_ramps=2,
-    )  # fmt: skip
+        ),
+        n_ramps=2,
+    )
     assert (rows.first, rows.next, len(rows)) == (7, 9, 2)
     assert rows.time.tolist() == [1.5, 2.5]
     assert rows.uncertainty.tolist() == [[0.0, 1.0], [0.25, 0.5]]
@@ -104,7 +107,8 @@ def test_however_blocks_overlap_each_row_is_kept_once_and_only_the_newest_stay(
         for seq in range(max(first, furthest.get(boot, 0)), first + n):
             expected[boot, seq] = seq + 0.25 * (boot == "boot-b")
         furthest[boot] = max(furthest.get(boot, 0), first + n)
-    # A pool that is looked at keeps exactly its capacity; the newest of everything ever added is an upper bound on time.
+    # A pool that is looked at keeps exactly its capacity; the newest of everything ever added is an upper bound on
+    # time.
     newest = sorted(expected.values())[-capacity:]
     assert pool.columns()["time"].tolist() == newest
     assert len(pool) == len(newest)
@@ -164,7 +168,12 @@ def test_a_pool_goes_on_after_a_restart_where_it_stopped() -> None:
 
 def lossy(losses: list[list[float]], **changes: object) -> RecordBlock:
     n = len(losses)
-    columns = {"time": np.zeros(n, "<f8"), "uncertainty": np.zeros((n, 2), "<f4"), "loss": np.array(losses, "<f4"), "final_loss": np.zeros(n, "<f4")}  # fmt: skip
+    columns = {
+        "time": np.zeros(n, "<f8"),
+        "uncertainty": np.zeros((n, 2), "<f4"),
+        "loss": np.array(losses, "<f4"),
+        "final_loss": np.zeros(n, "<f4"),
+    }
     told = {name: base64.b64encode(column.tobytes()).decode() for name, column in columns.items()}
     return RecordBlock(first=0, next=n, ramp_set_digest="d", **{**told, **changes})  # type: ignore[arg-type]
 

@@ -20,9 +20,16 @@ from offramp_operator.shell.wire import decode_document, decode_signed, encode
 
 SEED = bytes(range(32))
 DOCUMENT = PlanDocument(
-    service="digits", service_uid="u-1", epoch=3, stable=ArmPlan({"ramps": [{"id": "r00", "threshold": "0.25"}]}, 0.02),
-    canary=None, weight_percent=0, salt="ü/1", accuracy_budget=0.02, slow_seconds={"4": 0.0125},
-)  # fmt: skip
+    service="digits",
+    service_uid="u-1",
+    epoch=3,
+    stable=ArmPlan({"ramps": [{"id": "r00", "threshold": "0.25"}]}, 0.02),
+    canary=None,
+    weight_percent=0,
+    salt="ü/1",
+    accuracy_budget=0.02,
+    slow_seconds={"4": 0.0125},
+)
 
 
 def test_a_signature_is_good_over_the_exact_payload_that_decodes_to_the_document() -> None:

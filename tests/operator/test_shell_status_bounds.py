@@ -27,14 +27,18 @@ COUNTS = {f"boot-{i}": PlanCounts("hash", 0.02, requests=1000 + i, batches=100) 
 LONG = "nobody knows why. " * 200
 STOPPED = (SliceUse("night", 0.02, 900, 60, stopped=True),)
 SERVICE = ServiceStatus(
-    phase="Ready", message=LONG, measured=Measured("hash", 0.02, requests=10, live=COUNTS, base=COUNTS, slices=STOPPED),
+    phase="Ready",
+    message=LONG,
+    measured=Measured("hash", 0.02, requests=10, live=COUNTS, base=COUNTS, slices=STOPPED),
     conditions=(Condition("Ready", "True", "Serving", LONG),),
-)  # fmt: skip
+)
 ROLLOUT = RolloutStatus(
-    phase="Progressing", message=LONG, gates=(GateStatus("accuracy", "Undecided", 10, 1, message=LONG),),
+    phase="Progressing",
+    message=LONG,
+    gates=(GateStatus("accuracy", "Undecided", 10, 1, message=LONG),),
     ledger=Ledger(3, {"boot": BothArms(ArmTally(900, 90, 80, 3, 100, 95, 7, 1))}),
     history=tuple(StepRecord(step, 100, 1, 1_700_000_000.0) for step in range(100)),
-)  # fmt: skip
+)
 
 
 def size(status: Any) -> int:

@@ -1,4 +1,5 @@
-"""What ``make test`` does about a test that fails: at most one of a whole run is run again, and the last line names it."""
+"""What ``make test`` does about a test that fails: at most one of a whole run is run again, and the last line names
+it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SINCE = 1_000_000.0
 def seen(snapshot: Snapshot, decision: Decision, now: float, *, name: str | None = None) -> Seen:
     """A pass of the simulated fleet as a shell tells it."""
     service = snapshot.service if name is None else replace(snapshot.service, name=name)
-    return Seen(replace(snapshot.gathered, service=service), snapshot.workers, decision, now)  # fmt: skip
+    return Seen(replace(snapshot.gathered, service=service), snapshot.workers, decision, now)
 
 
 class Watched:

@@ -1,4 +1,5 @@
-"""The page in a real Chromium: axe in every state, light and dark, wide and narrow; no JavaScript; the keyboard; live updates."""
+"""The page in a real Chromium: axe in every state, light and dark, wide and narrow; no JavaScript; the keyboard; live
+updates."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ NARROW = {"viewport": {"width": 360, "height": 740}}
 
 
 def assert_accessible(page: Any, what: str) -> None:
-    """No rule of axe is broken. What it cannot measure, contrast within pictures, is checked on the palette (test_palette.py)."""
+    """No rule of axe is broken. What it cannot measure, contrast within pictures, is checked on the palette
+    (test_palette.py)."""
     found = Axe().run(page, options=RULES).response
     assert len(found["passes"]) > 15
     broken = [(v["id"], [n["html"][:120] for n in v["nodes"]][:3]) for v in found["violations"]]

@@ -132,31 +132,39 @@ def test_hostile_text_in_objects_is_shown_as_text(site: Any, states: Any) -> Non
     snapshot, decision, now = watched.passes[-1]
     service = snapshot.service
     rollouts = tuple(
-        replace(r, name=f"{r.name}{HOSTILE}", status=replace(r.status, message=HOSTILE, reason=HOSTILE,
-                gates=tuple(replace(g, name=HOSTILE, message=HOSTILE) for g in r.status.gates)))
+        replace(
+            r,
+            name=f"{r.name}{HOSTILE}",
+            status=replace(
+                r.status,
+                message=HOSTILE,
+                reason=HOSTILE,
+                gates=tuple(replace(g, name=HOSTILE, message=HOSTILE) for g in r.status.gates),
+            ),
+        )
         for r in snapshot.gathered.rollouts
-    )  # fmt: skip
+    )
     status = replace(
-        decision.status, message=HOSTILE, observed=Observed(p95=HOSTILE, agreement=HOSTILE, exit_rate=HOSTILE, savings=HOSTILE),
-        tuning=replace(decision.status.tuning, message=HOSTILE), conditions=tuple(replace(c, message=HOSTILE, reason=HOSTILE) for c in decision.status.conditions),
-    )  # fmt: skip
+        decision.status,
+        message=HOSTILE,
+        observed=Observed(p95=HOSTILE, agreement=HOSTILE, exit_rate=HOSTILE, savings=HOSTILE),
+        tuning=replace(decision.status.tuning, message=HOSTILE),
+        conditions=tuple(replace(c, message=HOSTILE, reason=HOSTILE) for c in decision.status.conditions),
+    )
     workers = tuple(
         replace(w, endpoint=replace(w.endpoint, name=HOSTILE, failure=HOSTILE), state=replace(w.state, message=HOSTILE))
         for w in snapshot.workers
     )
     hostile = seen(
         changed(snapshot, service=service, rollouts=rollouts, workers=workers),
-        replace(decision, status=status, rollout_statuses={}, events=(Event(HOSTILE, HOSTILE),)), now, name=HOSTILE,
-    )  # fmt: skip
+        replace(decision, status=status, rollout_statuses={}, events=(Event(HOSTILE, HOSTILE),)),
+        now,
+        name=HOSTILE,
+    )
     key = ServiceKey("default", HOSTILE)
     site.call(lambda: site.board.passed(key, hostile))
     site.now[0] = now
-    for path in (
-        "/",
-        f"/services/default/{_quoted(HOSTILE)}",
-        f"/?q={_quoted(HOSTILE)}",
-        f"/{_quoted(HOSTILE)}",
-    ):
+    for path in ("/", f"/services/default/{_quoted(HOSTILE)}", f"/?q={_quoted(HOSTILE)}", f"/{_quoted(HOSTILE)}"):
         html = get(site, path).text
         assert "<script>alert" not in html and "<img" not in html
         assert "&lt;script&gt;alert(1)" in html
@@ -190,9 +198,20 @@ def test_only_reading_is_possible(site: Any) -> None:
 
 @pytest.mark.parametrize(
     ("host", "allowed"),
-    [("127.0.0.1:80", True), ("[::1]:8082", True), ("10.1.2.3", True), ("localhost:1", True), ("LOCALHOST", True), ("offramp-web.system.svc:8082", True),
-     ("evil.example", False), ("127.0.0.1.evil.example", False), ("localhost.evil.example", False), ("", False), ("[::1", False)],
-)  # fmt: skip
+    [
+        ("127.0.0.1:80", True),
+        ("[::1]:8082", True),
+        ("10.1.2.3", True),
+        ("localhost:1", True),
+        ("LOCALHOST", True),
+        ("offramp-web.system.svc:8082", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example", False),
+        ("", False),
+        ("[::1", False),
+    ],
+)
 def test_names_that_others_could_make_resolve_here_are_refused(host: str, allowed: bool) -> None:
     assert host_allowed(host, {"offramp-web.system.svc"}) is allowed
 

@@ -1,4 +1,5 @@
-"""Contrast of the colours that pictures use, light and dark: axe measures text of the document only (WCAG 2.2, 1.4.3 and 1.4.11)."""
+"""Contrast of the colours that pictures use, light and dark: axe measures text of the document only (WCAG 2.2, 1.4.3
+and 1.4.11)."""
 
 from __future__ import annotations
 
@@ -10,8 +11,21 @@ import pytest
 import offramp_operator.web.render
 
 CSS = (Path(offramp_operator.web.render.__file__).parent / "static" / "page.css").read_text()
-TEXT = [("soft", "paper"), ("ink", "paper"), ("ink", "raised"), ("soft", "raised"), ("accent", "raised"), ("accent", "paper"), ("good", "raised"),
-        ("bad", "raised"), ("bad", "bad-soft"), ("bad", "paper"), ("good", "good-soft"), ("block-ink", "block"), ("busy", "busy-soft")]  # fmt: skip
+TEXT = [
+    ("soft", "paper"),
+    ("ink", "paper"),
+    ("ink", "raised"),
+    ("soft", "raised"),
+    ("accent", "raised"),
+    ("accent", "paper"),
+    ("good", "raised"),
+    ("bad", "raised"),
+    ("bad", "bad-soft"),
+    ("bad", "paper"),
+    ("good", "good-soft"),
+    ("block-ink", "block"),
+    ("busy", "busy-soft"),
+]
 GRAPHICS = [
     ("accent", "paper"),
     ("accent", "hair"),

@@ -1,4 +1,5 @@
-"""The pictures in the docs: which there are, that a run comes to each, and that no text in a drawing lies on another."""
+"""The pictures in the docs: which there are, that a run comes to each, and that no text in a drawing lies on
+another."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ OVERLAPS = """() => [...document.querySelectorAll("main svg")].flatMap((drawing)
   const texts = [...drawing.querySelectorAll("text")].filter((t) => t.textContent)
     .map((t) => [t.textContent, t.getBoundingClientRect()]);
   return texts.flatMap(([a, p], i) => texts.slice(i + 1)
-    .filter(([, q]) => Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 3)
+    .filter(([, q]) => Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1 &&
+      Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 3)
     .map(([b]) => `${a} | ${b}`));
 })"""
 
@@ -81,8 +83,10 @@ def test_no_text_of_a_drawing_lies_on_another(open_page: Open, site: Any, show: 
 def test_figures_of_any_length_fit_their_drawing(open_page: Open) -> None:
     ramps = tuple(
         RampFacts(f"r{i:02}-attention-mlp-128", "conv", place, 1e-6, "0.913644", 1, exit_share, utility)
-        for i, (place, exit_share, utility) in enumerate([(0.0, 0.003, 3.68e-8), (0.31, 1.0, -0.000498), (0.32, None, None), (1.0, 0.0004, -123.4)])
-    )  # fmt: skip
+        for i, (place, exit_share, utility) in enumerate(
+            [(0.0, 0.003, 3.68e-8), (0.31, 1.0, -0.000498), (0.32, None, None), (1.0, 0.0004, -123.4)]
+        )
+    )
     idle = RampFacts("idle", "conv", 0.31, 1e-6)
     net = NetworkFacts(
         "n", "stable", "fp32", (0.31, 0.01, 0.68), 0.01, (*ramps, idle), requests=10**9, stay_share=0.0004
@@ -97,7 +101,8 @@ def test_figures_of_any_length_fit_their_drawing(open_page: Open) -> None:
     assert page.evaluate(OVERLAPS) == []
     outside = """() => [...document.querySelectorAll("main svg")].flatMap((drawing) => {
       const box = drawing.getBoundingClientRect();
-      return [...drawing.querySelectorAll("text")].filter((t) => t.textContent && (t.getBoundingClientRect().left < box.left - 1 ||
+      return [...drawing.querySelectorAll("text")].filter((t) => t.textContent && (
+        t.getBoundingClientRect().left < box.left - 1 ||
         t.getBoundingClientRect().right > box.right + 1)).map((t) => t.textContent); })"""
     assert page.evaluate(outside) == []
 

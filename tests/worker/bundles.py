@@ -1,4 +1,5 @@
-"""A small genuine exit bundle made with onnx.helper: a convolutional net with three places for exits. No torch, fixed weights.
+"""A small genuine exit bundle made with onnx.helper: a convolutional net with three places for exits. No torch, fixed
+weights.
 
 Weights are random, so ramps know nothing; ``agreeable`` makes the last ramp the model's own classifier, which then
 agrees with the reference on nearly every input.
@@ -81,9 +82,11 @@ def write_bundle(
 def write_wide_bundle(
     folder: Path, *, seed: int = 0, int8_model: onnx.ModelProto | None = None, bare: bool = False
 ) -> Path:
-    """The same model with a small model at the input and a second precision; returns the folder. ``bare`` leaves int8 without any ramp.
+    """The same model with a small model at the input and a second precision; returns the folder. ``bare`` leaves int8
+    without any ramp.
 
-    ``int8_model`` is by default the backbone with weights rounded to few steps: like int8, faster to make, and wrong more often.
+    ``int8_model`` is by default the backbone with weights rounded to few steps: like int8, faster to make, and wrong
+    more often.
     """
     write_bundle(folder, seed=seed)
     rng = np.random.default_rng(seed + 100)
@@ -120,7 +123,8 @@ def write_wide_bundle(
 
 
 def add_precision(folder: Path, name: str, model: onnx.ModelProto, *, share: float) -> RampSpec:
-    """One more form of the backbone for a wide bundle, last in its order: its graph, one head read off it, what both say, and their costs.
+    """One more form of the backbone for a wide bundle, last in its order: its graph, one head read off it, what both
+    say, and their costs.
 
     It takes ``share`` of the reference's time. Returns its ramp.
     """
@@ -205,9 +209,7 @@ def wide_profile(*, bare: bool = False) -> Profile:
 
 
 def write_manifest(
-    folder: Path,
-    ramps: tuple[RampSpec, ...] | None = None,
-    precisions: tuple[PrecisionSpec, ...] = (),
+    folder: Path, ramps: tuple[RampSpec, ...] | None = None, precisions: tuple[PrecisionSpec, ...] = ()
 ) -> None:
     """Write a manifest that fits the files as they are."""
     ramps = _ramps() if ramps is None else ramps
@@ -288,7 +290,8 @@ def _backbone(rng: np.random.Generator) -> onnx.ModelProto:
 
 
 def _ramps() -> tuple[RampSpec, ...]:
-    """Both head kinds, two ramps at one place, and a last one (r02-linear) that is the classifier of the model itself."""
+    """Both head kinds, two ramps at one place, and a last one (r02-linear) that is the classifier of the model
+    itself."""
     return (
         RampSpec("r00-grid", "c0", 0, 0.2, "grid-mlp", WIDTH, hidden=6),
         RampSpec("r00-linear", "c0", 0, 0.2, "pooled-linear", WIDTH),

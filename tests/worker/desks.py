@@ -33,9 +33,13 @@ class Service:
     ) -> None:
         self.folder, self.done, ticks, self.fences = folder, list[Ticket](), itertools.count(), 9.0
         self.engine = new_engine(
-            bundle, sessions, uid="w", boot_id="boot", deliver=self.done.extend,
+            bundle,
+            sessions,
+            uid="w",
+            boot_id="boot",
+            deliver=self.done.extend,
             **{"clock": lambda: next(ticks) * 1e-3, **options},
-        )  # fmt: skip
+        )
         public = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self.desk = PlanDesk(ClassifierPlans(self.engine), public_key=public, service_uid=SERVICE_UID, memory=memory)
         self.engine.start()
@@ -59,7 +63,9 @@ class Service:
         fence = self.engine.submit(np.full_like(tickets[0].x, self.fences), never_exit=True)
         eventually(lambda: fence in self.done, what="the fence")
         counters = self.engine.counters
-        eventually(lambda: all(c.drawn == c.audited for c in (*counters.snapshot(), *counters.held_back())), what="audits")  # fmt: skip
+        eventually(
+            lambda: all(c.drawn == c.audited for c in (*counters.snapshot(), *counters.held_back())), what="audits"
+        )
         return tickets
 
     def counts(self, arm: str, epoch: int = 1) -> Any:

@@ -1,4 +1,5 @@
-"""Hostile and broken requests, over HTTP and gRPC, for a worker of :mod:`bundles`, and clients that send them between valid ones.
+"""Hostile and broken requests, over HTTP and gRPC, for a worker of :mod:`bundles`, and clients that send them between
+valid ones.
 
 Every case says which replies are right. A valid request interleaved with them must get its own right answer, always.
 """
@@ -35,7 +36,8 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Bytes to send, in ``pieces`` with pauses between them, and the statuses that are right. Afterwards the connection is closed."""
+    """Bytes to send, in ``pieces`` with pauses between them, and the statuses that are right. Afterwards the connection
+    is closed."""
 
     name: str
     pieces: tuple[bytes, ...]
@@ -138,9 +140,24 @@ def not_finite(rng: Rng) -> Case:
 
 def odd_shape(rng: Rng) -> Case:
     shapes: list[Any] = [
-        [0, *ROW_SHAPE], [2**62, *ROW_SHAPE], [-1, *ROW_SHAPE], [1, 0, 0, 0], [], [1], [1] * 64, [1, 3, 14, 14, 1], [1, 3, 14.0, 14],
-        [1, 3, None, 14], ["1", 3, 14, 14], [True, 3, 14, 14], {"0": 1}, 7, None, [2**200, 3, 14, 14], [1, 2**31, 2**31, 2**31],
-    ]  # fmt: skip
+        [0, *ROW_SHAPE],
+        [2**62, *ROW_SHAPE],
+        [-1, *ROW_SHAPE],
+        [1, 0, 0, 0],
+        [],
+        [1],
+        [1] * 64,
+        [1, 3, 14, 14, 1],
+        [1, 3, 14.0, 14],
+        [1, 3, None, 14],
+        ["1", 3, 14, 14],
+        [True, 3, 14, 14],
+        {"0": 1},
+        7,
+        None,
+        [2**200, 3, 14, 14],
+        [1, 2**31, 2**31, 2**31],
+    ]
     x = bundles.inputs(1)
     shape = shapes[int(rng.integers(len(shapes)))]
     return Case("odd-shape", (http(*binary(tensor(x, shape=shape), x.tobytes())),), frozenset({400}))
@@ -170,9 +187,22 @@ def mutated_json(rng: Rng) -> Case:
 
 def odd_json(rng: Rng) -> Case:
     bodies = [
-        b"", b"{", b"null", b"[]", b"3", b'"x"', b"{}", b'{"inputs":[]}', b'{"inputs":{}}', b'{"inputs":[null]}', b"[" * 100_000,
-        b'{"inputs":[{"name":"x"}]}', b"\xff\xfe", b'{"id":' + b"9" * 5000 + b"}", b'{"inputs":' + b"[" * 500 + b"]" * 500 + b"}",
-    ]  # fmt: skip
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"3",
+        b'"x"',
+        b"{}",
+        b'{"inputs":[]}',
+        b'{"inputs":{}}',
+        b'{"inputs":[null]}',
+        b"[" * 100_000,
+        b'{"inputs":[{"name":"x"}]}',
+        b"\xff\xfe",
+        b'{"id":' + b"9" * 5000 + b"}",
+        b'{"inputs":' + b"[" * 500 + b"]" * 500 + b"}",
+    ]
     return Case("odd-json", (http(bodies[int(rng.integers(len(bodies)))]),), frozenset({400}))
 
 
@@ -180,9 +210,20 @@ def odd_data(rng: Rng) -> Case:
     """JSON data of the wrong length, depth or kind."""
     n = int(np.prod(ROW_SHAPE))
     data: list[Any] = [
-        [0.5] * (n - 1), [0.5] * (n + 1), ["0.5"] * n, [None] * n, [True] * n, [[0.5]] * n, [[0.5] * n], "0.5", {}, None,
-        [{}] * n, [[[[0.5] * 14] * 14] * 2], [[[[0.5] * 14] * 14] * 4],
-    ]  # fmt: skip
+        [0.5] * (n - 1),
+        [0.5] * (n + 1),
+        ["0.5"] * n,
+        [None] * n,
+        [True] * n,
+        [[0.5]] * n,
+        [[0.5] * n],
+        "0.5",
+        {},
+        None,
+        [{}] * n,
+        [[[[0.5] * 14] * 14] * 2],
+        [[[[0.5] * 14] * 14] * 4],
+    ]
     values = {"name": "x", "datatype": "FP32", "shape": [1, *ROW_SHAPE], "data": data[int(rng.integers(len(data)))]}
     return Case("odd-data", (http(json.dumps({"inputs": [values]}).encode()),), frozenset({400}))
 
@@ -229,19 +270,35 @@ def large_body(rng: Rng) -> Case:
 
 def broken_http(rng: Rng) -> Case:
     texts = [
-        b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"POST /v2/models/tiny/infer HTTP/9.9\r\n\r\n", b"\0" * 100,
-        b"POST " + PATH.encode() + b" HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"POST " + PATH.encode() + b" HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
-        b"POST " + PATH.encode() + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"POST /v2/models/tiny/infer HTTP/9.9\r\n\r\n",
+        b"\0" * 100,
+        b"POST " + PATH.encode() + b" HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"POST " + PATH.encode() + b" HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        b"POST " + PATH.encode() + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"POST " + PATH.encode() + b" HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
         b"POST " + PATH.encode() + b" HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
         bytes(rng.integers(256, size=200, dtype=np.uint8)) + b"\r\n\r\n",
-    ]  # fmt: skip
+    ]
     return Case("broken-http", (texts[int(rng.integers(len(texts)))],), REFUSED)
 
 
 def wrong_place(rng: Rng) -> Case:
-    paths = ["/", "/v2/models/other/infer", "/v2/models//infer", "/v2/models/tiny/versions/2/infer", "/v2/models/tiny/infer/", "/v2/models/%00/infer",
-             "/v2/models/tiny%2finfer", "/v2/../etc/passwd", "/v2/models/tiny/versions//infer", "/%ff", "/v2/models/infer"]  # fmt: skip
+    paths = [
+        "/",
+        "/v2/models/other/infer",
+        "/v2/models//infer",
+        "/v2/models/tiny/versions/2/infer",
+        "/v2/models/tiny/infer/",
+        "/v2/models/%00/infer",
+        "/v2/models/tiny%2finfer",
+        "/v2/../etc/passwd",
+        "/v2/models/tiny/versions//infer",
+        "/%ff",
+        "/v2/models/infer",
+    ]
     methods = ["POST", "GET", "PUT", "DELETE", "OPTIONS", "PATCH"]
     path, method = paths[int(rng.integers(len(paths)))], methods[int(rng.integers(len(methods)))]
     return Case("wrong-place", (http(b"{}", path=path, method=method),), REFUSED | {204})
@@ -254,11 +311,17 @@ def packed(rng: Rng) -> Case:
     whole = gzip.compress(body, 1)
     half = len(body) // 2
     kinds: list[tuple[bytes, str, frozenset[int]]] = [
-        (whole, "gzip", GOOD), (gzip.compress(body[:half], 1) + gzip.compress(body[half:], 1), "GZIP", GOOD), (body, "identity", GOOD),
-        (whole, "br", frozenset({415})), (whole, "gzip, gzip", frozenset({415})), (whole[:-1], "gzip", frozenset({400})),
-        (whole + b"x", "gzip", frozenset({400})), (b"x" * 20, "gzip", frozenset({400})), (b"", "gzip", frozenset({400})),
+        (whole, "gzip", GOOD),
+        (gzip.compress(body[:half], 1) + gzip.compress(body[half:], 1), "GZIP", GOOD),
+        (body, "identity", GOOD),
+        (whole, "br", frozenset({415})),
+        (whole, "gzip, gzip", frozenset({415})),
+        (whole[:-1], "gzip", frozenset({400})),
+        (whole + b"x", "gzip", frozenset({400})),
+        (b"x" * 20, "gzip", frozenset({400})),
+        (b"", "gzip", frozenset({400})),
         (gzip.compress(b" " * 2**25, 1), "gzip", frozenset({413})),
-    ]  # fmt: skip
+    ]
     sent, encoding, right = kinds[int(rng.integers(len(kinds)))]
     return Case("packed", (http(sent, length, f"Content-Encoding: {encoding}"),), right)
 
@@ -283,11 +346,20 @@ def disputed_length(rng: Rng) -> Case:
     head = b"POST " + PATH.encode() + b" HTTP/1.1\r\nHost: t\r\n"
     smuggled = b"GET /v2/health/live HTTP/1.1\r\nHost: t\r\n\r\n"
     lengths = [
-        b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n", b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n",
-        b"Content-Length: 2\r\nContent-Length: 3\r\n", b"Content-Length: +2\r\n", b"Content-Length: 0x2\r\n", b"Content-Length: 2,2\r\n",
-        b"Content-Length: 2 3\r\n", b"Content-Length : 2\r\n", b"Transfer-Encoding: xchunked\r\n", b"Transfer-Encoding: chunked, identity\r\n",
-        b"Transfer-Encoding:\x0bchunked\r\n", b"Content-Length: 2\n", b"Content-Length:\r\n 2\r\n",
-    ]  # fmt: skip
+        b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n",
+        b"Content-Length: 2\r\nContent-Length: 3\r\n",
+        b"Content-Length: +2\r\n",
+        b"Content-Length: 0x2\r\n",
+        b"Content-Length: 2,2\r\n",
+        b"Content-Length: 2 3\r\n",
+        b"Content-Length : 2\r\n",
+        b"Transfer-Encoding: xchunked\r\n",
+        b"Transfer-Encoding: chunked, identity\r\n",
+        b"Transfer-Encoding:\x0bchunked\r\n",
+        b"Content-Length: 2\n",
+        b"Content-Length:\r\n 2\r\n",
+    ]
     length = lengths[int(rng.integers(len(lengths)))]
     return Case("disputed-length", (head + length + b"\r\n{}" + smuggled,), frozenset({400, 501}))
 
@@ -323,9 +395,29 @@ def chunked(rng: Rng) -> Case:
 
 
 CASES: tuple[Callable[[Rng], Case], ...] = (
-    wrong_size, wrong_declared_size, truncated_body, truncated_in_its_length, not_finite, odd_shape, odd_datatype, mutated_json, odd_json, odd_data,
-    odd_header_length, large_head, large_body, broken_http, wrong_place, packed, upgrade, disputed_length, tunnel, slow_sender, gone_before_the_reply, chunked,
-)  # fmt: skip
+    wrong_size,
+    wrong_declared_size,
+    truncated_body,
+    truncated_in_its_length,
+    not_finite,
+    odd_shape,
+    odd_datatype,
+    mutated_json,
+    odd_json,
+    odd_data,
+    odd_header_length,
+    large_head,
+    large_body,
+    broken_http,
+    wrong_place,
+    packed,
+    upgrade,
+    disputed_length,
+    tunnel,
+    slow_sender,
+    gone_before_the_reply,
+    chunked,
+)
 
 
 # --- sending --------------------------------------------------------------------------------------------
@@ -473,9 +565,15 @@ def _status_of_what_is_left(connection: socket.socket) -> int:
 # --- gRPC ---------------------------------------------------------------------------------------------------
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-GRPC_REFUSED = frozenset({
-    StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND, StatusCode.RESOURCE_EXHAUSTED, StatusCode.UNAVAILABLE, StatusCode.UNIMPLEMENTED,
-})  # fmt: skip
+GRPC_REFUSED = frozenset(
+    {
+        StatusCode.INVALID_ARGUMENT,
+        StatusCode.NOT_FOUND,
+        StatusCode.RESOURCE_EXHAUSTED,
+        StatusCode.UNAVAILABLE,
+        StatusCode.UNIMPLEMENTED,
+    }
+)
 
 
 def grpc_request(x: Any, *, raw: bytes | None = None, shape: Any = None, **fields: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Small networks whose features lie in every order that PyTorch's own layers use, as files that ``offramp prepare`` takes."""
+"""Small networks whose features lie in every order that PyTorch's own layers use, as files that ``offramp prepare``
+takes."""
 
 from __future__ import annotations
 
@@ -21,10 +22,14 @@ class Signal(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv1d(4, 16, 5, padding=2), nn.BatchNorm1d(16), nn.ReLU(),
-            nn.Conv1d(16, 16, 5, padding=2), nn.ReLU(),
-            nn.Conv1d(16, 16, 5, stride=2, padding=2), nn.ReLU(),
-        )  # fmt: skip
+            nn.Conv1d(4, 16, 5, padding=2),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.Conv1d(16, 16, 5, padding=2),
+            nn.ReLU(),
+            nn.Conv1d(16, 16, 5, stride=2, padding=2),
+            nn.ReLU(),
+        )
         self.head = nn.Linear(16, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

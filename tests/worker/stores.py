@@ -1,4 +1,5 @@
-"""A real HTTPS server that keeps bundles, and misbehaves as it is told; and one that takes signed requests only, as S3 does."""
+"""A real HTTPS server that keeps bundles, and misbehaves as it is told; and one that takes signed requests only, as S3
+does."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ HOST = "models.example"
 
 @dataclass
 class Behaviour:
-    """How the store answers. ``breaks`` are bytes after which connections are cut, one per request; ``statuses`` come first."""
+    """How the store answers. ``breaks`` are bytes after which connections are cut, one per request; ``statuses`` come
+    first."""
 
     etag: str | None = '"v1"'
     breaks: list[int] = field(default_factory=list)
@@ -173,8 +175,8 @@ class Store:
 def signed(method: str, target: str, headers: Mapping[str, str], *, keys: Mapping[str, str], region: str) -> bool:
     """Whether a request without body carries a right Signature Version 4 of one of ``keys`` (id to secret).
 
-    Written from Amazon's description ("Authenticating Requests: Using the Authorization Header"), not from the library under test;
-    it is itself tested on the example that Amazon published there.
+    Written from Amazon's description ("Authenticating Requests: Using the Authorization Header"), not from the library
+    under test; it is itself tested on the example that Amazon published there.
     """
     scheme, _, rest = headers.get("authorization", "").partition(" ")
     fields = dict(part.strip().partition("=")[::2] for part in rest.split(","))

@@ -1,7 +1,8 @@
-"""A small real engine behind the seam: stories260K in numpy, with caches of keys and values, drafts and a lossy variant.
+"""A small real engine behind the seam: stories260K in numpy, with caches of keys and values, drafts and a lossy
+variant.
 
-Every token is computed. ``fp32`` is the model; ``int4`` the same with weights rounded to 4 bits, so answers differ at times. The one draft, ``ngram``,
-proposes what followed the last two tokens when they came before.
+Every token is computed. ``fp32`` is the model; ``int4`` the same with weights rounded to 4 bits, so answers differ at
+times. The one draft, ``ngram``, proposes what followed the last two tokens when they came before.
 """
 
 from __future__ import annotations
@@ -96,10 +97,18 @@ def weights(bits: int = 32) -> Weights:
     dim, hidden, layers, heads, kv_heads, vocabulary, context = struct.unpack_from("<7i", raw)
     kv = dim // heads * kv_heads
     shapes = {
-        "embedding": (abs(vocabulary), dim), "attention_norm": (layers, dim), "q": (layers, dim, dim), "k": (layers, kv, dim),
-        "v": (layers, kv, dim), "o": (layers, dim, dim), "ffn_norm": (layers, dim), "gate": (layers, hidden, dim),
-        "down": (layers, dim, hidden), "up": (layers, hidden, dim), "final_norm": (dim,),
-    }  # fmt: skip
+        "embedding": (abs(vocabulary), dim),
+        "attention_norm": (layers, dim),
+        "q": (layers, dim, dim),
+        "k": (layers, kv, dim),
+        "v": (layers, kv, dim),
+        "o": (layers, dim, dim),
+        "ffn_norm": (layers, dim),
+        "gate": (layers, hidden, dim),
+        "down": (layers, dim, hidden),
+        "up": (layers, hidden, dim),
+        "final_norm": (dim,),
+    }
     at, tensors = 28, {}
     for name, shape in shapes.items():
         n = int(np.prod(shape))
@@ -166,19 +175,22 @@ class StoriesEngine:
     """See the module. ``before_step`` is called before each step; tests hold the engine or break it there."""
 
     def __init__(
-        self,
-        *,
-        cache_bytes: int = 64 * 2**20,
-        before_step: Callable[[], None] = lambda: None,
-        name: str = "stories",
+        self, *, cache_bytes: int = 64 * 2**20, before_step: Callable[[], None] = lambda: None, name: str = "stories"
     ) -> None:
         w = weights()
         per_token = 2 * w.layers * w.kv_heads * w.head * 4
         self.bundle = GenerationBundle(
-            name=name, digest="sha256:" + "5" * 64, context_length=w.context, vocabulary=w.vocabulary, end_tokens=(BEGIN, END),
-            variants=(VariantSpec(REFERENCE, 1_056_540), VariantSpec("int4", 200_000)), drafts=(DraftSpec("ngram", "ngram"),),
-            begin_tokens=(BEGIN,), cache_bytes_per_token=per_token, created=1_700_000_000,
-        )  # fmt: skip
+            name=name,
+            digest="sha256:" + "5" * 64,
+            context_length=w.context,
+            vocabulary=w.vocabulary,
+            end_tokens=(BEGIN, END),
+            variants=(VariantSpec(REFERENCE, 1_056_540), VariantSpec("int4", 200_000)),
+            drafts=(DraftSpec("ngram", "ngram"),),
+            begin_tokens=(BEGIN,),
+            cache_bytes_per_token=per_token,
+            created=1_700_000_000,
+        )
         self.before_step, self._limit = before_step, cache_bytes
         self._sequences: dict[int, Growing] = {}
         self._counts, self._number, self._lock = EngineCounts(), 0, threading.Lock()
@@ -308,7 +320,8 @@ def load(folder: Path, *, threads: int, cache_bytes: int) -> Loaded:
 
 
 def greedy(prompt: str, *, n: int, variant: str = REFERENCE) -> tuple[list[int], str]:
-    """Tokens and text of a greedy answer, by the simplest loop there is: no cache, the whole text again for each token."""
+    """Tokens and text of a greedy answer, by the simplest loop there is: no cache, the whole text again for each
+    token."""
     w, ids = weights(32 if variant == REFERENCE else 4), [BEGIN, *tokenizer().encode(prompt)]
     answer: list[int] = []
     while len(answer) < n and len(ids) + len(answer) < w.context:

@@ -32,9 +32,17 @@ DRAFTS = (
 )
 PLAIN, GREEDY = Route(), Sampling()
 OPENINGS = (
-    "Once upon a time", "One day, a little girl", "Tom and Lily were", "The big dog", "In the park there was", "Mom said,", "The sun",
-    "A small bird wanted", "There was a boy named Tim.", "Sara liked to",
-)  # fmt: skip
+    "Once upon a time",
+    "One day, a little girl",
+    "Tom and Lily were",
+    "The big dog",
+    "In the park there was",
+    "Mom said,",
+    "The sun",
+    "A small bird wanted",
+    "There was a boy named Tim.",
+    "Sara liked to",
+)
 MIDDLES = ("", " saw a red ball", " was very sad because", " went to the", " had a toy. The toy", ' "I want')
 
 
@@ -52,9 +60,16 @@ def write_story_bundle(folder: Path) -> GenerationManifest:
         write_variant(folder, variant, tensors)
         decoders[variant.name] = open_variant(model, variant, tensors, threads=1)
     return write_rest(
-        folder, model, name="stories", variants=VARIANTS, drafts=DRAFTS, probe=probe_tensors(model, decoders, prompt()),
-        profile=GenerationProfile("cpu", 1, {}), created=1_700_000_000, data={},
-    )  # fmt: skip
+        folder,
+        model,
+        name="stories",
+        variants=VARIANTS,
+        drafts=DRAFTS,
+        probe=probe_tensors(model, decoders, prompt()),
+        profile=GenerationProfile("cpu", 1, {}),
+        created=1_700_000_000,
+        data={},
+    )
 
 
 def prompt(text: str = "Once upon a time") -> list[int]:

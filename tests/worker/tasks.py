@@ -49,7 +49,8 @@ def save_model(folder: Path, kind: str) -> str:
 
 
 def losses(kind: str, given: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """What outputs (n, width) lose against the reference's, worked out row by row and apart from the code under test."""
+    """What outputs (n, width) lose against the reference's, worked out row by row and apart from the code under
+    test."""
     spec, out = SPECS[kind], []
     for a, b in zip(given.astype(np.float64), reference.astype(np.float64), strict=True):
         if kind == "top-k":

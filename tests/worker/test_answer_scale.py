@@ -45,7 +45,8 @@ def serving(folder: Path) -> Service:
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Service]]:
-    """One model behind four ends; "before" answers in probabilities, and its bundle is from before manifests said so."""
+    """One model behind four ends; "before" answers in probabilities, and its bundle is from before manifests said
+    so."""
     folder = tmp_path_factory.mktemp("scales")
     found = {"logits": serving(bundles.write_wide_bundle(folder / "logits"))}
     for name, scale in SCALES.items():

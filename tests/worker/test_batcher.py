@@ -1,4 +1,5 @@
-"""The queue: order, bounds, admission by predicted time, expiry, and the policies that cut batches. A clock to turn, never sleeps."""
+"""The queue: order, bounds, admission by predicted time, expiry, and the policies that cut batches. A clock to turn,
+never sleeps."""
 
 from __future__ import annotations
 
@@ -45,8 +46,16 @@ class Queue:
 
     def put(self, n: int = 1, *, never_exit: bool = False, priority: int = 1, timeout: float | None = None) -> Ticket:
         x = np.arange(n * 2, dtype=np.float32).reshape(n, 2) + self.now
-        ticket = new_ticket(x, never_exit=never_exit, task=task_of(None, width=2), now=self.now, wall_time=0.0, draw=lambda: 0.5, priority=priority,
-                            timeout_seconds=timeout)  # fmt: skip
+        ticket = new_ticket(
+            x,
+            never_exit=never_exit,
+            task=task_of(None, width=2),
+            now=self.now,
+            wall_time=0.0,
+            draw=lambda: 0.5,
+            priority=priority,
+            timeout_seconds=timeout,
+        )
         self.batcher.put(ticket)
         return ticket
 

@@ -205,7 +205,8 @@ def test_stages_of_any_active_ramps_equal_the_tapped_model(bundle: Bundle, sessi
 
 
 def _quantised() -> onnx.ModelProto:
-    """Two convolutions between rounded tensors, as static quantisation writes them; ``c0`` is the first one's rounded output."""
+    """Two convolutions between rounded tensors, as static quantisation writes them; ``c0`` is the first one's rounded
+    output."""
     rng = np.random.default_rng(0)
     constants = {"scale": np.float32(0.05), "zero": np.uint8(20), "weight_zero": np.int8(0)}
     constants |= {f"k{i}": rng.integers(-90, 90, (8, n, 3, 3)).astype(np.int8) for i, n in enumerate((3, 8))}

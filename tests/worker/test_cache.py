@@ -42,7 +42,11 @@ def bench(bundle: Bundle, sessions: Sessions, draws: list[float]) -> Iterator[Be
 
 
 def results(bench: Bench) -> dict[str, float]:
-    return {name: value for name in ("hit", "shared", "miss") if (value := bench.sample("cache_requests_total", result=name))}  # fmt: skip
+    return {
+        name: value
+        for name in ("hit", "shared", "miss")
+        if (value := bench.sample("cache_requests_total", result=name))
+    }
 
 
 def test_an_input_seen_before_is_answered_alike_without_running(bench: Bench, bundle_dir: Path) -> None:
@@ -254,4 +258,13 @@ def test_the_least_recently_used_answers_go_when_the_bytes_are_spent(bench: Benc
 
 def _ticket(n: int = 1, *, priority: int = 1, timeout: float | None = None) -> Ticket:
     x = np.zeros((n, 2), dtype=np.float32)
-    return new_ticket(x, never_exit=False, task=task_of(None, width=5), now=0.0, wall_time=0.0, draw=lambda: 0.5, priority=priority, timeout_seconds=timeout)  # fmt: skip
+    return new_ticket(
+        x,
+        never_exit=False,
+        task=task_of(None, width=5),
+        now=0.0,
+        wall_time=0.0,
+        draw=lambda: 0.5,
+        priority=priority,
+        timeout_seconds=timeout,
+    )

@@ -1,4 +1,5 @@
-"""Slices of the answers that name a class: what is counted for them, and that no exit gives such an answer once they are stopped."""
+"""Slices of the answers that name a class: what is counted for them, and that no exit gives such an answer once they
+are stopped."""
 
 from __future__ import annotations
 
@@ -160,9 +161,13 @@ ROWS = np.array([[2, 1, 3], [1, 1, 1], [2, 2, 2], [0, 2, 0], [1, 2, 3]])
 def test_a_row_that_would_leave_with_a_stopped_class_leaves_at_no_later_ramp_either(regroups: bool) -> None:
     rule = Regrouping.of([[0.0] * 6, [float(n) for n in range(6)], [float(n) for n in range(6)]], [0.0] * 6)
     leaves = run_stages(
-        [Saying(0, (0,)), Saying(1, (1,)), Saying(2, ())], ROWS, tests={0: Always(), 1: Always()}, may_leave=None,
-        regroups=rule if regroups else None, withheld=(2,),
-    )  # fmt: skip
+        [Saying(0, (0,)), Saying(1, (1,)), Saying(2, ())],
+        ROWS,
+        tests={0: Always(), 1: Always()},
+        may_leave=None,
+        regroups=rule if regroups else None,
+        withheld=(2,),
+    )
     answers = {
         int(row): (leave.ramp, int(label))
         for leave in leaves

@@ -1,4 +1,5 @@
-"""What a connection holds against its client, and what not: time in which the worker itself did not read. The clock is turned by hand."""
+"""What a connection holds against its client, and what not: time in which the worker itself did not read. The clock is
+turned by hand."""
 
 from __future__ import annotations
 
@@ -37,9 +38,16 @@ class Line:
             max_body_bytes=1000, answer=lambda path, headers, body, reply: self.replies.append(reply)
         )
         self.connection = Connection(
-            inference=inference, refusals=Refusals(), budget=self.budget, idle_seconds=75.0, receive_seconds=RECEIVE_SECONDS, config=uvicorn.Config(_app, log_config=None),
-            server_state=ServerState(), app_state={}, _loop=loop,
-        )  # fmt: skip
+            inference=inference,
+            refusals=Refusals(),
+            budget=self.budget,
+            idle_seconds=75.0,
+            receive_seconds=RECEIVE_SECONDS,
+            config=uvicorn.Config(_app, log_config=None),
+            server_state=ServerState(),
+            app_state={},
+            _loop=loop,
+        )
         self.connection.connection_made(self.transport)
 
     def _write(self, data: bytes) -> None:

@@ -1,4 +1,5 @@
-"""Bundles are served on the device that they were measured on: what happens where it is not here, and how its stages run."""
+"""Bundles are served on the device that they were measured on: what happens where it is not here, and how its stages
+run."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def test_prepare_refuses_a_device_before_it_reads_anything(tmp_path: Path, devic
 def test_stages_that_hand_on_in_a_devices_memory_say_what_those_say_that_share_buffers(
     sessions: Sessions, n: int, active: set[int], kept: list[int | None]
 ) -> None:
-    """The CPU's memory stands in for a device's, with the same calls of ONNX Runtime. tests/gpu has devices with memory of their own."""
+    """The CPU's memory stands in for a device's, with the same calls of ONNX Runtime. tests/gpu has devices with memory
+    of their own."""
     x = bundles.inputs(n, seed=n)
     shared = sessions.stages(sorted(active))
     apart = [

@@ -1,4 +1,5 @@
-"""What a client may do to the ports of a worker: ask for another protocol, dispute where a body ends, send much, or send nothing."""
+"""What a client may do to the ports of a worker: ask for another protocol, dispute where a body ends, send much, or
+send nothing."""
 
 from __future__ import annotations
 
@@ -339,9 +340,13 @@ WHOLE = TensorSpec("x", "INT64", (3, 4))
 class TestLargeJson:
     @settings(max_examples=60, deadline=None)
     @given(
-        rows=st.integers(1, 6), nested=st.booleans(), spaces=st.sampled_from([None, 1, (", ", " : ")]), whole=st.booleans(),
-        seed=st.integers(0, 1000), name=st.sampled_from([None, "plain", 'with "data": [1,2] inside']),
-    )  # fmt: skip
+        rows=st.integers(1, 6),
+        nested=st.booleans(),
+        spaces=st.sampled_from([None, 1, (", ", " : ")]),
+        whole=st.booleans(),
+        seed=st.integers(0, 1000),
+        name=st.sampled_from([None, "plain", 'with "data": [1,2] inside']),
+    )
     def test_it_means_what_it_means_in_one_piece(
         self, *, rows: int, nested: bool, spaces: Any, whole: bool, seed: int, name: str | None
     ) -> None:
@@ -385,9 +390,13 @@ class TestLargeJson:
 
     @pytest.mark.parametrize(
         "body",
-        [b'{"parameters":{"data":[]},"inputs":[{"data":[' + b"1," * 200_000 + b"1]}]}", b"[" * 400_000, b'{"inputs":' + b" " * 400_000 + b"[]}"],
+        [
+            b'{"parameters":{"data":[]},"inputs":[{"data":[' + b"1," * 200_000 + b"1]}]}",
+            b"[" * 400_000,
+            b'{"inputs":' + b" " * 400_000 + b"[]}",
+        ],
         ids=["two-of-the-name", "brackets", "spaces"],
-    )  # fmt: skip
+    )
     def test_large_json_that_cannot_be_cut_is_refused_unread(self, body: bytes) -> None:
         with pytest.raises(BadRequestError, match="body: has"):
             parse_large(body, header_length=None, spec=SPEC, max_rows=1024)
@@ -462,8 +471,12 @@ class TestMethods:
 
     @pytest.mark.parametrize(
         ("path", "allowed"),
-        [("/v2/health/live", "GET, HEAD, OPTIONS"), ("/v2/models/tiny/infer", "OPTIONS, POST"), ("/v2/models/tiny", "GET, HEAD, OPTIONS")],
-    )  # fmt: skip
+        [
+            ("/v2/health/live", "GET, HEAD, OPTIONS"),
+            ("/v2/models/tiny/infer", "OPTIONS, POST"),
+            ("/v2/models/tiny", "GET, HEAD, OPTIONS"),
+        ],
+    )
     def test_options_tells_what_a_path_takes(self, process: WorkerProcess, path: str, allowed: str) -> None:
         reply = process.public.options(path)
         assert (reply.status_code, reply.headers["allow"]) == (204, allowed)
@@ -522,11 +535,23 @@ class TestGrpcHealth:
 
 
 def test_what_is_overridden_of_uvicorn_is_pinned_to_releases_that_are_tested() -> None:
-    """Another minor release may rename what :class:`Connection` overrides: then this and the tests above say so before anybody installs it."""
+    """Another minor release may rename what :class:`Connection` overrides: then this and the tests above say so before
+    anybody installs it."""
     assert uvicorn.__version__.startswith("0.54.")
     base = Connection.__mro__[1]
-    for name in ("data_received", "on_headers_complete", "on_body", "on_message_complete", "on_response_complete", "_start_asgi_task",
-                 "send_400_response", "pause_writing", "resume_writing", "connection_lost", "_unset_keepalive_if_required"):  # fmt: skip
+    for name in (
+        "data_received",
+        "on_headers_complete",
+        "on_body",
+        "on_message_complete",
+        "on_response_complete",
+        "_start_asgi_task",
+        "send_400_response",
+        "pause_writing",
+        "resume_writing",
+        "connection_lost",
+        "_unset_keepalive_if_required",
+    ):
         assert callable(getattr(base, name)), name
     declared = Path("pyproject.toml").read_text(encoding="utf-8")
     assert '"uvicorn==0.54.*"' in declared

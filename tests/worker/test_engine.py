@@ -1,4 +1,5 @@
-"""The engine without HTTP: arms, early replies, audits and what is counted. Gates stand in for slow stages, never sleeps."""
+"""The engine without HTTP: arms, early replies, audits and what is counted. Gates stand in for slow stages, never
+sleeps."""
 
 from __future__ import annotations
 
@@ -67,9 +68,21 @@ class Bench:
             bundle, sessions, metrics=self.metrics, deliver=self.done.extend, **{"clock": lambda: self.now, **options}
         )
 
-    def activate(self, folder: Path, stable: dict[str, str], *, canary: dict[str, str] | None = None, execution: str = "ComputeSaving",
-                 audit_rate: float = 0.0, breaker: Breaker | None = None, wrap: Callable[[Runnable], Runnable] = lambda s: s, watched: bool = True, **fields: Any) -> PlanDocument:  # fmt: skip
-        """Put plans in force without the signature's detour; ``watched`` says that the control plane has spoken to this process."""
+    def activate(
+        self,
+        folder: Path,
+        stable: dict[str, str],
+        *,
+        canary: dict[str, str] | None = None,
+        execution: str = "ComputeSaving",
+        audit_rate: float = 0.0,
+        breaker: Breaker | None = None,
+        wrap: Callable[[Runnable], Runnable] = lambda s: s,
+        watched: bool = True,
+        **fields: Any,
+    ) -> PlanDocument:
+        """Put plans in force without the signature's detour; ``watched`` says that the control plane has spoken to this
+        process."""
         base = PlanDocument("tiny", "service-1", 1, ArmPlan({}, audit_rate), None, 0, "salt", 0.02)
         document = replace(base, **fields)
         runtimes = {}
@@ -646,10 +659,17 @@ def test_an_audit_that_fails_leaves_a_record_that_disagrees_with_every_plan(benc
     bench.serve(np.concatenate([poison, bundles.inputs(2, seed=8)]))
     block, ramps = bench.engine.ring.read(0), bench.engine.bundle.columns
     arrays = {
-        **{name: np.frombuffer(base64.b64decode(getattr(block, name)), dtype) for name, dtype in (("time", "<f8"), ("final", "<i4"), ("reference", "<i4"))},
-        **{name: np.frombuffer(base64.b64decode(getattr(block, name)), dtype).reshape(-1, len(ramps)) for name, dtype in (("uncertainty", "<f4"), ("prediction", "<i4"))},
-        **profile_arrays(bench.engine.bundle.profile), **column_arrays(ramps),
-    }  # fmt: skip
+        **{
+            name: np.frombuffer(base64.b64decode(getattr(block, name)), dtype)
+            for name, dtype in (("time", "<f8"), ("final", "<i4"), ("reference", "<i4"))
+        },
+        **{
+            name: np.frombuffer(base64.b64decode(getattr(block, name)), dtype).reshape(-1, len(ramps))
+            for name, dtype in (("uncertainty", "<f4"), ("prediction", "<i4"))
+        },
+        **profile_arrays(bench.engine.bundle.profile),
+        **column_arrays(ramps),
+    }
     records = records_from_arrays(arrays)
     assert len(records) == 7, "one for each, and none twice"
     lost = ~records.agrees.any(axis=1) & (records.uncertainty == 0).all(axis=1)
@@ -718,8 +738,16 @@ def test_a_canary_batch_may_take_its_allowed_overhead_longer_than_a_stable_one(b
     plan = {"r02-linear": "0"}  # two stages, and nothing leaves at the first: half a second
     judged = {}
     for epoch, weight in ((1, 0), (2, 100)):
-        bench.activate(bundle_dir, plan, canary=plan, weight_percent=weight, epoch=epoch, slow_seconds={"2": 0.49}, max_overhead=0.1,
-                       wrap=lambda stage: bench.slowed(stage, 0.25))  # fmt: skip
+        bench.activate(
+            bundle_dir,
+            plan,
+            canary=plan,
+            weight_percent=weight,
+            epoch=epoch,
+            slow_seconds={"2": 0.49},
+            max_overhead=0.1,
+            wrap=lambda stage: bench.slowed(stage, 0.25),
+        )
         bench.serve(bundles.inputs(2), one_by_one=False)
         arm = bench.counts(epoch, "canary" if weight else "stable")
         judged[arm.arm] = (arm.judged_batches, arm.slow_batches)
@@ -969,8 +997,7 @@ def test_a_canary_that_killed_the_process_does_not_run_again(
 
 
 @given(
-    st.lists(st.lists(st.floats(width=32), min_size=5, max_size=5), min_size=1, max_size=6),
-    st.integers(0, 2**32 - 1),
+    st.lists(st.lists(st.floats(width=32), min_size=5, max_size=5), min_size=1, max_size=6), st.integers(0, 2**32 - 1)
 )
 def test_scores_of_many_heads_equal_the_definition_in_core_bit_for_bit(rows: list[list[float]], seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -994,7 +1021,8 @@ def test_who_leaves_is_who_has_an_uncertainty_below_the_threshold(
     for spread in (3.0, 300.0):
         table = np.sort(rng.normal(-3, spread, size=TABLE_SIZE))
         table[100:300] = table[200]  # a jump of the level
-        # Beside rows of any kind: rows whose raw score is where the level of the threshold is, give or take the last digits.
+        # Beside rows of any kind: rows whose raw score is where the level of the threshold is, give or take the last
+        # digits.
         edge = np.interp(np.array([step - 0.5, step, step + 0.5]) / STEPS, np.linspace(0, 1, TABLE_SIZE), table)
         near = (edge[:, None] + np.array([0.0, 1e-13, -1e-13, 1e-7, -1e-7])).ravel()
         close = np.stack([np.zeros_like(near), near, np.full_like(near, -1e9)], axis=1)

@@ -179,9 +179,15 @@ class Books:
     def __init__(self, clock: Clock) -> None:
         self.counters, self.metrics = Counters(), Metrics()
         self.accounts = Accounts(
-            self.counters, self.metrics, spec=TensorSpec("x", "FP32", (2,)), task=task_of(None, width=2), exact_seconds=[0.0, 0.1], objective=1.0,
-            breaker_open=lambda: True, clock=clock,
-        )  # fmt: skip
+            self.counters,
+            self.metrics,
+            spec=TensorSpec("x", "FP32", (2,)),
+            task=task_of(None, width=2),
+            exact_seconds=[0.0, 0.1],
+            objective=1.0,
+            breaker_open=lambda: True,
+            clock=clock,
+        )
 
     def sample(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"earlyexit_{name}", labels) or 0.0
@@ -260,9 +266,13 @@ def replies(
     done: list[tuple[Ticket, int]] = []
     audits: list[Audit] = []
     made = Replies(
-        bundle, accounts=books.accounts, followers=None, audit=audits.append, clock=clock,
+        bundle,
+        accounts=books.accounts,
+        followers=None,
+        audit=audits.append,
+        clock=clock,
         deliver=lambda tickets: done.extend((one, served.counter.requests) for one in tickets),
-    )  # fmt: skip
+    )
     return made, done, audits
 
 
@@ -314,9 +324,15 @@ class Line:
         self.arms = Arms(active.off, uid="w", clock=clock)
         self.arms.activate(active)
         self.followers = Followers(
-            PredictionCache(max_bytes=10**6), arms=self.arms, accounts=books.accounts, metrics=books.metrics,
-            audit=self.audits.append, put_back=self._put_back, deliver=self.done.extend, clock=clock,
-        )  # fmt: skip
+            PredictionCache(max_bytes=10**6),
+            arms=self.arms,
+            accounts=books.accounts,
+            metrics=books.metrics,
+            audit=self.audits.append,
+            put_back=self._put_back,
+            deliver=self.done.extend,
+            clock=clock,
+        )
 
     def _put_back(self, one: Ticket) -> bool:
         self.queued.append(one)
@@ -389,8 +405,18 @@ def test_what_is_told_is_apart_from_what_goes_on_growing() -> None:
 
 def test_the_ledger_sums_counts_by_the_names_that_they_have() -> None:
     counts = ArmCounts(
-        1, "canary", "hash", requests=8, drawn=7, audited=6, disagreements=5, batches=4, judged_batches=3, slow_batches=2, failed_batches=1
-    )  # fmt: skip
+        1,
+        "canary",
+        "hash",
+        requests=8,
+        drawn=7,
+        audited=6,
+        disagreements=5,
+        batches=4,
+        judged_batches=3,
+        slow_batches=2,
+        failed_batches=1,
+    )
     tally = ArmTally.of(counts)
     assert (tally.requests, tally.drawn, tally.audited, tally.disagreements) == (8, 7, 6, 5)
     assert (tally.batches, tally.judged, tally.slow, tally.failed) == (4, 3, 2, 1)

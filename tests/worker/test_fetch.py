@@ -259,8 +259,19 @@ def test_what_is_there_already_is_not_fetched_again(archive: bytes, tmp_path: Pa
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "100.64.0.1", "::1", "fd12::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::"],
-)  # fmt: skip
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "172.16.0.1",
+        "192.168.1.1",
+        "100.64.0.1",
+        "::1",
+        "fd12::1",
+        "::ffff:10.0.0.1",
+        "64:ff9b::a00:1",
+        "2002:a00:1::",
+    ],
+)
 def test_private_addresses_are_refused_unless_allowed(address: str) -> None:
     assert refusal(address, allow_private=False)
     assert not refusal(address, allow_private=True)
@@ -367,12 +378,14 @@ def test_incomplete_credentials_say_what_is_missing(tmp_path: Path, keys: dict[s
 
 def test_the_verifier_of_signatures_agrees_with_the_example_that_amazon_published() -> None:
     headers = {
-        "host": "examplebucket.s3.amazonaws.com", "range": "bytes=0-9", "x-amz-date": "20130524T000000Z",
+        "host": "examplebucket.s3.amazonaws.com",
+        "range": "bytes=0-9",
+        "x-amz-date": "20130524T000000Z",
         "x-amz-content-sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
         "authorization": "AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request,"
         "SignedHeaders=host;range;x-amz-content-sha256;x-amz-date,"
         "Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41",
-    }  # fmt: skip
+    }
     keys = {"AKIAIOSFODNN7EXAMPLE": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"}
     assert signed("GET", "/test.txt", headers, keys=keys, region="us-east-1")
     assert not signed("GET", "/other.txt", headers, keys=keys, region="us-east-1")

@@ -45,9 +45,13 @@ def fetching(folder: Path, uri: str, *options: str, **env: str) -> Iterator[subp
     """The program as a pod runs it; what it writes to stderr goes to a file, as the kubelet does."""
     public = base64.b64encode(KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
     known = {k: v for k, v in os.environ.items() if not k.startswith("OFFRAMP_")} | {
-        "OFFRAMP_HOST": "127.0.0.1", "OFFRAMP_ADMIN_PORT": "0", "OFFRAMP_SERVICE_UID": SERVICE_UID, "OFFRAMP_UID": "pod-1",
-        "OFFRAMP_PUBLIC_KEY": public, "OFFRAMP_TOKEN_SHA256": hashlib.sha256(TOKEN.encode()).hexdigest(),
-    }  # fmt: skip
+        "OFFRAMP_HOST": "127.0.0.1",
+        "OFFRAMP_ADMIN_PORT": "0",
+        "OFFRAMP_SERVICE_UID": SERVICE_UID,
+        "OFFRAMP_UID": "pod-1",
+        "OFFRAMP_PUBLIC_KEY": public,
+        "OFFRAMP_TOKEN_SHA256": hashlib.sha256(TOKEN.encode()).hexdigest(),
+    }
     command = [sys.executable, "-m", "offramp_worker.main", "fetch", "--to", str(folder / "content")]
     (folder / "last-words").touch()
     with (folder / "log").open("w") as log:

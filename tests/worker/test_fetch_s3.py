@@ -1,4 +1,5 @@
-"""Bundles fetched from an S3 server that others wrote: Versity's gateway checks signatures and answers ranges by its own code."""
+"""Bundles fetched from an S3 server that others wrote: Versity's gateway checks signatures and answers ranges by its
+own code."""
 
 from __future__ import annotations
 
@@ -78,10 +79,7 @@ class Bucket:
 
     def put(self, key: str, content: bytes) -> None:
         auth = AWS4Auth(
-            access_id=KEYS["AWS_ACCESS_KEY_ID"],
-            secret_key=KEYS["AWS_SECRET_ACCESS_KEY"],
-            region=REGION,
-            service="s3",
+            access_id=KEYS["AWS_ACCESS_KEY_ID"], secret_key=KEYS["AWS_SECRET_ACCESS_KEY"], region=REGION, service="s3"
         )
         url = httpx.URL(f"https://localhost:{self.relay.upstream}").join(f"/models/{key}")
         trusted = ssl.create_default_context(cafile=self.folder / "ca.pem")
@@ -110,10 +108,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     certificate.private_key_pem.write_to_path(str(folder / "key.pem"))
     (folder / "cert.pem").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
     command: list[Any] = [
-        Path(tools.stdout.strip()) / "versitygw", "--port", f"127.0.0.1:{port}", "--access", KEYS["AWS_ACCESS_KEY_ID"], "--secret", KEYS["AWS_SECRET_ACCESS_KEY"],
-        "--region", REGION, "--cert", folder / "cert.pem", "--key", folder / "key.pem", "--quiet",
-        "posix", "--sidecar", folder / "meta", folder / "data",
-    ]  # fmt: skip
+        Path(tools.stdout.strip()) / "versitygw",
+        "--port",
+        f"127.0.0.1:{port}",
+        "--access",
+        KEYS["AWS_ACCESS_KEY_ID"],
+        "--secret",
+        KEYS["AWS_SECRET_ACCESS_KEY"],
+        "--region",
+        REGION,
+        "--cert",
+        folder / "cert.pem",
+        "--key",
+        folder / "key.pem",
+        "--quiet",
+        "posix",
+        "--sidecar",
+        folder / "meta",
+        folder / "data",
+    ]
     (folder / "meta").mkdir()
     with (folder / "log").open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
@@ -136,7 +149,11 @@ def bucket(server: int, tmp_path: Path) -> Iterator[Bucket]:
     folder = tmp_path / "bucket"
     folder.mkdir()
     ca.cert_pem.write_to_path(str(folder / "ca.pem"))
-    options: dict[str, Any] = {"allow_private": True, "ca_file": folder / "ca.pem", "look_up": lambda host, port: ["127.0.0.1"]}  # fmt: skip
+    options: dict[str, Any] = {
+        "allow_private": True,
+        "ca_file": folder / "ca.pem",
+        "look_up": lambda host, port: ["127.0.0.1"],
+    }
     with Relay(server) as relay, client(**options) as http:
         yield Bucket(relay, http, folder)
         relay.shutdown()

@@ -1,4 +1,5 @@
-"""Thousands of broken and hostile requests against a real worker: refused or rightly answered, and nobody else notices."""
+"""Thousands of broken and hostile requests against a real worker: refused or rightly answered, and nobody else
+notices."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from offramp_worker.engine.sessions import Sessions
 
 OBJECTIVE = {"OFFRAMP_LATENCY_SECONDS": "0.5", "OFFRAMP_GRPC_PORT": "0"}
 ASKED = int(os.environ.get("OFFRAMP_FUZZ_REQUESTS", "0"))  # by `python -m bench.fuzz`
-MAX_REFUSED = 0.05  # of the valid requests: the load is far below what the worker can do, but a busy machine may stall for a while
+# Of the valid requests: the load is far below what the worker can do, but a busy machine may stall for a while.
+MAX_REFUSED = 0.05
 PLANS = {
     "fp32": {"r00-grid": "0.2", "r02-linear": "0.5"},
     "int8": {bundles.SMALL: "0.1", "int8/r00-grid": "0.2", "int8/r02-linear": "0.5"},
@@ -80,7 +82,8 @@ def assert_unharmed(process: WorkerProcess) -> None:
 
 @contextmanager
 def under_a_plan(folder: Path, precision: str) -> Iterator[tuple[WorkerProcess, fuzz.Pool]]:
-    """A worker with an objective whose plan lets some rows leave, and inputs with what it answers while it is left alone."""
+    """A worker with an objective whose plan lets some rows leave, and inputs with what it answers while it is left
+    alone."""
     bundle = bundles.write_wide_bundle(folder / "bundle")
     thresholds = PLANS[precision]
     with WorkerProcess(bundle, env=OBJECTIVE) as process:

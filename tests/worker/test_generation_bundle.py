@@ -73,7 +73,9 @@ MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "heads that do not divide": (lambda m: m["architecture"].update(heads=7), "architecture.heads is 7"),
     "a rotary base of nothing": (lambda m: m["architecture"].update(rotary_base=0), "rotary_base"),
     "a scaling out of range": (
-        lambda m: m["architecture"].update(rotary_scaling={"factor": 0, "low_frequency_factor": 1, "high_frequency_factor": 4, "original_context": 8}),
+        lambda m: m["architecture"].update(
+            rotary_scaling={"factor": 0, "low_frequency_factor": 1, "high_frequency_factor": 4, "original_context": 8}
+        ),
         "rotary_scaling",
     ),
     "an end token outside": (lambda m: m.update(end_tokens=[512]), "end_tokens"),
@@ -86,12 +88,18 @@ MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an exit that is not there": (lambda m: m["drafts"].append({"id": "exit-2", "kind": "exit"}), "exit"),
     "a draft twice": (lambda m: m["drafts"].append(m["drafts"][0]), "drafts"),
     "a file that is missing in it": (lambda m: m["files"].pop("probe.safetensors"), "probe.safetensors"),
-    "a file outside of the folder": (lambda m: m["files"].update({"../secret": {"size": 1, "sha256": ""}}), "../secret"),
+    "a file outside of the folder": (
+        lambda m: m["files"].update({"../secret": {"size": 1, "sha256": ""}}),
+        "../secret",
+    ),
     "a size that lies": (lambda m: m["files"]["int4.safetensors"].update(size=2**60), "^int4.safetensors: has"),
-    "a hash that lies": (lambda m: m["files"]["int4.safetensors"].update(sha256="0" * 64), "^int4.safetensors: its SHA-256"),
+    "a hash that lies": (
+        lambda m: m["files"]["int4.safetensors"].update(sha256="0" * 64),
+        "^int4.safetensors: its SHA-256",
+    ),
     "a wrong type": (lambda m: m.update(end_tokens="x"), "end_tokens"),
     "another task": (lambda m: m.update(task="translate"), "task is 'translate'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("edit", "why"), MANIFESTS.values(), ids=MANIFESTS.keys())
@@ -107,13 +115,29 @@ TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
     "one is missing": ("fp32.safetensors", lambda t: t.pop("layers.0.qkv"), r"lacks 'layers\.0\.qkv'"),
     "one too many": ("common.safetensors", lambda t: t.update(more=np.zeros(1, np.float32)), "unknown tensor 'more'"),
     "another shape": ("common.safetensors", lambda t: t.update(norm=np.zeros(65, np.float32)), r"norm is F32 \[65\]"),
-    "another type": ("int4.safetensors", lambda t: t.update({"head.zeros": t["head.zeros"].astype(np.int8)}), "head.zeros is I8"),
-    "weights of another model": ("fp32.safetensors", lambda t: t["layers.1.down"].__imul__(-1), "fp32 answers with logits"),
-    "weights that are no numbers": ("int4.safetensors", lambda t: t["layers.0.qkv.scales"].fill(np.nan), "int4 answers with logits"),
-    "a probe without end": ("probe.safetensors", lambda t: t.update(tokens=np.ones(10**5, np.int64)), "tokens has the shape"),
+    "another type": (
+        "int4.safetensors",
+        lambda t: t.update({"head.zeros": t["head.zeros"].astype(np.int8)}),
+        "head.zeros is I8",
+    ),
+    "weights of another model": (
+        "fp32.safetensors",
+        lambda t: t["layers.1.down"].__imul__(-1),
+        "fp32 answers with logits",
+    ),
+    "weights that are no numbers": (
+        "int4.safetensors",
+        lambda t: t["layers.0.qkv.scales"].fill(np.nan),
+        "int4 answers with logits",
+    ),
+    "a probe without end": (
+        "probe.safetensors",
+        lambda t: t.update(tokens=np.ones(10**5, np.int64)),
+        "tokens has the shape",
+    ),
     "a probe outside": ("probe.safetensors", lambda t: t["tokens"].fill(-1), "tokens are outside"),
     "a probe that accepts all": ("probe.safetensors", lambda t: t["logits.fp32"].fill(np.inf), "no finite number"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("name", "edit", "why"), TENSORS.values(), ids=TENSORS.keys())

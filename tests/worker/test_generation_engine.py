@@ -131,7 +131,8 @@ def test_the_same_seed_draws_the_same_answer_whoever_else_is_served(loaded: Load
 @pytest.mark.slow
 @pytest.mark.parametrize("route", LOSSLESS, ids=name)
 def test_a_draft_keeps_the_distribution_of_samples(loaded: Loaded, route: Route) -> None:
-    """The third token behind a prompt that the draft proposes to, over many seeds, against the chances of the model's own draws."""
+    """The third token behind a prompt that the draft proposes to, over many seeds, against the chances of the model's
+    own draws."""
     words, n = prompt("Once upon a time, there was a"), 1500
     counted = []
     for chosen in (Route(), route):

@@ -107,9 +107,15 @@ class Service:
 def settings(tmp_path: Path) -> Settings:
     public = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
     return Settings(
-        bundle=Path(), host="127.0.0.1", port=0, uid="w", service_uid=SERVICE_UID, public_key=public, token_sha256="0" * 64,
+        bundle=Path(),
+        host="127.0.0.1",
+        port=0,
+        uid="w",
+        service_uid=SERVICE_UID,
+        public_key=public,
+        token_sha256="0" * 64,
         state_dir=tmp_path,
-    )  # fmt: skip
+    )
 
 
 def serving(tmp_path: Path, engine: stories.StoriesEngine | None = None, **fields: Any) -> GenerationServer:

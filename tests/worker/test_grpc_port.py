@@ -69,9 +69,15 @@ def test_messages_have_the_fields_of_the_standard(name: str) -> None:
 
 def _fields(message: Any) -> dict[str, Any]:
     return {
-        f.name: (f.number, f.type, f.is_repeated, f.message_type and f.message_type.full_name, f.containing_oneof is None)
+        f.name: (
+            f.number,
+            f.type,
+            f.is_repeated,
+            f.message_type and f.message_type.full_name,
+            f.containing_oneof is None,
+        )
         for f in message.DESCRIPTOR.fields
-    }  # fmt: skip
+    }
 
 
 def test_tritonclient_gets_the_exact_answers_when_it_asks_for_them(
@@ -104,8 +110,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "deadline-of-a-fraction": {"parameters": {"deadline_ms": 59_999.5}},
     "priority": {"priority": 3},
     "timeout": {"timeout": 20_000_000},
-    "all": {"request_id": "r-8", "priority": 2**32 - 1, "timeout": 30_000_000, "parameters": {"exit": "never", "deadline_ms": 1e4}},
-}  # fmt: skip
+    "all": {
+        "request_id": "r-8",
+        "priority": 2**32 - 1,
+        "timeout": 30_000_000,
+        "parameters": {"exit": "never", "deadline_ms": 1e4},
+    },
+}
 BAD_OPTIONS: dict[str, dict[str, Any]] = {
     "exit": {"parameters": {"exit": "early"}},
     "no-deadline": {"parameters": {"deadline_ms": 0}},

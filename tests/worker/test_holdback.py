@@ -77,13 +77,24 @@ def test_the_canary_keeps_its_weight_and_its_batches_are_not_compared(service: S
     tickets = service.serve(120)
     drawn = coins(120)
     wanted = [
-        "holdback" if held else "canary" if canary_drawn(salt="salt", uid="w", batch_number=i, weight_percent=40) else "stable"
+        "holdback"
+        if held
+        else "canary"
+        if canary_drawn(salt="salt", uid="w", batch_number=i, weight_percent=40)
+        else "stable"
         for i, held in enumerate(drawn)
-    ]  # fmt: skip
+    ]
     assert [t.arms[0] for t in tickets] == wanted
-    of_stable = [held for i, held in enumerate(drawn) if not canary_drawn(salt="salt", uid="w", batch_number=i, weight_percent=40)]  # fmt: skip
+    of_stable = [
+        held
+        for i, held in enumerate(drawn)
+        if not canary_drawn(salt="salt", uid="w", batch_number=i, weight_percent=40)
+    ]
     calibrated = [i for i, held in enumerate(of_stable) if held][CALIBRATION_BATCHES - 1] + 1
-    assert (service.measured.batches, service.measured.held_back) == (len(of_stable) - calibrated, sum(of_stable[calibrated:]))  # fmt: skip
+    assert (service.measured.batches, service.measured.held_back) == (
+        len(of_stable) - calibrated,
+        sum(of_stable[calibrated:]),
+    )
     assert service.measured.requests == wanted.count("stable")
 
 
@@ -182,9 +193,16 @@ def test_the_status_tells_the_seconds_of_audits_as_a_share_of_the_time_without_e
     service.serve(160)
     seen, plan = service.measured, service.plan()
     told = look(
-        Measured(), [("boot", seen)], plan=plan, share=SHARE, live_boots=frozenset({"boot"}), ramp_ids=(),
-        costs=ExitCosts(np.ones(1), np.empty(0)), alpha=0.01, now=0.0,
-    )  # fmt: skip
+        Measured(),
+        [("boot", seen)],
+        plan=plan,
+        share=SHARE,
+        live_boots=frozenset({"boot"}),
+        ramp_ids=(),
+        costs=ExitCosts(np.ones(1), np.empty(0)),
+        alpha=0.01,
+        now=0.0,
+    )
     assert told.audits == pytest.approx(seen.audit_seconds / seen.exact_seconds, abs=1e-3)
     assert told.audits > 0
 

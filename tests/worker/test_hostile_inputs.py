@@ -1,4 +1,5 @@
-"""Data, texts, images, tokenizers and checkpoints that are broken or greedy: one line that says why, and no memory without end."""
+"""Data, texts, images, tokenizers and checkpoints that are broken or greedy: one line that says why, and no memory
+without end."""
 
 from __future__ import annotations
 
@@ -47,11 +48,7 @@ def test_a_broken_or_huge_image_is_refused_by_name(case: str, tmp_path: Path) ->
         load_inputs(str(tmp_path))
 
 
-LINES = {
-    "nested without end": "[" * 100_000,
-    "a number without end": "9" * 10_000,
-    "half a character": '"\\ud800"',
-}
+LINES = {"nested without end": "[" * 100_000, "a number without end": "9" * 10_000, "half a character": '"\\ud800"'}
 
 
 @pytest.mark.parametrize("case", LINES)

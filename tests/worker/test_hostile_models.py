@@ -1,4 +1,5 @@
-"""ONNX models whose tensors name files: wherever such a tensor stands, no worker follows it, and ``prepare`` no further than its folder."""
+"""ONNX models whose tensors name files: wherever such a tensor stands, no worker follows it, and ``prepare`` no further
+than its folder."""
 
 from __future__ import annotations
 
@@ -51,8 +52,10 @@ def a_branch(tensor: TensorProto) -> onnx.ModelProto:
 def a_branch_in_a_branch(tensor: TensorProto) -> onnx.ModelProto:
     outer = helper.make_graph(
         [helper.make_node("If", ["yes"], ["inner"], then_branch=branch(tensor), else_branch=branch(tensor))],
-        "o", [], [helper.make_tensor_value_info("inner", TensorProto.FLOAT, [WIDTH])],
-    )  # fmt: skip
+        "o",
+        [],
+        [helper.make_tensor_value_info("inner", TensorProto.FLOAT, [WIDTH])],
+    )
     node = helper.make_node("If", ["yes"], ["w"], then_branch=outer, else_branch=outer)
     return model([node], [numpy_helper.from_array(np.array(True), "yes")])
 

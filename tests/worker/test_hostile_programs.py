@@ -1,4 +1,5 @@
-"""What an archive of ``torch.export`` may hold: anything else is refused before torch sees it, and nothing in it is executed."""
+"""What an archive of ``torch.export`` may hold: anything else is refused before torch sees it, and nothing in it is
+executed."""
 
 from __future__ import annotations
 
@@ -244,7 +245,8 @@ STRUCTURE: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "a deep expression": (a_size("(" * 5_000 + "s0" + ")" * 5_000), "expr_str"),
     "a comprehension": (a_size("[s0 for s0 in ()]"), "expr_str"),
     "an unknown kind of argument": (
-        of_program(lambda p, _: graph(p)["nodes"][0]["inputs"][0].update(arg={"as_file": "x"})), "as_file",
+        of_program(lambda p, _: graph(p)["nodes"][0]["inputs"][0].update(arg={"as_file": "x"})),
+        "as_file",
     ),
     "no graph": (of_program(lambda p, _: p["graph_module"].pop("graph")), "graph_module.graph"),
     "a million symbols": (
@@ -256,14 +258,15 @@ STRUCTURE: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "a weight beyond its bytes": (of_weight_meta(storage_offset={"as_int": 1 << 40}), "0.weight"),
     "a weight with a negative stride": (of_weight_meta(strides=[{"as_int": -4}, {"as_int": 1}]), "0.weight"),
     "an upward name": (
-        lambda _: hostile.with_member(hostile.program_archive(), "m/../../evil", b"x"), "names 'm/../../evil'",
+        lambda _: hostile.with_member(hostile.program_archive(), "m/../../evil", b"x"),
+        "names 'm/../../evil'",
     ),
     "a second root": (lambda _: hostile.with_member(hostile.program_archive(), "n/x", b"x"), "names 'n/x'"),
     "a name twice": (repeated, "twice"),
     "compressed members": (compressed, "is compressed"),
     "no program": (lambda _: hostile.zipped({"m/archive_format": b"pt2"}), r"models/model\.json"),
     "half of it": (lambda _: hostile.program_archive()[:3000], "is not a readable torch.export program"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", STRUCTURE)
@@ -276,7 +279,8 @@ def test_a_broken_or_greedy_archive_is_refused_by_name(case: str, tmp_path: Path
 
 
 class Everything(torch.nn.Module):
-    """Shapes that are computed, operators that write in place, branches, a block without gradients and a weight that is a view."""
+    """Shapes that are computed, operators that write in place, branches, a block without gradients and a weight that is
+    a view."""
 
     def __init__(self) -> None:
         super().__init__()

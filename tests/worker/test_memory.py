@@ -1,4 +1,5 @@
-"""What a worker remembers over a restart: the newest plan it took and what its breaker has seen. Files that cannot be used hold nobody up."""
+"""What a worker remembers over a restart: the newest plan it took and what its breaker has seen. Files that cannot be
+used hold nobody up."""
 
 from __future__ import annotations
 
@@ -123,7 +124,9 @@ def test_what_another_service_left_is_no_concern_of_ours(start: Start, bundle_di
     assert start().desk.newest_epoch == 0
 
 
-def test_a_full_disk_is_told_once_and_costs_nothing_else(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_a_full_disk_is_told_once_and_costs_nothing_else(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -253,14 +256,34 @@ class TestLostAudits:
 
 @pytest.mark.parametrize(
     "lie",
-    [{"open": 10**18}, {"open": -5}, {"owed": 10**15}, {"due": 1e300}, {"n": -1}, {"m": [1.0] * 50}, {"m": [1e308] * 6}, {"m": [0.5]}, {"budget": 2.0}],
+    [
+        {"open": 10**18},
+        {"open": -5},
+        {"owed": 10**15},
+        {"due": 1e300},
+        {"n": -1},
+        {"m": [1.0] * 50},
+        {"m": [1e308] * 6},
+        {"m": [0.5]},
+        {"budget": 2.0},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_numbers_that_nobody_counted_make_no_worker_fail(start: Start, tmp_path: Path, lie: dict[str, object]) -> None:
     service = start()
     deliver(service, 3, EVERYBODY_LEAVES, **STRICT)
     plan = service.plan()
-    truth = {"plan_hash": plan.content_hash, "budget": 0.01, "run_length": 1e6, "m": [1.0] * 6, "n": 5, "open": 0, "owed": 0, "due": 1.0, "is_open": False}  # fmt: skip
+    truth = {
+        "plan_hash": plan.content_hash,
+        "budget": 0.01,
+        "run_length": 1e6,
+        "m": [1.0] * 6,
+        "n": 5,
+        "open": 0,
+        "owed": 0,
+        "due": 1.0,
+        "is_open": False,
+    }
     (tmp_path / BREAKER_FILE).write_text(json.dumps({**truth, **lie}))
     again = start()
     deliver(again, 3, EVERYBODY_LEAVES, **STRICT)

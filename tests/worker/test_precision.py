@@ -82,7 +82,12 @@ class Service:
     def records(self, n: int) -> dict[str, np.ndarray[Any, Any]]:
         block = eventually(lambda: b if (b := self.engine.ring.read(0)).next == n else None, what=f"{n} records")
         width = len(self.engine.bundle.columns)
-        kinds = {"uncertainty": ("<f4", (n, width)), "prediction": ("<i4", (n, width)), "final": ("<i4", (n,)), "reference": ("<i4", (n,))}  # fmt: skip
+        kinds = {
+            "uncertainty": ("<f4", (n, width)),
+            "prediction": ("<i4", (n, width)),
+            "final": ("<i4", (n,)),
+            "reference": ("<i4", (n,)),
+        }
         return {
             name: np.frombuffer(base64.b64decode(getattr(block, name)), kind).reshape(shape)
             for name, (kind, shape) in kinds.items()
@@ -285,17 +290,21 @@ def copy(wide_dir: Path, tmp_path: Path) -> Path:
 
 def rewritten(folder: Path, **changes: Any) -> None:
     """A manifest that fits the files as they are, but for some changes."""
-    ramps, precisions = (
-        changes.get("ramps", bundles.WIDE_RAMPS),
-        changes.get("precisions", bundles.WIDE_PRECISIONS),
-    )
+    ramps, precisions = (changes.get("ramps", bundles.WIDE_RAMPS), changes.get("precisions", bundles.WIDE_PRECISIONS))
     bundles.write_manifest(folder, ramps, precisions)
 
 
 def test_a_wide_bundle_has_the_columns_its_manifest_says(wide: Bundle) -> None:
     assert [c.id for c in wide.columns] == [
-        "in.small", "r00-grid", "r00-linear", "r01-grid", "r02-linear", "int8/r00-grid", "int8/r02-linear", "int8/final",
-    ]  # fmt: skip
+        "in.small",
+        "r00-grid",
+        "r00-linear",
+        "r01-grid",
+        "r02-linear",
+        "int8/r00-grid",
+        "int8/r02-linear",
+        "int8/final",
+    ]
     assert set(wide.backbones) == {"fp32", "int8"} and set(wide.side_models) == {0}
     assert wide.quantiles.shape[0] == 8
 
@@ -435,8 +444,15 @@ def test_a_graph_that_onnx_runtime_quantised_is_cut_and_served(tmp_path: Path) -
             return next(self.rows, None)
 
     source, target = bundles.write_bundle(tmp_path / "source") / "backbone.onnx", tmp_path / "int8.onnx"
-    quantize_static(source, target, Rows(), quant_format=QuantFormat.QDQ, per_channel=True,
-                    weight_type=QuantType.QInt8, activation_type=QuantType.QUInt8)  # fmt: skip
+    quantize_static(
+        source,
+        target,
+        Rows(),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        weight_type=QuantType.QInt8,
+        activation_type=QuantType.QUInt8,
+    )
     folder = bundles.write_wide_bundle(tmp_path / "wide", int8_model=onnx.load(target))
     bundle = load_bundle(folder)
     service = Service(folder, bundle, Sessions(bundle, threads=1))

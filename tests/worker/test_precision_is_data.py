@@ -1,4 +1,5 @@
-"""A worker serves a form of its backbone that nobody has heard of: the bundle has its graph, its ramps, its costs and its name."""
+"""A worker serves a form of its backbone that nobody has heard of: the bundle has its graph, its ramps, its costs and
+its name."""
 
 from __future__ import annotations
 

@@ -266,9 +266,13 @@ class Vgg(torch.nn.Module):
         super().__init__()
         layer = torch.nn.Conv2d
         self.features = torch.nn.Sequential(
-            layer(1, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
-            layer(8, 8, 3, padding=1), torch.nn.ReLU(),
-        )  # fmt: skip
+            layer(1, 8, 3, padding=1),
+            torch.nn.BatchNorm2d(8),
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d(2),
+            layer(8, 8, 3, padding=1),
+            torch.nn.ReLU(),
+        )
         self.last = torch.nn.Linear(8 * 64, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

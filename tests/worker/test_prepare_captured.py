@@ -1,4 +1,5 @@
-"""Captured shards become a ramp set in the store: what trains it, what it is compared on, and that nothing of the captures stays."""
+"""Captured shards become a ramp set in the store: what trains it, what it is compared on, and that nothing of the
+captures stays."""
 
 from __future__ import annotations
 
@@ -17,14 +18,7 @@ from offramp_core.errors import InvalidArgumentError, InvalidBundleError
 from offramp_worker.bundle.load import Bundle, load_bundle
 from offramp_worker.bundle.ramp_sets import input_digest, load_ramp_set, set_folder
 from offramp_worker.engine.sessions import Sessions
-from offramp_worker.prepare.captured import (
-    TrainingJob,
-    TrainingResult,
-    main,
-    prune,
-    read_captures,
-    train_on_captures,
-)
+from offramp_worker.prepare.captured import TrainingJob, TrainingResult, main, prune, read_captures, train_on_captures
 from offramp_worker.prepare.progress import Reporter
 
 ROWS = 500
@@ -35,7 +29,8 @@ BARE = """
 import runpy, sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torch", "torchvision", "scipy", "rich", "matplotlib", "PIL", "tokenizers", "onnxscript"}:
+        heavy = {"torch", "torchvision", "scipy", "rich", "matplotlib", "PIL", "tokenizers", "onnxscript"}
+        if name.split(".")[0] in heavy:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
 runpy.run_module("offramp_worker.prepare.captured", run_name="__main__")
@@ -94,9 +89,18 @@ def test_the_worker_image_trains_as_well_without_pytorch(result: TrainingResult,
     told = tmp_path / "termination-log"
     told.touch()
     arguments = {
-        "bundle": small.path, "captures": tmp_path / "w", "store": tmp_path / "store", "result": told, "budget": 0.05,
-    }  # fmt: skip
-    command = [sys.executable, "-c", BARE, *(part for name, value in arguments.items() for part in (f"--{name}", str(value)))]  # fmt: skip
+        "bundle": small.path,
+        "captures": tmp_path / "w",
+        "store": tmp_path / "store",
+        "result": told,
+        "budget": 0.05,
+    }
+    command = [
+        sys.executable,
+        "-c",
+        BARE,
+        *(part for name, value in arguments.items() for part in (f"--{name}", str(value))),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == 0, done.stderr + told.read_text()
     plain = json.loads(told.read_text())
@@ -134,7 +138,12 @@ def test_a_shard_of_another_model_or_a_damaged_one_costs_its_rows_alone(small: B
     capture(tmp_path / "repeats", small, recent()[:5], first=9999.0)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "shard-00000.npz").write_bytes(b"no archive")
-    np.savez(tmp_path / "b" / "shard-00001.npz", x=np.zeros((3, 2), np.float32), time=np.zeros(3), digest=np.zeros(3, np.uint64))  # fmt: skip
+    np.savez(
+        tmp_path / "b" / "shard-00001.npz",
+        x=np.zeros((3, 2), np.float32),
+        time=np.zeros(3),
+        digest=np.zeros(3, np.uint64),
+    )
     captured = read_captures(tmp_path, small)
     assert len(captured.x) == ROWS
     assert len(captured.files) == 4

@@ -30,7 +30,8 @@ def graphs(draw: st.DrawFn) -> list[Step]:
 
 
 def costly_without(steps: Sequence[Step], *, tensor: str) -> bool:
-    """Whether the sink needs a costly tensor that does not follow from ``tensor``: what a stage begun there would have to do again."""
+    """Whether the sink needs a costly tensor that does not follow from ``tensor``: what a stage begun there would have
+    to do again."""
     depends, behind, cheap = {"x"}, {tensor}, {"x"}
     for step in steps:
         if depends & set(step.inputs):
@@ -150,6 +151,8 @@ def test_a_tensor_that_a_branch_captures_is_a_way_around(captures: str) -> None:
             helper.make_node("Cast", ["b"], ["flag"], to=onnx.TensorProto.BOOL),
             helper.make_node("If", ["flag"], ["y"], then_branch=branch, else_branch=branch),
         ],
-        "g", [], [],
-    )  # fmt: skip
+        "g",
+        [],
+        [],
+    )
     assert cut_vertices(graph_steps(graph), source="x", sink="y") == (("a",) if captures == "a" else ("a", "b"))

@@ -85,7 +85,8 @@ def lines(folder: Path, *rows: str) -> str:
 
 
 def tokenizer_file(folder: Path, *, pad: str = "[PAD]", pair: str | None = None) -> Path:
-    """A tokenizer.json that divides at white space and knows a few words. ``pair`` marks two texts, each ended by [SEP]."""
+    """A tokenizer.json that divides at white space and knows a few words. ``pair`` marks two texts, each ended by
+    [SEP]."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     known = {pad: 0, "[UNK]": 1, "[CLS]": 2, "a": 3, "good": 4, "film": 5, "[SEP]": 6}

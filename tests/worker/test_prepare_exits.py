@@ -58,7 +58,8 @@ def classifier(source: str, weight: str, target: str) -> list[onnx.NodeProto]:
 
 
 def branching(path: Path) -> Path:
-    """Three convolutions; an exit after the first and one after the second, the second with a convolution of its own."""
+    """Three convolutions; an exit after the first and one after the second, the second with a convolution of its
+    own."""
     nodes = [
         *conv("x", "k0", "a"),
         *classifier("a", "w0", "early"),
@@ -202,7 +203,8 @@ def test_which_exit_a_ramp_is_belongs_to_the_digest_and_costs_other_ramps_nothin
 
 
 def multi_scale(path: Path, *, classifiers_last: bool) -> Path:
-    """Two scales through three blocks; an exit after the first and the second block reads both, and so does the answer."""
+    """Two scales through three blocks; an exit after the first and the second block reads both, and so does the
+    answer."""
     nodes = [*conv("x", "k0", "a0"), *conv("x", "k1", "b0")]
     exits = []
     for block in (1, 2, 3):

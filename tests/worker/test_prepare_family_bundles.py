@@ -1,4 +1,5 @@
-"""Named families all the way: a ``family:`` URI to a graph with places for exits, to a bundle, to a worker that answers as the network does."""
+"""Named families all the way: a ``family:`` URI to a graph with places for exits, to a bundle, to a worker that answers
+as the network does."""
 
 from __future__ import annotations
 
@@ -66,9 +67,14 @@ def says(model: torch.nn.Module, x: Array) -> Array:
 
 @pytest.mark.parametrize(
     ("name", "make", "size"),
-    [*((name, encoder, 8) for name in ENCODERS), ("mobilenet_v2", network, 64), ("densenet121", network, 64), ("vgg11_bn", network, 32)],
+    [
+        *((name, encoder, 8) for name in ENCODERS),
+        ("mobilenet_v2", network, 64),
+        ("densenet121", network, 64),
+        ("vgg11_bn", network, 32),
+    ],
     ids=[*ENCODERS, "mobilenet_v2", "densenet121", "vgg11_bn"],
-)  # fmt: skip
+)
 def test_a_family_becomes_a_graph_with_places_for_exits(
     name: str, make: Callable[[str, Path], tuple[str, torch.nn.Module]], size: int, tmp_path: Path
 ) -> None:
@@ -91,15 +97,27 @@ def test_a_family_is_prepared_and_served(name: str, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(pipeline, "select_ramps", all_of_them)
     request = PrepareRequest(
-        model=uri, data=str(tmp_path / "data.npz"), out=tmp_path / "bundle", name="tiny", head_share=0.3, profile_seconds=0.2, precision="exact",
-        compile_limit=0, **tokens(x),
-    )  # fmt: skip
+        model=uri,
+        data=str(tmp_path / "data.npz"),
+        out=tmp_path / "bundle",
+        name="tiny",
+        head_share=0.3,
+        profile_seconds=0.2,
+        precision="exact",
+        compile_limit=0,
+        **tokens(x),
+    )
     report = prepare_bundle(request, Reporter(quiet=True))
     assert len(report.kept) >= 2
     with WorkerProcess(tmp_path / "bundle", control_plane=False) as worker:
         tensor = worker.public.get("/v2/models/tiny").json()["inputs"][0]
         for rows in (x[:1], x[1:6]):
-            values = {"name": tensor["name"], "datatype": tensor["datatype"], "shape": list(rows.shape), "data": rows.ravel().tolist()}  # fmt: skip
+            values = {
+                "name": tensor["name"],
+                "datatype": tensor["datatype"],
+                "shape": list(rows.shape),
+                "data": rows.ravel().tolist(),
+            }
             reply = worker.public.post("/v2/models/tiny/infer", json={"inputs": [values]})
             assert reply.status_code == 200, reply.text
             logits = next(output for output in reply.json()["outputs"] if output["name"] == "logits")

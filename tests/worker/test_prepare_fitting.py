@@ -72,9 +72,13 @@ def test_convolutions_inside_and_at_the_input_learn_the_models_answers(backbone:
     linear = (ramp_at(PLACES[0], "pooled-linear"),)
     costs = {ramp.id: RampCost({1: 0.01}, {1: 0.1}) for ramp in (*linear, *ramps)}
     taught = fit_growing(
-        shop, linear, costs, lambda training, validation: fit_given(shop, linear, training, validation),
-        split="default", share=0.6,
-    )  # fmt: skip
+        shop,
+        linear,
+        costs,
+        lambda training, validation: fit_given(shop, linear, training, validation),
+        split="default",
+        share=0.6,
+    )
     assert taught.answers.shape == (270 + 100, bundles.CLASSES)
     taught = fit_convolutions(shop, ramps, taught)
     merits = taught.fitted.merits(costs)

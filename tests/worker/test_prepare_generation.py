@@ -1,4 +1,5 @@
-"""``offramp prepare --task generate``: checkpoints of every format that is taken, what is refused by its field, and a bundle whose parts pay."""
+"""``offramp prepare --task generate``: checkpoints of every format that is taken, what is refused by its field, and a
+bundle whose parts pay."""
 
 from __future__ import annotations
 
@@ -34,11 +35,31 @@ from offramp_worker.prepare.progress import Reporter
 
 LLAMA2C = stories.FOLDER / "stories260K.bin"
 CONFIG: dict[str, Any] = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 5,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 512, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0, "tie_word_embeddings": True, "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": [1, 2],
-}  # fmt: skip
-THEIRS = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 172,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "bos_token_id": 1,
+    "eos_token_id": [1, 2],
+}
+THEIRS = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
 
 
 def halves(x: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
@@ -91,7 +112,17 @@ def write_gguf(file: Path, **fields: Any) -> Path:
     writer.add_add_space_prefix(False)
     for name, value in fields.items():
         writer.add_string(name.replace("__", "."), value)
-    names = {"attention_norm": "attn_norm", "ffn_norm": "ffn_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}  # fmt: skip
+    names = {
+        "attention_norm": "attn_norm",
+        "ffn_norm": "ffn_norm",
+        "q": "attn_q",
+        "k": "attn_k",
+        "v": "attn_v",
+        "o": "attn_output",
+        "gate": "ffn_gate",
+        "up": "ffn_up",
+        "down": "ffn_down",
+    }
     writer.add_tensor("token_embd.weight", np.array(w.tensors["embedding"]))
     writer.add_tensor("output_norm.weight", np.array(w.tensors["final_norm"]))
     for i in range(w.layers):
@@ -112,7 +143,10 @@ def same(a: Checkpoint, b: Checkpoint) -> None:
         assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert a.begin_tokens == b.begin_tokens == (1,)
     for text in ("Once upon a time", "Tim's  dog: ünï \n 😀"):
-        assert Tokenizer.from_str(a.tokenizer).encode(text, add_special_tokens=False).ids == Tokenizer.from_str(b.tokenizer).encode(text, add_special_tokens=False).ids  # fmt: skip
+        assert (
+            Tokenizer.from_str(a.tokenizer).encode(text, add_special_tokens=False).ids
+            == Tokenizer.from_str(b.tokenizer).encode(text, add_special_tokens=False).ids
+        )
 
 
 def test_a_folder_of_transformers_is_the_same_model(tmp_path: Path) -> None:
@@ -146,7 +180,8 @@ def test_a_gguf_file_is_the_same_model(tmp_path: Path) -> None:
 
 
 def test_rotary_frequencies_are_stretched_as_llama_3_1_has_it() -> None:
-    """Values of transformers' _compute_llama3_parameters, for base 500,000 and heads of 16: fast turns kept, slow ones divided by 8."""
+    """Values of transformers' _compute_llama3_parameters, for base 500,000 and heads of 16: fast turns kept, slow ones
+    divided by 8."""
     a = Architecture(
         64, 64, 1, 4, 4, 16, 512, 8192, rotary_base=500000.0, rotary_scaling=RotaryScaling(8.0, 1.0, 4.0, 8192)
     )
@@ -184,20 +219,34 @@ def test_a_config_that_is_not_of_the_family_is_refused_by_its_field(change: dict
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors"),
     "truncated weights": (
-        lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-7]), "model.safetensors: cannot be read",
+        lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-7]),
+        "model.safetensors: cannot be read",
     ),
-    "sizes of another model": (lambda f: (f / "config.json").write_text(json.dumps(CONFIG | {"intermediate_size": 171})), "calls for"),
-    "fewer layers than weights": (lambda f: (f / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 4})), "layers.4"),
-    "more layers than weights": (lambda f: (f / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 6})), "layers.5.* is missing"),
+    "sizes of another model": (
+        lambda f: (f / "config.json").write_text(json.dumps(CONFIG | {"intermediate_size": 171})),
+        "calls for",
+    ),
+    "fewer layers than weights": (
+        lambda f: (f / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 4})),
+        "layers.4",
+    ),
+    "more layers than weights": (
+        lambda f: (f / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 6})),
+        "layers.5.* is missing",
+    ),
     "a config that is none": (lambda f: (f / "config.json").write_text("[" * 10**5), "config.json"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json cannot be read"),
     "a tokenizer that is none": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be read"),
     "a tokenizer of another model": (
-        lambda f: (f / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 511})), "calls for",
+        lambda f: (f / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 511})),
+        "calls for",
     ),
     "no end": (lambda f: (f / "config.json").write_text(json.dumps(CONFIG | {"eos_token_id": None})), "eos_token_id"),
-    "an end outside": (lambda f: (f / "config.json").write_text(json.dumps(CONFIG | {"eos_token_id": 512})), "end tokens"),
-}  # fmt: skip
+    "an end outside": (
+        lambda f: (f / "config.json").write_text(json.dumps(CONFIG | {"eos_token_id": 512})),
+        "end tokens",
+    ),
+}
 
 
 @pytest.mark.parametrize(("damage", "why"), FOLDERS.values(), ids=FOLDERS.keys())
@@ -351,7 +400,8 @@ def test_a_draft_pays_if_it_saves_a_twentieth_and_its_refusal_has_the_figures() 
     wrong = Tally(seconds=5.0, tokens=100, proposed=50, accepted=40, different=1)
     assert judged([draft_line("d", 2, slow, reference), draft_line("d", 4, fast, reference)]) == ""
     assert judged([draft_line("d", 2, slow, reference)]) == (
-        "NotWorthIt: at its best 0.96 of fp32's time per token, more than 0.95; by draft tokens: 2: 0.20 accepted, 0.96 of the time"
+        "NotWorthIt: at its best 0.96 of fp32's time per token, more than 0.95; by draft tokens: 2: 0.20 accepted, "
+        "0.96 of the time"
     )
     assert "differ" in judged([draft_line("d", 2, wrong, reference)])
 

@@ -1,4 +1,5 @@
-"""Training heads: what every kind learns, that its served form computes what was trained, and that a seed decides everything."""
+"""Training heads: what every kind learns, that its served form computes what was trained, and that a seed decides
+everything."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def served(ramp: RampSpec, parameters: Parameters, maps: Array) -> Array:
 
 
 def bright_corners(n: int, *, seed: int, size: int = 16) -> tuple[Array, Array]:
-    """Noisy maps (n, 2, size, size) and logits: which of three corners of channel 1 is bright; the scales differ by thousands."""
+    """Noisy maps (n, 2, size, size) and logits: which of three corners of channel 1 is bright; the scales differ by
+    thousands."""
     rng = np.random.default_rng(seed)
     label, half = rng.integers(0, CLASSES, n), size // 2
     maps = rng.normal(size=(n, 2, size, size))
@@ -97,7 +99,9 @@ def test_without_pytorch_a_head_learns_as_much_and_a_seed_decides_the_bytes(kind
     rows, held_out = (x[:400], targets[:400]), (x[400:500], targets[400:500])
     head = plain.train_head(ramp, rows, held_out, seed=0)
     other = train_head(ramp, Lesson(*rows), Lesson(*held_out), seed=0)
-    assert {name: (value.shape, value.dtype) for name, value in head.items()} == {name: (value.shape, value.dtype) for name, value in other.items()}  # fmt: skip
+    assert {name: (value.shape, value.dtype) for name, value in head.items()} == {
+        name: (value.shape, value.dtype) for name, value in other.items()
+    }
 
     def agreement(parameters: Parameters) -> float:
         said = plain.head_logits(parameters, x[500:])
@@ -113,7 +117,8 @@ def test_without_pytorch_a_head_learns_as_much_and_a_seed_decides_the_bytes(kind
 def test_training_stops_early_and_keeps_the_head_that_did_best_on_rows_held_out(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loss of held-out rows is made to rise after an epoch; the head is that of the epoch, whatever was learned later."""
+    """The loss of held-out rows is made to rise after an epoch; the head is that of the epoch, whatever was learned
+    later."""
     rng = np.random.default_rng(0)
     ramp = spec("pooled-linear", channels=4)
     x = rng.normal(size=(80, 4)).astype(np.float32)

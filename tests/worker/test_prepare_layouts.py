@@ -1,5 +1,5 @@
-"""Places are read along the axes that runs and operators tell: networks with channels last, steps first or one axis of positions are prepared and
-served like any other, and where it cannot be told the place is left out and named."""
+"""Places are read along the axes that runs and operators tell: networks with channels last, steps first or one axis of
+positions are prepared and served like any other, and where it cannot be told the place is left out and named."""
 
 from __future__ import annotations
 
@@ -44,9 +44,14 @@ def node(operator: str, *names: str, **attributes: Any) -> onnx.NodeProto:
 
 
 def graph(
-    path: Path, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array], *, row: Sequence[int | str], name: str = "x",
+    path: Path,
+    nodes: Sequence[onnx.NodeProto],
+    constants: dict[str, Array],
+    *,
+    row: Sequence[int | str],
+    name: str = "x",
     kind: int = TensorProto.FLOAT,
-) -> str:  # fmt: skip
+) -> str:
     """A model from the input ``name`` [batch, *row] to ``y``."""
     made = helper.make_graph(
         list(nodes),
@@ -134,9 +139,15 @@ def prepared(model: str, x: Array, folder: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(pipeline, "select_ramps", all_of_them)
     np.savez(folder / "data.npz", x=x)
     request = PrepareRequest(
-        model=model, data=str(folder / "data.npz"), out=folder / "bundle", name="tiny", head_share=0.3, profile_seconds=0.1,
-        precision="exact", compile_limit=0,
-    )  # fmt: skip
+        model=model,
+        data=str(folder / "data.npz"),
+        out=folder / "bundle",
+        name="tiny",
+        head_share=0.3,
+        profile_seconds=0.1,
+        precision="exact",
+        compile_limit=0,
+    )
     return prepare_bundle(request, Reporter(quiet=True))
 
 
@@ -192,7 +203,8 @@ SIDE = 8
 
 
 def channel_rows(n: int, *sides: int, seed: int) -> Array:
-    """(n, 4, *sides): one of three channels is higher; all channels sum up to nothing at every position, so that a mean over channels says nothing."""
+    """(n, 4, *sides): one of three channels is higher; all channels sum up to nothing at every position, so that a mean
+    over channels says nothing."""
     rng = np.random.default_rng(seed)
     x = rng.normal(0, 0.3, (n, 4, *sides))
     x[np.arange(n), rng.integers(0, CLASSES, n)] += 1.0
@@ -201,24 +213,33 @@ def channel_rows(n: int, *sides: int, seed: int) -> Array:
 
 def along_time() -> tuple[list[onnx.NodeProto], dict[str, Array], tuple[int, ...]]:
     nodes = [
-        node("Conv", "x", "k", "a"), node("Conv", "a", "k", "b"), node("ReduceMean", "b", "last", "m", keepdims=0), node("MatMul", "m", "v", "y"),
-    ]  # fmt: skip
+        node("Conv", "x", "k", "a"),
+        node("Conv", "a", "k", "b"),
+        node("ReduceMean", "b", "last", "m", keepdims=0),
+        node("MatMul", "m", "v", "y"),
+    ]
     return nodes, {"k": eye(4)[:, :, None], "last": np.array([2])}, (SIDE,)
 
 
 def steps_first() -> tuple[list[onnx.NodeProto], dict[str, Array], tuple[int, ...]]:
     nodes = [
-        node("Transpose", "x", "t", perm=[2, 0, 1]), node("MatMul", "t", "w", "a"), node("MatMul", "a", "w", "b"),
-        node("ReduceMean", "b", "first", "m", keepdims=0), node("MatMul", "m", "v", "y"),
-    ]  # fmt: skip
+        node("Transpose", "x", "t", perm=[2, 0, 1]),
+        node("MatMul", "t", "w", "a"),
+        node("MatMul", "a", "w", "b"),
+        node("ReduceMean", "b", "first", "m", keepdims=0),
+        node("MatMul", "m", "v", "y"),
+    ]
     return nodes, {"w": eye(4), "first": np.array([0])}, (SIDE,)
 
 
 def channels_last() -> tuple[list[onnx.NodeProto], dict[str, Array], tuple[int, ...]]:
     nodes = [
-        node("Transpose", "x", "t", perm=[0, 2, 3, 1]), node("MatMul", "t", "w", "a"), node("MatMul", "a", "w", "b"),
-        node("ReduceMean", "b", "inner", "m", keepdims=0), node("MatMul", "m", "v", "y"),
-    ]  # fmt: skip
+        node("Transpose", "x", "t", perm=[0, 2, 3, 1]),
+        node("MatMul", "t", "w", "a"),
+        node("MatMul", "a", "w", "b"),
+        node("ReduceMean", "b", "inner", "m", keepdims=0),
+        node("MatMul", "m", "v", "y"),
+    ]
     return nodes, {"w": eye(4), "inner": np.array([1, 2])}, (4, 4)
 
 
@@ -262,27 +283,46 @@ def reversed_batch() -> tuple[list[onnx.NodeProto], dict[str, Array]]:
     whole = {"start": np.array([-1]), "stop": np.array([-99]), "axis": np.array([0]), "step": np.array([-1])}
     turn = ("start", "stop", "axis", "step")
     return between(
-        node("Slice", "ok", *turn, "mixed"), node("Conv", "mixed", "k", "odd"), node("Conv", "odd", "k", "more"), node("Slice", "more", *turn, "last"),
+        node("Slice", "ok", *turn, "mixed"),
+        node("Conv", "mixed", "k", "odd"),
+        node("Conv", "odd", "k", "more"),
+        node("Slice", "more", *turn, "last"),
         **whole,
-    )  # fmt: skip
+    )
 
 
 def windows() -> tuple[list[onnx.NodeProto], dict[str, Array]]:
     """[batch * 4 windows, channels, 2, 2], as Swin has them inside a block."""
     return between(
-        node("Reshape", "ok", "split", "s"), node("Transpose", "s", "t", perm=[0, 2, 4, 1, 3, 5]), node("Reshape", "t", "flat", "w"),
-        node("Conv", "w", "k", "odd"), node("Conv", "odd", "k", "more"), node("Reshape", "more", "back", "u"), node("Transpose", "u", "o", perm=[0, 3, 1, 4, 2, 5]), node("Reshape", "o", "whole", "last"),
-        split=np.array([-1, 3, 2, 2, 2, 2]), flat=np.array([-1, 3, 2, 2]), back=np.array([-1, 2, 2, 3, 2, 2]), whole=np.array([-1, 3, 4, 4]),
-    )  # fmt: skip
+        node("Reshape", "ok", "split", "s"),
+        node("Transpose", "s", "t", perm=[0, 2, 4, 1, 3, 5]),
+        node("Reshape", "t", "flat", "w"),
+        node("Conv", "w", "k", "odd"),
+        node("Conv", "odd", "k", "more"),
+        node("Reshape", "more", "back", "u"),
+        node("Transpose", "u", "o", perm=[0, 3, 1, 4, 2, 5]),
+        node("Reshape", "o", "whole", "last"),
+        split=np.array([-1, 3, 2, 2, 2, 2]),
+        flat=np.array([-1, 3, 2, 2]),
+        back=np.array([-1, 2, 2, 3, 2, 2]),
+        whole=np.array([-1, 3, 4, 4]),
+    )
 
 
 def crossed() -> tuple[list[onnx.NodeProto], dict[str, Array]]:
     """A product along channels, then one along positions: nothing says which of them a head should pool over."""
     return between(
-        node("Reshape", "ok", "line", "l"), node("Transpose", "l", "t", perm=[0, 2, 1]), node("MatMul", "t", "w", "odd"),
-        node("Transpose", "odd", "o", perm=[0, 2, 1]), node("MatMul", "o", "z", "q"), node("Reshape", "q", "map", "last"),
-        line=np.array([0, 3, 16]), w=eye(3), z=eye(16), map=np.array([0, 3, 4, 4]),
-    )  # fmt: skip
+        node("Reshape", "ok", "line", "l"),
+        node("Transpose", "l", "t", perm=[0, 2, 1]),
+        node("MatMul", "t", "w", "odd"),
+        node("Transpose", "odd", "o", perm=[0, 2, 1]),
+        node("MatMul", "o", "z", "q"),
+        node("Reshape", "q", "map", "last"),
+        line=np.array([0, 3, 16]),
+        w=eye(3),
+        z=eye(16),
+        map=np.array([0, 3, 4, 4]),
+    )
 
 
 LEFT_OUT = {
@@ -333,9 +373,12 @@ def test_a_model_without_a_place_that_can_be_read_says_why_of_each(tmp_path: Pat
 def test_axes_as_long_as_a_batch_are_not_mixed_up_with_it(n: int, tmp_path: Path) -> None:
     """As many steps and channels as there are rows in a run."""
     nodes = [
-        node("Transpose", "x", "t", perm=[1, 0, 2]), node("MatMul", "t", "w", "a"), node("MatMul", "a", "w", "b"),
-        node("ReduceMean", "b", "first", "m", keepdims=0), node("MatMul", "m", "v", "y"),
-    ]  # fmt: skip
+        node("Transpose", "x", "t", perm=[1, 0, 2]),
+        node("MatMul", "t", "w", "a"),
+        node("MatMul", "a", "w", "b"),
+        node("ReduceMean", "b", "first", "m", keepdims=0),
+        node("MatMul", "m", "v", "y"),
+    ]
     weight = np.random.default_rng(n).normal(size=(n, n))
     found = found_in(tmp_path, nodes, {"w": weight, "v": np.ones((n, CLASSES)), "first": np.array([0])}, (n, n))
     assert [(place.tensor, place.shape) for place in found.places] == [("a/turned", (n, n)), ("b/turned", (n, n))]
@@ -365,9 +408,13 @@ def test_an_input_with_channels_last_is_no_place_and_the_network_behind_it_is(tm
 def test_tokens_of_another_number_are_read_as_a_line(tmp_path: Path) -> None:
     """A network that merges tokens in pairs: a mean over eight of them has other weights than one over sixteen."""
     nodes = [
-        node("MatMul", "x", "w", "a"), node("MatMul", "a", "w", "a2"), node("Reshape", "a2", "pairs", "r"), node("MatMul", "r", "u", "b"),
-        node("ReduceMean", "b", "axis", "m", keepdims=0), node("MatMul", "m", "v", "y"),
-    ]  # fmt: skip
+        node("MatMul", "x", "w", "a"),
+        node("MatMul", "a", "w", "a2"),
+        node("Reshape", "a2", "pairs", "r"),
+        node("MatMul", "r", "u", "b"),
+        node("ReduceMean", "b", "axis", "m", keepdims=0),
+        node("MatMul", "m", "v", "y"),
+    ]
     constants = {
         "w": eye(6),
         "pairs": np.array([0, 8, 12]),
@@ -394,9 +441,19 @@ def test_a_ramp_at_a_tensor_whose_rows_lie_elsewhere_is_refused_at_the_workers_d
 
 
 TEXT_ORDERS = {
-    "steps first": [node("Transpose", "h", "t", perm=[1, 0, 2]), node("MatMul", "t", "w", "a"), node("MatMul", "a", "w", "b"), node("Transpose", "b", "z", perm=[1, 0, 2])],
-    "channels first": [node("Transpose", "h", "t", perm=[0, 2, 1]), node("Conv", "t", "k", "a"), node("Conv", "a", "k", "b"), node("Transpose", "b", "z", perm=[0, 2, 1])],
-}  # fmt: skip
+    "steps first": [
+        node("Transpose", "h", "t", perm=[1, 0, 2]),
+        node("MatMul", "t", "w", "a"),
+        node("MatMul", "a", "w", "b"),
+        node("Transpose", "b", "z", perm=[1, 0, 2]),
+    ],
+    "channels first": [
+        node("Transpose", "h", "t", perm=[0, 2, 1]),
+        node("Conv", "t", "k", "a"),
+        node("Conv", "a", "k", "b"),
+        node("Transpose", "b", "z", perm=[0, 2, 1]),
+    ],
+}
 
 
 @pytest.mark.parametrize("length", ["length", 24], ids=["of any length", "of one length"])
@@ -406,11 +463,19 @@ def test_the_tokens_of_a_text_are_found_on_any_axis_as_many_as_there_are_channel
 ) -> None:
     rng, width = np.random.default_rng(0), 24
     nodes = [
-        node("Equal", "input_ids", "pad", "unseen"), node("Not", "unseen", "seen"), node("Cast", "seen", "float", to=TensorProto.FLOAT),
-        node("Unsqueeze", "float", "last", "column"), node("Gather", "table", "input_ids", "words"), node("Mul", "words", "column", "h"),
-        *TEXT_ORDERS[order], node("Mul", "z", "column", "kept"), node("ReduceSum", "kept", "axis", "sum", keepdims=0),
-        node("ReduceSum", "column", "axis", "count", keepdims=0), node("Div", "sum", "count", "mean"), node("MatMul", "mean", "v", "y"),
-    ]  # fmt: skip
+        node("Equal", "input_ids", "pad", "unseen"),
+        node("Not", "unseen", "seen"),
+        node("Cast", "seen", "float", to=TensorProto.FLOAT),
+        node("Unsqueeze", "float", "last", "column"),
+        node("Gather", "table", "input_ids", "words"),
+        node("Mul", "words", "column", "h"),
+        *TEXT_ORDERS[order],
+        node("Mul", "z", "column", "kept"),
+        node("ReduceSum", "kept", "axis", "sum", keepdims=0),
+        node("ReduceSum", "column", "axis", "count", keepdims=0),
+        node("Div", "sum", "count", "mean"),
+        node("MatMul", "mean", "v", "y"),
+    ]
     weights = {
         "table": rng.normal(size=(texts.WORDS, width)),
         "v": eye(width, CLASSES),

@@ -172,7 +172,8 @@ def test_a_residual_stream_in_float_is_not_rounded_from_block_to_block_and_comes
     model = static.model("minmax", stream)
     producer = {name: node for node in model.graph.node for name in node.output}
     for name in (name for node in model.graph.node if node.op_type == "Add" for name in node.input):
-        # A convolution's result comes in by way of the scales of its channels, the stream as it is but for where it is made smaller.
+        # A convolution's result comes in by way of the scales of its channels, the stream as it is but for where it is
+        # made smaller.
         if producer[name].op_type == "DequantizeLinear":
             rounded = producer[producer[name].input[0]].input[0]
             assert producer[rounded].op_type == "Pad"
@@ -244,7 +245,8 @@ def test_grouped_convolutions_are_left_to_the_nearest_level(rows: np.ndarray) ->
 
 
 def test_levels_of_other_steps_are_left_alone() -> None:
-    """ONNX Runtime's quantizer widens the steps of a channel whose bias would not fit into 32 bits: its loudest weight is then below the last level."""
+    """ONNX Runtime's quantizer widens the steps of a channel whose bias would not fit into 32 bits: its loudest weight
+    is then below the last level."""
     rng = np.random.default_rng(0)
     theirs = rng.integers(-30, 31, (2, 3, 3, 3)).astype(np.int8)
     theirs[0, 0, 0, 0], theirs[1, 0, 0, 0] = 32, -64
@@ -265,7 +267,8 @@ SENSITIVE_ROWS = (
 
 
 def sensitive_network() -> Backbone:
-    """Four convolutions. The third reads a channel that is always zero with weights so large that seven bits leave nothing of the others."""
+    """Four convolutions. The third reads a channel that is always zero with weights so large that seven bits leave
+    nothing of the others."""
     rng = np.random.default_rng(0)
     widths = [3, 8, 8, 8, 8]
     nodes, constants, source = [], [], "x"

@@ -15,7 +15,8 @@ ROWS = 1_000
 
 
 def arrays(*, ramp_cost: float, int8_errors: int | None = None) -> dict[str, npt.NDArray[Any]]:
-    """One ramp at half of the time where four in ten leave rightly; with ``int8_errors`` an int8 chain of half the time."""
+    """One ramp at half of the time where four in ten leave rightly; with ``int8_errors`` an int8 chain of half the
+    time."""
     uncertainty = np.linspace(0, 1, ROWS, dtype=np.float32)
     wrong = uncertainty >= 0.4
     columns, said = [uncertainty], [np.where(wrong, 1, 0)]

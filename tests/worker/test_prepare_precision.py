@@ -359,15 +359,7 @@ def untrained(folder: Path, **changes: str) -> str:
 
 def side_of(uri: str, backbone: Backbone, rows: np.ndarray, taken: Collection[str] = ()) -> Side:
     return load_side(
-        uri,
-        backbone,
-        rows,
-        taken=taken,
-        quantize=False,
-        seed=0,
-        threads=1,
-        seconds=0.1,
-        reporter=Reporter(quiet=True),
+        uri, backbone, rows, taken=taken, quantize=False, seed=0, threads=1, seconds=0.1, reporter=Reporter(quiet=True)
     )
 
 

@@ -66,7 +66,8 @@ def constant(model: onnx.ModelProto, name: str) -> np.ndarray:
 
 
 def test_an_integer_product_is_what_its_levels_say() -> None:
-    """Against the definition in float64: no integer sum saturates, whatever the processor's kernels. The input has two sides, what a ReLU leaves has one."""
+    """Against the definition in float64: no integer sum saturates, whatever the processor's kernels. The input has two
+    sides, what a ReLU leaves has one."""
     mlp, x = perceptron(), np.random.default_rng(3).normal(size=(64, 16)).astype(np.float32)
     ((_, made),) = quantized_models(mlp, x[:32], cuts={"h0", "h1"}, threads=1)
     scaled = x * constant(made, "x/scale")

@@ -305,5 +305,6 @@ def test_the_command_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
-        f"offramp prepare: data {tmp_path / 'none.npz'} does not exist; give an .npz with x [N, ...], a folder of images, or a .jsonl file of texts"
+        f"offramp prepare: data {tmp_path / 'none.npz'} does not exist; give an .npz with x [N, ...], a folder of "
+        "images, or a .jsonl file of texts"
     ]

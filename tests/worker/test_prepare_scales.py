@@ -1,4 +1,5 @@
-"""What ``offramp prepare`` sees to: scores mean the same at every exit, whatever the model ends in and however it was given."""
+"""What ``offramp prepare`` sees to: scores mean the same at every exit, whatever the model ends in and however it was
+given."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from offramp_worker.prepare.sources import load_backbone
 Array = npt.NDArray[np.float64]
 HELD_OUT = 3_000
 BINS = 10
-MARGIN = 0.05  # of an error over 3,000 rows, seen at 0.005 to 0.025: a temperature from some dozens of rows, and noise of 0.01
+# Of an error over 3,000 rows, seen at 0.005 to 0.025: a temperature from some dozens of rows, and noise of 0.01.
+MARGIN = 0.05
 
 
 def as_onnx(folder: Path, *ends: str) -> str:
@@ -71,9 +73,13 @@ SOURCES: dict[str, tuple[Callable[[Path], str], Scale]] = {
 def bundle_of(folder: Path, model: str, **options: object) -> Bundle:
     np.savez(folder / "data.npz", x=prepared.images(900, seed=2)[0])
     request = PrepareRequest(
-        model=model, data=str(folder / "data.npz"), out=folder / "bundle", head_share=0.4, profile_seconds=0.05,
+        model=model,
+        data=str(folder / "data.npz"),
+        out=folder / "bundle",
+        head_share=0.4,
+        profile_seconds=0.05,
         **{"precision": "exact", "compile_limit": 0, **options},  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
     prepare_bundle(request, Reporter(quiet=True))
     return load_bundle(folder / "bundle")
 
@@ -97,7 +103,8 @@ def probabilities(scale: Scale, answers: Array) -> Array:
 
 
 def calibration_error(shares: Array, own: Array) -> float:
-    """Expected calibration error in bins of equal mass: how far the largest probability lies from what the model gives that class."""
+    """Expected calibration error in bins of equal mass: how far the largest probability lies from what the model gives
+    that class."""
     sure, given = shares.max(axis=1), own[np.arange(len(own)), shares.argmax(axis=1)]
     bins = np.array_split(np.argsort(sure), BINS)
     return float(sum(len(rows) * abs(sure[rows].mean() - given[rows].mean()) for rows in bins) / len(own))
@@ -155,11 +162,16 @@ def too_sure(folder: Path, *, end: str = "") -> str:
     ]
     shape = ["batch", 1, prepared.SIZE, prepared.SIZE]
     graph = helper.make_graph(
-        nodes, "means",
+        nodes,
+        "means",
         [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("scores" if end else "said", onnx.TensorProto.FLOAT, ["batch", prepared.CLASSES])],
+        [
+            helper.make_tensor_value_info(
+                "scores" if end else "said", onnx.TensorProto.FLOAT, ["batch", prepared.CLASSES]
+            )
+        ],
         [numpy_helper.from_array(100 * np.eye(prepared.CLASSES, dtype=np.float32), "w")],
-    )  # fmt: skip
+    )
     file = folder / f"means{end.lower()}.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(file))
     return str(file)

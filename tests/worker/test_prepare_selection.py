@@ -1,4 +1,5 @@
-"""Judging ramps: exit shares against brute force, what is trained, what is refused, and the measured profile's arithmetic."""
+"""Judging ramps: exit shares against brute force, what is trained, what is refused, and the measured profile's
+arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What ``offramp prepare`` takes for a classifier's top label, and what it refuses by name because it is another task."""
+"""What ``offramp prepare`` takes for a classifier's top label, and what it refuses by name because it is another
+task."""
 
 from __future__ import annotations
 
@@ -124,7 +125,10 @@ REFUSED = {
     "rows of length 1": (embedding, r"'end' \[16, 32\] ends in LpNormalization .*: rows of one length, an embedding"),
     "rows of length 1, by hand": (embedding_normalized_by_hand, "ends in Div .*: rows of one length, an embedding"),
     "a layer norm at the end": (embedding_behind_a_layer_norm, "ends in LayerNormalization .* an embedding"),
-    "a rectified regression": (lambda d: ending(d, chain("Relu"), classes=4), "ends in Relu .*: quantities of at least 0"),
+    "a rectified regression": (
+        lambda d: ending(d, chain("Relu"), classes=4),
+        "ends in Relu .*: quantities of at least 0",
+    ),
     "rates": (lambda d: ending(d, chain("Exp")), "ends in Exp .*: quantities of at least 0"),
     "scales": (lambda d: ending(d, chain("Softplus")), "ends in Softplus .*: quantities of at least 0"),
     "distances": (lambda d: ending(d, chain("Abs", "Sqrt")), "ends in Sqrt .*: quantities of at least 0"),
@@ -139,10 +143,12 @@ REFUSED = {
         r"'end' \[16, 1, 5\] .*: several rows for each input",
     ),
     "no axis of classes": (
-        lambda d: ending(d, [helper.make_node("ReduceSum", ["y", "one"], ["end"], keepdims=0)], whole("one", 1), rank=1),
+        lambda d: ending(
+            d, [helper.make_node("ReduceSum", ["y", "one"], ["end"], keepdims=0)], whole("one", 1), rank=1
+        ),
         r"'end' \[16\] .*: one number for each input",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -224,7 +230,7 @@ ACCEPTED = {
         lambda d: ending(d, [*chain("Sigmoid", target="g"), helper.make_node("Mul", ["y", "g"], ["end"])]),
         "logits",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
@@ -249,7 +255,8 @@ def test_the_report_says_what_the_scores_are_taken_for(tmp_path: Path) -> None:
     (said,) = task_of(LOGITS, folder=tmp_path)
     low, high = LOGITS.min(), LOGITS.max()
     assert said == (
-        f"top label of 5 classes: output 'end' ends in MatMul and lies in [{low:.3g}, {high:.3g}] on 200 rows, taken for logits"
+        f"top label of 5 classes: output 'end' ends in MatMul and lies in [{low:.3g}, {high:.3g}] on 200 rows, taken "
+        "for logits"
     )
 
 
@@ -257,10 +264,13 @@ BOXES = np.concatenate([low := RNG.uniform(0, 300, (200, 2)), low + RNG.uniform(
     np.float32
 )
 DOUBTS = {
-    "always the same label": (LOGITS + np.array([40, 0, 0, 0, 0], np.float32), "all 200 rows are answered with class 0"),
+    "always the same label": (
+        LOGITS + np.array([40, 0, 0, 0, 0], np.float32),
+        "all 200 rows are answered with class 0",
+    ),
     "nothing below 0": (LOGITS - LOGITS.min(), "no score is below 0, as in a regression"),
     "corners": (BOXES, "columns 2 and 3 are never below 0 and 1, as corners of boxes"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", DOUBTS)
@@ -295,13 +305,18 @@ DECLARED = {
     "labels by sigmoids": (multi_label, LABELS, "independent-probabilities", (5,)),
     "labels by logits": (lambda d: ending(d, chain("Identity")), LABELS, "logits", (5,)),
     "yes or no without an axis of columns": (one_number, YES, "logits", (1,)),
-    "yes or no by a sigmoid": (lambda d: ending(d, chain("Sigmoid"), classes=1), YES, "independent-probabilities", (1,)),
+    "yes or no by a sigmoid": (
+        lambda d: ending(d, chain("Sigmoid"), classes=1),
+        YES,
+        "independent-probabilities",
+        (1,),
+    ),
     "two of five classes": (lambda d: ending(d, chain("Softmax")), TOP2, "probabilities", (5,)),
     "one number": (one_number, NUMBERS, "logits", (1,)),
     "boxes": (boxes_in_pixels, NUMBERS, "logits", (4,)),
     "an embedding": (embedding, VECTOR, "logits", (32,)),
     "an embedding behind a layer norm": (embedding_behind_a_layer_norm, VECTOR, "logits", (32,)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", DECLARED)
@@ -319,22 +334,45 @@ def run_rows(model: onnx.ModelProto) -> Array:
 
 
 NOT_DECLARED = {
-    "labels of a softmax": (lambda d: ending(d, chain("Softmax")), LABELS, "a distribution over classes.*declare Top1 or TopK; MultiLabel takes"),
-    "labels in pixels": (sigmoid_in_pixels, LABELS, r"'end' \[16, 5\].*a sigmoid that is scaled afterwards.*MultiLabel takes \[batch, labels\]"),
+    "labels of a softmax": (
+        lambda d: ending(d, chain("Softmax")),
+        LABELS,
+        "a distribution over classes.*declare Top1 or TopK; MultiLabel takes",
+    ),
+    "labels in pixels": (
+        sigmoid_in_pixels,
+        LABELS,
+        r"'end' \[16, 5\].*a sigmoid that is scaled afterwards.*MultiLabel takes \[batch, labels\]",
+    ),
     "one label of several": (one_number, LABELS, r"'end' \[16, 1\].*one number for each input; MultiLabel takes"),
-    "yes or no in five columns": (multi_label, YES, r"'end' \[16, 5\].*5 numbers for each input; Binary takes \[batch\]"),
-    "more classes than there are": (lambda d: ending(d, chain("Softmax")), TaskSpec("TopK", k=5), r"k is 5; it must lie in \[2, 4\].*TopK takes"),
+    "yes or no in five columns": (
+        multi_label,
+        YES,
+        r"'end' \[16, 5\].*5 numbers for each input; Binary takes \[batch\]",
+    ),
+    "more classes than there are": (
+        lambda d: ending(d, chain("Softmax")),
+        TaskSpec("TopK", k=5),
+        r"k is 5; it must lie in \[2, 4\].*TopK takes",
+    ),
     "classes of a multi-label model": (multi_label, TOP2, "a probability for each label.*TopK takes"),
-    "numbers of a softmax": (lambda d: ending(d, chain("Softmax")), NUMBERS, "a distribution over classes.*Regression takes"),
+    "numbers of a softmax": (
+        lambda d: ending(d, chain("Softmax")),
+        NUMBERS,
+        "a distribution over classes.*Regression takes",
+    ),
     "a vector for each token": (
         lambda d: ending(d, [helper.make_node("Unsqueeze", ["y", "one"], ["end"])], whole("one", 1), rank=3),
-        VECTOR, r"'end' \[16, 1, 5\].*several rows for each input.*Embedding takes \[batch, width\]",
+        VECTOR,
+        r"'end' \[16, 1, 5\].*several rows for each input.*Embedding takes \[batch, width\]",
     ),
     "a vector of one": (one_number, VECTOR, "one number for each input; Embedding takes"),
     "labels called label": (
-        lambda d: ending(d, chain("Sigmoid", target="label"), output="label"), LABELS, "called as the labels that replies have",
+        lambda d: ending(d, chain("Sigmoid", target="label"), output="label"),
+        LABELS,
+        "called as the labels that replies have",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", NOT_DECLARED)

@@ -144,10 +144,20 @@ def unknown_input(folder: Path) -> Path:
 REFUSED = {
     "no embedding": (no_table, texts(20, seed=5), {}, "no embedding table is looked up by input 'input_ids'"),
     "an input of its own": (unknown_input, texts(20, seed=5), {}, "inputs are input_ids, attention_mask, bias_ids"),
-    "floats for ids": (lambda d: text_model(d / "m.onnx"), np.ones((20, 4), np.float32), {}, "the model takes token ids"),
+    "floats for ids": (
+        lambda d: text_model(d / "m.onnx"),
+        np.ones((20, 4), np.float32),
+        {},
+        "the model takes token ids",
+    ),
     "ids too large": (lambda d: text_model(d / "m.onnx"), texts(20, seed=5) + 50, {}, "the model knows 0 to 119"),
-    "pad id too large": (lambda d: text_model(d / "m.onnx"), texts(20, seed=5), {"pad": 500}, r"pad-id is 500; it must lie in \[0, 119\]"),
-}  # fmt: skip
+    "pad id too large": (
+        lambda d: text_model(d / "m.onnx"),
+        texts(20, seed=5),
+        {"pad": 500},
+        r"pad-id is 500; it must lie in \[0, 119\]",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -1,4 +1,5 @@
-"""What clients see of the queue, on real workers: priorities, timeouts, refusals, disconnects, the cache, and draining under load."""
+"""What clients see of the queue, on real workers: priorities, timeouts, refusals, disconnects, the cache, and draining
+under load."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ pytestmark = pytest.mark.slow  # real workers
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle whose profile promises a thousandth of the time that batches take, so that what is admitted can be late."""
+    """A bundle whose profile promises a thousandth of the time that batches take, so that what is admitted can be
+    late."""
     folder = bundles.write_bundle(tmp_path_factory.mktemp("hasty"))
     profile = msgspec.json.decode((folder / "profile.json").read_bytes())
     for batch in profile["batches"]:
@@ -226,7 +228,8 @@ def test_a_cached_reply_says_so_and_a_new_plan_ends_it(full: WorkerProcess, bund
 def test_no_admitted_request_is_lost_when_a_loaded_worker_drains(
     full: WorkerProcess, bundle_dir: Path, sessions: Sessions
 ) -> None:
-    """Clients on kept connections, as fast as they can, over a SIGTERM; the worker's own count of answers must be theirs."""
+    """Clients on kept connections, as fast as they can, over a SIGTERM; the worker's own count of answers must be
+    theirs."""
     full.deliver(document(plan_for(bundle_dir), epoch=2)).raise_for_status()
     x = bundles.inputs(8 * 500, seed=9)
     expected = sessions.exact(x).argmax(axis=1)
@@ -269,4 +272,8 @@ def _sample(process: WorkerProcess, name: str) -> float:
 def _rows(process: WorkerProcess, *, outcome: str) -> float:
     text = process.public.get("/metrics").raise_for_status().text
     wanted = f'outcome="{outcome}"'
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("earlyexit_rows_total") and wanted in line)  # fmt: skip
+    return sum(
+        float(line.split()[-1])
+        for line in text.splitlines()
+        if line.startswith("earlyexit_rows_total") and wanted in line
+    )

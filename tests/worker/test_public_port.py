@@ -54,7 +54,13 @@ def test_tritonclient_gets_the_exact_answers(
     np.testing.assert_array_equal(result.as_numpy("label"), sessions.exact(x).argmax(axis=1))
     reply = result.get_response()
     assert reply["id"] == "r-1"
-    assert reply["parameters"] == {"exit": "final,final,final,final,final", "config": "exits-off", "arm": "stable", "epoch": 0, "audited": False}  # fmt: skip
+    assert reply["parameters"] == {
+        "exit": "final,final,final,final,final",
+        "config": "exits-off",
+        "arm": "stable",
+        "epoch": 0,
+        "audited": False,
+    }
 
 
 def test_tritonclient_reads_health_and_metadata(plain: WorkerProcess) -> None:
@@ -169,7 +175,10 @@ MALFORMED = {
     "data-null": (_with(data=[None, *NUMBERS[1:]]), "inputs[0].data: has a value of type null"),
     "data-boolean": (_with(data=[True, *NUMBERS[1:]]), "inputs[0].data: has a value of type boolean"),
     "data-object": (_with(data=[{}, *NUMBERS[1:]]), "inputs[0].data: has a value of type object"),
-    "binary-size-without-binary": (_with(data=None, parameters={"binary_data_size": ROW * 4}), "inputs[0]: 0 bytes follow"),
+    "binary-size-without-binary": (
+        _with(data=None, parameters={"binary_data_size": ROW * 4}),
+        "inputs[0]: 0 bytes follow",
+    ),
     "binary-size-wrong": (_with(parameters={"binary_data_size": 3}), "inputs[0].parameters.binary_data_size: is 3"),
     "binary-size-text": (_with(parameters={"binary_data_size": "3"}), "inputs[0].parameters.binary_data_size: is '3'"),
     "tensor-parameters-no-object": (_with(parameters=[]), "inputs[0].parameters: must be an object"),
@@ -179,9 +188,15 @@ MALFORMED = {
     "outputs-no-list": (_with() | {"outputs": {}}, "outputs: must be a list"),
     "output-no-object": (_with() | {"outputs": [3]}, "outputs[0]: must be an object"),
     "unknown-output": (_with() | {"outputs": [{"name": "label"}, {"name": "p"}]}, "outputs[1].name: is 'p'"),
-    "binary-flag-no-boolean": (_with() | {"outputs": [{"name": "label", "parameters": {"binary_data": 1}}]}, "outputs[0].parameters.binary_data: must"),
-    "classification": (_with() | {"outputs": [{"name": "label", "parameters": {"classification": 3}}]}, "outputs[0].parameters.classification"),
-}  # fmt: skip
+    "binary-flag-no-boolean": (
+        _with() | {"outputs": [{"name": "label", "parameters": {"binary_data": 1}}]},
+        "outputs[0].parameters.binary_data: must",
+    ),
+    "classification": (
+        _with() | {"outputs": [{"name": "label", "parameters": {"classification": 3}}]},
+        "outputs[0].parameters.classification",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MALFORMED)

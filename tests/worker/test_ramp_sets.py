@@ -126,7 +126,10 @@ def test_stable_and_canary_run_on_two_sets_and_audits_make_records_for_both(
     assert service.engine.sets.digests == (own(service), digest)
     tickets = service.serve(40)
     x = bundles.inputs(40, seed=1)
-    heads = {"stable": Sessions(bundle, threads=1), "canary": Sessions(load_ramp_set(store, digest, bundle).bundle, threads=1)}  # fmt: skip
+    heads = {
+        "stable": Sessions(bundle, threads=1),
+        "canary": Sessions(load_ramp_set(store, digest, bundle).bundle, threads=1),
+    }
     column = [c.id for c in bundle.columns].index("r00-grid")
     for i, ticket in enumerate(tickets):
         said = heads[ticket.arms[0]].tapped(x[i : i + 1])
@@ -195,7 +198,8 @@ def test_an_input_that_trained_a_set_makes_no_record_for_it(service: Service, bu
 
 
 class Late:
-    """A service whose store shows a set only once :meth:`show` is called, with its plan file and a clock that a test moves."""
+    """A service whose store shows a set only once :meth:`show` is called, with its plan file and a clock that a test
+    moves."""
 
     def __init__(self, service: Service, store: Path, folder: Path) -> None:
         self.service, self.now, self._store, self._elsewhere = service, 0.0, store, folder / "elsewhere"

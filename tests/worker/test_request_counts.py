@@ -1,4 +1,5 @@
-"""Requests and rows are counted apart, on a real worker: each request once, whatever it asked for and however it ended."""
+"""Requests and rows are counted apart, on a real worker: each request once, whatever it asked for and however it
+ended."""
 
 from __future__ import annotations
 

@@ -41,8 +41,9 @@ def test_the_utility_of_ramps_is_what_leavers_save_less_what_passers_pay(bundle:
     segments, ramps = np.array(batch.segment_seconds), np.array(batch.ramp_seconds)
     index = {ramp.id: i for i, ramp in enumerate(bundle.columns)}
     first, second = index["r00-grid"], index["r02-linear"]
-    assert told["earlyexit_ramp_saved_seconds"] == pytest.approx({
-        "r00-grid": 4 * segments[first + 1 :].sum(), "r02-linear": segments[second + 1 :].sum()})  # fmt: skip
+    assert told["earlyexit_ramp_saved_seconds"] == pytest.approx(
+        {"r00-grid": 4 * segments[first + 1 :].sum(), "r02-linear": segments[second + 1 :].sum()}
+    )
     assert told["earlyexit_ramp_overhead_seconds"] == pytest.approx(
         {"r00-grid": 10 * ramps[first], "r02-linear": 6 * ramps[second]}
     )

@@ -46,7 +46,10 @@ def test_rows_of_a_stopped_slice_stay_in_a_batch_whose_others_leave(service: Ser
     service.run(service.plan(), **BOTH, stopped_slices=("night",))
     x, held = bundles.inputs(16, seed=3), service.engine._turn
     with held:  # one batch of all of them
-        tickets = [service.engine.submit(x[i : i + 1], never_exit=False, slice_name="night" if i % 2 else "") for i in range(16)]  # fmt: skip
+        tickets = [
+            service.engine.submit(x[i : i + 1], never_exit=False, slice_name="night" if i % 2 else "")
+            for i in range(16)
+        ]
     service.serve(1)
     assert all(t.exits[0] == "final" for t in tickets[1::2])
     assert sum(t.exits[0] == "r00-grid" for t in tickets[::2]) >= 7
@@ -109,7 +112,10 @@ def test_a_request_names_its_slice_and_a_bad_name_is_refused_by_its_path(
         (7, 400, ""),
         ("n" * 33, 400, ""),
     ):
-        request = {"inputs": [{"name": "x", "shape": list(x.shape), "datatype": "FP32", "data": x.ravel().tolist()}], "parameters": {"slice": wish}}  # fmt: skip
+        request = {
+            "inputs": [{"name": "x", "shape": list(x.shape), "datatype": "FP32", "data": x.ravel().tolist()}],
+            "parameters": {"slice": wish},
+        }
         reply = worker.public.post("/v2/models/tiny/infer", json=request)
         assert reply.status_code == status, reply.text
         if status == 200:

@@ -1,4 +1,5 @@
-"""Tasks beyond the top label, from a model to certified exits: `offramp prepare`, a worker, its audits, a certificate, and what replies say."""
+"""Tasks beyond the top label, from a model to certified exits: `offramp prepare`, a worker, its audits, a certificate,
+and what replies say."""
 
 from __future__ import annotations
 
@@ -65,11 +66,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
         np.savez(folder / "data.npz", x=prepared.images(ROWS, seed=3)[0])
         prepare_bundle(
             PrepareRequest(
-                tasks.save_model(folder, kind), str(folder / "data.npz"), folder / "bundle", name="tiny", head_share=0.3,
-                profile_seconds=0.3, compile_limit=0, task=tasks.SPECS[kind],
+                tasks.save_model(folder, kind),
+                str(folder / "data.npz"),
+                folder / "bundle",
+                name="tiny",
+                head_share=0.3,
+                profile_seconds=0.3,
+                compile_limit=0,
+                task=tasks.SPECS[kind],
             ),
             Reporter(io.StringIO()),
-        )  # fmt: skip
+        )
         return Prepared(kind, folder / "bundle", load_bundle(folder / "bundle"), prepared.images(400, seed=9)[0])
 
     return make
@@ -103,9 +110,12 @@ def test_a_session_and_the_definition_are_equally_sure(kind: str) -> None:
     rng = np.random.default_rng(3)
     said = (rng.normal(0, 1, (400, task.head_width)) * rng.choice([0.1, 3, 300], (400, 1))).astype(np.float32)
     model = helper.make_model(
-        helper.make_graph([helper.make_node("Identity", ["in"], ["said"])], "g", [info("in", task)], [info("said", task)]),
-        opset_imports=[helper.make_opsetid("", 18)], ir_version=9,
-    )  # fmt: skip
+        helper.make_graph(
+            [helper.make_node("Identity", ["in"], ["said"])], "g", [info("in", task)], [info("said", task)]
+        ),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=9,
+    )
     add_confidence(model, said="said", task=task, name="sure")
     _, sure = open_session(model, threads=1).run(None, {"in": said})
     raw = task.raw_score(said)
@@ -124,7 +134,8 @@ def info(name: str, task: Task) -> onnx.ValueInfoProto:
 
 @pytest.mark.parametrize("kind", tasks.SPECS)
 def test_both_trainers_descend_along_the_slope_of_the_loss(kind: str) -> None:
-    """Against differences of the loss; of values the error counts as given, so that only the last column moves with it."""
+    """Against differences of the loss; of values the error counts as given, so that only the last column moves with
+    it."""
     task = task_of(tasks.SPECS[kind], width=1 if kind == "binary" else 4)
     rng = np.random.default_rng(5)
     reference = rng.normal(0, 2, (6, task.width)).astype(np.float32)

@@ -31,11 +31,14 @@ def _sized(value: Any) -> bytes:
 @pytest.mark.parametrize(
     "field",
     [
-        lambda v: body(name=v), lambda v: body(datatype=v), _sized, lambda v: body(parameters={"exit": v}),
+        lambda v: body(name=v),
+        lambda v: body(datatype=v),
+        _sized,
+        lambda v: body(parameters={"exit": v}),
         lambda v: body(outputs=[{"name": v}]),
     ],
     ids=["name", "datatype", "size", "exit", "output"],
-)  # fmt: skip
+)
 def test_an_error_repeats_little_of_what_was_sent(field: Any, value: Any) -> None:
     with pytest.raises(BadRequestError) as caught:
         parse_request(field(value), header_length=None, spec=SPEC, max_rows=8)

@@ -1,4 +1,5 @@
-"""Traces: spans of real requests at a real OTLP endpoint; nothing of it without being asked for, and a clear refusal where it cannot work."""
+"""Traces: spans of real requests at a real OTLP endpoint; nothing of it without being asked for, and a clear refusal
+where it cannot work."""
 
 from __future__ import annotations
 
@@ -65,9 +66,11 @@ def test_a_request_leaves_a_span_below_its_clients_with_queue_and_execution(
 ) -> None:
     host, port = collector.server.server_address[:2]
     env = {
-        "OTEL_TRACES_EXPORTER": "otlp", "OFFRAMP_SERVICE": "digits", "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{host!s}:{port}",
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OFFRAMP_SERVICE": "digits",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{host!s}:{port}",
         "OTEL_BSP_SCHEDULE_DELAY": "100",
-    }  # fmt: skip
+    }
     with WorkerProcess(bundle_dir, env=env) as worker:
         worker.deliver(document(plan_for(bundle_dir, {"r00-grid": "1"}))).raise_for_status()
         worker.public.headers["traceparent"] = TRACEPARENT
@@ -95,13 +98,22 @@ def test_traces_that_are_asked_for_without_their_packages_are_refused(bundle_dir
     hide = "import sys; sys.modules['opentelemetry.sdk'] = None; from offramp_worker.main import main; main()"
     env = {"OFFRAMP_BUNDLE": str(bundle_dir), "OFFRAMP_PORT": "0", "OTEL_TRACES_EXPORTER": "otlp", "PATH": "/usr/bin"}
     paths = [str(Path(__file__).parents[2] / name) for name in ("core", "worker")]
-    done = subprocess.run([sys.executable, "-c", hide], env=env | {"PYTHONPATH": ":".join(paths)}, capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", hide],
+        env=env | {"PYTHONPATH": ":".join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2 and "offramp[tracing]" in done.stderr
 
 
 @pytest.mark.slow
 def test_a_worker_that_makes_no_traces_never_loads_them() -> None:
-    code = "import sys, offramp_worker.main; print([m for m in sys.modules if m.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
+    code = (
+        "import sys, offramp_worker.main; print([m for m in sys.modules if m.startswith(('opentelemetry.sdk', "
+        "'opentelemetry.exporter'))])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

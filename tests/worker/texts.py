@@ -1,7 +1,7 @@
 """A small attention network over token ids, made with onnx.helper, and texts for it. No torch, no training.
 
-A word's embedding says its topic (its id modulo 3) and a little noise; two layers of attention mix the words of a text, and the
-classifier names the topic that most words have.
+A word's embedding says its topic (its id modulo 3) and a little noise; two layers of attention mix the words of a text,
+and the classifier names the topic that most words have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Ids = npt.NDArray[np.int64]
 
 
 def texts(n: int, *, seed: int, longest: int = 20) -> Ids:
-    """(n, longest) ids of texts of different length, filled up with 0; each has a topic that most of its words share."""
+    """(n, longest) ids of texts of different length, filled up with 0; each has a topic that most of its words
+    share."""
     rng = np.random.default_rng(seed)
     rows = np.zeros((n, longest), dtype=np.int64)
     for row in rows:
@@ -32,7 +33,8 @@ def texts(n: int, *, seed: int, longest: int = 20) -> Ids:
 
 
 def text_model(path: Path, *, inputs: tuple[str, ...] = ("input_ids", "attention_mask"), masked: bool = True) -> Path:
-    """Write the network. Without ``attention_mask`` among the inputs it makes the mask itself; not ``masked``: it has none."""
+    """Write the network. Without ``attention_mask`` among the inputs it makes the mask itself; not ``masked``: it has
+    none."""
     rng = np.random.default_rng(0)
     table = rng.normal(0, 0.3, (WORDS, WIDTH))
     table[np.arange(WORDS), np.arange(WORDS) % TOPICS] += 1.0

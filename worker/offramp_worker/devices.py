@@ -1,7 +1,7 @@
 """Where sessions run: on the CPU or, through one of ONNX Runtime's providers, on a GPU.
 
-A bundle's profile names the executor that it was measured with, and a worker runs the bundle there and nowhere else: what a ramp saves
-on one device says nothing of another.
+A bundle's profile names the executor that it was measured with, and a worker runs the bundle there and nowhere else:
+what a ramp saves on one device says nothing of another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ EXECUTOR = "onnxruntime-"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A kind of device: its ``name`` for people and for ONNX Runtime's memory, and its ``provider``, which ``package`` brings.
+    """A kind of device: its ``name`` for people and for ONNX Runtime's memory, and its ``provider``, which ``package``
+    brings.
 
     Whatever opens or runs a session there does so in its ``turn``.
     """
@@ -54,15 +55,16 @@ class Device:
 
 
 CPU = Device("cpu", "CPUExecutionProvider", "onnxruntime")
-# TF32 rounds products to ten bits: faster, and no longer the model as it was given. An exhaustive search for the quickest convolution would
-# begin anew with every batch size.
+# TF32 rounds products to ten bits: faster, and no longer the model as it was given. An exhaustive search for the
+# quickest convolution would begin anew with every batch size.
 CUDA = Device(
     "cuda",
     "CUDAExecutionProvider",
     "onnxruntime-gpu[cuda,cudnn]",
     (("use_tf32", "0"), ("cudnn_conv_algo_search", "HEURISTIC")),
 )
-# All sessions of WebGPU share one queue of commands, and two that run at once can end the process (microsoft/onnxruntime#32561).
+# All sessions of WebGPU share one queue of commands, and two that run at once can end the process
+# (microsoft/onnxruntime#32561).
 WEBGPU = Device("webgpu", "WebGpuExecutionProvider", "onnxruntime-webgpu", turn=RLock())
 DEVICES = {device.name: device for device in (CPU, CUDA, WEBGPU)}
 
@@ -72,8 +74,8 @@ def open_session(
 ) -> ort.InferenceSession:
     """A session that spins on no core while it waits. An ``optimised`` graph, one of the CPU's, is left as it is.
 
-    Operators that the device's provider does not have run on the CPU. On the CPU equal graphs are one session, and equal weights of others one
-    array: see :mod:`offramp_worker.weights`.
+    Operators that the device's provider does not have run on the CPU. On the CPU equal graphs are one session, and
+    equal weights of others one array: see :mod:`offramp_worker.weights`.
 
     Raises
     ------
@@ -94,12 +96,14 @@ def open_session(
 
 
 def optimised_graph(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph that ONNX Runtime runs for ``model`` on this machine's CPU. It raises bare exceptions of its C++ side."""
+    """The graph that ONNX Runtime runs for ``model`` on this machine's CPU. It raises bare exceptions of its C++
+    side."""
     return onnx.load_model_from_string(_written(model.SerializeToString(), _options(threads=1)))
 
 
 def _written(model: bytes, options: ort.SessionOptions) -> bytes:
-    """ONNX Runtime hands an optimised graph out through a file only; on Linux one in memory, since a pod's disk may be read-only."""
+    """ONNX Runtime hands an optimised graph out through a file only; on Linux one in memory, since a pod's disk may be
+    read-only."""
     if sys.platform == "linux":
         file = os.memfd_create("optimised")
         try:
@@ -170,7 +174,10 @@ def missing(device: Device) -> str:
         with device.turn:
             session.run(None, {"x": np.ones((1, 1, 3, 3), np.float32)})
     except Exception as error:  # ONNX Runtime raises bare exceptions of its C++ side
-        return f"{str(error).partition(chr(10))[0]}; are a GPU, its driver and the libraries of {device.package} there, and handed to this container?"
+        return (
+            f"{str(error).partition(chr(10))[0]}; are a GPU, its driver and the libraries of {device.package} "
+            "there, and handed to this container?"
+        )
     return ""
 
 

@@ -1,7 +1,8 @@
 """True labels from clients: recent answers wait for them, and what they say becomes a metric.
 
-Disagreement with the model itself is what plans are certified on; this is the other question, whether the answers are right, and only people
-look at it. Off unless asked for (``spec.feedback``, ``OFFRAMP_FEEDBACK_ROWS``), since it keeps answers in memory.
+Disagreement with the model itself is what plans are certified on; this is the other question, whether the answers are
+right, and only people look at it. Off unless asked for (``spec.feedback``, ``OFFRAMP_FEEDBACK_ROWS``), since it keeps
+answers in memory.
 """
 
 from __future__ import annotations

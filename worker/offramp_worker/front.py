@@ -28,8 +28,8 @@ class _Waiting(NamedTuple):
 class Front:
     """Make it in the thread of its event loop.
 
-    Requests are served at the end of the loop's turn in which they arrived, so that all sockets that were readable share a
-    batch. That may be done right here, see :meth:`offramp_worker.engine.engine.Engine.serve`.
+    Requests are served at the end of the loop's turn in which they arrived, so that all sockets that were readable
+    share a batch. That may be done right here, see :meth:`offramp_worker.engine.engine.Engine.serve`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -43,7 +43,8 @@ class Front:
         return request if self.feedback is None else self.feedback.named(request)
 
     def submit(self, engine: Engine, request: InferRequest, *, done: Done) -> Ticket:
-        """Admit a request; ``done`` is called in the event loop once all its rows are answered, never before this returns.
+        """Admit a request; ``done`` is called in the event loop once all its rows are answered, never before this
+        returns.
 
         Raises
         ------
@@ -51,9 +52,15 @@ class Front:
             It was not taken.
         """
         ticket = engine.submit(
-            request.x, never_exit=request.never_exit, deadline_seconds=request.deadline_seconds,
-            priority=request.priority, timeout_seconds=request.timeout_seconds, slice_name=request.slice_name, stream=request.stream, wake=False,
-        )  # fmt: skip
+            request.x,
+            never_exit=request.never_exit,
+            deadline_seconds=request.deadline_seconds,
+            priority=request.priority,
+            timeout_seconds=request.timeout_seconds,
+            slice_name=request.slice_name,
+            stream=request.stream,
+            wake=False,
+        )
         self._waiting[ticket] = _Waiting(engine, done, request.id)
         if ticket.cached:
             self._loop.call_soon(self._resolve, [ticket])

@@ -14,7 +14,8 @@ import orjson
 
 
 def log_event(event: str, *, level: str = "info", message: str = "", **facts: Any) -> None:
-    """Write one line: time (UTC), level, event, a message for people (the event, where that says it all) and the facts given."""
+    """Write one line: time (UTC), level, event, a message for people (the event, where that says it all) and the facts
+    given."""
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "level": level,

@@ -1,7 +1,8 @@
 """Entry point of the worker process: two ports, one event loop, one engine thread.
 
-Exit codes: 0 after a clean drain (or a fetch), 1 for a bundle that could not be fetched, 2 for settings (or, from ``offramp serve``, a bundle) that cannot work, 3 when every run has
-failed for a minute, so that whoever supervises starts another process.
+Exit codes: 0 after a clean drain (or a fetch), 1 for a bundle that could not be fetched, 2 for settings (or, from
+``offramp serve``, a bundle) that cannot work, 3 when every run has failed for a minute, so that whoever supervises
+starts another process.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from offramp_worker.settings import Settings, settings_from_env
 from offramp_worker.tracing import Tracing
 from offramp_worker.worker import ExecutorLostError, Worker
 
-# The event loop and the engine share one interpreter; at the default of 5 ms a reply could wait that long for the other's turn.
+# The event loop and the engine share one interpreter; at the default of 5 ms a reply could wait that long for the
+# other's turn.
 SWITCH_INTERVAL_SECONDS = 0.0005
 STARTED_POLL_SECONDS = 0.005
 SWEEP_SECONDS = 1.0
@@ -64,7 +66,8 @@ class Server(uvicorn.Server):
 
 
 def main() -> None:
-    """``offramp-worker``: serve what the environment says. A broken bundle leaves it up, unready, with the reason to be read.
+    """``offramp-worker``: serve what the environment says. A broken bundle leaves it up, unready, with the reason to be
+    read.
 
     ``offramp-worker fetch URI --to DIR`` fetches a bundle instead.
     """
@@ -173,7 +176,8 @@ def tell(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 
 
 class Loading(Protocol):
-    """A worker, whatever it serves, as its process knows it: it has a bundle to load, and in the end audits to report."""
+    """A worker, whatever it serves, as its process knows it: it has a bundle to load, and in the end audits to
+    report."""
 
     def load(self) -> None: ...
 
@@ -182,7 +186,8 @@ class Loading(Protocol):
 
 
 async def load_and_wait(worker: Loading, stop: asyncio.Event, *, stay_up_broken: bool) -> None:
-    """What keeps a bundle from being served may pass: a device, after the process that lost it has ended. So a broken one is tried again."""
+    """What keeps a bundle from being served may pass: a device, after the process that lost it has ended. So a broken
+    one is tried again."""
     while not stop.is_set():
         try:
             await asyncio.to_thread(worker.load)
@@ -234,10 +239,20 @@ async def listen(
 ) -> tuple[Server, asyncio.Task[None]]:
     """Open a port and serve ``app`` there. ``protocol`` makes what handles a connection."""
     config = uvicorn.Config(
-        app, host=host, port=port, log_config=None, access_log=False, lifespan="off", http=protocol, ws="none",
-        server_header=False, date_header=False, timeout_graceful_shutdown=REPLY_SECONDS, backlog=2048,
+        app,
+        host=host,
+        port=port,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        http=protocol,
+        ws="none",
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=REPLY_SECONDS,
+        backlog=2048,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-    )  # fmt: skip
+    )
     server = Server(config)
     task = asyncio.create_task(_serve_port(server, name, port))
     while not server.started and not task.done():

@@ -1,8 +1,9 @@
 """Prometheus metrics, for people and dashboards; the control plane reads counters, never these.
 
 What is told here is counted where it happens. What follows from the engine's state is asked for when somebody scrapes
-(:mod:`offramp_worker.engine.scrape`). No label has a value that a request brings with it, and none grows with time: arms, ramps of the
-loaded bundle, status codes. Help texts are the reference (docs/reference/metrics.md is made of them).
+(:mod:`offramp_worker.engine.scrape`). No label has a value that a request brings with it, and none grows with time:
+arms, ramps of the loaded bundle, status codes. Help texts are the reference (docs/reference/metrics.md is made of
+them).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 import offramp_worker
 from offramp_core.reasons import Reason, RequestOutcome
 
-# Powers of two, as objectives lie anywhere between half a millisecond and seconds; the Python client has no native histograms.
+# Powers of two, as objectives lie anywhere between half a millisecond and seconds; the Python client has no native
+# histograms.
 SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096)
 ROW_OUTCOMES = tuple(
     outcome for outcome in RequestOutcome if outcome is not RequestOutcome.INVALID
@@ -60,11 +62,13 @@ UNITS: Mapping[str, str] = {
     "earlyexit_rows_total": "rows",
     "earlyexit_worker_ready": "",
 }
-"""What each metric is told in, and by what a histogram counts; empty where it is a state. No rule divides one unit by another (tests/observe/test_units.py)."""
+"""What each metric is told in, and by what a histogram counts; empty where it is a state. No rule divides one unit by
+another (tests/observe/test_units.py)."""
 
 
 class Metrics:
-    """All series of one worker in a registry of its own. Children are cached: a label lookup costs more than an increment."""
+    """All series of one worker in a registry of its own. Children are cached: a label lookup costs more than an
+    increment."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -88,7 +92,8 @@ class Metrics:
         )
         self._rows = Counter(
             "rows",
-            "Rows of requests that could be read, by what became of them, as requests. The arm is empty where none was drawn.",
+            "Rows of requests that could be read, by what became of them, as requests. The arm is empty where none "
+            "was drawn.",
             ("arm", "outcome"),
             **own,
         )
@@ -100,7 +105,8 @@ class Metrics:
         )
         self._late = Counter(
             "late_requests",
-            "Requests that were answered (ok), their last row later than the latency objective; 0 without an objective.",
+            "Requests that were answered (ok), their last row later than the latency objective; 0 without an "
+            "objective.",
             **own,
         )
         self.requests = {outcome: self._requests.labels(outcome) for outcome in RequestOutcome}
@@ -123,8 +129,10 @@ class Metrics:
     def _add_audits(self, own: Mapping[str, Any]) -> None:
         self._audit_seconds = Counter(
             "audit_seconds",
-            "Seconds that audits kept the engine busy, after the replies and beside the plan: the model at every precision of the bundle, "
-            "with all heads. Measured here, where the seconds of ramps and of exits off are the profile's; nothing of it is in ramp_overhead_seconds.",
+            "Seconds that audits kept the engine busy, after the replies and beside the plan: the model at every "
+            "precision of the bundle, "
+            "with all heads. Measured here, where the seconds of ramps and of exits off are the profile's; nothing of "
+            "it is in ramp_overhead_seconds.",
             ("arm",),
             **own,
         )
@@ -179,10 +187,7 @@ class Metrics:
             **own,
         )
         self._plan_refusals = Counter(
-            "plan_refusals",
-            f"Plan documents that were not taken: {', '.join(REFUSALS)}.",
-            ("reason",),
-            **own,
+            "plan_refusals", f"Plan documents that were not taken: {', '.join(REFUSALS)}.", ("reason",), **own
         )
         self.feedback = lru_cache(maxsize=16)(self._feedback.labels)
         self.cache = lru_cache(maxsize=4)(self._cache.labels)

@@ -7,8 +7,8 @@ import stat
 
 
 def open_private(path: str, flags: int) -> int:
-    """A file descriptor, as ``open(..., opener=open_private)`` wants it: no link is followed, and nothing but a regular file is opened or
-    waited for.
+    """A file descriptor, as ``open(..., opener=open_private)`` wants it: no link is followed, and nothing but a regular
+    file is opened or waited for.
 
     Raises
     ------

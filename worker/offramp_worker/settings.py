@@ -12,7 +12,8 @@
 | OFFRAMP_PLAN_FILE | file with the signed plan document, polled by content |
 | OFFRAMP_STATE_DIR | small writable folder that survives a restart of the process |
 | OFFRAMP_RAMP_SETS | folder of the ramp-set store: heads that plans may name besides the bundle's own |
-| OFFRAMP_CAPTURE_DIR, OFFRAMP_CAPTURE_BYTES | folder for inputs that may train ramps, kept only while a plan document asks for it; at most so many bytes (64 MiB) |
+| OFFRAMP_CAPTURE_DIR, OFFRAMP_CAPTURE_BYTES | folder for inputs that may train ramps, kept only while a plan document
+asks for it; at most so many bytes (64 MiB) |
 | OFFRAMP_MODEL_DIGEST | the backbone digest this worker must serve |
 | OFFRAMP_THREADS | threads per session; default: CPUs this process may use, by its affinity and its cgroup's quota |
 | OFFRAMP_FEEDBACK_ROWS | answers kept for true labels that clients may send later; 0 (default) is off |

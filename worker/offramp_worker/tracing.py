@@ -1,10 +1,11 @@
-"""OpenTelemetry traces of inference requests: off unless ``OTEL_TRACES_EXPORTER`` is ``otlp``, and then in the packages of the extra ``tracing``.
+"""OpenTelemetry traces of inference requests: off unless ``OTEL_TRACES_EXPORTER`` is ``otlp``, and then in the packages
+of the extra ``tracing``.
 
 The variable is OpenTelemetry's own, so that ``spec.worker.env`` may set it like the others.
 
-A request's spans are made once its reply has gone out, from times that were noted on the way: `infer` (child of the client's span, by W3C
-``traceparent``) with `queue` and `execute` in it. Everything else, such as where to send them and which to sample, the SDK takes from its own
-``OTEL_*`` variables.
+A request's spans are made once its reply has gone out, from times that were noted on the way: `infer` (child of the
+client's span, by W3C ``traceparent``) with `queue` and `execute` in it. Everything else, such as where to send them and
+which to sample, the SDK takes from its own ``OTEL_*`` variables.
 """
 
 from __future__ import annotations
@@ -67,11 +68,21 @@ class Tracing:
         """The reply to a request has gone out."""
         ended = time.time_ns()
         began = _nanoseconds(ticket.wall_time)
-        span = self._begin(f"infer {model}", context, began, {
-            "offramp.model": model, "offramp.rows": len(ticket.x), "offramp.exit": _joined(ticket.exits), "offramp.arm": _joined(ticket.arms),
-            "offramp.config": _joined(ticket.configs), "offramp.audited": any(ticket.audited), "offramp.cached": ticket.cached,
-            "offramp.status": code,
-        })  # fmt: skip
+        span = self._begin(
+            f"infer {model}",
+            context,
+            began,
+            {
+                "offramp.model": model,
+                "offramp.rows": len(ticket.x),
+                "offramp.exit": _joined(ticket.exits),
+                "offramp.arm": _joined(ticket.arms),
+                "offramp.config": _joined(ticket.configs),
+                "offramp.audited": any(ticket.audited),
+                "offramp.cached": ticket.cached,
+                "offramp.status": code,
+            },
+        )
         inside = self._trace.set_span_in_context(span)
         if math.isfinite(ticket.began_at):
             run = _nanoseconds(ticket.wall_time + ticket.began_at - ticket.admitted)

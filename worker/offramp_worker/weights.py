@@ -1,8 +1,9 @@
 """Weights that are in memory once, however many sessions of this process read them.
 
-A plan's stages, the exact model and the tapped ones are pieces of one backbone, each in a session of its own. ONNX Runtime gives every session
-copies of its initializers; here those of equal content are one array that all of them read. Graphs are optimised before, not by the session:
-what a session makes of its weights while it optimises (blocked layouts, folded constants) would be its own again.
+A plan's stages, the exact model and the tapped ones are pieces of one backbone, each in a session of its own. ONNX
+Runtime gives every session copies of its initializers; here those of equal content are one array that all of them read.
+Graphs are optimised before, not by the session: what a session makes of its weights while it optimises (blocked
+layouts, folded constants) would be its own again.
 """
 
 from __future__ import annotations
@@ -21,13 +22,30 @@ from onnx import numpy_helper
 
 LEAST_BYTES = 4096
 ALIGNMENT = 64  # bytes; what vector instructions like best
-# The kernels of these rewrite their weights once more when a session opens and forget what they were given: to share that would add a copy.
+# The kernels of these rewrite their weights once more when a session opens and forget what they were given: to share
+# that would add a copy.
 PACKED = frozenset(
     {
-        "Attention", "ConvInteger", "ConvTranspose", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "FusedGemm", "FusedMatMul", "GRU", "Gemm",
-        "LSTM", "MatMul", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "QAttention", "QGemm", "QLinearConv", "QLinearMatMul",
+        "Attention",
+        "ConvInteger",
+        "ConvTranspose",
+        "DynamicQuantizeLSTM",
+        "DynamicQuantizeMatMul",
+        "FusedGemm",
+        "FusedMatMul",
+        "GRU",
+        "Gemm",
+        "LSTM",
+        "MatMul",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "QAttention",
+        "QGemm",
+        "QLinearConv",
+        "QLinearMatMul",
     }
-)  # fmt: skip
+)
 
 _lock = threading.Lock()
 _known: WeakValueDictionary[bytes, ort.OrtValue] = WeakValueDictionary()

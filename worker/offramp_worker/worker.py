@@ -58,7 +58,8 @@ class Worker:
         self.metrics.ready.set_function(lambda: float(self.ready))
 
     def load(self) -> None:
-        """Load and verify the bundle, build sessions, take the plan file's document, warm up; then be ready. Blocks for seconds.
+        """Load and verify the bundle, build sessions, take the plan file's document, warm up; then be ready. Blocks for
+        seconds.
 
         Raises
         ------
@@ -75,9 +76,15 @@ class Worker:
             raise
         _return_memory()
         engine = Engine(
-            bundle, sessions, self._options(), marker=self.marker, metrics=self.metrics, deliver=self._deliver,
-            captures=self._captures(bundle), lost=self._give_up,
-        )  # fmt: skip
+            bundle,
+            sessions,
+            self._options(),
+            marker=self.marker,
+            metrics=self.metrics,
+            deliver=self._deliver,
+            captures=self._captures(bundle),
+            lost=self._give_up,
+        )
         if self.marker.crashed_epoch is not None:
             log_event("earlier-process-crashed", level="warning", epoch=self.marker.crashed_epoch)
         if settings.public_key is not None:
@@ -125,7 +132,8 @@ class Worker:
         self._on_lost()
 
     def _captures(self, bundle: Bundle) -> Captures | None:
-        """Where inputs may be kept for training, if this worker was given a folder; none are kept before a document asks for it."""
+        """Where inputs may be kept for training, if this worker was given a folder; none are kept before a document
+        asks for it."""
         if self.settings.capture_dir is None:
             return None
         folder = self.settings.capture_dir / self.settings.uid
@@ -137,7 +145,8 @@ class Worker:
 
     @property
     def failing(self) -> str:
-        """Why a worker that has served takes no requests for now: every run of its executor fails. Empty for any other."""
+        """Why a worker that has served takes no requests for now: every run of its executor fails. Empty for any
+        other."""
         return self.engine.vitals.trouble if self.phase == "serving" and self.engine is not None else ""
 
     @property
@@ -147,7 +156,8 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is of use; False asks for a restart. A broken bundle does not: a restart would not mend it."""
+        """Whether the process is of use; False asks for a restart. A broken bundle does not: a restart would not mend
+        it."""
         return self.engine is None or self.phase == "draining" or self.engine.alive
 
     def renew_lease(self) -> None:
@@ -174,32 +184,55 @@ class Worker:
 
     @property
     def owes_audits(self) -> bool:
-        """Whether the control plane was told of draws that were open then and are compared by now: it would take them for lost."""
+        """Whether the control plane was told of draws that were open then and are compared by now: it would take them
+        for lost."""
         return self.engine is not None and owes_audits(self._told, self.engine.counters.snapshot())
 
     def state(self) -> WorkerState:
         """For ``GET /v1/state``. ``message`` of an unready worker is the reason of a broken bundle and nothing else."""
         if self.engine is None:
             return WorkerState(
-                uid=self.settings.uid, boot_id=self.boot_id, service_uid=self.settings.service_uid, model="", ready=False,
-                backbone_digest="", ramp_set_digest="", ramps=(), costs={}, crashed_epoch=self.marker.crashed_epoch,
-                message=self._reason if self.phase == "broken" else "", fetching=self.fetching,
-            )  # fmt: skip
+                uid=self.settings.uid,
+                boot_id=self.boot_id,
+                service_uid=self.settings.service_uid,
+                model="",
+                ready=False,
+                backbone_digest="",
+                ramp_set_digest="",
+                ramps=(),
+                costs={},
+                crashed_epoch=self.marker.crashed_epoch,
+                message=self._reason if self.phase == "broken" else "",
+                fetching=self.fetching,
+            )
         engine, captures = self.engine, self.engine.captures
         manifest, active = engine.bundle.manifest, engine.active
         costs: dict[str, list[Any]] = {name: a.tolist() for name, a in profile_arrays(engine.bundle.profile).items()}
         return WorkerState(
-            uid=self.settings.uid, boot_id=self.boot_id, service_uid=self.settings.service_uid, model=manifest.name, ready=self.ready,
-            backbone_digest=manifest.backbone_digest, ramp_set_digest=manifest.ramp_set_digest,
-            ramps=engine.bundle.columns, costs=costs, epoch=active.epoch, output=engine.task.spec.output,
+            uid=self.settings.uid,
+            boot_id=self.boot_id,
+            service_uid=self.settings.service_uid,
+            model=manifest.name,
+            ready=self.ready,
+            backbone_digest=manifest.backbone_digest,
+            ramp_set_digest=manifest.ramp_set_digest,
+            ramps=engine.bundle.columns,
+            costs=costs,
+            epoch=active.epoch,
+            output=engine.task.spec.output,
             stable_hash=active.stable.plan.content_hash if active.stable else "",
             canary_hash=active.canary.plan.content_hash if active.canary and not engine.arms.canary_lease_ended else "",
-            refused=self.plans.refused if self.plans else None, breaker_open=engine.arms.breaker_open,
-            crashed_epoch=self.marker.crashed_epoch, message=engine.arms.describe() if self.ready else "",
-            suspicion=engine.arms.suspicion, failing=self.failing,
-            ramp_sets=engine.sets.digests, captures=captures.count if captures else 0,
-            capture_since=captures.since if captures else None, newest_epoch=self.plans.newest_epoch if self.plans else 0,
-        )  # fmt: skip
+            refused=self.plans.refused if self.plans else None,
+            breaker_open=engine.arms.breaker_open,
+            crashed_epoch=self.marker.crashed_epoch,
+            message=engine.arms.describe() if self.ready else "",
+            suspicion=engine.arms.suspicion,
+            failing=self.failing,
+            ramp_sets=engine.sets.digests,
+            captures=captures.count if captures else 0,
+            capture_since=captures.since if captures else None,
+            newest_epoch=self.plans.newest_epoch if self.plans else 0,
+        )
 
     def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations:
         """For ``GET /v1/observations``: all counters, and records from sequence number ``after`` on.
@@ -218,10 +251,16 @@ class Worker:
                 others.append(held.ring.read((also or {}).get(held.digest, 0)))
         self._told = engine.counters.snapshot()
         return Observations(
-            self.settings.uid, self.boot_id, now, self._told, records,
-            held_back=engine.counters.held_back(), plans=engine.counters.plans(), refused=engine.counters.refused,
+            self.settings.uid,
+            self.boot_id,
+            now,
+            self._told,
+            records,
+            held_back=engine.counters.held_back(),
+            plans=engine.counters.plans(),
+            refused=engine.counters.refused,
             more_records=tuple(others),
-        )  # fmt: skip
+        )
 
 
 def owes_audits(told: Sequence[ArmCounts], now: Sequence[ArmCounts]) -> bool:
@@ -231,6 +270,7 @@ def owes_audits(told: Sequence[ArmCounts], now: Sequence[ArmCounts]) -> bool:
 
 
 def _return_memory() -> None:
-    """Give back what only loading needed: glibc keeps the models' copies, a tenth of a small worker's memory, in case somebody asks again."""
+    """Give back what only loading needed: glibc keeps the models' copies, a tenth of a small worker's memory, in case
+    somebody asks again."""
     with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such call
         ctypes.CDLL(None).malloc_trim(0)

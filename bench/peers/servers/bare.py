@@ -1,4 +1,5 @@
-"""A bare FastAPI handler: raw bytes in, the label out, ONNX Runtime called in the handler. ``python bare.py MODEL.onnx PORT``."""
+"""A bare FastAPI handler: raw bytes in, the label out, ONNX Runtime called in the handler. ``python bare.py MODEL.onnx
+PORT``."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""BentoML: base64 of the raw tensor in JSON (a root input of bytes would be parsed as JSON too). ``python bento.py MODEL.onnx PORT``."""
+"""BentoML: base64 of the raw tensor in JSON (a root input of bytes would be parsed as JSON too). ``python bento.py
+MODEL.onnx PORT``."""
 
 import base64
 import os

@@ -1,4 +1,5 @@
-"""LitServe, batching on: base64 of the raw tensor in JSON (it takes no raw bodies). ``python lit.py MODEL.onnx PORT``."""
+"""LitServe, batching on: base64 of the raw tensor in JSON (it takes no raw bodies). ``python lit.py MODEL.onnx
+PORT``."""
 
 import base64
 import sys

@@ -1,4 +1,5 @@
-"""MLServer, Open Inference Protocol over REST: the raw tensor as base64 in JSON, adaptive batching on. ``python ml.py MODEL.onnx PORT``."""
+"""MLServer, Open Inference Protocol over REST: the raw tensor as base64 in JSON, adaptive batching on. ``python ml.py
+MODEL.onnx PORT``."""
 
 import asyncio
 import base64
@@ -30,9 +31,15 @@ class Onnx(MLModel):
 async def main() -> None:
     port = int(sys.argv[2])
     settings = Settings(
-        debug=False, host="127.0.0.1", http_port=port, grpc_port=port + 1, metrics_port=port + 2, parallel_workers=0,
-        logging_settings={"version": 1, "root": {"level": "ERROR"}}, metrics_endpoint=None,
-    )  # fmt: skip
+        debug=False,
+        host="127.0.0.1",
+        http_port=port,
+        grpc_port=port + 1,
+        metrics_port=port + 2,
+        parallel_workers=0,
+        logging_settings={"version": 1, "root": {"level": "ERROR"}},
+        metrics_endpoint=None,
+    )
     server = MLServer(settings)
     await server.start([ModelSettings(name="resnet", implementation=Onnx, parameters=ModelParameters(version="1"))])
 

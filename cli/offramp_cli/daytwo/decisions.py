@@ -42,12 +42,15 @@ def promote(family: Family, rollout: Rollout) -> Change:
     missing = [g for g in rollout.status.gates if proves(g.name) and g.state not in ("Clear", "NotApplicable")]
     if missing and rollout.status.phase != "AwaitingPromotion":
         raise RefusedError(
-            f"{rollout.to_config} is not certified and has not earned acceptance yet ({missing[0].k} of {missing[0].n} audits disagreed); "
+            f"{rollout.to_config} is not certified and has not earned acceptance yet ({missing[0].k} of "
+            f"{missing[0].n} audits disagreed); "
             f"`offramp why {family.name}` says how long it will take"
         )
     if rollout.status.phase != "AwaitingPromotion":
-        raise RefusedError(f"{rollout.name} has not passed every step ({_where(family, rollout)}); a decision never overrules a gate. "
-                           + _then(family, rollout))  # fmt: skip
+        raise RefusedError(
+            f"{rollout.name} has not passed every step ({_where(family, rollout)}); a decision never overrules a gate. "
+            + _then(family, rollout)
+        )
     return Change(f"{rollout.name}: {rollout.to_config} is promoted to all traffic", {"decision": "Promote"})
 
 
@@ -146,7 +149,8 @@ def promote_version(family: Family, now: float) -> tuple[str, str]:
     if status.phase != "AwaitingPromotion":
         told = "; ".join(gate.message for gate in status.gates if gate.state != "Clear")
         raise RefusedError(
-            f"{status.candidate.uri} has not passed its trial ({status.phase}{': ' if told else ''}{told}); a decision never overrules a gate. "
+            f"{status.candidate.uri} has not passed its trial ({status.phase}{': ' if told else ''}{told}); a "
+            "decision never overrules a gate. "
             f"`offramp why {family.name}` says what it waits for"
         )
     return f"{PROMOTE}/{format_time(now)}", f"{status.candidate.uri} is promoted: the other workers follow one by one"

@@ -1,4 +1,5 @@
-"""``lint``: manifests checked without a cluster, by the CRDs' own schemas and rules, and the parser that the operator uses."""
+"""``lint``: manifests checked without a cluster, by the CRDs' own schemas and rules, and the parser that the operator
+uses."""
 
 from __future__ import annotations
 
@@ -34,12 +35,31 @@ _SHOWN_CHARACTERS = 60
 _TEXT, _ANYTHING = {"type": ["string", "null"]}, {"x-kubernetes-preserve-unknown-fields": True}
 _TEXTS = {"type": ["object", "null"], "additionalProperties": {"type": "string"}}
 # What every object says of itself; the rest of it is the API server's.
-_METADATA: dict[str, Any] = {"type": "object", "properties": {
-    "name": _TEXT, "generateName": _TEXT, "labels": _TEXTS, "annotations": _TEXTS,
-    "namespace": {"type": ["string", "null"], "maxLength": 63, "pattern": "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"},
-    **dict.fromkeys(("creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers", "generation", "managedFields",
-                     "ownerReferences", "resourceVersion", "selfLink", "uid"), _ANYTHING),
-}}  # fmt: skip
+_METADATA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": _TEXT,
+        "generateName": _TEXT,
+        "labels": _TEXTS,
+        "annotations": _TEXTS,
+        "namespace": {"type": ["string", "null"], "maxLength": 63, "pattern": "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"},
+        **dict.fromkeys(
+            (
+                "creationTimestamp",
+                "deletionGracePeriodSeconds",
+                "deletionTimestamp",
+                "finalizers",
+                "generation",
+                "managedFields",
+                "ownerReferences",
+                "resourceVersion",
+                "selfLink",
+                "uid",
+            ),
+            _ANYTHING,
+        ),
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +97,7 @@ def lint(
       offramp lint service.yaml manifests/*.yaml
 
       helm template . | offramp lint - -o json
-    """  # fmt: skip
+    """
     mistakes: list[Mistake] = []
     checked = skipped = 0
     for file in files:

@@ -107,10 +107,11 @@ def pin(
       kubectl offramp pin digits --config digits-5b2c7a90de --dry-run
 
       offramp pin digits --ramp r04-grid=0.3 --records bundle/records.npz --dry-run
-    """  # fmt: skip
+    """
     if not dry_run:
         raise RefusedError(
-            "a service's spec is yours and your Git's, so nothing here writes it; add --dry-run for the patch, then apply that"
+            "a service's spec is yours and your Git's, so nothing here writes it; add --dry-run for the patch, then "
+            "apply that"
         )
     family = session.family(name)
     patch = _asked(family, ramp or [], precision, config)
@@ -185,13 +186,15 @@ def check(plan: Plan, spec: ServiceSpec, records: Records | None) -> Finding:
     """What recorded requests say, by the test with which the operator judges pins."""
     if records is None:
         return Finding(
-            "no recorded requests can be read here (--records FILE.npz gives some); the operator checks the pin against its own"
+            "no recorded requests can be read here (--records FILE.npz gives some); the operator checks the pin "
+            "against its own"
         )
     if not records.ramp_ids:
         return Finding("the records do not name their ramps (ramp_id), so the pin cannot be checked against them")
     if plan.precision not in (records.precision, *records.others):
         return Finding(
-            f"nothing was recorded at {plan.precision}; the records have {', '.join((records.precision, *records.others))}",
+            f"nothing was recorded at {plan.precision}; the records have "
+            f"{', '.join((records.precision, *records.others))}",
             refused=True,
         )
     known = chain_of(records, plan, records.ramp_ids)[1]
@@ -203,12 +206,18 @@ def check(plan: Plan, spec: ServiceSpec, records: Records | None) -> Finding:
     if not isinstance(found, PinCheck):
         return Finding(f"{found.n} recorded requests are too few to say; about {found.needed} would do")
     told = f"on {found.n:,} recorded requests {found.words}; the budget is {share(spec.max_disagreement)}"
-    return Finding(f"{told}: {'it would be refused; lower the thresholds or raise maxDisagreement' if found.refused else 'it would go into its canary'}", found.refused)  # fmt: skip
+    refused = "it would be refused; lower the thresholds or raise maxDisagreement"
+    return Finding(f"{told}: {refused if found.refused else 'it would go into its canary'}", found.refused)
 
 
 def _known(family: Family, plan: Plan, now: float) -> list[Finding]:
     """What the cluster remembers of the same thresholds."""
-    same = [c for c in family.configs.values() if (set(c.plan.ramps), c.plan.precision, c.plan.ramp_set_digest) == (set(plan.ramps), plan.precision, plan.ramp_set_digest)]  # fmt: skip
+    same = [
+        c
+        for c in family.configs.values()
+        if (set(c.plan.ramps), c.plan.precision, c.plan.ramp_set_digest)
+        == (set(plan.ramps), plan.precision, plan.ramp_set_digest)
+    ]
     findings = []
     for config in same:
         told = f"RampConfig {config.name} has these thresholds: {config.status.state}"

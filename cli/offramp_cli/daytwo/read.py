@@ -12,16 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from offramp_cli.daytwo.session import (
-    NO,
-    TIMED_OUT,
-    OneService,
-    ServiceName,
-    Session,
-    day_two,
-    formatted,
-    print_lines,
-)
+from offramp_cli.daytwo.session import NO, TIMED_OUT, OneService, ServiceName, Session, day_two, formatted, print_lines
 from offramp_cli.show.health import health_lines
 from offramp_cli.show.plans import side_by_side
 from offramp_cli.show.tables import history_data, history_lines, top_data, top_lines
@@ -88,7 +79,8 @@ def status(
 ) -> None:
     """Say whether a service is healthy: serving as its newest spec asks, inside its budget and its latency objective.
 
-    Exit code 0: healthy. 1: degraded, or not there yet without --wait. 2: still not healthy after --timeout. 3: could not be asked.
+    Exit code 0: healthy. 1: degraded, or not there yet without --wait. 2: still not healthy after --timeout. 3: could
+    not be asked.
 
     Examples:
 
@@ -116,7 +108,8 @@ def why(
     *,
     watch: WatchOption = False,
 ) -> None:
-    """Explain: what serves and what proves it, every gate of a rollout with its evidence, what the tuner waits for and how long.
+    """Explain: what serves and what proves it, every gate of a rollout with its evidence, what the tuner waits for and
+    how long.
 
     Examples:
 
@@ -190,7 +183,8 @@ def find_rollout(family: Family, name: str | None) -> Rollout | None:
 
 
 def find_plan(families: Sequence[Family], name: str, where: str) -> Config:
-    """The stable plan of a service of that name, else the RampConfig. Raises :class:`SourceError` where there is neither."""
+    """The stable plan of a service of that name, else the RampConfig. Raises :class:`SourceError` where there is
+    neither."""
     for family in families:
         if family.name == name:
             if family.stable is None:

@@ -23,7 +23,8 @@ _UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P"
 
 
 def defaulted(schema: Mapping[str, Any], value: Any) -> Any:
-    """A value as the API server completes it: missing fields take the schema's defaults, level by level, and a known one that is null is missing."""
+    """A value as the API server completes it: missing fields take the schema's defaults, level by level, and a known
+    one that is null is missing."""
     if isinstance(value, Mapping):
         known = schema.get("properties") or {}
         told = {name: each for name, each in value.items() if each is not None or name not in known}

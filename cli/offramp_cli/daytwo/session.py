@@ -1,6 +1,7 @@
 """What the day-two commands share: options that choose the source, forms of output, errors as one line.
 
-Exit codes: 0 done, 1 the answer is no (degraded, refused, different, wrong manifest), 2 timed out or wrong usage, 3 could not be asked.
+Exit codes: 0 done, 1 the answer is no (degraded, refused, different, wrong manifest), 2 timed out or wrong usage, 3
+could not be asked.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One run of a command. ``source`` is opened on first use of the property by :func:`day_two`; ``now`` is when it began."""
+    """One run of a command. ``source`` is opened on first use of the property by :func:`day_two`; ``now`` is when it
+    began."""
 
     source: Source
     output: Output | None
@@ -72,7 +74,11 @@ class Session:
 
     def _there_is(self) -> str:
         names = self.source.names()
-        return f"there is {', '.join(names[:10])}{', …' if len(names) > 10 else ''}" if names else "there is none: `kubectl apply` one, or `offramp up FILE`"  # fmt: skip
+        return (
+            f"there is {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
+            if names
+            else "there is none: `kubectl apply` one, or `offramp up FILE`"
+        )
 
 
 def formatted(data: Any, output: str) -> str:
@@ -110,22 +116,48 @@ def complete_names(context: typer.Context, incomplete: str) -> list[str]:
 
 ServiceName = Annotated[
     str | None,
-    typer.Argument(metavar="SERVICE", help="Name of an EarlyExitService; the only one where there is but one.", autocompletion=complete_names),
-]  # fmt: skip
+    typer.Argument(
+        metavar="SERVICE",
+        help="Name of an EarlyExitService; the only one where there is but one.",
+        autocompletion=complete_names,
+    ),
+]
 OneService = Annotated[
     str, typer.Argument(metavar="SERVICE", help="Name of an EarlyExitService.", autocompletion=complete_names)
 ]
 
 _SHARED = {
-    "output": Annotated[Output | None, typer.Option("--output", "-o", help="json or yaml for machines, wide for more.")],
+    "output": Annotated[
+        Output | None, typer.Option("--output", "-o", help="json or yaml for machines, wide for more.")
+    ],
     "as_json": Annotated[bool, typer.Option("--json", help="Same as -o json.")],
-    "state": Annotated[Path | None, typer.Option("--state", metavar="DIR", help="State folder of `offramp up`.", rich_help_panel="Source")],
-    "namespace": Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace in the cluster.", rich_help_panel="Source")],
-    "all_namespaces": Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces.", rich_help_panel="Source")],
-    "context": Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.", rich_help_panel="Source")],
-    "kubeconfig": Annotated[Path | None, typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig; default KUBECONFIG, else the home folder's.", rich_help_panel="Source")],
-    "user": Annotated[str | None, typer.Option("--as", metavar="USER", help="User to impersonate in the cluster.", rich_help_panel="Source")],
-}  # fmt: skip
+    "state": Annotated[
+        Path | None,
+        typer.Option("--state", metavar="DIR", help="State folder of `offramp up`.", rich_help_panel="Source"),
+    ],
+    "namespace": Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Namespace in the cluster.", rich_help_panel="Source")
+    ],
+    "all_namespaces": Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="All namespaces.", rich_help_panel="Source")
+    ],
+    "context": Annotated[
+        str | None, typer.Option("--context", help="Context of the kubeconfig.", rich_help_panel="Source")
+    ],
+    "kubeconfig": Annotated[
+        Path | None,
+        typer.Option(
+            "--kubeconfig",
+            metavar="FILE",
+            help="Kubeconfig; default KUBECONFIG, else the home folder's.",
+            rich_help_panel="Source",
+        ),
+    ],
+    "user": Annotated[
+        str | None,
+        typer.Option("--as", metavar="USER", help="User to impersonate in the cluster.", rich_help_panel="Source"),
+    ],
+}
 
 
 def day_two(command: Callable[Concatenate[Session, P], None]) -> Callable[..., None]:

@@ -21,7 +21,8 @@ RolloutOption = Annotated[
 
 @day_two
 def promote(session: Session, name: OneService, *, rollout: RolloutOption = None) -> None:
-    """Promote what has passed and waits for you: the version on trial (spec.updatePolicy.sideBySide), else the canary (spec.rollout.promotion: Manual).
+    """Promote what has passed and waits for you: the version on trial (spec.updatePolicy.sideBySide), else the canary
+    (spec.rollout.promotion: Manual).
 
     Example:
 
@@ -33,7 +34,8 @@ def promote(session: Session, name: OneService, *, rollout: RolloutOption = None
 
 @day_two
 def abort(session: Session, name: OneService, *, rollout: RolloutOption = None) -> None:
-    """Reject the version on trial, if there is one: its workers go. Else roll the canary back: its weight is 0 with the next epoch, and the stable plan serves everything. Final.
+    """Reject the version on trial, if there is one: its workers go. Else roll the canary back: its weight is 0 with the
+    next epoch, and the stable plan serves everything. Final.
 
     Example:
 
@@ -83,7 +85,8 @@ def tune(
     *,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for the next attempt that is due.")] = False,
 ) -> None:
-    """Ask for a better plan now instead of at the next attempt that is due. No test is run on too few labels all the same.
+    """Ask for a better plan now instead of at the next attempt that is due. No test is run on too few labels all the
+    same.
 
     It sets the annotation earlyexit.dev/request on your service; the operator answers it once.
 

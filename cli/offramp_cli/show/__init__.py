@@ -1,4 +1,5 @@
-"""What a terminal shows of a service: the facts of `offramp_operator.explain` as lines; pure, and so without a clock or a terminal.
+"""What a terminal shows of a service: the facts of `offramp_operator.explain` as lines; pure, and so without a clock or
+a terminal.
 
 lines.py     columns, trees, styles
 plans.py     two plans side by side

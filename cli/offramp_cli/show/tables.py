@@ -39,9 +39,16 @@ def history_lines(family: Family, now: float, *, wide: bool = False) -> list[Tex
 
 def _row(attempt: Attempt, now: float, *, wide: bool) -> list[Cell]:
     row: list[Cell] = [
-        attempt.name, attempt.from_config, attempt.to_config, attempt.cause, state(attempt.verdict), attempt.reason, attempt.audits,
-        attempt.took, ago(attempt.created_at, now),
-    ]  # fmt: skip
+        attempt.name,
+        attempt.from_config,
+        attempt.to_config,
+        attempt.cause,
+        state(attempt.verdict),
+        attempt.reason,
+        attempt.audits,
+        attempt.took,
+        ago(attempt.created_at, now),
+    ]
     return [*row, attempt.message] if wide else row
 
 
@@ -83,9 +90,19 @@ def _figures(family: Family, *, wide: bool) -> list[Cell]:
     slo = milliseconds(spec.latency_seconds)
     labels = f"{tuning.labels}/{tuning.labels_needed}" if tuning.labels_needed else str(tuning.labels)
     row: list[Cell] = [
-        family.name, state(health(family).verdict), seen.p50 or "-", seen.p95 or "-", slo, seen.agreement or "-", share(spec.max_disagreement),
-        seen.exit_rate or "-", seen.savings or "-", measured(family) or "-", headroom_text(family) or "-", labels,
-    ]  # fmt: skip
+        family.name,
+        state(health(family).verdict),
+        seen.p50 or "-",
+        seen.p95 or "-",
+        slo,
+        seen.agreement or "-",
+        share(spec.max_disagreement),
+        seen.exit_rate or "-",
+        seen.savings or "-",
+        measured(family) or "-",
+        headroom_text(family) or "-",
+        labels,
+    ]
     return [*row, spec.mode, status.stable_config, str(seen.samples), status.workers.summary] if wide else row
 
 

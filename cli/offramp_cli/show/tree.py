@@ -19,7 +19,8 @@ HEADER = ("NAME", "KIND", "STATUS", "AGE", "INFO")
 
 
 def get_lines(families: Sequence[Family], now: float, *, wide: bool = False, namespaces: bool = False) -> list[Text]:
-    """One tree per service; ``wide`` adds every plan and finished rollout, ``namespaces`` says where each service is."""
+    """One tree per service; ``wide`` adds every plan and finished rollout, ``namespaces`` says where each service
+    is."""
     return tree(HEADER, [_service(f, now, wide=wide, namespaces=namespaces) for f in families])
 
 

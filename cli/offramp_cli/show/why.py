@@ -33,7 +33,15 @@ def why_lines(family: Family, rollout: Rollout | None, now: float) -> list[Text]
         lines += [Text(), *_rollout_lines(family, rollout, now)]
     else:
         lines += [Text(), Text("Rollout: none so far")]
-    for title, section in (("Version on trial", version_facts(family, now)), ("Savings", sentences(family)), ("Capacity", capacity_facts(family)), ("Tuning", tuning(family, now)), ("Pin", pin(family)), ("Cooling down", cooling(family, now)), ("Not as it should be", wrong(family))):  # fmt: skip
+    for title, section in (
+        ("Version on trial", version_facts(family, now)),
+        ("Savings", sentences(family)),
+        ("Capacity", capacity_facts(family)),
+        ("Tuning", tuning(family, now)),
+        ("Pin", pin(family)),
+        ("Cooling down", cooling(family, now)),
+        ("Not as it should be", wrong(family)),
+    ):
         if section:
             lines += [Text(), heading(title), *(Text(f"  {sentence}") for sentence in section)]
     return lines

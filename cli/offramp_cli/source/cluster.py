@@ -14,13 +14,7 @@ from offramp_cli.source.source import PLUGIN, Choice, RefusedError, SourceError
 from offramp_core.control.objects import Rollout
 from offramp_operator.explain.family import Family, Manifest, WorkerSeen, created_at, family
 from offramp_operator.kube import pods
-from offramp_operator.kube.client import (
-    ApiError,
-    ApiUnavailableError,
-    GoneError,
-    InvalidObjectError,
-    KubeClient,
-)
+from offramp_operator.kube.client import ApiError, ApiUnavailableError, GoneError, InvalidObjectError, KubeClient
 from offramp_operator.kube.kinds import CONFIG, MANAGED_SELECTOR, POD, ROLLOUT, SERVICE, SERVICE_LABEL, Kind, name_of
 from offramp_operator.shell.manifests import REQUEST_ANNOTATION
 from offramp_operator.shell.platform import ConflictError
@@ -103,7 +97,10 @@ class ClusterSource:
         except (InvalidObjectError, ConflictError) as error:
             raise RefusedError(f"the API server refuses it: {getattr(error, 'message', error)}") from error
         except GoneError as error:
-            hint = f"{kind.plural} are not served by this cluster; install Offramp's chart, or choose another context with --context"
+            hint = (
+                f"{kind.plural} are not served by this cluster; install Offramp's chart, or choose another context "
+                "with --context"
+            )
             raise SourceError(f"context {self._context}: {hint}" if verb == "list" else error.message) from error
         except ApiError as error:
             raise SourceError(_denied(error, verb, kind, self.where)) from error
@@ -115,7 +112,10 @@ def _denied(error: ApiError, verb: str, kind: Kind, where: str) -> str:
     if error.status == 401:
         return "the cluster does not know these credentials (401); log in again, or choose another --context"
     if error.status == 403:
-        return f"you may not {verb} {kind.plural} in {where}; ask its administrator for the verb {verb} on {kind.plural}.{kind.group}"
+        return (
+            f"you may not {verb} {kind.plural} in {where}; ask its administrator for the verb {verb} on "
+            f"{kind.plural}.{kind.group}"
+        )
     return str(error)
 
 

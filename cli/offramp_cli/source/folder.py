@@ -1,4 +1,5 @@
-"""The state folder of ``offramp up``: read as the shell wrote it, written under the lock that the shell takes as well."""
+"""The state folder of ``offramp up``: read as the shell wrote it, written under the lock that the shell takes as
+well."""
 
 from __future__ import annotations
 
@@ -121,7 +122,8 @@ def _read(folder: Path, name: str) -> Family:
 
 
 def _running(folder: Path) -> bool:
-    """Whether the process that held the folder last is still there. Its lock is not tried: that could keep a new one from starting."""
+    """Whether the process that held the folder last is still there. Its lock is not tried: that could keep a new one
+    from starting."""
     try:
         os.kill(int((folder / "lock").read_text(encoding="ascii")), 0)
     except PermissionError:

@@ -60,8 +60,8 @@ class Choice:
 
 
 def choose(choice: Choice, *, program: str) -> Source:
-    """The source that is meant: ``--state``, else a cluster where one is named or as a kubectl plugin, else what ``offramp up`` left in
-    this folder, else the cluster of the kubeconfig.
+    """The source that is meant: ``--state``, else a cluster where one is named or as a kubectl plugin, else what
+    ``offramp up`` left in this folder, else the cluster of the kubeconfig.
 
     Raises
     ------

@@ -19,13 +19,7 @@ from offramp_core.certify.certificate import (
 from offramp_core.certify.dependence import INDEPENDENT, Dependence, all_streams_differ, dependence
 from offramp_core.certify.expected import expected_path
 from offramp_core.certify.means import Losses, p_value, passing_steps
-from offramp_core.certify.planner import (
-    fewest_for_count,
-    fewest_labels,
-    labels_for,
-    largest_passing_count,
-    more_labels,
-)
+from offramp_core.certify.planner import fewest_for_count, fewest_labels, labels_for, largest_passing_count, more_labels
 from offramp_core.certify.rank_path import (
     Certified,
     DesignEffects,
@@ -38,7 +32,33 @@ from offramp_core.certify.rank_path import (
 from offramp_core.certify.slices import SliceBudget, SliceResult
 
 __all__ = [
-    "INDEPENDENT", "METHOD", "METHOD_LOSSES", "Certificate", "Certified", "Dependence", "DesignEffects", "Losses", "NotCertified", "SliceBudget", "SliceResult", "Subject",
-    "all_streams_differ", "allowance", "betting_p_value", "dependence", "expected_path", "fewest_for_count", "fewest_labels", "labels_for", "largest_passing_count", "more_labels", "p_value", "passing_steps",
-    "rank_path", "rank_path_certificate", "records_digest", "test_path", "verify_certificate",
-]  # fmt: skip
+    "INDEPENDENT",
+    "METHOD",
+    "METHOD_LOSSES",
+    "Certificate",
+    "Certified",
+    "Dependence",
+    "DesignEffects",
+    "Losses",
+    "NotCertified",
+    "SliceBudget",
+    "SliceResult",
+    "Subject",
+    "all_streams_differ",
+    "allowance",
+    "betting_p_value",
+    "dependence",
+    "expected_path",
+    "fewest_for_count",
+    "fewest_labels",
+    "labels_for",
+    "largest_passing_count",
+    "more_labels",
+    "p_value",
+    "passing_steps",
+    "rank_path",
+    "rank_path_certificate",
+    "records_digest",
+    "test_path",
+    "verify_certificate",
+]

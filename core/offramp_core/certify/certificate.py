@@ -1,7 +1,7 @@
 """What is written down of a passed test, and how anybody checks it again.
 
-A certificate names the plan as it is served, the budget and confidence it was tested for, what the test was allowed and what it saw,
-the model and ramps it is about, and the records (by digest) that gave the counts.
+A certificate names the plan as it is served, the budget and confidence it was tested for, what the test was allowed and
+what it saw, the model and ramps it is about, and the records (by digest) that gave the counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Certificate:
     Attributes
     ----------
     method : str
-        ``rank-path``: exact binomial tests on an equal-weight sample. ``rank-path-losses``: tests of the mean of graded losses, by betting.
+        ``rank-path``: exact binomial tests on an equal-weight sample. ``rank-path-losses``: tests of the mean of graded
+        losses, by betting.
     plan_hash : str
         Content hash of the plan, thresholds as served.
     budget, delta : float
@@ -45,7 +46,8 @@ class Certificate:
     n, k : int
         Held-out requests, and disagreements among them, non-exits included.
     p_value : float
-        P(Bin(n, budget) <= k), of n and k divided by the design effect; of graded losses :func:`offramp_core.certify.betting.betting_p_value`.
+        P(Bin(n, budget) <= k), of n and k divided by the design effect; of graded
+        losses :func:`offramp_core.certify.betting.betting_p_value`.
     records_digest : str
         SHA-256 over the held-out records.
     ramp_ids : tuple of str
@@ -55,9 +57,11 @@ class Certificate:
     slices : tuple of SliceResult
         Groups with a promise of their own, some perhaps of answers; those not certified must be stopped.
     design_effect : float
-        So many of the ``n`` labels are worth one (:mod:`offramp_core.certify.dependence`); 1 where they are independent.
+        So many of the ``n`` labels are worth one (:mod:`offramp_core.certify.dependence`); 1 where they are
+        independent.
     lost : float, optional
-        Sum of graded losses over the held-out requests, of which ``k`` lost something; None where each disagreement loses all.
+        Sum of graded losses over the held-out requests, of which ``k`` lost something; None where each disagreement
+        loses all.
     """
 
     method: str
@@ -91,7 +95,8 @@ class Certificate:
         return f"{self.n:,} held-out answers lost {self.disagreement:.2%} on average"
 
     def to_mapping(self) -> dict[str, Any]:
-        """JSON form; rates are decimal strings that read back to the same number, and what does not apply is left out."""
+        """JSON form; rates are decimal strings that read back to the same number, and what does not apply is left
+        out."""
         value = {
             "method": self.method,
             "planHash": self.plan_hash,
@@ -151,7 +156,8 @@ def _optional(value: Any) -> float | None:
 
 
 def allowance(delta: float, test_index: int) -> float:
-    """The share of ``delta`` that test number ``test_index`` (from 1) may spend: 6 delta / (pi^2 j^2), which sums to delta.
+    """The share of ``delta`` that test number ``test_index`` (from 1) may spend: 6 delta / (pi^2 j^2), which sums to
+    delta.
 
     Raises
     ------
@@ -165,11 +171,7 @@ def allowance(delta: float, test_index: int) -> float:
 
 
 def verify_certificate(
-    certificate: Certificate,
-    plan: Plan,
-    *,
-    records: Records | None = None,
-    ramp_ids: Sequence[str] = (),
+    certificate: Certificate, plan: Plan, *, records: Records | None = None, ramp_ids: Sequence[str] = ()
 ) -> str | None:
     """Re-check a certificate: None when it holds, else the first reason why not.
 
@@ -219,9 +221,16 @@ def _p_value_reason(certificate: Certificate) -> str | None:
         return f"method {certificate.method!r} is unknown; only {METHOD} and {METHOD_LOSSES} can be verified"
     graded = certificate.method == METHOD_LOSSES
     everybody = SliceResult(
-        0, certificate.budget, certificate.level, certificate.n, certificate.k, certificate.p_value, certified=True,
-        design_effect=certificate.design_effect, lost=certificate.lost,
-    )  # fmt: skip
+        0,
+        certificate.budget,
+        certificate.level,
+        certificate.n,
+        certificate.k,
+        certificate.p_value,
+        certified=True,
+        design_effect=certificate.design_effect,
+        lost=certificate.lost,
+    )
     claims = [("", everybody), *((f"{s.title}: ", s) for s in certificate.slices)]
     for of, claim in claims:
         if graded != (claim.lost is not None):
@@ -242,7 +251,8 @@ def _counted_reason(claim: SliceResult) -> str | None:
 
 
 def _graded_reason(claim: SliceResult) -> str | None:
-    """What is wrong with a claim about losses as far as it can be told without them: their sum allows no smaller p-value than some."""
+    """What is wrong with a claim about losses as far as it can be told without them: their sum allows no smaller
+    p-value than some."""
     assert claim.lost is not None
     if not claim.lost <= claim.k <= claim.n:
         return f"{claim.k} of n={claim.n} answers cannot have lost {claim.lost}"
@@ -272,7 +282,8 @@ def _against_records(certificate: Certificate, plan: Plan, records: Records, ram
 
 
 def _recounted(seen: Losses, claim: Certificate | SliceResult) -> str | None:
-    """What a claim says of losses that are not so; graded ones are tested again, as their sum alone does not tell the p-value."""
+    """What a claim says of losses that are not so; graded ones are tested again, as their sum alone does not tell the
+    p-value."""
     if (len(seen), seen.count) != (claim.n, claim.k):
         return f"the records give k={seen.count} of n={len(seen)}; it says {claim.k} of {claim.n}"
     if claim.lost is None:
@@ -288,7 +299,8 @@ def _recounted(seen: Losses, claim: Certificate | SliceResult) -> str | None:
 def held_out_rows(certificate: Certificate, records: Records) -> IndexArray | None:
     """Rows, in the order of the test, of the records a certificate was made from; None when they are not all there.
 
-    A file may hold more than the test had: a record pool goes on growing. The test had the ``n`` newest up to ``records_through``.
+    A file may hold more than the test had: a record pool goes on growing. The test had the ``n`` newest up to
+    ``records_through``.
     """
     everything: IndexArray = np.arange(len(records))
     candidates = [everything] if len(records) == certificate.n else []
@@ -308,7 +320,8 @@ def _has_classes(slices: Sequence[SliceBudget | SliceResult]) -> bool:
 
 
 def records_digest(records: Records, *, slices: Sequence[SliceBudget | SliceResult] = ()) -> str:
-    """SHA-256 (hex) over scores, agreements, times and slices, and for ``slices`` of answers what was answered; independent of the machine."""
+    """SHA-256 (hex) over scores, agreements, times and slices, and for ``slices`` of answers what was answered;
+    independent of the machine."""
     said = _has_classes(slices)
     digest = hashlib.sha256(repr(records.uncertainty.shape).encode())
     digest.update(np.ascontiguousarray(records.uncertainty, dtype="<f4").tobytes())
@@ -330,8 +343,8 @@ def records_digest(records: Records, *, slices: Sequence[SliceBudget | SliceResu
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a plan does to each record, (n,) each: what its answer loses (``losses``), the ``seconds`` it takes, and what it says (``labels``; -1 where
-    nobody asked)."""
+    """What a plan does to each record, (n,) each: what its answer loses (``losses``), the ``seconds`` it takes, and
+    what it says (``labels``; -1 where nobody asked)."""
 
     losses: Losses
     seconds: SecondsArray

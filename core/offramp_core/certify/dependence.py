@@ -1,26 +1,29 @@
 """How many labels there really are, where requests resemble their neighbors.
 
-A camera sends a hundred frames of one scene. If an exit is wrong about one of them it is wrong about most, so a hundred labels say little
-more than one. Counted as a hundred they make certificates that are wrong far more often than they may be.
+A camera sends a hundred frames of one scene. If an exit is wrong about one of them it is wrong about most, so a hundred
+labels say little more than one. Counted as a hundred they make certificates that are wrong far more often than they may
+be.
 
-What matters is whether *mistakes* come together, so the mistakes of the ramps are looked at, at several shares of wrong answers above the
-budget (at the budget itself there are too few to see). Their correlation is summed over pairs of records at the same distance, by
-distance: in the order of time, and within each stream where requests name theirs. Mistakes that are correlated up to a distance of a
-*block* inflate the variance of a count of n labels by the *design effect*
+What matters is whether *mistakes* come together, so the mistakes of the ramps are looked at, at several shares of wrong
+answers above the budget (at the budget itself there are too few to see). Their correlation is summed over pairs of
+records at the same distance, by distance: in the order of time, and within each stream where requests name theirs.
+Mistakes that are correlated up to a distance of a *block* inflate the variance of a count of n labels by the *design
+effect*
 
     d = 1 + (2 / n) x sum over pairs within a block of their correlation,
 
-so that n labels are worth n / d. For copies this is the length of a scene; for scenes that only resemble themselves it is less, and one
-label from each block would throw the difference away.
+so that n labels are worth n / d. For copies this is the length of a scene; for scenes that only resemble themselves it
+is less, and one label from each block would throw the difference away.
 
-A slow change of difficulty, as between day and night, barely makes mistakes come together. It is no dependence in this sense: a
-count is then about the average over the time that it covers, and the detector watches for what comes after. Where many sources take turns
-the correlation of scenes is as slight, but reaches as far. The two are told apart by the share of mistakes: if their chance
-changes, mistakes of a share p are correlated in proportion to p; those of copies are whatever p is. So the correlation at the shares that are
-looked at is extrapolated to p = 0, where only scenes are left of it.
+A slow change of difficulty, as between day and night, barely makes mistakes come together. It is no dependence in this
+sense: a count is then about the average over the time that it covers, and the detector watches for what comes after.
+Where many sources take turns the correlation of scenes is as slight, but reaches as far. The two are told apart by the
+share of mistakes: if their chance changes, mistakes of a share p are correlated in proportion to p; those of copies are
+whatever p is. So the correlation at the shares that are looked at is extrapolated to p = 0, where only scenes are left
+of it.
 
-Source: design effect, Kish (1965), Survey Sampling; exact binomial limits with an effective sample size, Korn and Graubard (1998);
-variance of sample autocorrelations, Bartlett (1946).
+Source: design effect, Kish (1965), Survey Sampling; exact binomial limits with an effective sample size, Korn and
+Graubard (1998); variance of sample autocorrelations, Bartlett (1946).
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ GROWTH = 1.41  # from one distance that is looked at to the next
 SURE = 3.0  # standard errors at one distance that nobody sees by chance
 SUSPECT = 2.0  # over all distances up to one: averaged over ramps, so that independent records hardly ever get there
 SLIGHTEST = 0.01  # correlation; less may be a change of difficulty
-CLEAR = 7.0  # standard errors of the correlation that is extrapolated to no mistakes; many pairs are needed, and day and night stay below
+# Standard errors of the correlation that is extrapolated to no mistakes; many pairs are needed, and day and night stay
+# below.
+CLEAR = 7.0
 SLIGHTEST_CLEAR = 0.002  # extrapolated; a change of difficulty leaves less
 FADED = (
     1 / 8
@@ -59,7 +64,8 @@ SHORTEST_RUN = 6  # blocks that a run of records must have: a longer block canno
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """``block`` records, of a stream where these are named, may share a mistake; ``design_effect`` labels are worth one."""
+    """``block`` records, of a stream where these are named, may share a mistake; ``design_effect`` labels are worth
+    one."""
 
     block: int = 1
     design_effect: float = 1.0
@@ -90,8 +96,8 @@ def dependence(records: Records, *, budget: float) -> Dependence | None:
 
     Notes
     -----
-    Records with few mistakes, and records in random order, are taken for independent; so are the scenes of many unnamed sources that take
-    turns in a short sample. Naming streams helps there.
+    Records with few mistakes, and records in random order, are taken for independent; so are the scenes of many unnamed
+    sources that take turns in a short sample. Naming streams helps there.
     """
     check_rate("budget", budget)
     kinds = tuple(_mistakes(records, budget))
@@ -120,8 +126,8 @@ def all_streams_differ(records: Records) -> bool:
 class _Mistakes:
     """What records lose, standardized, ``values`` (n,), and the ``share`` of them that lose it.
 
-    Of graded losses the share is (mean)^2 / mean of squares: where all that lose something lose alike, it is their share. A change of difficulty makes
-    them correlated in proportion to it as well.
+    Of graded losses the share is (mean)^2 / mean of squares: where all that lose something lose alike, it is their
+    share. A change of difficulty makes them correlated in proportion to it as well.
     """
 
     values: Floats
@@ -159,9 +165,10 @@ def _mistakes(records: Records, budget: float) -> Iterator[_Mistakes]:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """``products`` [distance - 1]: sum over pairs of records at a distance of the product of their standardized mistakes, averaged over
-    the kinds of mistakes; ``extrapolated`` [distance - 1] to a share of none, with ``spread`` as variance of one pair. ``pairs``: how many
-    pairs there are, ``rarest`` the least share of mistakes. ``longest`` is the length of the longest run of records."""
+    """``products`` [distance - 1]: sum over pairs of records at a distance of the product of their standardized
+    mistakes, averaged over the kinds of mistakes; ``extrapolated`` [distance - 1] to a share of none, with ``spread``
+    as variance of one pair. ``pairs``: how many pairs there are, ``rarest`` the least share of mistakes. ``longest`` is
+    the length of the longest run of records."""
 
     products: Floats
     extrapolated: Floats
@@ -172,7 +179,8 @@ class _Pairs:
 
     @classmethod
     def of(cls, mistakes: Floats, share: Floats, stream: npt.NDArray[np.int64]) -> _Pairs:
-        """``mistakes`` (n, kinds) in the order of time, ``share`` (kinds,) of each; pairs are of records of the same ``stream`` (n,)."""
+        """``mistakes`` (n, kinds) in the order of time, ``share`` (kinds,) of each; pairs are of records of the same
+        ``stream`` (n,)."""
         order = np.argsort(stream, kind="stable")
         runs = np.split(order, np.flatnonzero(np.diff(stream[order])) + 1)
         longest = max(len(run) for run in runs)
@@ -217,9 +225,10 @@ class _Pairs:
     def _clear_reach(self) -> int:
         """How far mistakes come together however rare they are; 0 where they clearly do at no distance.
 
-        As far as is clearest, and on from there while each further stretch shows it too: far ones alone may by chance. How much a stretch
-        must show follows from what is clear. Where 64 sources take turns that is hardly more than a change of difficulty leaves, and of
-        scenes as long as the sample it fades with the distance: ended where it is no longer clear, their block was far too short.
+        As far as is clearest, and on from there while each further stretch shows it too: far ones alone may by chance.
+        How much a stretch must show follows from what is clear. Where 64 sources take turns that is hardly more than a
+        change of difficulty leaves, and of scenes as long as the sample it fades with the distance: ended where it is
+        no longer clear, their block was far too short.
         """
         best, reach, before, slightest = CLEAR, 0, 0, SLIGHTEST_CLEAR
         for distance in _distances(len(self.products)):
@@ -239,7 +248,8 @@ class _Pairs:
         return float(self.extrapolated[start:end].sum()) / pairs if pairs else 0.0
 
     def _errors(self, start: int, end: int, *, slightest: float = SLIGHTEST_CLEAR) -> float:
-        """By how many standard errors the extrapolated correlation from one distance to another is above 0; 0 where it is slight."""
+        """By how many standard errors the extrapolated correlation from one distance to another is above 0; 0 where it
+        is slight."""
         if self._clear_share(start, end) <= slightest:
             return 0.0
         total = float(self.extrapolated[start:end].sum())
@@ -263,13 +273,15 @@ class _Pairs:
         return reach
 
     def _variance(self, start: int, end: int, *, known: int) -> float:
-        """Of the sum of products from one distance to another, where correlation is known up to ``known`` (Bartlett)."""
+        """Of the sum of products from one distance to another, where correlation is known up to ``known``
+        (Bartlett)."""
         correlation = self.products[:known] / np.maximum(self.pairs[:known], 1)
         return float(self.pairs[start:end].sum()) * (1 + 2 * float(np.sum(np.clip(correlation, 0, None) ** 2)))
 
 
 def _means(share: Floats) -> Floats:
-    """Weights (kinds, 2) of kinds of mistakes with such shares: for their average, and for the value at a share of 0 of a line through them."""
+    """Weights (kinds, 2) of kinds of mistakes with such shares: for their average, and for the value at a share of 0 of
+    a line through them."""
     average = np.full(len(share), 1 / len(share))
     off = share - share.mean()
     spread = float(off @ off)
@@ -278,7 +290,8 @@ def _means(share: Floats) -> Floats:
 
 
 def _lagged_products(mistakes: Floats, means: Floats, reach: int) -> Floats:
-    """Sums of products at distances 1 to ``reach`` within a run, in each of the ``means`` over kinds of mistakes, (reach, 2)."""
+    """Sums of products at distances 1 to ``reach`` within a run, in each of the ``means`` over kinds of mistakes,
+    (reach, 2)."""
     size = 1 << (len(mistakes) + reach).bit_length()
     spectrum = np.fft.rfft(mistakes, size, axis=0)
     power = (spectrum * spectrum.conj()).real @ means

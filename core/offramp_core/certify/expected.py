@@ -1,17 +1,19 @@
 """Plans of least *expected* cost, from cautious to bold: a path for small samples.
 
-A search that counts the errors on A fits their noise: a 1 % budget on 250 records is two errors, and which ramps and thresholds look best
-around two errors says little about the next thousand records. Here each ramp's chance of a wrong answer is first smoothed over its
-scores, by logistic regression on their log odds (Cox, 1958), as in Platt (1999). Plans then minimise
+A search that counts the errors on A fits their noise: a 1 % budget on 250 records is two errors, and which ramps and
+thresholds look best around two errors says little about the next thousand records. Here each ramp's chance of a wrong
+answer is first smoothed over its scores, by logistic regression on their log odds (Cox, 1958), as in Platt (1999).
+Plans then minimise
 
     mean seconds + price x mean expected disagreement
 
-over ramps and thresholds, for a falling price of a disagreement: a high price gives a cautious plan, a low one a bold one
-(the Lagrangian of "least seconds within a budget", Everett 1963). The sum is improved ramp by ramp, each step exact for
-its ramp: the inputs sorted by score, the best cut is the maximum of a cumulative sum. Ramps join, leave and change places as long as that pays.
+over ramps and thresholds, for a falling price of a disagreement: a high price gives a cautious plan, a low one a bold
+one (the Lagrangian of "least seconds within a budget", Everett 1963). The sum is improved ramp by ramp, each step exact
+for its ramp: the inputs sorted by score, the best cut is the maximum of a cumulative sum. Ramps join, leave and change
+places as long as that pays.
 
-None of this is trusted. The path is made from A alone and then tested on B (:mod:`offramp_core.certify.rank_path`), so a wrong model costs
-saving and never the promise.
+None of this is trusted. The path is made from A alone and then tested on B (:mod:`offramp_core.certify.rank_path`), so
+a wrong model costs saving and never the promise.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ Floats = npt.NDArray[np.float64]
 
 # The price of one disagreement, in runs of the fp32 backbone, from "hardly ever worth it" down to "almost free".
 PRICES = tuple(float(p) for p in np.geomspace(1000.0, 0.5, 40))
-# Expected disagreement of the steps, in budgets. Wide, because the model may be off by as much; fine, because the last accepted step counts.
+# Expected disagreement of the steps, in budgets. Wide, because the model may be off by as much; fine, because the last
+# accepted step counts.
 LEVELS = tuple(float(f) for f in np.geomspace(0.005, 4.0, 80))
 MOST_ROWS = 5_000  # more do not change a smooth curve, only the time to use it
 _RIDGE = 0.1
@@ -52,8 +55,9 @@ def expected_path(
 ) -> list[Step]:
     """Plans from cautious to bold, without repeats. At another precision than fp32 the first one has no ramps.
 
-    The plans of falling prices jump where a ramp joins. Between two of them the path goes on in small steps of expected disagreement:
-    either the plan before, its thresholds scaled up together in rank space, or the one behind, scaled down, whichever is cheaper.
+    The plans of falling prices jump where a ramp joins. Between two of them the path goes on in small steps of expected
+    disagreement: either the plan before, its thresholds scaled up together in rank space, or the one behind, scaled
+    down, whichever is cheaper.
     """
     kept = records.take(slice(max(0, len(records) - MOST_ROWS), None))
     search = _Descent(kept, max_ramps=max_ramps, max_overhead=max_overhead)
@@ -110,7 +114,8 @@ def _anchors(search: _Descent, *, upto: float, should_stop: Callable[[], bool] |
 
 
 def error_curves(records: Records) -> Floats:
-    """Chance that each ramp's answer to each record is wrong, or what it is expected to lose, smoothed over the ramp's scores: (n, R)."""
+    """Chance that each ramp's answer to each record is wrong, or what it is expected to lose, smoothed over the ramp's
+    scores: (n, R)."""
     x, (lost, _) = _log_odds(records.uncertainty), records.losses()
     out = np.empty(x.shape)
     for j in range(records.n_ramps):
@@ -119,7 +124,8 @@ def error_curves(records: Records) -> Floats:
 
 
 def final_errors(records: Records) -> Floats:
-    """Chance that the chain's own backbone answers each record wrongly, (n,): smoothed over its scores where they are known."""
+    """Chance that the chain's own backbone answers each record wrongly, (n,): smoothed over its scores where they are
+    known."""
     lost = records.losses()[1].astype(np.float64)
     if records.final_uncertainty is None or not lost.any():
         return np.full(len(records), lost.mean())
@@ -134,8 +140,8 @@ def _log_odds(uncertainty: npt.NDArray[np.float32]) -> Floats:
 def _logistic(x: Floats, y: Floats) -> Floats:
     """Fitted means of ``y`` in [0, 1] that do not fall with ``x``, (n,), by Newton's method.
 
-    One more record, half wrong and spread over all scores, is added: a ramp without errors in A is then no more trusted than so few
-    records allow, and separable data stay finite (Clogg et al., 1991).
+    One more record, half wrong and spread over all scores, is added: a ramp without errors in A is then no more trusted
+    than so few records allow, and separable data stay finite (Clogg et al., 1991).
     """
     target = (y + _PRIOR_WRONG / len(y)) / (1 + 2 * _PRIOR_WRONG / len(y))
     z = np.column_stack([np.ones(len(x)), (x - x.mean()) / (x.std() + 1e-9)])
@@ -159,7 +165,8 @@ def _sigmoid(x: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A ramp's best threshold key given the others, and by how much it lowers the sum; key 0: better without the ramp."""
+    """A ramp's best threshold key given the others, and by how much it lowers the sum; key 0: better without the
+    ramp."""
 
     ramp: int
     key: int
@@ -275,7 +282,8 @@ class _Descent:
         return self._cut(ramp, others, seconds + self._price * wrong, left)
 
     def _cut(self, ramp: int, others: Keys, value: Floats, left: npt.NDArray[np.intp]) -> _Cut:
-        """Inputs that got past the earlier ramps pay for this one; those that leave here save what they would cost behind it."""
+        """Inputs that got past the earlier ramps pay for this one; those that leave here save what they would cost
+        behind it."""
         reach = left > ramp
         paid = sum(float(self._ramp[r]) for r in others if r < ramp)
         saved = value - self._price * self._wrong[:, ramp] - (self._reached[ramp] + paid)

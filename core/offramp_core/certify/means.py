@@ -1,10 +1,12 @@
 """Is the mean loss of a plan within its budget? One question, two tests.
 
-Losses of 0 and 1 are counted, and counts have the exact binomial test, which no other is better than. A *graded* loss may lie between, as the share of
-labels that differ or 1 - F1 of a text; its mean is bet on (:mod:`offramp_core.certify.betting`), which assumes nothing of how losses are
-distributed and gains by all that is known of them: many small losses are less uncertain than a few whole ones of the same mean.
+Losses of 0 and 1 are counted, and counts have the exact binomial test, which no other is better than. A *graded* loss
+may lie between, as the share of labels that differ or 1 - F1 of a text; its mean is bet on
+(:mod:`offramp_core.certify.betting`), which assumes nothing of how losses are distributed and gains by all that is
+known of them: many small losses are less uncertain than a few whole ones of the same mean.
 
-Which of the two applies is declared by the task, never read off the records: a test that is chosen by what it tests has not the level of either.
+Which of the two applies is declared by the task, never read off the records: a test that is chosen by what it tests has
+not the level of either.
 """
 
 from __future__ import annotations
@@ -115,10 +117,11 @@ class Losses:
 
 
 def passing_steps(steps: Iterable[Losses], *, budget: float, level: float, design_effect: float = 1.0) -> int:
-    """How many plans of a fixed order pass before the first that does not, by what each lost on the same held-out requests.
+    """How many plans of a fixed order pass before the first that does not, by what each lost on the same held-out
+    requests.
 
-    With probability 1 - level the mean loss of every one of them is within the budget (fixed-sequence Learn-then-Test, see
-    :mod:`offramp_core.certify.rank_path`); the order must not depend on these requests.
+    With probability 1 - level the mean loss of every one of them is within the budget (fixed-sequence Learn-then-Test,
+    see :mod:`offramp_core.certify.rank_path`); the order must not depend on these requests.
 
     Parameters
     ----------
@@ -146,8 +149,8 @@ def passing_steps(steps: Iterable[Losses], *, budget: float, level: float, desig
 def p_value(k: int, n: int, *, budget: float, design_effect: float = 1.0) -> float:
     """P(Bin(n, budget) <= k): how often a plan exactly at its budget would look this good.
 
-    Where ``design_effect`` labels are worth one, both counts are divided by it and the binomial is continued between whole numbers
-    (Korn and Graubard, 1998).
+    Where ``design_effect`` labels are worth one, both counts are divided by it and the binomial is continued between
+    whole numbers (Korn and Graubard, 1998).
     """
     check_counts(k, n)
     check_rate("budget", budget)
@@ -158,7 +161,8 @@ def p_value(k: int, n: int, *, budget: float, design_effect: float = 1.0) -> flo
 
 
 def least_p_value(total: float, n: int, *, budget: float, design_effect: float = 1.0) -> float:
-    """Below which no graded losses of ``n`` requests with this sum come: that of losses that are all alike, since logarithms are concave."""
+    """Below which no graded losses of ``n`` requests with this sum come: that of losses that are all alike, since
+    logarithms are concave."""
     if not 0 <= total <= n:
         raise InvalidArgumentError(f"losses sum to {total}; {n} of them sum to 0 to {n}")
     return Losses(np.full(n, total / max(1, n)), graded=True).p_value(budget=budget, design_effect=design_effect)

@@ -1,7 +1,8 @@
 """How many labels a certificate takes, so that waiting can be announced in advance.
 
-Exact for the binomial test. Of ``graded`` losses nobody knows in advance how they are distributed, so they are taken for the hardest of their mean, which are
-0 or 1: on those the bets of :mod:`offramp_core.certify.betting` are the mixture of :mod:`offramp_core.evidence.one_arm`.
+Exact for the binomial test. Of ``graded`` losses nobody knows in advance how they are distributed, so they are taken
+for the hardest of their mean, which are 0 or 1: on those the bets of :mod:`offramp_core.certify.betting` are the
+mixture of :mod:`offramp_core.evidence.one_arm`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def labels_for(rate: float, *, budget: float, level: float, power: float = 0.9, 
 
 
 def more_labels(k: int, n: int, *, budget: float, level: float, design_effect: float = 1.0) -> int | None:
-    """About how many more labels a plan with ``k`` of ``n`` needs to pass if it goes on like that; None if it would not.
+    """About how many more labels a plan with ``k`` of ``n`` needs to pass if it goes on like that; None if it would
+    not.
 
     ``design_effect`` labels are worth one.
     """

@@ -1,11 +1,12 @@
 """The test: plans from cautious to bold, tried in this order on held-out records until one fails.
 
-The older records (A) find a plan; its thresholds, scaled together in A's own rank space, make a path; the newer ones (B) test the path
-step by step at the full level each and stop at the first failure. Testing in a fixed order costs nothing: let m be the first step
-whose true disagreement exceeds the budget. To accept any such step the procedure must pass m, which a test of level alpha does with
-probability at most alpha. So with probability at least 1 - alpha *every* accepted plan keeps the budget, and the one that saves
-most may be taken (fixed-sequence Learn-then-Test: Angelopoulos, Bates, Candès, Jordan and Lei, 2021, arXiv:2110.01052). The
-argument needs no more of the path than that B had no part in making it.
+The older records (A) find a plan; its thresholds, scaled together in A's own rank space, make a path; the newer ones
+(B) test the path step by step at the full level each and stop at the first failure. Testing in a fixed order costs
+nothing: let m be the first step whose true disagreement exceeds the budget. To accept any such step the procedure must
+pass m, which a test of level alpha does with probability at most alpha. So with probability at least 1 - alpha *every*
+accepted plan keeps the budget, and the one that saves most may be taken (fixed-sequence Learn-then-Test: Angelopoulos,
+Bates, Candès, Jordan and Lei, 2021, arXiv:2110.01052). The argument needs no more of the path than that B had no part
+in making it.
 
 Plans are tested as they will be served: with thresholds rounded down to the six decimals a plan stores.
 """
@@ -148,10 +149,11 @@ def rank_path_certificate(
     test_index : int
         Number of this test for the service, from 1.
     slices : sequence of SliceBudget
-        Groups with a promise of their own. The level is divided evenly among all requests and the G slices, each of which walks the
-        path by itself with its share, so that all 1 + G promises hold together with probability 1 - level (Bonferroni).
-        A slice that fails is reported as stopped and does not take the plan from the others. A class has other rows under each plan of
-        the path; each plan's test is a binomial one all the same, given how many of its answers name the class.
+        Groups with a promise of their own. The level is divided evenly among all requests and the G slices, each of
+        which walks the path by itself with its share, so that all 1 + G promises hold together with probability 1 -
+        level (Bonferroni). A slice that fails is reported as stopped and does not take the plan from the others. A
+        class has other rows under each plan of the path; each plan's test is a binomial one all the same, given how
+        many of its answers name the class.
 
     Returns
     -------
@@ -160,9 +162,8 @@ def rank_path_certificate(
     """
     path = [subject.plan(active, step) for step in rank_path(records_a, active, thresholds)]
     return test_path(
-        path, records_b, ramp_ids=subject.ramp_ids, budget=budget, delta=delta, test_index=test_index,
-        slices=slices,
-    )  # fmt: skip
+        path, records_b, ramp_ids=subject.ramp_ids, budget=budget, delta=delta, test_index=test_index, slices=slices
+    )
 
 
 def test_path(
@@ -177,11 +178,12 @@ def test_path(
     stops: bool = True,
     effects: DesignEffects = INDEPENDENT_LABELS,
 ) -> Certified | NotCertified:
-    """Test plans in the order given; parameters as in :func:`rank_path_certificate`. B must have had no part in making the path.
+    """Test plans in the order given; parameters as in :func:`rank_path_certificate`. B must have had no part in making
+    the path.
 
     ``records_b`` are those of the chain that the plans run in, and ``ramp_ids`` its columns.
-    Without ``stops`` no slice can be stopped when the plan is served: only plans that every slice passes are then certified.
-    ``effects`` says how many labels are worth one.
+    Without ``stops`` no slice can be stopped when the plan is served: only plans that every slice passes are then
+    certified. ``effects`` says how many labels are worth one.
     """
     level = allowance(delta, test_index) / (1 + len(slices))
     if not path:
@@ -286,8 +288,8 @@ class _Steps:
         )
 
     def more_for(self, of: SliceBudget | None, *, budget: float, level: float) -> int | None:
-        """About how many labels of all requests it takes until the most cautious plan passes, for all of them or in a slice; None when more do
-        not help."""
+        """About how many labels of all requests it takes until the most cautious plan passes, for all of them or in a
+        slice; None when more do not help."""
         seen, effect = self.losses(0, of), self._effects.of(of)
         more = None if math.isinf(effect) else seen.more(budget=budget, level=level, design_effect=effect)
         return None if more is None or len(seen) == 0 else math.ceil(more * len(self._records) / len(seen))

@@ -1,11 +1,12 @@
 """Groups with a promise of their own: of requests, or of answers that name a class.
 
-A slice has a budget and must be certified by itself: a plan that is right for everybody on average may fail the few. A slice that does
-not pass does not take the plan from the others; its requests must not leave early (a *slice stop*). Stopping a slice can only lower
-the disagreement over all requests, because the exact executor answers it, so the certificate of the plan stands.
+A slice has a budget and must be certified by itself: a plan that is right for everybody on average may fail the few. A
+slice that does not pass does not take the plan from the others; its requests must not leave early (a *slice stop*).
+Stopping a slice can only lower the disagreement over all requests, because the exact executor answers it, so the
+certificate of the plan stands.
 
-A request is in its slice before anything is known of its fate. In which class an answer falls depends on the plan: so the rows of a class
-are found anew for every plan, from what each ramp said (docs/decisions/0050).
+A request is in its slice before anything is known of its fate. In which class an answer falls depends on the plan: so
+the rows of a class are found anew for every plan, from what each ramp said (docs/decisions/0050).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _WORDS: dict[SliceOf, str] = {"Request": "slice", "Answer": "class"}
 
 @dataclass(frozen=True, slots=True)
 class SliceBudget:
-    """Allowed disagreement, in (0, 1), among the requests whose records have ``slice_id``; ``of`` answers, among those that name this class."""
+    """Allowed disagreement, in (0, 1), among the requests whose records have ``slice_id``; ``of`` answers, among those
+    that name this class."""
 
     slice_id: int
     budget: float
@@ -43,11 +45,12 @@ class SliceBudget:
 
 @dataclass(frozen=True, slots=True)
 class SliceResult:
-    """One slice on the held-out records: ``k`` of ``n`` disagreed, tested against ``budget`` at ``level``. ``of`` as in :class:`SliceBudget`.
+    """One slice on the held-out records: ``k`` of ``n`` disagreed, tested against ``budget`` at ``level``. ``of`` as
+    in :class:`SliceBudget`.
 
-    Uncertified slices must be stopped. ``needed_more`` labels of the slice would probably change that; None when more of the same would
-    not, or when nothing is missing. ``design_effect`` labels of the slice are worth one. ``lost`` is the sum of
-    graded losses, None where each disagreement loses all.
+    Uncertified slices must be stopped. ``needed_more`` labels of the slice would probably change that; None when more
+    of the same would not, or when nothing is missing. ``design_effect`` labels of the slice are worth one. ``lost`` is
+    the sum of graded losses, None where each disagreement loses all.
     """
 
     slice_id: int
@@ -70,9 +73,14 @@ class SliceResult:
     def to_mapping(self) -> dict[str, Any]:
         """JSON form; rates are decimal strings that read back to the same number."""
         value = {
-            _WORDS[self.of]: self.slice_id, "budget": repr(self.budget), "level": repr(self.level), "n": self.n, "k": self.k,
-            "pValue": repr(self.p_value), "certified": self.certified,
-        }  # fmt: skip
+            _WORDS[self.of]: self.slice_id,
+            "budget": repr(self.budget),
+            "level": repr(self.level),
+            "n": self.n,
+            "k": self.k,
+            "pValue": repr(self.p_value),
+            "certified": self.certified,
+        }
         effect = {} if self.design_effect == 1 else {"designEffect": repr(self.design_effect)}
         return {**value, **effect, **({} if self.lost is None else {"lost": repr(self.lost)})}
 
@@ -80,10 +88,17 @@ class SliceResult:
     def from_mapping(cls, value: Mapping[str, Any]) -> SliceResult:
         of: SliceOf = "Answer" if "class" in value else "Request"
         return cls(
-            int(value[_WORDS[of]]), float(value["budget"]), float(value["level"]), int(value["n"]), int(value["k"]),
-            float(value["pValue"]), bool(value["certified"]), of=of, design_effect=float(value.get("designEffect", 1.0)),
+            int(value[_WORDS[of]]),
+            float(value["budget"]),
+            float(value["level"]),
+            int(value["n"]),
+            int(value["k"]),
+            float(value["pValue"]),
+            bool(value["certified"]),
+            of=of,
+            design_effect=float(value.get("designEffect", 1.0)),
             lost=float(value["lost"]) if "lost" in value else None,
-        )  # fmt: skip
+        )
 
 
 def check_slices(records: Records, slices: Sequence[SliceBudget]) -> None:

@@ -1,4 +1,5 @@
-"""A pass in which no worker has reported its model, or nobody wants workers: nothing is decided about plans, and all is kept as it is."""
+"""A pass in which no worker has reported its model, or nobody wants workers: nothing is decided about plans, and all is
+kept as it is."""
 
 from __future__ import annotations
 

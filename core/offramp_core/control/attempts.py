@@ -131,17 +131,14 @@ def _folded(seen: Seen, draft: Draft, rollout: Rollout, epoch: int, stable: Conf
         [BootReport(o.boot_id, o.counts) for _, o in heard],
         epoch=epoch,
         live_boots=live_boots(workers, ledger.live),
-        plan_hashes={
-            "stable": stable.plan.content_hash,
-            "canary": draft.configs[rollout.to_config].plan.content_hash,
-        },
+        plan_hashes={"stable": stable.plan.content_hash, "canary": draft.configs[rollout.to_config].plan.content_hash},
         distrusted=frozenset(o.boot_id for name, o in heard if name in seen.quarantined),
     )
 
 
 def _execution(counts: tuple[ArmCounts, ...], plan_hash: str) -> Mapping[BatchShape, SecondsSketch]:
-    """Execution sketches of one plan by the shape of batches, over all workers and recent epochs; a worker that is older than lengths
-    tells sizes alone."""
+    """Execution sketches of one plan by the shape of batches, over all workers and recent epochs; a worker that is
+    older than lengths tells sizes alone."""
     return by_shape(c.execution_by_length or c.execution for c in counts if c.plan_hash == plan_hash)
 
 
@@ -172,18 +169,23 @@ def _next_test(seen: Seen, draft: Draft) -> int:
 def _accepted(seen: Seen, draft: Draft, rollout: Rollout) -> Draft:
     """An uncertified plan that is promoted has earned it; that is written down before it serves as stable.
 
-    It is a proof for the objective that the canary was judged by, and for no other: the test of the gate ``acceptance``, one of those
-    that share the service's allowance.
+    It is a proof for the objective that the canary was judged by, and for no other: the test of the gate
+    ``acceptance``, one of those that share the service's allowance.
     """
     config, service, spec = draft.configs[rollout.to_config], seen.service, seen.spec
     if is_certified(config, service) or not has_earned_acceptance(rollout.status, service):
         return draft
     n, k = rollout.status.audited
     earned = {
-        "method": "canary-acceptance", "budget": repr(spec.max_disagreement), "delta": repr(1 - spec.confidence),
-        "testIndex": rollout.status.acceptance_test, "level": repr(acceptance_level(rollout.status, service)),
-        "n": n, "k": k, "recordsThrough": repr(seen.now),
-    }  # fmt: skip
+        "method": "canary-acceptance",
+        "budget": repr(spec.max_disagreement),
+        "delta": repr(1 - spec.confidence),
+        "testIndex": rollout.status.acceptance_test,
+        "level": repr(acceptance_level(rollout.status, service)),
+        "n": n,
+        "k": k,
+        "recordsThrough": repr(seen.now),
+    }
     certificates = (*config.status.certificates, earned)[-CERTIFICATES_KEPT:]
     return draft.with_config_status(config.name, replace(config.status, certificates=certificates))
 

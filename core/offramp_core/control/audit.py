@@ -27,8 +27,8 @@ def quiet_rate(load: Load) -> float:
 def followed_rate(rate: float, load: Load) -> float:
     """The quiet rate that was chosen, or another where load has left it behind by two steps of the ladder.
 
-    Downwards at once, because audits that nothing is spare for hold up requests. Upwards by the busiest moments of the last hour: traffic that
-    comes in bursts must not bring an epoch with each pause.
+    Downwards at once, because audits that nothing is spare for hold up requests. Upwards by the busiest moments of the
+    last hour: traffic that comes in bursts must not bring an epoch with each pause.
     """
     lower = quiet_rate(load)
     if _step(lower) <= _step(rate) - FAR:
@@ -41,7 +41,8 @@ def followed_rate(rate: float, load: Load) -> float:
 
 
 def expected_rate(load: Load) -> float:
-    """The quiet rate that a plan will probably be audited at once it serves: 2 %, or more where the busiest moments of the last hour ask for it.
+    """The quiet rate that a plan will probably be audited at once it serves: 2 %, or more where the busiest moments of
+    the last hour ask for it.
 
     A pause between two pulls, in which any rate could be afforded, says nothing about that.
     """
@@ -60,10 +61,11 @@ DENSE = 0.5  # share of requests with a label from which on a sample shows wheth
 
 
 def clustering(before: float, *, design_effect: float, sampled: float) -> float:
-    """How much more than one label it takes for one's worth if every request has one, from a sample in which the share ``sampled`` had.
+    """How much more than one label it takes for one's worth if every request has one, from a sample in which the share
+    ``sampled`` had.
 
-    Neighbors that resemble each other are both in a sample as often as it is dense. A thin sample that shows nothing says little about
-    them: what is known of a denser one stays.
+    Neighbors that resemble each other are both in a sample as often as it is dense. A thin sample that shows nothing
+    says little about them: what is known of a denser one stays.
     """
     seen = (design_effect - 1) / sampled
     return round(seen if sampled >= DENSE else max(before, seen), 2)

@@ -1,8 +1,9 @@
 """What a service's workers answer with exits off, what is asked of them, and how many workers that takes.
 
-Exits may go off at any moment: a rollback, an alarm, a breaker that a worker opens by itself. Where plans save compute that is a jump in
-demand, so the fewest workers that an autoscaler may leave follow from the demand as it would be then. Figures are persisted rounded to the
-safe side and kept while they still are about right, so that a steady service writes nothing.
+Exits may go off at any moment: a rollback, an alarm, a breaker that a worker opens by itself. Where plans save compute
+that is a jump in demand, so the fewest workers that an autoscaler may leave follow from the demand as it would be then.
+Figures are persisted rounded to the safe side and kept while they still are about right, so that a steady service
+writes nothing.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ QUIET_SECONDS = 600.0  # a proven plan must have served so long before workers a
 def worker_rate(
     costs: Mapping[str, Sequence[Any]], counts: Iterable[ArmCounts], *, exits_off_hash: str, latency_seconds: float
 ) -> float:
-    """Requests per second that one worker answers within the latency objective with exits off; 0 where nothing is known.
+    """Requests per second that one worker answers within the latency objective with exits off; 0 where nothing is
+    known.
 
-    The profile says how long batches take, and batches that ran with exits off here (all of them before the first plan, those held back from
-    it later) how much slower or faster this machine is. A batch may take half of the objective, as the worker's batching has it.
+    The profile says how long batches take, and batches that ran with exits off here (all of them before the first plan,
+    those held back from it later) how much slower or faster this machine is. A batch may take half of the objective, as
+    the worker's batching has it.
 
     Parameters
     ----------
@@ -51,9 +54,9 @@ def worker_rate(
 
     Notes
     -----
-    Throughput cannot be used up: the less of the objective a request alone leaves for waiting, the less. The share is fitted to the
-    queue simulator (``offramp_lab.simulate``) with Poisson arrivals and the worker's own admission, where at most 3 % are refused at the rate told
-    from three times a request's own time on.
+    Throughput cannot be used up: the less of the objective a request alone leaves for waiting, the less. The share is
+    fitted to the queue simulator (``offramp_lab.simulate``) with Poisson arrivals and the worker's own admission, where
+    at most 3 % are refused at the rate told from three times a request's own time on.
     """
     try:
         sizes = [float(size) for size in costs["batch_size"]]
@@ -90,8 +93,9 @@ def _pace(profiled: Sequence[float], counts: Iterable[ArmCounts]) -> float:
 class CapacityView:
     """What the rules may look at. ``worker_rate`` and ``peak_rate`` are as measured now.
 
-    ``exits_on`` says that the stable plan has exits; ``at_risk`` that something points to their end, or a rollout is under way.
-    ``watched_since`` is since when the peak was looked for: an earlier process saw what is not in it. ``scaling`` is who decides on the number of workers.
+    ``exits_on`` says that the stable plan has exits; ``at_risk`` that something points to their end, or a rollout is
+    under way. ``watched_since`` is since when the peak was looked for: an earlier process saw what is not in it.
+    ``scaling`` is who decides on the number of workers.
     """
 
     before: CapacityStatus
@@ -118,7 +122,8 @@ class Capacity:
 def next_capacity(view: CapacityView) -> Capacity:
     """Tell the figures anew where they are no longer about right, and what follows from them.
 
-    The floor rises with the demand and never beyond ``maxReplicas``. Figures of before stand while nothing better is known.
+    The floor rises with the demand and never beyond ``maxReplicas``. Figures of before stand while nothing better is
+    known.
     """
     before = view.before
     rate = _below(before.worker_rate, view.worker_rate) if view.worker_rate > 0 else before.worker_rate
@@ -166,7 +171,8 @@ def _scaled_by_another(scaling: Scaling | None) -> bool:
 
 
 def _may_rest(view: CapacityView, quiet_since: float | None) -> bool:
-    """Another operator's clock may have told since when: a moment that lies ahead counts from when this process began to look."""
+    """Another operator's clock may have told since when: a moment that lies ahead counts from when this process began
+    to look."""
     if quiet_since is None:
         return False
     since = quiet_since if quiet_since <= view.now else view.watched_since
@@ -174,7 +180,8 @@ def _may_rest(view: CapacityView, quiet_since: float | None) -> bool:
 
 
 def floor_in_force(autoscaling: Autoscaling, status: CapacityStatus) -> int:
-    """The fewest workers that the autoscaler of the spec may leave. The status is one pass old, so it is held within the limits of now."""
+    """The fewest workers that the autoscaler of the spec may leave. The status is one pass old, so it is held within
+    the limits of now."""
     if autoscaling.no_exit_floor == "None":
         return autoscaling.min_replicas
     return min(max(status.floor, autoscaling.min_replicas), autoscaling.max_replicas)

@@ -45,8 +45,9 @@ MIN_SAMPLES = 100
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the conditions are derived from. ``quarantined`` says why workers are not pooled, by name; ``foreign`` are those of another model.
-    ``costs_time`` says how the stable plan costs more time than it saves, where it serves all the same."""
+    """What the conditions are derived from. ``quarantined`` says why workers are not pooled, by name; ``foreign`` are
+    those of another model. ``costs_time`` says how the stable plan costs more time than it saves, where it serves all
+    the same."""
 
     service: Service
     workers: tuple[Worker, ...]
@@ -93,7 +94,8 @@ class Facts:
 
     @property
     def settled(self) -> bool:
-        """Whether the current user generation is served as asked: all workers current, ready and acknowledged, the pin judged."""
+        """Whether the current user generation is served as asked: all workers current, ready and acknowledged, the pin
+        judged."""
         serving = len(self.ready) == len(self.workers) == self.desired and all(w.endpoint.current for w in self.workers)
         return serving and self.acked == len(self.ready) and self.pin_judged and not self.version.on_trial
 
@@ -244,7 +246,10 @@ def _no_exit_capacity(facts: Facts) -> Condition:
         return _condition(kind, "Unknown", Reason.SCALED_TO_ZERO, "no worker is wanted")
     if facts.capacity.enough is None:
         return _condition(kind, "Unknown", Reason.CAPACITY_UNKNOWN, "no worker has told yet how long its model takes")
-    carried = f"{len(facts.ready)} ready workers answer about {format_rate(len(facts.ready) * told.worker_rate)} requests/s without exits"
+    carried = (
+        f"{len(facts.ready)} ready workers answer about {format_rate(len(facts.ready) * told.worker_rate)} "
+        "requests/s without exits"
+    )
     if told.peak_rate <= 0:
         return _condition(kind, "True", Reason.SUFFICIENT, f"{carried}; none came in the last hour")
     peak = f"the peak of the last hour was about {format_rate(told.peak_rate)}"
@@ -255,9 +260,11 @@ def _no_exit_capacity(facts: Facts) -> Condition:
             kind, "False", Reason.OVERLOADED, f"exits are off: {carried}, and {peak}; {_more_workers(facts)}"
         )
     return _condition(
-        kind, "False", Reason.EXITS_OFF_WOULD_OVERLOAD,
+        kind,
+        "False",
+        Reason.EXITS_OFF_WOULD_OVERLOAD,
         f"{carried}, but {peak}: if exits go off, requests wait or are refused; {_more_workers(facts)}",
-    )  # fmt: skip
+    )
 
 
 def _more_workers(facts: Facts) -> str:
@@ -279,7 +286,10 @@ def _more_by_own_autoscaler(wanted: Autoscaling, needed: int, floor: int) -> str
     if wanted.no_exit_floor == "None":
         return "set autoscaling.noExitFloor to Reserve or PreScale, or raise autoscaling.minReplicas"
     if wanted.no_exit_floor == "PreScale" and floor < needed:
-        return "PreScale adds workers when a rollout begins or evidence comes near its bound; Reserve keeps them at all times"
+        return (
+            "PreScale adds workers when a rollout begins or evidence comes near its bound; Reserve keeps them at "
+            "all times"
+        )
     return f"the autoscaler is told to have {floor} at least"
 
 
@@ -315,7 +325,8 @@ def _training(facts: Facts) -> list[Condition]:
 
 
 def _updating(facts: Facts) -> list[Condition]:
-    """Said while workers are being replaced, also where the operator's administrator changed what they run, and after an interruption how long it was."""
+    """Said while workers are being replaced, also where the operator's administrator changed what they run, and after
+    an interruption how long it was."""
     update = facts.update
     if update.reason:
         return [_condition(ConditionType.WORKERS_UPDATING, "True", update.reason, update.message)]
@@ -396,7 +407,8 @@ def _user_generation(facts: Facts, settled_generation: int) -> list[Condition]:
 def _rejection(status: VersionStatus) -> str:
     """Why the version that the spec asks for does not serve, and what to do."""
     return (
-        f"{status.candidate.uri}: {status.message}; {status.serving.uri} goes on serving. Ask for another model or for that one again; "
+        f"{status.candidate.uri}: {status.message}; {status.serving.uri} goes on serving. Ask for another model or "
+        "for that one again; "
         "without updatePolicy.sideBySide this one serves all the same"
     )
 
@@ -406,7 +418,8 @@ def observe(
 ) -> tuple[Observed, SecondsSketch, int, int]:
     """Figures of the stable plan, and the raw numbers behind them: (observed, latency sketch, audits, disagreements).
 
-    ``ramp_ids`` and ``costs`` are those of the plan's precision, ``audits`` what audits took, as a share of the model's own time.
+    ``ramp_ids`` and ``costs`` are those of the plan's precision, ``audits`` what audits took, as a share of the model's
+    own time.
     """
     if facts.stable is None:
         return Observed(), SecondsSketch(), 0, 0
@@ -435,7 +448,8 @@ def observe(
 def _saved(
     stable: Config, exits: dict[str, int], requests: int, costs: ExitCosts, ramp_ids: tuple[str, ...], *, audits: float
 ) -> str:
-    """Compute saved: measured exit shares at profiled seconds, against the fp32 model without ramps, less what ``audits`` took."""
+    """Compute saved: measured exit shares at profiled seconds, against the fp32 model without ramps, less what
+    ``audits`` took."""
     active = [ramp.id for ramp in stable.plan.ramps if ramp.id in ramp_ids]
     if not requests or len(active) != len(stable.plan.ramps):
         return ""

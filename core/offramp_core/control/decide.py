@@ -49,11 +49,15 @@ def decide(snapshot: Snapshot, now: float) -> Decision:
 
 
 def _judged_by_its_task(snapshot: Snapshot, served: Served) -> Snapshot:
-    """The snapshot as it is where workers answer what the objective is about; else one in which no exits are wanted, since nothing proves them."""
+    """The snapshot as it is where workers answer what the objective is about; else one in which no exits are wanted,
+    since nothing proves them."""
     service = snapshot.service
     if service.spec.output == served.output:
         return snapshot
-    why = f"objective.accuracy.output is {service.spec.output}, and the bundle answers with {served.output}; set output to that, or serve another bundle"
+    why = (
+        f"objective.accuracy.output is {service.spec.output}, and the bundle answers with {served.output}; set "
+        "output to that, or serve another bundle"
+    )
     judged = replace(service, spec=replace(service.spec, mode="Disabled", no_exits_because=why))
     return replace(snapshot, gathered=replace(snapshot.gathered, service=judged))
 
@@ -193,7 +197,8 @@ def _update(snapshot: Snapshot, now: float) -> Update:
 
 
 def _update_events(service: Service, update: Update) -> tuple[Event, ...]:
-    """One when an update is held, one when it goes on in place, and those of an interruption: its beginning and its end."""
+    """One when an update is held, one when it goes on in place, and those of an interruption: its beginning and its
+    end."""
     told = next((c.reason for c in service.status.conditions if c.type == ConditionType.WORKERS_UPDATING), "")
     if update.held and told != update.reason:
         failed = update.reason == Reason.RECREATE_FAILED

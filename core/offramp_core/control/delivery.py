@@ -1,7 +1,8 @@
-"""What is known of the bundle before and after it has come: progress while it is fetched, and the digest it was proven with.
+"""What is known of the bundle before and after it has come: progress while it is fetched, and the digest it was proven
+with.
 
-A URI without a digest may mean another bundle tomorrow. The first worker that becomes ready with what lies there proves it; its
-digest is kept in the status, and every later worker is told to serve that one and nothing else.
+A URI without a digest may mean another bundle tomorrow. The first worker that becomes ready with what lies there proves
+it; its digest is kept in the status, and every later worker is told to serve that one and nothing else.
 """
 
 from __future__ import annotations

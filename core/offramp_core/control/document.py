@@ -51,7 +51,8 @@ def plan_document(
     capture_since: float | None = None,
     withdrawn: tuple[Withdrawn, ...] = (),
 ) -> PlanDocument:
-    """The document of ``epoch``. ``measured`` are the figures of the stable plan; ``canary`` is the plan of a rollout, in force while its phase says so.
+    """The document of ``epoch``. ``measured`` are the figures of the stable plan; ``canary`` is the plan of a rollout,
+    in force while its phase says so.
 
     ``ramp_sets`` are those to hold besides what the plans name.
     """
@@ -108,9 +109,11 @@ def _stopped(rollout: Rollout | None) -> tuple[Withdrawn, ...]:
 
 
 def differs(document: PlanDocument, published: PlanDocument | None) -> bool:
-    """Whether a document that is one epoch ahead must be published: what is published says something else, or is older than workers take.
+    """Whether a document that is one epoch ahead must be published: what is published says something else, or is older
+    than workers take.
 
-    What was taken away is said by the document that takes it away; that it is said no more is nothing that workers must hear of.
+    What was taken away is said by the document that takes it away; that it is said no more is nothing that workers must
+    hear of.
     """
     if published is None or document.epoch > published.epoch + 1:
         return True
@@ -118,7 +121,8 @@ def differs(document: PlanDocument, published: PlanDocument | None) -> bool:
 
 
 def switched_off(stable: Config, published: PlanDocument | None) -> Withdrawn | None:
-    """Why a plan that is stored as stable was switched off, by a pass that could not store that; None where it was not."""
+    """Why a plan that is stored as stable was switched off, by a pass that could not store that; None where it was
+    not."""
     if published is None or stable.plan.exits_off:
         return None
     arms = [Plan.from_mapping(arm.plan) for arm in (published.stable, published.canary) if arm is not None]
@@ -129,8 +133,8 @@ def switched_off(stable: Config, published: PlanDocument | None) -> Withdrawn | 
 def only_takes_away(document: PlanDocument, published: PlanDocument | None) -> bool:
     """Whether a document gives no plan more requests than what is published, and some plan fewer.
 
-    Such a one may be delivered before what it follows from is stored: that exits harm is no reason to wait for, that they do not is. A
-    stable plan that is withdrawn may give way to the one before it, whose proof is stored.
+    Such a one may be delivered before what it follows from is stored: that exits harm is no reason to wait for, that
+    they do not is. A stable plan that is withdrawn may give way to the one before it, whose proof is stored.
     """
     if published is None:
         return False

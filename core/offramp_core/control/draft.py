@@ -1,4 +1,5 @@
-"""What a pass has decided so far. Each step takes a draft and returns the next one; nothing else is carried from step to step."""
+"""What a pass has decided so far. Each step takes a draft and returns the next one; nothing else is carried from step
+to step."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ from offramp_core.reasons import MaybeReason
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """``configs`` are all plans as they are known by now, ``baseline`` is the one without exits, ``stable`` the one that serves, ``rollout``
-    the attempt under way.
+    """``configs`` are all plans as they are known by now, ``baseline`` is the one without exits, ``stable`` the one
+    that serves, ``rollout`` the attempt under way.
 
-    ``fell`` says why the stable plan was switched off in this pass, as (reason, message). Where that follows from evidence, which may be
-    gone with the next pass, ``withdrawn`` says it to whoever reads the document. ``new_configs``, ``config_statuses`` and
-    ``rollout_statuses`` are to be written.
+    ``fell`` says why the stable plan was switched off in this pass, as (reason, message). Where that follows from
+    evidence, which may be gone with the next pass, ``withdrawn`` says it to whoever reads the document.
+    ``new_configs``, ``config_statuses`` and ``rollout_statuses`` are to be written.
     """
 
     configs: Mapping[str, Config]

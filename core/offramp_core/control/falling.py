@@ -1,6 +1,7 @@
 """Why exits go off under a plan that was stable, as a list of named rules, and what follows from it.
 
-A rule looks at the stable plan and says why it falls, or nothing. The rules are asked in order; the first that has something to say decides.
+A rule looks at the stable plan and says why it falls, or nothing. The rules are asked in order; the first that has
+something to say decides.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class StableView:
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """Why a plan falls: a reason, and a sentence. ``event`` is what people hear of it; ``set_is_gone`` says that its ramp set goes with it."""
+    """Why a plan falls: a reason, and a sentence. ``event`` is what people hear of it; ``set_is_gone`` says that its
+    ramp set goes with it."""
 
     reason: Reason
     message: str
@@ -82,7 +84,8 @@ def another_model_is_served(view: StableView) -> Fall | None:
 
 
 def switched_off_already(view: StableView) -> Fall | None:
-    """By a pass that could not store why: the workers run without it, so nothing of what spoke against it need be seen again."""
+    """By a pass that could not store why: the workers run without it, so nothing of what spoke against it need be seen
+    again."""
     note = switched_off(view.stable, view.published)
     if note is None:
         return None
@@ -130,7 +133,8 @@ def the_fleet_is_over_budget(view: StableView) -> Fall | None:
 
 
 def it_costs_time(view: StableView) -> Fall | None:
-    """The holdback shows that exits cost more than they save. A pin stays all the same, as it is the user's; a condition says so."""
+    """The holdback shows that exits cost more than they save. A pin stays all the same, as it is the user's; a
+    condition says so."""
     spec = view.service.spec
     why = "" if view.stable.plan.exits_off else loss(view.measured, max_overhead=spec.max_overhead)
     if not why or spec.mode not in ("Auto", "Recommend"):
@@ -199,7 +203,8 @@ def drifted(seen: Seen, draft: Draft, fallen: Config, message: str) -> Draft:
 
 
 def rejected(seen: Seen, draft: Draft, name: str, message: str) -> Draft:
-    """Let a plan cool down, longer after each failure. One failure counts once, also when a pass was cut short and is made again."""
+    """Let a plan cool down, longer after each failure. One failure counts once, also when a pass was cut short and is
+    made again."""
     status = draft.configs[name].status
     if status.state == "Rejected" and status.message == message and (status.rejected_until_at or 0.0) > seen.now:
         return draft

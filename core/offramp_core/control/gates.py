@@ -2,11 +2,12 @@
 
 A gate never asks a plan to prove its worth again; the certificate did that. It rejects when the evidence of
 harm is overwhelming, and it is *Undecided* until a harmful plan would have been noticed (minimum exposure).
-An uncertified plan, a pin, has one gate more: it must earn acceptance. A canary may rest for days, paused or waiting for a person; evidence
-that accumulated over them would be blind to a change today, so a restarting detector watches along.
+An uncertified plan, a pin, has one gate more: it must earn acceptance. A canary may rest for days, paused or waiting
+for a person; evidence that accumulated over them would be blind to a change today, so a restarting detector watches
+along.
 
-A gate is one entry: what it judges, what its exposure is, its shares of the errors that a rollout may make, and its words. Nothing else
-need know of it, but for its row in docs/concepts/gates.md.
+A gate is one entry: what it judges, what its exposure is, its shares of the errors that a rollout may make, and its
+words. Nothing else need know of it, but for its row in docs/concepts/gates.md.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from offramp_core.reasons import AnyReason, Reason, as_said
 
 HARMFUL_SLOWDOWN = 1.2  # beyond the allowed overhead
 HARMFUL_FACTOR = 3.0  # a plan at three times its budget is what the accuracy gate must be able to notice
-# Alternatives of its e-value, as multiples of the budget. Closer ones cannot show in the audits of a step, farther ones stop hardly sooner.
+# Alternatives of its e-value, as multiples of the budget. Closer ones cannot show in the audits of a step, farther ones
+# stop hardly sooner.
 HARM_FACTORS = (2.0, 3.0, 5.0)
 POWER = 0.95
-WATCH_RUN_LENGTH = 1_000_000.0  # audits between false alarms of the detector over a canary at its budget; the workers' own has the same
+# Audits between false alarms of the detector over a canary at its budget; the workers' own has the same.
+WATCH_RUN_LENGTH = 1_000_000.0
 FAILING = 0.001  # of batches, that may fail by a model's own fault; where a stable arm serves it tells better
 
 
@@ -36,10 +39,11 @@ FAILING = 0.001  # of batches, that may fail by a model's own fault; where a sta
 class GateInput:
     """What the gates of one step read.
 
-    ``confidence`` is that of the whole rollout of ``n_steps`` steps, ``accuracy_confidence`` that of the accuracy budget. ``level`` is what
-    was frozen when the step began (0: an even share), and ``slow_excluded`` the least slowdown that ``slow_needed`` judged batches exclude. ``watch`` is the detector over all audits of the canary so far, ``attempt`` their
-    counts in all steps, this one included (None: there is no other), and ``acceptance_level`` what the test may spend that accepts a plan by them.
-    ``design_effect`` audits are worth one.
+    ``confidence`` is that of the whole rollout of ``n_steps`` steps, ``accuracy_confidence`` that of the accuracy
+    budget. ``level`` is what was frozen when the step began (0: an even share), and ``slow_excluded`` the least
+    slowdown that ``slow_needed`` judged batches exclude. ``watch`` is the detector over all audits of the canary so
+    far, ``attempt`` their counts in all steps, this one included (None: there is no other), and ``acceptance_level``
+    what the test may spend that accepts a plan by them. ``design_effect`` audits are worth one.
     """
 
     tally: BothArms
@@ -93,7 +97,8 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How a reading is put into words: what was ``counted`` and what it is held ``against``, and the message of each state."""
+    """How a reading is put into words: what was ``counted`` and what it is held ``against``, and the message of each
+    state."""
 
     counted: str = "{k} of {n}"
     against: str = "{bound}"
@@ -106,10 +111,11 @@ class Words:
 class Gate:
     """One gate; called with what is given it reads the step.
 
-    ``judge`` weighs the evidence, or says why the gate does not apply. ``shares`` are those of the false rejections that a rollout may make,
-    of which a gate with a level of its own has none. ``reason`` is the reason with which it ends a rollout. A gate that ``proves`` looks
-    for evidence of the good: it is Clear once that is overwhelming, and rejects nothing. ``reads_audits`` says that audits decide, so that
-    what one of them is worth must be known. ``remark`` adds to the message. ``alone`` are the words of a step without a stable arm.
+    ``judge`` weighs the evidence, or says why the gate does not apply. ``shares`` are those of the false rejections
+    that a rollout may make, of which a gate with a level of its own has none. ``reason`` is the reason with which it
+    ends a rollout. A gate that ``proves`` looks for evidence of the good: it is Clear once that is overwhelming, and
+    rejects nothing. ``reads_audits`` says that audits decide, so that what one of them is worth must be known.
+    ``remark`` adds to the message. ``alone`` are the words of a step without a stable arm.
     """
 
     name: str
@@ -146,17 +152,31 @@ class Gate:
         else:
             state, message = "Clear", self._message(self.words.clear, found)
         return GateStatus(
-            self.name, state, found.n, found.k, found.bound, round(found.log_e_value, 6), round(found.log_limit, 6), asked.needed, message,
+            self.name,
+            state,
+            found.n,
+            found.k,
+            found.bound,
+            round(found.log_e_value, 6),
+            round(found.log_limit, 6),
+            asked.needed,
+            message,
             exposure=reached(asked.seen, asked.needed),
-        )  # fmt: skip
+        )
 
     def _of_good(self, found: Evidence) -> GateStatus:
         earned = found.log_e_value >= found.log_limit
         return GateStatus(
-            self.name, "Clear" if earned else "Undecided", found.n, found.k, found.bound, found.log_e_value, found.log_limit,
+            self.name,
+            "Clear" if earned else "Undecided",
+            found.n,
+            found.k,
+            found.bound,
+            found.log_e_value,
+            found.log_limit,
             message=self.words.clear if earned else self.words.waiting,
             exposure=reached(found.log_e_value, found.log_limit),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def _message(words: str, found: Evidence) -> str:
@@ -173,11 +193,13 @@ def harmful_rates(budget: float) -> tuple[float, ...]:
 
 
 def _accuracy(given: GateInput) -> Evidence:
-    """Disagreements among the canary's audits since the step began against the budget (one arm), with the budget's own confidence.
+    """Disagreements among the canary's audits since the step began against the budget (one arm), with the budget's own
+    confidence.
 
-    Earlier steps do not count: what was learnt before the inputs drifted would hide what they do now. The test of a step may be wrong
-    5 % of the time about a plan *exactly at* its budget; a plan at half of it falls in 0.1 %. A level divided by gates and steps would
-    protect the former at the price of 367 instead of 219 audits to stop a plan at five budgets.
+    Earlier steps do not count: what was learnt before the inputs drifted would hide what they do now. The test of a
+    step may be wrong 5 % of the time about a plan *exactly at* its budget; a plan at half of it falls in 0.1 %. A level
+    divided by gates and steps would protect the former at the price of 367 instead of 219 audits to stop a plan at five
+    budgets.
     """
     arm, budget = given.tally.canary, given.budget
     evidence = log_average_ratio(
@@ -208,7 +230,8 @@ accuracy = Gate(
 
 
 def _drift(given: GateInput) -> Evidence:
-    """The restarting detector over the canary's audits: a change is noticed as soon after a quiet week as after a quiet minute."""
+    """The restarting detector over the canary's audits: a change is noticed as soon after a quiet week as after a quiet
+    minute."""
     evidence = math.log(max(1.0, detector.statistic(given.watch)))
     return Evidence(given.watch.n, 0, given.budget, evidence, math.log(WATCH_RUN_LENGTH))
 
@@ -218,9 +241,7 @@ drift = Gate(
     judge=_drift,
     reason=Reason.DRIFT_REJECTED,
     words=Words(
-        "{n} audits watched for a change",
-        rejected="answers changed while the canary served",
-        clear="no change",
+        "{n} audits watched for a change", rejected="answers changed while the canary served", clear="no change"
     ),
     reads_audits=True,
 )
@@ -232,13 +253,14 @@ drift = Gate(
 def _slowness(given: GateInput) -> Evidence | str:
     """Of the slow batches, the canary's share against its weight (two arms).
 
-    The stable arm's are those above its frozen p90, the canary's those above (1 + max overhead) times that, so the overhead that the
-    user allows is no harm.
+    The stable arm's are those above its frozen p90, the canary's those above (1 + max overhead) times that, so the
+    overhead that the user allows is no harm.
 
-    At weight 100 nothing is said: a burst or a noisy neighbour slows whole seconds of batches, and only another arm at the same time tells that
-    from the plan. What a plan then costs is found by the holdback once it serves.
+    At weight 100 nothing is said: a burst or a noisy neighbour slows whole seconds of batches, and only another arm at
+    the same time tells that from the plan. What a plan then costs is found by the holdback once it serves.
 
-    The unit is the batch: requests of one batch are slow together, so counting requests would reject an identical canary.
+    The unit is the batch: requests of one batch are slow together, so counting requests would reject an identical
+    canary.
     """
     if given.weight >= 100:
         return "no stable arm to compare with at weight 100"
@@ -252,7 +274,8 @@ def _judged_batches(given: GateInput) -> Exposure:
 
 
 def not_excluded(gate: GateStatus, excluded: float | None) -> str:
-    """What a slowness gate that passes does not say, because saying it would have taken too many batches; empty where it says all it should.
+    """What a slowness gate that passes does not say, because saying it would have taken too many batches; empty where
+    it says all it should.
 
     ``excluded`` is what a step's ``slow_excluded`` says.
 
@@ -317,8 +340,9 @@ failures = Gate(
 def _acceptance(given: GateInput) -> Evidence | str:
     """An uncertified plan must show that its disagreement is below the budget before it may be promoted.
 
-    One test for the whole attempt: evidence of the plan's audits in all steps, so that a further step is no further chance, at a level of its
-    own among all tests of the service, so that a further attempt is none either. What it gives is as good as a certificate.
+    One test for the whole attempt: evidence of the plan's audits in all steps, so that a further step is no further
+    chance, at a level of its own among all tests of the service, so that a further attempt is none either. What it
+    gives is as good as a certificate.
     """
     if given.certified:
         return "the plan is certified"
@@ -357,10 +381,11 @@ def read_gates(given: GateInput) -> tuple[GateStatus, ...]:
 
 
 def gate_level(*, confidence: float, spent: float, n_steps: int, left: int) -> float:
-    """What each gate of the next of ``left`` steps may spend, of ``n_steps`` in all of which the others have ``spent`` their part.
+    """What each gate of the next of ``left`` steps may spend, of ``n_steps`` in all of which the others have ``spent``
+    their part.
 
-    An even share of what is left, so that editing the steps in mid-rollout leaves the sum as it is. Steps that are added when all of it is
-    given out have a little more each: 1/n^2 of it, less than two thirds together.
+    An even share of what is left, so that editing the steps in mid-rollout leaves the sum as it is. Steps that are
+    added when all of it is given out have a little more each: 1/n^2 of it, less than two thirds together.
     """
     whole = (1 - confidence) / N_GATES
     return max((whole - spent) / left, whole / n_steps**2)

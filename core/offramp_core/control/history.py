@@ -1,4 +1,5 @@
-"""What earlier attempts are good for: plans of the rollback window come back, and what nothing refers to any more is forgotten."""
+"""What earlier attempts are good for: plans of the rollback window come back, and what nothing refers to any more is
+forgotten."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ IDLE_CONFIGS_KEPT = 10
 
 
 def promoted_lately(seen: Seen, draft: Draft, config: Config) -> str:
-    """The rollout within the rollback window that promoted a plan, if the plan is still proven for what is asked and what comes in."""
+    """The rollout within the rollback window that promoted a plan, if the plan is still proven for what is asked and
+    what comes in."""
     window, since = seen.spec.rollout.rollback_window, draft.tuning.records_since_at
     promoted = sorted(
         (r for r in seen.snapshot.gathered.rollouts if r.status.verdict == "Succeeded"), key=lambda r: r.number
     )
-    mine = [r for r in promoted[len(promoted) - window if window else len(promoted):] if r.to_config == config.name]  # fmt: skip
+    mine = [r for r in promoted[len(promoted) - window if window else len(promoted) :] if r.to_config == config.name]
     proven = is_certified(config, seen.service, since=since) and config.status.rejections == 0
     if not mine or not proven or config.plan.exits_off or not _may_return(seen, draft, config):
         return ""
@@ -80,7 +82,8 @@ def forgotten(seen: Seen, draft: Draft, status: ServiceStatus) -> tuple[tuple[st
 
 
 def _may_return(seen: Seen, draft: Draft, config: Config) -> bool:
-    """Whether the spec would let a plan be found anew: that includes the limits that a stable plan does not fall for."""
+    """Whether the spec would let a plan be found anew: that includes the limits that a stable plan does not fall
+    for."""
     plan, spec, (ids, costs) = config.plan, seen.spec, seen.served.chain(config.plan.precision)
     if (
         not seen.fits(plan, draft.ramp_sets)

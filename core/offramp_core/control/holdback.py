@@ -1,9 +1,11 @@
-"""What the stable plan really saves: the pooled counts of batches with exits and of those held back, and what follows from them.
+"""What the stable plan really saves: the pooled counts of batches with exits and of those held back, and what follows
+from them.
 
-Counters are cumulative per worker process, so a pull that is lost or repeated changes nothing, and sums of processes that are gone are
-kept. A look is taken only once the counts have grown by a tenth: the intervals hold whenever one looks, so nothing is lost by looking
-seldom, and the status is written a few hundred times in a plan's life instead of with every pull. What is said is about the last one
-to two windows, because a plan that saved much last month may cost time today.
+Counters are cumulative per worker process, so a pull that is lost or repeated changes nothing, and sums of processes
+that are gone are kept. A look is taken only once the counts have grown by a tenth: the intervals hold whenever one
+looks, so nothing is lost by looking seldom, and the status is written a few hundred times in a plan's life instead of
+with every pull. What is said is about the last one to two windows, because a plan that saved much last month may cost
+time today.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def look(
     Parameters
     ----------
     before : Measured
-        As persisted; one of another plan or share starts anew, but slices that a plan was stopped for stay stopped under it.
+        As persisted; one of another plan or share starts anew, but slices that a plan was stopped for stay stopped
+        under it.
     reports : iterable of (boot id, PlanCounts)
         Whatever could be pulled; those of other plans or shares are left out, and so is one that went backwards.
     plan, share
@@ -68,7 +71,7 @@ def look(
     alpha : float
         Probability that any of the intervals of a window is ever wrong; the two savings share it, and so do the ramps.
     slices, slice_alpha
-        Groups with a budget of their own, and the probability that any of them is stopped, in a window, though it keeps to it.
+        Groups with a budget of their own, and the probability that any of them that keeps to it is stopped in a window.
     design_effect : float
         So many audits are worth one.
 
@@ -100,9 +103,9 @@ def look(
 def loss(measured: Measured, *, max_overhead: float) -> str:
     """How a plan costs time beyond doubt, or empty.
 
-    It must not make answers later, and it may take more of the engine's time (results-only execution does) only as far as the user allows
-    ramps to. Either is tested by an interval that holds at all times, so a plan that just breaks even is called a loss with at
-    most half the interval's level, however long it serves.
+    It must not make answers later, and it may take more of the engine's time (results-only execution does) only as far
+    as the user allows ramps to. Either is tested by an interval that holds at all times, so a plan that just breaks
+    even is called a loss with at most half the interval's level, however long it serves.
     """
     answer, engine = measured.answer_time, measured.engine_time
     if answer is not None and answer.high < 0:
@@ -116,8 +119,16 @@ def impossible_counts(counts: PlanCounts) -> bool:
     """Whether a process cannot have counted this."""
     sums = [getattr(getattr(counts, time), name) for time in _TIMES for name in TimeSums.__dataclass_fields__]
     spans = (counts.audit_seconds, counts.exact_seconds)
-    surprises = [s for time in _TIMES for s in (getattr(counts, time).saved_surprise, getattr(counts, time).spent_surprise)]  # fmt: skip
-    numbers = (counts.requests, counts.batches, counts.held_back, *counts.exits.values(), *(s.disagreements for s in counts.slices.values()))  # fmt: skip
+    surprises = [
+        s for time in _TIMES for s in (getattr(counts, time).saved_surprise, getattr(counts, time).spent_surprise)
+    ]
+    numbers = (
+        counts.requests,
+        counts.batches,
+        counts.held_back,
+        *counts.exits.values(),
+        *(s.disagreements for s in counts.slices.values()),
+    )
     return (
         min(numbers) < 0
         or counts.held_back > counts.batches
@@ -200,11 +211,18 @@ def _add(one: PlanCounts, other: PlanCounts, *, sign: int = 1) -> PlanCounts:
         for a, b in [(one.slices.get(name, SliceCounts()), other.slices.get(name, SliceCounts()))]
     }
     return PlanCounts(
-        "", 0.0, one.requests + sign * other.requests, dict(sorted(exits.items())), one.batches + sign * other.batches,
-        one.held_back + sign * other.held_back, _add_sums(one.answer_time, other.answer_time, sign),
-        _add_sums(one.engine_time, other.engine_time, sign), slices,
-        one.audit_seconds + sign * other.audit_seconds, one.exact_seconds + sign * other.exact_seconds,
-    )  # fmt: skip
+        "",
+        0.0,
+        one.requests + sign * other.requests,
+        dict(sorted(exits.items())),
+        one.batches + sign * other.batches,
+        one.held_back + sign * other.held_back,
+        _add_sums(one.answer_time, other.answer_time, sign),
+        _add_sums(one.engine_time, other.engine_time, sign),
+        slices,
+        one.audit_seconds + sign * other.audit_seconds,
+        one.exact_seconds + sign * other.exact_seconds,
+    )
 
 
 def _add_sums(one: TimeSums, other: TimeSums, sign: int) -> TimeSums:
@@ -219,8 +237,14 @@ def _shortened(counts: PlanCounts) -> PlanCounts:
     )
     audits, exact = (float(f"{seconds:.9g}") for seconds in (counts.audit_seconds, counts.exact_seconds))
     return replace(
-        counts, plan_hash="", holdback_share=0.0, answer_time=answer, engine_time=engine, audit_seconds=audits, exact_seconds=exact,
-    )  # fmt: skip
+        counts,
+        plan_hash="",
+        holdback_share=0.0,
+        answer_time=answer,
+        engine_time=engine,
+        audit_seconds=audits,
+        exact_seconds=exact,
+    )
 
 
 # --- figures ---------------------------------------------------------------------------------------
@@ -239,7 +263,8 @@ def _saving(total: PlanCounts, sums: TimeSums, *, share: float, alpha: float) ->
 
 
 def _audits(total: PlanCounts) -> float | None:
-    """What audits took, as a share of the model's own time for the same requests; unknown before enough of them, or from workers of before."""
+    """What audits took, as a share of the model's own time for the same requests; unknown before enough of them, or
+    from workers of before."""
     if total.requests < MIN_REQUESTS or total.exact_seconds <= 0:
         return None
     return round(min(_MOST_AUDITS, max(0.0, total.audit_seconds) / total.exact_seconds), 3)
@@ -256,8 +281,16 @@ def _ramps(
     for ramp in active:
         at, left = ramp_ids.index(ramp), total.exits.get(ramp, 0)
         uses.append(
-            _use(ramp, left, reach, of=total.requests, saves=float(behind[at]), costs=float(costs.ramp_seconds[at]), alpha=alpha / len(active))
-        )  # fmt: skip
+            _use(
+                ramp,
+                left,
+                reach,
+                of=total.requests,
+                saves=float(behind[at]),
+                costs=float(costs.ramp_seconds[at]),
+                alpha=alpha / len(active),
+            )
+        )
         reach -= left
     return tuple(uses)
 
@@ -265,8 +298,8 @@ def _ramps(
 def _slice(
     asked: SliceObjective, total: PlanCounts, before: Measured, *, alpha: float, design_effect: float
 ) -> SliceUse:
-    """A slice is stopped once its audits are surely over its budget, and stays so under the plan: its later audits, all answered by
-    the model itself, say nothing about the plan."""
+    """A slice is stopped once its audits are surely over its budget, and stays so under the plan: its later audits, all
+    answered by the model itself, say nothing about the plan."""
     seen = total.slices.get(asked.name, SliceCounts())
     stopped = SliceStop(before.plan_hash, asked.name, asked.max_disagreement) in before.all_stops
     evidence = log_e_value(seen.disagreements, seen.audited, p0=asked.max_disagreement, design_effect=design_effect)

@@ -47,7 +47,8 @@ def fold(
     plan_hashes : mapping
         Content hash each arm must run in this epoch, by arm name.
     distrusted : frozenset of str
-        Boot ids that said something impossible about another epoch, see :func:`impossible`; they are quarantined in this one too.
+        Boot ids that said something impossible about another epoch, see :func:`impossible`; they are quarantined in
+        this one too.
     """
     if ledger.epoch != epoch:
         ledger = Ledger(epoch=epoch)
@@ -116,7 +117,8 @@ def impossible(
 
 
 def went_backwards(before: Iterable[ArmCounts], now: Iterable[ArmCounts]) -> bool:
-    """Whether a counter of one process is lower than it was. Epochs that are no longer told were dropped, which is no lie."""
+    """Whether a counter of one process is lower than it was. Epochs that are no longer told were dropped, which is no
+    lie."""
     known = {(c.epoch, c.arm, c.plan_hash): ArmTally.of(c) for c in before}
     return any(not ArmTally.of(c).at_least(known[key]) for c in now if (key := (c.epoch, c.arm, c.plan_hash)) in known)
 

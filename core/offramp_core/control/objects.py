@@ -19,9 +19,17 @@ from offramp_core.protocol import ArmCounts, PlanCounts, class_of
 from offramp_core.reasons import ConditionType, MaybeReason, PassedOn
 
 Phase = Literal[
-    "Pending", "Progressing", "Paused", "AwaitingPromotion", "Promoting", "RollingBack",
-    "Succeeded", "RolledBack", "Aborted", "Superseded",
-]  # fmt: skip
+    "Pending",
+    "Progressing",
+    "Paused",
+    "AwaitingPromotion",
+    "Promoting",
+    "RollingBack",
+    "Succeeded",
+    "RolledBack",
+    "Aborted",
+    "Superseded",
+]
 FINISHED: frozenset[str] = frozenset({"Succeeded", "RolledBack", "Aborted", "Superseded"})
 Ending = Literal["RolledBack", "Aborted", "Superseded"]
 ConditionStatus = Literal["True", "False", "Unknown"]
@@ -99,9 +107,9 @@ class BothArms:
 class Ledger:
     """The fleet's counts for one epoch: live worker processes by boot id, and the sum of those that are gone.
 
-    A boot id listed in ``quarantined`` reported something impossible; nothing it says is pooled any more. ``due`` has, by process, the
-    audits that the canary had drawn when the step had passed but for those, at ``due_since_at``; ``overdue`` of them came too late and
-    count as disagreements.
+    A boot id listed in ``quarantined`` reported something impossible; nothing it says is pooled any more. ``due`` has,
+    by process, the audits that the canary had drawn when the step had passed but for those, at ``due_since_at``;
+    ``overdue`` of them came too late and count as disagreements.
     """
 
     epoch: int = 0
@@ -131,9 +139,10 @@ class Ledger:
 class GateStatus:
     """One gate's reading. ``k`` of ``n`` events against ``bound``; it rejects once ``log_e_value >= log_limit``.
 
-    ``needed`` is the minimum exposure; below it the gate is Undecided, never a pass. ``exposure`` is the share of it that has been reached, in [0, 1],
-    of observations that need not be the ``n`` of the evidence; for acceptance of the evidence that it wants. None where the gate asks for none, and
-    in a status that an operator wrote before there was this field.
+    ``needed`` is the minimum exposure; below it the gate is Undecided, never a pass. ``exposure`` is the share of it
+    that has been reached, in [0, 1], of observations that need not be the ``n`` of the evidence; for acceptance of the
+    evidence that it wants. None where the gate asks for none, and in a status that an operator wrote before there was
+    this field.
     """
 
     name: str
@@ -162,13 +171,16 @@ class StepRecord:
 class RolloutStatus:
     """Everything a restarted operator needs to go on with a rollout.
 
-    ``slow_seconds``, ``slow_seconds_by_length``, ``slow_needed``, ``slow_excluded`` and ``audit_rate`` are frozen when a step begins, ``restarts``
-    (per worker uid) then or when a later worker first was ready. ``slow_excluded`` is the least slowdown, beyond the allowed overhead, that ``slow_needed`` judged batches
-    exclude: more than what a step looks for where that would have taken too many, 0 where they exclude none, None where nobody says. ``step`` counts the steps that began before this one. ``objective`` is the intent for which the rollout was begun; ``outcome`` is the verdict that
-    RollingBack is heading for. ``returns_to`` is the promoted rollout of the same plan, where the rollback window spares the first steps.
-    ``watch`` is the restarting detector over the canary's audits. ``gate_level`` is the share of errors that each gate of this step may
-    make, ``level_spent`` that of the steps before. ``acceptance_test`` is the number of the test by which an uncertified plan earns its
-    place, among all tests of the service; ``lapsed`` are the audits (n, k) of times at whose end the canary's lease had lapsed.
+    ``slow_seconds``, ``slow_seconds_by_length``, ``slow_needed``, ``slow_excluded`` and ``audit_rate`` are frozen when
+    a step begins, ``restarts`` (per worker uid) then or when a later worker first was ready. ``slow_excluded`` is the
+    least slowdown, beyond the allowed overhead, that ``slow_needed`` judged batches exclude: more than what a step
+    looks for where that would have taken too many, 0 where they exclude none, None where nobody says. ``step`` counts
+    the steps that began before this one. ``objective`` is the intent for which the rollout was begun; ``outcome`` is
+    the verdict that RollingBack is heading for. ``returns_to`` is the promoted rollout of the same plan, where the
+    rollback window spares the first steps. ``watch`` is the restarting detector over the canary's audits.
+    ``gate_level`` is the share of errors that each gate of this step may make, ``level_spent`` that of the steps
+    before. ``acceptance_test`` is the number of the test by which an uncertified plan earns its place, among all tests
+    of the service; ``lapsed`` are the audits (n, k) of times at whose end the canary's lease had lapsed.
     """
 
     phase: Phase = "Pending"
@@ -228,7 +240,8 @@ class Rollout:
 
     @property
     def number(self) -> int:
-        """Which attempt of its service this is: what its name ends in. Creation times have whole seconds only, so they may tie."""
+        """Which attempt of its service this is: what its name ends in. Creation times have whole seconds only, so they
+        may tie."""
         tail = self.name.rsplit("-", 1)[-1]
         return int(tail) if tail.isdecimal() else 0
 
@@ -240,8 +253,8 @@ _TINY = 1e-12  # budgets and confidences are decimals; their floats may differ i
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a plan promises on the records that certified it, as fractions. ``audits`` is what they are to take of ``saving``, at the rate
-    that holds while nothing is being decided; 0 where an operator of before did not say."""
+    """What a plan promises on the records that certified it, as fractions. ``audits`` is what they are to take of
+    ``saving``, at the rate that holds while nothing is being decided; 0 where an operator of before did not say."""
 
     saving: float = 0.0
     disagreement: float = 0.0
@@ -276,7 +289,8 @@ class Config:
     created_at: float = 0.0
 
     def certified_for(self, budget: float, *, confidence: float, since: float | None = None) -> bool:
-        """Whether a certificate covers ``budget`` with ``confidence``, or the plan needs none because its exits are off.
+        """Whether a certificate covers ``budget`` with ``confidence``, or the plan needs none because its exits are
+        off.
 
         ``since`` is when the inputs last changed: an older certificate is about other inputs.
         """
@@ -307,15 +321,18 @@ class Condition:
 class TuningStatus:
     """What the tuner must remember: tests are counted for good, and a record serves in one test only.
 
-    ``consumed_through_at`` is the time of the newest record a test has used; ``records_since_at`` discards what is older (an alarm said
-    that the inputs changed). ``labels`` are those that no test has used, ``labels_needed`` how many of them the next attempt waits for, and
-    ``design_effect`` of them are worth one, as far as the last attempt could tell; ``clustering`` is by how much that grows with the share of
-    requests that are audited. ``eager_since_at`` is when audits became as many as can be. ``unpaying`` is the plan for which a look was taken because one of its ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt,
-    ``requested_for`` that of the one under way. ``handled_request`` is the last of the user's requests that was answered.
+    ``consumed_through_at`` is the time of the newest record a test has used; ``records_since_at`` discards what is
+    older (an alarm said that the inputs changed). ``labels`` are those that no test has used, ``labels_needed`` how
+    many of them the next attempt waits for, and ``design_effect`` of them are worth one, as far as the last attempt
+    could tell; ``clustering`` is by how much that grows with the share of requests that are audited. ``eager_since_at``
+    is when audits became as many as can be. ``unpaying`` is the plan for which a look was taken because one of its
+    ramps does not pay. ``tuned_for`` is the objective of the last conclusive attempt, ``requested_for`` that of the one
+    under way. ``handled_request`` is the last of the user's requests that was answered.
 
-    A worker whose clock runs ahead gives its records times that cannot be, and what they are taken for must not change when an operator
-    reads them again. So its records are known by :func:`ring`: those below a number of ``used`` were there when a test used records up to
-    ``consumed_through_at``, those below one of ``stale`` before ``records_since_at``.
+    A worker whose clock runs ahead gives its records times that cannot be, and what they are taken for must not change
+    when an operator reads them again. So its records are known by :func:`ring`: those below a number of ``used`` were
+    there when a test used records up to ``consumed_through_at``, those below one of ``stale`` before
+    ``records_since_at``.
     """
 
     state: MaybeReason = ""
@@ -356,7 +373,8 @@ def ring(boot_id: str, ramp_set_digest: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PinStatus:
-    """The verdict on the pin of one generation; ``intent`` is what was judged, so that other edits leave the verdict alone."""
+    """The verdict on the pin of one generation; ``intent`` is what was judged, so that other edits leave the verdict
+    alone."""
 
     generation: int = 0
     verdict: Literal["", "Accepted", "Rejected"] = ""
@@ -366,7 +384,8 @@ class PinStatus:
 
 @dataclass(frozen=True, slots=True)
 class WorkersStatus:
-    """``scaled_by`` names what decides on ``desired`` where ``spec.replicas`` does not, ``class_name`` the WorkerClass that workers are made of."""
+    """``scaled_by`` names what decides on ``desired`` where ``spec.replicas`` does not, ``class_name`` the WorkerClass
+    that workers are made of."""
 
     desired: int = 0
     ready: int = 0
@@ -379,11 +398,13 @@ class WorkersStatus:
 
 @dataclass(frozen=True, slots=True)
 class UpdateStatus:
-    """How workers are being replaced; empty while all run what the spec asks for, but for ``serving`` and ``silent_seconds``.
+    """How workers are being replaced; empty while all run what the spec asks for, but for ``serving`` and
+    ``silent_seconds``.
 
-    ``no_room_at`` is since when one more finds no room. Where the only worker goes before its successor comes (``Recreate``), ``serving`` is the digest of the pods that served last, ``asked`` of those
-    that are tried since ``tried_at``, or were given up for them (``Return``) for ``failure``. ``silent_at`` is since when nobody answers for it,
-    ``silent_seconds`` how long nobody did the last time.
+    ``no_room_at`` is since when one more finds no room. Where the only worker goes before its successor comes
+    (``Recreate``), ``serving`` is the digest of the pods that served last, ``asked`` of those that are tried since
+    ``tried_at``, or were given up for them (``Return``) for ``failure``. ``silent_at`` is since when nobody answers for
+    it, ``silent_seconds`` how long nobody did the last time.
     """
 
     strategy: Literal["", "Surge", "Replace", "Recreate", "Return"] = ""
@@ -411,22 +432,32 @@ class ModelSource:
     def of(cls, spec: ServiceSpec) -> ModelSource:
         """What a spec asks for."""
         return cls(
-            spec.model_uri, spec.model_digest or "", spec.archive_digest or "", spec.model_endpoint or "",
-            spec.model_region or "", spec.model_secret or "",
-        )  # fmt: skip
+            spec.model_uri,
+            spec.model_digest or "",
+            spec.archive_digest or "",
+            spec.model_endpoint or "",
+            spec.model_region or "",
+            spec.model_secret or "",
+        )
 
     def put(self, spec: ServiceSpec) -> ServiceSpec:
         """The spec with this model."""
         return replace(
-            spec, model_uri=self.uri, model_digest=self.digest or None, archive_digest=self.archive_digest or None,
-            model_endpoint=self.endpoint or None, model_region=self.region or None, model_secret=self.secret or None,
-        )  # fmt: skip
+            spec,
+            model_uri=self.uri,
+            model_digest=self.digest or None,
+            archive_digest=self.archive_digest or None,
+            model_endpoint=self.endpoint or None,
+            model_region=self.region or None,
+            model_secret=self.secret or None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class VersionTally:
-    """What workers did under one version of the model: requests that ``came``, those of them that were refused or late (``missed``), batches and
-    those that failed. ``rows`` in batches of known size, and the sum of the squares of these sizes."""
+    """What workers did under one version of the model: requests that ``came``, those of them that were refused or late
+    (``missed``), batches and those that failed. ``rows`` in batches of known size, and the sum of the squares of these
+    sizes."""
 
     came: int = 0
     missed: int = 0
@@ -450,10 +481,11 @@ class VersionTally:
 class VersionStatus:
     """Two versions of the model side by side. All empty where ``spec.updatePolicy.sideBySide`` is not given.
 
-    ``serving`` is the model of the main workers, known since all of them served it; ``candidate`` the one that ``phase`` speaks of.
-    ``strategy`` says whether workers of the candidate come besides the others or in place of some, ``no_room_at`` since when there is no room
-    for them. ``restarts`` are those of its workers when they first were ready, by uid; ``base`` is what worker processes of both versions had
-    done at ``compared_since_at``, by boot id. ``gates`` are as they were at ``told_at``. ``reason`` and ``message`` say how it ended, or what it waits for.
+    ``serving`` is the model of the main workers, known since all of them served it; ``candidate`` the one that
+    ``phase`` speaks of. ``strategy`` says whether workers of the candidate come besides the others or in place of some,
+    ``no_room_at`` since when there is no room for them. ``restarts`` are those of its workers when they first were
+    ready, by uid; ``base`` is what worker processes of both versions had done at ``compared_since_at``, by boot id.
+    ``gates`` are as they were at ``told_at``. ``reason`` and ``message`` say how it ended, or what it waits for.
     """
 
     serving: ModelSource = ModelSource()
@@ -475,11 +507,12 @@ class VersionStatus:
 
 @dataclass(frozen=True, slots=True)
 class CapacityStatus:
-    """What workers answer with exits off, rounded so that it seldom changes: down what they can, up what is asked of them.
+    """What workers answer with exits off, rounded so that it seldom changes: down what they can, up what is asked of
+    them.
 
-    ``worker_rate`` is requests per second of one worker, ``peak_rate`` the most of the last hour, ``needed`` the workers that this takes.
-    ``floor`` is the fewest that the autoscaler of the spec may leave (0: it has no say); ``quiet_since_at`` since when a proven plan serves and
-    nothing points to its end. 0 where it is not known.
+    ``worker_rate`` is requests per second of one worker, ``peak_rate`` the most of the last hour, ``needed`` the
+    workers that this takes. ``floor`` is the fewest that the autoscaler of the spec may leave (0: it has no say);
+    ``quiet_since_at`` since when a proven plan serves and nothing points to its end. 0 where it is not known.
     """
 
     worker_rate: float = 0.0
@@ -511,7 +544,8 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """A share of what requests would take without exits, rounded: the estimate, and where it lies at all times (``low`` to ``high``)."""
+    """A share of what requests would take without exits, rounded: the estimate, and where it lies at all times (``low``
+    to ``high``)."""
 
     share: float = 0.0
     low: float = -1.0
@@ -522,8 +556,8 @@ class Saving:
 class RampUse:
     """An active ramp as traffic uses it.
 
-    ``utility_seconds`` per request is what the inputs that leave there save less what it costs those that pass it, at the profile's
-    seconds. ``pays`` is False once its exits are, beyond doubt, too few for its cost.
+    ``utility_seconds`` per request is what the inputs that leave there save less what it costs those that pass it, at
+    the profile's seconds. ``pays`` is False once its exits are, beyond doubt, too few for its cost.
     """
 
     id: str
@@ -534,7 +568,8 @@ class RampUse:
 
 @dataclass(frozen=True, slots=True)
 class SliceUse:
-    """A slice under the stable plan: ``disagreements`` of ``audited`` against its ``budget``; ``stopped`` once it was surely over it."""
+    """A slice under the stable plan: ``disagreements`` of ``audited`` against its ``budget``; ``stopped`` once it was
+    surely over it."""
 
     name: str
     budget: float = 0.0
@@ -559,14 +594,16 @@ class SliceStop:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the stable plan saves, by comparison with the batches that are held back from it (both absent before enough of them), and by ramp.
+    """What the stable plan saves, by comparison with the batches that are held back from it (both absent before enough
+    of them), and by ramp.
 
-    ``audits`` is what audits take besides, measured, as a share of the time of exits off: held-back batches are audited as well, so it is in neither
-    saving. None before enough requests, and while no worker tells.
+    ``audits`` is what audits take besides, measured, as a share of the time of exits off: held-back batches are audited
+    as well, so it is in neither saving. None before enough requests, and while no worker tells.
 
-    The figures speak of what was counted since ``previous_since_at``; that window and the one since ``since_at`` are summed apart so that
-    the far past can be forgotten. ``live`` has the counters of worker processes by boot id, ``base`` what they were when the window began,
-    ``retired`` the sum of those that are gone. ``stops`` are of this plan and of earlier ones, which may come back; the newest last.
+    The figures speak of what was counted since ``previous_since_at``; that window and the one since ``since_at`` are
+    summed apart so that the far past can be forgotten. ``live`` has the counters of worker processes by boot id,
+    ``base`` what they were when the window began, ``retired`` the sum of those that are gone. ``stops`` are of this
+    plan and of earlier ones, which may come back; the newest last.
     """
 
     plan_hash: str = ""
@@ -614,9 +651,9 @@ class ModelStatus:
 class RampSetStatus:
     """Ramp sets besides the bundle's own, and the training of the next one.
 
-    ``bundle`` is what they are for. Plans are looked for in ``current`` (empty: the bundle's own) and, while a new set is on trial, in
-    ``candidate``. Inputs admitted after ``capture_since_at`` are kept for training ``attempt``, the number of the last one.
-    ``failure`` is what keeps ramps from being trained, in one sentence.
+    ``bundle`` is what they are for. Plans are looked for in ``current`` (empty: the bundle's own) and, while a new set
+    is on trial, in ``candidate``. Inputs admitted after ``capture_since_at`` are kept for training ``attempt``, the
+    number of the last one. ``failure`` is what keeps ramps from being trained, in one sentence.
     """
 
     bundle: str = ""

@@ -1,12 +1,16 @@
-"""Whose workers may be replaced now when the administrator changes what all of them run: a new image, a new release of the operator.
+"""Whose workers may be replaced now when the administrator changes what all of them run: a new image, a new release of
+the operator.
 
-One service goes first. As many as are proven may then be under way at a time, up to a share of all: what is wrong with an image shows itself at one service, and a sound one is everywhere
-after a number of rounds that grows with the logarithm of the fleet. The order is by what a bad image costs against how soon it is noticed: services with several ready workers, capacity to spare and traffic
-first (one of their workers fails under requests while the others answer), services whose only worker is taken away last. A failure stops the fleet: nobody else is touched until the
-failing service recovers or something else is asked for, which it is then the first to take.
+One service goes first. As many as are proven may then be under way at a time, up to a share of all: what is wrong with
+an image shows itself at one service, and a sound one is everywhere after a number of rounds that grows with the
+logarithm of the fleet. The order is by what a bad image costs against how soon it is noticed: services with several
+ready workers, capacity to spare and traffic first (one of their workers fails under requests while the others answer),
+services whose only worker is taken away last. A failure stops the fleet: nobody else is touched until the failing
+service recovers or something else is asked for, which it is then the first to take.
 
-Everything is read off what is there (which pods a Deployment asks for, since when they are available), so nothing is lost with a process, and nothing has to be written for it.
-What a user changes is never held back; a service whose own change is under way says nothing about the image and takes no turn.
+Everything is read off what is there (which pods a Deployment asks for, since when they are available), so nothing is
+lost with a process, and nothing has to be written for it. What a user changes is never held back; a service whose own
+change is under way says nothing about the image and takes no turn.
 """
 
 from __future__ import annotations
@@ -25,8 +29,9 @@ Standing = Literal["Waiting", "UnderWay", "Proven", "Failed", "Apart"]
 class Member:
     """How one service stands.
 
-    ``waits`` says that its pods are not yet what the administrator asks for, ``counts`` that what becomes of it tells something about that. ``done_at`` is since when all its workers are
-    available, None while they are not; ``failure`` is what is wrong with its newest workers, or empty.
+    ``waits`` says that its pods are not yet what the administrator asks for, ``counts`` that what becomes of it tells
+    something about that. ``done_at`` is since when all its workers are available, None while they are not; ``failure``
+    is what is wrong with its newest workers, or empty.
     """
 
     waits: bool = False
@@ -49,7 +54,8 @@ class Member:
 
     @property
     def cost(self) -> tuple[bool, bool, bool, bool, int]:
-        """What orders those that wait, cheapest first: an interruption, a single worker, no spare capacity, no traffic to notice anything by, few workers."""
+        """What orders those that wait, cheapest first: an interruption, a single worker, no spare capacity, no traffic
+        to notice anything by, few workers."""
         return (self.goes_first and self.ready < 2, self.ready < 2, not self.spare, not self.busy, -self.ready)
 
 
@@ -74,9 +80,11 @@ def at_once(proven: int, fleet: int) -> int:
 
 
 def next_turns(members: Mapping[str, Member], now: float) -> Turns:
-    """Who may take what the administrator asks for. The same for the same members, and fewer never become more by asking twice.
+    """Who may take what the administrator asks for. The same for the same members, and fewer never become more by
+    asking twice.
 
-    A service that waits and fails already, on what was asked for before, may go at any time: it has nothing to lose, and tells the most.
+    A service that waits and fails already, on what was asked for before, may go at any time: it has nothing to lose,
+    and tells the most.
     """
     by_standing: dict[Standing, list[str]] = {"Waiting": [], "UnderWay": [], "Proven": [], "Failed": [], "Apart": []}
     for name in sorted(members):

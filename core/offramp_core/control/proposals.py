@@ -21,7 +21,8 @@ from offramp_core.reasons import Reason
 
 
 def without_idle_ramps(seen: Seen, draft: Draft) -> Draft:
-    """Have ramps placed anew, once for a plan: what audits recorded tells of all ramps, also of those that it does not use."""
+    """Have ramps placed anew, once for a plan: what audits recorded tells of all ramps, also of those that it does not
+    use."""
     idle = [use.id for use in draft.measured.ramps if not use.pays]
     tunes = seen.spec.mode in ("Auto", "Recommend") and not seen.spec.suspend and draft.rollout is None
     stable = draft.stable
@@ -60,7 +61,8 @@ def proposed(seen: Seen, draft: Draft) -> tuple[Draft, Tuned, PinJudged]:
 
 
 def concluded(seen: Seen, draft: Draft, tuned: Tuned) -> tuple[Draft, Tuned]:
-    """The attempt that was withdrawn is over; and records may say of the stable plan what the detector has not said yet.
+    """The attempt that was withdrawn is over; and records may say of the stable plan what the detector has not said
+    yet.
 
     A plan that follows is then compared with the model itself, not with a plan that is fast because it disagrees.
     """
@@ -127,7 +129,8 @@ def _pin_judged(seen: Seen, draft: Draft) -> PinJudged:
 
 
 def _with_rate(seen: Seen, draft: Draft, tuning: TuningStatus) -> TuningStatus:
-    """The audit rate of the stable arm. It moves when its class does, and a quiet one with load far changed: every change is a new epoch.
+    """The audit rate of the stable arm. It moves when its class does, and a quiet one with load far changed: every
+    change is a new epoch.
 
     While a rollout is under way it stays, because a canary's evidence is of one epoch.
     """
@@ -145,7 +148,8 @@ def _with_rate(seen: Seen, draft: Draft, tuning: TuningStatus) -> TuningStatus:
 
 
 def _waits_for_captures(seen: Seen, draft: Draft) -> bool:
-    """Whether nothing leaves early and nothing will before ramps are trained: what audits draw is what there is to train on."""
+    """Whether nothing leaves early and nothing will before ramps are trained: what audits draw is what there is to
+    train on."""
     sets = draft.ramp_sets
     due = sets.next_attempt_at is None or seen.now >= sets.next_attempt_at
     return draft.stable.plan.exits_off and sets.state == "Capturing" and due
@@ -163,7 +167,8 @@ def _with_marks(seen: Seen, draft: Draft) -> Draft:
 
 
 def _marks(seen: Seen, known: Mapping[str, int]) -> dict[str, int]:
-    """Where the rings of processes whose clocks run ahead stand now, and stood when those that are silent now were last heard."""
+    """Where the rings of processes whose clocks run ahead stand now, and stood when those that are silent now were last
+    heard."""
     boots = {key: key.partition("/")[0] for key in known}
     live = live_boots(seen.snapshot.workers, boots.values())
     now = {ring(boot, s.ramp_set_digest): number for s in seen.stores.values() for boot, number in s.ahead.items()}

@@ -1,8 +1,10 @@
-"""How the only worker is replaced where there is room for one: it goes first, and comes back where its successor does not serve.
+"""How the only worker is replaced where there is room for one: it goes first, and comes back where its successor does
+not serve.
 
-``updatePolicy.type: Recreate`` is the user's word that an interruption is better than no update. While it lasts the pods that served last are
-remembered by their digest (``UpdateStatus.serving``): where the new ones cannot serve, or are not ready by the deadline, those are brought back by the
-same way and stay until the spec asks for other pods than the ones that failed. Nothing is brought back that was never seen to serve.
+``updatePolicy.type: Recreate`` is the user's word that an interruption is better than no update. While it lasts the
+pods that served last are remembered by their digest (``UpdateStatus.serving``): where the new ones cannot serve, or are
+not ready by the deadline, those are brought back by the same way and stay until the spec asks for other pods than the
+ones that failed. Nothing is brought back that was never seen to serve.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def _under_way(view: UpdateView) -> bool:
 
 
 def _begun(view: UpdateView) -> bool:
-    """Whether there is something to replace. A worker that has only gone for a while, as nodes do, comes back by itself."""
+    """Whether there is something to replace. A worker that has only gone for a while, as nodes do, comes back by
+    itself."""
     served = view.before.serving
     return bool(view.old) or _under_way(view) or served not in ("", view.asked)
 

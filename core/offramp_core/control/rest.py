@@ -1,7 +1,8 @@
 """A service that nobody wants workers of: what is kept, and what workers will start under when they are wanted again.
 
-Decisions about plans wait, as there is nothing to see. Only what must not lie in wait for the next workers is put right at once: a canary
-(unproven, and no evidence of its step would be left), and a stable plan that the spec has ceased to allow.
+Decisions about plans wait, as there is nothing to see. Only what must not lie in wait for the next workers is put right
+at once: a canary (unproven, and no evidence of its step would be left), and a stable plan that the spec has ceased to
+allow.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from offramp_core.reasons import ConditionType, Reason, as_said
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What changes. ``status`` has no conditions yet; ``stable`` is what workers will start under, None before the first plan."""
+    """What changes. ``status`` has no conditions yet; ``stable`` is what workers will start under, None before the
+    first plan."""
 
     status: ServiceStatus
     stable: Config | None = None
@@ -92,12 +94,22 @@ def _stops(rollout: Rollout, snapshot: Snapshot, now: float) -> RolloutStatus | 
     told = next((note for note in notes if note.rollout == rollout.name), None)
     if told is None:
         return None
-    return replace(rollout.status, phase="RollingBack", phase_started_at=now, weight=0, outcome=told.outcome, reason=as_said(told.reason), message=told.message)  # fmt: skip
+    return replace(
+        rollout.status,
+        phase="RollingBack",
+        phase_started_at=now,
+        weight=0,
+        outcome=told.outcome,
+        reason=as_said(told.reason),
+        message=told.message,
+    )
 
 
 def _rejected(config: Config, told: Withdrawn, service: Service, now: float) -> ConfigStatus:
     until, before = now + service.spec.rollout.cooldown_seconds, config.status
-    return replace(before, state="Rejected", rejections=before.rejections + 1, rejected_until_at=until, message=told.message)  # fmt: skip
+    return replace(
+        before, state="Rejected", rejections=before.rejections + 1, rejected_until_at=until, message=told.message
+    )
 
 
 def _waits(rollout: Rollout) -> RolloutStatus:

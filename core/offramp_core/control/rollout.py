@@ -57,15 +57,16 @@ CANARY_SERVES: frozenset[str] = frozenset({"Progressing", "Paused", "AwaitingPro
 class RolloutView:
     """What the rules of one rollout may look at.
 
-    ``epoch`` is the published epoch when it carries exactly this step (else None: it is still to be published). ``workers`` are the
-    ready ones. ``execution`` tells the stable plan's execution sketches by the shape of batches; it is asked only when a step may begin, because merging
-    them is most of a pass. ``fell`` says why the plan that served was switched
-    off in this very pass, as (reason, message), empty where it was not. ``returns_to`` is the promoted rollout of the same plan that the
-    rollback window still covers. ``inputs_since`` is when the inputs last changed, and ``watched_since`` when this process began to look,
-    both by its own clock. ``next_test`` is the number that a test would have which began now. ``fallen`` are workers that are not ready: they
-    serve nobody, but may have died of the canary. ``withdrawn`` is how the attempt ended by a pass that took the canary away and could not
-    store that. ``clustering`` measures on the newest records how much requests resemble each other (:func:`.audit.clustering`; None: nobody can
-    say); it is asked only when an uncertified plan is about to be accepted or rejected.
+    ``epoch`` is the published epoch when it carries exactly this step (else None: it is still to be published).
+    ``workers`` are the ready ones. ``execution`` tells the stable plan's execution sketches by the shape of batches; it
+    is asked only when a step may begin, because merging them is most of a pass. ``fell`` says why the plan that served
+    was switched off in this very pass, as (reason, message), empty where it was not. ``returns_to`` is the promoted
+    rollout of the same plan that the rollback window still covers. ``inputs_since`` is when the inputs last changed,
+    and ``watched_since`` when this process began to look, both by its own clock. ``next_test`` is the number that a
+    test would have which began now. ``fallen`` are workers that are not ready: they serve nobody, but may have died of
+    the canary. ``withdrawn`` is how the attempt ended by a pass that took the canary away and could not store that.
+    ``clustering`` measures on the newest records how much requests resemble each other (:func:`.audit.clustering`;
+    None: nobody can say); it is asked only when an uncertified plan is about to be accepted or rejected.
     """
 
     rollout: Rollout
@@ -135,13 +136,15 @@ class RolloutView:
         return [w.endpoint.name for w in self.workers if w.state is None or w.state.epoch != self.epoch]
 
     def seconds_since(self, moment: float | None) -> float:
-        """Seconds since a moment that another operator's clock may have told: one that lies ahead counts from when this process began to look."""
+        """Seconds since a moment that another operator's clock may have told: one that lies ahead counts from when this
+        process began to look."""
         if moment is None:
             return 0.0
         return self.now - moment if moment <= self.now else max(0.0, self.now - self.watched_since)
 
     def seconds_surely_since(self, moment: float | None) -> float:
-        """What has passed since a moment also by a clock that was behind the one that told it: seen by this process, or beyond the difference."""
+        """What has passed since a moment also by a clock that was behind the one that told it: seen by this process, or
+        beyond the difference."""
         told = self.seconds_since(moment)
         return max(min(told, self.now - self.watched_since), told - CLOCKS_APART_SECONDS)
 
@@ -151,7 +154,8 @@ class RolloutView:
 
     @property
     def seconds_waited(self) -> float:
-        """Seconds in this phase that this process has seen: a deadline of minutes must not end by two clocks that differ by ten."""
+        """Seconds in this phase that this process has seen: a deadline of minutes must not end by two clocks that
+        differ by ten."""
         return min(self.seconds_in_phase, max(0.0, self.now - self.watched_since))
 
 
@@ -159,7 +163,8 @@ class RolloutView:
 class Change:
     """What a rule decided: the next status, and an event when people should hear of it.
 
-    ``clustering`` is what was measured of how much requests resemble each other, None where nobody asked or nobody could say.
+    ``clustering`` is what was measured of how much requests resemble each other, None where nobody asked or nobody
+    could say.
     """
 
     status: RolloutStatus
@@ -169,7 +174,10 @@ class Change:
 
 Rule = Callable[[RolloutView], Change | None]
 
-UNCLEAR = "mistakes come together over so many requests that nobody can say what an audit is worth; name the streams they come from"
+UNCLEAR = (
+    "mistakes come together over so many requests that nobody can say what an audit is worth; name the streams "
+    "they come from"
+)
 
 
 def advance(view: RolloutView) -> Change:
@@ -213,8 +221,8 @@ def gate_readings(view: RolloutView) -> tuple[GateStatus, ...]:
 def _judged(view: RolloutView) -> tuple[RolloutStatus, float | None]:
     """The status with its gates read, and the clustering that was measured for it.
 
-    No tuning may ever have measured what a label is worth where a plan is pinned: before audits decide about it, the records that came with
-    them tell.
+    No tuning may ever have measured what a label is worth where a plan is pinned: before audits decide about it, the
+    records that came with them tell.
     """
     status = replace(view.status, gates=gate_readings(view))
     if view.certified or not any(map(decided_by_audits, status.gates)):
@@ -244,8 +252,9 @@ def _worth_one(view: RolloutView) -> float:
 def superseded_by_newer_intent(view: RolloutView) -> Change | None:
     """The user's objective, mode or pin changed: what was begun for the old one is no longer wanted.
 
-    A plan that is being promoted was decided upon already. It goes only where it may not serve as things are now, which includes an edit that
-    came after the promotion was written down and before the service's status said so: then nothing serves yet that could fall.
+    A plan that is being promoted was decided upon already. It goes only where it may not serve as things are now, which
+    includes an edit that came after the promotion was written down and before the service's status said so: then
+    nothing serves yet that could fall.
     """
     begun_for, wanted = view.status.objective, intent_key(view.service)
     if view.status.phase == "RollingBack" or begun_for == wanted:
@@ -269,7 +278,8 @@ def another_model_is_served(view: RolloutView) -> Change | None:
 
 
 def stable_plan_fell(view: RolloutView) -> Change | None:
-    """The plan that serves was switched off: the canary it is compared with, or the one that is being promoted, goes as well.
+    """The plan that serves was switched off: the canary it is compared with, or the one that is being promoted, goes as
+    well.
 
     After drift, because it was tuned on the old inputs; after an edit, because the edit was about it.
     """
@@ -292,7 +302,8 @@ def aborted_by_a_person(view: RolloutView) -> Change | None:
 
 
 def taken_away_already(view: RolloutView) -> Change | None:
-    """Workers have left the canary, and what they had counted by then may be known to nobody any more: the verdict of then stands."""
+    """Workers have left the canary, and what they had counted by then may be known to nobody any more: the verdict of
+    then stands."""
     told = view.withdrawn
     if told is None or view.status.phase in ("Pending", "RollingBack"):
         return None
@@ -319,7 +330,8 @@ def refused_by_a_worker(view: RolloutView) -> Change | None:
 
 
 def worker_died_in_the_canary(view: RolloutView) -> Change | None:
-    """A marker left by a worker that died executing a canary batch, or more restarts than when the step began or it first was ready.
+    """A marker left by a worker that died executing a canary batch, or more restarts than when the step began or it
+    first was ready.
 
     It is not waited for until it is ready again: the others might have promoted the plan by then.
     """
@@ -413,7 +425,8 @@ def begin(view: RolloutView) -> Change | None:
         return Change(
             replace(
                 status,
-                message=f"waiting for {MIN_STABLE_BATCHES} batches of the stable plan to compare with ({measured} so far)",
+                message=f"waiting for {MIN_STABLE_BATCHES} batches of the stable plan to compare with ({measured} so "
+                "far)",
             )
         )
     started = _begin_step(view, view.steps[-1 if view.returns_to else 0])
@@ -445,10 +458,17 @@ def renew_a_lapsed_lease(view: RolloutView) -> Change | None:
         return None
     lapsed, arm = view.status.lapsed, view.ledger.total.canary
     renewed = replace(
-        view.status, renewals=view.status.renewals + 1, phase="Progressing", phase_started_at=view.now, step_started_at=None,
-        gates=(), ledger=Ledger(), lapsed=Counts(lapsed.n + arm.audited, lapsed.k + arm.disagreements), watch=detector.init(),
+        view.status,
+        renewals=view.status.renewals + 1,
+        phase="Progressing",
+        phase_started_at=view.now,
+        step_started_at=None,
+        gates=(),
+        ledger=Ledger(),
+        lapsed=Counts(lapsed.n + arm.audited, lapsed.k + arm.disagreements),
+        watch=detector.init(),
         message="the canary's lease lapsed; beginning the step again",
-    )  # fmt: skip
+    )
     return Change(
         renewed,
         Event(
@@ -459,7 +479,8 @@ def renew_a_lapsed_lease(view: RolloutView) -> Change | None:
 
 
 def promote_when_told(view: RolloutView) -> Change | None:
-    """A person's Promote ends waiting, but never overrules a gate that has not seen enough, such as after its counts began anew."""
+    """A person's Promote ends waiting, but never overrules a gate that has not seen enough, such as after its counts
+    began anew."""
     if view.status.phase != "AwaitingPromotion" or view.rollout.decision != "Promote":
         return None
     if not _passed(view.status.gates):
@@ -587,7 +608,8 @@ RULES: tuple[Rule, ...] = (
 def intent_key(service: Service) -> str:
     """What a rollout was begun for; a change supersedes it.
 
-    Replicas, the latency objective and the steps are left out on purpose. Auto and Recommend want the same plan: they differ in who says yes.
+    Replicas, the latency objective and the steps are left out on purpose. Auto and Recommend want the same plan: they
+    differ in who says yes.
     """
     spec = service.spec
     if spec.pin is None:
@@ -610,12 +632,16 @@ def forbidden(config: Config, service: Service) -> str:
     if spec.precisions is not None and config.plan.precision not in spec.precisions:
         return f"{config.name} runs at {config.plan.precision}; ramps.precision is {spec.precision}"
     if not is_certified(config, service):
-        return f"{config.name} is not certified for a budget of {spec.max_disagreement:.2%} with confidence {spec.confidence:g}"
+        return (
+            f"{config.name} is not certified for a budget of {spec.max_disagreement:.2%} with confidence "
+            f"{spec.confidence:g}"
+        )
     return ""
 
 
 def acceptance_level(status: RolloutStatus, service: Service) -> float:
-    """What the test that accepts an uncertified plan may spend: its own share of the service's allowance, like every certificate's."""
+    """What the test that accepts an uncertified plan may spend: its own share of the service's allowance, like every
+    certificate's."""
     return allowance(1 - service.spec.confidence, max(1, status.acceptance_test))
 
 
@@ -642,7 +668,8 @@ def closed(status: RolloutStatus, verdict: Ending, reason: AnyReason, *, message
 
 
 def _watched(view: RolloutView) -> detector.DetectorState:
-    """The detector with the audits that came since the last pass; a ledger of another epoch counts from its beginning."""
+    """The detector with the audits that came since the last pass; a ledger of another epoch counts from its
+    beginning."""
     before, now = view.status.ledger, view.ledger.total.canary
     seen = before.total.canary if before.epoch == view.ledger.epoch else ArmTally()
     n = max(0, now.audited - seen.audited)  # a worker that was quarantined took its counts along
@@ -656,8 +683,9 @@ def _updated(state: detector.DetectorState, view: RolloutView, *, n: int, k: int
 
 
 def _acceptance_test(view: RolloutView) -> int:
-    """The number of the attempt's test: a new one when its gates are read for the first time. Where the number was lost later, because the
-    cluster's schema is older than this operator or another one began, it is the last that was given out."""
+    """The number of the attempt's test: a new one when its gates are read for the first time. Where the number was lost
+    later, because the cluster's schema is older than this operator or another one began, it is the last that was given
+    out."""
     status = view.status
     if status.acceptance_test or view.certified:
         return status.acceptance_test
@@ -690,7 +718,8 @@ def _read_what_is_due(view: RolloutView) -> Change | None:
 
 
 def _restarts(view: RolloutView) -> dict[str, int]:
-    """Those by which the step is judged, with workers that came since, once they served; those that are gone do not come again."""
+    """Those by which the step is judged, with workers that came since, once they served; those that are gone do not
+    come again."""
     known = view.status.restarts
     present = (*view.workers, *view.fallen)
     return {
@@ -754,7 +783,8 @@ def _begin_step(view: RolloutView, step: Step) -> RolloutStatus:
 
 
 def begun_anew(rollout: Rollout, message: str) -> RolloutStatus:
-    """Back to before the first step, with fresh evidence: nobody is left who could run the canary, and nothing speaks against its plan."""
+    """Back to before the first step, with fresh evidence: nobody is left who could run the canary, and nothing speaks
+    against its plan."""
     return replace(
         rollout.status,
         phase="Pending",
@@ -780,8 +810,7 @@ def _stop(view: RolloutView, outcome: Ending, reason: AnyReason, message: str) -
     if status.phase == "Pending":
         done = _finish(view, outcome)
         return Change(
-            replace(done, reason=reason, message=message),
-            Event(ENDED[outcome], f"{view.rollout.to_config}: {message}"),
+            replace(done, reason=reason, message=message), Event(ENDED[outcome], f"{view.rollout.to_config}: {message}")
         )
     stopping = replace(
         status,

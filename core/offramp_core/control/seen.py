@@ -1,4 +1,5 @@
-"""What one pass sees of a service whose workers have reported their model: sorted by whom it concerns, the same for every step."""
+"""What one pass sees of a service whose workers have reported their model: sorted by whom it concerns, the same for
+every step."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from offramp_core.protocol import ArmCounts, Observations
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The snapshot's ``workers`` are those that serve the leading model: whatever another says is about other answers, so nothing of it is
-    looked at. ``everybody`` are all, those of a version on ``trial`` included.
+    """The snapshot's ``workers`` are those that serve the leading model: whatever another says is about other answers,
+    so nothing of it is looked at. ``everybody`` are all, those of a version on ``trial`` included.
 
-    ``stores`` has the records of the model that is served, by ramp set. ``foreign`` and ``quarantined`` say why workers are not pooled,
-    by name; ``trusted`` is what the others say, ``counts`` what they counted in all. ``outvoted`` says that more ready workers serve
-    another model, which a rollout under way keeps from leading.
+    ``stores`` has the records of the model that is served, by ramp set. ``foreign`` and ``quarantined`` say why workers
+    are not pooled, by name; ``trusted`` is what the others say, ``counts`` what they counted in all. ``outvoted`` says
+    that more ready workers serve another model, which a rollout under way keeps from leading.
     """
 
     snapshot: Snapshot

@@ -18,7 +18,8 @@ from offramp_core.records import ExitCosts
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the workers serve: the digests they agree on, the columns of their records, their costs, and the task (``output``) of the bundle."""
+    """What the workers serve: the digests they agree on, the columns of their records, their costs, and the task
+    (``output``) of the bundle."""
 
     backbone_digest: str
     ramp_set_digest: str
@@ -59,9 +60,10 @@ def served_by(
 ) -> Served | None:
     """What most ready workers serve; None until one has told.
 
-    Where as many serve one model as another, the one that the published plan is for goes on: a rolling update switches over when its
-    workers are the majority, and one worker with a foreign model never stops the decisions about the others. While a rollout is under way
-    that one goes on as well: its workers refuse plans of another model, so a canary could not be taken from them any more.
+    Where as many serve one model as another, the one that the published plan is for goes on: a rolling update switches
+    over when its workers are the majority, and one worker with a foreign model never stops the decisions about the
+    others. While a rollout is under way that one goes on as well: its workers refuse plans of another model, so a
+    canary could not be taken from them any more.
     """
     ready = votes(workers)
     if not ready:

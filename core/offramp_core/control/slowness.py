@@ -1,4 +1,5 @@
-"""What a step's slowness gate is judged by, frozen when the step begins: limits, how many batches it waits for, and what these exclude."""
+"""What a step's slowness gate is judged by, frozen when the step begins: limits, how many batches it waits for, and
+what these exclude."""
 
 from __future__ import annotations
 
@@ -10,14 +11,16 @@ from offramp_core.evidence.exposure import LARGEST_BATCH_EXPOSURE, judged_batche
 from offramp_core.evidence.slow import BatchShape, SlowLimits, judged, mean_rows, slow_limits
 from offramp_core.sketch import SecondsSketch
 
-# Where batches are many, waiting for more of them is cheap: what a minute brings, up to a number that a lull does not turn into hours.
+# Where batches are many, waiting for more of them is cheap: what a minute brings, up to a number that a lull does not
+# turn into hours.
 CHEAP_SECONDS = 60.0
 LARGEST_CHEAP_EXPOSURE = 3 * LARGEST_BATCH_EXPOSURE
 
 
 @dataclass(frozen=True, slots=True)
 class SlownessBasis:
-    """``needed`` judged batches are waited for; ``excluded`` is the least slowdown that they exclude: 0 where none is, None where nothing is compared."""
+    """``needed`` judged batches are waited for; ``excluded`` is the least slowdown that they exclude: 0 where none is,
+    None where nothing is compared."""
 
     limits: SlowLimits
     needed: int
@@ -52,7 +55,8 @@ def slowness_basis(
 
 
 def most_judged(*, request_rate: float, mean_rows: float) -> int:
-    """Judged batches beyond which no step waits for its slowness gate, at so many requests a second in batches of so many rows.
+    """Judged batches beyond which no step waits for its slowness gate, at so many requests a second in batches of so
+    many rows.
 
     Examples
     --------

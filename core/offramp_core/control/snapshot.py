@@ -19,9 +19,11 @@ from offramp_core.tuning import TuningOutcome, TuningRequest
 class WorkerEndpoint:
     """One worker as the platform reports it.
 
-    ``ready`` is the platform's readiness (pod condition, process health). ``current`` says that it runs the template the spec asks for
-    now; ``trial`` that it serves the version on trial, beside those of the other one. ``ending`` says that it is on its way out. ``failure`` is why the platform cannot run it, in one sentence; ``no_room`` that another
-    worker's leaving may cure it. ``template`` is the digest of what it was made of. ``admin_url`` is None while it has no address.
+    ``ready`` is the platform's readiness (pod condition, process health). ``current`` says that it runs the template
+    the spec asks for now; ``trial`` that it serves the version on trial, beside those of the other one. ``ending`` says
+    that it is on its way out. ``failure`` is why the platform cannot run it, in one sentence; ``no_room`` that another
+    worker's leaving may cure it. ``template`` is the digest of what it was made of. ``admin_url`` is None while it has
+    no address.
     """
 
     name: str
@@ -42,8 +44,8 @@ class WorkerEndpoint:
 class Worker:
     """One worker as the platform and the worker itself report it.
 
-    ``state`` and ``observations`` are the last successful pull, or None. ``distrusted`` says why nothing this process reports is believed
-    until it restarts; empty where it is.
+    ``state`` and ``observations`` are the last successful pull, or None. ``distrusted`` says why nothing this process
+    reports is believed until it restarts; empty where it is.
     """
 
     endpoint: WorkerEndpoint
@@ -67,7 +69,8 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class RecordStore:
-    """The fleet's records of one ramp set, oldest first (``records.time`` is set), and whose they are; ``ramp_ids`` names their columns.
+    """The fleet's records of one ramp set, oldest first (``records.time`` is set), and whose they are; ``ramp_ids``
+    names their columns.
 
     ``ahead`` are the processes whose clocks ran ahead, with the number of each one's next record.
     """
@@ -83,7 +86,8 @@ class RecordStore:
 class Load:
     """How busy the fleet was between the last pulls: requests per second, and busy share of all workers in [0, 1].
 
-    ``peak_rate`` is the most requests per second that came, refused ones included, in the part of the last hour that this process saw.
+    ``peak_rate`` is the most requests per second that came, refused ones included, in the part of the last hour that
+    this process saw.
     """
 
     request_rate: float = 0.0
@@ -93,7 +97,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Who decides how many workers there are, and how many that is now (``by`` is for people). ``failure`` is why it cannot decide, in one sentence."""
+    """Who decides how many workers there are, and how many that is now (``by`` is for people). ``failure`` is why it
+    cannot decide, in one sentence."""
 
     by: str
     desired: int
@@ -105,8 +110,8 @@ class Scaling:
 class TrainingOrder:
     """Train ramps on what workers have captured, once for each ``attempt`` on the sample that began at ``since``.
 
-    ``ramp_set_digest`` is the set whose heads are trained further, ``max_disagreement`` the budget for which savings are told. Sets that are
-    not in ``keep`` may be removed from the store; the new one stays.
+    ``ramp_set_digest`` is the set whose heads are trained further, ``max_disagreement`` the budget for which savings
+    are told. Sets that are not in ``keep`` may be removed from the store; the new one stays.
     """
 
     attempt: int
@@ -118,7 +123,8 @@ class TrainingOrder:
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
-    """What the platform tells of the last training: the set it made and, on ``rows`` inputs of which some trained nothing, what plans could save.
+    """What the platform tells of the last training: the set it made and, on ``rows`` inputs of which some trained
+    nothing, what plans could save.
 
     ``attempt`` and ``since`` are the order's. Of one that is Running, ``message`` says what keeps it from doing so.
     """
@@ -143,7 +149,8 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Why the workers of a service are not yet what the administrator asks for: the reason of a condition, and a sentence."""
+    """Why the workers of a service are not yet what the administrator asks for: the reason of a condition, and a
+    sentence."""
 
     reason: Reason
     message: str
@@ -168,7 +175,8 @@ class Gathered:
     training: TrainingReport | None = None
     #: What is wrong with a route through a Gateway that the spec asks for.
     route: Trouble | None = None
-    #: The WorkerClass that workers are made of, or were while ``class_trouble`` keeps the one that the spec names from being used.
+    #: The WorkerClass that workers are made of, or were while ``class_trouble`` keeps the one that the spec names from
+    #: being used.
     worker_class: str = ""
     class_trouble: Trouble | None = None
     #: Digest of the workers that the spec asks for now; empty where there can be none.
@@ -184,7 +192,8 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What one round of pulls gives. ``records`` are scored by the bundle's own ramp set, ``more_records`` by others, by digest."""
+    """What one round of pulls gives. ``records`` are scored by the bundle's own ramp set, ``more_records`` by others,
+    by digest."""
 
     workers: tuple[Worker, ...] = ()
     records: RecordStore | None = None
@@ -194,7 +203,8 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything one decision may look at. ``watched_since`` is when this process began to look at the service, by its own clock.
+    """Everything one decision may look at. ``watched_since`` is when this process began to look at the service, by its
+    own clock.
 
     ``watch`` is what the last decision of this process returned, None at its first.
     """
@@ -241,7 +251,8 @@ class NewRollout:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One Kubernetes Event on the service: a transition worth telling. ``rollout`` is the one that it happened to, if it did."""
+    """One Kubernetes Event on the service: a transition worth telling. ``rollout`` is the one that it happened to, if
+    it did."""
 
     reason: AnyReason
     message: str
@@ -253,11 +264,12 @@ class Event:
 class Decision:
     """What to do, in the order the shell must do it.
 
-    1. create configs, then write config statuses; 2. create the rollout; 3. write rollout statuses: evidence is persisted before it is
-    acted on; 4. write the service status; 5. delete what history no longer needs; 6. publish the document with a compare-and-swap on its
-    epoch, then poke workers; 7. start the tuning and the training; 8. emit events. A document that only takes exits away (see
-    :func:`offramp_core.control.document.only_takes_away`) comes before all of that: it carries a note of why, and a store that takes no writes
-    must not keep a harmful plan in force.
+    1. create configs, then write config statuses; 2. create the rollout; 3. write rollout statuses: evidence is
+       persisted before it is
+    acted on; 4. write the service status; 5. delete what history no longer needs; 6. publish the document with a
+    compare-and-swap on its epoch, then poke workers; 7. start the tuning and the training; 8. emit events. A document
+    that only takes exits away (see :func:`offramp_core.control.document.only_takes_away`) comes before all of that: it
+    carries a note of why, and a store that takes no writes must not keep a harmful plan in force.
 
     ``watch`` is for the snapshot of this process's next decision, also where one of these steps fails.
     """

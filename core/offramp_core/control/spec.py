@@ -93,8 +93,9 @@ class Step:
 class RolloutPolicy:
     """How plans are canaried.
 
-    ``confidence`` is that of all gates of one rollout together but accuracy, which has its budget's. A plan among the newest
-    ``rollback_window`` promoted ones comes back by the last step alone. ``history_limit`` finished rollouts are kept.
+    ``confidence`` is that of all gates of one rollout together but accuracy, which has its budget's. A plan among the
+    newest ``rollback_window`` promoted ones comes back by the last step alone. ``history_limit`` finished rollouts are
+    kept.
     """
 
     promotion: Promotion = "Automatic"
@@ -120,10 +121,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """A changed model is tried beside the one that serves, by ``weight`` percent of the workers, for ``pause_seconds`` at least.
+    """A changed model is tried beside the one that serves, by ``weight`` percent of the workers, for ``pause_seconds``
+    at least.
 
-    Its workers must be ready within ``deadline_seconds``, and be proven as long after the pause, or it is rejected. Requests that come through
-    the service's route are shared by exactly ``weight``.
+    Its workers must be ready within ``deadline_seconds``, and be proven as long after the pause, or it is rejected.
+    Requests that come through the service's route are shared by exactly ``weight``.
     """
 
     weight: int = 20
@@ -136,10 +138,12 @@ class SideBySide:
 class UpdatePolicy:
     """How workers of a changed bundle or image replace the old ones.
 
-    ``Auto`` starts one more than wanted and, where there has been no room for it for ``surge_deadline_seconds``, replaces in place with two
-    workers or more. ``Availability`` never takes a serving worker away first; ``ResourceAware`` never asks for one more where there are two.
-    ``Recreate`` never does: where there is one, it goes first, and comes back as it was where its successor is not ready within
-    ``recreate_deadline_seconds``. ``max_surge`` (a number, or a share such as ``10%``) start ahead at a time. ``side_by_side`` None replaces workers without a trial of the new model.
+    ``Auto`` starts one more than wanted and, where there has been no room for it for ``surge_deadline_seconds``,
+    replaces in place with two workers or more. ``Availability`` never takes a serving worker away first;
+    ``ResourceAware`` never asks for one more where there are two. ``Recreate`` never does: where there is one, it goes
+    first, and comes back as it was where its successor is not ready within ``recreate_deadline_seconds``. ``max_surge``
+    (a number, or a share such as ``10%``) start ahead at a time. ``side_by_side`` None replaces workers without a trial
+    of the new model.
     """
 
     type: UpdateType = "Auto"
@@ -153,7 +157,8 @@ class UpdatePolicy:
 class Autoscaling:
     """As many workers as keep about ``target_in_flight`` requests admitted and unanswered in each, within the limits.
 
-    ``no_exit_floor`` says when there are never fewer than the demand needs with exits off: always, while exits may soon go off, or never.
+    ``no_exit_floor`` says when there are never fewer than the demand needs with exits off: always, while exits may soon
+    go off, or never.
     """
 
     max_replicas: int
@@ -164,7 +169,8 @@ class Autoscaling:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The user's own thresholds, in the order given, and the precision they are for; optionally tied to one ramp set."""
+    """The user's own thresholds, in the order given, and the precision they are for; optionally tied to one ramp
+    set."""
 
     ramps: tuple[RampThreshold, ...]
     ramp_set_digest: str | None = None
@@ -173,7 +179,8 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class SliceObjective:
-    """Requests with the parameter ``slice: name``, or the answers that name a class (``class/3``), and their own accuracy budget."""
+    """Requests with the parameter ``slice: name``, or the answers that name a class (``class/3``), and their own
+    accuracy budget."""
 
     name: str
     max_disagreement: float
@@ -188,8 +195,9 @@ class SliceObjective:
 class ServiceSpec:
     """A parsed ``EarlyExitService.spec``. ``worker`` is the allow-listed template, for the shell that renders it.
 
-    ``store_claim`` is the PersistentVolumeClaim of the ramp-set store in a cluster; ``offramp up`` has a store of its own.
-    ``cache_bytes`` of 0 is no prediction cache, ``feedback_answers`` of 0 no answers kept for true labels. ``holdback`` is the share of batches that run with exits off under any plan, to be compared with.
+    ``store_claim`` is the PersistentVolumeClaim of the ramp-set store in a cluster; ``offramp up`` has a store of its
+    own. ``cache_bytes`` of 0 is no prediction cache, ``feedback_answers`` of 0 no answers kept for true labels.
+    ``holdback`` is the share of batches that run with exits off under any plan, to be compared with.
     """
 
     model_uri: str
@@ -228,7 +236,8 @@ class ServiceSpec:
     route: Route | None = None
     #: What the next release will not read: one sentence each, with what to write instead.
     deprecated: tuple[str, ...] = ()
-    #: Why exits stay off whatever the mode is, empty otherwise. No user writes it: a pass does, where the workers serve something else than is asked for.
+    #: Why exits stay off whatever the mode is, empty otherwise. No user writes it: a pass does, where the workers serve
+    #: something else than is asked for.
     no_exits_because: str = ""
 
     @property
@@ -333,9 +342,27 @@ def parse_spec(value: Any) -> ServiceSpec:
         ``field`` is the JSON path of the first mistake.
     """
     spec = _Reader(
-        value, "spec",
-        {"model", "objective", "ramps", "execution", "batching", "deadlineAnswers", "predictionCache", "feedback", "protocols", "rollout", "route", "updatePolicy", "replicas", "autoscaling", "suspend", "worker"},
-    )  # fmt: skip
+        value,
+        "spec",
+        {
+            "model",
+            "objective",
+            "ramps",
+            "execution",
+            "batching",
+            "deadlineAnswers",
+            "predictionCache",
+            "feedback",
+            "protocols",
+            "rollout",
+            "route",
+            "updatePolicy",
+            "replicas",
+            "autoscaling",
+            "suspend",
+            "worker",
+        },
+    )
     model = _model(spec.section("model", MODEL_FIELDS, required=True))
     objective = _objective(spec.section("objective", {"latency", "accuracy"}, required=True))
     ramps = _ramps(spec.section("ramps", _RAMPS_FIELDS))
@@ -468,7 +495,8 @@ def _store_claim(ramps: _Reader) -> str | None:
 
 
 def _classes(accuracy: _Reader) -> tuple[SliceObjective, ...]:
-    """Slices of the answers that name a class, lowest class first; a class that has a budget of its own keeps it beside ``everyClass``."""
+    """Slices of the answers that name a class, lowest class first; a class that has a budget of its own keeps it beside
+    ``everyClass``."""
     entries = accuracy.get("classes", [])
     if not isinstance(entries, list) or len(entries) > MAX_CLASSES:
         raise InvalidSpecError(
@@ -627,7 +655,10 @@ def _number_or_share(reader: _Reader, name: str) -> int | str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | str) or not _NUMBER_OR_SHARE.match(str(value)):
-        hint = f"must be a whole number from 1 to {MAX_REPLICAS} or a share from 1% to 100%, such as 2 or 10%; got {value!r}"
+        hint = (
+            f"must be a whole number from 1 to {MAX_REPLICAS} or a share from 1% to 100%, such as 2 or 10%; got "
+            f"{value!r}"
+        )
         raise InvalidSpecError(reader.path(name), hint)
     return value if str(value).endswith("%") else int(value)
 

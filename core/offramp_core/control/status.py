@@ -143,7 +143,8 @@ def _costs_time(seen: Seen, draft: Draft) -> str:
 
 
 def _candidate(draft: Draft, tuned: Tuned) -> str:
-    """What may become stable: the canary, or a recommendation that waits for the user. What is being promoted is no candidate any more."""
+    """What may become stable: the canary, or a recommendation that waits for the user. What is being promoted is no
+    candidate any more."""
     name = draft.rollout.to_config if draft.rollout is not None else ""
     if tuned.new_rollout is not None:
         name = tuned.new_rollout.to_config

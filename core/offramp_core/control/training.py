@@ -2,8 +2,9 @@
 
     capture → train → judge (tune and certify on records of the new set) → canary → current, or discarded
 
-Workers keep inputs; a platform trains, once per attempt; the new set is held beside the current one and scored on the same audits, so that
-its certificate is made of its own records. Its canary is a rollout like any other. One set at a time is on trial.
+Workers keep inputs; a platform trains, once per attempt; the new set is held beside the current one and scored on the
+same audits, so that its certificate is made of its own records. Its canary is a rollout like any other. One set at a
+time is on trial.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ CAPTURES_STEP = 100  # captures are told in steps, so that the status is not wri
 class TrainingView:
     """``bundle`` names the model and its own ramp set; ``rollout`` is an unfinished attempt, if any.
 
-    ``concluded`` says that a tuning on records of the set on trial has ended without a plan. ``inputs_since`` is when the inputs last
-    changed. ``report`` is what the platform tells of the last training; ``able`` whether it can train at all.
+    ``concluded`` says that a tuning on records of the set on trial has ended without a plan. ``inputs_since`` is when
+    the inputs last changed. ``report`` is what the platform tells of the last training; ``able`` whether it can train
+    at all.
     """
 
     service: Service
@@ -99,8 +101,14 @@ def after_rollout(status: RampSetStatus, *, ramp_set: str, verdict: str, cooldow
         return status
     if verdict == "Succeeded":
         return replace(
-            status, current=status.candidate, candidate="", candidate_since_at=None, state="Capturing", failures=0, message=""
-        )  # fmt: skip
+            status,
+            current=status.candidate,
+            candidate="",
+            candidate_since_at=None,
+            state="Capturing",
+            failures=0,
+            message="",
+        )
     return _discarded(status, f"the canary of its plan ended with {verdict}", cooldown=cooldown, now=now)
 
 
@@ -138,8 +146,13 @@ def _training(view: TrainingView) -> Trained:
     if report.state == "Running":
         return Trained(replace(status, failure=report.message))
     status = replace(
-        status, trained_at=view.now, capture_since_at=_begin(view.now), captures=0, next_attempt_at=view.now + REFRESH_SECONDS, failure=""
-    )  # fmt: skip
+        status,
+        trained_at=view.now,
+        capture_since_at=_begin(view.now),
+        captures=0,
+        next_attempt_at=view.now + REFRESH_SECONDS,
+        failure="",
+    )
     cooldown = view.service.spec.rollout.cooldown_seconds
     if report.state == "Failed":
         failed = _discarded(
@@ -147,7 +160,10 @@ def _training(view: TrainingView) -> Trained:
         )
         events = (Event(Reason.TRAINING_FAILED, failed.message, warning=True),)
         return Trained(replace(failed, failure=failed.message), events=events)
-    told = f"{report.rows} inputs; on those that trained nothing plans could save {report.saving_after:.0%}, before {report.saving_before:.0%}"
+    told = (
+        f"{report.rows} inputs; on those that trained nothing plans could save {report.saving_after:.0%}, before "
+        f"{report.saving_before:.0%}"
+    )
     gains = report.saving_after >= report.saving_before + MIN_GAIN
     if not gains or report.ramp_set_digest in ("", status.current or view.bundle[1]):
         message = f"no better ramps from {told}"
@@ -195,9 +211,12 @@ def _capturing(view: TrainingView) -> Trained:
     enough = view.captures >= CAPTURES_NEEDED
     if enough and (status.next_attempt_at is None or view.now >= status.next_attempt_at):
         begun = replace(
-            status, state="Training", attempt=status.attempt + 1, captures=_step(view.captures),
+            status,
+            state="Training",
+            attempt=status.attempt + 1,
+            captures=_step(view.captures),
             message=f"on {_step(view.captures)} inputs",
-        )  # fmt: skip
+        )
         return Trained(begun, order=_order(view, begun), events=(Event(Reason.TRAINING_STARTED, begun.message),))
     shown = min(_step(view.captures), CAPTURES_NEEDED)
     return Trained(replace(status, state="Capturing", captures=shown))
@@ -219,9 +238,14 @@ def _discarded(status: RampSetStatus, why: str, *, cooldown: float, now: float) 
     pause = cooldown * 2.0 ** min(status.failures, MAX_DOUBLINGS)
     subject = f"{_short(status.candidate)} was discarded: {why}" if status.candidate else why
     return replace(
-        status, candidate="", candidate_since_at=None, state="Capturing", failures=status.failures + 1,
-        next_attempt_at=now + pause, message=subject,
-    )  # fmt: skip
+        status,
+        candidate="",
+        candidate_since_at=None,
+        state="Capturing",
+        failures=status.failures + 1,
+        next_attempt_at=now + pause,
+        message=subject,
+    )
 
 
 def _begin(moment: float) -> float:

@@ -1,4 +1,5 @@
-"""Whose word counts: workers of another model, counts that cannot be true, and the newest epoch that anybody is believed to know."""
+"""Whose word counts: workers of another model, counts that cannot be true, and the newest epoch that anybody is
+believed to know."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def foreign(workers: Sequence[Worker], names: Collection[str]) -> dict[str, str]
         if worker.endpoint.name in names and worker.state is not None:
             theirs = worker.state
             found[worker.endpoint.name] = (
-                f"it serves {theirs.backbone_digest[:19]} with ramps {theirs.ramp_set_digest[:19]}, unlike the other workers; "
+                f"it serves {theirs.backbone_digest[:19]} with ramps {theirs.ramp_set_digest[:19]}, unlike the other "
+                "workers; "
                 "delete the pod if its image is the wrong one"
             )
     return found
@@ -85,7 +87,8 @@ def last_epoch(
 
 
 def live_boots(workers: Iterable[Worker], counted: Iterable[str]) -> frozenset[str]:
-    """Boots that may still report: each worker's last known one. While a worker was never heard, any might be its own."""
+    """Boots that may still report: each worker's last known one. While a worker was never heard, any might be its
+    own."""
     known = [w.state or w.observations for w in workers]
     boots = {seen.boot_id for seen in known if seen is not None}
     if None in known:
@@ -94,7 +97,8 @@ def live_boots(workers: Iterable[Worker], counted: Iterable[str]) -> frozenset[s
 
 
 def _newest(published: PlanDocument | None, worker: Worker) -> int | None:
-    """The newest epoch that a worker can have counted for: what is published, unless workers hold a newer one whose document was lost."""
+    """The newest epoch that a worker can have counted for: what is published, unless workers hold a newer one whose
+    document was lost."""
     if published is None:
         return None
     holds = worker.state.epoch if worker.state is not None else 0

@@ -50,9 +50,10 @@ _PATIENCE = 4  # times what a test is worth: a plan that needs more labels is gi
 class TunerView:
     """``stable`` is the plan that serves all traffic now; ``rollout`` an unfinished attempt, if any.
 
-    ``recommended`` is an attempt that waits for a person's approval instead: a better one may be looked for meanwhile. ``known`` names a
-    plan that was stable lately and may come back, where exits are off. ``ramp_set`` is the set in which plans are looked for (empty: that
-    of the stable plan), ``saving_to_beat`` what the stable plan saves where it is of another.
+    ``recommended`` is an attempt that waits for a person's approval instead: a better one may be looked for meanwhile.
+    ``known`` names a plan that was stable lately and may come back, where exits are off. ``ramp_set`` is the set in
+    which plans are looked for (empty: that of the stable plan), ``saving_to_beat`` what the stable plan saves where it
+    is of another.
     """
 
     snapshot: Snapshot
@@ -107,8 +108,9 @@ class TunerView:
 class Tuned:
     """What the tuner wants done.
 
-    ``stable_over_budget`` and ``stable_not_allowed`` say why exits go off first: records show that the stable plan breaks the budget, or
-    the spec no longer allows it and nothing can take its place. ``withdraw`` says why a recommendation no longer holds.
+    ``stable_over_budget`` and ``stable_not_allowed`` say why exits go off first: records show that the stable plan
+    breaks the budget, or the spec no longer allows it and nothing can take its place. ``withdraw`` says why a
+    recommendation no longer holds.
     """
 
     status: TuningStatus
@@ -146,17 +148,23 @@ def tune_or_wait(view: TunerView) -> Tuned:
 
 
 def _come_back(view: TunerView) -> Tuned:
-    """A plan of the rollback window is proven for what is asked: it returns before anything new is looked for. One failure ends this."""
+    """A plan of the rollback window is proven for what is asked: it returns before anything new is looked for. One
+    failure ends this."""
     rollout = new_rollout(view.snapshot, view.known, from_config=view.stable.name, cause="Tuned")
     message = f"{view.known} was stable lately and comes back"
     status = replace(
-        view.status, state=Reason.ROLLING_OUT, message=message, tuned_for=view.objective, next_attempt_at=view.now + RETUNE_SECONDS
-    )  # fmt: skip
+        view.status,
+        state=Reason.ROLLING_OUT,
+        message=message,
+        tuned_for=view.objective,
+        next_attempt_at=view.now + RETUNE_SECONDS,
+    )
     return Tuned(status, new_rollout=rollout, events=(Event(Reason.RAMP_PROPOSED, message),))
 
 
 def labels_awaited(view: TunerView) -> int:
-    """Fresh labels that the next attempt waits for: computed anew in every pass, since budget, tests and what labels are worth change.
+    """Fresh labels that the next attempt waits for: computed anew in every pass, since budget, tests and what labels
+    are worth change.
 
     What the last attempt for the same objective asked for counts as well, within reason.
     """
@@ -178,7 +186,8 @@ def _hopeless(view: TunerView, *, needed: int) -> TuningStatus:
     budget = view.snapshot.service.spec.max_disagreement
     worth = f", as {view.status.design_effect:.1f} of them are worth one" if view.status.design_effect > 1 else ""
     message = (
-        f"a certificate for a budget of {budget:.4%} takes about {needed} labels{worth}; at most {MOST_LABELS} are kept. "
+        f"a certificate for a budget of {budget:.4%} takes about {needed} labels{worth}; at most {MOST_LABELS} are "
+        "kept. "
         "Raise maxDisagreement, or name the streams of requests that resemble each other"
     )
     return replace(view.status, state=Reason.IDLE, labels=0, labels_needed=needed, message=message)
@@ -233,8 +242,10 @@ def _idle(view: TunerView) -> TuningStatus:
     if view.recommended is not None:
         asked = view.recommended
         return replace(
-            view.status, state=Reason.RECOMMENDED, message=f"{asked.to_config} waits for spec.decision: Promote on {asked.name}"
-        )  # fmt: skip
+            view.status,
+            state=Reason.RECOMMENDED,
+            message=f"{asked.to_config} waits for spec.decision: Promote on {asked.name}",
+        )
     stale = view.status.state in (Reason.ROLLING_OUT, Reason.RECOMMENDED)  # it told of a rollout that is over
     return replace(view.status, state=Reason.IDLE, message="" if stale else view.status.message)
 
@@ -252,13 +263,15 @@ def _fresh(view: TunerView, used: float | None) -> int:
 
 
 def _eager_from(status: TuningStatus) -> float | None:
-    """Records from then on were drawn at one high rate; with those of before, only as many would count as their low rate had drawn."""
+    """Records from then on were drawn at one high rate; with those of before, only as many would count as their low
+    rate had drawn."""
     known = [at for at in (status.consumed_through_at, status.eager_since_at) if at is not None]
     return max(known, default=None)
 
 
 def _used_through(view: TunerView) -> float | None:
-    """Records up to then test nothing: those that a test has used, and those of before audits became many, where the former leave too few."""
+    """Records up to then test nothing: those that a test has used, and those of before audits became many, where the
+    former leave too few."""
     status = view.status
     enough = _fresh(view, status.consumed_through_at) >= _fresh(view, _eager_from(status))
     return status.consumed_through_at if enough else _eager_from(status)
@@ -288,14 +301,19 @@ def _request(view: TunerView, store: RecordStore) -> TuningRequest:
 
 
 def _slices_to_certify(view: TunerView, store: RecordStore) -> tuple[SliceBudget, ...]:
-    """Slices with enough labels. Those that are too rare for a certificate do not keep the others from theirs; their audits watch over them."""
+    """Slices with enough labels. Those that are too rare for a certificate do not keep the others from theirs; their
+    audits watch over them."""
     spec, status, records = view.snapshot.service.spec, view.status, store.records
     wanted = [
         _budget(s) for s in spec.slices if (records.slice_id if s.predicted is None else records.final) is not None
     ]
     return testable_slices(
-        store.records, wanted, delta=1 - spec.confidence, test_index=status.tests_run + 1, consumed_through=status.consumed_through_at,
-    )  # fmt: skip
+        store.records,
+        wanted,
+        delta=1 - spec.confidence,
+        test_index=status.tests_run + 1,
+        consumed_through=status.consumed_through_at,
+    )
 
 
 def _budget(asked: SliceObjective) -> SliceBudget:
@@ -306,7 +324,8 @@ def _budget(asked: SliceObjective) -> SliceBudget:
 
 
 def _min_gain(view: TunerView) -> float:
-    """Nothing is asked of the plan that replaces one with a ramp that does not pay, at the attempt that this brings about."""
+    """Nothing is asked of the plan that replaces one with a ramp that does not pay, at the attempt that this brings
+    about."""
     return 0.0 if view.status.unpaying == view.stable.name and not view.status.tuned_for else MIN_GAIN
 
 
@@ -315,7 +334,10 @@ def _digest(view: TunerView) -> Tuned:
     told, store = _outcome_digested(view), view.snapshot.observed.records
     if store is None or not all_streams_differ(store.records):
         return told
-    message = f"{len(store.records)} records name nearly as many streams; name the source of requests, such as a camera or a conversation"
+    message = (
+        f"{len(store.records)} records name nearly as many streams; name the source of requests, such as a "
+        "camera or a conversation"
+    )
     return replace(told, events=(*told.events, Event(Reason.STREAMS_ALL_DIFFER, message, warning=True)))
 
 
@@ -336,7 +358,10 @@ def _outcome_digested(view: TunerView) -> Tuned:
         status = replace(status, design_effect=round(effect, 2), clustering=known)
     over = ""
     if outcome.current_over_budget and not view.stable.plan.exits_off:
-        over = f"{view.stable.name} breaks the budget of {view.snapshot.service.spec.max_disagreement:.2%} on recent records; exits are off"
+        over = (
+            f"{view.stable.name} breaks the budget of {view.snapshot.service.spec.max_disagreement:.2%} on recent "
+            "records; exits are off"
+        )
     if isinstance(outcome, NeedsLabels):
         message = f"about {outcome.needed} labels are needed for a certificate{_resemblance(outcome)}"
         waiting = replace(
@@ -355,14 +380,18 @@ def _outcome_digested(view: TunerView) -> Tuned:
         )
         withdraw = "" if view.recommended is None else f"on newer records {message}"
         return Tuned(
-            replace(status, state=Reason.IDLE, message=message), events=(Event(Reason.NO_BETTER_PLAN, message),), stable_over_budget=over,
-            stable_not_allowed=none_fits, withdraw=withdraw,
-        )  # fmt: skip
+            replace(status, state=Reason.IDLE, message=message),
+            events=(Event(Reason.NO_BETTER_PLAN, message),),
+            stable_over_budget=over,
+            stable_not_allowed=none_fits,
+            withdraw=withdraw,
+        )
     return replace(_propose(view, status, outcome), stable_over_budget=over)
 
 
 def _pause(view: TunerView) -> float:
-    """Seconds to the next attempt: an hour, or longer where labels took long, so that audits are many for a tenth of the time at most."""
+    """Seconds to the next attempt: an hour, or longer where labels took long, so that audits are many for a tenth of
+    the time at most."""
     status = view.status
     if status.eager_since_at is None or status.audit_rate <= quiet_rate(view.snapshot.observed.load):
         return RETUNE_SECONDS
@@ -372,7 +401,10 @@ def _pause(view: TunerView) -> float:
 def _resemblance(outcome: NeedsLabels) -> str:
     """What is to be said where labels are worth less than one each."""
     if outcome.design_effect is None:
-        return ": mistakes come together over so many requests that nobody can say what a label is worth; name the streams they come from"
+        return (
+            ": mistakes come together over so many requests that nobody can say what a label is worth; name the "
+            "streams they come from"
+        )
     return f": {outcome.design_effect:.1f} of them are worth one" if outcome.design_effect > 1 else ""
 
 
@@ -402,7 +434,8 @@ def _propose(view: TunerView, status: TuningStatus, outcome: Proposed) -> Tuned:
     at = "" if outcome.plan.precision == EXACT else f" at {outcome.plan.precision}"
     told = Event(
         Reason.RAMP_PROPOSED,
-        f"{name}: certified{at}, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its records; audits will take {prediction.audits:.1%}",
+        f"{name}: certified{at}, saves {prediction.saving:.0%} at {prediction.disagreement:.2%} disagreement on its "
+        f"records; audits will take {prediction.audits:.1%}",
     )
     if view.recommended is not None and view.recommended.to_config == name:
         return Tuned(
@@ -493,8 +526,8 @@ def judge_pin(snapshot: Snapshot, *, plan: Plan, stable: Config, rollout: Rollou
 def _lost(snapshot: Snapshot, name: str, known: Config | None, *, judged: bool) -> str:
     """Why the pin has lost already, or empty.
 
-    ``judged`` says that this intent was judged before, maybe for an earlier generation: then the verdict stands, and a plan that was
-    accepted and has fallen since is no better. Else only an attempt of this very generation counts.
+    ``judged`` says that this intent was judged before, maybe for an earlier generation: then the verdict stands, and a
+    plan that was accepted and has fallen since is no better. Else only an attempt of this very generation counts.
     """
     status = snapshot.service.status.pin
     if judged and status.verdict == "Rejected":
@@ -524,4 +557,7 @@ def _refused_by_records(snapshot: Snapshot, plan: Plan) -> str:
     check = check_pin(recent, plan, store.ramp_ids, budget=spec.max_disagreement, alpha=1 - spec.rollout.confidence)
     if not isinstance(check, PinCheck) or not check.refused:
         return ""
-    return f"on {check.n} recorded requests {check.words}; the budget is {spec.max_disagreement:.2%}. Lower the thresholds or raise maxDisagreement"
+    return (
+        f"on {check.n} recorded requests {check.words}; the budget is {spec.max_disagreement:.2%}. Lower the "
+        "thresholds or raise maxDisagreement"
+    )

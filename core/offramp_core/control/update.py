@@ -1,8 +1,8 @@
 """How workers come to another bundle or image: one ahead of those that serve, or in their place.
 
 A platform's rolling update does the replacing; what is decided here is only whether it may start one worker more
-than wanted (``Surge``) or must take an old one away first (``Replace``). Either way it goes on to the next worker when the
-new one serves, so a bundle that never does costs nothing in the first case and one worker in the second.
+than wanted (``Surge``) or must take an old one away first (``Replace``). Either way it goes on to the next worker when
+the new one serves, so a bundle that never does costs nothing in the first case and one worker in the second.
 """
 
 from __future__ import annotations
@@ -65,13 +65,15 @@ class UpdateView:
         return self.desired >= 2 and self.utilisation * self.desired / (self.desired - 1) <= MAX_BUSY
 
     def waited_seconds(self, since: float) -> float:
-        """Since a moment that another operator's clock may have told: one that lies ahead counts from when this process began to look."""
+        """Since a moment that another operator's clock may have told: one that lies ahead counts from when this process
+        began to look."""
         return self.now - since if since <= self.now else max(0.0, self.now - self.watched_since)
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The next status, and what people are told: (reason, message) of the condition WorkersUpdating, empty where nothing is updated."""
+    """The next status, and what people are told: (reason, message) of the condition WorkersUpdating, empty where
+    nothing is updated."""
 
     status: UpdateStatus = field(default_factory=UpdateStatus)
     reason: MaybeReason = ""
@@ -83,14 +85,16 @@ class Update:
 
 
 def resting_strategy(policy: UpdatePolicy, desired: int) -> UpdateStrategy:
-    """How an update begins. The only worker is taken away for one that is not there yet where the user has said so, and nowhere else."""
+    """How an update begins. The only worker is taken away for one that is not there yet where the user has said so, and
+    nowhere else."""
     if policy.type == "Recreate":
         return "Replace"
     return "Replace" if policy.type == "ResourceAware" and desired >= 2 else "Surge"
 
 
 def strategy_in_force(service: Service, desired: int) -> UpdateStrategy:
-    """What the platform must apply. The status is one pass old, so what it says is checked against what is wanted now."""
+    """What the platform must apply. The status is one pass old, so what it says is checked against what is wanted
+    now."""
     status, policy = service.status, service.spec.update_policy
     if policy.type == "Recreate":
         return "Replace"
@@ -100,7 +104,8 @@ def strategy_in_force(service: Service, desired: int) -> UpdateStrategy:
 
 
 def brought_back(service: Service, asked: str) -> str:
-    """Digest of the workers that serve instead of those ``asked`` for, which failed; empty where the latter are to be had."""
+    """Digest of the workers that serve instead of those ``asked`` for, which failed; empty where the latter are to be
+    had."""
     update = service.status.update
     given_up = service.spec.update_policy.type == "Recreate" and update.strategy == "Return" and update.asked == asked
     return update.serving if given_up else ""
@@ -109,8 +114,8 @@ def brought_back(service: Service, asked: str) -> str:
 def next_update(view: UpdateView) -> Update:
     """Whether to go on one ahead, to replace in place, or to hold.
 
-    Never takes a serving worker away for a new one unless ``desired`` is at least 2 and the policy allows it. A hold ends by itself
-    when there is room.
+    Never takes a serving worker away for a new one unless ``desired`` is at least 2 and the policy allows it. A hold
+    ends by itself when there is room.
     """
     if not view.old:
         return Update()
@@ -135,7 +140,8 @@ def next_update(view: UpdateView) -> Update:
 
 
 def _failing(view: UpdateView) -> str:
-    """What is wrong with the first new worker that cannot serve, or with what those that serve do; a lack of room is no fault of theirs."""
+    """What is wrong with the first new worker that cannot serve, or with what those that serve do; a lack of room is no
+    fault of theirs."""
     for worker in view.workers:
         message = worker.trouble[1]
         if (
@@ -191,7 +197,8 @@ def _strategy(view: UpdateView, status: UpdateStatus) -> UpdateStrategy:
 
 
 def _broken_one_is_in_the_way(view: UpdateView) -> bool:
-    """An old worker that cannot serve holds the room that its successor needs, and one ahead would wait for it for ever.
+    """An old worker that cannot serve holds the room that its successor needs, and one ahead would wait for it for
+    ever.
 
     With fewer ready than wanted, a rolling update in place takes away what does not serve and nothing else.
     """

@@ -1,14 +1,16 @@
 """Two versions of a model side by side: the newer one on trial beside the one that serves, by a share of the workers.
 
-With ``spec.updatePolicy.sideBySide`` a changed model starts workers of its own. Both versions answer requests, the new one with exits off, until
-it is promoted (the others are then updated to it, one by one, while it goes on serving) or rejected (its workers go, and nobody else was
-touched). Which version a request meets follows from the numbers of workers, or, where it comes through a Gateway, from the weight alone.
+With ``spec.updatePolicy.sideBySide`` a changed model starts workers of its own. Both versions answer requests, the new
+one with exits off, until it is promoted (the others are then updated to it, one by one, while it goes on serving) or
+rejected (its workers go, and nobody else was touched). Which version a request meets follows from the numbers of
+workers, or, where it comes through a Gateway, from the weight alone.
 
-Without labels a version can be seen to fail, to refuse and to be late, and no more; whether its answers are better is for people to know.
-Plans never cross models: those of the version that serves stay with its workers, and nothing is learned for the new one before it serves alone.
+Without labels a version can be seen to fail, to refuse and to be late, and no more; whether its answers are better is
+for people to know. Plans never cross models: those of the version that serves stay with its workers, and nothing is
+learned for the new one before it serves alone.
 
-Sources: the two load orders are TensorFlow Serving's availability- and resource-preserving policies; that the trial has workers of its own and
-the others follow after it has passed is Flagger's canary.
+Sources: the two load orders are TensorFlow Serving's availability- and resource-preserving policies; that the trial has
+workers of its own and the others follow after it has passed is Flagger's canary.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ REJECTIONS: Mapping[str, Reason] = {  # by gate
     "objective": Reason.OBJECTIVE_REJECTED,
 }
 N_GATES = len(REJECTIONS)
-WINDOW_SECONDS = 3600.0  # a version that waits for a person is judged by the last hour: evidence of a good week would hide a bad minute
+# A version that waits for a person is judged by the last hour: evidence of a good week would hide a bad minute.
+WINDOW_SECONDS = 3600.0
 
 
 # --- who runs what ---------------------------------------------------------------------------------
@@ -57,7 +60,8 @@ WINDOW_SECONDS = 3600.0  # a version that waits for a person is judged by the la
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """``main`` is the service as its main workers are made, which during a trial is with the model that serves; how many there are, and how many on trial."""
+    """``main`` is the service as its main workers are made, which during a trial is with the model that serves; how
+    many there are, and how many on trial."""
 
     main: Service
     n_main: int
@@ -65,7 +69,8 @@ class Split:
 
 
 def split_in_force(service: Service, desired: int, *, scaled: bool) -> Split:
-    """What the platform must apply. The status is one pass old, so it only counts where it is about the model that the spec asks for now.
+    """What the platform must apply. The status is one pass old, so it only counts where it is about the model that the
+    spec asks for now.
 
     With ``scaled``, an autoscaler decides on the number of main workers, and none of them is taken away for the trial.
     """
@@ -79,17 +84,20 @@ def split_in_force(service: Service, desired: int, *, scaled: bool) -> Split:
 
 
 def trial_workers(desired: int, weight: int, *, replaces: bool) -> int:
-    """How many workers run the version on trial so that it has about ``weight`` percent of all: in place of others, or besides ``desired`` of them."""
+    """How many workers run the version on trial so that it has about ``weight`` percent of all: in place of others, or
+    besides ``desired`` of them."""
     if replaces:
         return min(max(1, round(desired * weight / 100)), desired - 1)
     return max(1, round(desired * weight / (100 - weight)))
 
 
 def request_share(service: Service, *, main_ready: bool, trial_ready: bool) -> int:
-    """Percent of the requests through a Gateway that the version on trial answers: its weight from the comparison to the end of its promotion.
+    """Percent of the requests through a Gateway that the version on trial answers: its weight from the comparison to
+    the end of its promotion.
 
-    The weight does not rise when it is promoted: its few workers could not carry more, and the others lose none while they follow one by one.
-    A version that nobody can answer for gets nothing, whatever its weight: a Gateway refuses such requests instead of passing them on.
+    The weight does not rise when it is promoted: its few workers could not carry more, and the others lose none while
+    they follow one by one. A version that nobody can answer for gets nothing, whatever its weight: a Gateway refuses
+    such requests instead of passing them on.
     """
     if not (trial_ready and on_trial(service)) or service.status.version.phase == "Starting":
         return 0
@@ -127,7 +135,8 @@ def _policy(service: Service) -> SideBySide:
 
 
 def _same_version(service: Service, a: ModelSource, b: ModelSource) -> bool:
-    """Whether two sources are known to be one model: it is the backbone that makes a version, not where it lies or how it is fetched."""
+    """Whether two sources are known to be one model: it is the backbone that makes a version, not where it lies or how
+    it is fetched."""
     if (a.uri, a.digest) == (b.uri, b.digest):
         return True
     proven = {m.uri: m.digest for m in service.status.models}
@@ -142,7 +151,8 @@ def _same_version(service: Service, a: ModelSource, b: ModelSource) -> bool:
 class VersionView:
     """What the rules may look at. ``main`` are the workers of the version that serves, ``trial`` those of the new one.
 
-    ``desired`` workers are wanted; with ``scaled`` an autoscaler says so. ``utilisation`` is the busy share of all in [0, 1].
+    ``desired`` workers are wanted; with ``scaled`` an autoscaler says so. ``utilisation`` is the busy share of all in
+    [0, 1].
     """
 
     service: Service
@@ -182,7 +192,8 @@ class VersionView:
         return "" if asked == self.status.handled_request else asked.partition("/")[0]
 
     def since(self, moment: float | None) -> float:
-        """Seconds since a moment that another operator's clock may have told: one that lies ahead counts from when this process began to look."""
+        """Seconds since a moment that another operator's clock may have told: one that lies ahead counts from when this
+        process began to look."""
         if moment is None:
             return 0.0
         return self.now - moment if moment <= self.now else max(0.0, self.now - self.watched_since)
@@ -197,7 +208,8 @@ class VersionView:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The next status, what people are told once, and (reason, message) of the condition VersionOnTrial; both empty where nothing is on trial."""
+    """The next status, what people are told once, and (reason, message) of the condition VersionOnTrial; both empty
+    where nothing is on trial."""
 
     status: VersionStatus = field(default_factory=VersionStatus)
     reason: MaybeReason = ""
@@ -221,7 +233,8 @@ Rule = Callable[[VersionView], Version | None]
 
 
 def next_version(view: VersionView) -> Version:
-    """Whether to try a new model, to go on, to promote or to reject it: the first rule that has something to say decides.
+    """Whether to try a new model, to go on, to promote or to reject it: the first rule that has something to say
+    decides.
 
     Deciding again on the same facts changes nothing.
     """
@@ -250,9 +263,14 @@ def begin(view: VersionView) -> Version | None:
     policy = view.service.spec.update_policy
     strategy = "Surge" if view.scaled else resting_strategy(policy, view.desired)
     status = VersionStatus(
-        view.status.serving, view.asked, "Starting", strategy, started_at=view.now, phase_started_at=view.now,
+        view.status.serving,
+        view.asked,
+        "Starting",
+        strategy,
+        started_at=view.now,
+        phase_started_at=view.now,
         handled_request=view.service.request,
-    )  # fmt: skip
+    )
     shares = "the workers" if view.service.spec.route is None else "the workers and of the requests through the Gateway"
     told = f"{view.asked.uri} is tried beside {view.status.serving.uri}, by {view.policy.weight} % of {shares}"
     return Version(status, Reason.STARTING, told, (Event(Reason.VERSION_ON_TRIAL, told),))
@@ -348,7 +366,10 @@ def rest_and_compare(view: VersionView) -> Version | None:
             base=_tallies(view),
             compared_since_at=view.now,
         )
-        told = f"passed ({_figures(view.status.gates)}); `offramp promote {view.service.name}` promotes it, `offramp abort` rejects it"
+        told = (
+            f"passed ({_figures(view.status.gates)}); `offramp promote {view.service.name}` promotes it, `offramp "
+            "abort` rejects it"
+        )
         return Version(replace(status, message=told), Reason.AWAITING_PROMOTION, told)
     if view.waited() > view.policy.pause_seconds + view.policy.deadline_seconds:
         return _reject(
@@ -388,18 +409,32 @@ RULES: tuple[Rule, ...] = (
 
 def _reject(view: VersionView, reason: AnyReason, message: str) -> Version:
     status = VersionStatus(
-        view.status.serving, view.asked, "Rejected", gates=view.status.gates, reason=reason, message=message,
-        started_at=view.status.started_at, phase_started_at=view.now, handled_request=view.service.request,
-    )  # fmt: skip
+        view.status.serving,
+        view.asked,
+        "Rejected",
+        gates=view.status.gates,
+        reason=reason,
+        message=message,
+        started_at=view.status.started_at,
+        phase_started_at=view.now,
+        handled_request=view.service.request,
+    )
     told = f"{view.asked.uri}: {message}; {view.status.serving.uri} goes on serving"
     return Version(status, events=(Event(Reason.VERSION_REJECTED, told, warning=True),))
 
 
 def _promote(view: VersionView, why: str) -> Version:
     status = replace(
-        view.status, phase="Promoting", phase_started_at=view.now, message=why, no_room_at=None, base={}, restarts={},
-        compared_since_at=None, handled_request=view.service.request,
-    )  # fmt: skip
+        view.status,
+        phase="Promoting",
+        phase_started_at=view.now,
+        message=why,
+        no_room_at=None,
+        base={},
+        restarts={},
+        compared_since_at=None,
+        handled_request=view.service.request,
+    )
     return Version(status, Reason.PROMOTING, f"the other workers follow {view.asked.uri}: {why}")
 
 
@@ -471,14 +506,14 @@ def _read(view: VersionView) -> VersionStatus:
 def read_gates(view: VersionView, *, old: VersionTally, new: VersionTally) -> tuple[GateStatus, ...]:
     """What may be held against the new version.
 
-    *Failures*: batches that fail, against 1 % or twice the other version's share. *Objective*: requests that were refused or late, against what
-    the latency objective allows or 1.5 times the other version's share, because both have the same load: a burst that nobody could
-    serve is not the new version's fault.
+    *Failures*: batches that fail, against 1 % or twice the other version's share. *Objective*: requests that were
+    refused or late, against what the latency objective allows or 1.5 times the other version's share, because both have
+    the same load: a burst that nobody could serve is not the new version's fault.
 
     Notes
     -----
-    Requests of a batch are late together, so they count as so many independent ones as there are batches of the size that a request meets
-    (the design effect of clusters; Kish, Survey Sampling, 1965).
+    Requests of a batch are late together, so they count as so many independent ones as there are batches of the size
+    that a request meets (the design effect of clusters; Kish, Survey Sampling, 1965).
     """
     alpha = (1 - view.service.spec.rollout.confidence) / N_GATES
     failing = failures_allowed(old.batches, old.failed)
@@ -491,9 +526,16 @@ def read_gates(view: VersionView, *, old: VersionTally, new: VersionTally) -> tu
     )
     return (
         _gate("failures", new.batches, new.failed, p0=failing, alpha=alpha, needed=0, what="batches failed"),
-        _gate("objective", n, min(n, round(new.missed / together)), p0=missing, alpha=alpha, needed=needed,
-              what="requests were refused or late"),
-    )  # fmt: skip
+        _gate(
+            "objective",
+            n,
+            min(n, round(new.missed / together)),
+            p0=missing,
+            alpha=alpha,
+            needed=needed,
+            what="requests were refused or late",
+        ),
+    )
 
 
 def _rounded(rate: float) -> float:
@@ -507,7 +549,7 @@ def _gate(name: str, n: int, k: int, *, p0: float, alpha: float, needed: int, wh
     state: GateState = "Rejected" if evidence >= limit else "Undecided" if n < needed else "Clear"
     return GateStatus(
         name, state, n, k, round(p0, 6), round(evidence, 6), round(limit, 6), needed, told, reached(n, needed)
-    )  # fmt: skip
+    )
 
 
 def _since(base: Mapping[str, VersionTally], now: Mapping[str, VersionTally], boots: Iterable[str]) -> VersionTally:

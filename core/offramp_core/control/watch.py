@@ -1,15 +1,16 @@
 """The restarting detector over the stable plan's audits of the whole fleet.
 
-A worker's breaker sees its own audits only: with twenty workers each is twenty times as slow to notice what happens to all of them. Here
-the audits of all workers since the last pass are one block. Counters are cumulative per worker process, so a pull that is lost or repeated
-changes nothing.
+A worker's breaker sees its own audits only: with twenty workers each is twenty times as slow to notice what happens to
+all of them. Here the audits of all workers since the last pass are one block. Counters are cumulative per worker
+process, so a pull that is lost or repeated changes nothing.
 
-An audit that was drawn and never compared counts as a disagreement, once (:mod:`offramp_core.evidence.losses` says when): those of a
-process that is gone, and those that are still open after ``OVERDUE_SECONDS``. A worker compares what it drew in order, so what is open are
-the last draws. One that comes after all was counted already.
+An audit that was drawn and never compared counts as a disagreement, once (:mod:`offramp_core.evidence.losses` says
+when): those of a process that is gone, and those that are still open after ``OVERDUE_SECONDS``. A worker compares what
+it drew in order, so what is open are the last draws. One that comes after all was counted already.
 
-The state is the shell's to keep from pass to pass, in memory: it changes with every audit, and a steady state writes nothing. An operator that
-starts begins with nothing seen, and at the counters as it finds them, so every audit counts once in a process.
+The state is the shell's to keep from pass to pass, in memory: it changes with every audit, and a steady state writes
+nothing. An operator that starts begins with nothing seen, and at the counters as it finds them, so every audit counts
+once in a process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from offramp_core.evidence.losses import Losses, count
 from offramp_core.plan import Plan
 from offramp_core.protocol import ArmCounts, Observations
 
-RUN_LENGTH = 1_000_000.0  # audits of the fleet between false alarms about a plan exactly at its budget; a worker's own has the same
+# Audits of the fleet between false alarms about a plan exactly at its budget; a worker's own has the same.
+RUN_LENGTH = 1_000_000.0
 OVERDUE_SECONDS = 600.0  # a full backlog of a model that takes two seconds
 _BETWEEN_MARKS = OVERDUE_SECONDS / 4
 _LONGEST_PASS = OVERDUE_SECONDS / 2  # a clock that jumps makes nothing overdue by itself
@@ -31,9 +33,9 @@ Counter = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a process has told of an epoch's audits. ``lost`` of the open ones were given up. ``marks`` are moments of before, the oldest first:
-    how many had been drawn, and how long ago that was. A process that was seen ``gone`` so long ago is remembered for a while: what was only
-    out of sight must not count again."""
+    """What a process has told of an epoch's audits. ``lost`` of the open ones were given up. ``marks`` are moments of
+    before, the oldest first: how many had been drawn, and how long ago that was. A process that was seen ``gone`` so
+    long ago is remembered for a while: what was only out of sight must not count again."""
 
     drawn: int = 0
     audited: int = 0
@@ -50,8 +52,9 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """``state`` is about the plan of ``plan_hash`` and ``budget``, of which ``lost`` audits were never compared; ``losses`` are those of them that
-    it does not count yet. ``seen`` is by (boot id, epoch, plan), as of the time ``at``."""
+    """``state`` is about the plan of ``plan_hash`` and ``budget``, of which ``lost`` audits were never compared;
+    ``losses`` are those of them that it does not count yet. ``seen`` is by (boot id, epoch, plan), as of the time
+    ``at``."""
 
     plan_hash: str = ""
     budget: float = 0.0
@@ -78,8 +81,8 @@ def watched(
 ) -> Watch:
     """The detector with the audits that came, or were lost, since the last pass; another plan or budget begins anew.
 
-    ``boots`` are the processes that may still report, trusted or not: what they had told must not count again. ``design_effect`` audits are
-    worth one.
+    ``boots`` are the processes that may still report, trusted or not: what they had told must not count again.
+    ``design_effect`` audits are worth one.
     """
     reports = tuple(trusted)
     told = {(o.boot_id, c.epoch, c.plan_hash): c for o in reports for c in o.counts if c.arm == "stable"}

@@ -27,7 +27,8 @@ from offramp_core.evidence.one_arm import Alternative, alternatives, check_desig
 
 @dataclass(frozen=True, slots=True)
 class BetState:
-    """Log wealth of every bet after ``n`` observations, for one budget ``p0``, weights up to ``highest``, and one direction."""
+    """Log wealth of every bet after ``n`` observations, for one budget ``p0``, weights up to ``highest``, and one
+    direction."""
 
     p0: float
     highest: float
@@ -43,9 +44,12 @@ class BetState:
     def to_mapping(self) -> dict[str, Any]:
         """JSON form; :meth:`from_mapping` gives back an equal state, so a restart loses nothing."""
         return {
-            "p0": self.p0, "highest": self.highest, "alternative": self.alternative,
-            "log_wealth": list(self.log_wealth), "n": self.n,
-        }  # fmt: skip
+            "p0": self.p0,
+            "highest": self.highest,
+            "alternative": self.alternative,
+            "log_wealth": list(self.log_wealth),
+            "n": self.n,
+        }
 
     @classmethod
     def from_mapping(cls, value: dict[str, Any]) -> BetState:
@@ -74,7 +78,8 @@ def init(*, p0: float, highest: float, alternative: Alternative = "greater") -> 
 
 
 def update(state: BetState, weights: npt.ArrayLike) -> BetState:
-    """Add one value per request [n]: 1 / probability for an audited disagreement, else 0. Order does not matter, up to rounding.
+    """Add one value per request [n]: 1 / probability for an audited disagreement, else 0. Order does not matter, up to
+    rounding.
 
     Raises
     ------
@@ -101,14 +106,16 @@ def merge(one: BetState, other: BetState) -> BetState:
     """
     if (one.p0, one.highest, one.alternative) != (other.p0, other.highest, other.alternative):
         raise InvalidArgumentError(
-            f"bets on {one.p0}, {one.highest}, {one.alternative} and {other.p0}, {other.highest}, {other.alternative} cannot be merged"
+            f"bets on {one.p0}, {one.highest}, {one.alternative} and {other.p0}, {other.highest}, {other.alternative} "
+            "cannot be merged"
         )
     wealth = tuple(a + b for a, b in zip(one.log_wealth, other.log_wealth, strict=True))
     return BetState(one.p0, one.highest, one.alternative, wealth, one.n + other.n)
 
 
 def log_e_value(state: BetState, *, design_effect: float = 1.0) -> float:
-    """Log evidence against the budget, valid at every stopping time; reject at level alpha once it reaches log(1 / alpha).
+    """Log evidence against the budget, valid at every stopping time; reject at level alpha once it reaches log(1 /
+    alpha).
 
     ``design_effect`` observations are worth one, as in :func:`offramp_core.evidence.one_arm.log_e_value`.
     """

@@ -40,7 +40,8 @@ _STRETCH = 256  # outcomes; a factor of at most 10 for each stays within floatin
 
 @dataclass(frozen=True, slots=True)
 class DetectorState:
-    """``m`` has one Shiryaev-Roberts statistic per alternative rate (empty: nothing seen); ``n`` counts observations."""
+    """``m`` has one Shiryaev-Roberts statistic per alternative rate (empty: nothing seen); ``n`` counts
+    observations."""
 
     m: tuple[float, ...] = ()
     n: int = 0
@@ -65,9 +66,9 @@ def init() -> DetectorState:
 def update(state: DetectorState, n: int, k: int, *, p0: float, design_effect: float = 1.0) -> DetectorState:
     """Add a block of ``n`` audited requests with ``k`` disagreements; ``n=1`` adds a single outcome.
 
-    Within a block the order is unknown: a change may be dated to its beginning only, with the weight of its ``n`` possible moments. That
-    keeps the run length in observations; single outcomes merely notice a little sooner. Where ``design_effect`` labels are worth one, each
-    likelihood ratio is taken to the power of its inverse.
+    Within a block the order is unknown: a change may be dated to its beginning only, with the weight of its ``n``
+    possible moments. That keeps the run length in observations; single outcomes merely notice a little sooner. Where
+    ``design_effect`` labels are worth one, each likelihood ratio is taken to the power of its inverse.
 
     Raises
     ------
@@ -88,7 +89,8 @@ def update(state: DetectorState, n: int, k: int, *, p0: float, design_effect: fl
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The state after a stretch of outcomes, and how many of them it took until the detector first alarmed (None: it did not)."""
+    """The state after a stretch of outcomes, and how many of them it took until the detector first alarmed (None: it
+    did not)."""
 
     state: DetectorState
     alarm_after: int | None
@@ -119,7 +121,8 @@ def statistic(state: DetectorState) -> float:
 
 
 def alarm(state: DetectorState, *, run_length: float) -> bool:
-    """Whether the detector alarms. On a plan within budget this happens about once in ``run_length`` observations, or less often.
+    """Whether the detector alarms. On a plan within budget this happens about once in ``run_length`` observations, or
+    less often.
 
     Raises
     ------
@@ -165,8 +168,9 @@ def _follow_side_by_side(
 ) -> tuple[tuple[float, ...], int | None]:
     """The same for whole stretches of outcomes.
 
-    A stretch maps the statistic m before it to a m + b after it. All stretches are walked in step from 0, which gives their b; chained,
-    these say where each truly begins; and those that could reach the run length are walked again from there.
+    A stretch maps the statistic m before it to a m + b after it. All stretches are walked in step from 0, which gives
+    their b; chained, these say where each truly begins; and those that could reach the run length are walked again from
+    there.
     """
     if len(happened) == 0:
         return m, None
@@ -192,7 +196,8 @@ def _walk(
     hit: npt.NDArray[np.float64],
     miss: npt.NDArray[np.float64],
 ) -> Iterator[npt.NDArray[np.float64]]:
-    """The statistics [alternative, stretch] after each step, in place. Events are few, so every outcome is a miss first."""
+    """The statistics [alternative, stretch] after each step, in place. Events are few, so every outcome is a miss
+    first."""
     hit_instead = hit / miss
     for events in steps:
         m += 1.0

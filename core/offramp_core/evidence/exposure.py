@@ -29,7 +29,8 @@ SLOWDOWNS = (1.2, 1.25, 1.3, 1.4, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0)
 
 
 def reached(seen: float, needed: float) -> float | None:
-    """Share of a minimum exposure that has been seen, rounded down to four digits: 1 only once all of it has; None where none is asked for.
+    """Share of a minimum exposure that has been seen, rounded down to four digits: 1 only once all of it has; None
+    where none is asked for.
 
     Examples
     --------
@@ -82,8 +83,9 @@ def judged_batches_needed(
 ) -> int:
     """Judged batches, of both arms, after which a slow canary would have been rejected.
 
-    A stable batch is slow above its limit, a canary batch above (1 + max_overhead) times that: a canary that takes exactly its
-    allowed overhead longer has the same share of slow batches, ``q0``. ``q1`` is the share when it takes (1 + max_overhead) x ``slowdown`` times as long.
+    A stable batch is slow above its limit, a canary batch above (1 + max_overhead) times that: a canary that takes
+    exactly its allowed overhead longer has the same share of slow batches, ``q0``. ``q1`` is the share when it takes (1
+    + max_overhead) x ``slowdown`` times as long.
 
     Parameters
     ----------
@@ -96,8 +98,8 @@ def judged_batches_needed(
     alpha, power : float
         Level of the gate, and the probability to notice.
     limit : int
-        The answer where the stable arm's times are unknown, or scatter so widely that telling such a slowdown takes more;
-        :func:`noticed_slowdown` says which one it is enough for. The gate stays armed after the step.
+        The answer where the stable arm's times are unknown, or scatter so widely that telling such a slowdown takes
+        more; :func:`noticed_slowdown` says which one it is enough for. The gate stays armed after the step.
 
     Returns
     -------
@@ -121,7 +123,8 @@ def judged_batches_needed(
 def noticed_slowdown(
     stable: Iterable[Judged], *, batches: int, weight: float, alpha: float, power: float = 0.95
 ) -> float | None:
-    """The least of :data:`SLOWDOWNS` with which a canary would have been rejected after so many judged batches; None for none of them.
+    """The least of :data:`SLOWDOWNS` with which a canary would have been rejected after so many judged batches; None
+    for none of them.
 
     Parameters are those of :func:`judged_batches_needed`.
     """
@@ -174,7 +177,8 @@ def harmful_exposure(
         high *= 2
         if high >= largest:
             return largest
-    # The power saws up and down by a little as k(n) jumps, so bisection finds an n that suffices, not always the very first.
+    # The power saws up and down by a little as k(n) jumps, so bisection finds an n that suffices, not always the very
+    # first.
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
@@ -188,7 +192,8 @@ def harmful_exposure(
 def rejection_count(
     n: npt.NDArray[np.int64], *, p0: float, alpha: float, grid: tuple[float, ...]
 ) -> npt.NDArray[np.int64]:
-    """Smallest k whose evidence reaches log(1/alpha) at each n; n + 1 where none does. Bisection: evidence grows with k."""
+    """Smallest k whose evidence reaches log(1/alpha) at each n; n + 1 where none does. Bisection: evidence grows with
+    k."""
     n = np.asarray(n, dtype=np.int64)
     low, high = np.full_like(n, -1), n + 1
     limit = math.log(1 / alpha)
@@ -210,7 +215,8 @@ def _power(
 
 @dataclass(frozen=True, slots=True)
 class _Slowdown:
-    """A canary of weight ``share`` that is so much slower: ``slow_rate`` of all judged batches are slow, and of these ``harmful`` are its own."""
+    """A canary of weight ``share`` that is so much slower: ``slow_rate`` of all judged batches are slow, and of these
+    ``harmful`` are its own."""
 
     share: float
     slow_rate: float

@@ -1,12 +1,12 @@
 """Graded losses as errors that can be counted.
 
-Gates, the detector, the breaker, acceptance and the watch over slices count errors among audits. An answer that lost w of 1 counts as an error with
-probability w: errors then have the mean of the losses, each audit is one trial as before, and every test of counts is one of the mean loss at its
-stated level, over workers and restarts. What is lost is that many small losses are less uncertain than a few whole ones
-(docs/decisions/0085 has what it costs).
+Gates, the detector, the breaker, acceptance and the watch over slices count errors among audits. An answer that lost w
+of 1 counts as an error with probability w: errors then have the mean of the losses, each audit is one trial as before,
+and every test of counts is one of the mean loss at its stated level, over workers and restarts. What is lost is that
+many small losses are less uncertain than a few whole ones (docs/decisions/0085 has what it costs).
 
-The probability is that of a hash of the number that was drawn when the request was admitted, which nobody outside can choose and records keep: whoever counts again
-counts the same.
+The probability is that of a hash of the number that was drawn when the request was admitted, which nobody outside can
+choose and records keep: whoever counts again counts the same.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ def rate_interval(k: int, n: int, *, alpha: float) -> Interval:
 
 
 def log_evidence_above(k: Counts, n: Counts, *, rate: float) -> Floats:
-    """Log evidence that the average rate exceeds ``rate``, elementwise over counts; an interval's low end is where it is log(2/alpha)."""
+    """Log evidence that the average rate exceeds ``rate``, elementwise over counts; an interval's low end is where it
+    is log(2/alpha)."""
     cost = np.log1p(rate * np.expm1(_RATE_TILTS))
     terms = np.multiply.outer(k, _RATE_TILTS) - np.multiply.outer(n, cost)
     return np.asarray(np.logaddexp.reduce(terms, axis=-1) - math.log(len(_RATE_TILTS)))
@@ -88,7 +89,8 @@ def log_evidence_above(k: Counts, n: Counts, *, rate: float) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class MeanState:
-    """Sums over values in [0, ``bound``]: how many, their total, and how much they surprised (squared, against the mean before).
+    """Sums over values in [0, ``bound``]: how many, their total, and how much they surprised (squared, against the mean
+    before).
 
     The state of workers merges by adding; the mean before a value is that of the worker that saw it.
     """
@@ -168,7 +170,8 @@ def mean_interval(state: MeanState, *, alpha: float) -> Interval:
 def deviation(surprise: float, *, reach: float, alpha: float) -> float:
     """How far, in either direction, the sum of values may be from the sum of their conditional means, at any time.
 
-    ``surprise`` is the sum of squared differences between values and their predictions, each of which is at most ``reach``.
+    ``surprise`` is the sum of squared differences between values and their predictions, each of which is at most
+    ``reach``.
     """
     check_rate("alpha", alpha)
     limit = math.log(2 / alpha) + math.log(len(_MEAN_TILTS))

@@ -1,8 +1,10 @@
-"""Audits that were drawn and lost, as a detector is told of them: each is a disagreement, once, but not all of them at one moment.
+"""Audits that were drawn and lost, as a detector is told of them: each is a disagreement, once, but not all of them at
+one moment.
 
-What a process takes along when it ends was lost for one reason, whatever it would have said. Six disagreements in a row are an alarm of a
-detector whose run length is a million; six lost audits are a worker that was scaled away under load. So they are counted at a pace of at most
-``PACE`` budgets: a detector that sees that much for long alarms as it should, and a handful passes.
+What a process takes along when it ends was lost for one reason, whatever it would have said. Six disagreements in a row
+are an alarm of a detector whose run length is a million; six lost audits are a worker that was scaled away under load.
+So they are counted at a pace of at most ``PACE`` budgets: a detector that sees that much for long alarms as it should,
+and a handful passes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What one worker process counts of a stable plan: who left where, and what its batches took against those held back.
 
-Costs are told in units of what a held-back batch of the same size takes *here*: the profile's time for the size, times a factor that the
-first held-back batches set (profiles are measured elsewhere). Batches of all sizes thereby weigh alike and lie within one narrow bound,
-without which a rare large batch would hide everything (:mod:`offramp_core.evidence.savings` says why a bound is needed at all). A
-machine that becomes slower for a while is slower for both ways of a batch; a running level of the held-back ones follows it, so that it
-widens nothing.
+Costs are told in units of what a held-back batch of the same size takes *here*: the profile's time for the size, times
+a factor that the first held-back batches set (profiles are measured elsewhere). Batches of all sizes thereby weigh
+alike and lie within one narrow bound, without which a rare large batch would hide everything
+(:mod:`offramp_core.evidence.savings` says why a bound is needed at all). A machine that becomes slower for a while is
+slower for both ways of a batch; a running level of the held-back ones follows it, so that it widens nothing.
 
 Memory and time per batch are constant: batches are put into the sums a block at a time.
 """
@@ -29,7 +29,8 @@ class HoldbackMeter:
     """
 
     def __init__(self, *, plan_hash: str, share: float) -> None:
-        """``share`` of the batches are held back, in [0, 0.5]; at 0 nothing is compared, and exits are still counted."""
+        """``share`` of the batches are held back, in [0, 0.5]; at 0 nothing is compared, and exits are still
+        counted."""
         self.plan_hash, self.share = plan_hash, share
         self._requests, self._exits = 0, dict[str, int]()
         self._batches = self._held_back = 0
@@ -96,10 +97,18 @@ class HoldbackMeter:
         sums = [TimeSums(s.saved, s.saved_surprise, s.spent, s.spent_surprise) for s in self._states]
         answer_time, engine_time = sums or (TimeSums(), TimeSums())
         return PlanCounts(
-            self.plan_hash, self.share, self._requests, dict(self._exits), self._batches, self._held_back, answer_time, engine_time,
+            self.plan_hash,
+            self.share,
+            self._requests,
+            dict(self._exits),
+            self._batches,
+            self._held_back,
+            answer_time,
+            engine_time,
             {name: SliceCounts(*counts) for name, counts in self._slices.items()},
-            self._audit_seconds, self._expected_seconds * (self._scale or 1.0),
-        )  # fmt: skip
+            self._audit_seconds,
+            self._expected_seconds * (self._scale or 1.0),
+        )
 
     def _calibrate(self, ratio: float | None) -> None:
         """The batches that set the unit are not measured in it; a median, because the first ones may be cold."""

@@ -21,7 +21,8 @@ from offramp_core.errors import InvalidArgumentError
 Alternative = Literal["greater", "less"]
 LogArray = npt.NDArray[np.float64]
 
-# Alternatives as multiples of the budgeted rate, equally weighted: close ones see a slow leak, far ones stop a disaster early.
+# Alternatives as multiples of the budgeted rate, equally weighted: close ones see a slow leak, far ones stop a disaster
+# early.
 HARM_FACTORS = (1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 BENEFIT_FACTORS = (0.1, 0.2, 0.35, 0.5, 0.7, 0.85)
 _MOST_COUNTS = 2**53  # beyond it floating point no longer tells neighbouring counts apart
@@ -67,8 +68,8 @@ def log_e_value(
     alternative : {"greater", "less"}
         ``greater`` is evidence of harm (H0: rate <= p0), ``less`` earns acceptance (H0: rate >= p0).
     design_effect : float
-        So many labels are worth one (:mod:`offramp_core.certify.dependence`): each likelihood ratio is taken to the power of its inverse, so that as
-        many copies of an observation count as one.
+        So many labels are worth one (:mod:`offramp_core.certify.dependence`): each likelihood ratio is taken to the
+        power of its inverse, so that as many copies of an observation count as one.
 
     Returns
     -------
@@ -117,7 +118,8 @@ def log_mixture(k: npt.NDArray[np.int64], n: npt.NDArray[np.int64], *, p0: float
 
 
 def log_average_ratio(k: int, n: int, *, p0: float, grid: tuple[float, ...], design_effect: float = 1.0) -> float:
-    """:func:`log_mixture` of one pair of counts, without arrays: a control plane asks it some thousand times per round."""
+    """:func:`log_mixture` of one pair of counts, without arrays: a control plane asks it some thousand times per
+    round."""
     check_design_effect(design_effect)
     terms = [(k * gain + (n - k) * loss) / design_effect for gain, loss in log_ratios(p0, grid)]
     highest = max(terms)

@@ -27,10 +27,11 @@ _SUMS = ("n", "saved", "saved_surprise", "spent", "spent_surprise")
 
 @dataclass(frozen=True, slots=True)
 class SavingsState:
-    """Sums over batches for a holdback of ``share`` and costs in [0, ``bound``] seconds; those of workers merge by adding.
+    """Sums over batches for a holdback of ``share`` and costs in [0, ``bound``] seconds; those of workers merge by
+    adding.
 
-    ``saved`` totals the estimates of what each batch saved, ``spent`` of what each costs with exits on; the surprises are the squared
-    differences of both from their running means.
+    ``saved`` totals the estimates of what each batch saved, ``spent`` of what each costs with exits on; the surprises
+    are the squared differences of both from their running means.
     """
 
     share: float
@@ -62,14 +63,16 @@ class SavingsState:
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """Average seconds saved per batch unit, and as a share of the cost without exits; each interval holds at all times."""
+    """Average seconds saved per batch unit, and as a share of the cost without exits; each interval holds at all
+    times."""
 
     seconds: Interval
     share: Interval
 
 
 def init(*, share: float, bound: float) -> SavingsState:
-    """No batches yet. Costs above ``bound`` seconds are to be cut off by the caller: what is then estimated is the cut-off cost."""
+    """No batches yet. Costs above ``bound`` seconds are to be cut off by the caller: what is then estimated is the
+    cut-off cost."""
     return SavingsState(share, bound)
 
 
@@ -85,8 +88,8 @@ def update(
     held_back : [n] bool
         Whether the batch was drawn to run with exits off.
     forecast : [n] float
-        What was expected of each before it began, in [0, bound], without regard to its arm: the profile's time for its size, say. A bad
-        forecast widens the interval and never biases it.
+        What was expected of each before it began, in [0, bound], without regard to its arm: the profile's time for its
+        size, say. A bad forecast widens the interval and never biases it.
 
     Raises
     ------
@@ -150,6 +153,7 @@ def _add(
 
 
 def _share(saved: float, spent_if_negative: float, spent: float) -> float:
-    """Saved seconds as a share of what it would cost without exits; the ``spent`` that makes the bound hold depends on the sign."""
+    """Saved seconds as a share of what it would cost without exits; the ``spent`` that makes the bound hold depends on
+    the sign."""
     spent = spent if saved > 0 else spent_if_negative
     return saved / (spent + saved) if spent + saved > 0 else -math.inf

@@ -1,7 +1,9 @@
-"""When a batch counts as slow: limits by what determines how long a batch may take, its rows and, for texts, their length.
+"""When a batch counts as slow: limits by what determines how long a batch may take, its rows and, for texts, their
+length.
 
-A limit is the 90th percentile of what batches of the stable plan took. Where lengths differ and only the sizes are told apart, that
-percentile belongs to the long texts: of the other batches none is ever slow, and a canary a fifth slower hides among them.
+A limit is the 90th percentile of what batches of the stable plan took. Where lengths differ and only the sizes are told
+apart, that percentile belongs to the long texts: of the other batches none is ever slow, and a canary a fifth slower
+hides among them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ Key = TypeVar("Key", int, "BatchShape")
 
 
 class BatchShape(NamedTuple):
-    """Rows of a batch, and the class of the length that they were filled up to: 0 where all inputs are alike, or nobody said it."""
+    """Rows of a batch, and the class of the length that they were filled up to: 0 where all inputs are alike, or nobody
+    said it."""
 
     rows: int
     length: int = 0
@@ -38,7 +41,8 @@ class BatchShape(NamedTuple):
 
 
 def length_class(length: int) -> int:
-    """The power of two, at least 16, that lengths up to it are counted under: so few that each has batches enough to know its pace.
+    """The power of two, at least 16, that lengths up to it are counted under: so few that each has batches enough to
+    know its pace.
 
     >>> length_class(1), length_class(100), length_class(128), length_class(1536)
     (16, 128, 128, 2048)
@@ -112,7 +116,8 @@ def mean_rows(execution: Mapping[BatchShape, SecondsSketch]) -> float:
 
 
 def by_shape(told: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[BatchShape, SecondsSketch]:
-    """Sketches that workers report, merged by shape. What names no shape, and buckets without a number, are left out."""
+    """Sketches that workers report, merged by shape. What names no shape, and buckets without a number, are left
+    out."""
     found: dict[BatchShape, list[SecondsSketch]] = {}
     for sketches in told:
         for text, buckets in sketches.items():

@@ -29,7 +29,8 @@ def log_e_share(k_canary: int, k_total: int, *, share: float) -> float:
     Returns
     -------
     float
-        Natural log; reject "the arms are alike" at level alpha once it reaches log(1 / alpha). Constant time in the counts.
+        Natural log; reject "the arms are alike" at level alpha once it reaches log(1 / alpha). Constant time in the
+        counts.
 
     Raises
     ------

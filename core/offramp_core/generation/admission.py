@@ -1,7 +1,7 @@
 """Which requests for generation are let in: what they ask for is bounded, and so is what waits.
 
-Memory is promised at admission, so nothing has to be taken back later: caches of keys and values by what prompt and answer may have in tokens,
-replies by what they may have in bytes.
+Memory is promised at admission, so nothing has to be taken back later: caches of keys and values by what prompt and
+answer may have in tokens, replies by what they may have in bytes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Closed(StrEnum):
 class Limits:
     """Of one worker.
 
-    ``waiting`` answers may wait for a turn, ``running`` are computed side by side, ``reply_bytes`` hold the replies of all that are open.
-    ``patience_seconds`` is how long one may be expected to wait until its prompt is read.
+    ``waiting`` answers may wait for a turn, ``running`` are computed side by side, ``reply_bytes`` hold the replies of
+    all that are open. ``patience_seconds`` is how long one may be expected to wait until its prompt is read.
     """
 
     waiting: int = 64
@@ -47,8 +47,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What computing takes on this machine of late: seconds per token of a prompt, per token of an answer, and how much of ``max_tokens``
-    answers use. Nothing is known at first, and nobody is refused for it."""
+    """What computing takes on this machine of late: seconds per token of a prompt, per token of an answer, and how much
+    of ``max_tokens`` answers use. Nothing is known at first, and nobody is refused for it."""
 
     reading: float = 0.0
     writing: float = 0.0

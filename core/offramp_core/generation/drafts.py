@@ -1,12 +1,14 @@
-"""Which draft proposes tokens to the reference: decided by what it has saved of late, per class of requests and load, never by what it should save.
+"""Which draft proposes tokens to the reference: decided by what it has saved of late, per class of requests and load,
+never by what it should save.
 
-A verified draft changes no answer, so nothing has to be certified; it only has to pay. Whether it does differs between code and prose, between
-one answer at a time and eight, and from hour to hour. So every setting, none included, goes on being measured on a few requests: the seconds that
-a token took the engine. What serves is none, until a draft has been faster by a margin beyond doubt; a draft that stops paying
-is dropped as soon as its recent level says so.
+A verified draft changes no answer, so nothing has to be certified; it only has to pay. Whether it does differs between
+code and prose, between one answer at a time and eight, and from hour to hour. So every setting, none included, goes on
+being measured on a few requests: the seconds that a token took the engine. What serves is none, until a draft has been
+faster by a margin beyond doubt; a draft that stops paying is dropped as soon as its recent level says so.
 
-The level of a setting is an exponentially weighted mean of the logarithm of seconds per token, its doubt the standard error of that. Requests are few per
-decision, so it is an estimate, and no test is claimed: being wrong costs time and no accuracy, and the shares below bound how much.
+The level of a setting is an exponentially weighted mean of the logarithm of seconds per token, its doubt the standard
+error of that. Requests are few per decision, so it is an estimate, and no test is claimed: being wrong costs time and
+no accuracy, and the shares below bound how much.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ NONE = Setting()
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Requests that are decided about together: their class, the power of two that bounds how many are computed side by side, and whether they
-    are sampled: of what is drawn a draft foresees less."""
+    """Requests that are decided about together: their class, the power of two that bounds how many are computed side by
+    side, and whether they are sampled: of what is drawn a draft foresees less."""
 
     request_class: str
     load: int
@@ -52,7 +54,8 @@ class Context:
 
 @dataclass(slots=True)
 class Level:
-    """What a setting has taken of late: mean and variance of the logarithm of seconds per token, over ``n`` requests in all."""
+    """What a setting has taken of late: mean and variance of the logarithm of seconds per token, over ``n`` requests in
+    all."""
 
     n: int = 0
     mean: float = 0.0
@@ -104,7 +107,8 @@ class Drafts:
         return book.serves
 
     def observe(self, context: Context, setting: Setting, *, seconds: float, tokens: int) -> None:
-        """A request with so many tokens took the engine so many seconds to write. Ones too short to say anything are left out."""
+        """A request with so many tokens took the engine so many seconds to write. Ones too short to say anything are
+        left out."""
         if not self.settings or tokens < 2 or seconds <= 0:
             return
         book = self._book(context)

@@ -1,10 +1,10 @@
 """What an answer lost against the reference's answer to the same prompt: a number in [0, 1] of the whole answer.
 
-Tokens of one answer depend on each other, so the unit of every test is the request. 0/1 losses are certified by the binomial, the others by
-bets on bounded means (:mod:`offramp_core.evidence.betting`).
+Tokens of one answer depend on each other, so the unit of every test is the request. 0/1 losses are certified by the
+binomial, the others by bets on bounded means (:mod:`offramp_core.evidence.betting`).
 
-Sources: token F1 and its normalization are SQuAD's (Rajpurkar et al., 2016, arXiv:1606.05250); ROUGE-L is Lin (2004), with equal weight of precision
-and recall; the longest common subsequence is computed by rows of bits (Hyyrö, 2004).
+Sources: token F1 and its normalization are SQuAD's (Rajpurkar et al., 2016, arXiv:1606.05250); ROUGE-L is Lin (2004),
+with equal weight of precision and recall; the longest common subsequence is computed by rows of bits (Hyyrö, 2004).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def exact_answer(served: str, reference: str, *, pattern: re.Pattern[str] | None
     Parameters
     ----------
     pattern : re.Pattern, optional
-        What of an answer counts: the last match, or its first group where it has one. An answer without a match counts as a whole.
+        What of an answer counts: the last match, or its first group where it has one. An answer without a match counts
+        as a whole.
 
     Examples
     --------
@@ -53,7 +54,8 @@ def exact_answer(served: str, reference: str, *, pattern: re.Pattern[str] | None
 def token_f1(served: str, reference: str) -> float:
     """1 less the F1 of the words that both have, each as often as both have it.
 
-    Words are SQuAD's: lower case, without punctuation and English articles. Two answers without words lose nothing, one of two all.
+    Words are SQuAD's: lower case, without punctuation and English articles. Two answers without words lose nothing, one
+    of two all.
 
     Examples
     --------

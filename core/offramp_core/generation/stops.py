@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class StopScanner:
     """Holds back the end of a text as long as a stop string may begin there.
 
-    The text ends before the stop string that is whole first; of several that become whole at one character, the longest one.
-    ``add`` takes pieces of any length, and what it answers does not depend on how the text was cut.
+    The text ends before the stop string that is whole first; of several that become whole at one character, the longest
+    one. ``add`` takes pieces of any length, and what it answers does not depend on how the text was cut.
 
     Attributes
     ----------

@@ -1,8 +1,8 @@
 """Who computes next among answers that are being written and prompts that are being read.
 
-Every answer that is being written takes a turn in each round. Beside them one prompt is read, in pieces, so that a long prompt delays nobody's next
-token by more than a piece. Of several prompts the one with the least left goes first, less what it has waited: a short one passes a long
-one, and none waits for good.
+Every answer that is being written takes a turn in each round. Beside them one prompt is read, in pieces, so that a long
+prompt delays nobody's next token by more than a piece. Of several prompts the one with the least left goes first, less
+what it has waited: a short one passes a long one, and none waits for good.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Waiting:
 def next_prompt(prompts: Sequence[Reading]) -> int | None:
     """The number of the prompt whose turn it is; the earlier one of equals.
 
-    A prompt with n tokens left waits at most about n / WAITED rounds longer than one that has just come with nothing left.
+    A prompt with n tokens left waits at most about n / WAITED rounds longer than one that has just come with nothing
+    left.
 
     Examples
     --------
@@ -52,8 +53,8 @@ def next_prompt(prompts: Sequence[Reading]) -> int | None:
 def piece(*, writing_seconds: float, seconds_per_token: float) -> int:
     """How many tokens of a prompt are read in a round.
 
-    As many as take ``PROMPT_SHARE`` of a round, where writing takes ``writing_seconds`` and one token of a prompt ``seconds_per_token``
-    (0: not known yet). All that fit the largest piece where nobody writes.
+    As many as take ``PROMPT_SHARE`` of a round, where writing takes ``writing_seconds`` and one token of a prompt
+    ``seconds_per_token`` (0: not known yet). All that fit the largest piece where nobody writes.
     """
     if writing_seconds <= 0 or seconds_per_token <= 0:
         return LARGEST_PIECE if writing_seconds <= 0 else SMALLEST_PIECE
@@ -62,7 +63,8 @@ def piece(*, writing_seconds: float, seconds_per_token: float) -> int:
 
 
 def next_to_begin(waiting: Sequence[Waiting], *, free_bytes: int) -> Waiting | None:
-    """The first request in line that fits, unless one before it has been passed often enough: then all wait for room for that one.
+    """The first request in line that fits, unless one before it has been passed often enough: then all wait for room
+    for that one.
 
     Examples
     --------

@@ -8,12 +8,13 @@ and a ramp's errors fall with the thresholds before it, so for all plans of a ce
     gain   <= gain of its boldest corner,
     errors >= per ramp, errors of its most cautious cut among the inputs that the boldest cuts before leave in.
 
-Cells whose errors cannot keep the limits hold no plan. A cell that holds plans although its boldest corner has too many errors is bounded
-more tightly by Lagrange's relaxation (Everett, 1963): such a plan has lower cuts, so it sheds errors and moves other inputs to later exits. At any price per
-error it gains at most the corner's gain, less the price of the errors that are too many, plus the most that lower cuts can bring at that price. Per
-ramp that is a maximum of a running sum, when all errors may be shed but only inputs that no earlier ramp can take are sure to be moved. The corners
-themselves are plans, and where every part is a single cut the bound is exact. Inputs that do the same under every plan of a box are settled:
-they are counted once and left out of the histograms of all boxes inside it.
+Cells whose errors cannot keep the limits hold no plan. A cell that holds plans although its boldest corner has too many
+errors is bounded more tightly by Lagrange's relaxation (Everett, 1963): such a plan has lower cuts, so it sheds errors
+and moves other inputs to later exits. At any price per error it gains at most the corner's gain, less the price of the
+errors that are too many, plus the most that lower cuts can bring at that price. Per ramp that is a maximum of a running
+sum, when all errors may be shed but only inputs that no earlier ramp can take are sure to be moved. The corners
+themselves are plans, and where every part is a single cut the bound is exact. Inputs that do the same under every plan
+of a box are settled: they are counted once and left out of the histograms of all boxes inside it.
 """
 
 from __future__ import annotations
@@ -139,7 +140,8 @@ def gain_of(still_in: Sequence[Floats | Ints], values: Floats, tails: Floats | N
     ----------
     still_in : sequence of d + 1 arrays that broadcast
     values : (..., d + 1) float64
-        Gain of an input that leaves at each ramp, and of one that takes no exit. Leading axes are those of ``still_in``.
+        Gain of an input that leaves at each ramp, and of one that takes no exit. Leading axes are those of
+        ``still_in``.
     tails : (..., d + 1) float64, optional
         Gain of a plan under which at least ``need`` inputs have left by each ramp (or not before the end).
     """
@@ -160,13 +162,7 @@ def gain_of(still_in: Sequence[Floats | Ints], values: Floats, tails: Floats | N
 
 
 def divide(
-    space: SearchSpace,
-    box: Box,
-    *,
-    parts: int,
-    values: Floats,
-    tails: Floats | None = None,
-    need: int = 0,
+    space: SearchSpace, box: Box, *, parts: int, values: Floats, tails: Floats | None = None, need: int = 0
 ) -> tuple[Cells, Open]:
     """Bound all cells of a box whose ranges are cut into at most ``parts`` each; also the inputs that are open in it.
 
@@ -218,7 +214,8 @@ def _edges(low: int, high: int, parts: int) -> IndexArray:
 def running_sums(table: Floats, *, first: int = 0) -> Floats:
     """Along every axis from ``first`` on; ``table`` is overwritten.
 
-    numpy's own running sum starts anew at each row, and rows are short: products with a triangle of ones and sums of whole slices are faster.
+    numpy's own running sum starts anew at each row, and rows are short: products with a triangle of ones and sums of
+    whole slices are faster.
     """
     for axis in range(first, table.ndim):
         size = table.shape[axis]
@@ -241,10 +238,11 @@ def _triangle(size: int) -> Floats:
 
 
 class _Counter:
-    """Counts the open inputs of a box by their parts: per ramp 0 where it never lets them leave, up to P where even its most cautious does.
+    """Counts the open inputs of a box by their parts: per ramp 0 where it never lets them leave, up to P where even its
+    most cautious does.
 
-    One number codes an input's parts at the first k ramps. Running sums over these parts from 0 on are inputs *still in* after a cell's
-    boldest cuts.
+    One number codes an input's parts at the first k ramps. Running sums over these parts from 0 on are inputs *still
+    in* after a cell's boldest cuts.
     """
 
     def __init__(self, space: SearchSpace, box: Box, edges: tuple[IndexArray, ...], ranks: list[IndexArray]) -> None:
@@ -270,7 +268,8 @@ class _Counter:
         return [table[(*kept[:k], *(slice(-1, None),) * (d - k))] + self._settled[k] for k in range(d + 1)]
 
     def errors(self, level: int) -> Floats:
-        """Errors at one ramp by limit and cell, (2, 1 + S, P1, ..., P_level, 1, ...): at each part's most cautious cut, and at its boldest.
+        """Errors at one ramp by limit and cell, (2, 1 + S, P1, ..., P_level, 1, ...): at each part's most cautious cut,
+        and at its boldest.
 
         The ramps before it are at their boldest.
         """
@@ -289,7 +288,8 @@ class _Counter:
         return left.reshape(left.shape + (1,) * (len(self._parts) - level - 1))
 
     def relaxed(self, gain: Floats, over: Floats, values: Floats) -> Floats:
-        """What any plan of a cell within the first limit can gain beyond the cell's boldest corner, at most (mostly negative), by cell.
+        """What any plan of a cell within the first limit can gain beyond the cell's boldest corner, at most (mostly
+        negative), by cell.
 
         Parameters
         ----------

@@ -116,7 +116,8 @@ class BranchAndBound:
         return self._sweep(sweep, sweep.empty, size, allowed)
 
     def grow(self, allowed: Callable[[Sequence[int]], bool], *, swap: bool) -> None:
-        """Try the ramps of the best plan and one more; with ``swap`` also one of those exchanged for another, until nothing improves."""
+        """Try the ramps of the best plan and one more; with ``swap`` also one of those exchanged for another, until
+        nothing improves."""
         if self.best is None:
             return
         every, chosen = range(self.space.records.n_ramps), self.best.active
@@ -137,7 +138,8 @@ class BranchAndBound:
         self.run(_GROWN_BOXES)
 
     def run(self, boxes: int = sys.maxsize) -> None:
-        """Until nothing can beat the best plan by more than the gap asked for, so many boxes are divided, or a limit is reached."""
+        """Until nothing can beat the best plan by more than the gap asked for, so many boxes are divided, or a limit is
+        reached."""
         for _ in range(boxes):
             if not self._heap or not self._may_win(-self._heap[0].negative_bound):
                 return
@@ -192,7 +194,8 @@ class BranchAndBound:
             self._push(min(top, bound), active, Box(active, low, high, inside))
 
     def _keep(self, cells: Cells) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], float]]:
-        """Boxes around the cells that may win, with their bounds: one where that is much smaller than the whole, else two."""
+        """Boxes around the cells that may win, with their bounds: one where that is much smaller than the whole, else
+        two."""
         keep = cells.bound > self.best_gain + self._tolerance
         if self._tolerance > _ROUNDING * self.scale:
             self._dropped = max(self._dropped, float(cells.bound.max(initial=-np.inf, where=~keep)))
@@ -221,7 +224,8 @@ class BranchAndBound:
         return None if tails is None else tails * self.space.n
 
     def _may_win(self, bound: float) -> bool:
-        """Whether a node is worth opening; one that is not but might win by less than the tolerance counts in the gap."""
+        """Whether a node is worth opening; one that is not but might win by less than the tolerance counts in the
+        gap."""
         if bound > self.best_gain + self._tolerance:
             return True
         self._dropped = max(self._dropped, bound)
@@ -234,8 +238,8 @@ class BranchAndBound:
 def ceiling(space: SearchSpace, pricing: Pricing) -> float:
     """More than any plan can gain: every input leaves, for nothing, at the first ramp that answers it correctly.
 
-    Ramps are closed to inputs so uncertain that no plan within the limits lets them leave there. The inputs with most to gain from a wrong
-    answer, as many as the limits allow, leave wherever they can.
+    Ramps are closed to inputs so uncertain that no plan within the limits lets them leave there. The inputs with most
+    to gain from a wrong answer, as many as the limits allow, leave wherever they can.
     """
     n_ramps = space.records.n_ramps
     worth = _worth_of_leaving(pricing)

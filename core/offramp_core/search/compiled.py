@@ -1,8 +1,9 @@
 """The search's inner loops, compiled by numba; loaded where that pays (:mod:`pace`).
 
-They answer for the plain problem (one limit, errors that all count 1, right final answers, no tail in the objective) what :mod:`boxes` and
-:mod:`sweep` compute with numpy, to the last bit: the sums are made in the same order, so the plan found does not depend on
-what is installed. An input's codes, its errors and the counts are made in one pass over the rows instead of a dozen.
+They answer for the plain problem (one limit, errors that all count 1, right final answers, no tail in the objective)
+what :mod:`boxes` and :mod:`sweep` compute with numpy, to the last bit: the sums are made in the same order, so the plan
+found does not depend on what is installed. An input's codes, its errors and the counts are made in one pass over the
+rows instead of a dozen.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def _parts_by_rank(upper: Ints, parts: int, out: Ints) -> None:
 
 @_compiled
 def settle(ranks: Ints, bad: Bools, low: Ints, high: Ints, still_in: Floats, charged: Ints) -> Ints:
-    """Positions of the inputs whose fate depends on the plan, (k,); the others are added to ``still_in`` and ``charged``.
+    """Positions of the inputs whose fate depends on the plan, (k,); the others are added to ``still_in`` and
+    ``charged``.
 
     ``ranks`` and ``bad`` are (d, m); see :func:`offramp_core.search.boxes.settle`.
     """
@@ -87,7 +89,8 @@ def settle(ranks: Ints, bad: Bools, low: Ints, high: Ints, still_in: Floats, cha
 def bound_cells(
     ranks: Ints, bad: Bools, kept: Ints, edges: Ints, parts: Ints, settled: Floats, values: Floats, spare: float
 ) -> tuple[Floats, Floats]:
-    """Bounds and corner gains of all cells of a box, both (P1 * ... * Pd,): see :func:`offramp_core.search.boxes.divide`.
+    """Bounds and corner gains of all cells of a box, both (P1 * ... * Pd,):
+    see :func:`offramp_core.search.boxes.divide`.
 
     Parameters
     ----------
@@ -123,7 +126,8 @@ def bound_cells(
 
 @_compiled
 def _tables(ranks: Ints, bad: Bools, kept: Ints, edges: Ints, parts: Ints) -> tuple[Floats, Floats, Floats]:
-    """Inputs still in by code; and errors at each ramp by code, at its parts' boldest and most cautious cuts, one table after the other."""
+    """Inputs still in by code; and errors at each ramp by code, at its parts' boldest and most cautious cuts, one table
+    after the other."""
     sizes, d = parts + 1, len(parts)
     ends = np.cumsum(np.cumprod(sizes))
     n_ranks = 2 + edges.max()  # every later cut counts as never
@@ -157,7 +161,8 @@ def _tables(ranks: Ints, bad: Bools, kept: Ints, edges: Ints, parts: Ints) -> tu
 def _cells(
     counts: Floats, at_bold: Floats, at_cautious: Floats, parts: Ints, settled: Floats, values: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Gain and errors of each cell's boldest corner, and the least errors of its plans; the cells of some ramps become those of one more."""
+    """Gain and errors of each cell's boldest corner, and the least errors of its plans; the cells of some ramps become
+    those of one more."""
     rest, width, first = len(counts), 1, 0
     gain = np.full(1, values[0] * (counts[-1] + settled[0]))
     worst, least, code = np.zeros(1), np.zeros(1), np.zeros(1, dtype=np.int64)
@@ -215,10 +220,22 @@ def _add_what_lower_cuts_bring(
 
 @_compiled
 def bound_set(
-    code: Ints, kept: Ints, width: int, parts: int, depth: int, order: Ints, ends: Ints, bad_rows: Ints, bad_ends: Ints,
-    still_in: Floats, errors: Floats, values: Floats, most: float,
-) -> float:  # fmt: skip
-    """A gain that no plan of some ramps and one last ramp exceeds, -inf where none keeps the limit: see :class:`sweep.Sweep`.
+    code: Ints,
+    kept: Ints,
+    width: int,
+    parts: int,
+    depth: int,
+    order: Ints,
+    ends: Ints,
+    bad_rows: Ints,
+    bad_ends: Ints,
+    still_in: Floats,
+    errors: Floats,
+    values: Floats,
+    most: float,
+) -> float:
+    """A gain that no plan of some ramps and one last ramp exceeds, -inf where none keeps the limit:
+    see :class:`sweep.Sweep`.
 
     Parameters
     ----------
@@ -229,7 +246,8 @@ def bound_set(
     parts, depth : int
         Parts of each ramp; number of ramps before the last.
     order, ends, bad_rows, bad_ends
-        Inputs, and errors, that may leave at the last ramp, in order of the parts that ``ends`` (P + 1,) and ``bad_ends`` close.
+        Inputs, and errors, that may leave at the last ramp, in order of the parts that ``ends`` (P + 1,) and
+        ``bad_ends`` close.
     still_in : (depth + 1, cells) float64
     errors : (cells,) float64
     values : (depth + 2,) float64

@@ -70,7 +70,8 @@ class LoadBand:
     def __post_init__(self) -> None:
         if not self.batch_sizes or len(self.batch_sizes) != len(self.shares):
             raise InvalidArgumentError(
-                f"load band has {len(self.batch_sizes)} batch_sizes and {len(self.shares)} shares; give one share per size"
+                f"load band has {len(self.batch_sizes)} batch_sizes and {len(self.shares)} shares; give one share per "
+                "size"
             )
         for size in self.batch_sizes:
             if size < 1:
@@ -92,8 +93,8 @@ class Figures:
 class Charges:
     """Seconds per request, by what it goes through.
 
-    ``segment`` (R+1) and ``ramp`` (R) are paid by requests that get so far, ``always`` (R) by all requests while the ramp is active,
-    ``base`` by all.
+    ``segment`` (R+1) and ``ramp`` (R) are paid by requests that get so far, ``always`` (R) by all requests while the
+    ramp is active, ``base`` by all.
     """
 
     segment: SecondsArray
@@ -121,7 +122,8 @@ class Charges:
 
 @dataclass(frozen=True, slots=True)
 class Pricing:
-    """Costs of exits and what counts of them. ``scale`` is what the backbone alone costs, per request, in weighted seconds."""
+    """Costs of exits and what counts of them. ``scale`` is what the backbone alone costs, per request, in weighted
+    seconds."""
 
     time: Charges
     busy: Charges
@@ -133,14 +135,16 @@ class Pricing:
         return (w.mean + w.tail) * self.time.total + w.busy * self.busy.total
 
     def values(self, active: npt.ArrayLike) -> Floats:
-        """Weighted seconds of mean and busy time a request saves by leaving at each ramp, and by staying: (..., d + 1)."""
+        """Weighted seconds of mean and busy time a request saves by leaving at each ramp, and by staying: (..., d +
+        1)."""
         out = self.weights.mean * (self.time.total - self.time.leave_seconds(active))
         if self.weights.busy:
             out = out + self.weights.busy * (self.busy.total - self.busy.leave_seconds(active))
         return np.asarray(out)
 
     def tails(self, active: npt.ArrayLike) -> Floats | None:
-        """Weighted seconds of tail saved when the percentile falls on each ramp, or on the end; None when the tail does not count."""
+        """Weighted seconds of tail saved when the percentile falls on each ramp, or on the end; None when the tail does
+        not count."""
         if not self.weights.tail:
             return None
         return np.asarray(self.weights.tail * (self.time.total - self.time.leave_seconds(active)))
@@ -169,11 +173,7 @@ class Pricing:
 
 
 def price(
-    records: Records,
-    *,
-    weights: Weights | None = None,
-    load: LoadBand | None = None,
-    execution: Mode = "ComputeSaving",
+    records: Records, *, weights: Weights | None = None, load: LoadBand | None = None, execution: Mode = "ComputeSaving"
 ) -> Pricing:
     """Turn a records' costs into those of a search.
 
@@ -183,8 +183,8 @@ def price(
     weights : Weights, optional
         Default: mean time to answer alone.
     load : LoadBand, optional
-        Needs ``records.profile``; sizes between measured ones are interpolated, those beyond cost what the nearest does. Without it
-        ``records.costs`` are the time to answer, and the engine is busy with one request at a time.
+        Needs ``records.profile``; sizes between measured ones are interpolated, those beyond cost what the nearest
+        does. Without it ``records.costs`` are the time to answer, and the engine is busy with one request at a time.
     execution : {"ComputeSaving", "ResultsOnly"}
 
     Raises
@@ -209,12 +209,14 @@ def price(
 
 
 def overheads(records: Records) -> Floats:
-    """What each ramp adds in the worst case, as a share of the fp32 backbone's time, by batch size where that was measured: (B, R)."""
+    """What each ramp adds in the worst case, as a share of the fp32 backbone's time, by batch size where that was
+    measured: (B, R)."""
     return np.array([c.ramp_seconds / c.baseline_seconds for c in _all_costs(records)])
 
 
 def head_starts(records: Records) -> Floats:
-    """By how much the chain's own backbone is faster than fp32, as a share of the latter, by batch size: (B,). 0 at fp32."""
+    """By how much the chain's own backbone is faster than fp32, as a share of the latter, by batch size: (B,). 0 at
+    fp32."""
     return np.array([c.head_start for c in _all_costs(records)])
 
 

@@ -1,8 +1,8 @@
 """When a process goes over to compiled loops.
 
-Both ways find the same plans to the last bit, so it may happen in the middle of a search. Loading numba and the machine code takes as long as
-dozens of small searches: a process earns it by what it has searched with numpy, and so spends at most about twice what the
-better of the two would have taken (the ski-rental rule).
+Both ways find the same plans to the last bit, so it may happen in the middle of a search. Loading numba and the machine
+code takes as long as dozens of small searches: a process earns it by what it has searched with numpy, and so spends at
+most about twice what the better of the two would have taken (the ski-rental rule).
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def best_plan(
 ) -> SearchResult:
     """The plan of at most ``max_ramps`` of all recorded ramps that saves most within its limits.
 
-    Exits off is always a candidate and wins when nothing saves. All sets of ramps are bounded, small ones first, as far as the node limit
-    allows; larger ones are then only tried around the best plan. The gap reported holds for all sets of at most ``max_ramps``.
+    Exits off wins when nothing saves. Sets of ramps are bounded, small ones first, as far as the node limit allows;
+    larger ones are only tried around the best plan. The gap holds for all of ``max_ramps``.
 
     Parameters
     ----------
@@ -48,18 +48,18 @@ def best_plan(
     max_ramps : int
         0 to 6.
     max_overhead : float
-        Worst-case time all active ramps together may add, as a share of the backbone's time, at every batch size measured.
+        Worst-case time that all active ramps may add, as a share of the backbone's, at every batch size measured.
     slice_budgets : mapping, optional
-        From slice id to the share of that slice's requests that may disagree; slices not named have no budget of their own.
+        From slice id to the share of its requests that may disagree; slices not named have no budget of their own.
     pricing : Pricing, optional
-        What is saved; default the mean time to answer at ``records.costs``. See :func:`offramp_core.search.objective.price`.
+        What is saved (:func:`offramp_core.search.objective.price`); default the mean answer time at ``records.costs``.
     max_gap : float
         Stop as soon as no plan can be better by more than this share of the objective.
     tolerance : float, optional
-        Plans that might be better by less than this share are not looked for; the gap says how much may have been missed. Default 0 up to
-        a budget of 256 errors and 0.02 % above, where there are too many plans that differ by less.
+        Plans that might be better by less than this share are not looked for; the gap says how much may be missed.
+        Default 0 up to a budget of 256 errors and 0.02 % above, where too many plans differ by less.
     node_limit : int
-        Stop after so many sets of ramps bounded and boxes divided. A count and not a clock, so that equal inputs give equal plans.
+        So many sets of ramps bounded and boxes divided: a count, not a clock, so that equal inputs give equal plans.
     should_stop : callable, optional
         Asked every few milliseconds; True ends the search with the best plan so far.
 
@@ -72,10 +72,10 @@ def best_plan(
     limits = make_limits(records, max_disagreement=max_disagreement, max_errors=max_errors, slice_budgets=slice_budgets)
     space = SearchSpace(records, limits)
     pricing = price(records) if pricing is None else pricing
-    usual = 0.0 if limits.most_errors <= EXACT_UP_TO else COARSE_TOLERANCE
-    search = BranchAndBound(
-        space, pricing, best=Choice(0.0, (), ()), node_limit=node_limit, max_gap=max_gap, tolerance=usual if tolerance is None else tolerance, should_stop=should_stop,
-    )  # fmt: skip
+    if tolerance is None:
+        tolerance = 0.0 if limits.most_errors <= EXACT_UP_TO else COARSE_TOLERANCE
+    limited = {"node_limit": node_limit, "max_gap": max_gap, "tolerance": tolerance, "should_stop": should_stop}
+    search = BranchAndBound(space, pricing, best=Choice(0.0, (), ()), **limited)  # type: ignore[arg-type]
     bound = _search_all(search, max_ramps=min(max_ramps, records.n_ramps), max_overhead=max_overhead)
     plan = as_plan(space, search.best, drop_idle=True)
     figures = pricing.figures(plan.evaluation)

@@ -108,7 +108,8 @@ class SearchSpace:
         return tuple(out)
 
     def boldest_after(self, gone: BoolArray | None, ramps: Sequence[int]) -> IndexArray:
-        """Per ramp its boldest cut, when earlier ramps can take the inputs ``gone`` (n,): errors that they cannot must fit."""
+        """Per ramp its boldest cut, when earlier ramps can take the inputs ``gone`` (n,): errors that they cannot must
+        fit."""
         lasts = [min(self._reach.get(ramp, sys.maxsize), self.column(ramp).last) for ramp in ramps]
         columns = [self.column(ramp) for ramp in ramps]
         near = [c.bad_rows[: c.bad_end[last + 1]] for c, last in zip(columns, lasts, strict=True)]
@@ -128,7 +129,8 @@ class SearchSpace:
         self._reach = dict(zip(ramps, self.boldest(ramps), strict=True))
 
     def keys_of(self, active: tuple[int, ...], cuts: tuple[int, ...]) -> tuple[int, ...]:
-        """The lowest thresholds, as keys, under which the same inputs leave as under these cuts; 0 where none leaves."""
+        """The lowest thresholds, as keys, under which the same inputs leave as under these cuts; 0 where none
+        leaves."""
         alive = np.ones(self.n, dtype=bool)
         keys = []
         for ramp, cut in zip(active, cuts, strict=True):

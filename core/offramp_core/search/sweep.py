@@ -29,7 +29,8 @@ class Prefix:
     ----------
     ramps : tuple of int
     code : (n,) intp
-        One code per input, made of its part at each ramp: 0 where it never leaves, P where even the most cautious part lets it.
+        One code per input, made of its part at each ramp: 0 where it never leaves, P where even the most cautious part
+        lets it.
     gone : (n,) bool
         Inputs that some plan lets leave at one of the ramps.
     still_in : list of arrays
@@ -82,7 +83,8 @@ class Sweep:
                 )
 
     def bounds(self, prefix: Prefix, ramps: Sequence[int], values: Floats, tails: Floats | None, need: int) -> Floats:
-        """A gain that no plan of ``prefix`` and each of ``ramps`` exceeds: (len(ramps),); -inf where none keeps the limits.
+        """A gain that no plan of ``prefix`` and each of ``ramps`` exceeds: (len(ramps),); -inf where none keeps the
+        limits.
 
         ``values`` and ``tails`` have a row for each of the ramps; see :func:`gain_of`.
         """
@@ -108,9 +110,20 @@ class Sweep:
         for i, (ramp, e, worth) in enumerate(zip(ramps, edges, values, strict=True)):
             c, cautious = self.space.column(ramp), _most_cautious(e)
             out[i] = compiled.bound_set(
-                prefix.code, kept.ravel(), (self.parts + 1) ** depth, self.parts, depth, c.order, c.end[e + 1], c.bad_rows,
-                c.bad_end[cautious + 1], still_in, errors, worth, most,
-            )  # fmt: skip
+                prefix.code,
+                kept.ravel(),
+                (self.parts + 1) ** depth,
+                self.parts,
+                depth,
+                c.order,
+                c.end[e + 1],
+                c.bad_rows,
+                c.bad_end[cautious + 1],
+                still_in,
+                errors,
+                worth,
+                most,
+            )
         return out
 
     def _blocks(self, n_sets: int) -> Iterator[slice]:
@@ -127,12 +140,14 @@ class Sweep:
         return np.asarray(np.where((errors <= most).all(axis=1), gain, -np.inf).reshape(len(gain), -1).max(axis=1))
 
     def _edges(self, prefix: Prefix, ramps: Sequence[int]) -> IndexArray:
-        """Parts of all the cuts that matter at each of some last ramps, (C, P + 1); some are empty where there are fewer cuts."""
+        """Parts of all the cuts that matter at each of some last ramps, (C, P + 1); some are empty where there are
+        fewer cuts."""
         high = self.space.boldest_after(prefix.gone if prefix.ramps else None, ramps)
         return (high[:, None] + 1) * np.arange(self.parts + 1) // self.parts - 1
 
     def _left(self, prefix: Prefix, ramps: Sequence[int], edges: IndexArray) -> tuple[Floats, Floats]:
-        """Inputs that leave at the last ramp, (C, P1, ..., Pd), and by limit what their wrong final answers would count.
+        """Inputs that leave at the last ramp, (C, P1, ..., Pd), and by limit what their wrong final answers would
+        count.
 
         The last ramp's axis runs from the most cautious part, the others from the boldest.
         """
@@ -148,7 +163,8 @@ class Sweep:
         return left, self._by_cell(self.space.limits.tabulate(rows[wrong], code[wrong], size), prefix)
 
     def _errors(self, prefix: Prefix, ramps: Sequence[int], edges: IndexArray) -> Floats:
-        """Least errors at the last ramp, (C, 1 + S, P1, ..., Pd), axes as above: those of each part's most cautious cut."""
+        """Least errors at the last ramp, (C, 1 + S, P1, ..., Pd), axes as above: those of each part's most cautious
+        cut."""
         columns = [self.space.column(ramp) for ramp in ramps]
         ends = np.stack([c.bad_end[_most_cautious(e) + 1] for c, e in zip(columns, edges, strict=True)])
         rows = np.concatenate([c.bad_rows[:e] for c, e in zip(columns, ends[:, -1].tolist(), strict=True)])
@@ -157,7 +173,8 @@ class Sweep:
         return self._by_cell(table, prefix)
 
     def _code(self, prefix: Prefix, rows: IndexArray, ends: IndexArray) -> IndexArray:
-        """One number per row from its set, its prefix code and its part at the last ramp; each set's rows are in order of part, ``ends`` (C, P + 1)."""
+        """One number per row from its set, its prefix code and its part at the last ramp; each set's rows are in order
+        of part, ``ends`` (C, P + 1)."""
         own = np.arange(len(ends))[:, None] * self._width(prefix) + np.arange(self.parts)
         code = np.repeat(own.ravel(), (ends[:, 1:] - ends[:, :-1]).ravel())
         if prefix.ramps:

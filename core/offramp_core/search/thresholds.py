@@ -52,7 +52,8 @@ class SearchResult:
     nodes : int
         Sets of ramps bounded and boxes divided.
     value : float
-        What the plan saves of the objective, as a share of what the backbone costs; its mean saving unless other weights were given.
+        What the plan saves of the objective, as a share of what the backbone costs; its mean saving unless other
+        weights were given.
     figures : Figures
         Mean, tail and busy time of the plan.
     """
@@ -84,8 +85,8 @@ def best_thresholds(
 ) -> ThresholdPlan:
     """Thresholds of given ramps that save most within a budget, proven optimal.
 
-    All requests count: leavers with the ramp's answer, the others with the final answer. Inputs whose scores no stored threshold can
-    separate leave together. Between thresholds that do the same on the records the lowest is returned.
+    All requests count: leavers with the ramp's answer, the others with the final answer. Inputs whose scores no stored
+    threshold can separate leave together. Between thresholds that do the same on the records the lowest is returned.
 
     Parameters
     ----------
@@ -98,7 +99,8 @@ def best_thresholds(
     Returns
     -------
     ThresholdPlan
-        Exits off (no ramps) when no thresholds on these ramps keep the limits, which happens only where final answers are wrong.
+        Exits off (no ramps) when no thresholds on these ramps keep the limits, which happens only where final answers
+        are wrong.
 
     Raises
     ------
@@ -106,12 +108,7 @@ def best_thresholds(
         Ramps or limits outside their range.
     """
     ramps = check_active(records, active)
-    limits = make_limits(
-        records,
-        max_disagreement=max_disagreement,
-        max_errors=max_errors,
-        slice_budgets=slice_budgets,
-    )
+    limits = make_limits(records, max_disagreement=max_disagreement, max_errors=max_errors, slice_budgets=slice_budgets)
     space = SearchSpace(records, limits)
     pricing = price(records) if pricing is None else pricing
     search = BranchAndBound(space, pricing, best=None, node_limit=NODE_LIMIT)

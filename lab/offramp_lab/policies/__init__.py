@@ -1,7 +1,7 @@
 """Named tuning policies, for `offramp replay` to compare on equal records.
 
-Every policy is given tuning records and a stream to serve. Those that can be deployed decide about a request without having seen the
-requests after it; those that cannot are marked ``hindsight``. :data:`POLICIES` lists them by name.
+Every policy is given tuning records and a stream to serve. Those that can be deployed decide about a request without
+having seen the requests after it; those that cannot are marked ``hindsight``. :data:`POLICIES` lists them by name.
 """
 
 from __future__ import annotations
@@ -46,50 +46,105 @@ def always_shown(_records: Records) -> None:
 
 
 _LISTED = (
-    NamedPolicy("exact", "saves most on the tuning records within the budget, all ramps to choose from (this project)", exact, refusal=always_shown),
-    NamedPolicy("certified", "plans of the oldest records from cautious to bold, tested on the rest (this project; Learn-then-Test)", certified, refusal=always_shown),
-    NamedPolicy("greedy", "Apparate's hill-climb with all tuning records for its window (arXiv:2312.05385)", greedy),
-    NamedPolicy("apparate", "climbs on the last 16 requests, adjusts ramps every 128 (SOSP 2024, arXiv:2312.05385)", published, online=True),
     NamedPolicy(
-        "apparate-artifact", "the vision loop of Apparate's public artifact: 4 batches, zero errors (dywsjtu/apparate)", vision_loop,
+        "exact",
+        "saves most on the tuning records within the budget, all ramps to choose from (this project)",
+        exact,
+        refusal=always_shown,
+    ),
+    NamedPolicy(
+        "certified",
+        "plans of the oldest records from cautious to bold, tested on the rest (this project; Learn-then-Test)",
+        certified,
+        refusal=always_shown,
+    ),
+    NamedPolicy("greedy", "Apparate's hill-climb with all tuning records for its window (arXiv:2312.05385)", greedy),
+    NamedPolicy(
+        "apparate",
+        "climbs on the last 16 requests, adjusts ramps every 128 (SOSP 2024, arXiv:2312.05385)",
+        published,
         online=True,
     ),
     NamedPolicy(
-        "apparate-artifact-nlp", "the text loop of Apparate's public artifact: only erring ramps retuned (dywsjtu/apparate)",
-        text_loop, online=True,
+        "apparate-artifact",
+        "the vision loop of Apparate's public artifact: 4 batches, zero errors (dywsjtu/apparate)",
+        vision_loop,
+        online=True,
+    ),
+    NamedPolicy(
+        "apparate-artifact-nlp",
+        "the text loop of Apparate's public artifact: only erring ramps retuned (dywsjtu/apparate)",
+        text_loop,
+        online=True,
     ),
     NamedPolicy("single-threshold", "one threshold for evenly spaced ramps, tuned to the budget", single_threshold),
-    NamedPolicy("fast-yet-safe", "one threshold for evenly spaced ramps, proven by Learn-then-Test (arXiv:2405.20915)", fast_yet_safe),
-    NamedPolicy("branchynet", "every ramp, one threshold tuned once (arXiv:1709.01686)", with_one_threshold(all_ramps)),
-    NamedPolicy("branchynet+", "every ramp, a threshold each, tuned once (arXiv:2312.05385)", with_a_threshold_each(all_ramps)),
     NamedPolicy(
-        "branchynet-opt", "every ramp, tuned on the stream itself: hindsight (arXiv:2312.05385)", tuned_in_hindsight(all_ramps),
+        "fast-yet-safe",
+        "one threshold for evenly spaced ramps, proven by Learn-then-Test (arXiv:2405.20915)",
+        fast_yet_safe,
+    ),
+    NamedPolicy("branchynet", "every ramp, one threshold tuned once (arXiv:1709.01686)", with_one_threshold(all_ramps)),
+    NamedPolicy(
+        "branchynet+", "every ramp, a threshold each, tuned once (arXiv:2312.05385)", with_a_threshold_each(all_ramps)
+    ),
+    NamedPolicy(
+        "branchynet-opt",
+        "every ramp, tuned on the stream itself: hindsight (arXiv:2312.05385)",
+        tuned_in_hindsight(all_ramps),
         hindsight=True,
     ),
-    NamedPolicy("deebert", "the costliest head of every place, one threshold (arXiv:2004.12993)", with_one_threshold(costliest_heads)),
     NamedPolicy(
-        "deebert+", "the costliest head of every place, a threshold each (arXiv:2312.05385)", with_a_threshold_each(costliest_heads)
+        "deebert",
+        "the costliest head of every place, one threshold (arXiv:2004.12993)",
+        with_one_threshold(costliest_heads),
     ),
     NamedPolicy(
-        "deebert-opt", "the costliest head of every place, tuned on the stream itself: hindsight (arXiv:2312.05385)",
-        tuned_in_hindsight(costliest_heads), hindsight=True,
+        "deebert+",
+        "the costliest head of every place, a threshold each (arXiv:2312.05385)",
+        with_a_threshold_each(costliest_heads),
     ),
     NamedPolicy(
-        "patience", "leaves when t ramps in a row repeat the one before (PABEE, arXiv:2006.04152)", patience, refusal=without_predictions
+        "deebert-opt",
+        "the costliest head of every place, tuned on the stream itself: hindsight (arXiv:2312.05385)",
+        tuned_in_hindsight(costliest_heads),
+        hindsight=True,
+    ),
+    NamedPolicy(
+        "patience",
+        "leaves when t ramps in a row repeat the one before (PABEE, arXiv:2006.04152)",
+        patience,
+        refusal=without_predictions,
     ),
     NamedPolicy("two-layer", "one early answerer before the full model, one threshold (arXiv:2312.05385)", two_layer),
     NamedPolicy("static-small", "a smaller model instead, for every input", static_small, refusal=without_small_model),
-    NamedPolicy("lower-precision", "the backbone at a lower precision, without exits", lower_precision, refusal=without_other_precisions),
+    NamedPolicy(
+        "lower-precision",
+        "the backbone at a lower precision, without exits",
+        lower_precision,
+        refusal=without_other_precisions,
+    ),
     NamedPolicy("exits-off", "the model as it was given", exits_off, refusal=always_shown),
     NamedPolicy(
-        "offline-optimal", "the best plan for the whole stream: hindsight (arXiv:2312.05385)", offline_optimal, hindsight=True, refusal=always_shown),
-    NamedPolicy(
-        "online-optimal", "the best plan for every 1,024 requests: hindsight (arXiv:2312.05385)", online_optimal, online=True, hindsight=True
+        "offline-optimal",
+        "the best plan for the whole stream: hindsight (arXiv:2312.05385)",
+        offline_optimal,
+        hindsight=True,
+        refusal=always_shown,
     ),
     NamedPolicy(
-        "oracle", "each input leaves at its cheapest correct ramp: hindsight, no plan does it (arXiv:2312.05385)", oracle, hindsight=True
+        "online-optimal",
+        "the best plan for every 1,024 requests: hindsight (arXiv:2312.05385)",
+        online_optimal,
+        online=True,
+        hindsight=True,
     ),
-)  # fmt: skip
+    NamedPolicy(
+        "oracle",
+        "each input leaves at its cheapest correct ramp: hindsight, no plan does it (arXiv:2312.05385)",
+        oracle,
+        hindsight=True,
+    ),
+)
 POLICIES: dict[str, NamedPolicy] = {p.name: p for p in _LISTED}
 
 
@@ -129,6 +184,16 @@ def replay_halves(records: Records) -> tuple[Records, Records]:
 
 
 __all__ = [
-    "NO_EXIT", "POLICIES", "NamedPolicy", "Objective", "Outcome", "PlanInForce", "Policy", "StreamPolicy", "Trace",
-    "evenly_spaced", "policy", "replay_halves",
-]  # fmt: skip
+    "NO_EXIT",
+    "POLICIES",
+    "NamedPolicy",
+    "Objective",
+    "Outcome",
+    "PlanInForce",
+    "Policy",
+    "StreamPolicy",
+    "Trace",
+    "evenly_spaced",
+    "policy",
+    "replay_halves",
+]

@@ -1,7 +1,8 @@
 """Apparate as published: a tiny window for thresholds, a slower loop for ramps, both on live traffic.
 
-Source: Dai, Pan, Iyer, Li and Netravali, "Apparate: Rethinking Early Exits to Tame Latency-Throughput Tensions in ML Serving" (SOSP 2024),
-arXiv:2312.05385, sections 3.2 and 3.3. Where what is known of the paper leaves a rule open, the choice made is marked "Open:".
+Source: Dai, Pan, Iyer, Li and Netravali, "Apparate: Rethinking Early Exits to Tame Latency-Throughput Tensions in ML
+Serving" (SOSP 2024), arXiv:2312.05385, sections 3.2 and 3.3. Where what is known of the paper leaves a rule open, the
+choice made is marked "Open:".
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ CLIMBING = Climbing(step=0.1, smallest_step=0.01, below=False, idle_moves=False,
 
 
 def published(_tune: Records, stream: Records, objective: Objective) -> Trace:
-    """Serve a stream as the paper describes: evenly spaced ramps and thresholds 0 to begin with, then only what the stream teaches.
+    """Serve a stream as the paper describes: evenly spaced ramps and thresholds 0 to begin with, then only what the
+    stream teaches.
 
-    Thresholds are climbed anew on the last 16 requests whenever the agreement of their answers falls below the target. Open: also as
-    soon as the first 16 requests under a set of ramps are in, for at thresholds 0 agreement never falls; and answers given under
-    thresholds that were replaced do not count against the new ones. Every 128 requests ramps are adjusted.
+    Thresholds are climbed anew on the last 16 requests whenever the agreement of their answers falls below the target.
+    Open: also as soon as the first 16 requests under a set of ramps are in, for at thresholds 0 agreement never falls;
+    and answers given under thresholds that were replaced do not count against the new ones. Every 128 requests ramps
+    are adjusted.
     """
     return _Apparate(stream, objective).run()
 
@@ -36,7 +39,8 @@ def published(_tune: Records, stream: Records, objective: Objective) -> Trace:
 class _Period:
     """What the active ramps did since the last adjustment.
 
-    ``utility`` is the seconds saved by inputs that left at a ramp less those it cost inputs that passed it, per request: (k,).
+    ``utility`` is the seconds saved by inputs that left at a ramp less those it cost inputs that passed it, per
+    request: (k,).
     """
 
     exits: SecondsArray
@@ -134,7 +138,8 @@ class _Apparate:
 
 
 def _utility(records: Records, ramps: IndexArray, exits: SecondsArray, passed: SecondsArray) -> SecondsArray:
-    """Seconds per request that leavers save (the backbone behind the ramp), less what inputs that pass the ramp pay for it."""
+    """Seconds per request that leavers save (the backbone behind the ramp), less what inputs that pass the ramp pay for
+    it."""
     costs = records.costs
     behind = costs.total_seconds - np.cumsum(costs.segment_seconds)[:-1]
     utility: SecondsArray = exits * behind[ramps] - passed * costs.ramp_seconds[ramps]
@@ -146,9 +151,10 @@ def _candidate(
 ) -> int | None:
     """The place that promises most after the latest ramp that pays; None when none promises anything.
 
-    Ramps deactivated now cut the places behind the latest ramp that pays into intervals. The middle of each is a candidate. Its exit rate is at most
-    that of the next later deactivated ramp and of all earlier ones together. Open: behind the last deactivated ramp, all that is left
-    may leave. When no candidate promises a gain, the middles of what is left behind the candidates are tried.
+    Ramps deactivated now cut the places behind the latest ramp that pays into intervals. The middle of each is a
+    candidate. Its exit rate is at most that of the next later deactivated ramp and of all earlier ones together. Open:
+    behind the last deactivated ramp, all that is left may leave. When no candidate promises a gain, the middles of what
+    is left behind the candidates are tried.
     """
     kept = tuple(r for r, k in zip(active, keep, strict=True) if k)
     first = max(kept) + 1 if kept else 0
@@ -182,7 +188,8 @@ def _earlier(
     utility: SecondsArray,
     objective: Objective,
 ) -> tuple[int | None, list[tuple[int, float]]]:
-    """A place to probe and the ramps to keep: just before the best ramp where another is allowed, else the worst ramp moves one forward."""
+    """A place to probe and the ramps to keep: just before the best ramp where another is allowed, else the worst ramp
+    moves one forward."""
     pairs = list(zip(active, thresholds, strict=True))
     before_best = active[int(utility.argmax())] - 1
     if before_best >= 0 and before_best not in active and affordable(records, (*active, before_best), objective):

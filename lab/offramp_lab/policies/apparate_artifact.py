@@ -1,9 +1,10 @@
 """Apparate as its public artifact runs it, in both of its hand-tuned variants.
 
-Source: github.com/dywsjtu/apparate at 64f4a76 (2024), `Controller.check_signals_cv` and `check_signals_nlp` and `tune_threshold`; the
-rules, including those that look like oversights, are kept, as its published figures come from them. Three things are ours: the budget
-scales its constants (it tunes to a hundredth of the accuracy loss that it calls a violation, 0.0001 of 0.01), ``max_ramps`` replaces its 3 or 2
-ramps, and a ramp is only added within ``max_overhead``, which it checks at the start alone.
+Source: github.com/dywsjtu/apparate at 64f4a76 (2024), `Controller.check_signals_cv` and `check_signals_nlp` and
+`tune_threshold`; the rules, including those that look like oversights, are kept, as its published figures come from
+them. Three things are ours: the budget scales its constants (it tunes to a hundredth of the accuracy loss that it calls
+a violation, 0.0001 of 0.01), ``max_ramps`` replaces its 3 or 2 ramps, and a ramp is only added within ``max_overhead``,
+which it checks at the start alone.
 """
 
 from __future__ import annotations
@@ -52,20 +53,22 @@ NLP_SHARE = 0.6  # of the remembered batches in which a ramp must lose (pay) to 
 
 
 def vision_loop(_tune: Records, stream: Records, objective: Objective) -> Trace:
-    """The artifact's loop for vision: retune on any bad batch, switch off what errs after a second one, adjust ramps every 30 batches."""
+    """The artifact's loop for vision: retune on any bad batch, switch off what errs after a second one, adjust ramps
+    every 30 batches."""
     return _VisionLoop(stream, objective, CV).run()
 
 
 def text_loop(_tune: Records, stream: Records, objective: Objective) -> Trace:
-    """The artifact's loop for text: retune only ramps that erred, damp them after a second bad batch, adjust ramps every 100 batches."""
+    """The artifact's loop for text: retune only ramps that erred, damp them after a second bad batch, adjust ramps
+    every 100 batches."""
     return _TextLoop(stream, objective, NLP).run()
 
 
 class History:
     """Rows that thresholds are tuned on: ``first`` up to ``end``, those of the last four batches.
 
-    After ramps changed they are the last batch alone: the artifact empties what it remembers but goes on dropping a batch for each that
-    comes.
+    After ramps changed they are the last batch alone: the artifact empties what it remembers but goes on dropping a
+    batch for each that comes.
     """
 
     def __init__(self) -> None:

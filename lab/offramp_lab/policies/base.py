@@ -1,6 +1,7 @@
 """What a policy is: a function of tuning records and of a stream, which it serves request by request.
 
-A policy that chooses one plan from the tuning records and keeps it is the special case of a constant plan, see :func:`constant`.
+A policy that chooses one plan from the tuning records and keeps it is the special case of a constant plan,
+see :func:`constant`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ Goal = Literal["mean", "p95", "busy"]
 class Objective:
     """What every policy is asked for.
 
-    ``budget`` is the allowed disagreement, ``max_ramps`` ramps at most may be active and add at most ``max_overhead`` of the backbone's
-    time together. ``batch_size`` is how many requests an online policy sees at a time. ``precisions`` are those a plan may run at, as
-    far as they were recorded (None: any); policies that were published without any run at fp32.
-    ``goal`` is what the exact search makes least: the mean time to answer, its 95th percentile, or the engine's busy time. Requests of ``slices`` have a
-    budget of their own, which the exact search and the certified policy keep. Published policies know neither.
+    ``budget`` is the allowed disagreement, ``max_ramps`` ramps at most may be active and add at most ``max_overhead``
+    of the backbone's time together. ``batch_size`` is how many requests an online policy sees at a time. ``precisions``
+    are those a plan may run at, as far as they were recorded (None: any); policies that were published without any run
+    at fp32. ``goal`` is what the exact search makes least: the mean time to answer, its 95th percentile, or the
+    engine's busy time. Requests of ``slices`` have a budget of their own, which the exact search and the certified
+    policy keep. Published policies know neither.
     """
 
     budget: float
@@ -57,8 +59,8 @@ class Objective:
 class PlanInForce:
     """A plan and the first row of the stream it served.
 
-    ``thresholds`` has one entry per active ramp; all are 0 where a policy leaves by another rule than a threshold. Ramps are
-    columns of the chain of ``precision``.
+    ``thresholds`` has one entry per active ramp; all are 0 where a policy leaves by another rule than a threshold.
+    Ramps are columns of the chain of ``precision``.
     """
 
     since: int
@@ -101,7 +103,8 @@ class Trace:
     def seconds(self, records: Records) -> SecondsArray:
         """Seconds each request took, the ramps it reached included: (n,).
 
-        A request that left at a ramp no plan had in force (only policies that look ahead do that) pays for that ramp besides.
+        A request that left at a ramp no plan had in force (only policies that look ahead do that) pays for that ramp
+        besides.
         """
         self._check_length(records)
         out = np.empty(len(self.exit))
@@ -134,8 +137,8 @@ class Trace:
 class Outcome:
     """What is left of a trace in one line.
 
-    ``active``, ``thresholds`` and ``precision`` are the last plan in force; ``saving`` and ``disagreement`` fractions over the whole stream.
-    ``certificate`` is None for policies that prove nothing.
+    ``active``, ``thresholds`` and ``precision`` are the last plan in force; ``saving`` and ``disagreement`` fractions
+    over the whole stream. ``certificate`` is None for policies that prove nothing.
     """
 
     active: tuple[int, ...]
@@ -151,7 +154,8 @@ StreamPolicy = Callable[[Records, Records, Objective], Trace]
 
 
 def without_ramps(records: Records) -> str | None:
-    """Why there are no exits to choose from, in one line; None where there are. Only a file with other precisions may have none at fp32."""
+    """Why there are no exits to choose from, in one line; None where there are. Only a file with other precisions may
+    have none at fp32."""
     return None if records.n_ramps else "ramp_precision names no ramp at fp32; this policy needs one"
 
 
@@ -170,7 +174,8 @@ class NamedPolicy:
     hindsight : bool
         It looks at the very stream it is judged on: a ceiling, not something that can be deployed.
     refusal : callable
-        One line that says why these records cannot show this policy, None where they can; by default where there is no ramp.
+        One line that says why these records cannot show this policy, None where they can; by default where there is no
+        ramp.
     """
 
     name: str

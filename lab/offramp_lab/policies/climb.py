@@ -1,6 +1,7 @@
 """The threshold hill-climb of Apparate, on any window of records.
 
-Source: Apparate (SOSP 2024), arXiv:2312.05385 section 3.2, and its public artifact (github.com/dywsjtu/apparate, `tune_threshold`).
+Source: Apparate (SOSP 2024), arXiv:2312.05385 section 3.2, and its public artifact (github.com/dywsjtu/apparate,
+`tune_threshold`).
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ class Climbing:
     below : bool
         Disagreement must stay strictly below the budget, as in the artifact, instead of at most at it.
     idle_moves : bool
-        Moves that change nothing may be taken and double their step, as in the artifact, so that thresholds end beyond the last score that
-        called for them. Otherwise a ramp whose step reaches no score looks further from where it is.
+        Moves that change nothing may be taken and double their step, as in the artifact, so that thresholds end beyond
+        the last score that called for them. Otherwise a ramp whose step reaches no score looks further from where it
+        is.
     trusts_final : bool
-        Inputs that run to the output count as answered correctly, as they do for a system whose reference is its own output.
+        Inputs that run to the output count as answered correctly, as they do for a system whose reference is its own
+        output.
     """
 
     step: float = 0.01
@@ -60,8 +63,9 @@ def climb(
 ) -> Climbed:
     """Raise thresholds from 0, or from ``start``, as long as the window keeps the budget.
 
-    Each round tries every ramp one step up and takes, of the moves that keep the budget, the one that loses least agreement per second
-    gained; its step doubles. When no move is left steps halve, down to the smallest. ``frozen`` ramps keep their threshold.
+    Each round tries every ramp one step up and takes, of the moves that keep the budget, the one that loses least
+    agreement per second gained; its step doubles. When no move is left steps halve, down to the smallest. ``frozen``
+    ramps keep their threshold.
     """
     if not active or not len(window):
         return Climbed((0.0,) * len(active), 0.0, 0.0)
@@ -73,7 +77,8 @@ def climb(
 
 
 class _Climb:
-    """State of one hill-climb: where each input of the window leaves, and what a further step of each ramp would change."""
+    """State of one hill-climb: where each input of the window leaves, and what a further step of each ramp would
+    change."""
 
     def __init__(
         self,
@@ -162,5 +167,6 @@ class _Climb:
 
 
 def _to_four_places(values: SecondsArray) -> SecondsArray:
-    """Rounded as the artifact does, by the decimal value; numpy's rounding differs in the last place where a step ends in 5."""
+    """Rounded as the artifact does, by the decimal value; numpy's rounding differs in the last place where a step ends
+    in 5."""
     return np.array([round(value, 4) for value in values.tolist()])

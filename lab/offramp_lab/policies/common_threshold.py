@@ -45,8 +45,8 @@ class CommonThresholds:
 def common_thresholds(records: Records, active: Sequence[int]) -> CommonThresholds:
     """Every effect a common threshold can have on these ramps.
 
-    As the threshold rises an input leaves at ever earlier ramps: those where the running minimum of its scores falls. Each such step
-    changes its cost and its agreement once, so sorting the steps of all inputs gives the whole curve.
+    As the threshold rises an input leaves at ever earlier ramps: those where the running minimum of its scores falls.
+    Each such step changes its cost and its agreement once, so sorting the steps of all inputs gives the whole curve.
     """
     ramps = list(active)
     keys = leave_keys(records.uncertainty[:, ramps])

@@ -1,8 +1,8 @@
 """Policies that keep a ramp at every place of the network and choose only when an input may leave.
 
-They pay for all of their ramps, even where that costs more than it saves: neither ``max_ramps`` nor ``max_overhead`` binds, as in their
-papers. Each sees all tuning records, where Apparate's comparison (arXiv:2312.05385 section 5.3) gave them the first tenth of a stream; that
-only helps them.
+They pay for all of their ramps, even where that costs more than it saves: neither ``max_ramps`` nor ``max_overhead``
+binds, as in their papers. Each sees all tuning records, where Apparate's comparison (arXiv:2312.05385 section 5.3) gave
+them the first tenth of a stream; that only helps them.
 """
 
 from __future__ import annotations
@@ -86,9 +86,11 @@ def tuned_in_hindsight(places: Places) -> StreamPolicy:
 
 
 def patience(tune: Records, stream: Records, objective: Objective) -> Trace:
-    """An input leaves once t ramps in a row have said the same as the ramp before them; t is tuned on the tuning records.
+    """An input leaves once t ramps in a row have said the same as the ramp before them; t is tuned on the tuning
+    records.
 
-    All ramps are active. The patience that saves most within the budget is taken. Source: PABEE (Zhou et al., NeurIPS 2020), arXiv:2006.04152.
+    All ramps are active. The patience that saves most within the budget is taken. Source: PABEE (Zhou et al., NeurIPS
+    2020), arXiv:2006.04152.
 
     Raises
     ------

@@ -16,8 +16,8 @@ WINDOW = 1024  # requests a plan of `online_optimal` serves: 10 errors at a budg
 def oracle(_tune: Records, stream: Records, _objective: Objective) -> Trace:
     """Each input leaves at the cheapest ramp that answers it correctly and pays for that ramp alone; nothing disagrees.
 
-    No plan can do this: it has no thresholds, and its saving is a ceiling. Source: the per-sample optimum of Apparate (SOSP 2024),
-    arXiv:2312.05385 section 4.
+    No plan can do this: it has no thresholds, and its saving is a ceiling. Source: the per-sample optimum of Apparate
+    (SOSP 2024), arXiv:2312.05385 section 4.
     """
     costs = stream.costs
     at_ramp = np.cumsum(costs.segment_seconds)[:-1] + costs.ramp_seconds
@@ -31,17 +31,19 @@ def oracle(_tune: Records, stream: Records, _objective: Objective) -> Trace:
 def offline_optimal(_tune: Records, stream: Records, objective: Objective) -> Trace:
     """The plan that saves most within the budget on the very stream it is judged on, kept all along.
 
-    Source: the offline optimum of Apparate's evaluation, arXiv:2312.05385 section 5.4, found by exact search instead of a grid.
+    Source: the offline optimum of Apparate's evaluation, arXiv:2312.05385 section 5.4, found by exact search instead of
+    a grid.
     """
     precision, plan = best_of_precisions(stream, objective)
     return constant(stream, plan.active, plan.thresholds, precision=precision)
 
 
 def online_optimal(_tune: Records, stream: Records, objective: Objective) -> Trace:
-    """For every ``WINDOW`` requests the plan that saves most on these very requests, within the budget of the stream so far.
+    """For every ``WINDOW`` requests the plan that saves most on these very requests, within the budget of the stream so
+    far.
 
-    Budget a window leaves unspent is there for the next one, so the whole stream keeps it. Source: the online optimum of Apparate's
-    evaluation, arXiv:2312.05385 section 5.4; its window is not stated in what is known of it here.
+    Budget a window leaves unspent is there for the next one, so the whole stream keeps it. Source: the online optimum
+    of Apparate's evaluation, arXiv:2312.05385 section 5.4; its window is not stated in what is known of it here.
     """
     left = np.full(len(stream), NO_EXIT, dtype=np.intp)
     agrees = np.ones(len(stream), dtype=np.bool_)

@@ -1,7 +1,8 @@
 """What all policies that learn while they serve have in common: a plan in force, batches, and rows already served.
 
-Results-only execution runs every input to the end, so after a batch the score and the agreement of every *active* ramp are known for all
-of its requests, and nothing about the others. Policies here look at active columns of served rows only.
+Results-only execution runs every input to the end, so after a batch the score and the agreement of every *active* ramp
+are known for all of its requests, and nothing about the others. Policies here look at active columns of served rows
+only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ AHEAD = 256  # rows served at once
 
 
 class Served:
-    """A stream served plan by plan, some way ahead of the decisions about it: a new plan takes back what lies behind it."""
+    """A stream served plan by plan, some way ahead of the decisions about it: a new plan takes back what lies behind
+    it."""
 
     def __init__(self, stream: Records, objective: Objective, active: tuple[int, ...]) -> None:
         self.stream, self.batch_size = stream, objective.batch_size

@@ -20,27 +20,27 @@ from offramp_lab.policies.base import Goal, Objective, PlanInForce, Trace, answe
 from offramp_lab.policies.climb import Climbing, climb
 from offramp_lab.policies.common_threshold import common_thresholds
 
-GOALS: dict[Goal, Weights] = {
-    "mean": Weights(),
-    "p95": Weights(mean=0, tail=1),
-    "busy": Weights(mean=0, busy=1),
-}
+GOALS: dict[Goal, Weights] = {"mean": Weights(), "p95": Weights(mean=0, tail=1), "busy": Weights(mean=0, busy=1)}
 RISK_GRID = STEPS // 1000  # fast-yet-safe tries thresholds 0.001, 0.002, ..., 1
 
 
 def exact(tune: Records, stream: Records, objective: Objective) -> Trace:
-    """The plan that saves most on the tuning records within the budget, over precisions, placement and thresholds, uncertified.
+    """The plan that saves most on the tuning records within the budget, over precisions, placement and thresholds,
+    uncertified.
 
-    Source: this project, docs/decisions/0004. Tuned to the budget on its own records it breaks it about as often as not.
+    Source: this project, docs/decisions/0004. Tuned to the budget on its own records it breaks it about as often as
+    not.
     """
     precision, plan = best_of_precisions(tune, objective)
     return constant(stream, plan.active, plan.thresholds, precision=precision)
 
 
 def certified(tune: Records, stream: Records, objective: Objective) -> Trace:
-    """What the product proposes: a smoothed path of plans from the oldest records, tested on the rest; exits off if nothing passes.
+    """What the product proposes: a smoothed path of plans from the oldest records, tested on the rest; exits off if
+    nothing passes.
 
-    Source: this project, docs/decisions/0010; fixed-sequence Learn-then-Test, Angelopoulos et al. (2021), arXiv:2110.01052.
+    Source: this project, docs/decisions/0010; fixed-sequence Learn-then-Test, Angelopoulos et al. (2021),
+    arXiv:2110.01052.
     """
     names = tuple(f"r{i:02d}" for i in range(tune.n_ramps))
     request = tuning.TuningRequest(
@@ -83,8 +83,8 @@ def lower_precision(tune: Records, stream: Records, objective: Objective) -> Tra
 def greedy(tune: Records, stream: Records, objective: Objective) -> Trace:
     """Apparate's hill-climb on evenly spaced ramps, with all tuning records for its window.
 
-    Source: Apparate (SOSP 2024), arXiv:2312.05385 section 3.2, with the constants of its public artifact; see :mod:`.climb`. It shows
-    what the search itself is worth; the loop around it is `apparate`.
+    Source: Apparate (SOSP 2024), arXiv:2312.05385 section 3.2, with the constants of its public artifact;
+    see :mod:`.climb`. It shows what the search itself is worth; the loop around it is `apparate`.
     """
     ramps = evenly_spaced(tune, objective)
     climbed = climb(tune, ramps, objective.budget, Climbing())
@@ -92,7 +92,8 @@ def greedy(tune: Records, stream: Records, objective: Objective) -> Trace:
 
 
 def single_threshold(tune: Records, stream: Records, objective: Objective) -> Trace:
-    """One threshold for all of the evenly spaced ramps: the one that saves most within the budget on the tuning records.
+    """One threshold for all of the evenly spaced ramps: the one that saves most within the budget on the tuning
+    records.
 
     Source: the common threshold of BranchyNet (arXiv:1709.01686) on Apparate's few ramps, found exactly.
     """
@@ -106,10 +107,11 @@ def single_threshold(tune: Records, stream: Records, objective: Objective) -> Tr
 def fast_yet_safe(tune: Records, stream: Records, objective: Objective) -> Trace:
     """One threshold for evenly spaced ramps, raised as long as a test on all tuning records proves the budget for it.
 
-    The grid is fixed in advance and tested from the safest threshold on, each with an exact binomial test at 1 - confidence, until the
-    first failure: with that confidence the threshold taken keeps the budget, whatever the shape of the risk. Of those that passed the
-    one that saves most is taken. Source: Jazbec et al. (2024), "Fast yet Safe", arXiv:2405.20915 (risk: disagreement with the full model;
-    Learn-then-Test variant); the tests are binomial because the loss is 0 or 1, which only helps it.
+    The grid is fixed in advance and tested from the safest threshold on, each with an exact binomial test at 1 -
+    confidence, until the first failure: with that confidence the threshold taken keeps the budget, whatever the shape
+    of the risk. Of those that passed the one that saves most is taken. Source: Jazbec et al. (2024), "Fast yet Safe",
+    arXiv:2405.20915 (risk: disagreement with the full model; Learn-then-Test variant); the tests are binomial because
+    the loss is 0 or 1, which only helps it.
     """
     ramps = evenly_spaced(tune, objective)
     if not ramps:
@@ -129,8 +131,8 @@ def fast_yet_safe(tune: Records, stream: Records, objective: Objective) -> Trace
 def two_layer(tune: Records, stream: Records, objective: Objective) -> Trace:
     """A fixed pair: one early answerer with one threshold before the full model, chosen once on the tuning records.
 
-    Source: the two-layer inference that Apparate (SOSP 2024), arXiv:2312.05385 section 5.3, is compared with. A small model recorded at
-    the input is among the candidates; as it may cost what it wants, ``max_overhead`` does not bind.
+    Source: the two-layer inference that Apparate (SOSP 2024), arXiv:2312.05385 section 5.3, is compared with. A small
+    model recorded at the input is among the candidates; as it may cost what it wants, ``max_overhead`` does not bind.
     """
     plan = best_plan(tune, max_disagreement=objective.budget, max_ramps=1, max_overhead=np.inf).plan
     return constant(stream, plan.active, plan.thresholds)
@@ -139,8 +141,8 @@ def two_layer(tune: Records, stream: Records, objective: Objective) -> Trace:
 def static_small(tune: Records, stream: Records, _objective: Objective) -> Trace:
     """A smaller model instead of this one: every input gets the answer of a model recorded at the input.
 
-    Of several the one that agrees most often on the tuning records. Source: the static alternative every early-exit paper is measured
-    against, e.g. arXiv:2312.05385 section 2.
+    Of several the one that agrees most often on the tuning records. Source: the static alternative every early-exit
+    paper is measured against, e.g. arXiv:2312.05385 section 2.
 
     Raises
     ------
@@ -165,7 +167,10 @@ def without_small_model(records: Records) -> str | None:
     """Why no smaller model can stand in for this one, in one line; None where one was recorded."""
     if len(_at_input(records)):
         return None
-    return "segment_seconds[0] is not 0; static-small needs a model recorded at the input, a ramp with no backbone before it"
+    return (
+        "segment_seconds[0] is not 0; static-small needs a model recorded at the input, a ramp with no backbone "
+        "before it"
+    )
 
 
 def without_other_precisions(records: Records) -> str | None:
@@ -174,7 +179,8 @@ def without_other_precisions(records: Records) -> str | None:
 
 
 def evenly_spaced(records: Records, objective: Objective) -> tuple[int, ...]:
-    """As many ramps as allowed, spread evenly over the network; fewer where together they would break the overhead bound."""
+    """As many ramps as allowed, spread evenly over the network; fewer where together they would break the overhead
+    bound."""
     n = records.n_ramps
     for count in range(min(objective.max_ramps, n), 0, -1):
         ramps = tuple(int((i + 1) * n / (count + 1)) for i in range(count))
@@ -191,7 +197,8 @@ def affordable(records: Records, ramps: tuple[int, ...], objective: Objective) -
 def best_of_precisions(records: Records, objective: Objective) -> tuple[Precision, ThresholdPlan]:
     """The exact search at every precision allowed, and the plan that saves most within the budget.
 
-    Objectives other than the mean, and slices, are those of fp32: what a lower precision's own answers do to them is not searched.
+    Objectives other than the mean, and slices, are those of fp32: what a lower precision's own answers do to them is
+    not searched.
     """
     if objective.goal != "mean" or objective.slices:
         return EXACT, searched(records, objective)

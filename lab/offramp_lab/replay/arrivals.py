@@ -21,7 +21,8 @@ SecondsArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """An arrival trace to be: ``recorded`` times, or a generator's ``kind`` and ``rate`` (None: taken from the load)."""
+    """An arrival trace to be: ``recorded`` times, or a generator's ``kind`` and ``rate`` (None: taken from the
+    load)."""
 
     spec: str
     kind: str
@@ -29,7 +30,8 @@ class Arrivals:
     recorded: SecondsArray | None = None
 
     def times(self, n: int, *, rate: float | None, rng: np.random.Generator) -> SecondsArray:
-        """At most ``n`` arrival times from 0 on, ``rate`` a second; without a rate as they were recorded, or as the spec says.
+        """At most ``n`` arrival times from 0 on, ``rate`` a second; without a rate as they were recorded, or as the
+        spec says.
 
         Raises
         ------
@@ -59,7 +61,8 @@ def parse_arrivals(spec: str) -> Arrivals:
     path = Path(spec)
     if path.suffix not in (".npz", ".csv"):
         raise InvalidArgumentError(
-            f"--arrivals {spec} is unknown; give a .npz or .csv file, or {', '.join(f'{name}:RATE' for name in ARRIVALS)}"
+            f"--arrivals {spec} is unknown; give a .npz or .csv file, or "
+            f"{', '.join(f'{name}:RATE' for name in ARRIVALS)}"
         )
     times = _from_npz(path) if path.suffix == ".npz" else _from_csv(path)
     if len(times) == 0:

@@ -42,9 +42,7 @@ ConfidenceOption = Annotated[float, typer.Option(help="How sure a certificate mu
 PoliciesOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--policy",
-        metavar="NAME",
-        help=f"Policy to run; repeat for several: {', '.join(POLICIES)}. All when left out.",
+        "--policy", metavar="NAME", help=f"Policy to run; repeat for several: {', '.join(POLICIES)}. All when left out."
     ),
 ]
 MaxRampsOption = Annotated[int, typer.Option(help="At most so many active ramps, 0 to 6.")]
@@ -53,15 +51,15 @@ PrecisionOption = Annotated[
     str, typer.Option(help="auto: any precision of the backbone that was recorded; exact: fp32 alone.")
 ]
 BatchSizeOption = Annotated[
-    int | None,
-    typer.Option(help="Batch size that prices exits and that online policies see; default the smallest."),
+    int | None, typer.Option(help="Batch size that prices exits and that online policies see; default the smallest.")
 ]
 GoalOption = Annotated[
     str,
     typer.Option(
         "--objective",
         metavar="|".join(GOALS),
-        help="What `exact` makes least: mean time to answer, its 95th percentile, or the engine's busy time (needs costs by batch size).",
+        help="What `exact` makes least: mean time to answer, its 95th percentile, or the engine's busy time (needs "
+        "costs by batch size).",
     ),
 ]
 SliceBudgetsOption = Annotated[
@@ -77,12 +75,12 @@ ArrivalsOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="SPEC",
-        help="Also queue: a .csv or .npz of times in seconds, or poisson:RATE, fixed:RATE, bursts:RATE; repeat for several.",
+        help="Also queue: a .csv or .npz of times in seconds, or poisson:RATE, fixed:RATE, bursts:RATE; repeat for "
+        "several.",
     ),
 ]
 LoadOption = Annotated[
-    float | None,
-    typer.Option(help="Play arrivals at this share of what one worker without exits can do; 0.7 is 70 %."),
+    float | None, typer.Option(help="Play arrivals at this share of what one worker without exits can do; 0.7 is 70 %.")
 ]
 BatchingNamesOption = Annotated[
     list[str] | None,
@@ -141,14 +139,16 @@ def replay(
 ) -> None:
     """Replay tuning policies on recorded scores and compare what they save.
 
-    Rows are taken in order of `time` (of the file without it). The older half is for the policies: they search and certify on it.
-    Saving and disagreement are measured on the newer half, which none of them has seen.
+    Rows are taken in order of `time` (of the file without it). The older half is for the policies: they search and
+    certify on it. Saving and disagreement are measured on the newer half, which none of them has seen.
 
-    With `--arrivals` the newer half also queues for one worker, ramps and regrouping included. With `--draws` the file is taken for the
-    whole population: calibration sets and streams are drawn from it, and a plan's truth is its rate on all of it.
+    With `--arrivals` the newer half also queues for one worker, ramps and regrouping included. With `--draws` the file
+    is taken for the whole population: calibration sets and streams are drawn from it, and a plan's truth is its rate on
+    all of it.
 
-    With `--slice-budget` a plan is certified only if it passes for all requests and for each of these slices; the tests share the error
-    allowance evenly, so more slices need more records. With slices, or another objective, `exact` looks at fp32 only. Published policies know neither slices nor objectives and ignore both.
+    With `--slice-budget` a plan is certified only if it passes for all requests and for each of these slices; the tests
+    share the error allowance evenly, so more slices need more records. With slices, or another objective, `exact` looks
+    at fp32 only. Published policies know neither slices nor objectives and ignore both.
     """
     with _errors(plots):
         queueing = _queueing(arrivals or [], batching_names or ["offramp"], execution, load=load, slo=slo)
@@ -258,13 +258,18 @@ def _one_file(
 
 def _progress() -> Progress:
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True,
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
 
 
 def _suitable(named: Sequence[NamedPolicy], pool: Records, *, insist: bool) -> tuple[list[NamedPolicy], list[str]]:
-    """Policies that these records can show, and why not the others. One that was asked for by name and cannot be shown is an error."""
+    """Policies that these records can show, and why not the others. One that was asked for by name and cannot be shown
+    is an error."""
     chosen, left_out = [], []
     for each in named:
         reason = each.refusal(pool)

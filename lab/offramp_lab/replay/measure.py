@@ -9,11 +9,11 @@ from multiprocessing import get_context
 
 import numpy as np
 
-from offramp_core.batching import MAX_BATCH
+from offramp_core.batching import MAX_BATCH, Batching
 from offramp_core.bundle import BatchProfile, Profile
 from offramp_core.plan import Execution
 from offramp_core.precision import EXACT
-from offramp_core.records import Records
+from offramp_core.records import Records, SecondsArray
 from offramp_lab.policies import NamedPolicy, Objective, Trace, policy, replay_halves
 from offramp_lab.policies.base import NO_EXIT, PlanInForce
 from offramp_lab.replay.arrivals import Arrivals
@@ -26,7 +26,8 @@ EXITS_OFF = "exits-off"
 
 @dataclass(frozen=True, slots=True)
 class Queueing:
-    """How requests come and are served. ``load`` is the share of what one worker without exits can do, at its best batch size."""
+    """How requests come and are served. ``load`` is the share of what one worker without exits can do, at its best
+    batch size."""
 
     arrivals: tuple[Arrivals, ...] = ()
     batching: tuple[str, ...] = ("offramp",)
@@ -49,7 +50,8 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One policy on all draws: what was true of its plans on the whole pool, and what the last saved on its own tuning records."""
+    """One policy on all draws: what was true of its plans on the whole pool, and what the last saved on its own tuning
+    records."""
 
     truths: tuple[Truth, ...]
     in_sample: tuple[float, ...]
@@ -121,11 +123,10 @@ def simulate_queues(
         for name in queueing.batching:
             policy_of_batches = batching(name, profile=profile, slo_seconds=slo)
 
-            def served(trace: Trace, *, by: object = policy_of_batches, at: object = times) -> Served:
+            def served(trace: Trace, *, by: Batching = policy_of_batches, at: SecondsArray = times) -> Served:
                 of = chains[trace.plans[-1].precision]
-                return serve_stream(
-                    at, _first(trace, len(at)), of, batching=by, execution=queueing.execution, slo_seconds=slo  # type: ignore[arg-type]
-                )  # fmt: skip
+                trace = _first(trace, len(at))
+                return serve_stream(at, trace, of, batching=by, execution=queueing.execution, slo_seconds=slo)
 
             baseline = served(_exits_off(len(times)))
             for result in results:

@@ -21,9 +21,21 @@ from offramp_lab.simulate import ANSWERED
 SIZE, DPI = (7.5, 4.5), 110
 MOMENTS, BISECTIONS = 40, 30
 COLOURS = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B", "#7F7F7F", "#BCBD22",
-    "#17BECF", "#9467BD", "#AEC7E8", "#FFBB78",
-)  # fmt: skip
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#8C564B",
+    "#7F7F7F",
+    "#BCBD22",
+    "#17BECF",
+    "#9467BD",
+    "#AEC7E8",
+    "#FFBB78",
+)
 Draw = Callable[[Any, FileResult, Objective], bool]
 
 
@@ -69,9 +81,11 @@ def latency_cdf(axes: Any, result: FileResult, _objective: Objective) -> bool:
     if slo is not None:
         axes.axvline(slo * 1e3, color="black", lw=0.8, ls="--")
     axes.set(
-        xlabel="latency (ms)", ylabel="share answered by then", xscale="log",
+        xlabel="latency (ms)",
+        ylabel="share answered by then",
+        xscale="log",
         title=f"{result.path.stem}: {first.arrivals}, {first.batching} batching, load {first.load:.2f}",
-    )  # fmt: skip
+    )
     axes.legend(fontsize=8)
     return True
 
@@ -103,7 +117,8 @@ def agreement_over_time(axes: Any, result: FileResult, objective: Objective) -> 
 
 
 def thresholds_over_time(axes: Any, result: FileResult, _objective: Objective) -> bool:
-    """Thresholds in force, one line a ramp, one style a policy; policies without thresholds, or with one at every ramp, are left out."""
+    """Thresholds in force, one line a ramp, one style a policy; policies without thresholds, or with one at every ramp,
+    are left out."""
     styles, shown = ("-", "--", ":", "-."), 0
     n = len(result.stream)
     for each in filter(_few_thresholds, result.policies):
@@ -111,9 +126,14 @@ def thresholds_over_time(axes: Any, result: FileResult, _objective: Objective) -
             points = [(plan.since, _threshold_of(plan, ramp)) for plan in each.trace.plans]
             x, y = zip(*points, (n, points[-1][1]), strict=True)
             axes.step(
-                x, y, where="post", color=COLOURS[ramp % len(COLOURS)], ls=styles[shown % len(styles)], lw=1,
+                x,
+                y,
+                where="post",
+                color=COLOURS[ramp % len(COLOURS)],
+                ls=styles[shown % len(styles)],
+                lw=1,
                 label=f"{each.policy.name}, ramp {ramp}",
-            )  # fmt: skip
+            )
         shown += 1
     axes.set(xlabel="request", ylabel="threshold", title=result.path.stem)
     if shown:
@@ -181,7 +201,8 @@ def _threshold_of(plan: Any, ramp: int) -> float:
 
 
 def anytime_bounds(k: int, n: int, *, alpha: float) -> tuple[float, float]:
-    """Rates that k events in n trials leave standing, at every moment at once: those against which evidence stays below 2 / alpha.
+    """Rates that k events in n trials leave standing, at every moment at once: those against which evidence stays below
+    2 / alpha.
 
     A confidence sequence by inverting the one-arm test; see :mod:`offramp_core.evidence.one_arm`.
     """

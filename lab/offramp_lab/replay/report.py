@@ -30,7 +30,8 @@ GOAL_NAMES = {"p95": "95th percentile of the time to answer", "busy": "busy time
 
 @dataclass(frozen=True, slots=True)
 class FileResult:
-    """All of one file: ``stream`` is the half that no policy tuned on; ``left_out`` says which policies it cannot show, and why."""
+    """All of one file: ``stream`` is the half that no policy tuned on; ``left_out`` says which policies it cannot show,
+    and why."""
 
     path: Path
     records: Records
@@ -44,8 +45,8 @@ class FileResult:
 
 
 def to_mapping(result: FileResult, objective: Objective) -> dict[str, Any]:
-    """The JSON of ``--json``; keys are only ever added. ``serving`` and ``draws`` are there when they were asked for, ``precision``
-    where a plan runs at another than fp32."""
+    """The JSON of ``--json``; keys are only ever added. ``serving`` and ``draws`` are there when they were asked for,
+    ``precision`` where a plan runs at another than fp32."""
     return {
         "records": str(result.path),
         "n": len(result.records),
@@ -118,8 +119,8 @@ def _serving_mapping(serving: Serving) -> dict[str, Any]:
 def draws_mapping(drawn: Drawn, objective: Objective) -> dict[str, Any]:
     """Medians and spread over draws. ``over_budget`` counts draws whose true disagreement exceeds the budget.
 
-    ``p_value`` is the chance of so many or more if each draw broke the budget with probability 1 - confidence; below 0.001 the bound
-    is refuted.
+    ``p_value`` is the chance of so many or more if each draw broke the budget with probability 1 - confidence; below
+    0.001 the bound is refuted.
     """
     n = len(drawn.truths)
     over = sum(truth.disagreement > objective.budget for truth in drawn.truths)
@@ -187,8 +188,10 @@ def _policy_table(result: FileResult, objective: Objective) -> Table:
         f"{result.path.name}: budget {objective.budget:.2%} disagreement, confidence {objective.confidence:.1%}",
         ("policy", "saving", "disagreement", "plan (ramp < threshold)", "certificate"),
         text=("policy", "plan (ramp < threshold)", "certificate"),
-        caption=f"Tuned on the older {len(result.records) - n_stream:,} records; saving and disagreement on the newer {n_stream:,}, "
-        f"used for neither search nor certificate. Savings are without audits, which take {audit_price(result.records, rate=QUIET_RATE):.1%} of the "
+        caption=f"Tuned on the older {len(result.records) - n_stream:,} records; saving and disagreement on the newer "
+        f"{n_stream:,}, "
+        "used for neither search nor certificate. Savings are without audits, which take "
+        f"{audit_price(result.records, rate=QUIET_RATE):.1%} of the "
         f"model's time where {QUIET_RATE:.0%} of requests are audited.",
     )
     for each in result.policies:
@@ -286,7 +289,8 @@ def _meaning(objective: Objective, outcomes: dict[str, Outcome]) -> str:
     proven = outcomes.get("certified")
     if proven is not None and proven.certificate is not None:
         lines.append(
-            f"The certified plan saves {proven.saving:.1%} of the model's time before audits, and at most {objective.budget:.2%} of answers change "
+            f"The certified plan saves {proven.saving:.1%} of the model's time before audits, and at most "
+            f"{objective.budget:.2%} of answers change "
             f"with {objective.confidence:.0%} confidence."
         )
     elif proven is not None:

@@ -13,6 +13,18 @@ from offramp_lab.simulate.outcome import ANSWERED, DROPPED, REJECTED, Served
 from offramp_lab.simulate.serving import serve_stream
 
 __all__ = [
-    "ANSWERED", "ARRIVALS", "BATCHING", "DROPPED", "MAX_BATCH", "REJECTED", "Batching", "OfframpBatching", "Served",
-    "batching", "capacity", "scaled", "serve_stream", "spread",
-]  # fmt: skip
+    "ANSWERED",
+    "ARRIVALS",
+    "BATCHING",
+    "DROPPED",
+    "MAX_BATCH",
+    "REJECTED",
+    "Batching",
+    "OfframpBatching",
+    "Served",
+    "batching",
+    "capacity",
+    "scaled",
+    "serve_stream",
+    "spread",
+]

@@ -31,9 +31,9 @@ def fixed(n: int, rate: float, _rng: np.random.Generator) -> SecondsArray:
 def bursts(n: int, rate: float, rng: np.random.Generator) -> SecondsArray:
     """A Markov-modulated Poisson process of two states, ``rate`` a second on average.
 
-    Bursts come :data:`BURST_FACTOR` times as fast as the calm between them, take :data:`BURST_SHARE` of the time and last
-    :data:`BURST_SECONDS` on average; both states last exponentially long. Source: Fischer and Meier-Hellstern, "The Markov-modulated
-    Poisson process (MMPP) cookbook", Performance Evaluation 18 (1993).
+    Bursts come :data:`BURST_FACTOR` times as fast as the calm between them, take :data:`BURST_SHARE` of the time and
+    last :data:`BURST_SECONDS` on average; both states last exponentially long. Source: Fischer and Meier-Hellstern,
+    "The Markov-modulated Poisson process (MMPP) cookbook", Performance Evaluation 18 (1993).
     """
     calm_rate = rate / (1 + BURST_SHARE * (BURST_FACTOR - 1))
     mean_seconds = (BURST_SECONDS * (1 - BURST_SHARE) / BURST_SHARE, BURST_SECONDS)
@@ -78,6 +78,7 @@ def scaled(times: SecondsArray, *, rate: float) -> SecondsArray:
 
 
 def capacity(profile: Profile, *, max_batch: int) -> float:
-    """Requests a second that one worker without exits can serve, at its best measured batch size up to ``max_batch``."""
+    """Requests a second that one worker without exits can serve, at its best measured batch size up to
+    ``max_batch``."""
     fits = [batch for batch in profile.batches if batch.batch_size <= max_batch] or list(profile.batches[:1])
     return max(batch.batch_size / batch.exact_seconds for batch in fits)

@@ -1,7 +1,8 @@
 """The recorded pool as the population: what a policy chooses on a sample, judged on everything that was recorded.
 
-Tuning records and the stream are drawn from the pool with replacement, so they are exchangeable with it, and a plan's rate on the
-whole pool is its true rate. Splitting a finite pool instead would make calibration error and test error run against each other.
+Tuning records and the stream are drawn from the pool with replacement, so they are exchangeable with it, and a plan's
+rate on the whole pool is its true rate. Splitting a finite pool instead would make calibration error and test error run
+against each other.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from offramp_lab.policies.base import serve
 class Truth:
     """What a trace would have saved and cost on the whole pool; shares as fractions.
 
-    ``exact`` says that thresholds tell who leaves, so that the pool could be asked. Else (patience, oracles) both are of the stream
-    itself, which estimates the same with the noise of a sample.
+    ``exact`` says that thresholds tell who leaves, so that the pool could be asked. Else (patience, oracles) both are
+    of the stream itself, which estimates the same with the noise of a sample.
     """
 
     saving: float

@@ -55,8 +55,9 @@ def serve_stream(
 ) -> Served:
     """Serve a stream on one worker.
 
-    Ramps in force are paid by every batch that reaches them and regrouping by every batch that loses rows, so both lengthen the queue.
-    A batch holds requests of one set of active ramps only, since a worker switches plans between batches. Audits are not simulated.
+    Ramps in force are paid by every batch that reaches them and regrouping by every batch that loses rows, so both
+    lengthen the queue. A batch holds requests of one set of active ramps only, since a worker switches plans between
+    batches. Audits are not simulated.
 
     Parameters
     ----------
@@ -72,8 +73,8 @@ def serve_stream(
     slo_seconds : float, optional
         What counts as a miss.
     admission : bool
-        Reject at arrival what could not meet ``slo_seconds`` if nobody left early, as a worker with that objective does; the policy
-        then sees the times that a worker predicts instead of the true longest ones.
+        Reject at arrival what could not meet ``slo_seconds`` if nobody left early, as a worker with that objective
+        does; the policy then sees the times that a worker predicts instead of the true longest ones.
     front_seconds : float
         Added to each request's latency: receiving, parsing and replying happen beside the engine.
     batch_seconds : float
@@ -170,7 +171,8 @@ def _entry(profile: Profile, batching: Batching, slo_seconds: float | None) -> _
 
 
 class _Loop:
-    """The server's state between two decisions. Times are floats and rows ints: numpy would cost more than it saves here."""
+    """The server's state between two decisions. Times are floats and rows ints: numpy would cost more than it saves
+    here."""
 
     def __init__(
         self,

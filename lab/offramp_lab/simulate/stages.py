@@ -24,8 +24,8 @@ class Stages:
     regroup : list of float
         By rows carried before the leavers are dropped.
     extra : dict
-        Seconds by (stage, rows that leave there) of heads that no plan has in force, which only policies with foresight use:
-        they are charged for the rows that leave and for nobody else.
+        Seconds by (stage, rows that leave there) of heads that no plan has in force, which only policies with foresight
+        use: they are charged for the rows that leave and for nobody else.
     """
 
     position: tuple[int, ...]
@@ -37,9 +37,10 @@ class Stages:
     def run(self, leaves: tuple[int, ...], *, carry_on: bool) -> tuple[tuple[float, ...], float]:
         """When the rows that leave at each stage are answered, and when the worker is free, in seconds from the start.
 
-        ``leaves`` counts the rows of the batch by the stage where they leave, those that run to the output last. With ``carry_on``
-        (results only) all rows are carried to the output; else a batch that all rows left ends, and one that some left is regrouped
-        where that pays. The rules are those of :func:`offramp_worker.engine.execute.run_stages`.
+        ``leaves`` counts the rows of the batch by the stage where they leave, those that run to the output last. With
+        ``carry_on`` (results only) all rows are carried to the output; else a batch that all rows left ends, and one
+        that some left is regrouped where that pays. The rules are those
+        of :func:`offramp_worker.engine.execute.run_stages`.
         """
         key = (carry_on, leaves)
         if key not in self._known:

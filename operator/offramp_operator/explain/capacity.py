@@ -11,7 +11,8 @@ from offramp_operator.explain.family import Family
 
 
 def headroom_text(family: Family) -> str:
-    """``1.8x``: what the ready workers answer with exits off, in times of the peak of the last hour; empty where it is not known."""
+    """``1.8x``: what the ready workers answer with exits off, in times of the peak of the last hour; empty where it is
+    not known."""
     ratio = headroom(family.service.status)
     return "" if ratio is None else f"{ratio:.1f}x"
 

@@ -27,7 +27,8 @@ class WorkerSeen:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """``rollouts`` are oldest first. ``workers`` is None where they may not be read; ``note`` says what a reader must know of the source.
+    """``rollouts`` are oldest first. ``workers`` is None where they may not be read; ``note`` says what a reader must
+    know of the source.
 
     ``manifests`` are the objects as stored, under the keys ``service``, ``configs`` and ``rollouts``.
     """

@@ -48,7 +48,8 @@ def health(family: Family) -> Health:
 
 
 def _degrades(kind: str) -> bool:
-    """Whether a condition that is False is a promise that is not kept; of one that a newer operator has it is not known."""
+    """Whether a condition that is False is a promise that is not kept; of one that a newer operator has it is not
+    known."""
     known = ConditionType.of(kind)
     return known is None or known.degrades
 
@@ -66,4 +67,12 @@ def health_data(family: Family) -> dict[str, Any]:
         {"type": c.type, "status": c.status, "reason": c.reason, "message": c.message}
         for c in family.service.status.conditions
     ]
-    return {"name": family.name, "namespace": family.service.namespace, "verdict": found.verdict, "message": found.message, "conditions": conditions, "savings": savings_data(family), "capacity": capacity_data(family)}  # fmt: skip
+    return {
+        "name": family.name,
+        "namespace": family.service.namespace,
+        "verdict": found.verdict,
+        "message": found.message,
+        "conditions": conditions,
+        "savings": savings_data(family),
+        "capacity": capacity_data(family),
+    }

@@ -1,8 +1,8 @@
 """How long requests took with exits on and with exits off, from what workers counted.
 
-Workers count the seconds from admission to reply per plan. The honest comparison is between the two arms of one epoch: which batch runs
-under which is drawn by a hash, so load and inputs are alike. Where no epoch had both, what was counted at different times is compared
-and said to be.
+Workers count the seconds from admission to reply per plan. The honest comparison is between the two arms of one epoch:
+which batch runs under which is drawn by a hash, so load and inputs are alike. Where no epoch had both, what was counted
+at different times is compared and said to be.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ APART = "Compared over different times, so load and inputs may have differed."
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Seconds from admission to reply. ``points`` are (seconds, share of requests that took no longer), rising in both."""
+    """Seconds from admission to reply. ``points`` are (seconds, share of requests that took no longer), rising in
+    both."""
 
     label: str
     n: int
@@ -38,7 +39,8 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class LatencyFacts:
-    """``on`` or ``off`` is None while fewer than ``MIN_REQUESTS`` were counted; ``how`` says how far they compare, or what is missing."""
+    """``on`` or ``off`` is None while fewer than ``MIN_REQUESTS`` were counted; ``how`` says how far they compare, or
+    what is missing."""
 
     slo_seconds: float
     percentile: float

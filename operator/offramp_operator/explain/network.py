@@ -1,4 +1,5 @@
-"""The network as a line of blocks with its ramps: where they attach, when inputs leave, how many do, and what that is worth."""
+"""The network as a line of blocks with its ramps: where they attach, when inputs leave, how many do, and what that is
+worth."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ NOT_ACTIVE = ""
 
 @dataclass(frozen=True, slots=True)
 class RampFacts:
-    """One ramp. ``place`` is the share of the backbone's time that lies before it; ``threshold`` is empty where the plan does not use it.
+    """One ramp. ``place`` is the share of the backbone's time that lies before it; ``threshold`` is empty where the
+    plan does not use it.
 
-    ``exit_share`` is of all requests under the plan. ``utility_seconds`` per request: what leaving here saves, less what the ramp costs
-    those that reach it. Both are None where nothing was counted yet, or the ramp is not active.
+    ``exit_share`` is of all requests under the plan. ``utility_seconds`` per request: what leaving here saves, less
+    what the ramp costs those that reach it. Both are None where nothing was counted yet, or the ramp is not active.
     """
 
     id: str
@@ -41,7 +43,8 @@ class RampFacts:
 
 @dataclass(frozen=True, slots=True)
 class NetworkFacts:
-    """A plan on its network. ``blocks`` are the shares of the backbone's time between the places of ramps; they add up to 1.
+    """A plan on its network. ``blocks`` are the shares of the backbone's time between the places of ramps; they add up
+    to 1.
 
     ``saving`` is the share of the fp32 model's time that the exits saved, at profiled seconds.
     """

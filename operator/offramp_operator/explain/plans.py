@@ -73,8 +73,13 @@ def compare(a: Config, b: Config) -> list[Difference]:
     rows = [Difference(f"ramp {i}", *(t.get(i, NEVER) for t in thresholds)) for i in ids]
     rows += [
         Difference(name, str(getattr(a.plan, field)), str(getattr(b.plan, field)))
-        for name, field in (("precision", "precision"), ("execution", "execution"), ("backbone", "backbone_digest"), ("ramp set", "ramp_set_digest"))
-    ]  # fmt: skip
+        for name, field in (
+            ("precision", "precision"),
+            ("execution", "execution"),
+            ("backbone", "backbone_digest"),
+            ("ramp set", "ramp_set_digest"),
+        )
+    ]
     rows += [Difference(name, read(a), read(b)) for name, read in _KNOWN]
     return rows
 

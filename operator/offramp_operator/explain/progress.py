@@ -76,6 +76,14 @@ def _attempt(rollout: Rollout, now: float) -> Attempt:
     n, k = status.audited
     took = duration((status.finished_at or now) - status.started_at) if status.started_at is not None else ""
     return Attempt(
-        rollout.name, rollout.from_config, rollout.to_config, rollout.cause, status.verdict or status.phase, status.reason,
-        f"{k}/{n}", took, rollout.created_at, status.message,
-    )  # fmt: skip
+        rollout.name,
+        rollout.from_config,
+        rollout.to_config,
+        rollout.cause,
+        status.verdict or status.phase,
+        status.reason,
+        f"{k}/{n}",
+        took,
+        rollout.created_at,
+        status.message,
+    )

@@ -63,7 +63,10 @@ def _compared(seen: Measured, *, confidence: float) -> list[str]:
         return [
             f"measured  nothing yet: {seen.held_back} batches held back so far, {share(seen.holdback_share)} of all"
         ]
-    counted = f"{seen.batches:,} batches, {seen.held_back:,} of them held back; the interval holds at all times with {share(confidence)}"
+    counted = (
+        f"{seen.batches:,} batches, {seen.held_back:,} of them held back; the interval holds at all times with "
+        f"{share(confidence)}"
+    )
     return [
         f"measured  {_interval(seen.answer_time)} of the time to an answer ({counted})",
         f"measured  {_interval(seen.engine_time)} of the engine's time, without audits{_taken(seen)}",

@@ -1,4 +1,5 @@
-"""The tone of a word that tells a state, for the page and the command line alike. Reasons have theirs in the registry; phases and verdicts here."""
+"""The tone of a word that tells a state, for the page and the command line alike. Reasons have theirs in the registry;
+phases and verdicts here."""
 
 from __future__ import annotations
 
@@ -13,11 +14,26 @@ _STATES: Mapping[str, Tone] = {
     **dict.fromkeys(("Degraded", "Stalled", "NotReady", "Rejected", "TimedOut"), Tone.BAD),
     # On the way: not yet as it should be.
     **dict.fromkeys(
-        ("Progressing", "Reconciling", "Starting", "Pending", "Paused", "AwaitingPromotion", "Promoting", "RollingBack", "Canary", "Proposed",
-         "Undecided", "Tuning", "CollectingLabels", "RollingOut", "Recommended"),
+        (
+            "Progressing",
+            "Reconciling",
+            "Starting",
+            "Pending",
+            "Paused",
+            "AwaitingPromotion",
+            "Promoting",
+            "RollingBack",
+            "Canary",
+            "Proposed",
+            "Undecided",
+            "Tuning",
+            "CollectingLabels",
+            "RollingOut",
+            "Recommended",
+        ),
         Tone.WARNING,
     ),
-}  # fmt: skip
+}
 
 
 def state_tone(word: str) -> Tone:

@@ -31,10 +31,23 @@ def version_data(family: Family) -> dict[str, Any] | None:
     if not status.phase:
         return None
     return {
-        "serving": status.serving.uri, "candidate": status.candidate.uri, "phase": status.phase, "reason": status.reason,
+        "serving": status.serving.uri,
+        "candidate": status.candidate.uri,
+        "phase": status.phase,
+        "reason": status.reason,
         "message": status.message,
         "gates": [
-            {"name": g.name, "state": g.state, "n": g.n, "k": g.k, "bound": g.bound, "logEValue": g.log_e_value, "logLimit": g.log_limit, "needed": g.needed, "exposure": g.exposure}
+            {
+                "name": g.name,
+                "state": g.state,
+                "n": g.n,
+                "k": g.k,
+                "bound": g.bound,
+                "logEValue": g.log_e_value,
+                "logLimit": g.log_limit,
+                "needed": g.needed,
+                "exposure": g.exposure,
+            }
             for g in status.gates
         ],
-    }  # fmt: skip
+    }

@@ -83,10 +83,21 @@ def about_rollout(family: Family, rollout: Rollout) -> list[tuple[str, str]]:
         ("plan", ramps(to.plan) if to is not None else ""),
         ("reason", status.reason),
         ("told", status.message if status.finished else progress(rollout, family)),
-        ("person", ", ".join(filter(None, ("paused" if rollout.paused else "", f"decision {rollout.decision}" if rollout.decision else "")))),
+        (
+            "person",
+            ", ".join(
+                filter(
+                    None,
+                    ("paused" if rollout.paused else "", f"decision {rollout.decision}" if rollout.decision else ""),
+                )
+            ),
+        ),
         ("passed", "; ".join(f"{s.weight}%: {s.k} of {s.n} audits disagreed" for s in status.history)),
-        ("audits", f"{share(status.audit_rate)} of the canary's requests" if status.audit_rate and not status.finished else ""),
-    )  # fmt: skip
+        (
+            "audits",
+            f"{share(status.audit_rate)} of the canary's requests" if status.audit_rate and not status.finished else "",
+        ),
+    )
     return [(name, value) for name, value in facts if value]
 
 
@@ -176,7 +187,8 @@ def pin(family: Family) -> list[str]:
 def cooling(family: Family, now: float) -> list[str]:
     """Plans that were rejected lately."""
     return [
-        f"{c.name} for {duration((c.status.rejected_until_at or 0) - now)} (rejection {c.status.rejections}): {c.status.message}"
+        f"{c.name} for {duration((c.status.rejected_until_at or 0) - now)} (rejection {c.status.rejections}): "
+        f"{c.status.message}"
         for c in family.configs.values()
         if (c.status.rejected_until_at or 0) > now
     ]
@@ -217,13 +229,29 @@ def why_data(family: Family, rollout: Rollout | None, now: float) -> dict[str, A
 def _rollout_data(rollout: Rollout, now: float) -> Mapping[str, Any]:
     status = rollout.status
     return {
-        "name": rollout.name, "from": rollout.from_config, "to": rollout.to_config, "cause": rollout.cause, "phase": status.phase,
-        "weight": status.weight, "slowExcluded": status.slow_excluded, "verdict": status.verdict, "reason": status.reason, "message": status.message,
+        "name": rollout.name,
+        "from": rollout.from_config,
+        "to": rollout.to_config,
+        "cause": rollout.cause,
+        "phase": status.phase,
+        "weight": status.weight,
+        "slowExcluded": status.slow_excluded,
+        "verdict": status.verdict,
+        "reason": status.reason,
+        "message": status.message,
         "gates": [
             {
-                "name": g.name, "state": g.state, "n": g.n, "k": g.k, "bound": g.bound, "logEValue": g.log_e_value, "logLimit": g.log_limit,
-                "needed": g.needed, "exposure": g.exposure, "meaning": g.message if g.state == "NotApplicable" else meaning(g, rollout, now),
+                "name": g.name,
+                "state": g.state,
+                "n": g.n,
+                "k": g.k,
+                "bound": g.bound,
+                "logEValue": g.log_e_value,
+                "logLimit": g.log_limit,
+                "needed": g.needed,
+                "exposure": g.exposure,
+                "meaning": g.message if g.state == "NotApplicable" else meaning(g, rollout, now),
             }
             for g in status.gates
         ],
-    }  # fmt: skip
+    }

@@ -4,8 +4,8 @@ The three sources race, so the resource version decides: an object never goes ba
 was deleted does not come back. What the operator wrote itself is put here from the API server's answer, hence a
 pass never sees less than the passes before it have written.
 
-Objects are kept packed (MessagePack, which has bytes) and unpacked for whoever asks: that takes microseconds, and a third of the memory of the
-dictionaries. It also means that nobody can change what others are given.
+Objects are kept packed (MessagePack, which has bytes) and unpacked for whoever asks: that takes microseconds, and a
+third of the memory of the dictionaries. It also means that nobody can change what others are given.
 """
 
 from __future__ import annotations
@@ -138,14 +138,16 @@ class ObjectCache:
         return [obj for _, obj in ghosts]
 
     def drop(self, kind: Kind, *, namespace: str | None = None) -> list[Object]:
-        """Forget the objects of a kind that the cluster does not have any more; returns them. Should they come back, they are newer."""
+        """Forget the objects of a kind that the cluster does not have any more; returns them. Should they come back,
+        they are newer."""
         gone = [(uid, kept) for uid, kept in self._objects[kind].items() if namespace in (None, kept.namespace)]
         for uid, kept in gone:
             self.remove(kind, uid, version=kept.version)
         return [kept.unpacked() for _, kept in gone]
 
     def tell_unreadable(self, kind: Kind, namespace: str | None, problem: str) -> bool:
-        """Note why a kind cannot be read now, or with an empty text that it can; whether that is news. What is known of it stays.
+        """Note why a kind cannot be read now, or with an empty text that it can; whether that is news. What is known of
+        it stays.
 
         News are a change of every service: what could not be done about it can be tried again, or has to be told.
         """

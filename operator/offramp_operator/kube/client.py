@@ -2,8 +2,8 @@
 
 Only ``DynamicClient`` is used, on resources declared in :mod:`kinds` instead of discovered ones: discovery would
 read and write a cache file and has no time limit. The client library is synchronous, so calls run in small
-thread pools, one for each :class:`Lane`; each call has a deadline, and a write one that is shorter than what is left of a Lease whose
-holder has stopped to renew it.
+thread pools, one for each :class:`Lane`; each call has a deadline, and a write one that is shorter than what is left of
+a Lease whose holder has stopped to renew it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class InvalidObjectError(ApiError):
 
 
 class TooLargeError(ApiError):
-    """The object would be larger than the API server or its store takes: it must become smaller, repeating it will not help."""
+    """The object would be larger than the API server or its store takes: it must become smaller, repeating it will not
+    help."""
 
 
 class ExpiredError(ApiError):
@@ -114,8 +115,9 @@ class BusyError(ApiUnavailableError):
 class KubeClient:
     """Calls of the API server, each with a deadline.
 
-    One that is turned away by a busy server (429 with ``Retry-After``, as its priority and fairness do) is made again a few times, as
-    client-go does: otherwise a pass of many writes would hardly ever get through, and a leader would lose its Lease.
+    One that is turned away by a busy server (429 with ``Retry-After``, as its priority and fairness do) is made again a
+    few times, as client-go does: otherwise a pass of many writes would hardly ever get through, and a leader would lose
+    its Lease.
 
     Parameters
     ----------
@@ -126,7 +128,8 @@ class KubeClient:
     read_seconds : float, optional
         How long an answer to a read may take, where that is less than usual.
     fenced : bool
-        Whether a write must be over before another may lead; not so for people's tools, which may be far from the API server.
+        Whether a write must be over before another may lead; not so for people's tools, which may be far from the API
+        server.
     may_write : callable
         Asked right before every write is sent. False means that this process may no longer act (it lost the
         leadership), and the write is refused here.
@@ -174,19 +177,28 @@ class KubeClient:
         items: list[Object] = []
         token: str | None = None
         while True:
-            page = await self._call("get", kind, namespace=namespace, label_selector=kind.selector or None,
-                                    limit=LIST_PAGE, _continue=token)  # fmt: skip
+            page = await self._call(
+                "get", kind, namespace=namespace, label_selector=kind.selector or None, limit=LIST_PAGE, _continue=token
+            )
             items += [{"apiVersion": kind.api_version, "kind": kind.name, **item} for item in page.get("items") or ()]
             token = page["metadata"].get("continue")
             if not token:
                 return items, int(page["metadata"]["resourceVersion"])
 
     async def pages(self, kind: Kind, namespace: str | None = None) -> AsyncIterator[tuple[Objects, int]]:
-        """Like :meth:`list`, page by page, and only what the cache keeps of the objects: the rest is not even parsed."""
+        """Like :meth:`list`, page by page, and only what the cache keeps of the objects: the rest is not even
+        parsed."""
         token: str | None = None
         while token != "":
-            found, version, token = await self._call("get", kind, namespace=namespace, label_selector=kind.selector or None,
-                                                     limit=LIST_PAGE, _continue=token, read=lambda body: read_page(kind, body))  # fmt: skip
+            found, version, token = await self._call(
+                "get",
+                kind,
+                namespace=namespace,
+                label_selector=kind.selector or None,
+                limit=LIST_PAGE,
+                _continue=token,
+                read=lambda body: read_page(kind, body),
+            )
             yield found, version
 
     async def watch(
@@ -194,7 +206,8 @@ class KubeClient:
     ) -> None:
         """Give ``deliver`` what happens after ``version``, as (type, slimmed object), until the server ends the watch.
 
-        A bookmark is an object that has a resource version only. The stream is read by a thread of its own; a cancelled watch ends it.
+        A bookmark is an object that has a resource version only. The stream is read by a thread of its own; a cancelled
+        watch ends it.
 
         Raises
         ------
@@ -231,33 +244,68 @@ class KubeClient:
         finally:
             stream.close()
 
-    async def apply(self, kind: Kind, body: Object, *, subresource: str | None = None, force: bool = True,
-                    manager: str = FIELD_MANAGER, lane: Lane = Lane.BULK) -> Object:  # fmt: skip
+    async def apply(
+        self,
+        kind: Kind,
+        body: Object,
+        *,
+        subresource: str | None = None,
+        force: bool = True,
+        manager: str = FIELD_MANAGER,
+        lane: Lane = Lane.BULK,
+    ) -> Object:
         """Server-side apply of everything this operator (or another ``manager``) owns in the object.
 
-        A ``metadata.resourceVersion`` in the body makes it a compare-and-swap. An apply that changes nothing writes nothing.
+        A ``metadata.resourceVersion`` in the body makes it a compare-and-swap. An apply that changes nothing writes
+        nothing.
         """
-        return await self._write("server_side_apply", kind, body=body, name=name_of(body), namespace=namespace_of(body),
-                                 subresource=subresource, field_manager=manager, force_conflicts=force, lane=lane,
-                                 query_params=[_STRICT])  # fmt: skip
+        return await self._write(
+            "server_side_apply",
+            kind,
+            body=body,
+            name=name_of(body),
+            namespace=namespace_of(body),
+            subresource=subresource,
+            field_manager=manager,
+            force_conflicts=force,
+            lane=lane,
+            query_params=[_STRICT],
+        )
 
     async def create(self, kind: Kind, body: Object, *, lane: Lane = Lane.BULK) -> Object:
         """Create; ConflictError if it exists."""
-        return await self._write("create", kind, body=body, namespace=namespace_of(body), field_manager=FIELD_MANAGER,
-                                 lane=lane, query_params=[_STRICT])  # fmt: skip
+        return await self._write(
+            "create",
+            kind,
+            body=body,
+            namespace=namespace_of(body),
+            field_manager=FIELD_MANAGER,
+            lane=lane,
+            query_params=[_STRICT],
+        )
 
     async def replace(self, kind: Kind, body: Object) -> Object:
         """Replace the object, only if it still has the body's resource version."""
-        return await self._write("replace", kind, body=body, name=name_of(body), namespace=namespace_of(body),
-                                 field_manager=FIELD_MANAGER)  # fmt: skip
+        return await self._write(
+            "replace", kind, body=body, name=name_of(body), namespace=namespace_of(body), field_manager=FIELD_MANAGER
+        )
 
     async def merge(self, kind: Kind, namespace: str, name: str, patch: Object, *, manager: str) -> Object:
         """Merge a patch into the object, as the field manager of a person's tool."""
-        return await self._write("patch", kind, body=patch, name=name, namespace=namespace, field_manager=manager,
-                                 content_type="application/merge-patch+json", query_params=[_STRICT])  # fmt: skip
+        return await self._write(
+            "patch",
+            kind,
+            body=patch,
+            name=name,
+            namespace=namespace,
+            field_manager=manager,
+            content_type="application/merge-patch+json",
+            query_params=[_STRICT],
+        )
 
     async def delete(self, kind: Kind, obj: Object, *, lane: Lane = Lane.BULK) -> None:
-        """Delete exactly this object as it was seen, not a newer one of the same name nor what somebody has made of it; already gone is fine."""
+        """Delete exactly this object as it was seen, not a newer one of the same name nor what somebody has made of it;
+        already gone is fine."""
         metadata = obj["metadata"]
         options = {
             "apiVersion": "v1",
@@ -316,9 +364,15 @@ class KubeClient:
                 "status": {"kind": kind.name, "name": f"{kind.plural}/status", "namespaced": not kind.cluster_scoped}
             }
             self._resources[kind] = Resource(
-                prefix="apis" if kind.group else "api", group=kind.group, api_version=kind.version, kind=kind.name,
-                name=kind.plural, namespaced=not kind.cluster_scoped, client=self._dynamic, subresources=status,
-            )  # fmt: skip
+                prefix="apis" if kind.group else "api",
+                group=kind.group,
+                api_version=kind.version,
+                kind=kind.name,
+                name=kind.plural,
+                namespaced=not kind.cluster_scoped,
+                client=self._dynamic,
+                subresources=status,
+            )
         return self._resources[kind]
 
 
@@ -333,10 +387,15 @@ class _Stream:
     def read(self, deliver: Callable[[Events], object]) -> None:
         """Blocks until the server ends the watch, or :meth:`close`."""
         self._response = self._resource.get(
-            namespace=self._namespace, label_selector=self._kind.selector or None, resource_version=str(self._version),
-            watch=True, allow_watch_bookmarks=True, timeout_seconds=WATCH_SECONDS, serialize=False,
+            namespace=self._namespace,
+            label_selector=self._kind.selector or None,
+            resource_version=str(self._version),
+            watch=True,
+            allow_watch_bookmarks=True,
+            timeout_seconds=WATCH_SECONDS,
+            serialize=False,
             _request_timeout=(CONNECT_SECONDS, WATCH_SILENCE_SECONDS),
-        )  # fmt: skip
+        )
         rest = b""
         for chunk in self._response.stream(WATCH_CHUNK_BYTES):
             if self._closed:

@@ -1,8 +1,8 @@
 """Why a worker's pod does not run: one sentence that ends with what to do next.
 
-Kubernetes says it in several places and in many words. The patterns here are the texts of Kubernetes 1.36 (kubelet ``images``,
-``eviction``, ``lifecycle``; scheduler ``FitError``; admission ``resourcequota``, ``limitranger``) and of containerd 2;
-what none of them matches is passed on as it was said.
+Kubernetes says it in several places and in many words. The patterns here are the texts of Kubernetes 1.36 (kubelet
+``images``, ``eviction``, ``lifecycle``; scheduler ``FitError``; admission ``resourcequota``, ``limitranger``) and of
+containerd 2; what none of them matches is passed on as it was said.
 """
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ MESSAGE_LIMIT = 1000
 LAST_LINES = 5  # the kubelet hands over up to 80 lines of log; the cause stands at their end
 STARTING = {"ContainerCreating", "PodInitializing"}
 IMAGE_REASONS = {
-    Reason.ERR_IMAGE_PULL, Reason.IMAGE_PULL_BACK_OFF, Reason.REGISTRY_UNAVAILABLE, Reason.SIGNATURE_VALIDATION_FAILED, Reason.ERR_IMAGE_NEVER_PULL,
-    Reason.IMAGE_INSPECT_ERROR, Reason.INVALID_IMAGE_NAME,
-}  # fmt: skip
+    Reason.ERR_IMAGE_PULL,
+    Reason.IMAGE_PULL_BACK_OFF,
+    Reason.REGISTRY_UNAVAILABLE,
+    Reason.SIGNATURE_VALIDATION_FAILED,
+    Reason.ERR_IMAGE_NEVER_PULL,
+    Reason.IMAGE_INSPECT_ERROR,
+    Reason.INVALID_IMAGE_NAME,
+}
 NO_SPACE = "no space left on device"
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """``pattern`` in what Kubernetes said; ``cause`` and ``remedy`` may use its named groups and the names of the pod."""
+    """``pattern`` in what Kubernetes said; ``cause`` and ``remedy`` may use its named groups and the names of the
+    pod."""
 
     pattern: str
     cause: str
@@ -36,7 +42,8 @@ class Advice:
     reason: Reason | Literal[""] = ""
 
     def of(self, text: str, **names: str) -> tuple[MaybeReason, str] | None:
-        """(reason, sentence), or None where the pattern does not match. An empty reason keeps the one Kubernetes gave."""
+        """(reason, sentence), or None where the pattern does not match. An empty reason keeps the one Kubernetes
+        gave."""
         found = re.search(self.pattern, text, re.IGNORECASE | re.DOTALL)
         if found is None:
             return None
@@ -248,7 +255,8 @@ CREATION = (
 
 
 def failure(pod: Object) -> tuple[MaybeReason, str]:
-    """(reason, sentence) of what keeps a pod from running: the fetching one's, the worker container's, else the scheduler's; or empty."""
+    """(reason, sentence) of what keeps a pod from running: the fetching one's, the worker container's, else the
+    scheduler's; or empty."""
     if (pod.get("status") or {}).get("phase") == "Failed":
         return _ended(pod)
     found = _fetch_failure(pod)
@@ -288,7 +296,8 @@ def containers(pod: Object) -> list[Object]:
 
 
 def _fetch_failure(pod: Object) -> tuple[AnyReason, str] | None:
-    """Why the bundle was not fetched. What the last attempt said stands until one succeeds, also while the next one runs."""
+    """Why the bundle was not fetched. What the last attempt said stands until one succeeds, also while the next one
+    runs."""
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
     status = next((status for status in statuses if status.get("name") == FETCH_CONTAINER), None)
     if status is None:
@@ -376,7 +385,8 @@ def _image_failure(pod: Object, reason: AnyReason, message: str) -> tuple[AnyRea
 
 
 def _names(message: str, reference: str) -> bool:
-    """Whether a message speaks of an image; the runtime may have put its default registry in front and its default tag behind."""
+    """Whether a message speaks of an image; the runtime may have put its default registry in front and its default tag
+    behind."""
     return bool(reference) and re.search(rf"(?<![\w.-]){re.escape(reference)}(?![\w.-])", message) is not None
 
 

@@ -8,7 +8,8 @@ from offramp_operator.kube.kinds import FIELD_MANAGER, Object
 
 
 def adopted(entries: Sequence[Object]) -> list[Object] | None:
-    """``managedFields`` in which the operator owns by apply what it owns by create; None where nothing has to change."""
+    """``managedFields`` in which the operator owns by apply what it owns by create; None where nothing has to
+    change."""
     own = [e for e in entries if e.get("manager") == FIELD_MANAGER and not e.get("subresource")]
     if not any(entry.get("operation") == "Update" for entry in own):
         return None

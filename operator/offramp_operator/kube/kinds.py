@@ -27,7 +27,8 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)  # each is there once, and looked up by all the time
 class Kind:
-    """One kind. ``selector`` is the label selector with which it is watched and listed; an ``optional`` one is not in every cluster.
+    """One kind. ``selector`` is the label selector with which it is watched and listed; an ``optional`` one is not in
+    every cluster.
 
     What is ``cluster_scoped`` belongs to no namespace, and is watched once whatever namespaces there are.
     """
@@ -69,9 +70,18 @@ LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
 OWN = (SERVICE, CONFIG, ROLLOUT)
 CHILDREN = (
-    DEPLOYMENT, REPLICA_SET, POD, CONFIG_MAP, NETWORK_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY, AUTOSCALER, JOB, HTTP_ROUTE,
+    DEPLOYMENT,
+    REPLICA_SET,
+    POD,
+    CONFIG_MAP,
+    NETWORK_SERVICE,
+    DISRUPTION_BUDGET,
+    NETWORK_POLICY,
+    AUTOSCALER,
+    JOB,
+    HTTP_ROUTE,
     WORKER_CLASS,
-)  # fmt: skip
+)
 WATCHED = (*OWN, *CHILDREN)
 
 

@@ -56,7 +56,8 @@ class Lead:
         return self._queue.longest_running_seconds()
 
     async def run(self, stop: asyncio.Event, *, beside: Coroutine[Any, Any, None]) -> None:
-        """Work until ``stop``, or until a part ends by itself: raises what it ended with. What is in hand is finished first."""
+        """Work until ``stop``, or until a part ends by itself: raises what it ended with. What is in hand is finished
+        first."""
         async with AsyncExitStack() as closing:
             for entry in self._registry.entries:
                 self._reconcile[entry.kind.name] = entry.begin(self._seat(entry, closing))
@@ -99,7 +100,8 @@ class Lead:
             self._metrics.reconciled(time.monotonic() - started, failed=failed)
 
     def _caught_up(self, item: Item) -> None:
-        """Log when everything of the first list has had its first pass: from then on this process knows how all of it stands."""
+        """Log when everything of the first list has had its first pass: from then on this process knows how all of it
+        stands."""
         if item in self._catching_up:
             self._catching_up.discard(item)
             if not self._catching_up:

@@ -30,7 +30,8 @@ RELEASE_TRIES = 3
 class LeaseSettings:
     """Which Lease, who we are, and how long things last. ``duration`` > ``renew_deadline`` > ``retry``.
 
-    ``web_url`` is where this process shows its page to the others, empty where it does not; the Lease tells it while we lead.
+    ``web_url`` is where this process shows its page to the others, empty where it does not; the Lease tells it while we
+    lead.
     """
 
     namespace: str
@@ -130,7 +131,8 @@ class LeaderElector:
         log_event("leadership-not-released", f"standbys wait until it ends: {why}", level=logging.WARNING)
 
     async def _let_go(self) -> bool:
-        """Whether the Lease is another's now, or nobody's. A renewal that was under way when it was called off may come in between."""
+        """Whether the Lease is another's now, or nobody's. A renewal that was under way when it was called off may come
+        in between."""
         lease = await self._client.get(LEASE, self._settings.namespace, self._settings.name)
         if lease is None or lease["spec"].get("holderIdentity") != self._settings.identity:
             return True
@@ -187,10 +189,7 @@ class LeaderElector:
         if not mine and not self._free_for(free_seconds):
             return False
         if not mine:
-            spec = spec | {
-                "acquireTime": self._now(),
-                "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1,
-            }
+            spec = spec | {"acquireTime": self._now(), "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
         metadata = lease["metadata"] if mine else self._with_page(lease["metadata"])
         await self._write(lease | {"metadata": metadata}, spec)
         return True
@@ -205,7 +204,8 @@ class LeaderElector:
         self._wrote(await self._client.replace(LEASE, lease | {"spec": spec | ours}))
 
     def _wrote(self, lease: Object) -> None:
-        """Renewals begin from what we wrote last, as client-go's do: half of what an idle operator asks of the API server."""
+        """Renewals begin from what we wrote last, as client-go's do: half of what an idle operator asks of the API
+        server."""
         self._observe(lease)
         self._own = lease
 

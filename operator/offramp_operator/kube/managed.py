@@ -1,8 +1,8 @@
-"""The kinds that the operator reconciles. One entry says all about one: what is watched, whom a change wakes, what a pass does, and which
-rights that takes.
+"""The kinds that the operator reconciles. One entry says all about one: what is watched, whom a change wakes, what a
+pass does, and which rights that takes.
 
-The process watches, queues, elects and fences for all of them alike (:mod:`offramp_operator.kube.lead`). Services are one entry
-(:mod:`offramp_operator.kube.services`).
+The process watches, queues, elects and fences for all of them alike (:mod:`offramp_operator.kube.lead`). Services are
+one entry (:mod:`offramp_operator.kube.services`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ ObjectKey = ServiceKey
 """Namespace and name of an object of a managed kind."""
 
 Reconcile = Callable[[ObjectKey], Awaitable[float | None]]
-"""One pass over one object: seconds until the next one, or None where nothing but a change asks for one. What it raises is tried again."""
+"""One pass over one object: seconds until the next one, or None where nothing but a change asks for one. What it raises
+is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,8 @@ class Right:
 class Seat:
     """What a leader gives to the passes of one kind.
 
-    ``wake`` makes an object due now. ``beside`` runs for as long as this process leads; what ends by itself ends the process.
-    ``closing`` is closed once it leads no more.
+    ``wake`` makes an object due now. ``beside`` runs for as long as this process leads; what ends by itself ends the
+    process. ``closing`` is closed once it leads no more.
     """
 
     client: KubeClient
@@ -72,7 +73,8 @@ class Managed:
     children : tuple of Kind
         Kinds that it is carried out with. Informers watch them, as they are many.
     belongs : callable
-        Which object a seen one belongs to; by owner reference where nothing is given. A hint alone: passes check owners.
+        Which object a seen one belongs to; by owner reference where nothing is given. A hint alone: passes check
+        owners.
     matters : callable
         Whether a seen object is worth a pass over what it belongs to; always where nothing is given.
     users : callable
@@ -146,7 +148,8 @@ class Registry:
         return (*self.ours, *self.children)
 
     def admits(self, obj: Object, owns: Callable[[ObjectKey], bool]) -> bool:
-        """Whether an object is to be kept by a process that ``owns`` some of what is reconciled. What belongs to nobody is for all."""
+        """Whether an object is to be kept by a process that ``owns`` some of what is reconciled. What belongs to nobody
+        is for all."""
         owners = [key for entry in self.entries if (key := entry.owner(obj)) is not None]
         return not owners or any(map(owns, owners))
 

@@ -1,4 +1,5 @@
-"""What a service's workers look like in a cluster: pure builders of Deployment, Service, PodDisruptionBudget, NetworkPolicy and HTTPRoute.
+"""What a service's workers look like in a cluster: pure builders of Deployment, Service, PodDisruptionBudget,
+NetworkPolicy and HTTPRoute.
 
 Of the user's object only ``spec`` is read: no label or annotation of it is copied to a child (GitOps tools prune
 what carries their marks), and of ``spec.worker`` only the fields listed here get through.
@@ -50,8 +51,15 @@ DRAIN_SECONDS = 5  # until every node has stopped sending to an ending pod
 CONTENT = "content"  # of a volume that a bundle was fetched to: it appears when it is complete
 CREDENTIALS_PATH = "/etc/offramp/credentials"
 CREDENTIAL_KEYS = (
-    "host", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "username", "password", "bearerToken", "ca.crt",
-)  # fmt: skip
+    "host",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "username",
+    "password",
+    "bearerToken",
+    "ca.crt",
+)
 FETCH_CONTAINER = "fetch-bundle"
 TRAINER_NAME = "offramp-trainer"
 TRAIN_CONTAINER = "train"
@@ -78,9 +86,15 @@ PROBE_SECONDS = 2  # between two probes of a starting worker
 TMP_SIZE = "64Mi"  # what libraries write besides; spec.worker.tmp says otherwise
 IN_FLIGHT_METRIC = "earlyexit_inflight"  # of the workers' /metrics; an adapter serves it as a metric of pods
 POD_FIELDS = (
-    "imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName", "schedulerName",
+    "imagePullSecrets",
+    "nodeSelector",
+    "tolerations",
+    "affinity",
+    "priorityClassName",
+    "runtimeClassName",
+    "schedulerName",
     "resourceClaims",
-)  # fmt: skip
+)
 DEVICE_FIELDS = (
     "nodeSelector",
     "affinity",
@@ -89,8 +103,11 @@ DEVICE_FIELDS = (
     "resourceClaims",
 )  # what may lead a worker to its device
 PLAIN_SELECTORS = (
-    "kubernetes.io/arch", "kubernetes.io/os", "topology.kubernetes.io/region", "topology.kubernetes.io/zone",
-)  # fmt: skip
+    "kubernetes.io/arch",
+    "kubernetes.io/os",
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+)
 CONTAINER_FIELDS = ("imagePullPolicy",)
 
 
@@ -134,10 +151,11 @@ class DeliverySettings:
 class WorkerSettings:
     """What the operator's administrator decides about workers.
 
-    ``admin_from`` are the pods that alone may reach admin ports; None makes no NetworkPolicy. With ``allow_egress`` the policy
-    leaves alone what workers connect to. ``image`` fetches bundles even where a service runs another one: only the administrator's
-    own program sees credentials and decides on addresses. ``pull_secrets`` are for services that name none themselves, ``service_account`` is
-    what a WorkerClass gives to pods; without one they have the namespace's default.
+    ``admin_from`` are the pods that alone may reach admin ports; None makes no NetworkPolicy. With ``allow_egress`` the
+    policy leaves alone what workers connect to. ``image`` fetches bundles even where a service runs another one: only
+    the administrator's own program sees credentials and decides on addresses. ``pull_secrets`` are for services that
+    name none themselves, ``service_account`` is what a WorkerClass gives to pods; without one they have the namespace's
+    default.
     """
 
     image: str
@@ -159,7 +177,8 @@ def plan_name(service: str) -> str:
 
 
 def training_name(service: str, since: float) -> str:
-    """Name of the Job that trains on the sample which began at ``since``; no two samples of a service begin in the same second."""
+    """Name of the Job that trains on the sample which began at ``since``; no two samples of a service begin in the same
+    second."""
     return f"{service}-train-{since:.0f}"
 
 
@@ -188,7 +207,8 @@ def labels(service: Service) -> dict[str, str]:
 
 
 def selector(service: Service, *, trial: bool = False) -> dict[str, str]:
-    """Labels by which the main workers are found, or those on ``trial``. Immutable in a Deployment, so never changed either."""
+    """Labels by which the main workers are found, or those on ``trial``. Immutable in a Deployment, so never changed
+    either."""
     return {
         "app.kubernetes.io/name": WORKER_NAME,
         "app.kubernetes.io/instance": trial_name(service.name) if trial else service.name,
@@ -216,12 +236,14 @@ def metadata(service: Service, name: str) -> Object:
 
 
 def check_bundle(service: Service) -> None:
-    """Raises :class:`InvalidSpecError` for a bundle that no pod can be given: a path means nothing on a node that the scheduler picks."""
+    """Raises :class:`InvalidSpecError` for a bundle that no pod can be given: a path means nothing on a node that the
+    scheduler picks."""
     uri = service.spec.model_uri
     if uri.startswith("file://"):
         raise InvalidSpecError(
             "spec.model.uri",
-            f"{uri!r} cannot be mounted in a cluster; push the bundle as an image and write oci://IMAGE, or name a claim with pvc://CLAIM/PATH",
+            f"{uri!r} cannot be mounted in a cluster; push the bundle as an image and write oci://IMAGE, or name a "
+            "claim with pvc://CLAIM/PATH",
         )
 
 
@@ -244,8 +266,9 @@ def deployment(
 ) -> Object:
     """The workers. Whatever the strategy, no more old pods go than new ones serve, but for one in place.
 
-    ``replicas`` None leaves their number to an autoscaler. Workers on ``trial`` have a Deployment of their own and labels that tell them apart: the
-    Service and everything else that selects all workers of the service finds them as well, and shares requests among all.
+    ``replicas`` None leaves their number to an autoscaler. Workers on ``trial`` have a Deployment of their own and
+    labels that tell them apart: the Service and everything else that selects all workers of the service finds them as
+    well, and shares requests among all.
     """
     pod_metadata = _pod_metadata(service, trial=trial)
     template = template_digest(service, settings, trial=trial)
@@ -270,14 +293,16 @@ def deployment(
 
 
 def _rolling_update(service: Service, strategy: UpdateStrategy) -> Object:
-    """One ahead, or as many as the user wants; in place never more than one at a time, which serves nobody until it is replaced."""
+    """One ahead, or as many as the user wants; in place never more than one at a time, which serves nobody until it is
+    replaced."""
     if strategy == "Surge":
         return {"maxSurge": service.spec.update_policy.max_surge, "maxUnavailable": 0}
     return {"maxSurge": 0, "maxUnavailable": 1}
 
 
 def pods_of(replica_set: Object) -> Object:
-    """The pods that a ReplicaSet was made for, as its Deployment had them: asking for them once more makes it the newest again."""
+    """The pods that a ReplicaSet was made for, as its Deployment had them: asking for them once more makes it the
+    newest again."""
     template = replica_set["spec"]["template"]
     meta = {key: value for key, value in template["metadata"].items() if key in ("labels", "annotations")}
     marks = {key: value for key, value in meta.get("labels", {}).items() if key != "pod-template-hash"}
@@ -341,7 +366,8 @@ def http_route(service: Service, route: Route, *, share: int) -> Object:
 
 
 def disruption_budget(service: Service) -> Object:
-    """A drain takes one worker at a time, or as many as the user allows; a single worker may go, because nothing can be promised for it."""
+    """A drain takes one worker at a time, or as many as the user allows; a single worker may go, because nothing can be
+    promised for it."""
     allowed = str((service.spec.worker.get("disruptionBudget") or {}).get("maxUnavailable", 1))
     return {
         "apiVersion": "policy/v1",
@@ -358,7 +384,8 @@ def disruption_budget(service: Service) -> Object:
 def network_policy(
     service: Service, operator: OperatorPods, *, allow_egress: bool, delivery: DeliverySettings = DeliverySettings()
 ) -> Object:
-    """Everybody may ask the workers; only the operator reaches their admin ports, and they connect to nothing but where a bundle is fetched.
+    """Everybody may ask the workers; only the operator reaches their admin ports, and they connect to nothing but where
+    a bundle is fetched.
 
     The admin port's token is the lock: this is the fence around it, and not every network enforces it.
     """
@@ -377,10 +404,7 @@ def network_policy(
         "spec": {
             "podSelector": _guarded(service),
             "policyTypes": ["Ingress"] if allow_egress else ["Ingress", "Egress"],
-            "ingress": [
-                {"ports": public},
-                {"from": [peer], "ports": [{"port": ADMIN_PORT, "protocol": "TCP"}]},
-            ],
+            "ingress": [{"ports": public}, {"from": [peer], "ports": [{"port": ADMIN_PORT, "protocol": "TCP"}]}],
             **({"egress": _fetch_egress(delivery)} if fetched else {}),
         },
     }
@@ -429,7 +453,8 @@ def _uri_key(uri: str) -> str:
 
 
 def autoscaler(service: Service, wanted: Autoscaling, *, fewest: int, frozen: bool) -> Object:
-    """Keeps the in-flight work of each worker near its target, and at least ``fewest`` of them. ``frozen`` forbids it to take workers away."""
+    """Keeps the in-flight work of each worker near its target, and at least ``fewest`` of them. ``frozen`` forbids it
+    to take workers away."""
     metric = {
         "type": "Pods",
         "pods": {
@@ -535,7 +560,8 @@ def _training_pod(service: Service, order: TrainingOrder, settings: WorkerSettin
 
 
 def _store_volume(service: Service) -> Object:
-    """The ramp-set store. Read-only in workers by each mount: a volume that is read-only as a whole could not be given its folders."""
+    """The ramp-set store. Read-only in workers by each mount: a volume that is read-only as a whole could not be given
+    its folders."""
     if service.spec.store_claim is None:
         raise InvalidSpecError("spec.ramps.store", "is not set; name a PersistentVolumeClaim in its claimName")
     return {"name": "store", "persistentVolumeClaim": {"claimName": service.spec.store_claim}}
@@ -604,8 +630,8 @@ def _given(service: Service, settings: WorkerSettings) -> Object:
 def _trainer_given(service: Service, settings: WorkerSettings) -> Object:
     """The same for the pod that trains, which has the administrator's image and no device: it goes wherever that runs.
 
-    What leads workers to their devices is left out, and stays where they have none: then it may say anything. Tolerations force nothing, and
-    a store that one node alone can mount may be with the workers.
+    What leads workers to their devices is left out, and stays where they have none: then it may say anything.
+    Tolerations force nothing, and a store that one node alone can mount may be with the workers.
     """
     given = _given(service, settings)
     if not _devices(service):
@@ -668,7 +694,8 @@ def _bundle_mount(service: Service) -> Object:
 
 
 def _fetch_container(service: Service, identity: WorkerIdentity, settings: WorkerSettings) -> Object:
-    """Fetches the bundle before the worker starts, and tells the operator how far it is on the worker's own admin port."""
+    """Fetches the bundle before the worker starts, and tells the operator how far it is on the worker's own admin
+    port."""
     spec, delivery = service.spec, settings.delivery
     options = {
         "--archive-digest": spec.archive_digest,
@@ -801,7 +828,8 @@ def _environment(service: Service, identity: WorkerIdentity) -> list[Object]:
 def _cpus(worker: Mapping[str, Any]) -> str:
     """Which resource says how many threads a worker has: its limit, or what it asks for where it has none.
 
-    A limit that is not set reads as the whole node's processors, or as a LimitRange's; a request that is not set reads as 0.
+    A limit that is not set reads as the whole node's processors, or as a LimitRange's; a request that is not set reads
+    as 0.
     """
     resources = worker.get("resources") or {}
     limit, request = (str((resources.get(kind) or {}).get("cpu", 0)).strip("0.m") for kind in ("limits", "requests"))

@@ -18,7 +18,8 @@ from offramp_operator.kube.manifests import ADMIN_PORT
 
 REPLACED_SECONDS = 60.0  # how far apart the end of a pod and the start of its replacement may be
 REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
-# What the scheduler says where another pod's leaving would make room; it also names selectors, taints and volumes, which it would not cure.
+# What the scheduler says where another pod's leaving would make room; it also names selectors, taints and volumes,
+# which it would not cure.
 CROWDED = (
     "Insufficient ",
     "Too many pods",
@@ -57,9 +58,7 @@ def endpoints(
         ended = [pod for pod in own if _phase(pod) == "Failed"]
         found += [
             endpoint(
-                pod,
-                current=replica_set is newest and template is not None and _template(pod) == template,
-                ended=ended,
+                pod, current=replica_set is newest and template is not None and _template(pod) == template, ended=ended
             )
             for pod in own
             if _phase(pod) not in ("Succeeded", "Failed")
@@ -69,7 +68,8 @@ def endpoints(
 
 
 def endpoint(pod: Object, *, current: bool, ended: Iterable[Object] = ()) -> WorkerEndpoint:
-    """One pod as a worker; ``ended`` are failed pods of its ReplicaSet, which linger: one that it replaces says why it had to come."""
+    """One pod as a worker; ``ended`` are failed pods of its ReplicaSet, which linger: one that it replaces says why it
+    had to come."""
     ending = bool(pod["metadata"].get("deletionTimestamp"))
     ready = not ending and condition(pod, "Ready").get("status") == "True"
     nothing: tuple[MaybeReason, str] = ("", "")

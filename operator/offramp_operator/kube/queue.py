@@ -104,7 +104,8 @@ class WorkQueue(Generic[K]):
     Parameters
     ----------
     work : callable
-        Returns the seconds after which the key is due again, or None when it need not come back. What it raises means failed.
+        Returns the seconds after which the key is due again, or None when it need not come back. What it raises means
+        failed.
     on_failure : callable
         Told (key, error, seconds until the next attempt).
     workers : int
@@ -154,7 +155,8 @@ class WorkQueue(Generic[K]):
         return len(self._schedule)
 
     async def run(self) -> None:
-        """Work until :meth:`stop`. One place waits and gives the keys out: of many that wait, all but one would wake for nothing."""
+        """Work until :meth:`stop`. One place waits and gives the keys out: of many that wait, all but one would wake
+        for nothing."""
         async with asyncio.TaskGroup() as group:
             while not self._stopping:
                 self._changed.clear()

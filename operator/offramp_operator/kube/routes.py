@@ -1,4 +1,5 @@
-"""What an HTTPRoute says of itself: how it shares requests, whether its Gateways know, and what keeps them from it. Pure."""
+"""What an HTTPRoute says of itself: how it shares requests, whether its Gateways know, and what keeps them from it.
+Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ NEEDED = ("Accepted", "ResolvedRefs")
 
 
 def has_let_go(route: Object, backend: str) -> bool:
-    """Whether no Gateway passes requests on to a backend any more: its weight is 0, and whoever serves the route has seen that."""
+    """Whether no Gateway passes requests on to a backend any more: its weight is 0, and whoever serves the route has
+    seen that."""
     spec = msgspec.json.decode(content(route))
     refs = [ref for rule in spec.get("rules") or () for ref in rule.get("backendRefs") or ()]
     if any(ref.get("name") == backend and ref.get("weight", 1) for ref in refs):

@@ -1,9 +1,9 @@
 """kopf as the runtime of the operator's process, and as the watcher of its own kinds.
 
-kopf supervises the process: startup, credentials, cleanup, and an end where a watch cannot go on. It watches EarlyExitService, RampConfig and
-RampRollout with handlers that do nothing but feed the cache; informers of ours watch the children, which are many more
-(docs/decisions/0080). Nothing of kopf writes to an object: only ``on.event`` handlers are registered, which need no finalizer and no
-annotation, its stores are empty, and it posts no events.
+kopf supervises the process: startup, credentials, cleanup, and an end where a watch cannot go on. It watches
+EarlyExitService, RampConfig and RampRollout with handlers that do nothing but feed the cache; informers of ours watch
+the children, which are many more (docs/decisions/0080). Nothing of kopf writes to an object: only ``on.event`` handlers
+are registered, which need no finalizer and no annotation, its stores are empty, and it posts no events.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from offramp_operator.shell.log import log_event
 
 LIST_PAGE = 500
 WORKER_IDLE_SECONDS = 0.05  # kopf has a task for each object with news; it may end as soon as they are told
-# Between attempts while the API server is away. kopf's own pauses grow to 21 s, which is how late the first change after an outage would be seen.
+# Between attempts while the API server is away. kopf's own pauses grow to 21 s, which is how late the first change
+# after an outage would be seen.
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, *(5.0,) * 60)
 LOGIN_RETRY_SECONDS = 5.0  # after one that failed; kopf's own is a minute
 WATCHER_TASK = "watcher for "  # how kopf's names of the tasks that watch begin
@@ -135,8 +136,9 @@ def registry(
 def _end_watchers() -> None:
     """End every watch of kopf.
 
-    With the first that cannot go on, kopf ends everything but the others. They would ask for credentials that nobody hands out any more, and take
-    what kopf cancels then for a pause: the process would neither watch nor end (kopf 1.45, ``clients.api.stream``).
+    With the first that cannot go on, kopf ends everything but the others. They would ask for credentials that nobody
+    hands out any more, and take what kopf cancels then for a pause: the process would neither watch nor end (kopf 1.45,
+    ``clients.api.stream``).
     """
     for task in asyncio.all_tasks():
         if task.get_name().startswith(WATCHER_TASK):

@@ -91,7 +91,8 @@ def _replicas(deployment: Object | None, otherwise: int) -> int:
 
 
 def _failure(autoscaler: Object | None) -> tuple[MaybeReason, str]:
-    """What keeps an autoscaler from working, in its own words; empty where nothing does, or where someone scaled to zero."""
+    """What keeps an autoscaler from working, in its own words; empty where nothing does, or where someone scaled to
+    zero."""
     for condition in ((autoscaler or {}).get("status") or {}).get("conditions") or ():
         reason = str(condition.get("reason", ""))
         fails = condition.get("type") in ("AbleToScale", "ScalingActive") and condition.get("status") == "False"

@@ -1,4 +1,5 @@
-"""Services as a managed kind: EarlyExitService, what belongs to one, and the reconciler that the machine's own shell has as well."""
+"""Services as a managed kind: EarlyExitService, what belongs to one, and the reconciler that the machine's own shell
+has as well."""
 
 from __future__ import annotations
 
@@ -40,15 +41,7 @@ RIGHTS = (
     *(Right(kind, "get patch update", "status") for kind in (CONFIG, ROLLOUT)),
     *(
         Right(kind, CHANGE)
-        for kind in (
-            DEPLOYMENT,
-            NETWORK_SERVICE,
-            CONFIG_MAP,
-            DISRUPTION_BUDGET,
-            NETWORK_POLICY,
-            AUTOSCALER,
-            HTTP_ROUTE,
-        )
+        for kind in (DEPLOYMENT, NETWORK_SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, NETWORK_POLICY, AUTOSCALER, HTTP_ROUTE)
     ),
     Right(JOB, "create delete get list watch"),
     *(Right(kind, READ) for kind in (REPLICA_SET, POD, WORKER_CLASS)),
@@ -57,12 +50,7 @@ RIGHTS = (
 
 
 def services(
-    workers: WorkerSettings,
-    key: SigningKey,
-    *,
-    instance: str,
-    metrics: Metrics,
-    onlookers: tuple[Onlooker, ...] = (),
+    workers: WorkerSettings, key: SigningKey, *, instance: str, metrics: Metrics, onlookers: tuple[Onlooker, ...] = ()
 ) -> Managed:
     """The entry of services.
 

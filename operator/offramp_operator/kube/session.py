@@ -1,7 +1,9 @@
-"""The HTTP session that kopf asks the API server with: what a server has forgotten is begun anew, and what ends at once is begun ever more seldom.
+"""The HTTP session that kopf asks the API server with: what a server has forgotten is begun anew, and what ends at once
+is begun ever more seldom.
 
-kopf 1.45 ends where a watch or a page of a list is answered with 410, where a watch tells of a server's fault or is cut within a line, and at answers
-of busy servers that it does not know; and it asks without a rest where watches end at once.
+kopf 1.45 ends where a watch or a page of a list is answered with 410, where a watch tells of a server's fault or is cut
+within a line, and at answers of busy servers that it does not know; and it asks without a rest where watches end at
+once.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ class Manners:
     Parameters
     ----------
     listed_anew : callable
-        Called once a list has begun that is not the first of its path, or a watch that goes on from the present: what was deleted meanwhile,
-        neither tells.
+        Called once a list has begun that is not the first of its path, or a watch that goes on from the present: what
+        was deleted meanwhile, neither tells.
     kinds : tuple of Kind
         What is watched: an API server must have all of it before kopf is answered which kinds there are.
     """
@@ -123,7 +125,8 @@ async def _ask(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerTyp
 async def _discovered(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType, kinds: tuple[Kind, ...]
 ) -> aiohttp.ClientResponse:
-    """kopf asks once which kinds there are, and would never watch one that an API server which has just started does not tell of yet."""
+    """kopf asks once which kinds there are, and would never watch one that an API server which has just started does
+    not tell of yet."""
     response = await _ask(request, handler)
     if response.status == UNKNOWN or (
         response.ok and not _has_every_kind(await response.json(), request.url.path, kinds)
@@ -151,7 +154,8 @@ def _still_there(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
 
 
 class _Lines:
-    """What kopf reads of a watch: whole lines. A rest without an end, and an error that is no 410, are a connection that broke."""
+    """What kopf reads of a watch: whole lines. A rest without an end, and an error that is no 410, are a connection
+    that broke."""
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content

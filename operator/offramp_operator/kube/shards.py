@@ -1,12 +1,14 @@
-"""Services divided over the replicas of the operator: every service belongs to one shard, and every shard to whoever holds its Lease.
+"""Services divided over the replicas of the operator: every service belongs to one shard, and every shard to whoever
+holds its Lease.
 
-A service's shard follows from its name alone, by the jump consistent hash of Lamping and Veach (arXiv:1406.2294), so no table has to be
-kept: raising the number of shards from n to m moves (m - n) / m of the services, all of them to new shards. Every replica tries for every
-Lease, but one that holds k shards leaves a free one to the others for a little longer with every k, so that they end up evenly spread without
-talking to each other. One shard is the ordinary leader election.
+A service's shard follows from its name alone, by the jump consistent hash of Lamping and Veach (arXiv:1406.2294), so no
+table has to be kept: raising the number of shards from n to m moves (m - n) / m of the services, all of them to new
+shards. Every replica tries for every Lease, but one that holds k shards leaves a free one to the others for a little
+longer with every k, so that they end up evenly spread without talking to each other. One shard is the ordinary leader
+election.
 
-Fencing is that of the leader: a process that could not renew *any* of its Leases in time writes nothing more and ends at once, and the
-others take its shards when the Leases are over.
+Fencing is that of the leader: a process that could not renew *any* of its Leases in time writes nothing more and ends
+at once, and the others take its shards when the Leases are over.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ def lease_names(name: str, n_shards: int) -> list[str]:
 
 
 def lease_threads(n_shards: int) -> int:
-    """Calls about Leases that may be under way at once: every renewal, and an attempt at one more, unless they are so many that the API server
-    would feel it."""
+    """Calls about Leases that may be under way at once: every renewal, and an attempt at one more, unless they are so
+    many that the API server would feel it."""
     return min(n_shards + 1, MAX_CONNECTIONS)
 
 
@@ -94,7 +96,8 @@ class Shards:
         return shard_of(key, len(self._electors)) in self._keeping
 
     async def acquire(self) -> int:
-        """Wait until one more shard is held here, and keep it from then on; returns its number. For ever when all are."""
+        """Wait until one more shard is held here, and keep it from then on; returns its number. For ever when all
+        are."""
         while True:
             courtesy = self._retry * min(LONGEST_COURTESY, len(self._keeping))
             for shard, elector in enumerate(self._electors):

@@ -1,7 +1,8 @@
 """What is kept of an object: enough to decide on, little enough for thousands of services.
 
-An object as the API server sends it is mostly bookkeeping (``managedFields`` alone is a third) and, for children, a spec that is only ever
-compared. Kept are the identifying metadata, the statuses that decisions read, and of children the spec as compact JSON bytes.
+An object as the API server sends it is mostly bookkeeping (``managedFields`` alone is a third) and, for children, a
+spec that is only ever compared. Kept are the identifying metadata, the statuses that decisions read, and of children
+the spec as compact JSON bytes.
 """
 
 from __future__ import annotations
@@ -29,9 +30,17 @@ from offramp_operator.kube.kinds import (
 )
 
 _METADATA = (
-    "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "ownerReferences", "labels",
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "ownerReferences",
+    "labels",
     "annotations",
-)  # fmt: skip
+)
 _OWNER = ("kind", "name", "uid", "controller")
 _COMPARED = frozenset({DEPLOYMENT, NETWORK_SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY, HTTP_ROUTE})
 _WHOLE = frozenset({SERVICE, CONFIG, ROLLOUT, WORKER_CLASS})
@@ -170,7 +179,8 @@ _ITEM, _BRIEF_ITEM, _EVENT = msgspec.json.Decoder(_Item), msgspec.json.Decoder(_
 
 
 def read_page(kind: Kind, body: bytes) -> tuple[list[Object], int, str]:
-    """A page of a list: its objects, slimmed, the resource version of the list, and the token of the next page or an empty text.
+    """A page of a list: its objects, slimmed, the resource version of the list, and the token of the next page or an
+    empty text.
 
     Raises
     ------

@@ -1,4 +1,5 @@
-"""What a Job tells of the training it runs, as pure functions. Its pod's last words are the result: no other way leads out of it."""
+"""What a Job tells of the training it runs, as pure functions. Its pod's last words are the result: no other way leads
+out of it."""
 
 from __future__ import annotations
 
@@ -57,8 +58,14 @@ def _report(told: dict[str, Any], *, attempt: int, since: float) -> TrainingRepo
         return TrainingReport(attempt, "Failed", message=message, since=since)
     try:
         return TrainingReport(
-            attempt, "Succeeded", digest, int(told["rows"]), float(told["saving_before"]), float(told["saving_after"]), since=since
-        )  # fmt: skip
+            attempt,
+            "Succeeded",
+            digest,
+            int(told["rows"]),
+            float(told["saving_before"]),
+            float(told["saving_after"]),
+            since=since,
+        )
     except (KeyError, TypeError, ValueError) as error:
         return TrainingReport(attempt, "Failed", message=f"the training told no result: {error}", since=since)
 

@@ -1,7 +1,9 @@
-"""Which services may have their workers replaced because the administrator changed what all of them run (see :mod:`offramp_core.control.pace`).
+"""Which services may have their workers replaced because the administrator changed what all of them run
+(see :mod:`offramp_core.control.pace`).
 
-What is known of each service is what its last pass has seen; before every service has had one, nobody's turn has come. A process paces the services of the shards that it
-holds, so a bad image costs at most one service for each process that leads.
+What is known of each service is what its last pass has seen; before every service has had one, nobody's turn has come.
+A process paces the services of the shards that it holds, so a bad image costs at most one service for each process that
+leads.
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ class TurnKeeper:
         name, why = min(self._failed.items())
         return Turn(
             Reason.FLEET_UPDATE_STOPPED,
-            f"what the operator's administrator changed fails at {name} ({why}) and goes no further; it goes on when that service recovers or the chart asks for another "
+            f"what the operator's administrator changed fails at {name} ({why}) and goes no further; it goes on when "
+            "that service recovers or the chart asks for another "
             "worker image, and spec.worker.image takes an image for this service at once",
         )
 
@@ -123,7 +126,8 @@ def member(service: Service, deployment: Object, *, waits: bool, counts: bool) -
 
 
 def _failure(told: Mapping[ConditionType | PassedOn, Condition], deployment: Object) -> str:
-    """What is wrong with the newest workers: by the service's conditions, or because Kubernetes gave their rollout up."""
+    """What is wrong with the newest workers: by the service's conditions, or because Kubernetes gave their rollout
+    up."""
     for kind, reasons in FAILING.items():
         if kind in told and told[kind].reason in reasons:
             return told[kind].message
@@ -132,7 +136,8 @@ def _failure(told: Mapping[ConditionType | PassedOn, Condition], deployment: Obj
 
 
 def _done_at(deployment: Object) -> float | None:
-    """Since when all pods of a Deployment have been of its newest template; None while they are not. Scaling does not touch it."""
+    """Since when all pods of a Deployment have been of its newest template; None while they are not. Scaling does not
+    touch it."""
     seen = int((deployment.get("status") or {}).get("observedGeneration") or 0)
     told = condition(deployment, "Progressing")
     if seen < int(deployment["metadata"].get("generation") or 0) or told.get("reason") != "NewReplicaSetAvailable":

@@ -1,9 +1,10 @@
 """Lists and watches of every kind: what they tell feeds the cache and wakes the service it belongs to.
 
-Each kind is listed once and then watched from that list's version on, so nothing is missed and nothing is listed twice; a watch that breaks
-goes on from the last version it saw, and lists again only when the server has forgotten it. One that breaks, expires or ends again and again
-is tried ever more seldom. A regular list is the net below: it finds what a watch that is silently dead does not tell. Nothing is ever written
-to an object. An optional kind that the cluster does not have, or does not let us read, is asked for again now and then.
+Each kind is listed once and then watched from that list's version on, so nothing is missed and nothing is listed twice;
+a watch that breaks goes on from the last version it saw, and lists again only when the server has forgotten it. One
+that breaks, expires or ends again and again is tried ever more seldom. A regular list is the net below: it finds what a
+watch that is silently dead does not tell. Nothing is ever written to an object. An optional kind that the cluster does
+not have, or does not let us read, is asked for again now and then.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def class_users(obj: Object, cache: ObjectCache) -> list[ServiceKey]:
 
 @dataclass(slots=True)
 class Pauses:
-    """How long to wait before what broke is tried again: twice as long each time, from the beginning once it has lasted."""
+    """How long to wait before what broke is tried again: twice as long each time, from the beginning once it has
+    lasted."""
 
     last: float
     next_pause: float = FIRST_PAUSE_SECONDS
@@ -118,7 +120,8 @@ class Pauses:
         self.next_pause = FIRST_PAUSE_SECONDS
 
     async def sleep(self, error: Exception | None = None) -> None:
-        """Wait; a little less at random, so that watches that broke together do not come back together, and as long as the server asked for."""
+        """Wait; a little less at random, so that watches that broke together do not come back together, and as long as
+        the server asked for."""
         asked = getattr(error, "retry_after_seconds", None) or 0.0
         pause, self.next_pause = self.next_pause, min(self.last, 2 * self.next_pause)
         await asyncio.sleep(max(asked, pause * (0.5 + 0.5 * random.random())))  # noqa: S311 - spreads retries, hides nothing
@@ -128,8 +131,8 @@ class Pauses:
 class Freshness:
     """Whether the watches keep up: what a list has seen, the watch must reach soon after.
 
-    ``position`` is the version up to which a watch, or the list it begins with, has told everything; ``awaited`` the newest version that
-    a regular list found beyond it, and since when it is missing.
+    ``position`` is the version up to which a watch, or the list it begins with, has told everything; ``awaited`` the
+    newest version that a regular list found beyond it, and since when it is missing.
     """
 
     position: dict[Scope, int] = field(default_factory=dict)
@@ -175,12 +178,7 @@ class Feed:
     """
 
     def __init__(
-        self,
-        cache: ObjectCache,
-        wake: Wake,
-        *,
-        whom: Whom | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, cache: ObjectCache, wake: Wake, *, whom: Whom | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cache = cache
         self._wake = wake
@@ -194,8 +192,8 @@ class Feed:
     async def begin(self, client: KubeClient, namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> None:
         """List everything, so that the cache is complete; watches go on from there.
 
-        Each list is tried until it is answered, and no other is thrown away for it: a server that turns every third request
-        away would hardly ever answer all of them at once.
+        Each list is tried until it is answered, and no other is thrown away for it: a server that turns every third
+        request away would hardly ever answer all of them at once.
         """
         keys: dict[Any, None] = {}  # woken when all is there: half of a service is no service
 
@@ -290,10 +288,14 @@ class Feed:
         return self._freshness.late_seconds(self._clock())
 
     def missing(self) -> str:
-        """What has never been listed to its end, and why where a list has failed; empty once all has. What is listed anew later is not missing."""
+        """What has never been listed to its end, and why where a list has failed; empty once all has. What is listed
+        anew later is not missing."""
         if self._missing is None:
             return "every kind"
-        places = ((f"{kind} in {namespace}" if namespace else str(kind), why) for (kind, namespace), why in self._missing.items())  # fmt: skip
+        places = (
+            (f"{kind} in {namespace}" if namespace else str(kind), why)
+            for (kind, namespace), why in self._missing.items()
+        )
         return ", ".join(f"{place} ({why})" if why else place for place, why in places)
 
     def _take(self, scope: Scope, events: list[tuple[str, Object]]) -> None:
@@ -356,7 +358,8 @@ class Feed:
         return newest, version
 
     def _tell_readable(self, scope: Scope, problem: str, wake: Wake) -> None:
-        """Every service may have waited for that, or has to say so: nothing else would wake those whose objects are as they were."""
+        """Every service may have waited for that, or has to say so: nothing else would wake those whose objects are as
+        they were."""
         if scope[0].optional and self._cache.tell_unreadable(*scope, problem):
             for key in self._whom.everybody(self._cache):
                 wake(key)
@@ -377,12 +380,7 @@ def scopes(namespaces: tuple[str, ...], kinds: Iterable[Kind] = WATCHED) -> list
 
 
 async def watch(
-    feed: Feed,
-    client: KubeClient,
-    *,
-    namespaces: tuple[str, ...],
-    stop: asyncio.Event,
-    kinds: Iterable[Kind] = WATCHED,
+    feed: Feed, client: KubeClient, *, namespaces: tuple[str, ...], stop: asyncio.Event, kinds: Iterable[Kind] = WATCHED
 ) -> None:
     """Watch everything of these kinds until ``stop``; raises what no watch can go on after."""
     async with asyncio.TaskGroup() as group:

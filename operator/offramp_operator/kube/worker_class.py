@@ -1,7 +1,9 @@
-"""What a WorkerClass adds to a service's workers: the administrator's image, devices and places, under a name that services ask for.
+"""What a WorkerClass adds to a service's workers: the administrator's image, devices and places, under a name that
+services ask for.
 
-Class and service never contradict each other: maps and lists add up, and a field that both have must say the same. What cannot be had (no such
-class, no right to read classes, a contradiction) is a :class:`Refusal`; the workers that serve stay as they are.
+Class and service never contradict each other: maps and lists add up, and a field that both have must say the same. What
+cannot be had (no such class, no right to read classes, a contradiction) is a :class:`Refusal`; the workers that serve
+stay as they are.
 """
 
 from __future__ import annotations
@@ -18,9 +20,21 @@ from offramp_operator.kube.kinds import Object, name_of, uid_of
 ADMINISTRATORS = ("image", "serviceAccountName")
 """What takes the place of the operator's own settings, and is never taken from a service's words."""
 FIELDS = (
-    "image", "imagePullPolicy", "imagePullSecrets", "resources", "resourceClaims", "nodeSelector", "tolerations", "priorityClassName",
-    "runtimeClassName", "schedulerName", "tmp", "sharedMemory", "startupDeadline", "serviceAccountName",
-)  # fmt: skip
+    "image",
+    "imagePullPolicy",
+    "imagePullSecrets",
+    "resources",
+    "resourceClaims",
+    "nodeSelector",
+    "tolerations",
+    "priorityClassName",
+    "runtimeClassName",
+    "schedulerName",
+    "tmp",
+    "sharedMemory",
+    "startupDeadline",
+    "serviceAccountName",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +91,8 @@ def _sum(given: Any, own: Any, path: str) -> Any:
 
 
 def _new(entry: Any, given: list[Any], path: str) -> Any:
-    """An entry of the service's that the class does not have. Names are there once: two entries of one name contradict each other."""
+    """An entry of the service's that the class does not have. Names are there once: two entries of one name contradict
+    each other."""
     name = entry.get("name") if isinstance(entry, Mapping) else None
     if name is not None and any(isinstance(other, Mapping) and other.get("name") == name for other in given):
         raise ContradictionError(f"{path}[{name}]")

@@ -51,7 +51,8 @@ class EmbeddedShell:
     web_port : int, optional
         Of the web page on loopback; 0 for any free one, and without one the usual port if it is free.
     metrics_port : int, optional
-        Where the control loop's metrics are shown on loopback, and ``/targets`` tells Prometheus of the workers; None opens nothing.
+        Where the control loop's metrics are shown on loopback, and ``/targets`` tells Prometheus of the workers; None
+        opens nothing.
     """
 
     def __init__(
@@ -74,9 +75,14 @@ class EmbeddedShell:
         self._client = httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=64))
         self._woken = asyncio.Event()
         self._fleet = Fleet(
-            state, self._front, self._client, service=self._intent.name, command=worker_command,
-            on_change=self._woken.set, grace_seconds=grace_seconds,
-        )  # fmt: skip
+            state,
+            self._front,
+            self._client,
+            service=self._intent.name,
+            command=worker_command,
+            on_change=self._woken.set,
+            grace_seconds=grace_seconds,
+        )
         self._observer = Observer()
         self._trainer = Trainer(state, changed=self._woken.set)
         self._platform = LocalPlatform(state, self._fleet, self._key, url=self._front.url, trainer=self._trainer)
@@ -135,7 +141,9 @@ class EmbeddedShell:
                 if port != wanted[-1]:
                     continue
                 reason = error.strerror or str(error)
-                raise InvalidArgumentError(f"port {port} cannot be used for the web page ({reason}); choose another with --web-port, 0 for any") from error  # fmt: skip
+                raise InvalidArgumentError(
+                    f"port {port} cannot be used for the web page ({reason}); choose another with --web-port, 0 for any"
+                ) from error
             url = f"http://{HOST}:{runner.addresses[0][1]}"
             log_event("web", f"watch it at {url}/services/{key.namespace}/{key.name}", service=str(key), url=url)
             return runner
@@ -184,7 +192,8 @@ class EmbeddedShell:
                 await asyncio.wait_for(self._woken.wait(), wait)
 
     async def _watch_file(self) -> None:
-        """Apply the user's file whenever what it says changes; an edit that is wrong is told once and changes nothing."""
+        """Apply the user's file whenever what it says changes; an edit that is wrong is told once and changes
+        nothing."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:

@@ -120,7 +120,8 @@ class Fleet:
     # --- getting there -----------------------------------------------------------------------------
 
     async def _take_over(self) -> None:
-        """Start the workers of the last run again, under the template they had, after ending what a killed shell left."""
+        """Start the workers of the last run again, under the template they had, after ending what a killed shell
+        left."""
         assert self._around is not None
         await asyncio.gather(*(end_leftover(record, grace_seconds=self._grace) for record in self._kept))
         for record in self._kept:

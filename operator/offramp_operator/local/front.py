@@ -1,4 +1,5 @@
-"""One address for all workers: starts, feeds and restarts the proxy process. The socket is kept here, so the address outlives the proxy."""
+"""One address for all workers: starts, feeds and restarts the proxy process. The socket is kept here, so the address
+outlives the proxy."""
 
 from __future__ import annotations
 
@@ -88,8 +89,11 @@ class FrontProcess:
         while not self._closing:
             self._process = process = await asyncio.create_subprocess_exec(
                 *leash.command(sys.executable, "-m", "offramp_operator.local.proxy", str(self._socket.fileno())),
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, pass_fds=[self._socket.fileno()], start_new_session=True,
-            )  # fmt: skip
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                pass_fds=[self._socket.fileno()],
+                start_new_session=True,
+            )
             if self._closing:  # told while the process was being made, so it was not told
                 process.kill()
             await self._tell({"backends": self._backends})

@@ -77,7 +77,8 @@ class LocalPlatform:
         self._looks = 0
 
     def apply(self, intent: Intent) -> bool:
-        """What `kubectl apply` does: create the service, or raise its generation when the spec differs. Returns whether it did either."""
+        """What `kubectl apply` does: create the service, or raise its generation when the spec differs. Returns whether
+        it did either."""
         existing = self._store.get(SERVICE_KIND, intent.name)
         if existing is None:
             created = self._store.create(
@@ -102,7 +103,8 @@ class LocalPlatform:
         return await asyncio.to_thread(self._gather, key)
 
     def changes(self, key: ServiceKey) -> int:
-        """Nobody tells of a changed file, so it is looked at every time: there is one service, and its files are small."""
+        """Nobody tells of a changed file, so it is looked at every time: there is one service, and its files are
+        small."""
         self._looks += 1
         return self._looks
 
@@ -218,7 +220,8 @@ class LocalPlatform:
         except FileNotFoundError:
             return None
         except UnavailableError as error:
-            # Going on from epoch 0 would be refused by every worker, so this is for a person to solve; what serves keeps serving.
+            # Going on from epoch 0 would be refused by every worker, so this is for a person to solve; what serves
+            # keeps serving.
             path = self._state.plans / f"{name}.json"
             raise StateFolderError(
                 f"{path} is damaged ({error}); restore it, or delete the state folder to start anew"

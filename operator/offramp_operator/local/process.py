@@ -39,7 +39,8 @@ _LOG_LIMIT_BYTES = 10_000_000
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """What is kept of a worker over restarts of the shell. ``pid`` and ``pid_started`` (clock ticks since boot) name its process."""
+    """What is kept of a worker over restarts of the shell. ``pid`` and ``pid_started`` (clock ticks since boot) name
+    its process."""
 
     name: str
     uid: str
@@ -156,8 +157,12 @@ class WorkerProcess:
         try:
             return await asyncio.create_subprocess_exec(
                 *leash.command(*self._around.command),
-                env=self._environment(), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                env=self._environment(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         finally:
             os.close(log)
 
@@ -229,7 +234,8 @@ class WorkerProcess:
     # --- health ------------------------------------------------------------------------------------
 
     async def _probe(self, pid: int) -> None:
-        """Readiness from the public port. A single missed probe of a serving worker means a busy machine, not a sick worker."""
+        """Readiness from the public port. A single missed probe of a serving worker means a busy machine, not a sick
+        worker."""
         missed, dead = 0, 0
         while True:
             answered = await self._answers("ready")
@@ -294,7 +300,8 @@ class WorkerProcess:
 
 
 def process_started(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; with the pid it names one process for good. None: there is none."""
+    """When a process started, in clock ticks since boot; with the pid it names one process for good. None: there is
+    none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

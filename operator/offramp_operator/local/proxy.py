@@ -48,7 +48,8 @@ class Link:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A client's connection. ``unanswered`` is what it sent since the worker last spoke; ``replayable`` while all of that is kept."""
+    """A client's connection. ``unanswered`` is what it sent since the worker last spoke; ``replayable`` while all of
+    that is kept."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -213,8 +214,8 @@ class Proxy:
     async def _close_unless_spoken_to(self, session: Session) -> None:
         """The worker closed after it spoke: its answer is whole, or it broke off and the client would wait for ever.
 
-        A client that sends its next request has the answer; a worker that is replaced under steady traffic ends like that, and to close
-        the client's connection just then would fail the request that is on its way.
+        A client that sends its next request has the answer; a worker that is replaced under steady traffic ends like
+        that, and to close the client's connection just then would fail the request that is on its way.
         """
         await asyncio.sleep(QUIET_SECONDS)
         async with session.linking:
@@ -222,7 +223,8 @@ class Proxy:
                 session.writer.close()
 
     async def _lost(self, session: Session) -> None:
-        """The worker closed the connection. The client need not know if it waits for nothing, or if its request can be sent again."""
+        """The worker closed the connection. The client need not know if it waits for nothing, or if its request can be
+        sent again."""
         idle, again = session.between_requests, bool(session.unanswered) and session.replayable and session.replays == 0
         self._release(session)
         if idle:

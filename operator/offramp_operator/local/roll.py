@@ -1,8 +1,8 @@
 """Which worker to start or stop next. Pure, so that its promises can be tested on every situation.
 
 Workers of a changed template are replaced one at a time: a new one is started, and an old one goes only when
-the new one serves. A new worker that never becomes ready therefore holds everything as it is. Without surge the order is
-the other one: an old worker goes, a new one starts in its place, and the next goes when it serves.
+the new one serves. A new worker that never becomes ready therefore holds everything as it is. Without surge the order
+is the other one: an old worker goes, a new one starts in its place, and the next goes when it serves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 class WorkerView:
     """A worker that is not being stopped, oldest first in a sequence.
 
-    ``current``: it runs the wanted template. ``failed``: it was found unable to serve; neither ready nor failed means that it starts.
+    ``current``: it runs the wanted template. ``failed``: it was found unable to serve; neither ready nor failed means
+    that it starts.
     """
 
     name: str
@@ -35,9 +36,10 @@ class Move:
 def next_move(workers: Sequence[WorkerView], replicas: int, *, surge: bool = True, leaving: int = 0) -> Move:
     """One move towards ``replicas`` ready workers of the wanted template.
 
-    With ``surge`` it never takes the number of ready workers below ``replicas`` (or below what there is, if that is less), and gives
-    an old worker that is still starting (after a restart of everything) the time to serve. Without, it never takes the number below
-    ``replicas - 1``, and starts none before the ``leaving`` ones, which are being stopped, have made room.
+    With ``surge`` it never takes the number of ready workers below ``replicas`` (or below what there is, if that is
+    less), and gives an old worker that is still starting (after a restart of everything) the time to serve. Without, it
+    never takes the number below ``replicas - 1``, and starts none before the ``leaving`` ones, which are being stopped,
+    have made room.
     """
     if not surge and any(not w.current for w in workers):
         return _in_place(workers, replicas, leaving)

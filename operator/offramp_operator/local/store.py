@@ -102,7 +102,8 @@ class ObjectStore:
             return manifest
 
     def update(self, kind: str, name: str, change: Callable[[Manifest], None]) -> Manifest:
-        """Let ``change`` edit the object in place; nobody else writes meanwhile. What it raises leaves the object as it was.
+        """Let ``change`` edit the object in place; nobody else writes meanwhile. What it raises leaves the object as it
+        was.
 
         Raises
         ------

@@ -19,16 +19,35 @@ from offramp_operator.shell.variables import option_variables
 
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _FILE = "file://"
-CLUSTER_ONLY = frozenset({
-    "image", "imagePullPolicy", "imagePullSecrets", "resources", "nodeSelector", "tolerations", "affinity", "topologySpreadConstraints",
-    "priorityClassName", "runtimeClassName", "schedulerName", "labels", "annotations", "className", "resourceClaims", "tmp", "sharedMemory",
-    "startupDeadline", "disruptionBudget",
-})  # fmt: skip
+CLUSTER_ONLY = frozenset(
+    {
+        "image",
+        "imagePullPolicy",
+        "imagePullSecrets",
+        "resources",
+        "nodeSelector",
+        "tolerations",
+        "affinity",
+        "topologySpreadConstraints",
+        "priorityClassName",
+        "runtimeClassName",
+        "schedulerName",
+        "labels",
+        "annotations",
+        "className",
+        "resourceClaims",
+        "tmp",
+        "sharedMemory",
+        "startupDeadline",
+        "disruptionBudget",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerTemplate:
-    """Everything whose change needs another process. ``env`` holds the user's own variables, ``options`` those of the spec's options."""
+    """Everything whose change needs another process. ``env`` holds the user's own variables, ``options`` those of the
+    spec's options."""
 
     service: str
     service_uid: str
@@ -96,7 +115,8 @@ def bundle_path(uri: str, *, base: Path | None = None) -> Path:
         what = "a PersistentVolumeClaim" if uri.startswith("pvc://") else "an image"
         raise InvalidSpecError(
             "spec.model.uri",
-            f"{uri} is {what}, and mounting one needs Kubernetes; here, write file://FOLDER with the bundle that `offramp prepare` made",
+            f"{uri} is {what}, and mounting one needs Kubernetes; here, write file://FOLDER with the bundle that "
+            "`offramp prepare` made",
         )
     path = Path(uri.removeprefix(_FILE)).expanduser()
     return path if path.is_absolute() or base is None else (base / path).resolve()

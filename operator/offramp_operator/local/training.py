@@ -81,14 +81,33 @@ class Trainer:
     async def _process(self, order: TrainingOrder, bundle: Path, result: Path) -> int | None:
         """The exit code, or None where it took too long and was killed."""
         arguments = [
-            "--bundle", str(bundle), "--captures", str(self._state.workers), "--store", str(self._state.ramp_sets), "--result", str(result),
-            "--from", order.ramp_set_digest, "--budget", repr(order.max_disagreement), "--keep", ",".join(order.keep), "--seed", str(order.attempt),
-        ]  # fmt: skip
+            "--bundle",
+            str(bundle),
+            "--captures",
+            str(self._state.workers),
+            "--store",
+            str(self._state.ramp_sets),
+            "--result",
+            str(result),
+            "--from",
+            order.ramp_set_digest,
+            "--budget",
+            repr(order.max_disagreement),
+            "--keep",
+            ",".join(order.keep),
+            "--seed",
+            str(order.attempt),
+        ]
         log = os.open(self._state.logs / "training.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             process = await asyncio.create_subprocess_exec(
-                *leash.command(*self._command), *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                *leash.command(*self._command),
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         finally:
             os.close(log)
         try:
@@ -110,9 +129,13 @@ def _report(attempt: int, result: Path, code: int | None) -> TrainingReport:
         if "error" in told:
             return TrainingReport(attempt, "Failed", message=str(told["error"])[:500])
         return TrainingReport(
-            attempt, "Succeeded", ramp_set_digest=str(told["ramp_set_digest"]), rows=int(told["rows"]),
-            saving_before=float(told["saving_before"]), saving_after=float(told["saving_after"]),
-        )  # fmt: skip
+            attempt,
+            "Succeeded",
+            ramp_set_digest=str(told["ramp_set_digest"]),
+            rows=int(told["rows"]),
+            saving_before=float(told["saving_before"]),
+            saving_after=float(told["saving_after"]),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         how = "took too long and was ended" if code is None else f"ended with exit code {code}; see logs/training.log"
         return TrainingReport(attempt, "Failed", message=f"the training {how}")

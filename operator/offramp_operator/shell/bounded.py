@@ -1,6 +1,7 @@
 """The operator's HTTP client towards workers: an answer is as long as it says, and never longer than memory allows.
 
-Workers hold the model of somebody else and listen to the network, so one that was taken over must not be able to bring the operator down.
+Workers hold the model of somebody else and listen to the network, so one that was taken over must not be able to bring
+the operator down.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One structured line per transition. The Kubernetes shell writes JSON on stderr; the embedded shell formats the same facts for people."""
+"""One structured line per transition. The Kubernetes shell writes JSON on stderr; the embedded shell formats the same
+facts for people."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ LOGGER = logging.getLogger("offramp")
 def log_event(
     event: str, message: str = "", *, level: int = logging.INFO, error: BaseException | None = None, **facts: Any
 ) -> None:
-    """Tell one transition. ``facts`` are plain JSON values, never secrets or request contents; ``error`` adds a traceback."""
+    """Tell one transition. ``facts`` are plain JSON values, never secrets or request contents; ``error`` adds a
+    traceback."""
     LOGGER.log(level, "%s", message or event, exc_info=error, extra={"event": event, "facts": facts})
 
 

@@ -1,4 +1,5 @@
-"""Objects of the control plane to and from manifests: what the Kubernetes API stores and what the embedded shell keeps in its state folder.
+"""Objects of the control plane to and from manifests: what the Kubernetes API stores and what the embedded shell keeps
+in its state folder.
 
 Reading takes a whole manifest (metadata, spec, status). Writing gives the ``spec`` or ``status`` alone; the
 platform adds metadata of its own.
@@ -104,7 +105,8 @@ def same_status(manifest: Mapping[str, Any], status: ServiceStatus | ConfigStatu
 
 
 def status_json(status: ServiceStatus | ConfigStatus | RolloutStatus) -> dict[str, Any]:
-    """A status as the API stores it. Fields at their defaults are left out, but for what people read in a column of its own."""
+    """A status as the API stores it. Fields at their defaults are left out, but for what people read in a column of its
+    own."""
     told = _renamed(cast(dict[str, Any], to_json(status)), _OURS, _THEIRS)
     if isinstance(status, RolloutStatus):
         return packed({"phase": status.phase, **told})
@@ -114,11 +116,12 @@ def status_json(status: ServiceStatus | ConfigStatus | RolloutStatus) -> dict[st
 
 
 def bounded(status: S, *, limit_bytes: int) -> S:
-    """A status that a store can be expected to take: while it is larger than ``limit_bytes``, the next thing on its list is left out.
+    """A status that a store can be expected to take: while it is larger than ``limit_bytes``, the next thing on its
+    list is left out.
 
-    First goes what can be counted again (what each worker process has counted under the stable plan), then what is history, then the ends of
-    long texts. Evidence of a canary and of a version on trial, proofs, and stops are never left out: a status that is too large with these alone
-    is refused, and what cannot be stored is not acted on.
+    First goes what can be counted again (what each worker process has counted under the stable plan), then what is
+    history, then the ends of long texts. Evidence of a canary and of a version on trial, proofs, and stops are never
+    left out: a status that is too large with these alone is refused, and what cannot be stored is not acted on.
     """
     for smaller in _LEFT_OUT:
         if len(msgspec.json.encode(status_json(status))) <= limit_bytes:

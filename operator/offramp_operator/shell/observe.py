@@ -1,8 +1,9 @@
 """Pull every worker's admin port and pool what they saw.
 
 A worker that does not answer is never an error here: its last report stands for a while, then it counts as
-silent. It costs its own deadline and nobody else's: once a pull has failed, passes do not wait for that worker any more. Nothing in this module decides anything; what it remembers can be lost at any time, because workers
-keep cumulative counters and a ring of records that a fresh observer reads from the start.
+silent. It costs its own deadline and nobody else's: once a pull has failed, passes do not wait for that worker any
+more. Nothing in this module decides anything; what it remembers can be lost at any time, because workers keep
+cumulative counters and a ring of records that a fresh observer reads from the start.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ KEEP_ALIVE_SECONDS = (
 
 
 class _Work(NamedTuple):
-    """By the worker's clock: requests answered, busy seconds, and requests that came, refused ones included; since it was first heard."""
+    """By the worker's clock: requests answered, busy seconds, and requests that came, refused ones included; since it
+    was first heard."""
 
     at: float
     requests: float = 0.0
@@ -130,10 +132,12 @@ class Observer:
         tuning: TuningStatus = COLLECTING,
         renew: bool = True,
     ) -> Observed:
-        """Pull all workers of a service once and pool the answers; never raises for a worker that is dead or talks nonsense.
+        """Pull all workers of a service once and pool the answers; never raises for a worker that is dead or talks
+        nonsense.
 
-        ``renew`` says that what is decided can be carried out, as far as is known: else a canary must be left to end with its lease. One that
-        is collecting labels for a tuning keeps as many rows as that takes, others their share of the operator's memory.
+        ``renew`` says that what is decided can be carried out, as far as is known: else a canary must be left to end
+        with its lease. One that is collecting labels for a tuning keeps as many rows as that takes, others their share
+        of the operator's memory.
         """
         self._services.setdefault(key, _ServiceMemory()).tuning = tuning
         memory = await self._pull_all(key, endpoints, token, renew=renew)
@@ -142,11 +146,13 @@ class Observer:
         return Observed(workers, own, others, _load(memory, self._monotonic()))
 
     async def look(self, key: ServiceKey, endpoints: Sequence[WorkerEndpoint], *, token: str) -> int:
-        """Pull all workers of a service once; the revision after that. Cheap where nothing is new: an answer that repeats itself is not parsed."""
+        """Pull all workers of a service once; the revision after that. Cheap where nothing is new: an answer that
+        repeats itself is not parsed."""
         return (await self._pull_all(key, endpoints, token)).revision
 
     def at_rest(self, key: ServiceKey) -> bool:
-        """Whether every worker answers, or has been told to be silent: none of them is about to be heard for the first time."""
+        """Whether every worker answers, or has been told to be silent: none of them is about to be heard for the first
+        time."""
         return all(seen.failures == 0 or seen.told_silent for seen in self._services[key].seen.values())
 
     def revision(self, key: ServiceKey) -> int:
@@ -226,8 +232,13 @@ class Observer:
             memory.revision += 1
         seen.told_silent = silent
         if seen.failures == FAILURES_UNTIL_SILENT and seen.state is not None:
-            log_event("worker-silent", f"{endpoint.name} does not answer: {reason}",
-                      level=logging.WARNING, service=str(key), worker=endpoint.name)  # fmt: skip
+            log_event(
+                "worker-silent",
+                f"{endpoint.name} does not answer: {reason}",
+                level=logging.WARNING,
+                service=str(key),
+                worker=endpoint.name,
+            )
 
     def _silent(self, seen: _Seen) -> bool:
         return seen.failures >= FAILURES_UNTIL_SILENT and self._monotonic() - seen.answered_at > SECONDS_UNTIL_SILENT
@@ -236,7 +247,7 @@ class Observer:
         self, memory: _ServiceMemory, seen: _Seen, endpoint: WorkerEndpoint, token: str, *, renew: bool
     ) -> None:
         for _ in range(MAX_PAGES):
-            query = self._query(memory, seen) | ({} if renew else {"renew": "0"})
+            query = _query(memory, seen) | ({} if renew else {"renew": "0"})
             body = await self._get(endpoint, "/v1/observations", token, query)
             told = hash(wire.without_time(body))
             if seen.observations is not None and told == seen.told:
@@ -265,18 +276,6 @@ class Observer:
             memory.revision += changed or n_rows > 0
             if n_rows < wire.MAX_BLOCK_ROWS:
                 return
-
-    def _query(self, memory: _ServiceMemory, seen: _Seen) -> dict[str, str]:
-        """Records from the first one that is not known, of the process that was last heard; any other process tells all it has."""
-        if seen.state is None:
-            return {"after": "0", "state": "1"}
-        state, own = seen.state, _set_of(seen.state)
-        known = memory.pools.get(own)
-        after = max(seen.after, known.next_of(state.boot_id) if known else 0)
-        query = {"after": str(after), "boot": state.boot_id, "state": "1"}
-        pools = {key: memory.pools[key] for key in _held(state) if key != own and key in memory.pools}
-        also = ",".join(f"{key.ramp_set_digest}={pool.next_of(state.boot_id)}" for key, pool in pools.items())
-        return {**query, "also": also} if also else query
 
     def _shared(self, state: WorkerState) -> WorkerState:
         """The same state, with columns and costs that all workers of a bundle share: they are most of it."""
@@ -373,12 +372,36 @@ class Observer:
                 status, text = reply.status, (await reply.read())[:500].decode(errors="replace")
         except (aiohttp.ClientError, ValueError, OSError, UnavailableError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
-            log_event("poke-failed", f"{endpoint.name} was not reached: {reason}", level=logging.DEBUG,
-                      service=str(key), worker=endpoint.name)  # fmt: skip
+            log_event(
+                "poke-failed",
+                f"{endpoint.name} was not reached: {reason}",
+                level=logging.DEBUG,
+                service=str(key),
+                worker=endpoint.name,
+            )
             return
         if status not in (HTTPStatus.OK, HTTPStatus.ACCEPTED):  # accepted: the worker waits for a ramp set, and says so
-            log_event("plan-refused", f"{endpoint.name} refused the plan ({status}): {text}",
-                      level=logging.WARNING, service=str(key), worker=endpoint.name)  # fmt: skip
+            log_event(
+                "plan-refused",
+                f"{endpoint.name} refused the plan ({status}): {text}",
+                level=logging.WARNING,
+                service=str(key),
+                worker=endpoint.name,
+            )
+
+
+def _query(memory: _ServiceMemory, seen: _Seen) -> dict[str, str]:
+    """Records from the first one that is not known, of the process that was last heard; any other process tells all it
+    has."""
+    if seen.state is None:
+        return {"after": "0", "state": "1"}
+    state, own = seen.state, _set_of(seen.state)
+    known = memory.pools.get(own)
+    after = max(seen.after, known.next_of(state.boot_id) if known else 0)
+    query = {"after": str(after), "boot": state.boot_id, "state": "1"}
+    pools = {key: memory.pools[key] for key in _held(state) if key != own and key in memory.pools}
+    also = ",".join(f"{key.ramp_set_digest}={pool.next_of(state.boot_id)}" for key, pool in pools.items())
+    return {**query, "also": also} if also else query
 
 
 def _cancel(seen: _Seen) -> None:
@@ -444,9 +467,11 @@ def _all_counts(seen: Observations) -> tuple[ArmCounts, ...]:
 
 def _account(seen: _Seen, now: Observations) -> None:
     """Add what happened since the last pull. Counters of old epochs may have been dropped, so only growth counts."""
-    before = {} if seen.observations is None or seen.observations.boot_id != now.boot_id else {
-        (c.epoch, c.arm): c for c in _all_counts(seen.observations)
-    }  # fmt: skip
+    before = (
+        {}
+        if seen.observations is None or seen.observations.boot_id != now.boot_id
+        else {(c.epoch, c.arm): c for c in _all_counts(seen.observations)}
+    )
     _, requests, busy, came = seen.work[-1] if seen.work else _Work(now.now)
     if seen.work:
         answered = requests
@@ -481,7 +506,8 @@ def _rested(seen: _Seen, now: float) -> None:
 
 
 def _load(memory: _ServiceMemory, now: float) -> Load:
-    """Rates over the last pulls (about ten seconds of them, so that two pulls in a row do not make noise), and their peak."""
+    """Rates over the last pulls (about ten seconds of them, so that two pulls in a row do not make noise), and their
+    peak."""
     rates, shares, coming = [], [], []
     for seen in memory.seen.values():
         if len(seen.work) >= 2:
@@ -500,7 +526,8 @@ def _load(memory: _ServiceMemory, now: float) -> Load:
 
 
 def _records(memory: _ServiceMemory, workers: Sequence[Worker]) -> tuple[RecordStore | None, Mapping[str, RecordStore]]:
-    """The records of the bundle that most current workers serve: by its own ramp set, and by others that are held. Not of one on trial."""
+    """The records of the bundle that most current workers serve: by its own ramp set, and by others that are held. Not
+    of one on trial."""
     state = _leading_state([w for w in workers if not w.endpoint.trial])
     if state is None:
         return None, {}

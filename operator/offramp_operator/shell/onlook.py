@@ -11,7 +11,8 @@ from offramp_operator.shell.platform import ServiceKey
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One pass that went well: what it gathered, what workers said, what was decided and carried out, and when (seconds since the epoch)."""
+    """One pass that went well: what it gathered, what workers said, what was decided and carried out, and when (seconds
+    since the epoch)."""
 
     gathered: Gathered
     workers: tuple[Worker, ...]

@@ -1,7 +1,9 @@
-"""Counts of many worker processes in few bytes: what a rollout of a large service keeps of each is packed into one text.
+"""Counts of many worker processes in few bytes: what a rollout of a large service keeps of each is packed into one
+text.
 
-Evidence is written in every second of a step. As plain fields it is 370 bytes a worker, and the API server notes an owner for each of them, which is
-as much again. Packed it has one owner, and is written and read in one piece with the rest of the status: no second object could be ahead of it.
+Evidence is written in every second of a step. As plain fields it is 370 bytes a worker, and the API server notes an
+owner for each of them, which is as much again. Packed it has one owner, and is written and read in one piece with the
+rest of the status: no second object could be ahead of it.
 """
 
 from __future__ import annotations

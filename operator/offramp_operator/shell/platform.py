@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from offramp_core.control.objects import ConfigStatus, RolloutStatus, Service, ServiceStatus
-from offramp_core.control.snapshot import (
-    Event,
-    Gathered,
-    NewConfig,
-    NewRollout,
-    TrainingOrder,
-)
+from offramp_core.control.snapshot import Event, Gathered, NewConfig, NewRollout, TrainingOrder
 from offramp_core.protocol import PlanDocument, SignedDocument
 
 
@@ -50,7 +44,8 @@ class Platform(Protocol):
         """Read a service and what it owns; None when it is gone (children go by owner reference)."""
 
     def changes(self, key: ServiceKey) -> int:
-        """A number that differs whenever what :meth:`gather` would read may differ; a platform that cannot tell counts upwards."""
+        """A number that differs whenever what :meth:`gather` would read may differ; a platform that cannot tell counts
+        upwards."""
 
     async def ensure_workers(self, service: Service, identity: WorkerIdentity) -> None:
         """Bring the workers to what ``service.spec`` asks for. Writes nothing when nothing differs."""
@@ -76,7 +71,8 @@ class Platform(Protocol):
         """Store the document where workers read it, only if the stored epoch is still ``previous_epoch`` (0: none)."""
 
     async def train(self, service: Service, order: TrainingOrder) -> None:
-        """Begin training number ``order.attempt``, unless it has begun; :attr:`Gathered.training` tells what becomes of it.
+        """Begin training number ``order.attempt``, unless it has begun; :attr:`Gathered.training` tells what becomes of
+        it.
 
         Asked only of platforms that can (:attr:`Gathered.can_train`).
         """

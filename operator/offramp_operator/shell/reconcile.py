@@ -43,8 +43,8 @@ Decide = Callable[[Snapshot, float], Decision]
 class _Idle:
     """A pass that had nothing to do: until something changes, the next ones only look whether anything has.
 
-    A decision is a pure function of what was gathered, observed and of the time, so with the first two unchanged it would decide the same;
-    what only time changes (cool-downs, deadlines of minutes) can wait ``until``.
+    A decision is a pure function of what was gathered, observed and of the time, so with the first two unchanged it
+    would decide the same; what only time changes (cool-downs, deadlines of minutes) can wait ``until``.
     """
 
     changes: int
@@ -137,7 +137,8 @@ class Reconciler:
     # --- the pass ----------------------------------------------------------------------------------
 
     def _meet(self, key: ServiceKey, service: Service) -> None:
-        """A service may be deleted and made again between two passes: the new one inherits neither labels nor a tuning."""
+        """A service may be deleted and made again between two passes: the new one inherits neither labels nor a
+        tuning."""
         if self._uids.get(key, service.uid) != service.uid:
             self.forget(key)
         self._uids[key] = service.uid
@@ -148,8 +149,8 @@ class Reconciler:
         Returns
         -------
         tuple
-            Seconds until the next look, ever more while nothing is new, or None when a pass is due; and the wait to go on with where the pass
-            is due for the time alone, else 0.
+            Seconds until the next look, ever more while nothing is new, or None when a pass is due; and the wait to go
+            on with where the pass is due for the time alone, else 0.
         """
         idle = self._idle.pop(key, None)
         if idle is None or idle.changes != self._platform.changes(key):
@@ -167,7 +168,8 @@ class Reconciler:
         service = gathered.service
         try:
             observed, revision, decision = await self._judge(key, gathered)
-            # Whatever gives nobody more than is published waits for nothing: not for workers, and not for what is to be stored.
+            # Whatever gives nobody more than is published waits for nothing: not for workers, and not for what is to be
+            # stored.
             gives = decision.publish is not None and not only_takes_away(decision.publish, gathered.published)
             poked = not gives and await self._publish(key, gathered, observed, decision.publish)
         except Exception:
@@ -199,7 +201,8 @@ class Reconciler:
     async def _judge(self, key: ServiceKey, gathered: Gathered) -> tuple[Observed, int, Decision]:
         """What the workers say, the revision of that, and what follows.
 
-        The pull renews the workers' leases only after a pass that could do what it decided: a canary whose end nobody can write must end by itself.
+        The pull renews the workers' leases only after a pass that could do what it decided: a canary whose end nobody
+        can write must end by itself.
         """
         service, renew = gathered.service, key in self._able
         token = self._key.admin_token(service.uid)
@@ -218,7 +221,8 @@ class Reconciler:
         return min(MOST_DECIDE_SECONDS, max(DECIDE_SECONDS, len(self._watched_since) / DECISIONS_A_SECOND))
 
     async def _ensure_workers(self, gathered: Gathered) -> bool:
-        """Whether it failed. The pass goes on all the same: what serves must stay watched while workers cannot be changed."""
+        """Whether it failed. The pass goes on all the same: what serves must stay watched while workers cannot be
+        changed."""
         service = gathered.service
         try:
             await self._platform.ensure_workers(service, self._key.identity(service.uid))
@@ -275,8 +279,15 @@ class Reconciler:
                 continue
             await self._platform.write_rollout_status(gathered.service, name, status)
             if before is None or (before.phase, before.step) != (status.phase, status.step):
-                log_event("rollout-phase", f"{name}: {status.phase} {status.reason}".rstrip(), rollout=name, phase=status.phase,
-                          step=status.step, weight=status.weight, verdict=status.verdict)  # fmt: skip
+                log_event(
+                    "rollout-phase",
+                    f"{name}: {status.phase} {status.reason}".rstrip(),
+                    rollout=name,
+                    phase=status.phase,
+                    step=status.step,
+                    weight=status.weight,
+                    verdict=status.verdict,
+                )
 
     async def _write_status(self, gathered: Gathered, status: ServiceStatus) -> None:
         before, key = gathered.service.status, f"{gathered.service.namespace}/{gathered.service.name}"
@@ -286,8 +297,14 @@ class Reconciler:
         if status.phase != before.phase:
             log_event("phase", f"{status.phase}: {status.message}", service=key, phase=status.phase)
         if (status.tuning.state, status.tuning.message) != (before.tuning.state, before.tuning.message):
-            log_event("tuning", f"{status.tuning.state}: {status.tuning.message}".rstrip(": "), service=key,
-                      state=status.tuning.state, labels=status.tuning.labels, needed=status.tuning.labels_needed)  # fmt: skip
+            log_event(
+                "tuning",
+                f"{status.tuning.state}: {status.tuning.message}".rstrip(": "),
+                service=key,
+                state=status.tuning.state,
+                labels=status.tuning.labels,
+                needed=status.tuning.labels_needed,
+            )
 
     async def _delete(self, gathered: Gathered, decision: Decision) -> None:
         for name in decision.delete_rollouts:
@@ -300,8 +317,8 @@ class Reconciler:
     ) -> bool:
         """Publish what is new, then poke; whether anybody was poked.
 
-        Workers that missed an earlier poke are poked again, as kubelet's copy is slow; those that refused it too, now and then, where their
-        reason may have passed.
+        Workers that missed an earlier poke are poked again, as kubelet's copy is slow; those that refused it too, now
+        and then, where their reason may have passed.
         """
         published = gathered.published
         new = document is not None and document != published
@@ -322,8 +339,14 @@ class Reconciler:
             previous = published.epoch if published is not None else 0
             await self._platform.publish(gathered.service, current, signed, previous_epoch=previous)
             share = f", canary on {current.weight_percent} % of batches" if current.canary is not None else ""
-            log_event("published", f"epoch {current.epoch}{share}", service=str(key), epoch=current.epoch,
-                      weight=current.weight_percent, canary=current.canary is not None)  # fmt: skip
+            log_event(
+                "published",
+                f"epoch {current.epoch}{share}",
+                service=str(key),
+                epoch=current.epoch,
+                weight=current.weight_percent,
+                canary=current.canary is not None,
+            )
         await self._observer.poke(key, behind, token=self._key.admin_token(gathered.service.uid), signed=signed)
         return True
 
@@ -361,7 +384,8 @@ def _acts(decision: Decision, gathered: Gathered) -> bool:
 
 
 def _in_motion(decision: Decision) -> bool:
-    """Whether workers are being replaced or a new spec is on its way: what is decided then hangs on the time that has passed.
+    """Whether workers are being replaced or a new spec is on its way: what is decided then hangs on the time that has
+    passed.
 
     A service that waits for its turn is told when it comes.
     """
@@ -371,14 +395,16 @@ def _in_motion(decision: Decision) -> bool:
 
 
 def _lives(gathered: Gathered) -> bool:
-    """Whether a rollout is under way: its canary lease and its gates need a pull about every second. One that has not begun needs neither."""
+    """Whether a rollout is under way: its canary lease and its gates need a pull about every second. One that has not
+    begun needs neither."""
     return any(not r.status.finished and r.status.phase != "Pending" for r in gathered.rollouts)
 
 
 def _behind(
     workers: tuple[WorkerEndpoint, ...], observed: Observed, epoch: int, *, refused_too: bool
 ) -> tuple[WorkerEndpoint, ...]:
-    """Workers that answer, have not taken ``epoch`` and have not refused it, or with ``refused_too`` only for what may pass."""
+    """Workers that answer, have not taken ``epoch`` and have not refused it, or with ``refused_too`` only for what may
+    pass."""
     states = {worker.endpoint.uid: worker.state for worker in observed.workers}
     return tuple(
         endpoint

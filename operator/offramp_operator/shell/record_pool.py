@@ -39,7 +39,8 @@ class RampSetKey:
 def rows_each(services: int, *, n_ramps: int) -> int:
     """Rows that the pool of each of so many services may keep while it collects no labels for a tuning.
 
-    Else an operator's memory would grow with the traffic of all its services, by megabytes each. A row has 8 bytes per ramp and 36 more.
+    Else an operator's memory would grow with the traffic of all its services, by megabytes each. A row has 8 bytes per
+    ramp and 36 more.
     """
     share = POOLS_BYTES // (max(1, services) * (8 * n_ramps + 36))
     return min(CAPACITY_ROWS, max(ENOUGH_ROWS, share))
@@ -51,10 +52,11 @@ def rows_for(awaited: int) -> int:
 
 
 class RecordPool:
-    """Keeps the newest ``capacity`` rows. A row is known by its process and sequence number, so pulling twice adds nothing.
+    """Keeps the newest ``capacity`` rows. A row is known by its process and sequence number, so pulling twice adds
+    nothing.
 
-    ``names`` are the arrays that name the columns (:func:`offramp_core.bundle.column_arrays`); they are only kept with the rows, so
-    that a dump can be read without the workers that filled it.
+    ``names`` are the arrays that name the columns (:func:`offramp_core.bundle.column_arrays`); they are only kept with
+    the rows, so that a dump can be read without the workers that filled it.
     """
 
     def __init__(
@@ -90,9 +92,10 @@ class RecordPool:
         """Add what is new of a block; returns how many rows were. No row is younger than ``latest_time``.
 
         A row cannot have been admitted after it was received, and one that claims so (a clock ahead of ours) would
-        make the tuner skip everything until that time comes. Read again after a restart, such a row would seem to be younger than it was
-        taken for at first, and one that a test has used would be fresh again: ``not_younger`` has (number, time) pairs, and rows below the
-        number are not younger than the time. Rows that say something else of answers than those before them are no news.
+        make the tuner skip everything until that time comes. Read again after a restart, such a row would seem to be
+        younger than it was taken for at first, and one that a test has used would be fresh again: ``not_younger`` has
+        (number, time) pairs, and rows below the number are not younger than the time. Rows that say something else of
+        answers than those before them are no news.
         """
         skip = max(0, self.next_of(boot_id) - rows.first)
         self._next[boot_id] = max(rows.next, self._next.pop(boot_id, 0))  # most recently heard of comes last
@@ -112,8 +115,8 @@ class RecordPool:
         return new
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """All rows as one array per column, sorted by time (ties as they came). Where no row names a slice or a stream, or all were drawn alike,
-        there is no such column, so that a certificate is the same as before there were any."""
+        """All rows as one array per column, sorted by time (ties as they came). Where no row names a slice or a stream,
+        or all were drawn alike, there is no such column, so that a certificate is the same as before there were any."""
         self._compact()
         if not self._chunks:
             shapes = {"uncertainty": (0, self.n_ramps), "prediction": (0, self.n_ramps)}

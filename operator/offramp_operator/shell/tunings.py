@@ -21,7 +21,8 @@ Tune = Callable[[Records, TuningRequest], TuningOutcome]
 
 @dataclass(slots=True)
 class Tuning:
-    """A tuning of one service: under way, finished and not yet decided upon, or none. ``not_before`` follows a crash."""
+    """A tuning of one service: under way, finished and not yet decided upon, or none. ``not_before`` follows a
+    crash."""
 
     running: asyncio.Future[TuningOutcome] | None = None
     outcome: TuningOutcome | None = None
@@ -66,7 +67,8 @@ class Tunings:
         return tuning
 
     def digested(self, key: ServiceKey) -> None:
-        """Forget the outcome, now that what was learned from it is stored, and not before: tests that ran must be counted.
+        """Forget the outcome, now that what was learned from it is stored, and not before: tests that ran must be
+        counted.
 
         A decision that uses it always changes the tuning status; one that cannot (no worker answers) leaves it alone.
         """

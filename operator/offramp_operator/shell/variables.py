@@ -6,7 +6,8 @@ from offramp_core.control.spec import GENERATED, ServiceSpec
 
 
 def option_variables(spec: ServiceSpec) -> dict[str, str]:
-    """The options that differ from the defaults: a default that is named would replace every worker when Offramp is upgraded."""
+    """The options that differ from the defaults: a default that is named would replace every worker when Offramp is
+    upgraded."""
     return {
         **({"OFFRAMP_CACHE_BYTES": str(spec.cache_bytes)} if spec.cache_bytes else {}),
         **({"OFFRAMP_DEADLINE_ANSWERS": "always"} if spec.deadline_answers == "Always" else {}),

@@ -23,8 +23,9 @@ MAX_BLOCK_ROWS = 5_000
 class RecordRows:
     """A decoded :class:`RecordBlock`: n rows over R ramps, ``first`` the sequence number of row 0.
 
-    ``time`` float64 [n], ``uncertainty`` float32 [n, R], ``answers`` are its columns about answers (:data:`LABELS` or :data:`LOSSES`), ``slice`` int32 [n],
-    ``stream`` int64 [n], ``draw`` and ``audit_rate`` float32 [n]. What workers of before do not report is 0, and 1 for the rate.
+    ``time`` float64 [n], ``uncertainty`` float32 [n, R], ``answers`` are its columns about answers (:data:`LABELS`
+    or :data:`LOSSES`), ``slice`` int32 [n], ``stream`` int64 [n], ``draw`` and ``audit_rate`` float32 [n]. What workers
+    of before do not report is 0, and 1 for the rate.
     """
 
     first: int

@@ -1,7 +1,8 @@
 """The last pass of every service, for pages to be made of.
 
-Passes only leave references here, in constant time; whatever costs something is done when somebody looks, from values that nobody
-changes any more. Everything belongs to one event loop; a page is rendered in a thread from what :meth:`Board.views` returned.
+Passes only leave references here, in constant time; whatever costs something is done when somebody looks, from values
+that nobody changes any more. Everything belongs to one event loop; a page is rendered in a thread from
+what :meth:`Board.views` returned.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything a page may show of one service; ``family`` is None where not one pass went well. ``curves`` are by rollout and gate."""
+    """Everything a page may show of one service; ``family`` is None where not one pass went well. ``curves`` are by
+    rollout and gate."""
 
     key: ServiceKey
     family: Family | None

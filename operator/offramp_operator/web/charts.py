@@ -1,7 +1,8 @@
-"""Values to SVG: the network with its ramps, the evidence of gates, latency distributions, and the small bars of the overview. Pure.
+"""Values to SVG: the network with its ramps, the evidence of gates, latency distributions, and the small bars of the
+overview. Pure.
 
-Colours are classes of the stylesheet, so that light and dark are its business and no style is inline. Every graphic has a sentence for
-those who do not see it, and the page has its numbers as a table beside it.
+Colours are classes of the stylesheet, so that light and dark are its business and no style is inline. Every graphic has
+a sentence for those who do not see it, and the page has its numbers as a table beside it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Scale = Callable[[float], float]
 
 
 def element(name: str, *children: Markup | str, **attributes: object) -> Markup:
-    """One element, everything escaped. ``class_`` is class, ``stroke_width`` stroke-width, None leaves an attribute out."""
+    """One element, everything escaped. ``class_`` is class, ``stroke_width`` stroke-width, None leaves an attribute
+    out."""
     told = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_text(value))}"'
         for key, value in attributes.items()
@@ -35,7 +37,9 @@ def element(name: str, *children: Markup | str, **attributes: object) -> Markup:
 
 def svg(width: float, height: float, *children: Markup, label: str, class_: str) -> Markup:
     """A graphic that scales with its box and is read as one sentence."""
-    return element("svg", *children, viewBox=f"0 0 {_text(width)} {_text(height)}", role="img", aria_label=label, class_=class_)  # fmt: skip
+    return element(
+        "svg", *children, viewBox=f"0 0 {_text(width)} {_text(height)}", role="img", aria_label=label, class_=class_
+    )
 
 
 def _text(value: object) -> str:
@@ -67,12 +71,16 @@ def goal_bar(goal: Goal, *, name: str) -> Markup:
     filled = min(_BAR_WIDTH, _BAR_FULL * goal.used)
     told = f"{name}: {goal.measured}, {goal.used:.0%} of what {goal.allowed} allows"
     return svg(
-        _BAR_WIDTH, _BAR_HEIGHT,
+        _BAR_WIDTH,
+        _BAR_HEIGHT,
         element("rect", x=0, y=2, width=_BAR_FULL, height=4, rx=2, class_="bar-track"),
-        element("rect", x=0, y=2, width=max(2.0, filled), height=4, rx=2, class_="bar-bad" if goal.broken else "bar-fill"),
+        element(
+            "rect", x=0, y=2, width=max(2.0, filled), height=4, rx=2, class_="bar-bad" if goal.broken else "bar-fill"
+        ),
         _line(_BAR_FULL, 0, _BAR_FULL, _BAR_HEIGHT, "bar-limit"),
-        label=told, class_="bar",
-    )  # fmt: skip
+        label=told,
+        class_="bar",
+    )
 
 
 # --- network ---------------------------------------------------------------------------------------
@@ -84,7 +92,8 @@ _ASIDE = 13.0  # how far the ring of a place moves where a ramp in use leaves th
 
 
 def network_chart(facts: NetworkFacts) -> Markup:
-    """Blocks as wide as the time they take; active ramps leave the line downwards to a card, others are open rings on it."""
+    """Blocks as wide as the time they take; active ramps leave the line downwards to a card, others are open rings on
+    it."""
     left, width = _NET_LEFT, _NET_WIDTH - _NET_LEFT - _NET_RIGHT
     active = [ramp for ramp in facts.ramps if ramp.active]
     height = _CARD_TOP + _CARD_HEIGHT + 4 if active else _LINE_Y + 44
@@ -108,7 +117,17 @@ def _blocks(widths: Sequence[float], left: float, width: float) -> list[Markup]:
     out, x = [], left
     for part in widths:
         shown = max(1.0, width * part - _GAP)
-        out.append(element("rect", x=x + _GAP / 2, y=_LINE_Y - _BLOCK_HEIGHT / 2, width=shown, height=_BLOCK_HEIGHT, rx=4, class_="block"))  # fmt: skip
+        out.append(
+            element(
+                "rect",
+                x=x + _GAP / 2,
+                y=_LINE_Y - _BLOCK_HEIGHT / 2,
+                width=shown,
+                height=_BLOCK_HEIGHT,
+                rx=4,
+                class_="block",
+            )
+        )
         if width * part >= 46:
             out.append(_label(x + width * part / 2, _LINE_Y + 4, f"{part:.0%}", "block-label", "middle"))
         x += width * part
@@ -155,11 +174,20 @@ def _exit(ramp: RampFacts, *, at: float, x: float) -> list[Markup]:
         element("circle", cx=at, cy=top, r=5, class_="ramp"),
         element("rect", x=left, y=y, width=_CARD_WIDTH, height=_CARD_HEIGHT, rx=6, class_="card"),
         _label(left + 10, y + 20, _clip(ramp.id, 16), "card-title"),
-        _label(left + 10, y + 40, f"{percent(ramp.exit_share)} leave" if ramp.exit_share is not None else "no requests", "card-figure"),
+        _label(
+            left + 10,
+            y + 40,
+            f"{percent(ramp.exit_share)} leave" if ramp.exit_share is not None else "no requests",
+            "card-figure",
+        ),
         _label(left + 10, y + 57, f"below {ramp.threshold}", "card-text"),
-        _label(left + 10, y + 73, f"{signed_seconds(worth)} a request" if worth is not None else "",
-               "card-bad" if (worth or 0) < 0 else "card-good"),
-    ]  # fmt: skip
+        _label(
+            left + 10,
+            y + 73,
+            f"{signed_seconds(worth)} a request" if worth is not None else "",
+            "card-bad" if (worth or 0) < 0 else "card-good",
+        ),
+    ]
 
 
 def _network_told(facts: NetworkFacts, active: Sequence[RampFacts]) -> str:
@@ -218,19 +246,34 @@ def evidence_chart(gate: str, curve: Sequence[CurvePoint], *, started_at: float 
 
     earned = proves(gate)
     parts = [
-        element("rect", x=_EV_LEFT, y=_EV_TOP, width=inner_width, height=max(0.0, y(limit) - _EV_TOP), class_="zone-good" if earned else "zone-bad"),
+        element(
+            "rect",
+            x=_EV_LEFT,
+            y=_EV_TOP,
+            width=inner_width,
+            height=max(0.0, y(limit) - _EV_TOP),
+            class_="zone-good" if earned else "zone-bad",
+        ),
         *_decades(highest, y),
         *_step_marks(curve, x),
         _line(_EV_LEFT, y(limit), _EV_WIDTH - _EV_RIGHT, y(limit), "limit"),
         # At the left, where evidence begins: a curve that passes its limit does so at the right.
-        _label(_EV_LEFT + 4, y(limit) - 4, f"{'enough at' if earned else 'harm at'} {e_value(curve[-1].log_limit)}", "limit-label"),
+        _label(
+            _EV_LEFT + 4,
+            y(limit) - 4,
+            f"{'enough at' if earned else 'harm at'} {e_value(curve[-1].log_limit)}",
+            "limit-label",
+        ),
         *(_path([(x(p.at), height(p.log_e_value)) for p in part], "curve") for part in _by_step(curve)),
         element("circle", cx=x(curve[-1].at), cy=height(curve[-1].log_e_value), r=3.5, class_="curve-end"),
         _label(_EV_LEFT, _EV_HEIGHT - 6, "start"),
         _label(_EV_WIDTH - _EV_RIGHT, _EV_HEIGHT - 6, duration(span), "tick", "end"),
-    ]  # fmt: skip
+    ]
     last = curve[-1]
-    told = f"E-value of gate {gate} over {duration(span)}: {e_value(last.log_e_value)} now, against a limit of {e_value(last.log_limit)}"
+    told = (
+        f"E-value of gate {gate} over {duration(span)}: {e_value(last.log_e_value)} now, against a limit of "
+        f"{e_value(last.log_limit)}"
+    )
     return svg(_EV_WIDTH, _EV_HEIGHT, *parts, label=told, class_="evidence")
 
 
@@ -267,11 +310,7 @@ def _step_marks(curve: Sequence[CurvePoint], x: Scale) -> list[Markup]:
             near_end = at > _EV_WIDTH - _EV_RIGHT - 30
             out.append(
                 _label(
-                    at - 2 if near_end else at + 2,
-                    _EV_TOP - 6,
-                    f"{weight} %",
-                    "tick",
-                    "end" if near_end else "start",
+                    at - 2 if near_end else at + 2, _EV_TOP - 6, f"{weight} %", "tick", "end" if near_end else "start"
                 )
             )
             labelled = at
@@ -319,7 +358,8 @@ def latency_chart(facts: LatencyFacts) -> Markup:
 
 
 def _names(curves: Sequence[tuple[str, float, str]], y: float) -> list[Markup]:
-    """The names of curves beside them: of two, the left one's at its left if there is room; else at the right of both."""
+    """The names of curves beside them: of two, the left one's at its left if there is room; else at the right of
+    both."""
     first, *others = sorted(curves, key=lambda curve: curve[1])
     (name, x, class_), out = first, []
     if x - _CDF_LEFT > _NAME_WIDTH:

@@ -1,7 +1,7 @@
 """A rollout's evidence over time: what the objects in etcd do not keep, because only people look at it.
 
-A curve has at most ``POINTS`` points. When it is full, every second one goes and from then on every second reading is left out, so a
-rollout of a week takes what one of a minute takes, evenly thinned. The newest reading is always there.
+A curve has at most ``POINTS`` points. When it is full, every second one goes and from then on every second reading is
+left out, so a rollout of a week takes what one of a minute takes, evenly thinned. The newest reading is always there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ CURVES = 256  # over all services; the one that was not fed for the longest time
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One reading of a gate: seconds since the epoch, the step (from 0) and its weight, k of n, and natural logs of e-value and limit."""
+    """One reading of a gate: seconds since the epoch, the step (from 0) and its weight, k of n, and natural logs of
+    e-value and limit."""
 
     at: float
     step: int

@@ -1,8 +1,9 @@
 """Who may ask, and what a browser may do with the answer.
 
-The page has no login: on one machine it is for who sits there, in a cluster for who may forward a port or reach the Service. What must
-be kept out is a foreign web page that a reader's browser has open at the same time. It cannot read answers of another origin, unless it
-makes its own name resolve to our address (DNS rebinding); the Host header then still tells its name, so only known names are answered.
+The page has no login: on one machine it is for who sits there, in a cluster for who may forward a port or reach the
+Service. What must be kept out is a foreign web page that a reader's browser has open at the same time. It cannot read
+answers of another origin, unless it makes its own name resolve to our address (DNS rebinding); the Host header then
+still tells its name, so only known names are answered.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from aiohttp.typedefs import Handler, Middleware
 
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action "
+        "'self'; "
         "base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
@@ -29,7 +31,8 @@ HEADERS = {
 
 
 def host_allowed(host: str, names: Collection[str]) -> bool:
-    """Whether a Host header is an address, ``localhost`` or one of ``names``: none of them can be made to resolve to us by others."""
+    """Whether a Host header is an address, ``localhost`` or one of ``names``: none of them can be made to resolve to us
+    by others."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:

@@ -1,7 +1,8 @@
 """Sections that changed, sent as they change (server-sent events).
 
-Nothing is queued for a client: each has one task that waits for a pass, renders, and sends what differs from what it sent before. A slow
-client therefore costs one unsent answer and is let go when that takes too long; what it missed in between it never needs.
+Nothing is queued for a client: each has one task that waits for a pass, renders, and sends what differs from what it
+sent before. A slow client therefore costs one unsent answer and is let go when that takes too long; what it missed in
+between it never needs.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ Version = Callable[[], int]
 
 
 class Shared:
-    """What many look at is made once for all of them, and not more often than every ``seconds``: the overview of thousands of services costs
-    a tenth of a second.
+    """What many look at is made once for all of them, and not more often than every ``seconds``: the overview of
+    thousands of services costs a tenth of a second.
     """
 
     def __init__(self, *, seconds: float = MIN_INTERVAL_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -84,7 +85,9 @@ class Streams:
     async def serve(self, request: web.Request, render: Render, *, version: Version) -> web.StreamResponse:
         """Stream until the client goes, is too slow, or the server ends."""
         if self._closing.is_set() or self._open >= self._max:
-            raise web.HTTPServiceUnavailable(headers={"Retry-After": "10"}, text=f"{self._open} pages are live already; reload instead")  # fmt: skip
+            raise web.HTTPServiceUnavailable(
+                headers={"Retry-After": "10"}, text=f"{self._open} pages are live already; reload instead"
+            )
         self._open += 1
         try:
             return await self._stream(request, render, version)

@@ -1,4 +1,5 @@
-"""What each page shows, as values. Pure: a view and a time in, one context out; the same context is the JSON of the API."""
+"""What each page shows, as values. Pure: a view and a time in, one context out; the same context is the JSON of the
+API."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ CANARY_PHASES = ("Progressing", "Paused", "AwaitingPromotion", "Promoting")
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A promise beside what was measured. ``used`` is the measured share of what is allowed: 1 is the limit, None is not known yet."""
+    """A promise beside what was measured. ``used`` is the measured share of what is allowed: 1 is the limit, None is
+    not known yet."""
 
     measured: str
     allowed: str
@@ -151,7 +153,8 @@ class EventFacts:
 
 @dataclass(frozen=True, slots=True)
 class ServicePage:
-    """Everything of one service. Sections are empty where there is nothing to say; ``latency`` is None until workers reported."""
+    """Everything of one service. Sections are empty where there is nothing to say; ``latency`` is None until workers
+    reported."""
 
     row: Row
     since: str
@@ -233,7 +236,8 @@ def _aged(view: View, now: float) -> Family | None:
 
 
 def _latency_goal(family: Family) -> Goal:
-    """The p95 that the status tells against the objective; whether it is met is the condition's word, at the objective's percentile."""
+    """The p95 that the status tells against the objective; whether it is met is the condition's word, at the
+    objective's percentile."""
     spec, seen = family.service.spec, family.service.status.observed
     seconds = _number(seen.p95, lambda text: parse_duration(text, "p95"))
     used = seconds / spec.latency_seconds if seconds is not None else None
@@ -297,11 +301,16 @@ def service(view: View, now: float, *, since: float) -> ServicePage:
     """Everything of one service."""
     family, told = _aged(view, now), row(view, now)
     if family is None:
-        return ServicePage(told, _moment(since), view.at, (), "", "", (), None, None, (), (), (), (view.problem,), (), (), (), ())  # fmt: skip
+        return ServicePage(
+            told, _moment(since), view.at, (), "", "", (), None, None, (), (), (), (view.problem,), (), (), (), ()
+        )
     served = served_by(view.workers, view.published)
     counts = _pooled(view)
     active = family.active
-    history = [_rollout(r, headline, view, family, now) for r, headline in zip(reversed(family.rollouts), attempts(family, now), strict=True)]  # fmt: skip
+    history = [
+        _rollout(r, headline, view, family, now)
+        for r, headline in zip(reversed(family.rollouts), attempts(family, now), strict=True)
+    ]
     return ServicePage(
         row=told,
         since=_moment(since),
@@ -319,9 +328,12 @@ def service(view: View, now: float, *, since: float) -> ServicePage:
         history=tuple(r for r in history if r.finished),
         conditions=_conditions(family, now),
         workers=tuple(WorkerFacts(w.name, w.kind, w.state, w.detail) for w in family.workers or ()),
-        events=tuple(EventFacts(_moment(e.at), ago(e.at, now), e.event.reason, e.event.message, e.event.warning) for e in reversed(view.events)),
+        events=tuple(
+            EventFacts(_moment(e.at), ago(e.at, now), e.event.reason, e.event.message, e.event.warning)
+            for e in reversed(view.events)
+        ),
         capacity=tuple(capacity_facts(family)),
-    )  # fmt: skip
+    )
 
 
 def _pooled(view: View) -> tuple[ArmCounts, ...]:
@@ -354,7 +366,9 @@ def _latency(family: Family, served: Served | None, counts: Sequence[ArmCounts])
     shown = next((c for c in (canary, family.stable) if c is not None and not c.plan.exits_off), None)
     off = {c.plan.content_hash for c in family.configs.values() if c.plan.exits_off}
     if served is not None:
-        off.add(exits_off_plan(backbone_digest=served.backbone_digest, ramp_set_digest=served.ramp_set_digest).content_hash)  # fmt: skip
+        off.add(
+            exits_off_plan(backbone_digest=served.backbone_digest, ramp_set_digest=served.ramp_set_digest).content_hash
+        )
     spec = family.service.spec
     on = {shown.plan.content_hash} if shown is not None else set()
     return latency(counts, on=on, off=off, slo_seconds=spec.latency_seconds, percentile=spec.latency_percentile)
@@ -376,11 +390,15 @@ def _rollout(rollout: Rollout, headline: Attempt, view: View, family: Family, no
 def _conditions(family: Family, now: float) -> tuple[ConditionFacts, ...]:
     return tuple(
         ConditionFacts(
-            c.type, c.status, c.reason, c.message, ago(c.last_transition_at, now),
+            c.type,
+            c.status,
+            c.reason,
+            c.message,
+            ago(c.last_transition_at, now),
             condition_tone(c.type, c.status, c.reason),
         )
         for c in family.service.status.conditions
-    )  # fmt: skip
+    )
 
 
 def _moment(seconds: float) -> str:

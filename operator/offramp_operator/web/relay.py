@@ -1,4 +1,5 @@
-"""What a standby does with a question: it has seen no worker itself, so it asks the leader and passes the answer on as it comes."""
+"""What a standby does with a question: it has seen no worker itself, so it asks the leader and passes the answer on as
+it comes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _LIVE_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=40
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """That this process does not lead: who does, the command that reaches it, and the leader's page where it can be reached from here."""
+    """That this process does not lead: who does, the command that reaches it, and the leader's page where it can be
+    reached from here."""
 
     told: str
     url: str = ""
@@ -55,8 +57,12 @@ class Relay:
         try:
             try:
                 answer = await session.request(
-                    request.method, asked, headers={RELAYED: "1"}, allow_redirects=False, timeout=_LIVE_TIMEOUT if live else _TIMEOUT
-                )  # fmt: skip
+                    request.method,
+                    asked,
+                    headers={RELAYED: "1"},
+                    allow_redirects=False,
+                    timeout=_LIVE_TIMEOUT if live else _TIMEOUT,
+                )
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise UnreachableError(str(error) or type(error).__name__) from error
             async with answer:

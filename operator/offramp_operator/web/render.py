@@ -49,10 +49,19 @@ class Renderer:
         )
         self._environment.globals.update(
             static=lambda name: f"/static/{name}?{digests[name]}",
-            tone=state_tone, thinned=thinned, share=share, duration=duration, e_value=e_value, no_reading=NO_READING, format_seconds=format_seconds,
-            signed_seconds=signed_seconds, goal_bar=goal_bar, evidence_chart=evidence_chart, latency_chart=latency_chart,
+            tone=state_tone,
+            thinned=thinned,
+            share=share,
+            duration=duration,
+            e_value=e_value,
+            no_reading=NO_READING,
+            format_seconds=format_seconds,
+            signed_seconds=signed_seconds,
+            goal_bar=goal_bar,
+            evidence_chart=evidence_chart,
+            latency_chart=latency_chart,
             network_chart=network_chart,
-        )  # fmt: skip
+        )
 
     def overview(self, page: OverviewPage, *, fresh: str) -> Sections:
         """Sections of the overview by id."""
@@ -88,8 +97,15 @@ class Renderer:
         """A whole document around sections."""
         safe = {name: Markup(html) for name, html in sections.items()}  # noqa: S704 - rendered by this class
         return self._environment.get_template("base.html").render(
-            sections=safe, announce=safe["announce"], fresh=safe["fresh"], title=title, crumbs=crumbs, live=live, api=api, since=since,
-        )  # fmt: skip
+            sections=safe,
+            announce=safe["announce"],
+            fresh=safe["fresh"],
+            title=title,
+            crumbs=crumbs,
+            live=live,
+            api=api,
+            since=since,
+        )
 
     def _part(self, template: str, **context: object) -> str:
         return self._environment.get_template(template).render(**context)

@@ -81,7 +81,9 @@ class WebPage:
     async def _overview(self, request: web.Request) -> web.StreamResponse:
         make, query = self._overview_context(request), request.query_string
         context = await asyncio.to_thread(make)
-        sections = await asyncio.to_thread(lambda: {**self._renderer.search(context), **self._renderer.overview(context, fresh=_fresh(context.as_of))})  # fmt: skip
+        sections = await asyncio.to_thread(
+            lambda: {**self._renderer.search(context), **self._renderer.overview(context, fresh=_fresh(context.as_of))}
+        )
         return self._page(sections, title="Services", live=_link("/live", query), api=_link("/api/v1/services", query))
 
     async def _overview_live(self, request: web.Request) -> web.StreamResponse:
@@ -104,9 +106,12 @@ class WebPage:
         context = await asyncio.to_thread(pages.service, view, self._clock(), since=self._board.since)
         sections = await asyncio.to_thread(self._renderer.service, context, fresh=_fresh(context.as_of))
         return self._page(
-            sections, title=view.key.name, crumbs=[str(view.key)], live=f"{request.rel_url.raw_path}/live",
+            sections,
+            title=view.key.name,
+            crumbs=[str(view.key)],
+            live=f"{request.rel_url.raw_path}/live",
             api=f"/api/v1{request.rel_url.raw_path}",
-        )  # fmt: skip
+        )
 
     async def _service_live(self, request: web.Request) -> web.StreamResponse:
         key = self._view(request).key
@@ -133,7 +138,9 @@ class WebPage:
 
     async def _api_service(self, request: web.Request) -> web.StreamResponse:
         view = self._view(request)
-        return _json(pages.as_json(await asyncio.to_thread(pages.service, view, self._clock(), since=self._board.since)))  # fmt: skip
+        return _json(
+            pages.as_json(await asyncio.to_thread(pages.service, view, self._clock(), since=self._board.since))
+        )
 
     # --- parts -------------------------------------------------------------------------------------
 
@@ -213,9 +220,12 @@ async def serve_web(page: WebPage, *, host: str | None, port: int) -> web.AppRun
         The port is taken or not allowed.
     """
     runner = web.AppRunner(
-        page.application(), access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS,
+        page.application(),
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=SHUTDOWN_SECONDS,
         handler_cancellation=True,
-    )  # fmt: skip
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
@@ -239,4 +249,10 @@ def _fresh(as_of: float) -> str:
 
 def _json(value: Any, *, status: int = 200) -> web.Response:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return web.Response(text=text + "\n", status=status, content_type="application/json", charset="utf-8", headers={"Cache-Control": "no-store"})  # fmt: skip
+    return web.Response(
+        text=text + "\n",
+        status=status,
+        content_type="application/json",
+        charset="utf-8",
+        headers={"Cache-Control": "no-store"},
+    )

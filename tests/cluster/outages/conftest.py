@@ -1,4 +1,5 @@
-"""Stages for outages. Sessions of pytest-xdist share one cluster and its images: ``pytest -n 3 tests/cluster/outages``."""
+"""Stages for outages. Sessions of pytest-xdist share one cluster and its images: ``pytest -n 3
+tests/cluster/outages``."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ SYSTEM, RELEASE, TAG = "offramp-system", "offramp", "outages"
 
 
 class Images(NamedTuple):
-    """``previous`` is the worker of the release before, whose code lies in the folder ``previous_code``. ``changed`` is another model, ``failing`` one that fails on some inputs, ``deep`` one
-    that takes long with exits off."""
+    """``previous`` is the worker of the release before, whose code lies in the folder ``previous_code``. ``changed`` is
+    another model, ``failing`` one that fails on some inputs, ``deep`` one that takes long with exits off."""
 
     bundle: str
     worker: str
@@ -43,7 +44,8 @@ class Images(NamedTuple):
 
 @pytest.fixture(scope="session")
 def images(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Images:
-    """The worker of this release and of the one before, and tiny bundles, in the cluster; its CRDs; and no operator but the stages'."""
+    """The worker of this release and of the one before, and tiny bundles, in the cluster; its CRDs; and no operator but
+    the stages'."""
     session = os.environ.get("PYTEST_XDIST_TESTRUNUID", uuid.uuid4().hex)
     shared = Path("build/outages") / session
     shared.mkdir(parents=True, exist_ok=True)
@@ -75,7 +77,8 @@ def images(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Images
 
 
 def _previous_release(folder: Path) -> Path:
-    """The release before, as a tree that its operator runs in and its images are built in: its own code, and today's means to build."""
+    """The release before, as a tree that its operator runs in and its images are built in: its own code, and today's
+    means to build."""
     tree = folder.resolve() / "previous"
     with tarfile.open(PREVIOUS) as archive:
         archive.extractall(tree, filter="data")
@@ -93,7 +96,8 @@ def _load(archives: Path, part: str, *arguments: str, name: str, builder: Path =
 
 
 def _let_helm_adopt_crds() -> None:
-    """Other tests install the chart on this cluster, before or after: Helm takes over only what is marked as its release's."""
+    """Other tests install the chart on this cluster, before or after: Helm takes over only what is marked as its
+    release's."""
     crds = [f"crd/{plural}.earlyexit.dev" for plural in ("earlyexitservices", "rampconfigs", "ramprollouts")]
     release = (f"meta.helm.sh/release-name={RELEASE}", f"meta.helm.sh/release-namespace={SYSTEM}")
     run("kubectl", "label", "--overwrite", *crds, "app.kubernetes.io/managed-by=Helm")
@@ -139,8 +143,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def canary(stage: Stage) -> Callable[..., Stage]:
-    """A stage whose operator (``first``: how it is started) has a tuned plan in its canary, under traffic; with another operator that stands by,
-    where asked for."""
+    """A stage whose operator (``first``: how it is started) has a tuned plan in its canary, under traffic; with another
+    operator that stands by, where asked for."""
 
     def make(*, standby_image: str = "", first: dict[str, str] | None = None, **spec: object) -> Stage:
         stage.operate(**(first or {}))

@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 from stage import Stage  # type: ignore[import-not-found]
 
-# Flux's field manager and Argo CD's. Neither forces here, so that a field which the operator has taken would be a conflict.
+# Flux's field manager and Argo CD's. Neither forces here, so that a field which the operator has taken would be a
+# conflict.
 MANAGERS = ("kustomize-controller", "argocd-controller")
 EVERY_SECONDS = 10.0
 

@@ -1,6 +1,7 @@
 """The operator as it is, with its longest waits cut, so that an outage longer than every one of them fits into a test.
 
-OFFRAMP_TEST_SLOWNESS (default 1) stretches them again, and production's Lease with them, for a machine that does much else.
+OFFRAMP_TEST_SLOWNESS (default 1) stretches them again, and production's Lease with them, for a machine that does much
+else.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ main.LeaseSettings = functools.partial(  # type: ignore[misc,assignment]
     leader.LeaseSettings, duration_seconds=int(15 * SLOWNESS), renew_deadline_seconds=10.0 * SLOWNESS
 )
 
-# The operator asks workers by their own addresses, whatever proxy its environment names; here a proxy stands in between all the same.
+# The operator asks workers by their own addresses, whatever proxy its environment names; here a proxy stands in between
+# all the same.
 proxied = functools.partial(aiohttp.ClientSession, proxy=os.environ["OFFRAMP_TEST_WORKERS_PROXY"])
 observe.aiohttp = SimpleNamespace(**{**vars(aiohttp), "ClientSession": proxied})  # type: ignore[attr-defined]
 

@@ -1,15 +1,18 @@
 """``proxy.py KUBECONFIG CHANNELS``: what stands between operators and the rest of the cluster, and can break.
 
-Each channel has one port for the API server and one forward proxy for the workers' admin ports; both are printed as one line of JSON.
-Lines of JSON on stdin (``{"channel": 0, "faults": ["away"]}``) say what is broken from now on; a line without ``faults`` changes nothing.
-Each is answered by one line: how often each fault has struck so far in that channel.
+Each channel has one port for the API server and one forward proxy for the workers' admin ports; both are printed as one
+line of JSON. Lines of JSON on stdin (``{"channel": 0, "faults": ["away"]}``) say what is broken from now on; a line
+without ``faults`` changes nothing. Each is answered by one line: how often each fault has struck so far in that
+channel.
 
 - ``away``: the API server takes connections and never answers; streams that are open fall silent.
 - ``stalled-watch``: watches stay open and say nothing any more; everything else works.
-- ``conflict``, ``gone``, ``throttled``: many writes are answered 409, watches end in 410, many requests are answered 429.
+- ``conflict``, ``gone``, ``throttled``: many writes are answered 409, watches end in 410, many requests are
+  answered 429.
 - ``lost-answers``: some writes are carried out, and the connection breaks before the answer.
 - ``pokes-lost``: what is posted to workers never arrives. Told for each address as well (``pokes-lost 10.1.2.3``).
-- ``held Promoting``: whatever would end that phase of a rollout waits, and is forgotten when the operator dies meanwhile.
+- ``held Promoting``: whatever would end that phase of a rollout waits, and is forgotten when the operator dies
+  meanwhile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The stage of one outage: a namespace with a service, operators as processes behind a proxy, traffic, and a record of all that happened."""
+"""The stage of one outage: a namespace with a service, operators as processes behind a proxy, traffic, and a record of
+all that happened."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ SLOWNESS = float(os.environ.get("OFFRAMP_TEST_SLOWNESS", "1"))  # of this machin
 PATIENCE_SECONDS = 240.0
 Json = dict[str, Any]
 
-# Which phase may follow which. What is finished never moves again. A plan that has not begun ends at once: nobody runs it.
+# Which phase may follow which. What is finished never moves again. A plan that has not begun ends at once: nobody runs
+# it.
 FOLLOWS: dict[str, set[str]] = {
     "Pending": {"Progressing", "RolledBack", "Superseded", "Aborted"},
     "Progressing": {"Paused", "AwaitingPromotion", "Promoting", "RollingBack"},
@@ -43,12 +45,18 @@ FINISHED = {"Succeeded", "RolledBack", "Aborted", "Superseded"}
 
 
 def in_node(*command: str, log: Path, stdin: int | None = None, environment: dict[str, str] | None = None) -> Any:
-    """A process that reaches pods and Services. It is the command itself: what is done to it is done to no shell in between."""
+    """A process that reaches pods and Services. It is the command itself: what is done to it is done to no shell in
+    between."""
     variables = [f"{name}={value}" for name, value in (environment or {}).items()]
     with log.open("ab") as file:
         return subprocess.Popen(
-            ["cluster/exec-in-node", "env", *variables, *command], cwd=ROOT, stdin=stdin, stdout=subprocess.PIPE, stderr=file, text=True,
-        )  # fmt: skip
+            ["cluster/exec-in-node", "env", *variables, *command],
+            cwd=ROOT,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+        )
 
 
 # --- what the test does and sees itself -------------------------------------------------------------
@@ -191,20 +199,31 @@ class Operator:
         ports = self.stage.ports[self.channel]
         kubeconfig = self.stage.folder / f"kubeconfig-{self.channel}"
         config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "proxy",
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "proxy",
             "clusters": [{"name": "proxy", "cluster": {"server": f"http://127.0.0.1:{ports['api']}"}}],
             "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "operator"}}],
             "users": [{"name": "operator", "user": {"token": "the-proxy-has-the-credentials"}}],
-        }  # fmt: skip
+        }
         kubeconfig.write_text(yaml.safe_dump(config))
         environment = {
-            "KUBECONFIG": str(kubeconfig), "OFFRAMP_TEST_WORKERS_PROXY": f"http://127.0.0.1:{ports['workers']}",
-            "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1",
-            "OFFRAMP_NAMESPACES": self.stage.namespace, "OFFRAMP_LEASE_NAMESPACE": self.stage.namespace, "OFFRAMP_LEASE_NAME": "offramp",
-            "OFFRAMP_WORKER_IMAGE": self.image, "OFFRAMP_SIGNING_KEY_FILE": str(self.stage.key), "OFFRAMP_PORT": str(self.port),
-            "POD_NAME": f"operator-{self.channel}", "PYTHONPATH": "core:operator:worker:cli:.", "OMP_NUM_THREADS": "1",
-            "OFFRAMP_TEST_SLOWNESS": str(SLOWNESS), **self.environment,
-        }  # fmt: skip
+            "KUBECONFIG": str(kubeconfig),
+            "OFFRAMP_TEST_WORKERS_PROXY": f"http://127.0.0.1:{ports['workers']}",
+            "NO_PROXY": "127.0.0.1",
+            "no_proxy": "127.0.0.1",
+            "OFFRAMP_NAMESPACES": self.stage.namespace,
+            "OFFRAMP_LEASE_NAMESPACE": self.stage.namespace,
+            "OFFRAMP_LEASE_NAME": "offramp",
+            "OFFRAMP_WORKER_IMAGE": self.image,
+            "OFFRAMP_SIGNING_KEY_FILE": str(self.stage.key),
+            "OFFRAMP_PORT": str(self.port),
+            "POD_NAME": f"operator-{self.channel}",
+            "PYTHONPATH": "core:operator:worker:cli:.",
+            "OMP_NUM_THREADS": "1",
+            "OFFRAMP_TEST_SLOWNESS": str(SLOWNESS),
+            **self.environment,
+        }
         return in_node(sys.executable, str(HERE / "operator_process.py"), log=self.log, environment=environment)
 
     def _keep(self) -> None:
@@ -242,9 +261,13 @@ class Stage:
         self.api.post("/api/v1/namespaces", {"metadata": {"name": namespace, "labels": labels}})
         self.history = History(self.api, namespace)
         self._proxy = in_node(
-            sys.executable, str(HERE / "proxy.py"), str(ROOT / "build" / "cluster" / "kubeconfig-inside"), "2",
-            log=folder / "proxy.log", stdin=subprocess.PIPE,
-        )  # fmt: skip
+            sys.executable,
+            str(HERE / "proxy.py"),
+            str(ROOT / "build" / "cluster" / "kubeconfig-inside"),
+            "2",
+            log=folder / "proxy.log",
+            stdin=subprocess.PIPE,
+        )
         self.ports = json.loads(self._proxy.stdout.readline())
         self.operators: list[Operator] = []
         self.traffic: list[Traffic] = []
@@ -272,21 +295,26 @@ class Stage:
         return dict(json.loads(self._proxy.stdout.readline()))
 
     def apply(self, **spec: Any) -> None:
-        """What the user applies; None leaves a field out. One step at full weight needs no comparison of two arms, hence few batches."""
+        """What the user applies; None leaves a field out. One step at full weight needs no comparison of two arms,
+        hence few batches."""
         before = self.manifest.get("spec") or {
             "model": {"uri": f"oci://{self.bundle}"},
             "objective": {"latency": {"threshold": "5s"}, "accuracy": {"maxDisagreement": "0.05"}},
-            "ramps": {"maxOverhead": "1"}, "replicas": 2,
+            "ramps": {"maxOverhead": "1"},
+            "replicas": 2,
             "rollout": {"steps": [{"weight": 100, "pause": "4s"}], "confidence": "0.9"},
             "worker": {
-                "imagePullPolicy": "Never", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+                "imagePullPolicy": "Never",
+                "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
                 "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}},
             },
-        }  # fmt: skip
+        }
         self.manifest = {
-            "apiVersion": "earlyexit.dev/v1alpha1", "kind": "EarlyExitService", "metadata": {"name": NAME, "namespace": self.namespace},
+            "apiVersion": "earlyexit.dev/v1alpha1",
+            "kind": "EarlyExitService",
+            "metadata": {"name": NAME, "namespace": self.namespace},
             "spec": {name: value for name, value in {**before, **spec}.items() if value is not None},
-        }  # fmt: skip
+        }
         self.generation = int(self.api.apply(self.path, self.manifest)["metadata"]["generation"])
 
     @property
@@ -298,7 +326,8 @@ class Stage:
         self.api.merge(f"{GROUP}/namespaces/{self.namespace}/ramprollouts/{rollout}", {"spec": spec})
 
     def refresh_volumes(self) -> None:
-        """Have the kubelet look at the workers' ConfigMaps now, and then not before its sync period (10 s here) has passed."""
+        """Have the kubelet look at the workers' ConfigMaps now, and then not before its sync period (10 s here) has
+        passed."""
         for pod in self.pods():
             path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
             self.api.merge(path, {"metadata": {"annotations": {"outages/refreshed": f"{time.time()}"}}})
@@ -311,8 +340,14 @@ class Stage:
             url or f"http://{NAME}.{self.namespace}.svc.cluster.local",
             str(rate),
         ]
-        made = Traffic(in_node(*command, *([str(rows)] if rows else []), log=self.folder / "traffic.log",
-                               environment={"PYTHONPATH": "core:operator:worker:cli:.", "OMP_NUM_THREADS": "1"}))  # fmt: skip
+        made = Traffic(
+            in_node(
+                *command,
+                *([str(rows)] if rows else []),
+                log=self.folder / "traffic.log",
+                environment={"PYTHONPATH": "core:operator:worker:cli:.", "OMP_NUM_THREADS": "1"},
+            )
+        )
         self.traffic.append(made)
         return made
 
@@ -406,7 +441,8 @@ class Stage:
     ) -> None:
         """What must hold after every outage: requests, decisions, epochs.
 
-        ``lost`` says whether a failed request was lost by a pod that the story took; there may be ``at_most`` so many of them.
+        ``lost`` says whether a failed request was lost by a pod that the story took; there may be ``at_most`` so many
+        of them.
         """
         for traffic in self.traffic:
             summary = traffic.stop()
@@ -417,7 +453,8 @@ class Stage:
             )
             assert summary["answered"] > 0
             print(
-                f"{summary['sent']} requests, {len(summary['failures'])} lost, {summary['reconnected']} connections refused"
+                f"{summary['sent']} requests, {len(summary['failures'])} lost, {summary['reconnected']} connections "
+                "refused"
             )
         self._check_decisions()
         self._check_epochs()
@@ -451,7 +488,8 @@ class Stage:
             assert told <= ended, f"{told} Events {reason} for {ended} rollouts"
 
     def _check_steps(self, name: str, seen: list[Json]) -> None:
-        """One follows the other, and what a step is judged by does not move once it has begun, whoever goes on with it."""
+        """One follows the other, and what a step is judged by does not move once it has begun, whoever goes on with
+        it."""
         steps = [s.get("step", 0) for s in seen]
         assert steps == sorted(steps), f"{name} took its steps in the order {steps}"
         frozen: dict[tuple[int, str], set[str]] = {}

@@ -16,9 +16,9 @@ PIN = {"ramps": [{"id": identity_bundle.RAMPS[-1].id, "threshold": "1"}]}
 
 
 def test_workers_for_a_burst_without_exits_are_there_before_exits_go_off(stage: Stage, images: Any) -> None:
-    """The autoscaler is the cluster's own. What it cannot see here is in-flight work, for want of a metrics adapter: `minReplicas` is what it
-    keeps. Nor is the burst sent again with exits off: workers of one node share its cores, so two carry no more than one.
-    ``tests/core/test_capacity_stories.py`` has both, simulated.
+    """The autoscaler is the cluster's own. What it cannot see here is in-flight work, for want of a metrics adapter:
+    `minReplicas` is what it keeps. Nor is the burst sent again with exits off: workers of one node share its cores, so
+    two carry no more than one. ``tests/core/test_capacity_stories.py`` has both, simulated.
     """
     stage.operate()
     stage.serve(

@@ -13,7 +13,8 @@ STEP = {"steps": [{"weight": 100, "pause": "10s"}], "confidence": "0.9"}
 
 
 def test_quota_for_exactly_the_running_pods(canary: Callable[..., Stage]) -> None:
-    # No longer than it takes to run into the quota: once it is gone, Kubernetes waits as long again before it makes the next pod.
+    # No longer than it takes to run into the quota: once it is gone, Kubernetes waits as long again before it makes the
+    # next pod.
     stage = canary(rollout={"steps": [{"weight": 100, "pause": "6s"}], "confidence": "0.9"})
     quotas = f"/api/v1/namespaces/{stage.namespace}/resourcequotas"
     stage.api.post(
@@ -57,16 +58,14 @@ def test_service_deleted_and_recreated_mid_rollout(canary: Callable[..., Stage])
     old = stage.history.now("service")[NAME]["metadata"]["uid"]
     stage.api.delete(stage.path, propagationPolicy="Background")
     stage.until("the service to be gone", lambda: NAME not in stage.history.now("service"))
-    # Its pods are meant to go, and they answer what they have taken: clients are told no more than that nobody is there.
+    # Its pods are meant to go, and they answer what they have taken: clients are told no more than that nobody is
+    # there.
     stage.until("its workers to end", lambda: not stage.history.now("pod"))
     sent = stage.traffic[0].stop()
     assert sent["sent"] == sent["answered"] + sent["withdrawn"], sent["failures"]
     stage.apply()
     new = lambda: stage.history.now("service").get(NAME, {"metadata": {"uid": old}})["metadata"]["uid"] != old  # noqa: E731
-    stage.until(
-        "the new service to be settled",
-        lambda: new() and stage.settled(),
-    )
+    stage.until("the new service to be settled", lambda: new() and stage.settled())
     owned = lambda: [r for r in stage.rollouts() if r["metadata"]["ownerReferences"][0]["uid"] == old]  # noqa: E731
     stage.until("what belonged to the old one to be gone", lambda: not owned())
     stage.send()

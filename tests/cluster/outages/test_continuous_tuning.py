@@ -1,4 +1,5 @@
-"""Tuning goes on and on; what users and their GitOps tools look at does not move. ``make soak-control`` does it for ten minutes."""
+"""Tuning goes on and on; what users and their GitOps tools look at does not move. ``make soak-control`` does it for ten
+minutes."""
 
 from __future__ import annotations
 
@@ -20,11 +21,7 @@ TUNE_EVERY_SECONDS, DIFF_EVERY_SECONDS = 5.0, 4.0
 DRIFT_RATE = 50.0  # as much again as the usual traffic
 FIGURES = ROOT / "build" / "bench" / "soak_control.json"
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.slow,
-    pytest.mark.timeout(1800 + 2 * SECONDS, func_only=True),
-]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800 + 2 * SECONDS, func_only=True)]
 
 
 def test_ready_and_kubectl_diff_do_not_move_while_tuning_never_rests(stage: Stage, tmp_path: Path) -> None:
@@ -77,10 +74,16 @@ def test_ready_and_kubectl_diff_do_not_move_while_tuning_never_rests(stage: Stag
     git.check(seconds=SECONDS)
     stage.check()
     figures = {
-        "seconds": round(seconds), "asked": asked, "promoted": len(promoted()), "falls": falls, "statuses": len(states),
-        "diffs": len(diffs), "races": len(races), "requests": sum(t.summary["sent"] for t in stage.traffic),
+        "seconds": round(seconds),
+        "asked": asked,
+        "promoted": len(promoted()),
+        "falls": falls,
+        "statuses": len(states),
+        "diffs": len(diffs),
+        "races": len(races),
+        "requests": sum(t.summary["sent"] for t in stage.traffic),
         "failed": sum(len(t.summary["failures"]) for t in stage.traffic),
-    }  # fmt: skip
+    }
     print(figures)
     if "OFFRAMP_SOAK_SECONDS" in os.environ:
         FIGURES.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +95,8 @@ def verdict(rollout: Json) -> str:
 
 
 def is_race(seen: str) -> bool:
-    """Whether the operator wrote the status between kubectl's two readings: they are then of two versions of one object."""
+    """Whether the operator wrote the status between kubectl's two readings: they are then of two versions of one
+    object."""
     changed = [line for line in seen.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     return any(line[1:].strip().startswith("resourceVersion:") for line in changed)
 

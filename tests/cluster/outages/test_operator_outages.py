@@ -21,14 +21,16 @@ STEPS = [{"weight": 50, "pause": "2s"}, {"weight": 100, "pause": "2s"}]  # an ou
 
 
 def kill_in(stage: Stage, phase: str) -> None:
-    """As soon as the phase shows: often between two writes of the pass that began it. Nothing ends these phases but time or a person."""
+    """As soon as the phase shows: often between two writes of the pass that began it. Nothing ends these phases but
+    time or a person."""
     stage.until(phase, lambda: stage.phase(phase))
     stage.operators[0].kill()
 
 
 @contextmanager
 def killed_when_about_to_end(stage: Stage, phase: str) -> Iterator[None]:
-    """What is done within brings the phase about; the write that would end it is held until another process has made it as well."""
+    """What is done within brings the phase about; the write that would end it is held until another process has made it
+    as well."""
     held = f"held {phase}"
     stage.broken(held)
     yield

@@ -1,4 +1,5 @@
-"""A changed model is tried beside the one that serves, under traffic: one that is well takes over, one that fails goes."""
+"""A changed model is tried beside the one that serves, under traffic: one that is well takes over, one that fails
+goes."""
 
 from __future__ import annotations
 

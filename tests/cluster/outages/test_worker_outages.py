@@ -28,7 +28,8 @@ IN_FLIGHT_SECONDS = 2.0  # within which a request that is not lost is answered, 
 
 
 class Taken(NamedTuple):
-    """A pod that does not answer from one time to another. What had been sent to it and not been answered may be lost with it; nothing else."""
+    """A pod that does not answer from one time to another. What had been sent to it and not been answered may be lost
+    with it; nothing else."""
 
     pod: Json
     begin: float

@@ -1,10 +1,12 @@
-"""``traffic.py URL RATE [ROWS.npy]``: open-loop requests (Poisson arrivals) to the tiny model until SIGTERM, then a summary as JSON.
+"""``traffic.py URL RATE [ROWS.npy]``: open-loop requests (Poisson arrivals) to the tiny model until SIGTERM, then a
+summary as JSON.
 
-A connection that is refused or does not come about is tried again, as any client of a Kubernetes Service does: an ending pod may be chosen
-for a moment after it is gone. What has been sent is never sent again: if no answer comes, that is a failure. It is told with the times when
-it was sent and when it failed, with what became of it (``refused``: never sent; ``broken``: the connection; ``late``: no answer in time;
-``answered``: by another status than 200), and with the address of the pod that the Service had chosen, as the kernel translated it.
-What could not be sent until SIGTERM has not failed: it is ``withdrawn``.
+A connection that is refused or does not come about is tried again, as any client of a Kubernetes Service does: an
+ending pod may be chosen for a moment after it is gone. What has been sent is never sent again: if no answer comes, that
+is a failure. It is told with the times when it was sent and when it failed, with what became of it (``refused``: never
+sent; ``broken``: the connection; ``late``: no answer in time; ``answered``: by another status than 200), and with the
+address of the pod that the Service had chosen, as the kernel translated it. What could not be sent until SIGTERM has
+not failed: it is ``withdrawn``.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def numbered(address: Any) -> socket.socket:
 def pod_behind(line: str) -> str | None:
     """Whom the Service had chosen for a connection; None where the kernel does not tell.
 
-    The kernel gives its table in pieces, and what other connections add or take between two of them can hide a line: one look is not enough.
+    The kernel gives its table in pieces, and what other connections add or take between two of them can hide a line:
+    one look is not enough.
     """
     with contextlib.suppress(OSError):
         for _ in range(LOOKS):

@@ -1,7 +1,8 @@
-"""How sure an exit is, as nodes behind its head: 1 / (1 + exp(raw score)) of :meth:`offramp_core.task.Task.raw_score`, in float64.
+"""How sure an exit is, as nodes behind its head: 1 / (1 + exp(raw score)) of :meth:`offramp_core.task.Task.raw_score`,
+in float64.
 
-float32 cannot tell confident rows apart. In the session it takes a handful of operators; from what a head says in numpy it takes a dozen calls for every batch
-that reaches a ramp. A kind of score is an entry of :data:`SCORES`.
+float32 cannot tell confident rows apart. In the session it takes a handful of operators; from what a head says in numpy
+it takes a dozen calls for every batch that reaches a ramp. A kind of score is an entry of :data:`SCORES`.
 """
 
 from __future__ import annotations

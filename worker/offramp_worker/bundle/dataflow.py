@@ -16,19 +16,58 @@ import onnx
 # Comparisons, casts, shapes and element-wise arithmetic. Nothing here multiplies matrices or makes features.
 CHEAP_OPERATORS = frozenset(
     {
-        "Abs", "Add", "And", "Cast", "Clip", "Concat", "ConstantOfShape", "CumSum", "Div", "Equal", "Expand", "Flatten", "Gather",
-        "GatherND", "Greater", "GreaterOrEqual", "Identity", "IsNaN", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not",
-        "Or", "Range", "Reciprocal", "ReduceSum", "Reshape", "Shape", "Size", "Slice", "Squeeze", "Sub", "Tile", "Transpose",
-        "Trilu", "Unsqueeze", "Where", "Xor",
+        "Abs",
+        "Add",
+        "And",
+        "Cast",
+        "Clip",
+        "Concat",
+        "ConstantOfShape",
+        "CumSum",
+        "Div",
+        "Equal",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "GatherND",
+        "Greater",
+        "GreaterOrEqual",
+        "Identity",
+        "IsNaN",
+        "Less",
+        "LessOrEqual",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Not",
+        "Or",
+        "Range",
+        "Reciprocal",
+        "ReduceSum",
+        "Reshape",
+        "Shape",
+        "Size",
+        "Slice",
+        "Squeeze",
+        "Sub",
+        "Tile",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+        "Where",
+        "Xor",
     }
-)  # fmt: skip
+)
 GATHERS = frozenset({"Gather", "GatherND"})
 SMALL_TABLE = 1_024  # elements; picking rows of a larger constant is an embedding, not a mask
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operator of a graph: what it is, the tensors it reads and makes, and whether doing it again costs next to nothing."""
+    """One operator of a graph: what it is, the tensors it reads and makes, and whether doing it again costs next to
+    nothing."""
 
     operator: str
     inputs: tuple[str, ...]

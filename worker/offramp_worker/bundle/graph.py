@@ -1,8 +1,9 @@
 """Cutting the backbone between tensors and attaching heads.
 
 A stage is the part of the graph between two cut tensors (or the model's input, or its output), with the heads
-of the ramps at its end in the same session, so that one call yields the features and the ramp's logits. A stage may read
-the model's input besides its source, for what follows cheaply from it: masks (:mod:`offramp_worker.bundle.dataflow`).
+of the ramps at its end in the same session, so that one call yields the features and the ramp's logits. A stage may
+read the model's input besides its source, for what follows cheaply from it: masks
+(:mod:`offramp_worker.bundle.dataflow`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def output_name(model: onnx.ModelProto, file: str = BACKBONE_FILE) -> str:
 
 
 def feature_size(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Channels, height and width of a tensor: a map (channels, height, width), tokens (tokens, channels) in one line, or a vector.
+    """Channels, height and width of a tensor: a map (channels, height, width), tokens (tokens, channels) in one line,
+    or a vector.
 
     >>> feature_size((64, 8, 8)), feature_size((-1, 384)), feature_size((128,))
     ((64, 8, 8), (384, 1, -1), (128, 1, 1))
@@ -59,8 +61,8 @@ def feature_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Shape without batch axis of each named tensor, found by running ``sample`` [n, ...] through the graph.
 
-    Running is surer than shape inference, which gives up on exported graphs with computed reshapes. Where the length of token rows
-    may vary, a shorter sample is run too, and axes that change with it are -1.
+    Running is surer than shape inference, which gives up on exported graphs with computed reshapes. Where the length of
+    token rows may vary, a shorter sample is run too, and axes that change with it are -1.
 
     Raises
     ------
@@ -94,7 +96,8 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
 
 
 def tensor_values(session: Any, names: Sequence[str], rows: Array, *, entry: str) -> dict[str, Array]:
-    """What a session of :func:`with_outputs` says of the tensors ``names`` on rows of the model's input ``entry``, which may be among them."""
+    """What a session of :func:`with_outputs` says of the tensors ``names`` on rows of the model's input ``entry``,
+    which may be among them."""
     computed = [name for name in names if name != entry]
     said = session.run(computed, {entry: rows}) if computed else []
     found = {entry: rows, **dict(zip(computed, said, strict=True))}
@@ -116,7 +119,8 @@ def _shapes_of(model: onnx.ModelProto, names: Sequence[str], sample: Array, file
     for name, value in values.items():
         if value.shape[:1] != sample.shape[:1]:
             raise InvalidBundleError(
-                f"{file}: tensor {name!r} is {list(value.shape)} for a batch of {len(sample)}; the first axis of what a ramp reads must count rows"
+                f"{file}: tensor {name!r} is {list(value.shape)} for a batch of {len(sample)}; the first axis of what "
+                "a ramp reads must count rows"
             )
     return {name: tuple(int(d) for d in value.shape[1:]) for name, value in values.items()}
 
@@ -221,7 +225,8 @@ def between(graph: onnx.GraphProto, *, begin: str, ends: Sequence[str]) -> tuple
 
 
 def check_separates(model: onnx.ModelProto, *, begin: str, end: str, used: set[str]) -> None:
-    """Refuse a stage that would have to compute anything costly of the model's input besides what comes through ``begin``."""
+    """Refuse a stage that would have to compute anything costly of the model's input besides what comes through
+    ``begin``."""
     steps, entry = graph_steps(model.graph), input_name(model)
     behind = dependent_tensors(steps, source=begin)
     around = (used & dependent_tensors(steps, source=entry)) - behind - free_tensors(steps, source=entry)

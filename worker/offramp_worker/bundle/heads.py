@@ -42,7 +42,8 @@ Nodes = list[onnx.NodeProto]
 
 @dataclass(frozen=True, slots=True)
 class HeadNodes:
-    """One ramp as a piece of ONNX graph: reads the tensor ``source``, writes ``output`` [n, head_width] float32. ``task`` says how sure that is."""
+    """One ramp as a piece of ONNX graph: reads the tensor ``source``, writes ``output`` [n, head_width] float32.
+    ``task`` says how sure that is."""
 
     ramp_id: str
     source: str
@@ -155,7 +156,8 @@ def head_nodes(
     tensors : mapping
         The parameters that :func:`parameter_shapes` names; float32.
     height, width : int
-        Size of the feature map; both >= 4 where the kind pools to a grid. Tokens have 1 and their number (-1: it varies).
+        Size of the feature map; both >= 4 where the kind pools to a grid. Tokens have 1 and their number (-1: it
+        varies).
     task : Task
         What the head is for.
 

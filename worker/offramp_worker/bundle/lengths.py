@@ -85,12 +85,14 @@ def pad_rows(parts: Sequence[Array], spec: TensorSpec) -> Array:
 
 
 def batch_shape(x: Array, spec: TensorSpec) -> BatchShape:
-    """What tells how long a batch may take: its rows, and the class of the length they were filled up to where it varies."""
+    """What tells how long a batch may take: its rows, and the class of the length they were filled up to where it
+    varies."""
     return BatchShape(len(x), length_class(x.shape[1]) if spec.varies else 0)
 
 
 def by_length(x: Array, spec: TensorSpec, *, size: int) -> Iterator[npt.NDArray[np.intp]]:
-    """Row numbers of ``x`` in chunks of up to ``size``; rows of one chunk have about one length where the input's varies."""
+    """Row numbers of ``x`` in chunks of up to ``size``; rows of one chunk have about one length where the input's
+    varies."""
     order = np.arange(len(x))
     if spec.varies:
         assert spec.pad is not None
@@ -101,7 +103,8 @@ def by_length(x: Array, spec: TensorSpec, *, size: int) -> Iterator[npt.NDArray[
 
 
 def typical_batch(x: Array, spec: TensorSpec, *, size: int) -> Array:
-    """A batch of ``size`` rows, repeated where there are fewer; of varying length, the median length of such batches."""
+    """A batch of ``size`` rows, repeated where there are fewer; of varying length, the median length of such
+    batches."""
     if len(x) < size:
         x = np.concatenate([x] * -(-size // len(x)))
     batches = [pad_rows([x[start : start + size]], spec) for start in range(0, len(x) - size + 1, size)][:MAX_TYPICAL]

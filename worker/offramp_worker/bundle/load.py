@@ -54,19 +54,29 @@ MEMBERS = (BACKBONE_FILE, RAMPS_FILE, RECORDS_FILE, PROFILE_FILE, PROBE_FILE)
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024  # thousands of times a usual one; it is parsed before anything of it is known
 MAX_CAUSE = 500  # characters of what a library says; names out of a model stand in it
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {
-    "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"), "FP16": np.dtype("<f2"), "BOOL": np.dtype("?"),
-    "INT8": np.dtype("<i1"), "INT16": np.dtype("<i2"), "INT32": np.dtype("<i4"), "INT64": np.dtype("<i8"),
-    "UINT8": np.dtype("<u1"), "UINT16": np.dtype("<u2"), "UINT32": np.dtype("<u4"), "UINT64": np.dtype("<u8"),
-}  # fmt: skip
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "FP16": np.dtype("<f2"),
+    "BOOL": np.dtype("?"),
+    "INT8": np.dtype("<i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "UINT8": np.dtype("<u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
     """A verified bundle.
 
-    ``columns`` are the ramps and the final columns of other precisions, as records have them; ``heads`` and ``quantiles``
-    [C, TABLE_SIZE] follow them. A column without a head is a model at the input, in ``side_models`` by column, or a final column.
-    ``backbones`` has the graph of every precision, ``shapes`` the shape without batch axis of every tensor a head reads.
+    ``columns`` are the ramps and the final columns of other precisions, as records have them; ``heads`` and
+    ``quantiles`` [C, TABLE_SIZE] follow them. A column without a head is a model at the input, in ``side_models`` by
+    column, or a final column. ``backbones`` has the graph of every precision, ``shapes`` the shape without batch axis
+    of every tensor a head reads.
     """
 
     path: Path
@@ -117,7 +127,8 @@ def load_bundle(path: Path, *, expected_digest: str | None = None) -> Bundle:
     manifest = _read_manifest(path / MANIFEST_FILE)
     if expected_digest is not None and manifest.backbone_digest != expected_digest:
         raise InvalidBundleError.foreign(
-            f"{MANIFEST_FILE}: backbone_digest is {manifest.backbone_digest}, and this worker must serve {expected_digest}"
+            f"{MANIFEST_FILE}: backbone_digest is {manifest.backbone_digest}, and this worker must serve "
+            f"{expected_digest}"
         )
     files: dict[Precision, str] = {spec.name: spec.file for spec in manifest.backbones}
     columns = manifest.columns
@@ -146,7 +157,8 @@ def load_bundle(path: Path, *, expected_digest: str | None = None) -> Bundle:
 
 
 def check_files(path: Path) -> Manifest:
-    """The manifest of the bundle in folder ``path``, once every file it lists has the hash it says. Nothing of them is parsed.
+    """The manifest of the bundle in folder ``path``, once every file it lists has the hash it says. Nothing of them is
+    parsed.
 
     Raises
     ------
@@ -171,7 +183,8 @@ def check_files(path: Path) -> Manifest:
 
 
 def with_heads(bundle: Bundle, raw: bytes) -> Bundle:
-    """The same model with the heads and quantile tables of another ``ramps.safetensors``, checked like the bundle's own.
+    """The same model with the heads and quantile tables of another ``ramps.safetensors``, checked like the bundle's
+    own.
 
     Places, kinds of heads and what they cost stay, so columns and profile hold for both; the digest is the new set's.
 
@@ -233,7 +246,8 @@ def _check_manifest(manifest: Manifest) -> None:
         )
     if not manifest.name or "/" in manifest.name or manifest.n_classes < (2 if manifest.task is None else 1):
         raise InvalidBundleError(
-            f"{MANIFEST_FILE}: name {manifest.name!r} (no slash) or n_classes {manifest.n_classes} (>= 2) is out of range"
+            f"{MANIFEST_FILE}: name {manifest.name!r} (no slash) or n_classes {manifest.n_classes} (>= 2) is out of "
+            "range"
         )
     _check_task(manifest)
     if manifest.scale is not None and not 0 < manifest.scale.total < math.inf:
@@ -246,7 +260,8 @@ def _check_manifest(manifest: Manifest) -> None:
     order = [(place(manifest.precision_of(ramp)), ramp.position, ramp.head) for ramp in manifest.ramps]
     if order != sorted(order):
         raise InvalidBundleError(
-            f"{MANIFEST_FILE}: ramps {ids} must be sorted: those at the input, then of {[spec.name for spec in manifest.backbones]}; of each by position and head"
+            f"{MANIFEST_FILE}: ramps {ids} must be sorted: those at the input, then of "
+            f"{[spec.name for spec in manifest.backbones]}; of each by position and head"
         )
     if len({c.id for c in columns}) != len(columns):
         raise InvalidBundleError(
@@ -269,7 +284,8 @@ def _check_task(manifest: Manifest) -> None:
     whole = [p.name for p in manifest.precisions] + [r.id for r in manifest.ramps if r.head in ("model", "own")]
     if manifest.task is not None and (whole or len(manifest.outputs) != 1):
         raise InvalidBundleError(
-            f"{MANIFEST_FILE}: a bundle that answers with {task.title} has one output and trained heads alone; it has {len(manifest.outputs)} and {whole}"
+            f"{MANIFEST_FILE}: a bundle that answers with {task.title} has one output and trained heads alone; it has "
+            f"{len(manifest.outputs)} and {whole}"
         )
 
 
@@ -282,7 +298,8 @@ def _check_precisions(manifest: Manifest) -> None:
             raise InvalidBundleError(f"{MANIFEST_FILE}: precisions: {error}") from error
     if EXACT in names or len(set(names)) != len(names) or len(names) >= MOST_PRECISIONS:
         raise InvalidBundleError(
-            f"{MANIFEST_FILE}: precisions {names} must differ from each other and from {EXACT}, and be fewer than {MOST_PRECISIONS}"
+            f"{MANIFEST_FILE}: precisions {names} must differ from each other and from {EXACT}, and be fewer than "
+            f"{MOST_PRECISIONS}"
         )
     files = [p.file for p in manifest.precisions]
     if len({*files, *MEMBERS}) != len(files) + len(MEMBERS) or any(Path(f).name != f or not f for f in files):
@@ -295,12 +312,14 @@ def _check_place(ramp: RampSpec, manifest: Manifest) -> None:
     """A ramp's name, and the graph it belongs to."""
     if not RAMP_ID.match(ramp.id) or len(ramp.id) > MAX_RAMP_ID:
         raise InvalidBundleError(
-            f"{MANIFEST_FILE}: ramp id {ramp.id!r} must be lower-case letters, digits, '-' and '.', like r04-grid or int8/r04-grid"
+            f"{MANIFEST_FILE}: ramp id {ramp.id!r} must be lower-case letters, digits, '-' and '.', like r04-grid or "
+            "int8/r04-grid"
         )
     at_input = ramp.tensor == manifest.inputs[0].name
     if ramp.precision not in ("", *(spec.name for spec in manifest.backbones)) or (at_input and ramp.precision):
         raise InvalidBundleError(
-            f"{MANIFEST_FILE}: ramp {ramp.id!r} is of precision {ramp.precision!r}; it must be in the bundle, and empty at the input"
+            f"{MANIFEST_FILE}: ramp {ramp.id!r} is of precision {ramp.precision!r}; it must be in the bundle, and "
+            "empty at the input"
         )
     if ramp.head == "model" and (not at_input or "/" in ramp.id):
         raise InvalidBundleError(
@@ -479,7 +498,8 @@ def _parse_profile(raw: bytes, manifest: Manifest) -> Profile:
         raise InvalidBundleError(f"{PROFILE_FILE}: batch sizes are {sizes}; they must rise, the first at least 1")
     if profile.executor not in {device.executor for device in DEVICES.values()}:
         raise InvalidBundleError(
-            f"{PROFILE_FILE}: executor is {profile.executor!r}; it must be one of {', '.join(d.executor for d in DEVICES.values())}"
+            f"{PROFILE_FILE}: executor is {profile.executor!r}; it must be one of "
+            f"{', '.join(d.executor for d in DEVICES.values())}"
         )
     names = {p.name for p in manifest.precisions}
     if any(set(batch.precisions) != names for batch in profile.batches):

@@ -5,8 +5,9 @@
         trained-on.npy      uint64 [n]: :func:`input_digest` of every input that had a part in the training
         set.json            :class:`RampSetInfo`: what it was made from, and the SHA-256 of ``trained-on.npy``
 
-A ramp set has the places, kinds of heads and other graphs of the bundle it was made for: the digest is computed from these and from
-``ramps.safetensors``, so a set that was made for another bundle never has the digest that it is asked for by.
+A ramp set has the places, kinds of heads and other graphs of the bundle it was made for: the digest is computed from
+these and from ``ramps.safetensors``, so a set that was made for another bundle never has the digest that it is asked
+for by.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 class StoreUnreadableError(InvalidBundleError):
-    """The store gives no file: it has none, or does not show it yet, or cannot be reached. What is read and wrong is no such error."""
+    """The store gives no file: it has none, or does not show it yet, or cannot be reached. What is read and wrong is no
+    such error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ def load_ramp_set(store: Path, digest: str, bundle: Bundle) -> RampSet:
     refreshed = with_heads(bundle, raw)
     if refreshed.manifest.ramp_set_digest != digest:
         raise InvalidBundleError(
-            f"{folder / RAMPS_FILE}: with this bundle it is ramp set {refreshed.manifest.ramp_set_digest}; it is damaged, or made for another bundle"
+            f"{folder / RAMPS_FILE}: with this bundle it is ramp set {refreshed.manifest.ramp_set_digest}; it is "
+            "damaged, or made for another bundle"
         )
     try:
         info = parse_document(_read(folder / SET_FILE, limit=MAX_SMALL_BYTES), RampSetInfo)
@@ -119,8 +122,12 @@ def write_ramp_set(store: Path, content: bytes, trained_on: npt.NDArray[np.uint6
     table = io.BytesIO()
     np.save(table, trained_on, allow_pickle=False)
     info = RampSetInfo(
-        bundle.manifest.backbone_digest, digest, bundle.manifest.ramp_set_digest, len(trained_on), hashlib.sha256(table.getvalue()).hexdigest()
-    )  # fmt: skip
+        bundle.manifest.backbone_digest,
+        digest,
+        bundle.manifest.ramp_set_digest,
+        len(trained_on),
+        hashlib.sha256(table.getvalue()).hexdigest(),
+    )
     files = {
         RAMPS_FILE: content,
         TRAINED_ON_FILE: table.getvalue(),
@@ -145,7 +152,8 @@ def set_folder(store: Path, digest: str) -> Path:
 
 
 def input_digest(row: npt.NDArray[Any], spec: TensorSpec) -> int:
-    """64 bits of the BLAKE2b of one input (no batch axis); padding at the end of an input of varying length does not count."""
+    """64 bits of the BLAKE2b of one input (no batch axis); padding at the end of an input of varying length does not
+    count."""
     if spec.varies and spec.pad is not None:
         row = row[: used_length(row[None], pad=spec.pad)]
     return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(row).tobytes(), digest_size=8).digest(), "little")

@@ -1,12 +1,13 @@
 """Cutting a plan's stages out of the graph as ONNX Runtime optimises it, so that a cut costs next to nothing.
 
-ONNX Runtime optimises a session's graph as a whole: it fuses operators and, for convolutions, keeps features in a blocked
-layout (NCHWc) of its own. Cut before that, every stage begins and ends in the plain layout, and the fusions around the
-cut are lost: on ResNet-56 each residual addition behind a cut runs by itself, with two changes of layout, because the features that came
-in were plain. So the backbone is optimised in one piece, with the plan's heads attached, and the optimised graph is cut: at the
-tensor that the ramp reads, or at the one it was made of by nothing but a change of layout or of type. What is handed from
-stage to stage is then what one session would hand from operator to operator, and a row that leaves nowhere gets the
-exact session's answer bit for bit at the same batch size. The first axis is the batch in every layout, so rows can be dropped as before.
+ONNX Runtime optimises a session's graph as a whole: it fuses operators and, for convolutions, keeps features in a
+blocked layout (NCHWc) of its own. Cut before that, every stage begins and ends in the plain layout, and the fusions
+around the cut are lost: on ResNet-56 each residual addition behind a cut runs by itself, with two changes of layout,
+because the features that came in were plain. So the backbone is optimised in one piece, with the plan's heads attached,
+and the optimised graph is cut: at the tensor that the ramp reads, or at the one it was made of by nothing but a change
+of layout or of type. What is handed from stage to stage is then what one session would hand from operator to operator,
+and a row that leaves nowhere gets the exact session's answer bit for bit at the same batch size. The first axis is the
+batch in every layout, so rows can be dropped as before.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def stage_graphs(
     shapes : dict
         Shape without batch axis of each tensor a head reads.
     optimise : bool
-        Whether to cut the graph as this machine's CPU runs it. False for other devices, whose sessions optimise what they are given.
+        Whether to cut the graph as this machine's CPU runs it. False for other devices, whose sessions optimise what
+        they are given.
 
     Returns
     -------
@@ -97,14 +99,16 @@ def stage_graphs(
     """
     heads, read = [head for group in groups for head in group], [group[0].source for group in groups]
     if optimise:
-        # Optimised beyond recognition around a cut, the graph as it was given has all its tensors, or says what is wrong.
+        # Optimised beyond recognition around a cut, the graph as it was given has all its tensors, or says what is
+        # wrong.
         with contextlib.suppress(InvalidBundleError):
             return _cut_all(model, groups, _optimised_cutter(model, heads, read))
     return _cut_all(model, groups, _plain_cutter(model, shapes))
 
 
 def side_stage(model: onnx.ModelProto, name: str, *, entry: str) -> StageGraph:
-    """A whole model at the input, called ``name``, as a stage: it looks at the backbone's input ``entry`` and hands it on."""
+    """A whole model at the input, called ``name``, as a stage: it looks at the backbone's input ``entry`` and hands it
+    on."""
     side = onnx.ModelProto()
     side.CopyFrom(model)
     head = HeadNodes(name, entry, output_name(model), (), ())
@@ -114,9 +118,11 @@ def side_stage(model: onnx.ModelProto, name: str, *, entry: str) -> StageGraph:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A backbone in pieces to be timed. ``segments`` lie between ``tensors``, in order; the last one runs to the output.
+    """A backbone in pieces to be timed. ``segments`` lie between ``tensors``, in order; the last one runs to the
+    output.
 
-    ``heads`` has per head its id, the segment it ends (None: it reads the model's input) and the stage of that segment with the head.
+    ``heads`` has per head its id, the segment it ends (None: it reads the model's input) and the stage of that segment
+    with the head.
     """
 
     tensors: tuple[str, ...]
@@ -132,7 +138,8 @@ def pieces(
     shapes: dict[str, tuple[int, ...]],
     optimise: bool = True,
 ) -> Pieces:
-    """The segments between ``tensors`` (cut vertices in network order) and each head with its segment, cut as a worker cuts them.
+    """The segments between ``tensors`` (cut vertices in network order) and each head with its segment, cut as a worker
+    cuts them.
 
     Raises
     ------

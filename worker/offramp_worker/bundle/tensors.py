@@ -1,8 +1,9 @@
 """Tensors of an ONNX model, wherever they stand, and the files that they would be read from.
 
-A tensor may name a file, or even an address in memory, in place of its values, and ONNX Runtime follows it while it opens the model. So
-may every tensor: an initializer, dense or sparse, an attribute of any operator, in a branch, in a local function, in training information. They
-are found by the types of the format's own fields, so that none can be forgotten.
+A tensor may name a file, or even an address in memory, in place of its values, and ONNX Runtime follows it while it
+opens the model. So may every tensor: an initializer, dense or sparse, an attribute of any operator, in a branch, in a
+local function, in training information. They are found by the types of the format's own fields, so that none can be
+forgotten.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Every tensor whose values are not in the model itself, with its place, such as ``graph.node[3].attribute[0].t``."""
+    """Every tensor whose values are not in the model itself, with its place, such as
+    ``graph.node[3].attribute[0].t``."""
     for place, tensor in _tensors(model, ""):
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
             yield place, tensor
 
 
 def closed_options() -> ort.SessionOptions:
-    """Options of a session that reads no file: where a model names one all the same, it is looked for where nothing can be."""
+    """Options of a session that reads no file: where a model names one all the same, it is looked for where nothing can
+    be."""
     options = ort.SessionOptions()
     options.add_session_config_entry(EXTERNAL_FOLDER, os.devnull)
     return options

@@ -1,7 +1,7 @@
 """Accounts: what happens to rows, batches and audits is counted once for the control plane and once for Prometheus.
 
-The counters of :mod:`offramp_worker.engine.counters` are the control plane's and change under their lock; series need none of ours. Nothing
-here decides anything, but that an arm's breaker hears of its audits.
+The counters of :mod:`offramp_worker.engine.counters` are the control plane's and change under their lock; series need
+none of ours. Nothing here decides anything, but that an arm's breaker hears of its audits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Accounts:
         breaker_open: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
-        """``exact_seconds`` is what a batch takes with exits off, by rows less one; ``breaker_open`` tells of the document in force."""
+        """``exact_seconds`` is what a batch takes with exits off, by rows less one; ``breaker_open`` tells of the
+        document in force."""
         self._counters, self._metrics, self._spec, self._exact_seconds = counters, metrics, spec, exact_seconds
         self._task, self._objective, self._breaker_open, self._clock = task, objective, breaker_open, clock
 
@@ -104,8 +105,8 @@ class Accounts:
         failed: bool,
         answer_seconds: float | None,
     ) -> None:
-        """A batch has ended after ``seconds``; ``answer_seconds`` is what its rows waited on average, None unless it is compared with the
-        holdback."""
+        """A batch has ended after ``seconds``; ``answer_seconds`` is what its rows waited on average, None unless it is
+        compared with the holdback."""
         if not batch.never_exit:
             shape = batch_shape(batch.x, self._spec)
             slow_above = active.slow_above(runtime, shape)

@@ -26,10 +26,11 @@ MAX_STAGGER = 0.5
 class Runtime:
     """One arm, ready to run: stages and who leaves at which column, or neither for the exact executor.
 
-    ``regrouping`` says when a batch that lost rows is made smaller; without it execution is results-only: every row goes on to the
-    end. ``stage_seconds`` is what each stage takes, by rows. ``breaker`` watches the arm's audits, ``meter`` what its exits save.
-    Audits of ``slices`` are counted apart, requests of ``stopped`` ones leave nowhere. So are those of answers that name a class of
-    ``classes``, which have slices of these names; no exit gives an answer that names one of ``stopped_classes``.
+    ``regrouping`` says when a batch that lost rows is made smaller; without it execution is results-only: every row
+    goes on to the end. ``stage_seconds`` is what each stage takes, by rows. ``breaker`` watches the arm's audits,
+    ``meter`` what its exits save. Audits of ``slices`` are counted apart, requests of ``stopped`` ones leave nowhere.
+    So are those of answers that name a class of ``classes``, which have slices of these names; no exit gives an answer
+    that names one of ``stopped_classes``.
     """
 
     plan: Plan
@@ -51,7 +52,8 @@ class Runtime:
         object.__setattr__(self, "exits_off", self.plan.exits_off and not self.stages)
 
     def slices_of(self, asked: str, answer: Any) -> tuple[str, ...]:
-        """Which slices the audit of a request counts for: by what it ``asked`` for, and by the class that its ``answer`` names."""
+        """Which slices the audit of a request counts for: by what it ``asked`` for, and by the class that its
+        ``answer`` names."""
         named = self.classes.get(int(answer)) if self.classes else None
         return (*([asked] if asked in self.slices else []), *([] if named is None else [named]))
 
@@ -62,7 +64,8 @@ class Runtime:
 
     @property
     def judges_itself(self) -> bool:
-        """Whether every batch ends with the reference's answers to all of its rows, so that no audit has to run the model again."""
+        """Whether every batch ends with the reference's answers to all of its rows, so that no audit has to run the
+        model again."""
         return self.carry_on and self.plan.precision == EXACT
 
     @property
@@ -75,11 +78,12 @@ class Runtime:
 class Active:
     """The document in force. A batch takes one reference and keeps it to its end, which is what makes a switch atomic.
 
-    ``off`` is the exact executor without a plan, counted under epoch 0: it serves when there is no document, when the breaker has opened
-    and when the stable lease has run out, so that the counts of an epoch are of its plans alone. Its audit rate is the stable arm's, so
-    that records for the next tuning go on coming.
+    ``off`` is the exact executor without a plan, counted under epoch 0: it serves when there is no document, when the
+    breaker has opened and when the stable lease has run out, so that the counts of an epoch are of its plans alone. Its
+    audit rate is the stable arm's, so that records for the next tuning go on coming.
 
-    ``holdback`` is the exact executor as well, counted apart, for the batches that are held back from a stable plan that has exits.
+    ``holdback`` is the exact executor as well, counted apart, for the batches that are held back from a stable plan
+    that has exits.
     """
 
     off: Runtime
@@ -99,7 +103,8 @@ class Active:
         return self.stable is not None and self.stable.breaker is not None and self.stable.breaker.is_open
 
     def slow_above(self, runtime: Runtime, shape: BatchShape) -> float | None:
-        """Execution seconds above which a batch of ``runtime`` counts as slow; the canary may take its allowed overhead longer."""
+        """Execution seconds above which a batch of ``runtime`` counts as slow; the canary may take its allowed overhead
+        longer."""
         exits_off = runtime is self.off or runtime is self.holdback
         limit = None if exits_off else self.slow_limits.of(shape)
         if limit is None or runtime is not self.canary or self.document is None:
@@ -113,7 +118,8 @@ def canary_drawn(*, salt: str, uid: str, batch_number: int, weight_percent: floa
 
 
 def held_back(*, uid: str, boot_id: str, epoch: int, batch_number: int, share: float) -> bool:
-    """Whether a batch runs with exits off to be compared with: a draw of its own, so that it says nothing about the canary's."""
+    """Whether a batch runs with exits off to be compared with: a draw of its own, so that it says nothing about the
+    canary's."""
     return _uniform(f"holdback/{uid}/{boot_id}/{epoch}/{batch_number}") < share
 
 

@@ -32,8 +32,8 @@ ROWS_PER_STEP = 16
 class Audit:
     """A reply to be run to the reference: the input, the answer that was ``served`` and whether it ``left`` early.
 
-    ``compare`` asks for the comparison with what was served (in results-only it is made in the batch already), ``record`` for a
-    row in the ring of records. ``draw`` is the number that was drawn for it.
+    ``compare`` asks for the comparison with what was served (in results-only it is made in the batch already),
+    ``record`` for a row in the ring of records. ``draw`` is the number that was drawn for it.
     """
 
     x: Array
@@ -88,8 +88,9 @@ class AuditDesk:
         join: Callable[[Sequence[Array]], Array] = np.concatenate,
         captures: Captures | None = None,
     ) -> None:
-        """``sets`` tells the ramp sets that records are made for, ``captures`` is told of every row that became one; ``join`` makes one
-        batch of several rows. ``spend`` is told the seconds, by ``clock``, that each audit took, also one that failed."""
+        """``sets`` tells the ramp sets that records are made for, ``captures`` is told of every row that became one;
+        ``join`` makes one batch of several rows. ``spend`` is told the seconds, by ``clock``, that each audit took,
+        also one that failed."""
         self._task, self._sets, self._judge, self._join, self._captures = task, sets, judge, join, captures
         self._spend, self._clock = spend, clock
         self._backlog: deque[Audit] = deque()
@@ -109,7 +110,8 @@ class AuditDesk:
         self._backlog.append(audit)
 
     def step(self) -> None:
-        """Work off a few rows: one while the backlog is short, since a request may arrive any moment; more as it grows."""
+        """Work off a few rows: one while the backlog is short, since a request may arrive any moment; more as it
+        grows."""
         n = min(len(self._backlog), MAX_CHUNK, 1 + len(self._backlog) // ROWS_PER_STEP)
         audits = [self._backlog.popleft() for _ in range(n)]
         if not audits:
@@ -135,8 +137,8 @@ class AuditDesk:
                 self._judge(audit.runtime, 1, 1, audit.slices)
 
     def _record_lost(self, audit: Audit, sets: Sequence[HeldSet]) -> None:
-        """A row that leaves at the first ramp of every plan with what was served, which is not what the reference says. Without it nobody
-        who tunes or certifies would hear of such inputs."""
+        """A row that leaves at the first ramp of every plan with what was served, which is not what the reference says.
+        Without it nobody who tunes or certifies would hear of such inputs."""
         for held in sets:
             columns = len(held.bundle.columns)
             held.ring.append(
@@ -201,8 +203,8 @@ class AuditDesk:
     def _recorded(
         self, audits: Sequence[Audit], scores: Scores, rows: npt.NDArray[np.intp], reference: Answers
     ) -> dict[str, Array]:
-        """What records say of the answers to some rows. The final one is what the executor that served the request says at the end, whether or not
-        the request got there."""
+        """What records say of the answers to some rows. The final one is what the executor that served the request says
+        at the end, whether or not the request got there."""
         final = self._task.blank(len(rows))
         for at, (audit, row) in enumerate(zip(audits, rows, strict=True)):
             final[at] = scores.finals[audit.runtime.plan.precision][row] if audit.left else audit.served

@@ -1,4 +1,5 @@
-"""From requests to batches: a bounded queue in order of priority and deadline, and the policy that cuts batches from it.
+"""From requests to batches: a bounded queue in order of priority and deadline, and the policy that cuts batches from
+it.
 
 What to run, whom to admit and how large batches may be are pure functions in :mod:`offramp_core.batching` and
 :mod:`offramp_core.admission`, which the simulator calls as well; here are the lock, the lanes and the clock.
@@ -24,7 +25,8 @@ from offramp_worker.engine.tickets import Array, OverloadedError, Ticket, Unable
 class Batch:
     """Rows that run together: ``x`` (n, ...), and for row i the request and the row of it that it belongs to.
 
-    ``taken`` is when they left the queue, ``followed`` whether the engine went from batch to batch with requests waiting all the time.
+    ``taken`` is when they left the queue, ``followed`` whether the engine went from batch to batch with requests
+    waiting all the time.
     """
 
     x: Array
@@ -72,7 +74,8 @@ class _Lane:
 
 
 class Batcher:
-    """Requests under the plan and requests that must not exit early wait in a lane each. A batch that is taken must be :meth:`ended`."""
+    """Requests under the plan and requests that must not exit early wait in a lane each. A batch that is taken must
+    be :meth:`ended`."""
 
     def __init__(
         self,
@@ -85,9 +88,11 @@ class Batcher:
         join: Callable[[Sequence[Array]], Array] = np.concatenate,
         group: Callable[[Array], int] | None = None,
     ) -> None:
-        """``changed`` is what threads wait on for requests; a simulation of time brings its own. ``join`` makes one batch of rows.
+        """``changed`` is what threads wait on for requests; a simulation of time brings its own. ``join`` makes one
+        batch of rows.
 
-        Requests share a batch only if ``group`` says the same of their rows: one long text would have all others filled up to its length.
+        Requests share a batch only if ``group`` says the same of their rows: one long text would have all others filled
+        up to its length.
         """
         self._join, self._group = join, group
         self._policy, self._door, self._clock = policy, door, clock
@@ -108,7 +113,8 @@ class Batcher:
     # --- called from any thread -----------------------------------------------------------------
 
     def put(self, ticket: Ticket, *, wake: bool = True) -> None:
-        """Queue all rows of a request. Without ``wake`` a thread that waits in :meth:`take` sleeps on until :meth:`wake`.
+        """Queue all rows of a request. Without ``wake`` a thread that waits in :meth:`take` sleeps on
+        until :meth:`wake`.
 
         Raises
         ------
@@ -128,7 +134,8 @@ class Batcher:
                 self._changed.notify()
 
     def put_back(self, ticket: Ticket) -> bool:
-        """Queue a request that waited for another one's answer, whatever waits here; False when the worker has shut down."""
+        """Queue a request that waited for another one's answer, whatever waits here; False when the worker has shut
+        down."""
         with self._changed:
             if self._closed:
                 return False
@@ -179,7 +186,8 @@ class Batcher:
     # --- called by whoever runs batches -------------------------------------------------------------------
 
     def take(self, *, wait: bool) -> Batch | None:
-        """The next batch. None when there is none yet; with ``wait`` at a :meth:`wake`, when none will ever come, or for :meth:`given_up`."""
+        """The next batch. None when there is none yet; with ``wait`` at a :meth:`wake`, when none will ever come, or
+        for :meth:`given_up`."""
         with self._changed:
             while True:
                 now = self._clock()
@@ -207,7 +215,8 @@ class Batcher:
             return tickets
 
     def ended(self, batch: Batch) -> None:
-        """A batch has run: learn from how long it took, and from how long the engine was kept from the next one in all."""
+        """A batch has run: learn from how long it took, and from how long the engine was kept from the next one in
+        all."""
         with self._changed:
             now, rows = self._clock(), len(batch)
             began = max(batch.taken, self._last_end)
@@ -237,19 +246,22 @@ class Batcher:
         seen = forecast(pace, running=left, ahead=ahead, rows=rows, batch_rows=batch_rows)
         if timeout is not None and seen.own > timeout:
             raise UnableError(
-                f"parameters.timeout: is {timeout * 1e6:.0f} us; this worker needs about {seen.own * 1e6:.0f} for the request alone",
+                f"parameters.timeout: is {timeout * 1e6:.0f} us; this worker needs about {seen.own * 1e6:.0f} for the "
+                "request alone",
                 retry_after_seconds=None,
             )
         if timeout is not None and seen.total > timeout:
             raise _overloaded(
-                f"an answer would take about {seen.total:.3f} s; the request's timeout is {timeout:.3f} s; retry later", seen.wait
-            )  # fmt: skip
+                f"an answer would take about {seen.total:.3f} s; the request's timeout is {timeout:.3f} s; retry later",
+                seen.wait,
+            )
         if self._objective is None:
             return
         entry = self._door.entry(seen)
         if entry is Entry.REFUSED:
             raise _overloaded(
-                f"an answer would take about {seen.total:.3f} s, too close to the latency objective of {self._objective:g} s; retry later",
+                f"an answer would take about {seen.total:.3f} s, too close to the latency objective of "
+                f"{self._objective:g} s; retry later",
                 seen.wait,
             )
         ticket.on_time = self._door.promises(entry, seen)

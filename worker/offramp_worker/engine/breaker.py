@@ -1,4 +1,5 @@
-"""The breaker: the worker's own detector over the stable arm's audits. On alarm the plan's exits go off, operator or not."""
+"""The breaker: the worker's own detector over the stable arm's audits. On alarm the plan's exits go off, operator or
+not."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from offramp_core.evidence.losses import Losses, count
 
 @dataclass(frozen=True, slots=True)
 class BreakerState:
-    """All there is to remember: which plan it is about and how it is judged, what was seen of it, and how many drawn audits are ``open``."""
+    """All there is to remember: which plan it is about and how it is judged, what was seen of it, and how many drawn
+    audits are ``open``."""
 
     plan_hash: str
     budget: float
@@ -24,7 +26,8 @@ class BreakerState:
 
 
 class Breaker:
-    """Feeds audited outcomes to a Shiryaev-Roberts detector; once open it stays open (another plan brings a new breaker)."""
+    """Feeds audited outcomes to a Shiryaev-Roberts detector; once open it stays open (another plan brings a new
+    breaker)."""
 
     def __init__(
         self, *, accuracy_budget: float, run_length: float, plan_hash: str = "", design_effect: float = 1.0
@@ -43,7 +46,8 @@ class Breaker:
 
     @property
     def statistic(self) -> float:
-        """What is compared with :attr:`limit`: about 1 when quiet, and growing with every disagreement beyond the budget."""
+        """What is compared with :attr:`limit`: about 1 when quiet, and growing with every disagreement beyond the
+        budget."""
         return detector.statistic(self._state.detector)
 
     @property

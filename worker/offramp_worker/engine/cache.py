@@ -1,7 +1,8 @@
 """Answers to inputs seen before, kept for as long as the plan that gave them is in force; off unless asked for.
 
-The key is a digest of the input with a secret of this process, the epoch and the plan. Nothing is kept across epochs. Requests for an input
-that another request already waits for wait with it instead of running again. Why and how they are audited: docs/decisions/0021.
+The key is a digest of the input with a secret of this process, the epoch and the plan. Nothing is kept across epochs.
+Requests for an input that another request already waits for wait with it instead of running again. Why and how they are
+audited: docs/decisions/0021.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class PredictionCache:
             return True
 
     def finish(self, ticket: Ticket, runtime: Runtime | None) -> list[Ticket]:
-        """A request has been answered under ``runtime``, or (None) never will be. Returns the requests that wait for it.
+        """A request has been answered under ``runtime``, or (None) never will be. Returns the requests that wait for
+        it.
 
         Its answer is kept if one plan gave the whole of it, the one that was in force when it came.
         """

@@ -1,9 +1,10 @@
 """Inputs kept for training ramps: a uniform sample of bounded size in a folder, and only while somebody asks for it.
 
-What is offered is what audits recorded, an equal-weight sample of all requests; of these every one is kept with the same probability
-(algorithm R of Vitter 1985, "Random sampling with a reservoir"). Rows live in memory and are written as shards by a thread of their own, so that
-no batch waits for a disk. A shard is replaced as a whole, readable by its owner alone; a worker begins with an empty folder. Where workers share the
-folder above it, they also remove what workers left there that ended without a chance to do so.
+What is offered is what audits recorded, an equal-weight sample of all requests; of these every one is kept with the
+same probability (algorithm R of Vitter 1985, "Random sampling with a reservoir"). Rows live in memory and are written
+as shards by a thread of their own, so that no batch waits for a disk. A shard is replaced as a whole, readable by its
+owner alone; a worker begins with an empty folder. Where workers share the folder above it, they also remove what
+workers left there that ended without a chance to do so.
 """
 
 from __future__ import annotations
@@ -45,8 +46,14 @@ class Captures:
     """The sample. The engine offers, the thread that applies plans asks, and a thread writes."""
 
     def __init__(
-        self, folder: Path, spec: TensorSpec, *, max_bytes: int, seed: int | None = None, flush_seconds: float = FLUSH_SECONDS
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        spec: TensorSpec,
+        *,
+        max_bytes: int,
+        seed: int | None = None,
+        flush_seconds: float = FLUSH_SECONDS,
+    ) -> None:
         self._folder, self._spec = folder, spec
         self._capacity = min(MAX_ROWS, max(1, max_bytes // _row_bytes(spec)))
         self._random = random.Random(seed)  # noqa: S311 - sampling, no secret
@@ -74,7 +81,8 @@ class Captures:
             return sum(self._written.values())
 
     def ask(self, since: float | None) -> None:
-        """Keep inputs admitted after ``since``; a later one begins the sample anew, None ends it. What was kept before is deleted."""
+        """Keep inputs admitted after ``since``; a later one begins the sample anew, None ends it. What was kept before
+        is deleted."""
         if since == self.since:
             return
         with self._lock:

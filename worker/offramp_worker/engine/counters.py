@@ -25,9 +25,11 @@ Histogram = dict[int, int]
 
 
 class ArmCounter:
-    """The growing form of :class:`offramp_core.protocol.ArmCounts`, which says what there is to count: its fields are the fields here.
+    """The growing form of :class:`offramp_core.protocol.ArmCounts`, which says what there is to count: its fields are
+    the fields here.
 
-    Histograms have numbers and shapes for keys here, and text there. Change it only under the lock of its :class:`Counters`.
+    Histograms have numbers and shapes for keys here, and text there. Change it only under the lock of
+    its :class:`Counters`.
     """
 
     __slots__ = tuple(f.name for f in fields(ArmCounts))
@@ -128,7 +130,8 @@ class Counters:
 
 
 class Origin(NamedTuple):
-    """Where a record comes from: the numbers of its slice and stream, what was drawn for it and the rate that was compared with."""
+    """Where a record comes from: the numbers of its slice and stream, what was drawn for it and the rate that was
+    compared with."""
 
     slice_id: int = 0
     stream: int = 0
@@ -149,8 +152,8 @@ class RecordRing:
         losses: bool = False,
         graded: bool = True,
     ) -> None:
-        """``first`` is the sequence number to begin with; ``losses`` says that rows have losses in the place of labels, and ``graded`` that these may
-        lie between 0 and 1."""
+        """``first`` is the sequence number to begin with; ``losses`` says that rows have losses in the place of labels,
+        and ``graded`` that these may lie between 0 and 1."""
         self._zero_one = losses and not graded
         self._lock = threading.Lock()
         self._rows, self._first, self._next, self._digest = rows, first, first, ramp_set_digest
@@ -178,7 +181,8 @@ class RecordRing:
         answers: Mapping[str, npt.ArrayLike],
         origins: Sequence[Origin] = (),
     ) -> None:
-        """Add n <= ``rows`` records: time [n], uncertainty [n, R], the columns of :meth:`offramp_core.task.Task.recorded`, and n origins or none."""
+        """Add n <= ``rows`` records: time [n], uncertainty [n, R], the columns
+        of :meth:`offramp_core.task.Task.recorded`, and n origins or none."""
         with self._lock:
             at = np.arange(self._next, self._next + len(uncertainty)) % self._rows
             self._time[at], self._uncertainty[at] = time, uncertainty
@@ -197,10 +201,15 @@ class RecordRing:
             columns = {
                 name: base64.b64encode(column[at].tobytes()).decode()
                 for name, column in (
-                    ("time", self._time), ("uncertainty", self._uncertainty), *self._answers.items(),
-                    ("slice", self._slice), ("stream", self._stream), ("draw", self._draw), ("audit_rate", self._audit_rate),
+                    ("time", self._time),
+                    ("uncertainty", self._uncertainty),
+                    *self._answers.items(),
+                    ("slice", self._slice),
+                    ("stream", self._stream),
+                    ("draw", self._draw),
+                    ("audit_rate", self._audit_rate),
                 )
-            }  # fmt: skip
+            }
         return RecordBlock(first=first, next=stop, ramp_set_digest=self._digest, zero_one=self._zero_one, **columns)
 
 

@@ -36,7 +36,8 @@ class BatchDeadlines:
 
 
 class Deadlines:
-    """Says which batches have a deadline to keep, and when; ``everyones`` is that of requests that ask for none, in seconds from admission."""
+    """Says which batches have a deadline to keep, and when; ``everyones`` is that of requests that ask for none, in
+    seconds from admission."""
 
     def __init__(self, *, everyones: float | None, clock: Callable[[], float]) -> None:
         self._everyones, self._clock = everyones, clock
@@ -48,8 +49,8 @@ class Deadlines:
     def of(self, batch: Batch, runtime: Runtime) -> BatchDeadlines | None:
         """When the rows of a batch must be answered, if any must.
 
-        A row drawn for audit is answered like any other, late or cut short: what is compared, after its reply, is a uniform draw of what
-        is served.
+        A row drawn for audit is answered like any other, late or cut short: what is compared, after its reply, is a
+        uniform draw of what is served.
         """
         everyones = math.inf if runtime.judges_itself or self._everyones is None else self._everyones
         at = [

@@ -1,4 +1,5 @@
-"""Stages on a GPU: features stay in its memory from stage to stage, and what heads say comes back for the decision who leaves."""
+"""Stages on a GPU: features stay in its memory from stage to stage, and what heads say comes back for the decision who
+leaves."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class DeviceStage:
         return bool(self._session.entry)
 
     def run(self, features: Features, x: Array, rows: IndexArray | None = None) -> tuple[Features, list[Said]]:
-        """Run a batch, as :meth:`offramp_worker.engine.stages.Stage.run` does; ``features`` is what the stage before returned."""
+        """Run a batch, as :meth:`offramp_worker.engine.stages.Stage.run` does; ``features`` is what the stage before
+        returned."""
         with self._device.turn:
             return self._run(features if rows is None else take_rows(features, rows, self._device), x)
 

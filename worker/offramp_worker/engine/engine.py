@@ -1,11 +1,12 @@
 """The engine: takes batches, has them run and answered, and audits when idle; one thread at a time.
 
-That thread is the engine's own, or the caller of ``serve`` for a short batch that finds the engine idle: handing a request over to
-another thread and its answer back costs a request more than all of HTTP does.
+That thread is the engine's own, or the caller of ``serve`` for a short batch that finds the engine idle: handing a
+request over to another thread and its answer back costs a request more than all of HTTP does.
 
-The path of a batch: taken whole from the queue (``batcher``) → an arm is drawn (``leases``) → stages run (``executor``), rows are answered
-as they leave (``replies``, ``followers``) → counted (``accounts``) → audits, later (``audits``). ``activate`` swaps one reference that each
-batch reads once, so a plan switch falls between two batches, and a batch in flight ends under the plan and epoch it began with.
+The path of a batch: taken whole from the queue (``batcher``) → an arm is drawn (``leases``) → stages run
+(``executor``), rows are answered as they leave (``replies``, ``followers``) → counted (``accounts``) → audits, later
+(``audits``). ``activate`` swaps one reference that each batch reads once, so a plan switch falls between two batches,
+and a batch in flight ends under the plan and epoch it began with.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ INLINE_SECONDS = 0.01  # a caller of `serve` may be kept this long: an event loo
 
 
 class Engine:
-    """See the module. ``submit`` and ``serve`` are called by the event loop, ``activate`` by the thread that applies plans."""
+    """See the module. ``submit`` and ``serve`` are called by the event loop, ``activate`` by the thread that applies
+    plans."""
 
     def __init__(
         self,
@@ -71,8 +73,8 @@ class Engine:
         captures: Captures | None = None,
         lost: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``captures`` keeps inputs that may train other heads. ``lost`` is told, from another thread, once the executor has failed for so
-        long that only a new process may help.
+        """``captures`` keeps inputs that may train other heads. ``lost`` is told, from another thread, once the
+        executor has failed for so long that only a new process may help.
         """
         self.bundle, self.metrics, self.marker, self.captures = bundle, metrics, marker, captures
         self.task, self.outputs = bundle.task, bundle.manifest.output_names
@@ -82,24 +84,31 @@ class Engine:
         self._draw = draw or random.Random().random  # noqa: S311 - sampling, no secret
         self._batcher = _batcher(bundle, options, clock)
         self.arms = Arms(
-            _off_runtime(bundle, self.counters), uid=options.uid, boot_id=options.boot_id, clock=clock, crashed_epoch=marker.crashed_epoch,
-        )  # fmt: skip
-        spec = bundle.manifest.inputs[0]
-        self.accounts = Accounts(
-            self.counters, metrics, spec=spec, task=self.task, exact_seconds=exact_seconds(bundle.profile), objective=options.latency_seconds,
-            breaker_open=lambda: self.arms.breaker_open, clock=clock,
-        )  # fmt: skip
+            _off_runtime(bundle, self.counters),
+            uid=options.uid,
+            boot_id=options.boot_id,
+            clock=clock,
+            crashed_epoch=marker.crashed_epoch,
+        )
+        self.accounts = _accounts(self, objective=options.latency_seconds)
         self._desk = AuditDesk(
-            task=self.task, sets=lambda: self.sets.held, judge=self.accounts.judge, spend=self.accounts.spend, clock=clock,
-            join=partial(pad_rows, spec=spec), captures=captures,
-        )  # fmt: skip
-        self._followers = Followers(
-            PredictionCache(max_bytes=options.cache_bytes), arms=self.arms, accounts=self.accounts, metrics=metrics,
-            audit=self._desk.add, put_back=self._batcher.put_back, deliver=deliver, clock=clock,
-        ) if options.cache_bytes else None  # fmt: skip
+            task=self.task,
+            sets=lambda: self.sets.held,
+            judge=self.accounts.judge,
+            spend=self.accounts.spend,
+            clock=clock,
+            join=partial(pad_rows, spec=bundle.manifest.inputs[0]),
+            captures=captures,
+        )
+        self._followers = _followers(self, options.cache_bytes, deliver) if options.cache_bytes else None
         self._replies = Replies(
-            bundle, accounts=self.accounts, followers=self._followers, audit=self._desk.add, deliver=deliver, clock=clock,
-        )  # fmt: skip
+            bundle,
+            accounts=self.accounts,
+            followers=self._followers,
+            audit=self._desk.add,
+            deliver=deliver,
+            clock=clock,
+        )
         self._deadlines = Deadlines(everyones=options.everyones_deadline, clock=clock)
         self._executor = Executor(self.sets, deadlines=self._deadlines)
         self._inline_rows = rows_within(bundle.profile, seconds=INLINE_SECONDS)
@@ -157,9 +166,9 @@ class Engine:
 
         One that is answered from the cache is done when this returns (``cached``), and does not come back.
 
-        A row that would be answered later than ``deadline_seconds`` from now gets the answer of the deepest ramp it has reached; one that
-        has reached none, or runs where no ramps are active, is answered when it is done. Without ``wake`` the caller promises to call
-        :meth:`serve` soon.
+        A row that would be answered later than ``deadline_seconds`` from now gets the answer of the deepest ramp it has
+        reached; one that has reached none, or runs where no ramps are active, is answered when it is done. Without
+        ``wake`` the caller promises to call :meth:`serve` soon.
 
         Raises
         ------
@@ -172,11 +181,18 @@ class Engine:
             self.accounts.refused(len(x))
             raise UnableError("every run fails on this worker for now; try another one")
         ticket = new_ticket(
-            x, never_exit=never_exit, task=self.task, now=self._clock(), wall_time=self._wall_clock(), draw=self._draw,
-            deadline_seconds=deadline_seconds, priority=priority, timeout_seconds=timeout_seconds,
+            x,
+            never_exit=never_exit,
+            task=self.task,
+            now=self._clock(),
+            wall_time=self._wall_clock(),
+            draw=self._draw,
+            deadline_seconds=deadline_seconds,
+            priority=priority,
+            timeout_seconds=timeout_seconds,
             slice_name=slice_name,
             stream=stream,
-        )  # fmt: skip
+        )
         self.accounts.admitted(len(x))
         if self._followers is not None and self._followers.answers(ticket):
             return ticket
@@ -189,7 +205,8 @@ class Engine:
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """Nobody waits for this request any more: rows that have not begun are not run. It may come back through ``deliver`` or not."""
+        """Nobody waits for this request any more: rows that have not begun are not run. It may come back through
+        ``deliver`` or not."""
         rows = self._batcher.remove(ticket)
         if rows:
             self._replies.abandon(ticket)
@@ -198,7 +215,8 @@ class Engine:
         self.accounts.unanswered(rows, RequestOutcome.CANCELLED)
 
     def serve(self) -> None:
-        """See to what is queued: run it here if the engine is idle and the batch short, else wake the engine's thread."""
+        """See to what is queued: run it here if the engine is idle and the batch short, else wake the engine's
+        thread."""
         if self._batcher.rows <= self._inline_rows and self._turn.acquire(blocking=False):
             try:
                 batch = None if self._desk.pressing else self._batcher.take(wait=False)
@@ -294,9 +312,13 @@ class Engine:
             for leave in self._executor.run(batch, runtime):
                 self._replies.answer(batch, runtime, leave, progress)
             self.accounts.count_batch(
-                batch, active, runtime, seconds=self._clock() - progress.began, failed=False,
+                batch,
+                active,
+                runtime,
+                seconds=self._clock() - progress.began,
+                failed=False,
                 answer_seconds=progress.answer_seconds / len(batch) if compared else None,
-            )  # fmt: skip
+            )
             self.vitals.ended(len(batch), failed=False)
         except Exception as error:
             counter = runtime.counter
@@ -339,3 +361,29 @@ def _off_runtime(bundle: Bundle, counters: Counters) -> Runtime:
     manifest = bundle.manifest
     plan = exits_off_plan(backbone_digest=manifest.backbone_digest, ramp_set_digest=manifest.ramp_set_digest)
     return Runtime(plan, 0.0, counters.open(epoch=0, arm="stable", plan_hash=plan.content_hash))
+
+
+def _accounts(engine: Engine, *, objective: float | None) -> Accounts:
+    return Accounts(
+        engine.counters,
+        engine.metrics,
+        spec=engine.bundle.manifest.inputs[0],
+        task=engine.task,
+        exact_seconds=exact_seconds(engine.bundle.profile),
+        objective=objective,
+        breaker_open=lambda: engine.arms.breaker_open,
+        clock=engine._clock,
+    )
+
+
+def _followers(engine: Engine, max_bytes: int, deliver: Deliver) -> Followers:
+    return Followers(
+        PredictionCache(max_bytes=max_bytes),
+        arms=engine.arms,
+        accounts=engine.accounts,
+        metrics=engine.metrics,
+        audit=engine._desk.add,
+        put_back=engine._batcher.put_back,
+        deliver=deliver,
+        clock=engine._clock,
+    )

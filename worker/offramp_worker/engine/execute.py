@@ -22,7 +22,8 @@ _ROWS.flags.writeable = False
 
 
 class Runnable(Protocol):
-    """What :class:`offramp_worker.engine.stages.Stage` offers; on a GPU :class:`offramp_worker.engine.device_stages.DeviceStage`.
+    """What :class:`offramp_worker.engine.stages.Stage` offers; on a
+    GPU :class:`offramp_worker.engine.device_stages.DeviceStage`.
 
     What a stage hands on is for the next one alone: it may lie in another memory.
     """
@@ -57,11 +58,12 @@ class Deadlines(Protocol):
 
 
 class Leave(NamedTuple):  # and no dataclass: one is made for every answer, and a frozen one takes several times as long
-    """Rows of the batch that are answered now: ``rows`` [k] with ``logits`` [k, C], at ramp index ``ramp`` or, for None, at the output.
+    """Rows of the batch that are answered now: ``rows`` [k] with ``logits`` [k, C], at ramp index ``ramp`` or, for
+    None, at the output.
 
     ``due`` says that their deadlines came: the ramp was not certain of them, but the deepest that they had reached.
-    ``reference`` [n, C] comes with the last one when every row of the batch was carried to the output in results-only execution.
-    The arrays are to be read before the next one is asked for: they may lie in buffers that are used again.
+    ``reference`` [n, C] comes with the last one when every row of the batch was carried to the output in results-only
+    execution. The arrays are to be read before the next one is asked for: they may lie in buffers that are used again.
     """
 
     rows: IndexArray
@@ -78,15 +80,12 @@ def run_exact(stage: Runnable, x: Array) -> Iterator[Leave]:
 
 
 def run_apart(
-    x: Array,
-    usual: BoolArray,
-    *,
-    exact: Callable[[Array], FloatArray],
-    run: Callable[[Array], Iterator[Leave]],
+    x: Array, usual: BoolArray, *, exact: Callable[[Array], FloatArray], run: Callable[[Array], Iterator[Leave]]
 ) -> Iterator[Leave]:
     """Execute a batch at a lower precision, but rows that are not ``usual`` (n,) by the exact executor.
 
-    A lower precision may make numbers of what is none, or none of large ones; what the model itself says to such a row must stay visible.
+    A lower precision may make numbers of what is none, or none of large ones; what the model itself says to such a row
+    must stay visible.
     """
     odd, sound = np.flatnonzero(~usual), np.flatnonzero(usual)
     yield Leave(odd, None, exact(x[odd]))
@@ -98,8 +97,8 @@ def run_apart(
 def run_again(
     x: Array, leaves: Iterator[Leave], *, exact: Callable[[Array], FloatArray], withheld: Sequence[int]
 ) -> Iterator[Leave]:
-    """Pass on the answers of a batch ``x`` (n, ...), but those that name one of the ``withheld`` classes: such rows are answered by the
-    exact executor at last.
+    """Pass on the answers of a batch ``x`` (n, ...), but those that name one of the ``withheld`` classes: such rows are
+    answered by the exact executor at last.
 
     For backbones of a lower precision, which may name a class wrongly at the output as well.
     """
@@ -139,12 +138,13 @@ def run_stages(
     may_leave : (n,) bool or None
         Rows that may exit early; None: all.
     regroups : Regrouping or None
-        Whether to drop the rows that left and go on with a smaller batch. A batch that all rows left ends. None is results only: every row
-        runs to the output, whether or not it was answered.
+        Whether to drop the rows that left and go on with a smaller batch. A batch that all rows left ends. None is
+        results only: every row runs to the output, whether or not it was answered.
     deadlines : Deadlines, optional
         Of the rows that have one.
     withheld : sequence of int
-        Classes that no exit answers: a row that would leave with one goes to the output, whatever later ramps say of it.
+        Classes that no exit answers: a row that would leave with one goes to the output, whatever later ramps say of
+        it.
     """
     batch = _Batch(len(x), may_leave, withheld)
     features, kept = x, None  # ``kept``: the rows of ``features`` that go on; None for all

@@ -1,4 +1,5 @@
-"""The executor: a batch runs as its runtime says, and what an exit or a lower precision must not answer goes through the exact stage."""
+"""The executor: a batch runs as its runtime says, and what an exit or a lower precision must not answer goes through
+the exact stage."""
 
 from __future__ import annotations
 
@@ -22,10 +23,12 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class Executor:
-    """Runs a batch under a runtime and yields rows as they leave; one batch at a time, since stages keep their buffers."""
+    """Runs a batch under a runtime and yields rows as they leave; one batch at a time, since stages keep their
+    buffers."""
 
     def __init__(self, sets: HeldSets, *, deadlines: Deadlines) -> None:
-        """Batches of the exact executor have a stage with buffers of its own; whichever set is held answers single rows exactly."""
+        """Batches of the exact executor have a stage with buffers of its own; whichever set is held answers single rows
+        exactly."""
         sessions = sets.held[0].sessions
         self.exact_stage = sessions.exact_stage()
         self._bundle, self._usual, self._sets, self._deadlines = sets.own, sessions.usual, sets, deadlines
@@ -52,7 +55,8 @@ class Executor:
         )
 
     def probe(self, rows: int) -> None:
-        """Run the exact stage on the bundle's probe, as many rows as a batch that failed had; raise unless it answers as it should."""
+        """Run the exact stage on the bundle's probe, as many rows as a batch that failed had; raise unless it answers
+        as it should."""
         bundle = self._bundle
         at = np.arange(max(rows, len(bundle.probe_x))) % len(bundle.probe_x)
         logits, _ = self.exact_stage.run(bundle.probe_x[at], bundle.probe_x[at])
@@ -81,6 +85,11 @@ def _run(
     runtime: Runtime, x: Array, *, may_leave: BoolArray | None, deadlines: BatchDeadlines | None
 ) -> Iterator[Leave]:
     return run_stages(
-        runtime.stages, x, tests=runtime.tests, may_leave=may_leave, regroups=runtime.regrouping, deadlines=deadlines,
+        runtime.stages,
+        x,
+        tests=runtime.tests,
+        may_leave=may_leave,
+        regroups=runtime.regrouping,
+        deadlines=deadlines,
         withheld=runtime.stopped_classes if runtime.plan.precision == EXACT else (),
-    )  # fmt: skip
+    )

@@ -19,8 +19,8 @@ from offramp_worker.metrics import Metrics
 
 
 class Followers:
-    """Every request that follows another has its answer, or goes into the queue itself; an answer that is copied counts and is drawn for audit
-    like any other."""
+    """Every request that follows another has its answer, or goes into the queue itself; an answer that is copied counts
+    and is drawn for audit like any other."""
 
     def __init__(
         self,
@@ -34,7 +34,8 @@ class Followers:
         deliver: Deliver,
         clock: Callable[[], float],
     ) -> None:
-        """``put_back`` queues a request that will not be answered by another one; False when nothing is run any more."""
+        """``put_back`` queues a request that will not be answered by another one; False when nothing is run any
+        more."""
         self._cache, self._arms, self._accounts, self._asked = cache, arms, accounts, metrics.cache
         self._audit, self._put_back, self._deliver, self._clock = audit, put_back, deliver, clock
         metrics.cache_bytes.set_function(lambda: cache.size_bytes)
@@ -42,8 +43,9 @@ class Followers:
     def answers(self, ticket: Ticket) -> bool:
         """Whether a request is answered from the cache, or waits with another for the same input.
 
-        Only where one runtime answers all: a canary must get its share of the requests. A request drawn for audit always runs, so that
-        what is compared is drawn from all requests; results-only plans, where every row is compared, have no use for the cache, nor have requests with a deadline, which take what there is.
+        Only where one runtime answers all: a canary must get its share of the requests. A request drawn for audit
+        always runs, so that what is compared is drawn from all requests; results-only plans, where every row is
+        compared, have no use for the cache, nor have requests with a deadline, which take what there is.
         """
         active = self._arms.active
         if ticket.deadline < math.inf or self._arms.canary(active) is not None:
@@ -65,7 +67,8 @@ class Followers:
         return joined
 
     def share(self, done: Sequence[Ticket], runtime: Runtime) -> None:
-        """Give answers to the requests that wait with those that are done; what two plans answered is of no use to others."""
+        """Give answers to the requests that wait with those that are done; what two plans answered is of no use to
+        others."""
         for ticket in done:
             followers = self._cache.finish(ticket, runtime)
             if runtime.carry_on or not ticket.ran_under(runtime):

@@ -1,6 +1,7 @@
 """Arms and leases: what the next batch runs under, by the document in force, its leases, the breaker and the draw.
 
-No threads and no locks: a batch reads one reference and keeps it, everything else is numbers. Times come from the clock that is given.
+No threads and no locks: a batch reads one reference and keeps it, everything else is numbers. Times come from the clock
+that is given.
 """
 
 from __future__ import annotations
@@ -16,15 +17,10 @@ class Arms:
     """Says what each batch runs under; a canary that has ended stays out until a newer document brings one."""
 
     def __init__(
-        self,
-        off: Runtime,
-        *,
-        uid: str,
-        boot_id: str = "",
-        clock: Callable[[], float],
-        crashed_epoch: int | None = None,
+        self, off: Runtime, *, uid: str, boot_id: str = "", clock: Callable[[], float], crashed_epoch: int | None = None
     ) -> None:
-        """``off`` serves while there is no document; ``crashed_epoch`` is that of a canary that killed an earlier process."""
+        """``off`` serves while there is no document; ``crashed_epoch`` is that of a canary that killed an earlier
+        process."""
         self.active = Active(off=off)
         self._uid, self._boot_id, self._clock, self._crashed_epoch = uid, boot_id, clock, crashed_epoch
         self._last_pull = clock()
@@ -49,7 +45,8 @@ class Arms:
         self._last_pull = self._clock()
 
     def end_canary(self) -> None:
-        """Let no batch begin under the canary in force any more. A newer document without one says so before it is prepared."""
+        """Let no batch begin under the canary in force any more. A newer document without one says so before it is
+        prepared."""
         active = self.active
         if active.canary is not None and self._canary_ended_epoch != active.epoch:
             self._canary_ended_epoch = active.epoch
@@ -69,20 +66,26 @@ class Arms:
         return self.without_canary(active)
 
     def held_back(self, active: Active, runtime: Runtime, number: int) -> tuple[Runtime, bool]:
-        """What batch ``number`` runs under that was drawn for ``runtime`` and may be held back, and whether it is one of those that are
-        compared with the holdback.
+        """What batch ``number`` runs under that was drawn for ``runtime`` and may be held back, and whether it is one
+        of those that are compared with the holdback.
 
-        One that is held back would have run under the canary now and then; that is not compared, since it says nothing about the stable plan.
+        One that is held back would have run under the canary now and then; that is not compared, since it says nothing
+        about the stable plan.
         """
         document, held = active.document, active.holdback
         assert document is not None and held is not None
         drawn = held_back(
-            uid=self._uid, boot_id=self._boot_id, epoch=document.epoch, batch_number=number, share=document.holdback_share
-        )  # fmt: skip
+            uid=self._uid,
+            boot_id=self._boot_id,
+            epoch=document.epoch,
+            batch_number=number,
+            share=document.holdback_share,
+        )
         return (held if drawn else runtime), runtime is active.stable
 
     def canary(self, active: Active) -> Runtime | None:
-        """The canary, while batches may be drawn for it. What lay in a file when this process started is proven by nobody who watches."""
+        """The canary, while batches may be drawn for it. What lay in a file when this process started is proven by
+        nobody who watches."""
         if active.document is None or active.stable is None or active.breaker_open or not self._met:
             return None
         if active.epoch == self._crashed_epoch or self._end_expired_canary(active):
@@ -108,7 +111,8 @@ class Arms:
 
     @property
     def exits_off(self) -> bool:
-        """Whether the next batch, canaries aside, runs the exact executor: by its plan, the breaker, or a lease that ran out."""
+        """Whether the next batch, canaries aside, runs the exact executor: by its plan, the breaker, or a lease that
+        ran out."""
         return self.without_canary(self.active).exits_off
 
     @property

@@ -1,7 +1,8 @@
 """The crash marker: an earlier process of this worker died while executing a canary batch, and of which epoch.
 
-A crash leaves no chance to say anything, so the epoch is written before a canary batch and cleared after it, into a file
-that stays open: two ``pwrite`` calls of a few microseconds. The kernel keeps written pages when a process dies, so no fsync.
+A crash leaves no chance to say anything, so the epoch is written before a canary batch and cleared after it, into a
+file that stays open: two ``pwrite`` calls of a few microseconds. The kernel keeps written pages when a process dies, so
+no fsync.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ FILE_NAME = "crash-marker"
 
 
 class CrashMarker:
-    """Two epochs in one small file, as text; 0 is none. Without a folder, or where something else lies than our file, nothing is kept."""
+    """Two epochs in one small file, as text; 0 is none. Without a folder, or where something else lies than our file,
+    nothing is kept."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file: int | None = None
@@ -52,7 +54,8 @@ class CrashMarker:
         self._write(RUNNING, 0)
 
     def forget_before(self, epoch: int) -> None:
-        """A document of ``epoch`` is in force: later processes need not report crashes of earlier ones. This one still does."""
+        """A document of ``epoch`` is in force: later processes need not report crashes of earlier ones. This one still
+        does."""
         if self.crashed_epoch is not None and self.crashed_epoch < epoch:
             self._write(CRASHED, 0)
 

@@ -31,5 +31,6 @@ class EngineOptions:
 
     @property
     def everyones_deadline(self) -> float | None:
-        """Seconds from admission within which a request that asks for no deadline is answered; None: it takes what it takes."""
+        """Seconds from admission within which a request that asks for no deadline is answered; None: it takes what it
+        takes."""
         return self.latency_seconds if self.always_in_time else None

@@ -1,7 +1,7 @@
 """The ramp sets that a worker holds: heads for one model, each with its sessions and its ring of records.
 
-A bundle brings one set along; others come from the store at run time. At most two are held between documents; what batches in flight
-still run is let go when they end.
+A bundle brings one set along; others come from the store at run time. At most two are held between documents; what
+batches in flight still run is let go when they end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ MAX_HELD = 2
 
 
 class PlanPostponedError(PlanRefusedError):
-    """A plan cannot be taken now for a cause that may pass by itself: a shared claim may show a new folder seconds late, an executor recover."""
+    """A plan cannot be taken now for a cause that may pass by itself: a shared claim may show a new folder seconds
+    late, an executor recover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class HeldSet:
 
 
 class HeldSets:
-    """What is held now, at least one set. Changed by the thread that applies plans; everybody else reads ``held`` once."""
+    """What is held now, at least one set. Changed by the thread that applies plans; everybody else reads ``held``
+    once."""
 
     def __init__(self, bundle: Bundle, sessions: Sessions, *, store: Path | None = None) -> None:
         self.own, self._store = bundle, store
@@ -107,7 +109,8 @@ class HeldSets:
         return load_ramp_set(self._store, digest, self.own)
 
     def _ring(self, bundle: Bundle) -> RecordRing:
-        """Its numbers begin where those of all earlier ones ended: a set that is held for a second time must not repeat them."""
+        """Its numbers begin where those of all earlier ones ended: a set that is held for a second time must not repeat
+        them."""
         return RecordRing(
             n_ramps=len(bundle.columns),
             ramp_set_digest=bundle.manifest.ramp_set_digest,

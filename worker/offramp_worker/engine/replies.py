@@ -1,4 +1,5 @@
-"""Replies: rows that leave a batch are answered at once; then they are counted, and queued for the audits that were drawn for them."""
+"""Replies: rows that leave a batch are answered at once; then they are counted, and queued for the audits that were
+drawn for them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Progress:
 
 
 class Replies:
-    """Each row gets one answer or one error, and its request is delivered with the last of them, before anything is counted."""
+    """Each row gets one answer or one error, and its request is delivered with the last of them, before anything is
+    counted."""
 
     def __init__(
         self,

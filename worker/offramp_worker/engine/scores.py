@@ -1,7 +1,8 @@
-"""Uncertainty of many heads at once: what :func:`offramp_core.uncertainty.uncertainty` computes, bit for bit, at a fraction of the calls.
+"""Uncertainty of many heads at once: what :func:`offramp_core.uncertainty.uncertainty` computes, bit for bit, at a
+fraction of the calls.
 
-The tapped model has dozens of heads, and a call per head would take longer than a small backbone. A property test holds the
-two definitions together.
+The tapped model has dozens of heads, and a call per head would take longer than a small backbone. A property test holds
+the two definitions together.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class ScoreTables:
         self._levels = np.linspace(0.0, 1.0, quantiles.shape[1])
 
     def uncertainty(self, ramps: Sequence[int], logits: Sequence[npt.NDArray[np.floating[Any]]]) -> FloatArray:
-        """What some ramps say, (n, head_width) each (indices) → their uncertainty (n, len(ramps)), float32 on the six-decimal grid."""
+        """What some ramps say, (n, head_width) each (indices) → their uncertainty (n, len(ramps)), float32 on the
+        six-decimal grid."""
         if not ramps:
             return np.empty((0, 0), dtype=np.float32)
         raw = self._score(np.concatenate(logits) if len(logits) > 1 else logits[0]).reshape(len(ramps), -1)

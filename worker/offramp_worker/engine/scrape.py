@@ -24,7 +24,8 @@ KNOWN_PLANS = 64
 class RampPrice:
     """Seconds of a row, from the profile of the smallest batch, as the control plane prices plans.
 
-    ``saves`` is the backbone behind the ramp, spared to a row that leaves there; ``costs`` the ramp itself, paid by every row that reaches it.
+    ``saves`` is the backbone behind the ramp, spared to a row that leaves there; ``costs`` the ramp itself, paid by
+    every row that reaches it.
     """
 
     id: str
@@ -34,7 +35,8 @@ class RampPrice:
 
 @dataclass(frozen=True, slots=True)
 class PlanPrices:
-    """``exact`` is the fp32 backbone, which every row would take with exits off; ``executor`` what the plan's precision spares of it."""
+    """``exact`` is the fp32 backbone, which every row would take with exits off; ``executor`` what the plan's precision
+    spares of it."""
 
     exact: float
     executor: float
@@ -55,11 +57,12 @@ def prices(bundle: Bundle, plan: Plan) -> PlanPrices:
 
 
 class RampUtility(Collector):
-    """Seconds that every ramp has saved and cost, by arm. Their difference is its utility; the sum over all, as a share of the exact
-    executor's time, is what a plan saves before audits, whose seconds are counted as they pass (``earlyexit_audit_seconds_total``).
+    """Seconds that every ramp has saved and cost, by arm. Their difference is its utility; the sum over all, as a share
+    of the exact executor's time, is what a plan saves before audits, whose seconds are counted as they pass
+    (``earlyexit_audit_seconds_total``).
 
-    It follows the counters of the epochs, which are dropped after a while, and adds up what is new at each scrape. Answers by a
-    deadline and to requests that must not exit are not counted there, so they are no part of it.
+    It follows the counters of the epochs, which are dropped after a while, and adds up what is new at each scrape.
+    Answers by a deadline and to requests that must not exit are not counted there, so they are no part of it.
     """
 
     def __init__(self, counters: Counters, bundle: Bundle) -> None:
@@ -82,7 +85,8 @@ class RampUtility(Collector):
     def describe(self) -> Iterator[Metric]:
         yield CounterMetricFamily(
             "earlyexit_ramp_saved_seconds",
-            "Backbone seconds spared to rows that left at the ramp, at the profile's prices for one row; final: what the plan's precision "
+            "Backbone seconds spared to rows that left at the ramp, at the profile's prices for one row; final: what "
+            "the plan's precision "
             "spares of the fp32 backbone.",
             labels=("arm", "ramp"),
         )
@@ -133,7 +137,8 @@ def _add(totals: dict[Any, float], labels: tuple[str, ...], seconds: float) -> N
 
 
 class EngineState(Collector):
-    """Queue, plans and the detector. A series is there only while there is what it tells of: a plan that left takes its series along."""
+    """Queue, plans and the detector. A series is there only while there is what it tells of: a plan that left takes its
+    series along."""
 
     def __init__(self, arms: Arms, queue: Batcher) -> None:
         self._arms, self._queue = arms, queue
@@ -143,7 +148,8 @@ class EngineState(Collector):
         yield GaugeMetricFamily("earlyexit_batch_limit_rows", "The most rows that may run together now.")
         yield GaugeMetricFamily(
             "earlyexit_exits_active",
-            "1 while batches of the stable arm may leave early; 0 where the plan, the breaker or a lease keeps the exits off.",
+            "1 while batches of the stable arm may leave early; 0 where the plan, the breaker or a lease keeps the "
+            "exits off.",
         )
         yield InfoMetricFamily(
             "earlyexit_plan",
@@ -152,7 +158,8 @@ class EngineState(Collector):
         )
         yield GaugeMetricFamily(
             "earlyexit_detector_statistic",
-            "The drift detector over the stable plan's audits (Shiryaev-Roberts); exits go off when it reaches the limit. "
+            "The drift detector over the stable plan's audits (Shiryaev-Roberts); exits go off when it reaches the "
+            "limit. "
             "No series while the exits are off by plan.",
         )
         yield GaugeMetricFamily(

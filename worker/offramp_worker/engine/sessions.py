@@ -1,7 +1,7 @@
 """ONNX Runtime sessions of one bundle: the exact model, the tapped models, models at the input, and stages per plan.
 
-A *tapped* model is the backbone at one precision with all of its heads. Together with the models at the input they fill all columns
-of a record.
+A *tapped* model is the backbone at one precision with all of its heads. Together with the models at the input they fill
+all columns of a record.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from offramp_worker.engine.warming import warm_up
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
 
-# Kernels of another processor sum in another order; a model that is the same differs by rounding, one that is not by far more.
+# Kernels of another processor sum in another order; a model that is the same differs by rounding, one that is not by
+# far more.
 RELATIVE_TOLERANCE = 1e-3
 ABSOLUTE_TOLERANCE = 1e-3
 CACHED_STAGE_SETS = 2  # of a stable plan and a canary; each set has weights and threads of its own
@@ -48,9 +49,11 @@ _UNSUPPORTED = partial(PlanRefusedError, Reason.UNSUPPORTED)
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the model and every column of a record say: ``logits`` [n, C], ``uncertainty`` [n, R], ``prediction`` [n, R, ...].
+    """What the model and every column of a record say: ``logits`` [n, C], ``uncertainty`` [n, R], ``prediction`` [n, R,
+    ...].
 
-    ``finals`` has the answer [n, ...] of the whole backbone at every precision. Answers are the task's: of a top label one number each.
+    ``finals`` has the answer [n, ...] of the whole backbone at every precision. Answers are the task's: of a top label
+    one number each.
     """
 
     logits: FloatArray
@@ -61,7 +64,8 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class _Tap:
-    """A tapped model: its outputs are its logits, then those of the heads of columns ``ramps``. ``final`` is the column of its logits."""
+    """A tapped model: its outputs are its logits, then those of the heads of columns ``ramps``. ``final`` is the column
+    of its logits."""
 
     session: Any
     ramps: tuple[int, ...]
@@ -69,11 +73,12 @@ class _Tap:
 
 
 class Sessions:
-    """All executors of a bundle. ``exact``, the tapped models and those at the input are built at once, stages when a plan asks for them."""
+    """All executors of a bundle. ``exact``, the tapped models and those at the input are built at once, stages when a
+    plan asks for them."""
 
     def __init__(self, bundle: Bundle, *, threads: int, like: Sessions | None = None) -> None:
-        """Build and verify, on the device that the bundle was measured on. What no ramp set changes (the exact model and those at the
-        input) is shared with ``like``, sessions of the same model with other heads.
+        """Build and verify, on the device that the bundle was measured on. What no ramp set changes (the exact model
+        and those at the input) is shared with ``like``, sessions of the same model with other heads.
 
         Raises
         ------
@@ -109,7 +114,8 @@ class Sessions:
     def tapped(self, x: Array) -> Scores:
         """What the model says, and what every column of a record does.
 
-        A row that is not :class:`UsualInputs` leaves nowhere and is answered by the exact executor at every precision, and that is what is said of it.
+        A row that is not :class:`UsualInputs` leaves nowhere and is answered by the exact executor at every precision,
+        and that is what is said of it.
         """
         said: dict[int, FloatArray] = {j: self._run(session, x)[0] for j, session in self._sides.items()}
         whole: dict[Precision, FloatArray] = {}

@@ -1,8 +1,8 @@
 """Running a stage without copies: inputs and outputs are bound to buffers that are kept by batch size.
 
-A plain session call makes arrays of its outputs and looks its inputs up by name; on a small backbone that takes longer than a ramp's
-arithmetic. Here a stage writes into a buffer that the next stage reads in place. Rows are copied in two cases only: a
-batch that comes in, and the rows that stay when a batch is regrouped.
+A plain session call makes arrays of its outputs and looks its inputs up by name; on a small backbone that takes longer
+than a ramp's arithmetic. Here a stage writes into a buffer that the next stage reads in place. Rows are copied in two
+cases only: a batch that comes in, and the rows that stay when a batch is regrouped.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MAX_BINDINGS = 1024  # by shape of the input; beyond it (lengths that are not bu
 class StageSession:
     """A piece of backbone and the heads at its end, as a session that any number of arms may run.
 
-    ``source`` is the input with the features, ``entry`` the model's own input where the stage reads it besides (else empty).
-    ``outputs`` are the features it ``hands_on`` (if it does) and of each head the logits and the confidence; ``ramps`` are those heads'
-    indices into the bundle's.
+    ``source`` is the input with the features, ``entry`` the model's own input where the stage reads it besides (else
+    empty). ``outputs`` are the features it ``hands_on`` (if it does) and of each head the logits and the confidence;
+    ``ramps`` are those heads' indices into the bundle's.
     """
 
     session: Any
@@ -115,7 +115,8 @@ class Stage:
 
 
 class _Binding:
-    """The arrays of one stage for one shape of its input, bound in two ways: reading a copy, or the stage before in place."""
+    """The arrays of one stage for one shape of its input, bound in two ways: reading a copy, or the stage before in
+    place."""
 
     def __init__(self, session: StageSession, source: Array, entry: Array | None, outputs: list[Array]) -> None:
         self._session = session

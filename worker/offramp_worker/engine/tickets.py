@@ -29,12 +29,14 @@ class OverloadedError(OfframpError):
 
 
 class UnableError(OverloadedError):
-    """The request was not taken, and sending it here again more slowly would not help: the worker shuts down or is too slow for it."""
+    """The request was not taken, and sending it here again more slowly would not help: the worker shuts down or is too
+    slow for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a finished request was told: ``logits`` [n, C] are the model's outputs, ``labels`` [n, ...] the answers in them, and the rest by row."""
+    """What a finished request was told: ``logits`` [n, C] are the model's outputs, ``labels`` [n, ...] the answers in
+    them, and the rest by row."""
 
     logits: npt.NDArray[np.float32]
     labels: Answers
@@ -48,10 +50,10 @@ class Answer:
 class Ticket:
     """One HTTP request of n rows, and its answer as it comes in.
 
-    Each row is batched, drawn for audit and answered on its own; the ticket is done when all are. ``x`` is (n, ...) contiguous.
-    ``never_exit`` asks for the exact executor, ``deadline`` (a time like ``admitted``) for an answer by then, if need be the best one so
-    far; ``due`` says which rows got that. ``error`` is set when a batch failed, ``expired`` when its time ran out in the queue,
-    ``cached`` when it did not run because the answer was known.
+    Each row is batched, drawn for audit and answered on its own; the ticket is done when all are. ``x`` is (n, ...)
+    contiguous. ``never_exit`` asks for the exact executor, ``deadline`` (a time like ``admitted``) for an answer by
+    then, if need be the best one so far; ``due`` says which rows got that. ``error`` is set when a batch failed,
+    ``expired`` when its time ran out in the queue, ``cached`` when it did not run because the answer was known.
 
     Attributes
     ----------
@@ -109,7 +111,8 @@ class Ticket:
     def counted(self) -> bool:
         """Whether the rows belong to the statistics of a plan.
 
-        A deadline that was asked for comes sooner to rows that do not leave early, so answers in time would be no fair sample; nor would the others.
+        A deadline that was asked for comes sooner to rows that do not leave early, so answers in time would be no fair
+        sample; nor would the others.
         """
         return not self.never_exit and self.deadline == math.inf
 

@@ -1,8 +1,8 @@
 """Which inputs may be answered early: those that are at all like what the heads have seen.
 
-A head is certain of many an input that the model itself has no answer to: NaN, infinity, numbers so large that a layer behind the head
-overflows, a text of nothing but padding, whose mean is that of no token. What the model says of such a row must stay visible, so it runs to
-the end of the exact executor.
+A head is certain of many an input that the model itself has no answer to: NaN, infinity, numbers so large that a layer
+behind the head overflows, a text of nothing but padding, whose mean is that of no token. What the model says of such a
+row must stay visible, so it runs to the end of the exact executor.
 """
 
 from __future__ import annotations

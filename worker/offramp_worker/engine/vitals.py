@@ -1,8 +1,10 @@
-"""Whether the executor still works. One whose every run fails answers sooner than any other, and would attract all traffic.
+"""Whether the executor still works. One whose every run fails answers sooner than any other, and would attract all
+traffic.
 
-Batches fail for three causes: a request that the model cannot run, which fails alone; a plan, which gates and the breaker judge; and a device,
-a driver or memory that is gone. So a few failures in a row prove nothing: then the exact executor runs the bundle's probe. If that fails
-too, the worker takes no requests until it passes again, and is given up when it does not: a new process begins with a new device context.
+Batches fail for three causes: a request that the model cannot run, which fails alone; a plan, which gates and the
+breaker judge; and a device, a driver or memory that is gone. So a few failures in a row prove nothing: then the exact
+executor runs the bundle's probe. If that fails too, the worker takes no requests until it passes again, and is given up
+when it does not: a new process begins with a new device context.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from collections.abc import Callable
 from offramp_worker.logs import log_event
 
 FAILED_IN_A_ROW = 3
-QUIET_SECONDS = 1.0  # between a probe that passed and the next: requests that fail by themselves must not cost the others more than that
+# Between a probe that passed and the next: requests that fail by themselves must not cost the others more than that.
+QUIET_SECONDS = 1.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 16.0
 SOUND_SECONDS = 60.0  # an executor that fails again sooner than this is asked as seldom as before
 GIVE_UP_SECONDS = 60.0
@@ -37,7 +40,8 @@ class Vitals:
         lost: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``probe`` runs the exact executor on so many rows of the bundle's probe, and raises unless it answers as it should."""
+        """``probe`` runs the exact executor on so many rows of the bundle's probe, and raises unless it answers as it
+        should."""
         self.trouble = ""
         self._probe, self._recovered, self._lost, self._clock = probe, recovered, lost, clock
         self._failed = 0

@@ -21,10 +21,11 @@ PROBE_RUNS = 4
 def warm_up(
     run: Callable[[Array], None], known: Array, spec: TensorSpec, *, most: int, seconds: float = SECONDS
 ) -> None:
-    """Run batches of up to ``most`` rows like the ``known`` ones (n, ...), the largest first: buffers that grow make all bindings anew.
+    """Run batches of up to ``most`` rows like the ``known`` ones (n, ...), the largest first: buffers that grow make
+    all bindings anew.
 
-    All powers of two and the limit; then, as far as ``seconds`` reach by the time of one row, one row of every length that rows are
-    filled up to, and all other sizes, which batches have when rows left.
+    All powers of two and the limit; then, as far as ``seconds`` reach by the time of one row, one row of every length
+    that rows are filled up to, and all other sizes, which batches have when rows left.
     """
     usual = [typical_batch(known, spec, size=size) for size in _usual_sizes(most)]
     per_number = _seconds(run, usual[-1]) / usual[-1].size

@@ -1,7 +1,9 @@
-"""``offramp-worker fetch URI``: what a pod runs before its worker. While it fetches, its admin port tells how far it has come.
+"""``offramp-worker fetch URI``: what a pod runs before its worker. While it fetches, its admin port tells how far it
+has come.
 
-The admin port is the worker's own, behind the same token: an operator that pulls the pod sees a worker that is not ready and fetches its
-bundle. Why it ended is written, as ``REASON: cause; next step``, to where the kubelet looks for a container's last words.
+The admin port is the worker's own, behind the same token: an operator that pulls the pod sees a worker that is not
+ready and fetches its bundle. Why it ended is written, as ``REASON: cause; next step``, to where the kubelet looks for a
+container's last words.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ DEFAULT = Limits()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; its exit code is 0 when the bundle is there, 1 when it is not, 2 for settings that cannot work."""
+    """Run the command; its exit code is 0 when the bundle is there, 1 when it is not, 2 for settings that cannot
+    work."""
     route_library_logs()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the first process of a container ends by no default
     options = _parser().parse_args(arguments)
@@ -131,7 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="offramp-worker fetch",
         description="Fetch an exit bundle, verify it and unpack it to a folder.",
-        epilog="OFFRAMP_MODEL_DIGEST is the backbone digest that it must have; the variables of the admin port are those of the worker.",
+        epilog="OFFRAMP_MODEL_DIGEST is the backbone digest that it must have; the variables of the admin port are "
+        "those of the worker.",
     )
     parser.add_argument("uri", metavar="URI", help="https://HOST/PATH or s3://BUCKET/KEY of a tar or tar.gz")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder that the bundle becomes")

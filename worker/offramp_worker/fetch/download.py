@@ -1,7 +1,8 @@
 """One file over HTTP, in as many connections as it takes: a broken one is resumed where it broke.
 
-A part is only added to when the server proves by a strong ETag that it still has the same file (If-Range, RFC 9110 section 13.1.5, and the
-ETag of what it sends then); else it begins anew. What has arrived stays on disk, so a restarted process goes on as well.
+A part is only added to when the server proves by a strong ETag that it still has the same file (If-Range, RFC 9110
+section 13.1.5, and the ETag of what it sends then); else it begins anew. What has arrived stays on disk, so a restarted
+process goes on as well.
 """
 
 from __future__ import annotations
@@ -35,9 +36,14 @@ RETRIED = (408, 425, 429, 500, 502, 503, 504)
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 BROKEN = (
-    httpx.TransportError, httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol,
-    ConnectionError, TimeoutError,
-)  # fmt: skip
+    httpx.TransportError,
+    httpcore.TimeoutException,
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.UnsupportedProtocol,
+    ConnectionError,
+    TimeoutError,
+)
 
 Tell = Callable[[int, int | None], None]
 
@@ -81,7 +87,8 @@ class Download:
     deadline : float
         When to give up, on ``clock``.
     refused : mapping
-        By ETag, what was wrong with a file that an earlier attempt fetched: the same one is not fetched again to find that out.
+        By ETag, what was wrong with a file that an earlier attempt fetched: the same one is not fetched again to find
+        that out.
     """
 
     def __init__(

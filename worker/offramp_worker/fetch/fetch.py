@@ -38,7 +38,8 @@ def fetch(
     report: Report = lambda _: None,
     clock: Clock = Clock(),  # noqa: B008 - frozen
 ) -> Path:
-    """Bring the bundle to ``to``, which is there as a whole or not at all. A bundle that is there already is left alone.
+    """Bring the bundle to ``to``, which is there as a whole or not at all. A bundle that is there already is left
+    alone.
 
     Parameters
     ----------
@@ -108,7 +109,8 @@ def _unpacked(part: Path, tree: Path, limits: Limits, report: Report) -> Path:
 
 
 def _refuse(work: Path, wanted: list[Any], etag: str, error: DeliveryError) -> None:
-    """Drop an archive that will not come right by itself, and keep what was wrong with it: a container is started again and again."""
+    """Drop an archive that will not come right by itself, and keep what was wrong with it: a container is started again
+    and again."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     told = {"wanted": wanted, "etag": etag, "error": [error.reason, error.cause, error.remedy]}

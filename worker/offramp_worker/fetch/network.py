@@ -1,8 +1,8 @@
 """Connections to addresses that a bundle may come from, and to no others.
 
-Whoever may edit a service chooses the address that its pods connect to. Without a fence that reaches a cloud's metadata service,
-the node and everything in the cluster. The name is resolved here, each address is judged, and the connection goes to the very address that was
-judged: a name that changes its mind between two look-ups gains nothing.
+Whoever may edit a service chooses the address that its pods connect to. Without a fence that reaches a cloud's metadata
+service, the node and everything in the cluster. The name is resolved here, each address is judged, and the connection
+goes to the very address that was judged: a name that changes its mind between two look-ups gains nothing.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class GuardedNetwork(httpcore.NetworkBackend):
             raise DeliveryError(
                 Reason.ADDRESS_REFUSED,
                 f"{host} is {address}, {why}",
-                "keep the bundle at a public address, or ask the administrator to set the chart's delivery.allowPrivateNetworks",
+                "keep the bundle at a public address, or ask the administrator to set the chart's "
+                "delivery.allowPrivateNetworks",
             )
         failure: Exception = httpcore.ConnectError(f"{host} has no address")
         for address in allowed:

@@ -1,7 +1,7 @@
 """Where a bundle comes from, and with which credentials.
 
-Credentials are a folder of small files, as a mounted Secret is. Its file ``host`` says to whom they may be shown, so a service
-that names somebody else's Secret cannot send it to a host of its own.
+Credentials are a folder of small files, as a mounted Secret is. Its file ``host`` says to whom they may be shown, so a
+service that names somebody else's Secret cannot send it to a host of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ CREDENTIALS = "the Secret that spec.model.secretRef names"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """``host`` is the one that may see them, with its port unless it is the scheme's own. None of the rest is ever printed."""
+    """``host`` is the one that may see them, with its port unless it is the scheme's own. None of the rest is ever
+    printed."""
 
     host: str
     texts: dict[str, str] = field(repr=False)
@@ -94,7 +95,8 @@ def source(
     uri : str
         ``https://HOST/PATH`` or ``s3://BUCKET/KEY``.
     endpoint, region : str, optional
-        Of the S3-compatible store; Amazon's in us-east-1 without them. Buckets are addressed by path, which all stores know.
+        Of the S3-compatible store; Amazon's in us-east-1 without them. Buckets are addressed by path, which all stores
+        know.
     credentials : Path, optional
         Folder with the files of a Secret.
 
@@ -130,7 +132,8 @@ def source(
 
 
 def read_credentials(folder: Path) -> Credentials:
-    """The files of a mounted Secret. Raises :class:`DeliveryError` where there is none, or it says not for which host it is."""
+    """The files of a mounted Secret. Raises :class:`DeliveryError` where there is none, or it says not for which host
+    it is."""
     texts: dict[str, str] = {}
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if file.name.startswith(".") or not file.is_file() or file.name == CA_FILE:

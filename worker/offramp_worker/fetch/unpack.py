@@ -1,7 +1,8 @@
 """Unpack an archive from a stranger: regular files and folders below one folder, within limits, and nothing else.
 
-The standard library's ``data_filter`` (PEP 706) rewrites what it can make harmless, and a Python 3.11 of before its fourth bug-fix release
-has none. The rules here are stricter: no entry is a link, a device or a name outside, so none can lead a later one astray.
+The standard library's ``data_filter`` (PEP 706) rewrites what it can make harmless, and a Python 3.11 of before its
+fourth bug-fix release has none. The rules here are stricter: no entry is a link, a device or a name outside, so none
+can lead a later one astray.
 """
 
 from __future__ import annotations

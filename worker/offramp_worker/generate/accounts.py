@@ -1,6 +1,7 @@
 """What happened, counted in one place: series for people, counts and records for the control plane.
 
-What a classifier's engine calls a batch is one request here: an arm is drawn for it, and its time is that for which it kept the engine busy.
+What a classifier's engine calls a batch is one request here: an arm is drawn for it, and its time is that for which it
+kept the engine busy.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Accounts:
         digest: str = "",
         token_seconds: float = 1.0,
     ) -> None:
-        """``output`` is what of an answer the budget is about, ``columns`` are those of records, made under ``digest``; ``token_seconds`` is
-        the reference's time per token."""
+        """``output`` is what of an answer the budget is about, ``columns`` are those of records, made under ``digest``;
+        ``token_seconds`` is the reference's time per token."""
         self.metrics, self.output, self.counters = metrics, output, Counters()
         self._columns, self._token_seconds = tuple(columns), token_seconds
         self.distrust: Callable[[str], None] = lambda _: None  # hears of a draft that changed an answer
@@ -103,17 +104,20 @@ class Accounts:
                 runtime.meter.count_audited_batch(expected_seconds=expected)
                 if assigned.compared:
                     runtime.meter.count_batch(
-                        held_back=assigned.held_back, expected_seconds=expected,
-                        answer_seconds=ticket.last - ticket.began, engine_seconds=ticket.busy,
-                    )  # fmt: skip
+                        held_back=assigned.held_back,
+                        expected_seconds=expected,
+                        answer_seconds=ticket.last - ticket.began,
+                        engine_seconds=ticket.busy,
+                    )
 
     # --- audits -------------------------------------------------------------------------------------
 
     def judged(self, audited: Audited) -> None:
         """An answer was compared with the reference's.
 
-        A loss between 0 and 1 counts as an error with that probability, so that errors have the mean of losses and every test of counts is one of
-        the mean. Where only verified drafts were used, any difference beyond a tie is a fault and counts whole.
+        A loss between 0 and 1 counts as an error with that probability, so that errors have the mean of losses and
+        every test of counts is one of the mean. Where only verified drafts were used, any difference beyond a tie is a
+        fault and counts whole.
         """
         owed, assigned = audited.owed, audited.owed.assigned
         route = routes_of(assigned)
@@ -131,7 +135,8 @@ class Accounts:
         self._judge(owed, error=error)
 
     def audit_lost(self, owed: Owed) -> None:
-        """It could not be compared, and counts as if it had lost everything; its record says that every plan would have."""
+        """It could not be compared, and counts as if it had lost everything; its record says that every plan would
+        have."""
         self.metrics.differences(routes_of(owed.assigned), "lost").inc()
         lossy = [column.id for column in self._columns if not column.precision]
         everything = {name: dict.fromkeys(Output, 1.0) for name in lossy}
@@ -159,8 +164,12 @@ class Accounts:
             counter = runtime.counter
             self.metrics.breaker_open.set(1)
             log_event(
-                "breaker-opened", level="warning", epoch=counter.epoch, audited=counter.audited, disagreements=counter.disagreements
-            )  # fmt: skip
+                "breaker-opened",
+                level="warning",
+                epoch=counter.epoch,
+                audited=counter.audited,
+                disagreements=counter.disagreements,
+            )
 
     def _final(self, audited: Audited) -> float:
         """What the served arm's last variant loses."""

@@ -1,4 +1,5 @@
-"""One answer as it grows: tokens become text, stop strings end it, and what may be shown comes out in pieces. Without threads and clocks."""
+"""One answer as it grows: tokens become text, stop strings end it, and what may be shown comes out in pieces. Without
+threads and clocks."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ Finish = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What can be shown now: text, and the tokens it is made of where their log probabilities were asked for, with where in the answer each
-    begins. ``finish`` ends the answer, ``error`` ends it without one."""
+    """What can be shown now: text, and the tokens it is made of where their log probabilities were asked for, with
+    where in the answer each begins. ``finish`` ends the answer, ``error`` ends it without one."""
 
     text: str = ""
     tokens: tuple[Token, ...] = ()

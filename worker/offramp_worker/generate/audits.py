@@ -1,10 +1,12 @@
-"""Greedy answers that are run to the reference after their reply, in the background, within a share of what the engine can do.
+"""Greedy answers that are run to the reference after their reply, in the background, within a share of what the engine
+can do.
 
-A request is drawn by one uniform number at its admission, before anything is known of its answer. While the backlog is full nobody is drawn: the
-decision hangs on what is owed and not on the request, so those that are drawn stay a fair sample, and each record has the rate it was
-drawn with. What is drawn is never dropped.
+A request is drawn by one uniform number at its admission, before anything is known of its answer. While the backlog is
+full nobody is drawn: the decision hangs on what is owed and not on the request, so those that are drawn stay a fair
+sample, and each record has the rate it was drawn with. What is drawn is never dropped.
 
-An audit asks every variant the same prompt, so that one record says what each plan would have lost; what was served is not computed again.
+An audit asks every variant the same prompt, so that one record says what each plan would have lost; what was served is
+not computed again.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ Equality = Literal["equal", "tie", "different"]
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """An answer that was served, and what it takes to ask other variants the same. ``asked`` are the variants whose answers are there by now.
+    """An answer that was served, and what it takes to ask other variants the same. ``asked`` are the variants whose
+    answers are there by now.
 
     Where the client left in between, ``max_tokens`` is what it had been served: that is all there is to compare.
     """
@@ -64,8 +67,8 @@ class Owed:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """The verdict on one answer: what it lost, what each lossy variant's would have, how unsure each was, and whether the tokens served are the
-    reference's. ``losses`` and ``uncertainty`` are by variant."""
+    """The verdict on one answer: what it lost, what each lossy variant's would have, how unsure each was, and whether
+    the tokens served are the reference's. ``losses`` and ``uncertainty`` are by variant."""
 
     owed: Owed
     served: dict[Output, float]
@@ -101,13 +104,23 @@ def owed_by(ticket: Ticket) -> Owed | None:
     if limit == ticket.max_tokens and not route.draft:
         asked[route.variant] = served
     return Owed(
-        ticket.prompt, limit, ticket.stops, served, asked, ticket.assigned, ticket.draw, ticket.audit_rate,
-        ticket.wall_time, ticket.request_class, ticket.source,
-    )  # fmt: skip
+        ticket.prompt,
+        limit,
+        ticket.stops,
+        served,
+        asked,
+        ticket.assigned,
+        ticket.draw,
+        ticket.audit_rate,
+        ticket.wall_time,
+        ticket.request_class,
+        ticket.source,
+    )
 
 
 class AuditDesk:
-    """The backlog, one audit under way, and the share of time that they may have. Used by the engine's thread alone, but for what is said so."""
+    """The backlog, one audit under way, and the share of time that they may have. Used by the engine's thread alone,
+    but for what is said so."""
 
     def __init__(
         self,
@@ -121,8 +134,8 @@ class AuditDesk:
         spend: Callable[[Owed, float], None],
         clock: Callable[[], float],
     ) -> None:
-        """``share`` of the engine's time may go into audits while requests are served; all of it while there are none. ``judge`` is told every
-        verdict, ``lost`` of what could not be compared, ``spend`` the seconds."""
+        """``share`` of the engine's time may go into audits while requests are served; all of it while there are none.
+        ``judge`` is told every verdict, ``lost`` of what could not be compared, ``spend`` the seconds."""
         self._engine, self._tokenizer, self._share, self._compare = engine, tokenizer, share, compare
         self._judge, self._lost, self._spend, self._clock = judge, lost, spend, clock
         self._variants = [v.name for v in engine.bundle.variants]
@@ -269,9 +282,11 @@ class AuditDesk:
 
 
 def equality(served: Sequence[int], reference: Sequence[Token]) -> Equality:
-    """Whether answers have the same tokens; ``tie`` where the first difference is one between logits that are as good as equal.
+    """Whether answers have the same tokens; ``tie`` where the first difference is one between logits that are as good
+    as equal.
 
-    Behind a tie answers go different ways and nothing more can be said. The shorter of a whole answer and the longer one differ as well.
+    Behind a tie answers go different ways and nothing more can be said. The shorter of a whole answer and the longer
+    one differ as well.
     """
     for ours, theirs in zip(served, reference, strict=False):
         if ours != theirs.id:

@@ -1,4 +1,5 @@
-"""Tickets and the engine: begins, steps and stops their sequences, and notes what fails. Used by the engine's thread alone."""
+"""Tickets and the engine: begins, steps and stops their sequences, and notes what fails. Used by the engine's thread
+alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Where requests for generation wait, are computed in turns and are audited: one thread, which alone touches the engine.
+"""Where requests for generation wait, are computed in turns and are audited: one thread, which alone touches the
+engine.
 
-The event loop's thread lets requests in (:meth:`GenerationDesk.submit`) or turns them away, and may cancel them. Everything about whose turn it is
-decides :mod:`offramp_core.generation.turns`.
+The event loop's thread lets requests in (:meth:`GenerationDesk.submit`) or turns them away, and may cancel them.
+Everything about whose turn it is decides :mod:`offramp_core.generation.turns`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,7 @@ from offramp_worker.generate.computing import Computing
 from offramp_worker.generate.line import Line
 from offramp_worker.generate.requests import Asked
 from offramp_worker.generate.routes import Dispatch
-from offramp_worker.generate.seam import (
-    CacheMemory,
-    GenerationEngine,
-    Loaded,
-    NoRoomError,
-    Progress,
-)
+from offramp_worker.generate.seam import CacheMemory, GenerationEngine, Loaded, NoRoomError, Progress
 from offramp_worker.generate.tickets import ClosedError, Deliver, Ticket, TicketMaker
 from offramp_worker.logs import log_event
 
@@ -42,8 +37,8 @@ ABANDON_SECONDS = 5.0  # for a step that is under way
 
 @dataclass(frozen=True, slots=True)
 class DeskOptions:
-    """What a desk is told. ``audit_share`` of the engine's time may go into audits while requests are served; ``compare`` says what an answer lost;
-    ``marker`` notes a canary that is being computed."""
+    """What a desk is told. ``audit_share`` of the engine's time may go into audits while requests are served;
+    ``compare`` says what an answer lost; ``marker`` notes a canary that is being computed."""
 
     limits: Limits = field(default_factory=Limits)
     audit_share: float = 0.1
@@ -67,7 +62,8 @@ class GenerationDesk:
         wall_clock: Callable[[], float] = time.time,
         draw: Callable[[], float] | None = None,
     ) -> None:
-        """``deliver`` is called in the engine's thread with what can be shown; ``lost`` when only a new process may help."""
+        """``deliver`` is called in the engine's thread with what can be shown; ``lost`` when only a new process may
+        help."""
         self.bundle, self.accounts = loaded.bundle, accounts
         self._engine: GenerationEngine = loaded.engine
         self._tokenizer, self._deliver = loaded.tokenizer, deliver
@@ -80,13 +76,9 @@ class GenerationDesk:
         self._ending = self._abandoned = False
         self.vitals = Vitals(probe=lambda _: self._engine.probe(), recovered=self._wake, lost=lost)
         self._computing = Computing(self._engine, vitals=self.vitals, marker=self._options.marker, clock=clock)
-        self._audits = AuditDesk(
-            self._engine, self._tokenizer, share=self._options.audit_share, compare=self._options.compare,
-            judge=accounts.judged, lost=accounts.audit_lost, spend=accounts.audit_spent, clock=clock,
-        )  # fmt: skip
-        self._maker = TicketMaker(
-            loaded, dispatch, may_audit=self._audits.open_to, draw=draw or random.SystemRandom().random, clock=clock, wall_clock=wall_clock
-        )  # fmt: skip
+        self._audits = _audit_desk(loaded, accounts, self._options, clock)
+        draw, may_audit = draw or random.SystemRandom().random, self._audits.open_to
+        self._maker = TicketMaker(loaded, dispatch, may_audit=may_audit, draw=draw, clock=clock, wall_clock=wall_clock)
         self._thread = threading.Thread(target=self._work, name="generation", daemon=True)
 
     # --- the event loop's side --------------------------------------------------------------------
@@ -245,7 +237,8 @@ class GenerationDesk:
                 return
 
     def _start(self, ticket: Ticket) -> bool:
-        """Begin with a ticket that was taken from the line; it goes back there where the engine has no room after all."""
+        """Begin with a ticket that was taken from the line; it goes back there where the engine has no room after
+        all."""
         try:
             self._computing.start(ticket)
         except NoRoomError as error:
@@ -268,7 +261,8 @@ class GenerationDesk:
         self._deliver([(ticket, Piece(error="the model could not begin with this request"))])
 
     def _round(self) -> bool:
-        """One turn for every answer that is being written, and a piece of one prompt. Whether there was anything to do."""
+        """One turn for every answer that is being written, and a piece of one prompt. Whether there was anything to
+        do."""
         writers = [t for t in self._line.running if not t.reads]
         readers = [t for t in self._line.running if t.reads]
         pieces: list[tuple[Ticket, Piece]] = []
@@ -349,3 +343,16 @@ class GenerationDesk:
         self.accounts.ended(ticket, outcome)
         if outcome is RequestOutcome.OK:
             self._learn(ticket.assigned, seconds=ticket.writing, tokens=len(ticket.answer.tokens) - 1)
+
+
+def _audit_desk(loaded: Loaded, accounts: Accounts, options: DeskOptions, clock: Callable[[], float]) -> AuditDesk:
+    return AuditDesk(
+        loaded.engine,
+        loaded.tokenizer,
+        share=options.audit_share,
+        compare=options.compare,
+        judge=accounts.judged,
+        lost=accounts.audit_lost,
+        spend=accounts.audit_spent,
+        clock=clock,
+    )

@@ -1,4 +1,5 @@
-"""Who waits and who is computed, and what that means for those who come. Without threads: the desk holds its lock around every call."""
+"""Who waits and who is computed, and what that means for those who come. Without threads: the desk holds its lock
+around every call."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class Line:
         if reply > most:
             raise RequestError(
                 "max_tokens",
-                f"the reply may take {reply} bytes of at most {most}; ask for fewer tokens, answers or log probabilities",
+                f"the reply may take {reply} bytes of at most {most}; ask for fewer tokens, answers or log "
+                "probabilities",
             )
         return reply
 

@@ -1,7 +1,9 @@
-"""Load a bundle for generation and trust none of it: sizes, digests, names, types and shapes before memory is taken. Nothing is executed.
+"""Load a bundle for generation and trust none of it: sizes, digests, names, types and shapes before memory is taken.
+Nothing is executed.
 
-A bundle holds no graph: the worker builds it from the sizes in the manifest (:mod:`offramp_worker.generate.llama.graph`), so no file of it can name
-another file or an operator. Errors name the file.
+A bundle holds no graph: the worker builds it from the sizes in the manifest
+(:mod:`offramp_worker.generate.llama.graph`), so no file of it can name another file or an operator. Errors name the
+file.
 """
 
 from __future__ import annotations
@@ -110,7 +112,10 @@ def check_content(folder: Path, manifest: GenerationManifest) -> None:
             file = plain_file(folder / name)
             size = file.stat().st_size
             if size > MOST_BYTES.get(name, entry.size) or size != entry.size:
-                raise InvalidBundleError(f"{name}: has {size} bytes; {MANIFEST_FILE} says {entry.size}, and at most {MOST_BYTES.get(name, entry.size)} are read")  # fmt: skip
+                raise InvalidBundleError(
+                    f"{name}: has {size} bytes; {MANIFEST_FILE} says {entry.size}, and at most "
+                    f"{MOST_BYTES.get(name, entry.size)} are read"
+                )
             found = file_entry(file)
         except OSError as error:
             raise InvalidBundleError(
@@ -161,7 +166,10 @@ def read_tensors(file: Path, wanted: Shapes) -> Tensors:
                 part = content.get_slice(name)
                 found = part.get_dtype(), tuple(part.get_shape())
                 if found != (TYPES[kind], shape):
-                    raise InvalidBundleError(f"{file.name}: {name} is {found[0]} {list(found[1])}; {MANIFEST_FILE} calls for {TYPES[kind]} {list(shape)}")  # fmt: skip
+                    raise InvalidBundleError(
+                        f"{file.name}: {name} is {found[0]} {list(found[1])}; {MANIFEST_FILE} calls for {TYPES[kind]} "
+                        f"{list(shape)}"
+                    )
             return {name: content.get_tensor(name) for name in wanted}
     except (OSError, SafetensorError) as error:
         raise InvalidBundleError(f"{file.name}: cannot be read ({str(error)[:MAX_CAUSE]})") from error
@@ -197,7 +205,8 @@ def _tokenizer(folder: Path, manifest: GenerationManifest) -> BundleTokenizer:
 
 
 class _Probe:
-    """Tokens whose logits are known. A decoder that answers otherwise has other weights, or kernels that cannot be relied on."""
+    """Tokens whose logits are known. A decoder that answers otherwise has other weights, or kernels that cannot be
+    relied on."""
 
     def __init__(self, folder: Path, manifest: GenerationManifest) -> None:
         a = manifest.architecture
@@ -219,7 +228,8 @@ class _Probe:
         most = (REFERENCE_TOLERANCE if variant == REFERENCE else ROUNDED_TOLERANCE) * float(known.std())
         if not off <= most:
             raise InvalidBundleError(
-                f"{PROBE_FILE}: {variant} answers with logits that are {off:.3g} away from those known; at most {most:.3g} is rounding"
+                f"{PROBE_FILE}: {variant} answers with logits that are {off:.3g} away from those known; at most "
+                f"{most:.3g} is rounding"
             )
 
 

@@ -1,4 +1,5 @@
-"""Prometheus metrics of a worker that generates. No label has a value that a request brings with it: routes are the bundle's, outcomes and reasons are listed."""
+"""Prometheus metrics of a worker that generates. No label has a value that a request brings with it: routes are the
+bundle's, outcomes and reasons are listed."""
 
 from __future__ import annotations
 
@@ -65,9 +66,11 @@ class GenerationMetrics:
 
     def _add_answers(self, own: Mapping[str, Any]) -> None:
         self._answers = Counter(
-            "answers", f"Answers admitted, by what became of them: {'; '.join(f'{o} ({o.meaning})' for o in RequestOutcome)}.",
-            ("route", "outcome"), **own,
-        )  # fmt: skip
+            "answers",
+            f"Answers admitted, by what became of them: {'; '.join(f'{o} ({o.meaning})' for o in RequestOutcome)}.",
+            ("route", "outcome"),
+            **own,
+        )
         self._tokens = Counter("tokens", "Tokens read (prompt) and written (answer).", ("kind",), **own)
         self._drafts = Counter(
             "draft_tokens",
@@ -93,9 +96,12 @@ class GenerationMetrics:
             **own,
         )
         self._each = Histogram(
-            "time_per_token_seconds", "Of an answer of two tokens or more: the time from its first token to its last, by the tokens between.",
-            ("route",), buckets=TOKEN_SECONDS, **own,
-        )  # fmt: skip
+            "time_per_token_seconds",
+            "Of an answer of two tokens or more: the time from its first token to its last, by the tokens between.",
+            ("route",),
+            buckets=TOKEN_SECONDS,
+            **own,
+        )
         self._busy = Counter("busy_seconds", "Seconds that the engine computed for requests, audits apart.", **own)
         self.first, self.each = lru_cache(maxsize=64)(self._first.labels), lru_cache(maxsize=64)(self._each.labels)
         self.busy = self._busy
@@ -105,14 +111,19 @@ class GenerationMetrics:
             "audited", "Answers compared with the reference's to the same prompt.", ("route",), **own
         )
         self._losses = Histogram(
-            "answer_loss", f"Loss of an audited answer, 0 to 1, by what it is about: {', '.join(Output)}.", ("route", "output"),
-            buckets=LOSSES, **own,
-        )  # fmt: skip
+            "answer_loss",
+            f"Loss of an audited answer, 0 to 1, by what it is about: {', '.join(Output)}.",
+            ("route", "output"),
+            buckets=LOSSES,
+            **own,
+        )
         self._differences = Counter(
             "differences",
-            "Audited answers whose tokens are not the reference's: after a tie of logits, or without one (beyond), or not comparable (lost).",
-            ("route", "kind"), **own,
-        )  # fmt: skip
+            "Audited answers whose tokens are not the reference's: after a tie of logits, or without one (beyond), or "
+            "not comparable (lost).",
+            ("route", "kind"),
+            **own,
+        )
         self.audit_seconds = Counter("audit_seconds", "Seconds that audits kept the engine busy.", **own)
         self.audited, self.losses = self._audited.labels, lru_cache(maxsize=64)(self._losses.labels)
         self.differences = self._differences.labels

@@ -89,14 +89,15 @@ class GenerationPlans(PlanTarget):
 
 
 def judged_as(bundle: GenerationBundle, output: Output, pattern: str) -> str:
-    """What records and plans of a bundle are filed under: its content and what of an answer counts, so that a certificate of one never stands for
-    another."""
+    """What records and plans of a bundle are filed under: its content and what of an answer counts, so that a
+    certificate of one never stands for another."""
     text = f"{bundle.digest}/{output}/{pattern}"
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def variant_seconds(bundle: GenerationBundle) -> dict[str, float]:
-    """Each variant's time per token as the bundle measured it; where it did not, by the bytes that a token reads, in units of the reference's."""
+    """Each variant's time per token as the bundle measured it; where it did not, by the bytes that a token reads, in
+    units of the reference's."""
     measured = {variant.name: variant.token_seconds for variant in bundle.variants}
     if all(seconds > 0 for seconds in measured.values()):
         return measured

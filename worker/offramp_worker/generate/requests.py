@@ -1,7 +1,8 @@
-"""What clients ask for: bodies of OpenAI's API and of Triton's generate extension, read field by field. Everything else is refused with the field's name.
+"""What clients ask for: bodies of OpenAI's API and of Triton's generate extension, read field by field. Everything else
+is refused with the field's name.
 
-A body is read in two steps: :func:`read_chat` and the others look at fields, :func:`tokenized` makes tokens of texts, which may take long and
-belongs in a thread. Nothing here knows of connections.
+A body is read in two steps: :func:`read_chat` and the others look at fields, :func:`tokenized` makes tokens of texts,
+which may take long and belongs in a thread. Nothing here knows of connections.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ Prompt = str | tuple[int, ...] | tuple[Mapping[str, str], ...]  # text, tokens, 
 
 
 class RequestError(OfframpError):
-    """A request is malformed. ``field`` is the JSON path at fault, ``code`` OpenAI's word for the kind of error, if there is one."""
+    """A request is malformed. ``field`` is the JSON path at fault, ``code`` OpenAI's word for the kind of error, if
+    there is one."""
 
     def __init__(self, field_: str, message: str, *, code: str | None = None, status: int = 400) -> None:
         super().__init__(f"{field_}: {message}")
@@ -39,10 +41,11 @@ class RequestError(OfframpError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One request as its fields say. ``prompts`` times ``n`` answers are wanted; ``max_tokens`` of each, None where it is not said.
+    """One request as its fields say. ``prompts`` times ``n`` answers are wanted; ``max_tokens`` of each, None where it
+    is not said.
 
-    ``request_class`` is what its traffic is called (code, chat, ...), ``source`` the stream it comes from; ``never_exit`` asks for the reference.
-    ``id`` is the client's own name for it (Triton).
+    ``request_class`` is what its traffic is called (code, chat, ...), ``source`` the stream it comes from;
+    ``never_exit`` asks for the reference. ``id`` is the client's own name for it (Triton).
     """
 
     form: Form
@@ -72,7 +75,8 @@ class Asked:
 
 @dataclass(slots=True)
 class Fields:
-    """An object of a body, whose fields are taken one by one; :meth:`done` refuses those that nobody took. ``null`` is as good as none."""
+    """An object of a body, whose fields are taken one by one; :meth:`done` refuses those that nobody took. ``null`` is
+    as good as none."""
 
     values: dict[str, Any]
     path: str = ""
@@ -185,9 +189,16 @@ def read_chat(body: bytes | bytearray) -> Wanted:
     if old is not None and new is not None and old != new:
         raise RequestError("max_completion_tokens", f"is {new} where max_tokens is {old}; give one of them")
     for name, neutral in (
-        ("tools", []), ("tool_choice", "none"), ("functions", []), ("function_call", "none"), ("response_format", {"type": "text"}),
-        ("modalities", ["text"]), ("store", False), ("parallel_tool_calls", True), ("service_tier", "auto"),
-    ):  # fmt: skip
+        ("tools", []),
+        ("tool_choice", "none"),
+        ("functions", []),
+        ("function_call", "none"),
+        ("response_format", {"type": "text"}),
+        ("modalities", ["text"]),
+        ("store", False),
+        ("parallel_tool_calls", True),
+        ("service_tier", "auto"),
+    ):
         fields.only(name, neutral)
     sampling, seeded = _sampling(fields, logprobs=logprobs, top=top or 0)
     return _common(
@@ -212,9 +223,19 @@ def read_triton(body: bytes | bytearray, *, model: str, stream: bool) -> Wanted:
     request_class, source, never = _ours(parameters)
     parameters.done()
     return Wanted(
-        "triton", model, (text,), max_tokens=max_tokens, sampling=sampling, seeded=seeded, stops=stops, stream=stream,
-        request_class=request_class, source=source, never_exit=never, id=name,
-    )  # fmt: skip
+        "triton",
+        model,
+        (text,),
+        max_tokens=max_tokens,
+        sampling=sampling,
+        seeded=seeded,
+        stops=stops,
+        stream=stream,
+        request_class=request_class,
+        source=source,
+        never_exit=never,
+        id=name,
+    )
 
 
 def tokenized(wanted: Wanted, bundle: GenerationBundle, tokenizer: Tokenizer, *, longest_token: int) -> Asked:
@@ -289,7 +310,8 @@ def _limit(wanted: Wanted, place: str, tokens: Sequence[int], bundle: Generation
     if wanted.max_tokens > room:
         raise RequestError(
             "max_tokens",
-            f"is {wanted.max_tokens}; {place} has {len(tokens)} tokens, which leaves {room} of the context of {bundle.context_length}",
+            f"is {wanted.max_tokens}; {place} has {len(tokens)} tokens, which leaves {room} of the context of "
+            f"{bundle.context_length}",
             code="context_length_exceeded",
         )
     return wanted.max_tokens
@@ -329,9 +351,20 @@ def _common(
     parameters.done()
     fields.done()
     return Wanted(
-        form, model, prompts, n=n, max_tokens=max_tokens, sampling=sampling, seeded=seeded, stops=stops, stream=stream,
-        include_usage=include_usage, request_class=request_class, source=source, never_exit=never,
-    )  # fmt: skip
+        form,
+        model,
+        prompts,
+        n=n,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        seeded=seeded,
+        stops=stops,
+        stream=stream,
+        include_usage=include_usage,
+        request_class=request_class,
+        source=source,
+        never_exit=never,
+    )
 
 
 def _ours(parameters: Fields) -> tuple[str, str, bool]:

@@ -1,4 +1,5 @@
-"""By which route a request is computed: the plan of its arm says which variants are asked, the worker which draft helps the reference.
+"""By which route a request is computed: the plan of its arm says which variants are asked, the worker which draft helps
+the reference.
 
 A draft is verified by the model, so it loses nothing and needs no proof; it is no part of a plan.
 """
@@ -101,8 +102,8 @@ class Dispatch:
         lossy_sampling: bool = False,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """``reference`` is how the reference is computed; None leaves its draft to ``drafts``. ``lossy_sampling`` lets lossy parts serve requests
-        with a temperature."""
+        """``reference`` is how the reference is computed; None leaves its draft to ``drafts``. ``lossy_sampling`` lets
+        lossy parts serve requests with a temperature."""
         self.arms, self._columns = arms, tuple(columns)
         self._reference, self._drafts = reference, drafts or Drafts(())
         self._lossy_sampling, self._draw = lossy_sampling, draw
@@ -112,8 +113,8 @@ class Dispatch:
     def assign(self, *, request_class: str, greedy: bool, never_exit: bool, running: int = 0) -> Assigned:
         """How the next request is computed, beside ``running`` others.
 
-        Lossless parts keep the distribution of samples; lossy ones do not, and are off for them unless the worker was told otherwise. Such a
-        request still counts for the arm that was drawn.
+        Lossless parts keep the distribution of samples; lossy ones do not, and are off for them unless the worker was
+        told otherwise. Such a request still counts for the arm that was drawn.
         """
         while self._distrusted:
             self._drop(self._distrusted.popleft())

@@ -1,8 +1,9 @@
 """The seam between what generates and what serves it: protocols and plain values, no code.
 
-Doors (:mod:`offramp_worker.generate.doors`) and the scheduler know an engine by :class:`GenerationEngine` and nothing else, a text by
-:class:`Tokenizer`. An engine computes and never decides whose turn it is; the scheduler decides and never computes. A loader makes both from
-a folder whose ``manifest.json`` says ``"task": "generate"``: ``offramp_worker.generate.load.load_generation``, a :class:`Loader`.
+Doors (:mod:`offramp_worker.generate.doors`) and the scheduler know an engine by :class:`GenerationEngine` and nothing
+else, a text by :class:`Tokenizer`. An engine computes and never decides whose turn it is; the scheduler decides and
+never computes. A loader makes both from a folder whose ``manifest.json`` says ``"task": "generate"``:
+``offramp_worker.generate.load.load_generation``, a :class:`Loader`.
 
 Every method of an engine is called from one thread, unless it says otherwise. Tokens are ids in ``[0, vocabulary)``.
 """
@@ -24,8 +25,8 @@ DraftKind = Literal["exit", "variant", "ngram"]
 class VariantSpec:
     """One precision of the model: ``fp32`` (always there, the reference), ``int8``, ``int4``, ...
 
-    ``weight_bytes`` are those that a token reads; ``method`` says how it was made. ``token_seconds`` is the time of one token of one answer as the
-    bundle measured it, 0 where it did not.
+    ``weight_bytes`` are those that a token reads; ``method`` says how it was made. ``token_seconds`` is the time of one
+    token of one answer as the bundle measured it, 0 where it did not.
     """
 
     name: str
@@ -38,9 +39,10 @@ class VariantSpec:
 class DraftSpec:
     """What may propose tokens that the model verifies.
 
-    ``exit``: the first ``layers`` layers with an adapter and ``vocabulary`` tokens. ``variant``: the model at another precision, whose name
-    is ``id``. ``ngram``: the prompt's own words, without weights. ``variants`` are those that can verify it; empty: each of them.
-    ``draft_tokens`` are the numbers of tokens at a time that are worth a trial; empty where the bundle has not measured any.
+    ``exit``: the first ``layers`` layers with an adapter and ``vocabulary`` tokens. ``variant``: the model at another
+    precision, whose name is ``id``. ``ngram``: the prompt's own words, without weights. ``variants`` are those that can
+    verify it; empty: each of them. ``draft_tokens`` are the numbers of tokens at a time that are worth a trial; empty
+    where the bundle has not measured any.
     """
 
     id: str
@@ -57,7 +59,8 @@ class GenerationBundle:
     """What a bundle says of itself. ``context_length`` bounds prompt and answer together, in tokens.
 
     An answer ends with any of ``end_tokens``. ``begin_tokens`` go before a prompt that does not bring them.
-    ``cache_bytes_per_token`` is what one token of one sequence takes in the caches of the variant alone. ``digest`` names the content.
+    ``cache_bytes_per_token`` is what one token of one sequence takes in the caches of the variant alone. ``digest``
+    names the content.
     """
 
     name: str
@@ -82,7 +85,8 @@ class GenerationBundle:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How one request is computed: by which ``variant``, with which ``draft`` (empty: none) proposing ``draft_tokens`` at a time.
+    """How one request is computed: by which ``variant``, with which ``draft`` (empty: none) proposing ``draft_tokens``
+    at a time.
 
     ``exit_confidence`` lets a token leave at layer ``exit_layer`` above that confidence, unverified; 0 for never.
     """
@@ -106,10 +110,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. ``temperature`` 0 is greedy: the highest logit, of equal ones the lowest id; nothing else then counts.
+    """How the next token is chosen. ``temperature`` 0 is greedy: the highest logit, of equal ones the lowest id;
+    nothing else then counts.
 
-    A draw depends on ``seed``, the prompt and the route alone, never on who else is served. ``top_logprobs`` asks for so many
-    alternatives of each token, beside its own.
+    A draw depends on ``seed``, the prompt and the route alone, never on who else is served. ``top_logprobs`` asks for
+    so many alternatives of each token, beside its own.
     """
 
     temperature: float = 0.0
@@ -127,9 +132,10 @@ class Sampling:
 class Token:
     """One token of an answer.
 
-    ``logprob`` (natural, of the model at temperature 1) and ``top`` (id and logprob, best first) are there where they were asked for, else
-    NaN and empty. ``margin`` is the highest logit less the second one, NaN where it is not known: below a stated margin a difference
-    between two ways to compute is a tie and no error. ``layer`` is where it left; 0 is the last one.
+    ``logprob`` (natural, of the model at temperature 1) and ``top`` (id and logprob, best first) are there where they
+    were asked for, else NaN and empty. ``margin`` is the highest logit less the second one, NaN where it is not known:
+    below a stated margin a difference between two ways to compute is a tie and no error. ``layer`` is where it left; 0
+    is the last one.
     """
 
     id: int
@@ -143,11 +149,11 @@ class Token:
 class Progress:
     """What one step did for one sequence.
 
-    ``tokens`` are new, the one that ends the answer included; empty while ``prompt_left`` tokens of the prompt are still to be read.
-    ``ended``: an end token came, ``max_tokens`` are there or the context is full; nothing more will come. ``proposed`` tokens of a draft were
-    verified in this step, ``accepted`` of them are among ``tokens``. ``seconds`` is its part of the step's time, 0 where sequences were
-    computed together. ``error`` is why this sequence cannot go on, empty otherwise: it has
-    ended then, and the others have not.
+    ``tokens`` are new, the one that ends the answer included; empty while ``prompt_left`` tokens of the prompt are
+    still to be read. ``ended``: an end token came, ``max_tokens`` are there or the context is full; nothing more will
+    come. ``proposed`` tokens of a draft were verified in this step, ``accepted`` of them are among ``tokens``.
+    ``seconds`` is its part of the step's time, 0 where sequences were computed together. ``error`` is why this sequence
+    cannot go on, empty otherwise: it has ended then, and the others have not.
     """
 
     sequence: int
@@ -173,7 +179,8 @@ class CacheMemory:
 class EngineCounts:
     """What the engine has computed since it began; tests of cancelled streams read it.
 
-    ``positions`` counts tokens that the model computed, those of prompts and of refused proposals included; ``draft_positions`` those of drafts.
+    ``positions`` counts tokens that the model computed, those of prompts and of refused proposals included;
+    ``draft_positions`` those of drafts.
     """
 
     positions: int = 0
@@ -195,7 +202,8 @@ class GenerationEngine(Protocol):
     def bundle(self) -> GenerationBundle: ...
 
     def cache_bytes(self, tokens: int, *, route: Route) -> int:
-        """Bytes that a sequence of ``tokens`` in all (prompt and answer) takes at most, drafts included. Pure; from any thread."""
+        """Bytes that a sequence of ``tokens`` in all (prompt and answer) takes at most, drafts included. Pure; from any
+        thread."""
         ...
 
     def memory(self) -> CacheMemory:
@@ -207,7 +215,8 @@ class GenerationEngine(Protocol):
         ...
 
     def start(self, prompt: Sequence[int], *, max_tokens: int, sampling: Sampling, route: Route) -> int:
-        """A new sequence; computes nothing yet. The prompt has at least one token, and fits the context with one token of answer.
+        """A new sequence; computes nothing yet. The prompt has at least one token, and fits the context with one token
+        of answer.
 
         Returns
         -------
@@ -224,10 +233,12 @@ class GenerationEngine(Protocol):
         ...
 
     def step(self, sequences: Sequence[int], *, prompt_tokens: int) -> list[Progress]:
-        """One turn for each of these: at most ``prompt_tokens`` of its prompt, or the next token, with a draft perhaps several.
+        """One turn for each of these: at most ``prompt_tokens`` of its prompt, or the next token, with a draft perhaps
+        several.
 
-        One :class:`Progress` per sequence, in their order. Bounded in time by what it was given: no turn reads a whole long prompt.
-        A sequence that ended gives its caches back at once and may be left out or cancelled afterwards; it is never stepped again.
+        One :class:`Progress` per sequence, in their order. Bounded in time by what it was given: no turn reads a whole
+        long prompt. A sequence that ended gives its caches back at once and may be left out or cancelled afterwards; it
+        is never stepped again.
 
         Raises
         ------
@@ -241,7 +252,8 @@ class GenerationEngine(Protocol):
         ...
 
     def probe(self) -> None:
-        """Compute something small whose answer is known; raises unless it comes out. For health; with no sequence touched."""
+        """Compute something small whose answer is known; raises unless it comes out. For health; with no sequence
+        touched."""
         ...
 
     def close(self) -> None:
@@ -250,10 +262,12 @@ class GenerationEngine(Protocol):
 
 
 class TextDecoder(Protocol):
-    """Tokens of one answer become text as they come. What is not yet whole (half a character, half a cluster of bytes) is kept back."""
+    """Tokens of one answer become text as they come. What is not yet whole (half a character, half a cluster of bytes)
+    is kept back."""
 
     def add(self, token: int) -> str:
-        """Text that this token completes; may be empty. All pieces joined with :meth:`finish` are the decoded answer."""
+        """Text that this token completes; may be empty. All pieces joined with :meth:`finish` are the decoded
+        answer."""
         ...
 
     def finish(self) -> str:
@@ -268,8 +282,8 @@ class Tokenizer(Protocol):
     def has_chat_template(self) -> bool: ...
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Tokens of a text, without the bundle's begin tokens. ``special``: names of special tokens within the text mean them, as chat
-        templates need; otherwise they are ordinary letters, so that no client can forge a turn."""
+        """Tokens of a text, without the bundle's begin tokens. ``special``: names of special tokens within the text
+        mean them, as chat templates need; otherwise they are ordinary letters, so that no client can forge a turn."""
         ...
 
     def decoder(self) -> TextDecoder: ...

@@ -1,4 +1,5 @@
-"""The process of a worker that generates: two ports, one event loop, one engine thread, as :mod:`offramp_worker.main` has them."""
+"""The process of a worker that generates: two ports, one event loop, one engine thread, as :mod:`offramp_worker.main`
+has them."""
 
 from __future__ import annotations
 
@@ -54,9 +55,12 @@ async def serve_generation(
     admin, admin_task = None, None
     if settings.has_control_plane:
         admin, admin_task = await listen(
-            "admin", admin_app(worker), settings.host, settings.admin_port,
+            "admin",
+            admin_app(worker),
+            settings.host,
+            settings.admin_port,
             protocol=connections(settings, budget=budget),
-        )  # fmt: skip
+        )
     try:
         await load_and_wait(worker, stop, stay_up_broken=stay_up_broken)
     finally:

@@ -9,9 +9,11 @@
 | OFFRAMP_REPLY_MIB | memory for replies that their clients have not taken yet; default 64 |
 | OFFRAMP_AUDIT_SHARE | share of the engine's time for audits while requests are served; default 0.1 |
 | OFFRAMP_OUTPUT | what of an answer the budget is about: ExactAnswer (default), TokenF1 or RougeL |
-| OFFRAMP_ANSWER_PATTERN | for ExactAnswer: a regular expression whose last match is what counts of an answer; default: all of it |
+| OFFRAMP_ANSWER_PATTERN | for ExactAnswer: a regular expression whose last match is what counts of an answer; default:
+all of it |
 | OFFRAMP_LOSSY_SAMPLING | 1: the plan's lossy parts answer requests with a temperature as well; default 0 |
-| OFFRAMP_ROUTE | how requests are computed, VARIANT or VARIANT+DRAFT:TOKENS, such as fp32+ngram:4; with a control plane the variant must be fp32; default: fp32, with the drafts that pay |
+| OFFRAMP_ROUTE | how requests are computed, VARIANT or VARIANT+DRAFT:TOKENS, such as fp32+ngram:4; with a control plane
+the variant must be fp32; default: fp32, with the drafts that pay |
 | OFFRAMP_AUDIT_RATE | without a control plane: share of greedy requests that are audited; default 0 |
 """
 

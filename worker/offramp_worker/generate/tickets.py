@@ -28,11 +28,12 @@ class ClosedError(OfframpError):
 class Ticket:
     """What is asked, what was promised, and how far it is. After admission only the engine's thread changes it.
 
-    ``draw`` is the one uniform number of the request, ``audited`` whether it is run to the reference afterwards. ``admitted``, ``began``,
-    ``first`` and ``last`` are times of the desk's clock: of admission, of the first turn, of the first token and of the newest (0: not yet).
-    ``passed`` counts how often smaller ones began before it, ``waited`` the rounds since its prompt had a turn. ``step`` is whose turn it is of the variants that are asked,
-    ``asked`` what earlier ones answered, ``kept`` what may be shown once the step's answer is taken, ``busy`` the engine's
-    seconds, ``writing`` those of them behind its prompt.
+    ``draw`` is the one uniform number of the request, ``audited`` whether it is run to the reference afterwards.
+    ``admitted``, ``began``, ``first`` and ``last`` are times of the desk's clock: of admission, of the first turn, of
+    the first token and of the newest (0: not yet). ``passed`` counts how often smaller ones began before it, ``waited``
+    the rounds since its prompt had a turn. ``step`` is whose turn it is of the variants that are asked, ``asked`` what
+    earlier ones answered, ``kept`` what may be shown once the step's answer is taken, ``busy`` the engine's seconds,
+    ``writing`` those of them behind its prompt.
     """
 
     number: int
@@ -117,7 +118,8 @@ class TicketMaker:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """``may_audit`` says whether a request of so many tokens may be drawn for an audit now, ``draw`` a uniform number in [0, 1)."""
+        """``may_audit`` says whether a request of so many tokens may be drawn for an audit now, ``draw`` a uniform
+        number in [0, 1)."""
         self._engine, self._tokenizer, self._dispatch = loaded.engine, loaded.tokenizer, dispatch
         self._may_audit, self._draw, self._clock, self._wall_clock = may_audit, draw, clock, wall_clock
         self._end_tokens = loaded.bundle.end_tokens
@@ -127,7 +129,8 @@ class TicketMaker:
         self._number = 0
 
     def make(self, asked: Asked, *, reply: int, running: int) -> list[Ticket]:
-        """One ticket per answer; ``reply`` are the bytes of all of them, ``running`` answers are computed or wait already.
+        """One ticket per answer; ``reply`` are the bytes of all of them, ``running`` answers are computed or wait
+        already.
 
         Raises
         ------
@@ -155,9 +158,24 @@ class TicketMaker:
         if draw < rate or len(assigned.steps) > 1:  # an answer's uncertainty is made of its log probabilities
             seeded = replace(seeded, logprobs=True)
         return Ticket(
-            self._number, prompt, most, seeded, wanted.stops, assigned, answer, needed, reply, draw, draw < rate, rate,
-            self._clock(), self._wall_clock(), wanted.request_class, wanted.source, prompt_left=len(prompt),
-        )  # fmt: skip
+            self._number,
+            prompt,
+            most,
+            seeded,
+            wanted.stops,
+            assigned,
+            answer,
+            needed,
+            reply,
+            draw,
+            draw < rate,
+            rate,
+            self._clock(),
+            self._wall_clock(),
+            wanted.request_class,
+            wanted.source,
+            prompt_left=len(prompt),
+        )
 
     def _cache_bytes(self, assigned: Assigned, prompt: tuple[int, ...], most: int) -> int:
         routes = [assigned.route(step) for step in range(len(assigned.steps))]

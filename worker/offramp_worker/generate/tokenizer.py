@@ -1,7 +1,8 @@
-"""Text to tokens and back by a bundle's ``tokenizer.json`` and ``tokenizer_config.json``. Nothing of them is executed but a chat template, in a sandbox.
+"""Text to tokens and back by a bundle's ``tokenizer.json`` and ``tokenizer_config.json``. Nothing of them is executed
+but a chat template, in a sandbox.
 
-Decoding works on bytes: each token has its bytes, once and for all, and a character is shown when its last byte is there. So no piece of a
-stream ends within a character, and the pieces joined are the answer.
+Decoding works on bytes: each token has its bytes, once and for all, and a character is shown when its last byte is
+there. So no piece of a stream ends within a character, and the pieces joined are the answer.
 """
 
 from __future__ import annotations

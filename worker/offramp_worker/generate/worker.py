@@ -92,7 +92,8 @@ class GenerationWorker:
             if settings.model_digest is not None and loaded.bundle.digest != settings.model_digest:
                 loaded.engine.close()
                 raise InvalidBundleError.foreign(
-                    f"manifest.json: the bundle is {loaded.bundle.digest}; this worker must serve {settings.model_digest}"
+                    f"manifest.json: the bundle is {loaded.bundle.digest}; this worker must serve "
+                    f"{settings.model_digest}"
                 )
         except InvalidBundleError as error:
             self.phase, self._reason = "broken", f"{error}; {error.remedy}"
@@ -125,41 +126,63 @@ class GenerationWorker:
         )
         counters = self.accounts.counters
         arms = Arms(
-            off_runtime(bundle, counters, digest=digest, audit_rate=own.audit_rate), uid=settings.uid,
-            boot_id=self.boot_id, clock=time.monotonic, crashed_epoch=self.marker.crashed_epoch,
-        )  # fmt: skip
+            off_runtime(bundle, counters, digest=digest, audit_rate=own.audit_rate),
+            uid=settings.uid,
+            boot_id=self.boot_id,
+            clock=time.monotonic,
+            crashed_epoch=self.marker.crashed_epoch,
+        )
         route = parse_route(own.route, bundle) if own.route else Route()
         if route.variant != REFERENCE and settings.has_control_plane:
             raise InvalidArgumentError(
-                f"OFFRAMP_ROUTE is {own.route!r}; with a control plane its plans choose the variant, so begin it with fp32"
+                f"OFFRAMP_ROUTE is {own.route!r}; with a control plane its plans choose the variant, so begin it with "
+                "fp32"
             )
         arms.active = own_active(arms.active, route)
         dispatch = Dispatch(
-            arms, columns, reference=route if own.route else None, drafts=Drafts(draft_settings(bundle)),
+            arms,
+            columns,
+            reference=route if own.route else None,
+            drafts=Drafts(draft_settings(bundle)),
             lossy_sampling=own.lossy_sampling,
-        )  # fmt: skip
+        )
         self.accounts.distrust = dispatch.distrust
         pattern = answer_pattern(own.answer_pattern) if own.answer_pattern else None
         desk = GenerationDesk(
-            loaded, accounts=self.accounts, deliver=self._deliver, lost=self._give_up,
+            loaded,
+            accounts=self.accounts,
+            deliver=self._deliver,
+            lost=self._give_up,
             dispatch=dispatch,
             options=DeskOptions(
-                Limits(own.waiting, own.running, own.reply_bytes, own.patience_seconds), own.audit_share, Losses(pattern), self.marker
+                Limits(own.waiting, own.running, own.reply_bytes, own.patience_seconds),
+                own.audit_share,
+                Losses(pattern),
+                self.marker,
             ),
-        )  # fmt: skip
+        )
         self.arms, self._columns, self._seconds, self._digest, self._dispatch = arms, columns, seconds, digest, dispatch
         if settings.public_key is not None:
-            target = GenerationPlans(
-                bundle, arms=arms, counters=counters, vitals=desk.vitals, columns=columns, digest=digest, metrics=self.metrics,
-            )  # fmt: skip
-            self.plans = PlanDesk(
-                target, public_key=settings.public_key, service_uid=settings.service_uid, memory=self.memory
-            )
-            if settings.plan_file is not None:
-                self._plan_file = PlanFile(settings.plan_file, self.plans, poll_seconds=settings.poll_seconds)
-                self._plan_file.look()
-                self._plan_file.start()
+            self._take_plans(desk, arms, settings.public_key)
         return desk
+
+    def _take_plans(self, desk: GenerationDesk, arms: Arms, public_key: bytes) -> None:
+        """Open the door for signed plans, and read the file of the last one where there is one."""
+        target = GenerationPlans(
+            desk.bundle,
+            arms=arms,
+            counters=self.accounts.counters,
+            vitals=desk.vitals,
+            columns=self._columns,
+            digest=self._digest,
+            metrics=self.metrics,
+        )
+        settings = self.settings
+        self.plans = PlanDesk(target, public_key=public_key, service_uid=settings.service_uid, memory=self.memory)
+        if settings.plan_file is not None:
+            self._plan_file = PlanFile(settings.plan_file, self.plans, poll_seconds=settings.poll_seconds)
+            self._plan_file.look()
+            self._plan_file.start()
 
     @property
     def ready(self) -> bool:
@@ -207,7 +230,8 @@ class GenerationWorker:
 
     @property
     def owes_audits(self) -> bool:
-        """Whether the control plane was told of draws that were open then and are compared by now: it would take them for lost."""
+        """Whether the control plane was told of draws that were open then and are compared by now: it would take them
+        for lost."""
         return owes_audits(self._told, self.accounts.counters.snapshot())
 
     def state(self) -> WorkerState:
@@ -215,36 +239,64 @@ class GenerationWorker:
         bundle, arms, settings = self.bundle, self.arms, self.settings
         if bundle is None or arms is None:
             return WorkerState(
-                uid=settings.uid, boot_id=self.boot_id, service_uid=settings.service_uid, model="", ready=False, backbone_digest="",
-                ramp_set_digest="", ramps=(), costs={}, crashed_epoch=self.marker.crashed_epoch,
+                uid=settings.uid,
+                boot_id=self.boot_id,
+                service_uid=settings.service_uid,
+                model="",
+                ready=False,
+                backbone_digest="",
+                ramp_set_digest="",
+                ramps=(),
+                costs={},
+                crashed_epoch=self.marker.crashed_epoch,
                 message=self._reason if self.phase == "broken" else "",
-            )  # fmt: skip
+            )
         active = arms.active
         return WorkerState(
-            uid=settings.uid, boot_id=self.boot_id, service_uid=settings.service_uid, model=bundle.name, ready=self.ready,
-            backbone_digest=bundle.digest, ramp_set_digest=self._digest, ramps=self._columns, costs=variant_costs(self._seconds),
-            epoch=active.epoch, output=self.generation.output,
+            uid=settings.uid,
+            boot_id=self.boot_id,
+            service_uid=settings.service_uid,
+            model=bundle.name,
+            ready=self.ready,
+            backbone_digest=bundle.digest,
+            ramp_set_digest=self._digest,
+            ramps=self._columns,
+            costs=variant_costs(self._seconds),
+            epoch=active.epoch,
+            output=self.generation.output,
             stable_hash=active.stable.plan.content_hash if active.stable else "",
             canary_hash=active.canary.plan.content_hash if active.canary and not arms.canary_lease_ended else "",
-            refused=self.plans.refused if self.plans else None, breaker_open=arms.breaker_open,
-            crashed_epoch=self.marker.crashed_epoch, message=self._describe(arms) if self.ready else "", suspicion=arms.suspicion,
-            failing=self.failing, ramp_sets=(self._digest,), newest_epoch=self.plans.newest_epoch if self.plans else 0,
-        )  # fmt: skip
+            refused=self.plans.refused if self.plans else None,
+            breaker_open=arms.breaker_open,
+            crashed_epoch=self.marker.crashed_epoch,
+            message=self._describe(arms) if self.ready else "",
+            suspicion=arms.suspicion,
+            failing=self.failing,
+            ramp_sets=(self._digest,),
+            newest_epoch=self.plans.newest_epoch if self.plans else 0,
+        )
 
     def _describe(self, arms: Arms) -> str:
         notes = (arms.describe(_asked), self._dispatch.describe() if self._dispatch else "")
         return "; ".join(note for note in notes if note)
 
     def observations(self, *, after: int, now: float, also: Mapping[str, int] | None = None) -> Observations:  # noqa: ARG002
-        """For ``GET /v1/observations``: all counters, and records from sequence number ``after`` on. There are no other ramp sets for ``also``."""
+        """For ``GET /v1/observations``: all counters, and records from sequence number ``after`` on. There are no other
+        ramp sets for ``also``."""
         counters = self.accounts.counters
         if self.bundle is None:
             return Observations(self.settings.uid, self.boot_id, now, (), RecordBlock(0, 0, ""))
         self._told = counters.snapshot()
         return Observations(
-            self.settings.uid, self.boot_id, now, self._told, self.accounts.ring.read(after),
-            held_back=counters.held_back(), plans=counters.plans(), refused=counters.refused,
-        )  # fmt: skip
+            self.settings.uid,
+            self.boot_id,
+            now,
+            self._told,
+            self.accounts.ring.read(after),
+            held_back=counters.held_back(),
+            plans=counters.plans(),
+            refused=counters.refused,
+        )
 
     def _give_up(self, reason: str) -> None:
         """The executor failed for too long; called from a thread of the desk's."""

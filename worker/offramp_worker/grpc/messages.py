@@ -1,7 +1,8 @@
 """The messages of ``inference.GRPCInferenceService``, from the field numbers of the Open Inference Protocol v2.
 
-They live in a descriptor pool of their own: another package in the process (a client library) may bring the same names. ``MESSAGES`` is
-the part of the standard that a server of one model needs; unknown fields are skipped, as Protocol Buffers do.
+They live in a descriptor pool of their own: another package in the process (a client library) may bring the same names.
+``MESSAGES`` is the part of the standard that a server of one model needs; unknown fields are skipped, as Protocol
+Buffers do.
 """
 
 from __future__ import annotations

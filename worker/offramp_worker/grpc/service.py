@@ -1,4 +1,5 @@
-"""``inference.GRPCInferenceService``: what the REST port answers, with the same checks and the same names of fields in errors."""
+"""``inference.GRPCInferenceService``: what the REST port answers, with the same checks and the same names of fields in
+errors."""
 
 from __future__ import annotations
 
@@ -46,10 +47,18 @@ Message = Any  # made at run time from their field numbers, see messages.py
 Method = Callable[[Message, Context], Awaitable[Message]]
 
 CONTENTS = {
-    "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
-    "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents", "UINT64": "uint64_contents",
-    "FP32": "fp32_contents", "FP64": "fp64_contents",
-}  # fmt: skip
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+}
 PUSHBACK = "grpc-retry-pushback-ms"  # trailing metadata that gRPC clients' retries respect
 HEAD_BYTES = 64 * 1024  # of a message beside its tensor
 FEWEST_READERS = 2
@@ -140,19 +149,14 @@ class InferenceService:
             await self._refuse(
                 context,
                 StatusCode.NOT_FOUND,
-                f"model {shown(model)}, version {shown(version)} is unknown; this worker serves {name!r}, version {VERSION!r}",
+                f"model {shown(model)}, version {shown(version)} is unknown; this worker serves {name!r}, version "
+                f"{VERSION!r}",
                 inference=inference,
             )
         return engine
 
     async def _refuse(
-        self,
-        context: Context,
-        code: StatusCode,
-        error: str,
-        *,
-        retry_after: int | None = None,
-        inference: bool = True,
+        self, context: Context, code: StatusCode, error: str, *, retry_after: int | None = None, inference: bool = True
     ) -> NoReturn:
         """End a call; only those that ask for inference are counted."""
         shed = code in (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
@@ -177,17 +181,23 @@ def read_request(request: Message, *, spec: TensorSpec, max_rows: int, names: Ou
             "id": request.id or None,
             "parameters": _values(request.parameters, "parameters"),
             "inputs": [
-                {"name": t.name, "datatype": t.datatype, "shape": list(t.shape), "parameters": _values(t.parameters, f"inputs[{i}].parameters")}
+                {
+                    "name": t.name,
+                    "datatype": t.datatype,
+                    "shape": list(t.shape),
+                    "parameters": _values(t.parameters, f"inputs[{i}].parameters"),
+                }
                 for i, t in enumerate(request.inputs)
             ],
             "outputs": [
-                {"name": t.name, "parameters": _values(t.parameters, f"outputs[{i}].parameters")} for i, t in enumerate(request.outputs)
+                {"name": t.name, "parameters": _values(t.parameters, f"outputs[{i}].parameters")}
+                for i, t in enumerate(request.outputs)
             ],
         },
         spec=spec,
         max_rows=max_rows,
         names=names,
-    )  # fmt: skip
+    )
     dtype, size = NUMPY_TYPES[spec.datatype], math.prod(header.shape)
     if request.raw_input_contents:
         if len(request.raw_input_contents) != 1 or request.inputs[0].HasField("contents"):
@@ -246,8 +256,9 @@ def _values(parameters: Message, path: str) -> dict[str, Any]:
 class Door:
     """Reads the messages of calls, a few at a time.
 
-    gRPC puts a message together before anybody sees how large it is. So only so many are being read at once as their largest sizes fit into the
-    memory for bodies; the others wait in their connections. A small message is there at once and holds its place for no time.
+    gRPC puts a message together before anybody sees how large it is. So only so many are being read at once as their
+    largest sizes fit into the memory for bodies; the others wait in their connections. A small message is there at once
+    and holds its place for no time.
     """
 
     def __init__(self, *, max_body_bytes: int, max_bodies_bytes: int, receive_seconds: float) -> None:

@@ -33,7 +33,8 @@ BAD_REQUESTS = (
 
 
 class Controlled(Protocol):
-    """A worker, whatever it serves, as the control plane knows it. ``plans`` is None before it has a bundle, and ``reason`` says why."""
+    """A worker, whatever it serves, as the control plane knows it. ``plans`` is None before it has a bundle, and
+    ``reason`` says why."""
 
     settings: Settings
     boot_id: str

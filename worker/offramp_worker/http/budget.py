@@ -1,4 +1,5 @@
-"""One bound for what all clients together may have in this process's memory: bytes of bodies that arrive, are unpacked or wait for answers.
+"""One bound for what all clients together may have in this process's memory: bytes of bodies that arrive, are unpacked
+or wait for answers.
 
 At the limit nothing more is read. Bodies that have begun wait for room; what would need yet more is refused at once.
 """

@@ -1,13 +1,16 @@
-"""One connection of the public port: uvicorn's HTTP/1.1, with a short way for inference and limits on what a client may hold.
+"""One connection of the public port: uvicorn's HTTP/1.1, with a short way for inference and limits on what a client may
+hold.
 
-uvicorn parses, keeps alive, pipelines and drains, and everything but inference goes to the ASGI application. A request for
-:class:`Inference` is answered from here in one write: a task, its events and two checked messages would cost more than reading
-its tensors. Measured figures: docs/decisions/0020.
+uvicorn parses, keeps alive, pipelines and drains, and everything but inference goes to the ASGI application. A request
+for :class:`Inference` is answered from here in one write: a task, its events and two checked messages would cost more
+than reading its tensors. Measured figures: docs/decisions/0020.
 
-A client may ask for another protocol (``Connection: Upgrade``, ``Upgrade: h2c``, as Java's does by default). There is none here, so the request
-is taken as one without these headers (RFC 9110, section 7.8): with its body, which the parser would otherwise take for the next request.
+A client may ask for another protocol (``Connection: Upgrade``, ``Upgrade: h2c``, as Java's does by default). There is
+none here, so the request is taken as one without these headers (RFC 9110, section 7.8): with its body, which the parser
+would otherwise take for the next request.
 
-What is overridden of uvicorn has no promise of staying. The versions that work are pinned in ``pyproject.toml``, and a test runs on each.
+What is overridden of uvicorn has no promise of staying. The versions that work are pinned in ``pyproject.toml``, and a
+test runs on each.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Exchange(RequestResponseCycle):
-    """An inference request and its reply: what uvicorn's protocol asks of its own kind of exchange, and the body as it came."""
+    """An inference request and its reply: what uvicorn's protocol asks of its own kind of exchange, and the body as it
+    came."""
 
     _NOBODY_WAITS = asyncio.Event()
 
@@ -65,7 +69,8 @@ class Exchange(RequestResponseCycle):
 
 
 class Connection(HttpToolsProtocol):
-    """See the module. A request may take ``receive_seconds`` from its first byte to its last, without the time in which nothing is read here.
+    """See the module. A request may take ``receive_seconds`` from its first byte to its last, without the time in which
+    nothing is read here.
 
     ``expire`` is to be called about once a second.
     """
@@ -110,8 +115,8 @@ class Connection(HttpToolsProtocol):
             self._fail(self._refusals.head_too_large(MAX_HEAD_BYTES))
 
     def _feed(self, data: bytes) -> None:
-        """Parse what has arrived. Where the parser stops behind the head of a request that asks for an upgrade, it goes on with that request
-        as if it had not asked: each turn takes one such request."""
+        """Parse what has arrived. Where the parser stops behind the head of a request that asks for an upgrade, it goes
+        on with that request as if it had not asked: each turn takes one such request."""
         while True:
             try:
                 self.parser.feed_data(data)

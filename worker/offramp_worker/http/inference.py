@@ -79,7 +79,8 @@ class Inference:
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest body: what the most rows that a request may have take as JSON, and never more than the setting."""
+        """The largest body: what the most rows that a request may have take as JSON, and never more than the
+        setting."""
         engine = self._worker.engine
         if engine is not self._limit[0] and engine is not None:
             settings, spec = self._worker.settings, engine.bundle.manifest.inputs[0]
@@ -222,7 +223,8 @@ def _form(headers: Headers) -> _Form:
         elif name == b"content-encoding" and value.strip().lower() != b"identity":
             if packed or value.strip().lower() not in (b"gzip", b"x-gzip"):
                 raise UnsupportedEncodingError(
-                    f"Content-Encoding: {shown(value.decode('latin-1'))} is not supported; send gzip, or the body as it is"
+                    f"Content-Encoding: {shown(value.decode('latin-1'))} is not supported; send gzip, or the body as "
+                    "it is"
                 )
             packed = True
     return _Form(length, packed)

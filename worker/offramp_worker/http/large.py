@@ -1,8 +1,9 @@
 """Large JSON requests, read in pieces.
 
-orjson turns a number of two bytes into an object of thirty, and does not let go of the interpreter before it is done: tens of megabytes stop
-the event loop for a second, and take a gigabyte. So the values of a large request are cut out, and read a few thousand at a time into the
-array that they become, in a thread; between two pieces the loop has its turn.
+orjson turns a number of two bytes into an object of thirty, and does not let go of the interpreter before it is done:
+tens of megabytes stop the event loop for a second, and take a gigabyte. So the values of a large request are cut out,
+and read a few thousand at a time into the array that they become, in a thread; between two pieces the loop has its
+turn.
 
 The numbers of a tensor have no quotation marks and no braces, so that the end of ``data`` is found without reading it.
 """
@@ -91,7 +92,8 @@ def _without_cutting(
     size = len(body) if header_length is None else header_length
     if LARGE_BYTES < size <= len(body):
         raise BadRequestError(
-            f"body: has {size} bytes of JSON, of which inputs[0].data cannot be told apart; name it once, or send binary data"
+            f"body: has {size} bytes of JSON, of which inputs[0].data cannot be told apart; name it once, or send "
+            "binary data"
         )
     return parse_request(body, header_length=header_length, spec=spec, max_rows=max_rows, names=names)
 

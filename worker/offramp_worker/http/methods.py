@@ -9,7 +9,8 @@ from offramp_worker.http.bodies import App, Receive, Scope, Send, send_bytes
 
 
 def with_methods(app: FastAPI) -> App:
-    """The application, asked for HEAD as for GET (the server sends no body) and telling with OPTIONS what a path takes."""
+    """The application, asked for HEAD as for GET (the server sends no body) and telling with OPTIONS what a path
+    takes."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         method = scope.get("method")

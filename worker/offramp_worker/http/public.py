@@ -1,4 +1,5 @@
-"""The public port without inference (:mod:`offramp_worker.http.inference`): health, metadata, feedback and ``/metrics``."""
+"""The public port without inference (:mod:`offramp_worker.http.inference`): health, metadata, feedback and
+``/metrics``."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def public_app(worker: Worker, front: Front) -> App:
     @app.post("/v2/models/{name}/infer")
     @app.post("/v2/models/{name}/versions/{version}/infer")
     async def infer() -> Response:
-        """The connection answers these itself. This tells which method they take, and takes those whose path is spelled in another way."""
+        """The connection answers these itself. This tells which method they take, and takes those whose path is spelled
+        in another way."""
         return JSONResponse({"error": "spell the path as in GET /v2/models/NAME: /v2/models/NAME/infer"}, 404)
 
     return with_methods(app)

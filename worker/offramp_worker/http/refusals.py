@@ -53,7 +53,10 @@ class Refusals:
 
     def body_too_large(self, limit: int) -> Response:
         """What is left of the body is not read."""
-        error = f"body: is larger than {limit} bytes, the most that this model's largest request takes; send fewer rows at a time"
+        error = (
+            f"body: is larger than {limit} bytes, the most that this model's largest request takes; send fewer "
+            "rows at a time"
+        )
         return self.refusal(413, error, close=True)
 
     def head_too_large(self, limit: int) -> Response:

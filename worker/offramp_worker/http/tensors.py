@@ -1,7 +1,8 @@
 """Open Inference Protocol v2 request and response bodies: JSON, and JSON followed by binary tensors.
 
-A request's own ``parameters`` may say ``exit: "never"`` (the exact model answers) or ``deadline_ms`` (a number: rows that would take longer
-than that from admission get the answer of the deepest ramp they have reached). The reply to the latter says ``deadline``: true where it did.
+A request's own ``parameters`` may say ``exit: "never"`` (the exact model answers) or ``deadline_ms`` (a number: rows
+that would take longer than that from admission get the answer of the deepest ramp they have reached). The reply to the
+latter says ``deadline``: true where it did.
 
 Errors name the field by its JSON path. Unknown fields are ignored, as the protocol says.
 """
@@ -251,7 +252,8 @@ def output_value(ticket: Ticket, name: str) -> tuple[Array, str]:
 
 
 def reply_parameters(ticket: Ticket) -> dict[str, str | int | bool]:
-    """What the reply says of its rows. ``exit`` has one entry per row, comma-separated; the others too where rows differ."""
+    """What the reply says of its rows. ``exit`` has one entry per row, comma-separated; the others too where rows
+    differ."""
     cached: dict[str, str | int | bool] = {"cached": True} if ticket.cached else {}
     return cached | {
         "exit": ",".join(ticket.exits),
@@ -345,7 +347,8 @@ def _flat(data: Any, *, shape: tuple[int, ...]) -> list[Any]:
     for depth, size in enumerate(shape):
         if not all(type(v) is list and len(v) == size for v in values):
             raise BadRequestError(
-                f"inputs[0].data: does not match inputs[0].shape {list(shape)} at depth {depth}; give {math.prod(shape)} numbers, flat or nested"
+                f"inputs[0].data: does not match inputs[0].shape {list(shape)} at depth {depth}; give "
+                f"{math.prod(shape)} numbers, flat or nested"
             )
         values = list(chain.from_iterable(values))
     return values
@@ -390,8 +393,8 @@ def _never_exit(parameters: dict[str, Any]) -> bool:
 
 
 def _name(parameters: dict[str, Any], key: str, *, longest: int) -> str:
-    """``slice``: the group of requests this one belongs to; one that the service does not declare is as good as none. ``stream``: the source
-    that it comes from, whose requests may resemble each other."""
+    """``slice``: the group of requests this one belongs to; one that the service does not declare is as good as none.
+    ``stream``: the source that it comes from, whose requests may resemble each other."""
     wish = parameters.get(key, "")
     if not isinstance(wish, str) or len(wish) > longest:
         raise BadRequestError(f"parameters.{key}: is {shown(wish)}; it must be a text of at most {longest} characters")

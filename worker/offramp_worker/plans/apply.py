@@ -1,4 +1,5 @@
-"""Take a plan document: verify, prepare in the background, switch between two batches. Anything doubtful is refused with a reason."""
+"""Take a plan document: verify, prepare in the background, switch between two batches. Anything doubtful is refused
+with a reason."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class PlanDesk:
         self.newest_epoch = self._remembered()
 
     def deliver(self, document: SignedDocument) -> None:
-        """Put a document in force, or refuse it and go on serving. Blocks while sessions are built; call it off the event loop.
+        """Put a document in force, or refuse it and go on serving. Blocks while sessions are built; call it off the
+        event loop.
 
         The document already in force is taken again without effect, so that a poke may be repeated.
 
@@ -59,7 +61,8 @@ class PlanDesk:
         PlanRefusedError
             With the reason; the refusal is also kept in ``refused`` until another document is taken.
         PlanPostponedError
-            Its ramp set may still come, or the executor work again: :meth:`try_again` takes it then. It is refused once ``PATIENCE_SECONDS`` have passed.
+            Its ramp set may still come, or the executor work again: :meth:`try_again` takes it then. It is refused once
+            ``PATIENCE_SECONDS`` have passed.
         """
         with self._lock:
             self._deliver(document)
@@ -101,7 +104,8 @@ class PlanDesk:
         log_event("plan-in-force", epoch=epoch, weight_percent=plan.weight_percent)
 
     def _remembered(self) -> int:
-        """The epoch of the newest document that an earlier process took, 0 where that is not known. Nobody but the operator can have made it up."""
+        """The epoch of the newest document that an earlier process took, 0 where that is not known. Nobody but the
+        operator can have made it up."""
         document = self._memory.newest()
         if document is None:
             return 0
@@ -114,7 +118,8 @@ class PlanDesk:
         return plan.epoch if plan.service_uid == self._service_uid else 0
 
     def _resume_breaker(self, active: Active) -> None:
-        """Have what the breaker sees kept; one that is new in this process goes on where that of the process before stopped."""
+        """Have what the breaker sees kept; one that is new in this process goes on where that of the process before
+        stopped."""
         was = self._target.arms.active
         breaker, last = (a.stable.breaker if a.stable is not None else None for a in (active, was))
         if breaker is last and breaker is not None:

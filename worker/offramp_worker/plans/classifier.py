@@ -81,7 +81,8 @@ class ClassifierPlans(PlanTarget):
             )
 
     def _sets(self, document: PlanDocument, plans: Sequence[Plan]) -> dict[str, HeldSet]:
-        """The ramp sets of a document by digest: those it names, and those of plans with exits. Where there is none, the bundle's own."""
+        """The ramp sets of a document by digest: those it names, and those of plans with exits. Where there is none,
+        the bundle's own."""
         sets = self._engine.sets
         wanted = [*document.ramp_sets, *(plan.ramp_set_digest for plan in plans if _has_ramps(plan))]
         odd = [plan.ramp_set_digest for plan in plans if plan.ramp_set_digest not in (sets.own_digest, *wanted)]

@@ -1,8 +1,10 @@
-"""What a worker remembers of its plans over a restart, in its state folder: the newest document it took, and what its breaker has seen.
+"""What a worker remembers of its plans over a restart, in its state folder: the newest document it took, and what its
+breaker has seen.
 
-Without a folder, or with one that cannot be read or written, nothing is remembered: a worker that restarts then takes whatever signed plan
-of its service comes first, and watches it anew. Nothing in these files can make a worker fail or keep it from newer plans: the document
-counts only with its signature, and what a breaker has seen can at most switch exits off until another plan comes.
+Without a folder, or with one that cannot be read or written, nothing is remembered: a worker that restarts then takes
+whatever signed plan of its service comes first, and watches it anew. Nothing in these files can make a worker fail or
+keep it from newer plans: the document counts only with its signature, and what a breaker has seen can at most switch
+exits off until another plan comes.
 """
 
 from __future__ import annotations
@@ -79,13 +81,21 @@ class PlanMemory:
             return None
 
     def keep_breaker(self, state: BreakerState) -> None:
-        """Called with every audit: some microseconds, no fsync, since the kernel keeps written pages when a process dies."""
+        """Called with every audit: some microseconds, no fsync, since the kernel keeps written pages when a process
+        dies."""
         if self._folder is None:
             return
         kept = _KeptBreaker(
-            state.plan_hash, state.budget, state.run_length, state.detector.m, state.detector.n, state.open, state.losses.owed,
-            state.losses.due, state.is_open,
-        )  # fmt: skip
+            state.plan_hash,
+            state.budget,
+            state.run_length,
+            state.detector.m,
+            state.detector.n,
+            state.open,
+            state.losses.owed,
+            state.losses.due,
+            state.is_open,
+        )
         try:
             if self._breaker is None:
                 self._breaker = open_private(str(self._folder / BREAKER_FILE), os.O_RDWR | os.O_CREAT)

@@ -1,4 +1,5 @@
-"""Watch the plan file: a mounted ConfigMap, or a file that the embedded shell writes. Polled by content, not by time stamps."""
+"""Watch the plan file: a mounted ConfigMap, or a file that the embedded shell writes. Polled by content, not by time
+stamps."""
 
 from __future__ import annotations
 

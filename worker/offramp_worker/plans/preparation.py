@@ -132,7 +132,8 @@ class PlanTarget(ABC):
         return Runtime(plan=plan, audit_rate=told.audit_rate, counter=counter, **fields)
 
     def _holdback(self, document: PlanDocument, meter: HoldbackMeter) -> Runtime:
-        """The exact executor once more, audited like the stable plan so that records go on being drawn from all requests alike."""
+        """The exact executor once more, audited like the stable plan so that records go on being drawn from all
+        requests alike."""
         off = self.arms.active.off
         counter = self.counters.open(epoch=document.epoch, arm="holdback", plan_hash=off.plan.content_hash)
         return Runtime(off.plan, document.stable.audit_rate, counter, meter=meter)

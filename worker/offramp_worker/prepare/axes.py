@@ -1,8 +1,9 @@
 """What the axes of a graph's tensors are, found by running it: which one counts rows, and which one counts tokens.
 
-Nothing in a shape says what an axis is for: [12, 16] may be twelve rows, or twelve steps of all rows. So the graph is run on batches of two sizes, and
-an axis counts rows when it is as long as both of them. Whether the rows keep to themselves is seen in values: those of some rows
-must be what they are without the others, which a worker drops. Where the length of texts varies, a run on shorter ones tells the axis of the tokens.
+Nothing in a shape says what an axis is for: [12, 16] may be twelve rows, or twelve steps of all rows. So the graph is
+run on batches of two sizes, and an axis counts rows when it is as long as both of them. Whether the rows keep to
+themselves is seen in values: those of some rows must be what they are without the others, which a worker drops. Where
+the length of texts varies, a run on shorter ones tells the axis of the tokens.
 """
 
 from __future__ import annotations
@@ -29,13 +30,26 @@ VALUES_RTOL = 1e-3  # of the tensor's largest number, as for a model's answers
 FLOAT_TYPE = "tensor(float)"
 # What they make may be no tensor, and has no shape then.
 SHAPELESS = frozenset(
-    {"If", "Loop", "Optional", "OptionalGetElement", "Scan", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap", "SplitToSequence"}
-)  # fmt: skip
+    {
+        "If",
+        "Loop",
+        "Optional",
+        "OptionalGetElement",
+        "Scan",
+        "SequenceConstruct",
+        "SequenceEmpty",
+        "SequenceErase",
+        "SequenceInsert",
+        "SequenceMap",
+        "SplitToSequence",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Shapes of a graph's tensors, the input among them, on three rows, on two of them, and (where the length varies) on three shorter ones.
+    """Shapes of a graph's tensors, the input among them, on three rows, on two of them, and (where the length varies)
+    on three shorter ones.
 
     ``lengths`` are the tokens of a row in the first and in the last run; (0, 0) where there are none.
     """
@@ -57,7 +71,10 @@ class Shapes:
             return f"its axes {' and '.join(map(str, grown))} all grow with the number of rows"
         (axis,) = grown
         if (three[axis], two[axis]) != (ROWS, len(KEPT)):
-            return f"its axis {axis} has {three[axis]} entries for {ROWS} rows and {two[axis]} for {len(KEPT)}, so that no row can be dropped from it"
+            return (
+                f"its axis {axis} has {three[axis]} entries for {ROWS} rows and {two[axis]} for {len(KEPT)}, so "
+                "that no row can be dropped from it"
+            )
         return axis
 
     def varying(self, name: str) -> frozenset[int]:

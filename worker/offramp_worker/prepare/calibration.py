@@ -1,8 +1,8 @@
 """Ranges of activations for static int8: what 255 levels must span, found on rows of the data.
 
 ONNX Runtime's own calibrators run the graph unoptimised once per method, and its entropy method, with as many bins as
-levels, never clips anything. Here two passes over the rows give a fine histogram of every activation, and all three methods
-read their ranges off it.
+levels, never clips anything. Here two passes over the rows give a fine histogram of every activation, and all three
+methods read their ranges off it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def _percentile_range(histogram: Histogram) -> tuple[float, float]:
 
 
 def _entropy_range(histogram: Histogram) -> tuple[float, float]:
-    """Clip at the magnitude that loses least information (Kullback-Leibler) between the clipped values and their levels.
+    """Clip at the magnitude that loses least information (Kullback-Leibler) between the clipped values and their
+    levels.
 
     Source: Migacz (2017), "8-bit inference with TensorRT". One side of the range has half of the levels where values
     have both signs.
@@ -113,7 +114,8 @@ def _entropy_range(histogram: Histogram) -> tuple[float, float]:
 
 
 def _divergence(magnitudes: npt.NDArray[np.float64], end: int, *, levels: int) -> float:
-    """Divergence of the first ``end`` bins, the rest clipped into the last, from the same bins after rounding to levels."""
+    """Divergence of the first ``end`` bins, the rest clipped into the last, from the same bins after rounding to
+    levels."""
     clipped = magnitudes[:end].copy()
     clipped[-1] += magnitudes[end:].sum()
     level = np.arange(end) * levels // end

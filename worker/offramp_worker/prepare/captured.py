@@ -1,8 +1,9 @@
 """Training on captured inputs: the shards of workers become a ramp set in the store, and are deleted.
 
-Run by the control plane as ``python -m offramp_worker.prepare.captured``, on one machine or in a pod of its own; what came of it is a JSON file. The newest quarter of the inputs
-trains nothing: it tells what plans could save with the earlier heads and with the new ones. Live records of every input that was here are
-kept out of the new set's pool by its digest, so that none of them tunes or certifies.
+Run by the control plane as ``python -m offramp_worker.prepare.captured``, on one machine or in a pod of its own; what
+came of it is a JSON file. The newest quarter of the inputs trains nothing: it tells what plans could save with the
+earlier heads and with the new ones. Live records of every input that was here are kept out of the new set's pool by its
+digest, so that none of them tunes or certifies.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ FAILED = 1
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """What to train: the bundle, the folder below which shards lie, the store, and the set whose heads are trained further.
+    """What to train: the bundle, the folder below which shards lie, the store, and the set whose heads are trained
+    further.
 
     ``budget`` is the disagreement at which savings are told; sets that are not in ``keep`` are removed from the store.
     """
@@ -69,7 +71,8 @@ class TrainingResult:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """Inputs of all workers, oldest first, without repeats: ``x`` [n, ...] and ``digest`` [n]. ``files`` are the shards they were read from."""
+    """Inputs of all workers, oldest first, without repeats: ``x`` [n, ...] and ``digest`` [n]. ``files`` are the shards
+    they were read from."""
 
     x: npt.NDArray[Any]
     digest: npt.NDArray[np.uint64]
@@ -165,8 +168,8 @@ def _base(job: TrainingJob, bundle: Bundle, folder: Path) -> Path:
 
 
 def savings(report: PrepareReport, budget: float) -> tuple[float, float]:
-    """What plans could save with the earlier heads and with the new ones, at the largest budget told that is within ``budget`` (else the
-    smallest) and the smallest batch, whatever ramps may add."""
+    """What plans could save with the earlier heads and with the new ones, at the largest budget told that is within
+    ``budget`` (else the smallest) and the smallest batch, whatever ramps may add."""
 
     def saved(outlooks: Sequence[Outlook]) -> float:
         size = min(outlook.batch_size for outlook in outlooks)
@@ -204,9 +207,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     os.nice(NICE)
     job = TrainingJob(
-        given.bundle, given.captures, given.store, given.made_from, given.budget,
-        tuple(filter(None, given.keep.split(","))), given.seed,
-    )  # fmt: skip
+        given.bundle,
+        given.captures,
+        given.store,
+        given.made_from,
+        given.budget,
+        tuple(filter(None, given.keep.split(","))),
+        given.seed,
+    )
     try:
         told: dict[str, Any] = asdict(train_on_captures(job, Reporter(quiet=True)))
     except (OfframpError, OSError) as error:

@@ -1,9 +1,10 @@
 """Which axis of a tensor holds its channels, told by the operators around it.
 
-A convolution takes channels on axis 1, a layer norm or a product with a matrix of weights on the last axis; from a tensor such operators are looked for
-in both directions, through whatever keeps the axes apart: element-wise arithmetic, transpositions, reshapes that merge or split nothing of it. The
-operators that read a tensor decide. Those that made it are asked where no reader says anything, and must not contradict it. Readers that
-disagree leave it open: a network of products along both axes has no channels to pool over.
+A convolution takes channels on axis 1, a layer norm or a product with a matrix of weights on the last axis; from a
+tensor such operators are looked for in both directions, through whatever keeps the axes apart: element-wise arithmetic,
+transpositions, reshapes that merge or split nothing of it. The operators that read a tensor decide. Those that made it
+are asked where no reader says anything, and must not contradict it. Readers that disagree leave it open: a network of
+products along both axes has no channels to pool over.
 """
 
 from __future__ import annotations
@@ -25,19 +26,47 @@ Relation = Axes  # for each axis of an output, the axes of an input that lie in 
 
 SECOND = frozenset(
     {
-        "AveragePool", "BatchNormalization", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "DepthToSpace", "FusedConv",
-        "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LRN", "LpPool", "MaxPool",
-        "QLinearAveragePool", "QLinearConv", "QLinearGlobalAveragePool", "SpaceToDepth",
+        "AveragePool",
+        "BatchNormalization",
+        "Conv",
+        "ConvInteger",
+        "ConvTranspose",
+        "DeformConv",
+        "DepthToSpace",
+        "FusedConv",
+        "GlobalAveragePool",
+        "GlobalLpPool",
+        "GlobalMaxPool",
+        "GroupNormalization",
+        "InstanceNormalization",
+        "LRN",
+        "LpPool",
+        "MaxPool",
+        "QLinearAveragePool",
+        "QLinearConv",
+        "QLinearGlobalAveragePool",
+        "SpaceToDepth",
     }
-)  # fmt: skip
+)
 NORMS = frozenset(
-    {"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
-)  # fmt: skip
+    {
+        "LayerNormalization",
+        "RMSNormalization",
+        "SimplifiedLayerNormalization",
+        "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+    }
+)
 # Products with a matrix, and which of their inputs are the factors.
 PRODUCTS = {
-    "DynamicQuantizeMatMul": (0, 1), "FusedMatMul": (0, 1), "MatMul": (0, 1), "MatMulInteger": (0, 1), "MatMulIntegerToFloat": (0, 1),
-    "MatMulNBits": (0, 1), "QLinearMatMul": (0, 3),
-}  # fmt: skip
+    "DynamicQuantizeMatMul": (0, 1),
+    "FusedMatMul": (0, 1),
+    "MatMul": (0, 1),
+    "MatMulInteger": (0, 1),
+    "MatMulIntegerToFloat": (0, 1),
+    "MatMulNBits": (0, 1),
+    "QLinearMatMul": (0, 3),
+}
 RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 WITH_A_VECTOR = frozenset({"Add", "BiasGelu", "Div", "Mul", "PRelu", "Pow", "Sub"})
 REDUCTIONS = frozenset(
@@ -60,12 +89,51 @@ JOINING = (
 )
 KEEPING = JOINING | frozenset(
     {
-        "Abs", "Cast", "Ceil", "Celu", "Clip", "DequantizeLinear", "Dropout", "Elu", "Erf", "Exp", "Expand", "FastGelu", "Floor", "Gelu",
-        "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization", "Mish",
-        "Neg", "Pad", "QuantizeLinear", "QuickGelu", "Reciprocal", "Relu", "Resize", "Round", "Selu", "Sigmoid", "Sign", "Slice", "Softmax",
-        "Softplus", "Softsign", "Split", "Sqrt", "Tanh", "ThresholdedRelu", "Upsample",
+        "Abs",
+        "Cast",
+        "Ceil",
+        "Celu",
+        "Clip",
+        "DequantizeLinear",
+        "Dropout",
+        "Elu",
+        "Erf",
+        "Exp",
+        "Expand",
+        "FastGelu",
+        "Floor",
+        "Gelu",
+        "HardSigmoid",
+        "HardSwish",
+        "Identity",
+        "LeakyRelu",
+        "Log",
+        "LogSoftmax",
+        "LpNormalization",
+        "MeanVarianceNormalization",
+        "Mish",
+        "Neg",
+        "Pad",
+        "QuantizeLinear",
+        "QuickGelu",
+        "Reciprocal",
+        "Relu",
+        "Resize",
+        "Round",
+        "Selu",
+        "Sigmoid",
+        "Sign",
+        "Slice",
+        "Softmax",
+        "Softplus",
+        "Softsign",
+        "Split",
+        "Sqrt",
+        "Tanh",
+        "ThresholdedRelu",
+        "Upsample",
     }
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +295,8 @@ class Channels:
         return place < len(node.input) and bool(node.input[place]) and node.input[place] not in self._dependent
 
     def _relation(self, node: onnx.NodeProto, place: int, target: str) -> Relation | None:
-        """Which axes of an input lie in which of an output, as far as an operator keeps them apart; None: nothing is known."""
+        """Which axes of an input lie in which of an output, as far as an operator keeps them apart; None: nothing is
+        known."""
         read, made = self._shapes.get(node.input[place]), self._shapes.get(target)
         if read is None or made is None:
             return None
@@ -285,7 +354,8 @@ def _aligned(read: Shape, made: Shape) -> Relation:
 
 
 def _regrouped(read: Shape, made: Shape) -> Relation:
-    """Which axes of a reshaped tensor lie in which new ones: between two borders that both shapes have. Axes of one entry lie in none.
+    """Which axes of a reshaped tensor lie in which new ones: between two borders that both shapes have. Axes of one
+    entry lie in none.
 
     >>> _regrouped((2, 3, 4, 1), (6, 2, 2))
     (frozenset({0, 1}), frozenset({2}), frozenset({2}))
@@ -293,9 +363,11 @@ def _regrouped(read: Shape, made: Shape) -> Relation:
     borders = _borders(read) & _borders(made)
     groups = [_numbered(shape, borders) for shape in (read, made)]
     return tuple(
-        frozenset(axis for axis, number in groups[0].items() if number == groups[1].get(place)) if place in groups[1] else frozenset()
+        frozenset(axis for axis, number in groups[0].items() if number == groups[1].get(place))
+        if place in groups[1]
+        else frozenset()
         for place in range(len(made))
-    )  # fmt: skip
+    )
 
 
 def _borders(shape: Shape) -> set[int]:

@@ -1,7 +1,8 @@
 """Convolutions on integers, prepared so that they change few answers (decision 79).
 
-rounding        what rounding a weight changes is made up for by the weights that are rounded after it, as in :mod:`.products`
-even channels   a convolution whose result is added in float has all levels in each of its channels: the scales of the channels go into its
+rounding        what rounding a weight changes is made up for by the weights that are rounded after it, as
+in :mod:`.products` even channels   a convolution whose result is added in float has all levels in each of its channels:
+the scales of the channels go into its
                 weights, which costs these nothing, and out again in one multiplication before the addition
 """
 
@@ -36,14 +37,16 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Studied:
-    """What calibration rows say: ``levels`` [out, in, ...] by the name of a weight, and each output channel's least and largest value by tensor."""
+    """What calibration rows say: ``levels`` [out, in, ...] by the name of a weight, and each output channel's least and
+    largest value by tensor."""
 
     levels: Mapping[str, npt.NDArray[np.int8]]
     channels: Mapping[str, tuple[Single, Single]]
 
 
 def study_convolutions(model: onnx.ModelProto, x: Array, spec: TensorSpec, *, threads: int) -> Studied:
-    """Levels for the weights of plain convolutions over images, and the ranges of what they give, from rows ``x`` (n, ...) of the input ``spec``.
+    """Levels for the weights of plain convolutions over images, and the ranges of what they give, from rows ``x`` (n,
+    ...) of the input ``spec``.
 
     Grouped, dilated and very large ones round to the nearest level.
     """
@@ -79,7 +82,8 @@ def study_convolutions(model: onnx.ModelProto, x: Array, spec: TensorSpec, *, th
 
 
 def patches(x: Single, node: onnx.NodeProto, kernel: tuple[int, ...], *, most: int) -> Single:
-    """What a convolution's columns of weights read of images (n, channels, height, width): (patches, channels * kernel), about ``most`` at most."""
+    """What a convolution's columns of weights read of images (n, channels, height, width): (patches, channels *
+    kernel), about ``most`` at most."""
     of = {a.name: list(a.ints) for a in node.attribute}
     (top, left, bottom, right), strides = of.get("pads", [0] * 4), of.get("strides", [1, 1])
     padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
@@ -103,7 +107,8 @@ def with_levels(model: onnx.ModelProto, levels: Mapping[str, npt.NDArray[np.int8
         weight = tensor.name.removesuffix("_quantized")
         if weight != tensor.name and weight in levels:
             nearest, ours = numpy_helper.to_array(tensor), levels[weight]
-            # The quantizer widens the steps of a channel whose bias would not fit into 32 bits; levels of other steps mean nothing there.
+            # The quantizer widens the steps of a channel whose bias would not fit into 32 bits; levels of other steps
+            # mean nothing there.
             loudest = np.abs(nearest.astype(np.int16)).reshape(len(nearest), -1).max(axis=1)
             same = (loudest == STATIC_LEVELS).reshape(-1, *[1] * (nearest.ndim - 1))
             tensor.CopyFrom(numpy_helper.from_array(np.where(same, ours, nearest), tensor.name))
@@ -112,7 +117,8 @@ def with_levels(model: onnx.ModelProto, levels: Mapping[str, npt.NDArray[np.int8
 def with_even_channels(
     model: onnx.ModelProto, floats: Collection[str], channels: Mapping[str, tuple[Single, Single]]
 ) -> tuple[onnx.ModelProto, dict[str, Range]]:
-    """A copy in which convolutions that only additions among the nodes ``floats`` read give channels of one range; the ranges of their new outputs."""
+    """A copy in which convolutions that only additions among the nodes ``floats`` read give channels of one range; the
+    ranges of their new outputs."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
@@ -161,11 +167,12 @@ def with_even_channels(
 
 
 def add_channels_last(graph: onnx.GraphProto, name: str, *, readers: Collection[str]) -> None:
-    """Let the nodes ``readers``, by name, read a tensor that was channels last for a moment: the same values, in the layout that convolutions on integers have.
+    """Let the nodes ``readers``, by name, read a tensor that was channels last for a moment: the same values, in the
+    layout that convolutions on integers have.
 
-    ONNX Runtime moves a change of layout along the additions that follow to where it meets its inverse. A float convolution has its channels first, so
-    without this every addition behind it has one change of layout, or two, for the results of integers. The flat tensor in the middle
-    keeps the two changes from being taken for nothing at once.
+    ONNX Runtime moves a change of layout along the additions that follow to where it meets its inverse. A float
+    convolution has its channels first, so without this every addition behind it has one change of layout, or two, for
+    the results of integers. The flat tensor in the middle keeps the two changes from being taken for nothing at once.
     """
     last, flat, rows = f"{name}/channels-last", f"{name}/flat", f"{name}/rows"
     nodes = list(graph.node)

@@ -8,8 +8,8 @@ nothing but what follows cheaply from the input, such as an attention mask, do n
 
 Several cut vertices in a row can be one and the same *place*: convolution, normalisation and activation of one
 layer are all cut vertices, but nothing worth an exit lies between them. Cut vertices belong to one place while no
-weighted operator separates them, and the place is represented by the last tensor of them that a head can read: the last map
-that still has 4x4 cells, else the last map (activated and pooled features serve a head better than raw sums, and at
+weighted operator separates them, and the place is represented by the last tensor of them that a head can read: the last
+map that still has 4x4 cells, else the last map (activated and pooled features serve a head better than raw sums, and at
 most at the same price), else the last tensor of tokens.
 """
 
@@ -32,18 +32,33 @@ INPUT_POSITION = 0  # of ramps that read the model's input itself; places inside
 # Operators that make new features of old ones. What lies between two of them is one place.
 WEIGHTED_OPERATORS = frozenset(
     {
-        "Attention", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "Einsum", "Gemm", "GRU", "If", "Loop", "LSTM",
-        "MatMul", "MatMulInteger", "QLinearConv", "QLinearMatMul", "RNN", "Scan",
+        "Attention",
+        "Conv",
+        "ConvInteger",
+        "ConvTranspose",
+        "DeformConv",
+        "Einsum",
+        "Gemm",
+        "GRU",
+        "If",
+        "Loop",
+        "LSTM",
+        "MatMul",
+        "MatMulInteger",
+        "QLinearConv",
+        "QLinearMatMul",
+        "RNN",
+        "Scan",
     }
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """A candidate for exits. ``position`` counts places in network order from 1; 0 is the model's input.
 
-    ``shape`` is the tensor's without the batch axis: (channels, height, width) of a map, or (tokens, channels), where -1 tokens
-    stands for a length that varies. What is not ``readable`` can only feed an exit of the network's own.
+    ``shape`` is the tensor's without the batch axis: (channels, height, width) of a map, or (tokens, channels), where
+    -1 tokens stands for a length that varies. What is not ``readable`` can only feed an exit of the network's own.
     """
 
     position: int
@@ -89,8 +104,8 @@ def cut_vertices(steps: Sequence[Step], *, source: str, sink: str) -> tuple[str,
     -----
     A tensor is on every path exactly when paths(source to tensor) x paths(tensor to sink) equals
     paths(source to sink). Python's integers keep the counts exact however many paths there are. Tensors that do
-    not depend on the source (weights, constants) have no path from it and so never count. Paths along free tensors are left
-    out: all paths begin at the steps that make something costly of free tensors alone.
+    not depend on the source (weights, constants) have no path from it and so never count. Paths along free tensors are
+    left out: all paths begin at the steps that make something costly of free tensors alone.
     """
     paid = _costly(steps, source=source)
     ahead = _paths(paid, start=source)
@@ -103,7 +118,8 @@ def cut_vertices(steps: Sequence[Step], *, source: str, sink: str) -> tuple[str,
 
 
 def exit_trunks(steps: Sequence[Step], cuts: Sequence[str], exits: Iterable[str], *, source: str) -> dict[str, str]:
-    """Where a network's own exits branch off: from the tensor with an exit's logits to the last cut vertex that it follows from.
+    """Where a network's own exits branch off: from the tensor with an exit's logits to the last cut vertex that it
+    follows from.
 
     An exit that follows from no cut vertex alone is left out.
     """
@@ -131,7 +147,8 @@ def distinct_places(
     cuts : iterable of str
         Cut vertices in network order.
     shapes : mapping
-        What a head reads of the cut vertices that it can read, without the batch axis: maps (channels, height, width) or tokens (tokens, channels).
+        What a head reads of the cut vertices that it can read, without the batch axis: maps (channels, height, width)
+        or tokens (tokens, channels).
     trunks : container of str
         Tensors that the network's own exits branch off; they represent their places.
     turned : container of str
@@ -164,7 +181,8 @@ def float_tensors(model: onnx.ModelProto, names: Iterable[str]) -> tuple[str, ..
 
 
 def _costly(steps: Sequence[Step], *, source: str) -> list[Step]:
-    """The steps that are no free ones, each fed by the costly tensors it reads, or by ``source`` where it reads none."""
+    """The steps that are no free ones, each fed by the costly tensors it reads, or by ``source`` where it reads
+    none."""
     free, dependent = free_tensors(steps, source=source), dependent_tensors(steps, source=source)
     paid = []
     for step in steps:

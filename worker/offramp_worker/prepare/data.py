@@ -60,9 +60,9 @@ def load_inputs(uri: str, *, texts: TextReader | None = None) -> InputArray:
     Parameters
     ----------
     uri : str
-        A path or ``file://`` URI of: an ``.npz`` file with an array ``x``, floats [N, ...] or token ids [N, length] as int64
-        (other arrays, such as labels, are not read); a folder of images of one size (read in order of name, scaled to [0, 1], channels first: [N, 3 or 1,
-        H, W]); or JSON lines of text.
+        A path or ``file://`` URI of: an ``.npz`` file with an array ``x``, floats [N, ...] or token ids [N, length] as
+        int64 (other arrays, such as labels, are not read); a folder of images of one size (read in order of name,
+        scaled to [0, 1], channels first: [N, 3 or 1, H, W]); or JSON lines of text.
     texts : TextReader, optional
         Divides texts into tokens.
 
@@ -83,7 +83,8 @@ def load_inputs(uri: str, *, texts: TextReader | None = None) -> InputArray:
     if path.suffix in TEXT_SUFFIXES:
         if texts is None:
             raise InvalidArgumentError(
-                f"data {uri}: texts need the model's tokenizer; put tokenizer.json beside the model or give --tokenizer FILE"
+                f"data {uri}: texts need the model's tokenizer; put tokenizer.json beside the model or give "
+                "--tokenizer FILE"
             )
         return texts.encode(read_texts(path))
     return _load_folder(path) if path.is_dir() else _load_npz(path)
@@ -186,7 +187,8 @@ def _load_npz(path: Path) -> InputArray:
 def _checked(x: npt.NDArray[Any], *, source: str) -> InputArray:
     if x.dtype.kind != "f" and x.dtype not in (np.int32, np.int64):
         raise InvalidArgumentError(
-            f"data {source}: x has dtype {x.dtype}; convert it to float32 as the model expects it, or to int64 where it is token ids"
+            f"data {source}: x has dtype {x.dtype}; convert it to float32 as the model expects it, or to int64 where "
+            "it is token ids"
         )
     if x.ndim < 2:
         raise InvalidArgumentError(f"data {source}: x has shape {x.shape}; it needs a row per input, [N, ...]")

@@ -1,7 +1,8 @@
 """The whole backbone on every executor at hand, timed: which one is fastest is measured, not assumed.
 
-Workers serve with ONNX Runtime (decision 3); what is measured here says what that costs or gains on this machine. torch.compile runs
-in a process of its own, which is stopped when its time is up: compiling cannot be interrupted otherwise.
+Workers serve with ONNX Runtime (decision 3); what is measured here says what that costs or gains on this machine.
+torch.compile runs in a process of its own, which is stopped when its time is up: compiling cannot be interrupted
+otherwise.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ Seconds = dict[str, dict[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Executors:
-    """``seconds`` maps executor to batch size (as text, as JSON has it) to seconds; ``missing`` maps those that were not timed to why."""
+    """``seconds`` maps executor to batch size (as text, as JSON has it) to seconds; ``missing`` maps those that were
+    not timed to why."""
 
     seconds: Seconds = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +56,10 @@ class Executors:
         if not ratios or min(ratios.values()) >= MUCH_FASTER:
             return ""
         name, size = min(ratios, key=lambda key: ratios[key])
-        return f"{name} takes {ratios[name, size]:.2f} of ONNX Runtime's time at batch size {size}; workers serve with ONNX Runtime"
+        return (
+            f"{name} takes {ratios[name, size]:.2f} of ONNX Runtime's time at batch size {size}; workers serve "
+            "with ONNX Runtime"
+        )
 
 
 def compare_executors(

@@ -47,7 +47,8 @@ Advance = Callable[[int], None]
 class Features:
     """Pooled inputs of heads and the model's answers for the same rows.
 
-    ``pooled`` maps :func:`feature_key` to (n, width) float32; ``logits`` is (n, n_classes), whatever scale the model answers in.
+    ``pooled`` maps :func:`feature_key` to (n, width) float32; ``logits`` is (n, n_classes), whatever scale the model
+    answers in.
     """
 
     pooled: Mapping[str, FloatArray]

@@ -1,4 +1,5 @@
-"""Fitting the ladder of heads, rung by rung: linear heads everywhere, MLPs where they could pay, convolutions at a few places.
+"""Fitting the ladder of heads, rung by rung: linear heads everywhere, MLPs where they could pay, convolutions at a few
+places.
 
 What a head costs is measured before anything is trained, and a rung is only climbed where the heads below say that it
 could pay (:mod:`offramp_worker.prepare.selection`).
@@ -58,7 +59,8 @@ MAP_BYTES = 2**30  # feature maps of one place held at a time; of more rows, onl
 
 @dataclass(frozen=True, slots=True)
 class Rungs:
-    """Candidate heads by position: ``linear`` are trained everywhere, ``mlp`` and ``conv`` where they could pay, ``own`` never.
+    """Candidate heads by position: ``linear`` are trained everywhere, ``mlp`` and ``conv`` where they could pay,
+    ``own`` never.
 
     ``narrow`` are MLPs with fewer units: cheaper than those of the usual width where one read of the weights counts.
     """
@@ -124,7 +126,8 @@ class Workshop:
 class Fitted:
     """Trained heads, what they say about the validation rows, and candidates not trained.
 
-    ``said`` maps ramp id to logits (n, n_classes) and ``reference`` (n, n_classes) are the model's own, whatever scale it answers in.
+    ``said`` maps ramp id to logits (n, n_classes) and ``reference`` (n, n_classes) are the model's own, whatever scale
+    it answers in.
     """
 
     specs: tuple[RampSpec, ...]
@@ -157,7 +160,8 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """Heads and the rows they were taught with; ``answers`` (n, n_classes) are the model's logits on all training rows."""
+    """Heads and the rows they were taught with; ``answers`` (n, n_classes) are the model's logits on all training
+    rows."""
 
     split: HeadSplit
     fitted: Fitted
@@ -197,7 +201,8 @@ def candidate_rungs(places: Sequence[Place], *, entry: Place | None, exits: Mapp
 def fit_pooled(
     shop: Workshop, rungs: Rungs, costs: Mapping[str, RampCost], training: Features, validation: Features
 ) -> Fitted:
-    """Train the heads that read pooled features: all linear ones, MLPs that could beat them, narrow MLPs that could beat all."""
+    """Train the heads that read pooled features: all linear ones, MLPs that could beat them, narrow MLPs that could
+    beat all."""
     fitted = _own_exits(shop, rungs.own, validation).then(_fit_features(shop, rungs.linear, training, validation))
     for candidates, reach in ((rungs.mlp, REACH), (rungs.narrow, 0.0)):
         promising, others = screen(candidates, costs, fitted.merits(costs), reach=reach)
@@ -267,15 +272,20 @@ def choose_convolutions(
 ) -> tuple[tuple[RampSpec, ...], tuple[Untrained, ...]]:
     """The few heads with convolutions that are worth training, and why not the others.
 
-    A student at the input comes first, wherever it could pay at all: pooled pixels, which is what the other heads there read, say nothing about
-    what it can learn. Inside, those count that could save most beyond the heads fitted at their places.
+    A student at the input comes first, wherever it could pay at all: pooled pixels, which is what the other heads there
+    read, say nothing about what it can learn. Inside, those count that could save most beyond the heads fitted at their
+    places.
     """
     merits = fitted.merits(costs)
     worth, hopeless = screen(rungs.conv, costs, merits)
     chosen, rest = most_promising(
-        worth, costs, merits,
-        first=[spec for spec in worth if spec.position == INPUT_POSITION], most=MAX_CONV_HEADS, apart=CONV_HEADS_APART,
-    )  # fmt: skip
+        worth,
+        costs,
+        merits,
+        first=[spec for spec in worth if spec.position == INPUT_POSITION],
+        most=MAX_CONV_HEADS,
+        apart=CONV_HEADS_APART,
+    )
     return chosen, (*hopeless, *rest)
 
 
@@ -307,7 +317,8 @@ def fit_convolutions(shop: Workshop, specs: Sequence[RampSpec], taught: Taught) 
 
 
 def calibrated(fitted: Fitted, specs: Sequence[RampSpec]) -> Fitted:
-    """The heads of ``specs`` with a temperature, found on the validation rows, that makes them as sure as the model is of classes or labels.
+    """The heads of ``specs`` with a temperature, found on the validation rows, that makes them as sure as the model is
+    of classes or labels.
 
     What the network brings with it stays as it is.
     """

@@ -1,10 +1,11 @@
 """Which parts of a network of convolutions stay in float although the rest runs on integers (decision 79).
 
-Errors of parts are about independent, so their variances add up, and so, about, does the time: with each part measured alone in float, every set of
-parts has a forecast. The sets that promise most are then made and measured, since changes of layout between parts are in no forecast.
+Errors of parts are about independent, so their variances add up, and so, about, does the time: with each part measured
+alone in float, every set of parts has a forecast. The sets that promise most are then made and measured, since changes
+of layout between parts are in no forecast.
 
-What a mixture is worth is what it saves under a certificate: of the budget that a certificate allows, its own disagreement is spent, and
-exits save with the rest.
+What a mixture is worth is what it saves under a certificate: of the budget that a certificate allows, its own
+disagreement is spent, and exits save with the rest.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Of a graph: its time as a share of fp32's, and the variance of its errors in the margin between fp32's two best classes."""
+    """Of a graph: its time as a share of fp32's, and the variance of its errors in the margin between fp32's two best
+    classes."""
 
     ratio: float
     variance: float
@@ -63,8 +65,8 @@ class Exits:
 
 
 def parts_of(model: onnx.ModelProto, *, exclude: Collection[str]) -> tuple[Part, ...]:
-    """The first convolution, the additions of residual connections by the size of their maps, and the other convolutions: each by itself where they are few,
-    else by size too.
+    """The first convolution, the additions of residual connections by the size of their maps, and the other
+    convolutions: each by itself where they are few, else by size too.
 
     ``exclude`` are names of nodes that are in float anyhow.
     """
@@ -98,20 +100,23 @@ def margin_errors(logits: Single, reference: Single) -> tuple[Floats, Floats]:
 
 
 def error_variance(logits: Single, reference: Single) -> float:
-    """The mean square of margin errors on the quarter of the rows with the least margins, the only ones that matter; errors grow with margins."""
+    """The mean square of margin errors on the quarter of the rows with the least margins, the only ones that matter;
+    errors grow with margins."""
     margins, errors = margin_errors(logits, reference)
     near = margins <= np.quantile(margins, NEAR)
     return float((errors[near] ** 2).mean())
 
 
 def expected_disagreement(variance: float, margins: Floats) -> float:
-    """The share of rows whose answer a normal error of this variance changes. It varies much less from sample to sample than a count of a few rows."""
+    """The share of rows whose answer a normal error of this variance changes. It varies much less from sample to sample
+    than a count of a few rows."""
     error = NormalDist(sigma=max(variance, 1e-12) ** 0.5)  # not SciPy, which the worker's image lacks
     return float(np.mean([error.cdf(-margin) for margin in margins]))
 
 
 def worth(ratio: float, disagreement: float, exits: Exits) -> float:
-    """Expected share of the fp32 time that a certified plan of this graph and exits saves at the usual budget and labels."""
+    """Expected share of the fp32 time that a certified plan of this graph and exits saves at the usual budget and
+    labels."""
     passing = largest_passing_count(USUAL_LABELS, budget=USUAL_BUDGET, level=USUAL_LEVEL)
     passes = float(binomial.cdf(passing, USUAL_LABELS, disagreement))
     left = max(0.0, passing / USUAL_LABELS - disagreement)
@@ -121,7 +126,8 @@ def worth(ratio: float, disagreement: float, exits: Exits) -> float:
 def promising(
     base: Measure, alone: Mapping[Part, Measure], margins: Floats, exits: Exits, *, most: int = MADE
 ) -> list[tuple[Part, ...]]:
-    """The sets of parts that would be worth most in float, by forecast; none at all is not among them, since that is measured already.
+    """The sets of parts that would be worth most in float, by forecast; none at all is not among them, since that is
+    measured already.
 
     Parameters
     ----------

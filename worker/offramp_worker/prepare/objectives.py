@@ -2,8 +2,10 @@
 
     classes   cross entropy with the model's distribution over classes
     labels    cross entropy with the model's probability of each label, averaged over labels
-    values    squared error of standardized values, and of the last column the negative log likelihood of the error that the values have at that moment, were
-              it exponentially distributed with the mean exp(column): its best value is the logarithm of the expected error
+    values    squared error of standardized values, and of the last column the negative log likelihood of the error that
+    the values have at that moment, were
+              it exponentially distributed with the mean exp(column): its best value is the logarithm of the expected
+              error
 
 An objective is an entry of :data:`OBJECTIVES`.
 """
@@ -69,8 +71,8 @@ class Labels(Objective):
 
 @dataclass(frozen=True, slots=True)
 class Values(Objective):
-    """Values and the error that they are expected to have. Heads learn standardized values, ``mean`` and ``deviation`` (width,) of which are folded in, and
-    errors as shares of the ``typical`` one, that of always saying the mean."""
+    """Values and the error that they are expected to have. Heads learn standardized values, ``mean`` and ``deviation``
+    (width,) of which are folded in, and errors as shares of the ``typical`` one, that of always saying the mean."""
 
     task: Task
     mean: FloatArray

@@ -24,10 +24,11 @@ NODE_LIMIT = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The best plan, at any precision, of at most three ramps that together add at most ``max_overhead`` in the worst case.
+    """The best plan, at any precision, of at most three ramps that together add at most ``max_overhead`` in the worst
+    case.
 
-    ``saving`` is a share of the exact backbone's time at ``batch_size``, ``ramps`` are ids; none at a lower precision means that its whole
-    backbone answers everything.
+    ``saving`` is a share of the exact backbone's time at ``batch_size``, ``ramps`` are ids; none at a lower precision
+    means that its whole backbone answers everything.
     """
 
     budget: float
@@ -50,7 +51,8 @@ class Outlook:
 
 
 def outlooks(arrays: Mapping[str, npt.NDArray[Any]], ids: Sequence[str]) -> tuple[Outlook, ...]:
-    """The outlook at every budget of the report, at the smallest batch size and about 16, within the usual overhead and without a limit.
+    """The outlook at every budget of the report, at the smallest batch size and about 16, within the usual overhead and
+    without a limit.
 
     Parameters
     ----------

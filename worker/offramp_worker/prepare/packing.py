@@ -1,9 +1,10 @@
 """A network's own exits between whose blocks several tensors pass: packed into one, so that an exit can be taken there.
 
-Networks in the manner of MSDNet (Huang et al., "Multi-Scale Dense Networks", ICLR 2018) hand features of several scales from block to
-block. No single tensor separates the input from the output there, and a stage hands on one. So the features that anything behind an exit's block still
-reads are laid side by side, [batch, all their numbers], and taken apart again: no value changes, some bytes are copied, and what is
-between is a cut vertex. The profile prices the copies like everything else.
+Networks in the manner of MSDNet (Huang et al., "Multi-Scale Dense Networks", ICLR 2018) hand features of several scales
+from block to block. No single tensor separates the input from the output there, and a stage hands on one. So the
+features that anything behind an exit's block still reads are laid side by side, [batch, all their numbers], and taken
+apart again: no value changes, some bytes are copied, and what is between is a cut vertex. The profile prices the copies
+like everything else.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ FIRST_OPSET = 13  # whose Split reads its sizes as an input
 
 
 def pack_exits(model: onnx.ModelProto, exits: Iterable[str], rows: InputArray) -> None:
-    """Change the graph so that each of its own ``exits`` (tensors with logits, in network order) branches off one tensor near it.
+    """Change the graph so that each of its own ``exits`` (tensors with logits, in network order) branches off one
+    tensor near it.
 
-    An exit that already does stays as it is, and so does one whose block hands on something other than float32 features of a fixed shape, row by row.
-    ``rows`` (n, ...) are run to learn the shapes.
+    An exit that already does stays as it is, and so does one whose block hands on something other than float32 features
+    of a fixed shape, row by row. ``rows`` (n, ...) are run to learn the shapes.
     """
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     if opset < FIRST_OPSET:
@@ -50,7 +52,8 @@ def pack_exits(model: onnx.ModelProto, exits: Iterable[str], rows: InputArray) -
 
 
 def _works_twice(model: onnx.ModelProto, steps: Sequence[Step], exit_tensor: str, shared: set[int]) -> bool:
-    """Whether the exit, taken at the last cut vertex that it follows from, would do weighted work that the network behind does again."""
+    """Whether the exit, taken at the last cut vertex that it follows from, would do weighted work that the network
+    behind does again."""
     source = input_name(model)
     cuts = cut_vertices(steps, source=source, sink=output_name(model))
     trunk = exit_trunks(steps, cuts, (exit_tensor,), source=source).get(exit_tensor, source)
@@ -76,7 +79,8 @@ def _ancestors(steps: Sequence[Step], tensor: str) -> set[int]:
 def _frontier(
     model: onnx.ModelProto, steps: Sequence[Step], exit_tensor: str, behind: int
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """What the steps before number ``behind`` make and the exit or the output needs behind it, and the numbers of the steps that read it.
+    """What the steps before number ``behind`` make and the exit or the output needs behind it, and the numbers of the
+    steps that read it.
 
     What follows cheaply from the model's input is made again by the stage behind (:func:`free_tensors`).
     """
@@ -92,7 +96,8 @@ def _frontier(
 def _pack(
     graph: onnx.GraphProto, shapes: dict[str, tuple[int, ...]], readers: Sequence[int], *, at: int, name: str
 ) -> None:
-    """Lay the tensors of ``shapes`` (without batch axis) side by side before node number ``at``, and let ``readers`` read copies."""
+    """Lay the tensors of ``shapes`` (without batch axis) side by side before node number ``at``, and let ``readers``
+    read copies."""
     sizes = [int(np.prod(shape)) for shape in shapes.values()]
     copies = {tensor: f"{name}/{tensor}" for tensor in shapes}
     nodes = [helper.make_node("Flatten", [tensor], [f"{name}/{tensor}/flat"], axis=1) for tensor in shapes]

@@ -70,9 +70,11 @@ def _exits(axes: Any, lines: Sequence[RampLine], at: dict[str, float]) -> None:
     ]
     axes.legend(handles=handles, fontsize=8, loc="upper left")
     axes.set(
-        ylabel="inputs that could leave (%)", ylim=(0, 102),
-        title=f"Exits at one ramp alone: mark at {SHOWN_BUDGET:.0%} disagreement, line from {BUDGETS[0]:.1%} to {BUDGETS[-1]:.0%}",
-    )  # fmt: skip
+        ylabel="inputs that could leave (%)",
+        ylim=(0, 102),
+        title=f"Exits at one ramp alone: mark at {SHOWN_BUDGET:.0%} disagreement, line from {BUDGETS[0]:.1%} to "
+        f"{BUDGETS[-1]:.0%}",
+    )
 
 
 def _costs(axes: Any, lines: Sequence[RampLine], at: dict[str, float]) -> None:
@@ -86,15 +88,23 @@ def _costs(axes: Any, lines: Sequence[RampLine], at: dict[str, float]) -> None:
         axes.plot(x, 100 * head[last], marker, color=colour, ms=6, mfc="white")
     axes.axhline(100 * USUAL_OVERHEAD, color="black", lw=0.8, ls="--")
     axes.annotate(
-        "usual maxOverhead, for all active ramps together", (99, 100 * USUAL_OVERHEAD), xytext=(0, 3),
-        textcoords="offset points", fontsize=8, ha="right", bbox={"color": "white", "alpha": 0.7, "pad": 1},
-    )  # fmt: skip
+        "usual maxOverhead, for all active ramps together",
+        (99, 100 * USUAL_OVERHEAD),
+        xytext=(0, 3),
+        textcoords="offset points",
+        fontsize=8,
+        ha="right",
+        bbox={"color": "white", "alpha": 0.7, "pad": 1},
+    )
     top = max(100 * USUAL_OVERHEAD, *(100 * max(line.verdict.merit.costs.head.values()) for line in lines))
     axes.set(
-        ylabel="cost (% of the model's time)", xlabel="the network: share of the model's time (%)", ylim=(0, 1.15 * top),
-        title=f"What a ramp costs: filled for single requests, open for batches of {last}" if first == 1
+        ylabel="cost (% of the model's time)",
+        xlabel="the network: share of the model's time (%)",
+        ylim=(0, 1.15 * top),
+        title=f"What a ramp costs: filled for single requests, open for batches of {last}"
+        if first == 1
         else f"What a ramp costs: filled for batches of {first}, open for {last}",
-    )  # fmt: skip
+    )
 
 
 def _network(axes: Any, lines: Sequence[RampLine]) -> None:
@@ -114,12 +124,18 @@ def _savings(axes: Any, outlooks: Sequence[Outlook]) -> None:
             within = overhead == USUAL_OVERHEAD
             label = f"batch {size}, " + (f"overhead ≤ {overhead:.0%}" if within else "any overhead")
             axes.plot(
-                [100 * o.budget for o in points], [100 * o.saving for o in points],
-                "o-" if within else "o:", color=colour, label=label, mfc=colour if within else "white",
-            )  # fmt: skip
+                [100 * o.budget for o in points],
+                [100 * o.saving for o in points],
+                "o-" if within else "o:",
+                color=colour,
+                label=label,
+                mfc=colour if within else "white",
+            )
     axes.set(
-        xlabel="disagreement budget (%)", ylabel="time saved (%)", xlim=(0, 100 * BUDGETS[-1] * 1.05),
+        xlabel="disagreement budget (%)",
+        ylabel="time saved (%)",
+        xlim=(0, 100 * BUDGETS[-1] * 1.05),
         title="Best plan of at most 3 ramps,\nin hindsight on the records",
-    )  # fmt: skip
+    )
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8, loc="upper left")

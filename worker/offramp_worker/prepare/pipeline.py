@@ -30,13 +30,7 @@ from offramp_worker.prepare.data import (
     remove_repeats,
     with_one_length,
 )
-from offramp_worker.prepare.executors import (
-    COMPILE_LIMIT,
-    ORT_FP32,
-    ORT_INT8,
-    Executors,
-    compare_executors,
-)
+from offramp_worker.prepare.executors import COMPILE_LIMIT, ORT_FP32, ORT_INT8, Executors, compare_executors
 from offramp_worker.prepare.features import blank_heads, tapped_logits
 from offramp_worker.prepare.fitting import (
     DEFAULT_HEAD_SHARE,
@@ -99,7 +93,8 @@ class PrepareRequest:
     precision : {"auto", "exact"}
         auto: int8 forms of the model and of the side models where they are faster; exact: fp32 alone.
     device : str
-        Where the bundle will be served, a name of :data:`offramp_worker.devices.DEVICES`; it is measured there. On GPUs there is no int8.
+        Where the bundle will be served, a name of :data:`offramp_worker.devices.DEVICES`; it is measured there. On GPUs
+        there is no int8.
     compile_limit : float
         Seconds that torch.compile may take while executors are compared; 0 leaves it out.
     tokenizer : str
@@ -141,7 +136,8 @@ class PrepareRequest:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Rows of the data without repeats, rows for heads only, how many repeats were dropped, the id that fills token rows up, and the one that ends each text of a pair."""
+    """Rows of the data without repeats, rows for heads only, how many repeats were dropped, the id that fills token
+    rows up, and the one that ends each text of a pair."""
 
     x: InputArray
     extra: InputArray
@@ -177,9 +173,15 @@ class _Search:
         """Where heads are fitted."""
         request = self.request
         return Workshop(
-            self.backbone, self.places, self.inputs.x, self.inputs.extra, request.variations, request.seed,
-            training_threads(), self.reporter,
-        )  # fmt: skip
+            self.backbone,
+            self.places,
+            self.inputs.x,
+            self.inputs.extra,
+            request.variations,
+            request.seed,
+            training_threads(),
+            self.reporter,
+        )
 
 
 def prepare_bundle(request: PrepareRequest, reporter: Reporter) -> PrepareReport:
@@ -326,9 +328,13 @@ def _train(search: _Search) -> Taught:
     """Climb the ladder: heads on pooled features first, then convolutions where these leave them something to win."""
     request, shop, rungs, costs = search.request, search.shop, search.rungs, search.costs
     taught = fit_growing(
-        shop, rungs.all, costs, lambda training, validation: fit_pooled(shop, rungs, costs, training, validation),
-        split=request.split, share=request.head_share,
-    )  # fmt: skip
+        shop,
+        rungs.all,
+        costs,
+        lambda training, validation: fit_pooled(shop, rungs, costs, training, validation),
+        split=request.split,
+        share=request.head_share,
+    )
     chosen, others = choose_convolutions(rungs, costs, taught.fitted)
     taught = fit_convolutions(shop, chosen, taught)
     fitted = taught.fitted
@@ -425,12 +431,10 @@ def _approximated(
 
 
 def _ramp_lines(
-    verdicts: Sequence[Verdict],
-    found: Approximations,
-    seen: Mapping[str, RampMerit],
-    others: Mapping[str, RampMerit],
+    verdicts: Sequence[Verdict], found: Approximations, seen: Mapping[str, RampMerit], others: Mapping[str, RampMerit]
 ) -> tuple[RampLine, ...]:
-    """A line for every ramp, with what it is worth on the records (``seen``, ``others``) where it was scored on them."""
+    """A line for every ramp, with what it is worth on the records (``seen``, ``others``) where it was scored on
+    them."""
     fitted = (
         RampLine(replace(v, merit=seen[v.spec.id]), "records") if v.spec.id in seen else RampLine(v, "validation")
         for v in verdicts
@@ -476,12 +480,10 @@ def _records(
 
 
 def recorded_scores(
-    task: Task,
-    said: Sequence[FloatArray],
-    reference: FloatArray,
-    tables: Sequence[npt.NDArray[np.float64]],
+    task: Task, said: Sequence[FloatArray], reference: FloatArray, tables: Sequence[npt.NDArray[np.float64]]
 ) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a records file that say what columns said, and what that is against the model's outputs (n, width)."""
+    """The arrays of a records file that say what columns said, and what that is against the model's outputs (n,
+    width)."""
     score, answers = task.raw_score, task.answers(reference)
     return {
         "uncertainty": np.stack(

@@ -1,7 +1,7 @@
 """The places for exits of a model: its cut vertices, of which rows can be dropped and whose axes are known.
 
-What a place is fed from is told by running the graph (:mod:`.axes`) and by the operators around (:mod:`.channels`), never by a tensor's rank. A place of which
-it cannot be told is left out and says why; the others stay.
+What a place is fed from is told by running the graph (:mod:`.axes`) and by the operators around (:mod:`.channels`),
+never by a tensor's rank. A place of which it cannot be told is left out and says why; the others stay.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Found:
     Attributes
     ----------
     backbone : Backbone
-        With features turned to the order that heads read, and the weights of a mean over tokens where some head takes one.
+        With features turned to the order that heads read, and the weights of a mean over tokens where some head takes
+        one.
     n_cuts : int
         Cut vertices of the graph as it was given.
     places : tuple of Place
@@ -173,7 +174,8 @@ class _Search:
         return ranked and self._shapes.row_axis(trunk) == 0 and not self._shapes.varying(trunk)
 
     def _with_one_length(self, places: Sequence[Place]) -> tuple[tuple[Place, ...], dict[str, Layout]]:
-        """Tokens of images come without padding and in any number: where it is not that of the first place, they are read as a line."""
+        """Tokens of images come without padding and in any number: where it is not that of the first place, they are
+        read as a line."""
         layouts = {place.tensor: self._layouts[place.tensor] for place in places if place.tensor in self._layouts}
         if self._spec.pad is None:
             first = next((place.shape[0] for place in places if place.is_tokens), 0)
@@ -220,7 +222,10 @@ def _tokens(name: str, spec: TensorSpec, shapes: Shapes, order: tuple[int, ...])
         return layout if position < channel else layout.as_line()
     if not shapes.counts_tokens(name, position):
         long, _ = shapes.lengths
-        return f"its axis {position} has {shape[position]} entries for rows of {long} tokens, so that padding cannot be told"
+        return (
+            f"its axis {position} has {shape[position]} entries for rows of {long} tokens, so that padding cannot "
+            "be told"
+        )
     return layout
 
 
@@ -230,5 +235,6 @@ def _nowhere(n_cuts: int, unread: Sequence[Unread]) -> str:
     more = f"; and {len(unread) - MAX_NAMED} more" if len(unread) > MAX_NAMED else ""
     return (
         f"no exit can be attached: input and output are separated by {n_cuts} cut vertices, and {why} "
-        f"([channels, height, width] or [tokens, channels]){named}{more}; exits need a network that narrows to one tensor between its blocks"
+        f"([channels, height, width] or [tokens, channels]){named}{more}; exits need a network that narrows to one "
+        "tensor between its blocks"
     )

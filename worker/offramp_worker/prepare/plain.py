@@ -1,7 +1,8 @@
 """Training heads without PyTorch, for the worker image: what reads pooled features, in NumPy alone.
 
-The recipes are those of :mod:`offramp_worker.prepare.training`: distillation on the model's own answers, AdamW (Loshchilov and Hutter 2019) under a
-one-cycle schedule (Smith and Topin 2018), the weights of the best epoch, standardisation folded in. Heads with convolutions are not trained here.
+The recipes are those of :mod:`offramp_worker.prepare.training`: distillation on the model's own answers, AdamW
+(Loshchilov and Hutter 2019) under a one-cycle schedule (Smith and Topin 2018), the weights of the best epoch,
+standardisation folded in. Heads with convolutions are not trained here.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def train_heads(
     threads: int,
     advance: Callable[[int], None],
 ) -> dict[str, Parameters]:
-    """As :func:`offramp_worker.prepare.training.train_heads`, one head after the other: ``threads`` are those of NumPy's own products."""
+    """As :func:`offramp_worker.prepare.training.train_heads`, one head after the other: ``threads`` are those of
+    NumPy's own products."""
     del threads
     targets, held_out = (targets_of(task, rows.logits) for rows in (training, validation))
     trained = {}
@@ -86,7 +88,8 @@ def train_head(
     task: Task = TOP_LABEL_TASK,
     seed: int,
 ) -> Parameters:
-    """Train one head on (inputs (n, width), what the model's answers teach (n, n_classes)); the same seed, id and rows give the same bytes."""
+    """Train one head on (inputs (n, width), what the model's answers teach (n, n_classes)); the same seed, id and rows
+    give the same bytes."""
     generator = np.random.default_rng(zlib.crc32(f"{seed}/{spec.id}".encode()))
     x, targets = training[0].astype(np.float32), training[1]
     mean, deviation = x.mean(axis=0), x.std(axis=0) + MIN_DEVIATION
@@ -193,7 +196,8 @@ class _Adam:
 
 
 def _layers(weights: Parameters, x: FloatArray) -> list[FloatArray]:
-    """What every layer reads, and last what the last one says. Masks of dropout are applied to what is read, by the caller."""
+    """What every layer reads, and last what the last one says. Masks of dropout are applied to what is read, by the
+    caller."""
     told, number = [x], 1
     while f"w{number}" in weights:
         read = told[-1] if number == 1 else np.maximum(told[-1], 0)

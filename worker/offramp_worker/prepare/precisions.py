@@ -1,7 +1,7 @@
 """What approximates the backbone as a whole: its int8 form with the heads read off it, and side models at the input.
 
-All of them spend from the one disagreement budget, so all of them are recorded beside the exits: a row of records has the
-columns of :mod:`offramp_core.columns`.
+All of them spend from the one disagreement budget, so all of them are recorded beside the exits: a row of records has
+the columns of :mod:`offramp_core.columns`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ Tensors = Mapping[str, Mapping[str, FloatArray]]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """One graph of the backbone with the ramps read off it and what they cost. ``places`` are those of the fp32 graph."""
+    """One graph of the backbone with the ramps read off it and what they cost. ``places`` are those of the fp32
+    graph."""
 
     backbone: Backbone
     places: tuple[Place, ...]
@@ -59,8 +60,9 @@ class Chain:
 class Work:
     """How approximations are made: rows that are no records, and the means.
 
-    ``rows`` (n, ...) calibrate and judge int8 graphs; ``validation`` (m, ...), which no head has learned from, judges ramps and makes
-    quantile tables. ``threads`` are those of one worker on the ``device``, ``pass_threads`` those of a pass over data.
+    ``rows`` (n, ...) calibrate and judge int8 graphs; ``validation`` (m, ...), which no head has learned from, judges
+    ramps and makes quantile tables. ``threads`` are those of one worker on the ``device``, ``pass_threads`` those of a
+    pass over data.
     """
 
     rows: InputArray
@@ -78,8 +80,8 @@ class Work:
 class Approximations:
     """The fp32 chain with everything that may stand in for it.
 
-    ``said`` maps the columns that the fp32 heads do not fill to their logits on the validation rows. ``quantized`` tells what was tried,
-    None where int8 was not allowed. ``refused`` are side models and int8 ramps that do not stay.
+    ``said`` maps the columns that the fp32 heads do not fill to their logits on the validation rows. ``quantized``
+    tells what was tried, None where int8 was not allowed. ``refused`` are side models and int8 ramps that do not stay.
     """
 
     exact: Chain

@@ -1,7 +1,8 @@
 """The backbone's segments and the heads as a worker runs them, ready to be timed.
 
-A head is priced by what its stage takes more than the segment without it: the head's operators, the larger set of outputs and the decision who
-leaves. Stages are bound to kept buffers as in the engine (:mod:`offramp_worker.engine.stages`).
+A head is priced by what its stage takes more than the segment without it: the head's operators, the larger set of
+outputs and the decision who leaves. Stages are bound to kept buffers as in the engine
+(:mod:`offramp_worker.engine.stages`).
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ def opener(*, threads: int, device: Device) -> Open:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Calls for one batch. ``heads`` has per ramp the call and the segment that it contains (None: nothing of the backbone).
+    """Calls for one batch. ``heads`` has per ramp the call and the segment that it contains (None: nothing of the
+    backbone).
 
-    On a GPU what stays in its memory is waited for: in all segments but the last one and when regrouping. ``wait`` is that alone.
+    On a GPU what stays in its memory is waited for: in all segments but the last one and when regrouping. ``wait`` is
+    that alone.
     """
 
     exact: Callable[[], object]
@@ -49,7 +52,8 @@ class Runs:
 
 
 class Priced:
-    """A backbone cut at ``tensors`` (of ``shapes``, without batch axis), its heads and models at the input (by ramp id)."""
+    """A backbone cut at ``tensors`` (of ``shapes``, without batch axis), its heads and models at the input (by ramp
+    id)."""
 
     def __init__(
         self,
@@ -126,7 +130,8 @@ def _after(run: Callable[[], object], decide: Callable[[], object]) -> Callable[
 
 
 def _decision(n: int) -> Callable[[], object]:
-    """Who leaves, of a batch of which every other row does; of a single row, which stays. Every batch that reaches a ramp pays it."""
+    """Who leaves, of a batch of which every other row does; of a single row, which stays. Every batch that reaches a
+    ramp pays it."""
     logits = np.zeros((n, N_CLASSES), dtype=np.float32)
     logits[:, 0] = np.where(np.arange(n) % 2, CERTAIN, DOUBTFUL)
     odds = (N_CLASSES - 1) * np.exp(-logits[:, 0].astype(np.float64))

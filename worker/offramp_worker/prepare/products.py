@@ -1,12 +1,13 @@
 """Matrix products with constant weights on integers, prepared so that they change few answers.
 
-Each row of an activation (each token) has a range of its own. ONNX Runtime's ``quantize_dynamic`` takes one range for the whole batch,
-which makes an answer depend on the neighbours, and one outlier coarsen all (decision 25). Weights have seven bits (decision 16). What
-that costs in answers is lessened on calibration rows, for one more pass over each activation (decision 57):
+Each row of an activation (each token) has a range of its own. ONNX Runtime's ``quantize_dynamic`` takes one range for
+the whole batch, which makes an answer depend on the neighbours, and one outlier coarsen all (decision 25). Weights have
+seven bits (decision 16). What that costs in answers is lessened on calibration rows, for one more pass over each
+activation (decision 57):
 
     smoothing   loud channels are scaled down and the weights that read them up
-    one side    an activation that hardly goes below zero (behind GELU or ReLU) has all of its levels above its least value
-    rounding    what rounding a weight changes is made up for by the weights that are rounded after it
+    one side    an activation that hardly goes below zero (behind GELU or ReLU) has all of its levels above its least
+    value rounding    what rounding a weight changes is made up for by the weights that are rounded after it
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ Single = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """What products read, over all calibration tokens: each channel's least and largest value [k], and ``moments`` [k, k], the mean of x xᵀ."""
+    """What products read, over all calibration tokens: each channel's least and largest value [k], and ``moments`` [k,
+    k], the mean of x xᵀ."""
 
     low: Single
     high: Single
@@ -56,7 +58,8 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """How an activation becomes levels: channels are divided by ``scale`` [k]; with one side, level 0 stands for ``floor`` [k] of the result."""
+    """How an activation becomes levels: channels are divided by ``scale`` [k]; with one side, level 0 stands for
+    ``floor`` [k] of the result."""
 
     scale: Single
     floor: Single | None
@@ -65,7 +68,8 @@ class Counting:
 def integer_products(
     model: onnx.ModelProto, x: Array, spec: TensorSpec, *, exclude: Collection[str], threads: int
 ) -> onnx.ModelProto:
-    """A copy in which products with constant matrices run on integers. Tensors between them keep their names and stay float32.
+    """A copy in which products with constant matrices run on integers. Tensors between them keep their names and stay
+    float32.
 
     Parameters
     ----------
@@ -108,7 +112,8 @@ def integer_products(
 def collect_activations(
     model: onnx.ModelProto, names: Sequence[str], x: Array, spec: TensorSpec, *, threads: int
 ) -> dict[str, Activation]:
-    """What the tensors ``names`` (..., k) hold on rows ``x`` (n, ...). Rows run one by one, since padding is nothing to learn from."""
+    """What the tensors ``names`` (..., k) hold on rows ``x`` (n, ...). Rows run one by one, since padding is nothing to
+    learn from."""
     session = open_session(with_outputs(model, names), threads=threads)
     found: dict[str, Activation] = {}
     tokens = dict.fromkeys(names, 0)
@@ -129,10 +134,11 @@ def _seen(rows: Single, before: Activation | None) -> Activation:
 
 
 def how_to_count(read: Activation, weights: Sequence[Array]) -> Counting:
-    """Scales under which an activation and the weights ((k, m) each) that read it are about equally hard to round, and on which sides its levels lie.
+    """Scales under which an activation and the weights ((k, m) each) that read it are about equally hard to round, and
+    on which sides its levels lie.
 
-    Source: Xiao et al. (2023), "SmoothQuant", equation 4. Its scales are folded into the layer before; here that layer's output is also
-    read by the residual connection, so they are a multiplication.
+    Source: Xiao et al. (2023), "SmoothQuant", equation 4. Its scales are folded into the layer before; here that
+    layer's output is also read by the residual connection, so they are a multiplication.
     """
     loudest = np.maximum(np.maximum(-read.low, read.high), SMALLEST)
     heaviest = np.maximum(np.max([np.abs(w).max(axis=1) for w in weights], axis=0), SMALLEST)
@@ -146,10 +152,12 @@ def how_to_count(read: Activation, weights: Sequence[Array]) -> Counting:
 def round_weights(
     weights: Array, moments: Array, *, levels: int = WEIGHT_LEVELS
 ) -> tuple[npt.NDArray[np.int8], Single]:
-    """Levels (k, m) of weights in seven bits, at most ``levels`` in size, and what a level is worth in each column (m,).
+    """Levels (k, m) of weights in seven bits, at most ``levels`` in size, and what a level is worth in each column
+    (m,).
 
-    Weights are rounded one after the other, those that read the loudest channels first; those not yet rounded make up for the error, so
-    that products with inputs of these second ``moments`` (k, k) change least. To the nearest level where the moments are zero or not finite.
+    Weights are rounded one after the other, those that read the loudest channels first; those not yet rounded make up
+    for the error, so that products with inputs of these second ``moments`` (k, k) change least. To the nearest level
+    where the moments are zero or not finite.
 
     Source: Frantar et al. (2023), "GPTQ", section 3 (the order is the one of its published code, ``act-order``).
     """
@@ -199,7 +207,8 @@ def _activation_constants(name: str, counting: Counting) -> list[onnx.TensorProt
 def _weight_constants(
     name: str, weights: Mapping[str, Array], counting: Counting, moments: Single
 ) -> list[onnx.TensorProto]:
-    """Of all weights that read one activation, rounded together: a column never hears of another, and the moments are theirs in common."""
+    """Of all weights that read one activation, rounded together: a column never hears of another, and the moments are
+    theirs in common."""
     scale, made = counting.scale, []
     levels, step = round_weights(np.hstack(list(weights.values())) * scale[:, None], moments / scale[:, None] / scale)
     ends = np.cumsum([values.shape[1] for values in weights.values()])[:-1]

@@ -1,13 +1,13 @@
 """Measuring what the backbone's segments, the heads and regrouping cost on this machine, by batch size.
 
 Everything is timed with the serving executor (ONNX Runtime sessions cut exactly as a worker cuts them, see
-:mod:`.pricing`), in interleaved rounds so that a busy moment hits all parts alike, and reported as medians. A head is priced as a worker runs
-it, fused into the segment before it: the median of (segment with head and decision) minus (segment) within a round, which includes what the extra
-output costs. With one thread the clock
-is that thread's processor time, which neighbours on a shared machine do not inflate; with more, and on a GPU, it is wall time. Segments are then scaled so
-that their sum is the time of the whole backbone. What the split itself costs (calls, copies, fusions that the cut
-prevents) is shared out over the cuts and charged to their heads: only a plan that uses a ramp cuts there, and
-without it the promised worst case would be too good.
+:mod:`.pricing`), in interleaved rounds so that a busy moment hits all parts alike, and reported as medians. A head is
+priced as a worker runs it, fused into the segment before it: the median of (segment with head and decision) minus
+(segment) within a round, which includes what the extra output costs. With one thread the clock
+is that thread's processor time, which neighbours on a shared machine do not inflate; with more, and on a GPU, it is
+wall time. Segments are then scaled so that their sum is the time of the whole backbone. What the split itself costs
+(calls, copies, fusions that the cut prevents) is shared out over the cuts and charged to their heads: only a plan that
+uses a ramp cuts there, and without it the promised worst case would be too good.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ def with_heads(measured: Measurements, seconds: Mapping[str, Mapping[int, float]
 
 
 def with_chain(profile: Profile, precision: Precision, ramps: Sequence[RampSpec], measured: Measurements) -> Profile:
-    """The profile with another precision's chain: ``ramps`` are the input ramps and then its own, as ``measured`` on its graph."""
+    """The profile with another precision's chain: ``ramps`` are the input ramps and then its own, as ``measured`` on
+    its graph."""
     chain = profile_of(ramps, measured)
     assert [b.batch_size for b in profile.batches] == [b.batch_size for b in chain.batches]
     return replace(
@@ -168,7 +169,8 @@ def side_seconds(
     seconds: float,
     device: Device = CPU,
 ) -> dict[str, dict[int, float]]:
-    """Seconds of whole models at the input, with the decision who leaves, by ramp id and batch size. ``seconds`` are spent, about."""
+    """Seconds of whole models at the input, with the decision who leaves, by ramp id and batch size. ``seconds`` are
+    spent, about."""
     priced = Priced(
         backbone.model,
         (),
@@ -213,8 +215,8 @@ def _measurement(
 class Job:
     """Something to time. ``after`` runs untimed right before it, so that caches are as a worker finds them there.
 
-    With ``beyond`` the result is what it takes more than the job of that name, in the same round; with ``but`` more than that job without
-    this other one, which is part of it.
+    With ``beyond`` the result is what it takes more than the job of that name, in the same round; with ``but`` more
+    than that job without this other one, which is part of it.
     """
 
     run: Callable[[], object]
@@ -226,7 +228,8 @@ class Job:
 def jobs_of(runs: Runs) -> dict[str, Job]:
     """Everything of a priced backbone, to be timed: exact, segment K, head ID, and regroup K behind segment K.
 
-    Reading back from a GPU is no part of a segment, behind which the next one can be launched; it is part of a head, whose decision needs it.
+    Reading back from a GPU is no part of a segment, behind which the next one can be launched; it is part of a head,
+    whose decision needs it.
     """
     jobs, wait = {"exact": Job(runs.exact)}, ""
     if runs.wait is not None:
@@ -249,8 +252,8 @@ def clock_of(device: Device, *, threads: int) -> Callable[[], float]:
 def time_jobs(jobs: Mapping[str, Job], *, threads: int, seconds: float, device: Device = CPU) -> dict[str, float]:
     """Median seconds of each job over interleaved rounds, after one round of warm-up.
 
-    Every round has an order of its own: a job right behind one that does nearly the same would find its weights in the caches, which
-    makes a head timed behind its own segment look a third as dear as it is in a worker.
+    Every round has an order of its own: a job right behind one that does nearly the same would find its weights in the
+    caches, which makes a head timed behind its own segment look a third as dear as it is in a worker.
     """
     clock = clock_of(device, threads=threads)
     for job in jobs.values():

@@ -1,12 +1,12 @@
 """The backbone at int8: candidates are made, measured against fp32, and the best one stays, or none and the reason.
 
 Weights get seven bits. The int8 kernels of processors without VNNI instructions add pairs of products in 16 bits, which
-eight bits overflow silently: the same file would answer differently, and worse, on another machine. With seven bits every
-integer sum is exact everywhere (decision 16).
+eight bits overflow silently: the same file would answer differently, and worse, on another machine. With seven bits
+every integer sum is exact everywhere (decision 16).
 
-Tensors that feed ramps keep their names and stay float32: the name goes to the value after rounding to 255 levels, which is what
-everything behind reads. Stages are cut out of the graph as ONNX Runtime optimises it (:mod:`offramp_worker.bundle.stages`), where the levels
-themselves are handed on and both sides run on integers.
+Tensors that feed ramps keep their names and stay float32: the name goes to the value after rounding to 255 levels,
+which is what everything behind reads. Stages are cut out of the graph as ONNX Runtime optimises it
+(:mod:`offramp_worker.bundle.stages`), where the levels themselves are handed on and both sides run on integers.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ Array = npt.NDArray[Any]
 class Candidate:
     """One way to quantise and what it is worth.
 
-    ``disagreement`` is the share of judged rows it answers differently from fp32, ``expected`` the same by its errors on all of them, ``ratio`` its
-    time over fp32's by batch size. ``refused`` says why it does not stay; empty for the one that does.
+    ``disagreement`` is the share of judged rows it answers differently from fp32, ``expected`` the same by its errors
+    on all of them, ``ratio`` its time over fp32's by batch size. ``refused`` says why it does not stay; empty for the
+    one that does.
     """
 
     method: str
@@ -127,7 +128,8 @@ def choose_quantized(
     cuts : collection of str
         Tensors that feed ramps; they keep their names.
     exits : Exits, optional
-        What exits save. With them, parts of the network that spend more of the budget than their time is worth stay in float; without, none does.
+        What exits save. With them, parts of the network that spend more of the budget than their time is worth stay in
+        float; without, none does.
     seed : int
         Draws the rows. The same seed, rows and parts give the same bytes.
     threads : int
@@ -137,8 +139,8 @@ def choose_quantized(
 
     Notes
     -----
-    A candidate stays only if it takes at most 0.9 of the fp32 time at some batch size and disagrees on at most 5 % of the
-    rows; of several equally fast ones the one that disagrees least.
+    A candidate stays only if it takes at most 0.9 of the fp32 time at some batch size and disagrees on at most 5 % of
+    the rows; of several equally fast ones the one that disagrees least.
     """
     order = np.random.default_rng(seed).permutation(len(x))
     n_calibration = min(CALIBRATION_ROWS, len(x) // 2)
@@ -169,7 +171,8 @@ def choose_quantized(
 def quantized_models(
     backbone: Backbone, calibration: Array, *, cuts: Collection[str], threads: int
 ) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Every candidate with its method's name: static ranges where convolutions prevail, dynamic ones for matrix products."""
+    """Every candidate with its method's name: static ranges where convolutions prevail, dynamic ones for matrix
+    products."""
     static = static_parts(backbone, calibration, cuts=cuts, threads=threads)
     if static is not None:
         yield from static.models.items()
@@ -179,7 +182,8 @@ def quantized_models(
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """What static graphs are made of: the prepared fp32 graph, what calibration rows say of it, nodes in float in all of them, and tensors that feed ramps."""
+    """What static graphs are made of: the prepared fp32 graph, what calibration rows say of it, nodes in float in all
+    of them, and tensors that feed ramps."""
 
     prepared: onnx.ModelProto
     histograms: Mapping[str, Histogram]
@@ -264,8 +268,8 @@ class _Judge:
 
     def candidates(self, models: Mapping[str, onnx.ModelProto], *, seconds: float) -> tuple[Candidate, ...]:
         sessions = {method: open_session(model, threads=self.threads) for method, model in models.items()}
-        # Static ranges are numbers in one and the same graph. Its time is measured once, so that the choice between them is a
-        # matter of answers alone, and the same for the same seed.
+        # Static ranges are numbers in one and the same graph. Its time is measured once, so that the choice between
+        # them is a matter of answers alone, and the same for the same seed.
         ratios = self._ratios({_kind(method): session for method, session in sessions.items()}, COMPARED_SIZES, seconds)
         said = {method: self._said(session, self.rows) for method, session in sessions.items()}
         candidates = (
@@ -356,7 +360,8 @@ def _optimised(model: onnx.ModelProto, *, keep: Collection[str]) -> onnx.ModelPr
 def _last_weighted(model: onnx.ModelProto) -> list[str]:
     """Names of the nodes from the last weighted operator to the output.
 
-    They stay in float: rounding logits to 255 levels would tie the uncertainties of different inputs, for no time saved.
+    They stay in float: rounding logits to 255 levels would tie the uncertainties of different inputs, for no time
+    saved.
     """
     producer = {name: node for node in model.graph.node for name in node.output if name}
     names, stack = [], [output_name(model)]
@@ -414,7 +419,8 @@ def _static(
 
 
 def _unrounded(graph: onnx.GraphProto, floats: Collection[str]) -> set[str]:
-    """Let nodes in float read what others of them give as it is, not rounded for the integers that read it too. Returns the tensors read so."""
+    """Let nodes in float read what others of them give as it is, not rounded for the integers that read it too. Returns
+    the tensors read so."""
     producer = {name: node for node in graph.node for name in node.output}
     given: set[str] = set()
     for node in graph.node:

@@ -1,9 +1,9 @@
 """``offramp prepare --refresh``: the heads of a bundle trained again on recent inputs.
 
-The backbone, the places, the kinds of heads and what they cost stay; labels are the model's own answers, so the inputs are
-all it takes. The result is a new ramp set on the same backbone, with quantile tables and records of the new inputs: a
-canary, not a model rollout. A head that the new rows do not improve is kept as it was, and so are heads with convolutions
-where PyTorch is not installed.
+The backbone, the places, the kinds of heads and what they cost stay; labels are the model's own answers, so the inputs
+are all it takes. The result is a new ramp set on the same backbone, with quantile tables and records of the new inputs:
+a canary, not a model rollout. A head that the new rows do not improve is kept as it was, and so are heads with
+convolutions where PyTorch is not installed.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ Logits = dict[str, FloatArray]
 def refresh_bundle(request: PrepareRequest, reporter: Reporter, *, written_report: bool = True) -> PrepareReport:
     """Train the heads of the bundle in folder ``request.model`` again and write a new bundle.
 
-    ``request.data`` are recent inputs, oldest first; a first share of them trains heads and the rest become records, as in
-    :func:`offramp_worker.prepare.pipeline.prepare_bundle`. ``request.out`` may be the bundle itself. Without ``written_report`` the
-    report for people is not put beside it.
+    ``request.data`` are recent inputs, oldest first; a first share of them trains heads and the rest become records, as
+    in :func:`offramp_worker.prepare.pipeline.prepare_bundle`. ``request.out`` may be the bundle itself. Without
+    ``written_report`` the report for people is not put beside it.
 
     Raises
     ------
@@ -110,9 +110,13 @@ class _Refreshing:
         _check_shared(self._heads, self._earlier, manifest)
         places = {r.position: Place(r.position, r.tensor, tuple(bundle.shapes[r.tensor])) for r in self._own}
         backbone = Backbone(
-            bundle.backbone, manifest.name, manifest.inputs[0], manifest.outputs[0],
-            scale=manifest.scale or found_scale(bundle.probe_logits), declared=manifest.task,
-        )  # fmt: skip
+            bundle.backbone,
+            manifest.name,
+            manifest.inputs[0],
+            manifest.outputs[0],
+            scale=manifest.scale or found_scale(bundle.probe_logits),
+            declared=manifest.task,
+        )
         self._shop = Workshop(
             backbone, tuple(places.values()), x, extra, request.variations, request.seed, training_threads(), reporter
         )
@@ -124,9 +128,13 @@ class _Refreshing:
         request, shop = self._request, self._shop
         pooled = tuple(ramp for ramp in self._own if not KINDS[ramp.head].convolutions)
         taught = fit_growing(
-            shop, pooled, self._costs, lambda training, validation: fit_given(shop, pooled, training, validation),
-            split=request.split, share=request.head_share,
-        )  # fmt: skip
+            shop,
+            pooled,
+            self._costs,
+            lambda training, validation: fit_given(shop, pooled, training, validation),
+            split=request.split,
+            share=request.head_share,
+        )
         convolutions = [ramp for ramp in self._own if ramp not in pooled] if HAS_TORCH else []
         taught = fit_convolutions(shop, convolutions, taught)
         return taught.split, self._better(taught.split, calibrated(taught.fitted, self._own))
@@ -143,11 +151,13 @@ class _Refreshing:
         tables = {column: score_table(bundle.task, logits) for column, logits in held_out.items()}
         records = {**_records(self._manifest, said, reference, tables), **profile_arrays(bundle.profile)}
         manifest = write_refreshed(
-            bundle.path, request.out, self._manifest,
+            bundle.path,
+            request.out,
+            self._manifest,
             tensors=_tensors(fitted.parameters, tables),
             records=records,
             data={**data, "refreshed_from": self._manifest.ramp_set_digest},
-        )  # fmt: skip
+        )
         return PrepareReport(
             out=request.out,
             name=manifest.name,
@@ -177,14 +187,16 @@ class _Refreshing:
         )
 
     def _outlooks(self, said: Logits, reference: FloatArray) -> tuple[Outlook, ...]:
-        """What plans of the fp32 chain could save; tables are made of the same rows, which moves no order and so no plan."""
+        """What plans of the fp32 chain could save; tables are made of the same rows, which moves no order and so no
+        plan."""
         ids = [column.id for column in self._manifest.columns if column.precision in ("", EXACT)]
         task, mine = self._bundle.task, [said[ramp] for ramp in ids]
         scores = recorded_scores(task, mine, reference, [score_table(task, each) for each in mine])
         return outlooks({**scores, **profile_arrays(self._bundle.profile)}, ids)
 
     def _better(self, split: HeadSplit, fitted: Fitted) -> Fitted:
-        """Per ramp the new head, or the earlier one where there is no other or its loss on the validation rows is lower."""
+        """Per ramp the new head, or the earlier one where there is no other or its loss on the validation rows is
+        lower."""
         shop = self._shop
         rows = shop.validation_rows(split)
         reference, earlier = self._heads_at(self._bundle.backbone, self._own, self._earlier, rows, lambda _: None)
@@ -201,7 +213,8 @@ class _Refreshing:
     def _columns(
         self, parameters: Mapping[str, Parameters], x: InputArray, advance: Advance
     ) -> tuple[FloatArray, Logits]:
-        """The reference's logits and those of every column of records: heads, side models, other precisions and their heads."""
+        """The reference's logits and those of every column of records: heads, side models, other precisions and their
+        heads."""
         manifest, bundle = self._manifest, self._bundle
         reference, said = self._heads_at(bundle.backbone, self._own, parameters, x, advance)
         for spec in manifest.precisions:
@@ -236,7 +249,8 @@ def _check_fits(x: InputArray, manifest: Manifest, source: str) -> None:
     spec = manifest.inputs[0]
     if not spec.fits(x.shape[1:]) or x.dtype.kind != ("i" if spec.pad is not None else "f"):
         raise InvalidArgumentError(
-            f"data {source} has rows of shape {list(x.shape[1:])}; the bundle's model {manifest.name} takes {list(spec.shape)}: "
+            f"data {source} has rows of shape {list(x.shape[1:])}; the bundle's model {manifest.name} takes "
+            f"{list(spec.shape)}: "
             "give inputs of this model"
         )
 
@@ -245,7 +259,8 @@ def _check_shared(heads: Sequence[RampSpec], own: Mapping[str, object], manifest
     for ramp in heads:
         if ramp.id not in own and _namesake(ramp) not in own:
             raise InvalidArgumentError(
-                f"ramp {ramp.id} of precision {manifest.precision_of(ramp)} shares its weights with no fp32 ramp, so that it cannot "
+                f"ramp {ramp.id} of precision {manifest.precision_of(ramp)} shares its weights with no fp32 ramp, so "
+                "that it cannot "
                 "be refreshed; prepare the model again"
             )
 

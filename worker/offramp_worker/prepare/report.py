@@ -1,4 +1,5 @@
-"""What ``offramp prepare`` says at its end: a table for people, JSON for machines, and both with a picture beside the bundle's files."""
+"""What ``offramp prepare`` says at its end: a table for people, JSON for machines, and both with a picture beside the
+bundle's files."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class RampLine:
 
 @dataclass(frozen=True, slots=True)
 class ApproximationLine:
-    """The int8 backbone or a side model: how it was quantised, and its disagreement with the reference on the records."""
+    """The int8 backbone or a side model: how it was quantised, and its disagreement with the reference on the
+    records."""
 
     name: str
     quantized: Quantized | None
@@ -94,9 +96,10 @@ class ApproximationLine:
 class PrepareReport:
     """What a bundle holds, which rows went where, and how long each part took.
 
-    ``outlooks_before`` is the outlook with the earlier heads on the same records, where heads were refreshed. ``served`` is the output whose
-    answers are served, ``exits`` are those that the request named as exits of the network's own. ``unread`` are the places that no head can be fed from.
-    ``assumed`` says what the model's answers were taken for.
+    ``outlooks_before`` is the outlook with the earlier heads on the same records, where heads were refreshed.
+    ``served`` is the output whose answers are served, ``exits`` are those that the request named as exits of the
+    network's own. ``unread`` are the places that no head can be fed from. ``assumed`` says what the model's answers
+    were taken for.
     """
 
     out: Path
@@ -170,7 +173,8 @@ class PrepareReport:
 
 
 def write_report(report: PrepareReport) -> None:
-    """Put report.json and report.png into the bundle's folder. They are for people: no manifest lists and no worker reads them."""
+    """Put report.json and report.png into the bundle's folder. They are for people: no manifest lists and no worker
+    reads them."""
     from offramp_worker.prepare.picture import draw  # matplotlib takes a second to import
 
     (report.out / REPORT_FILE).write_text(json.dumps(report.to_mapping(), indent=1) + "\n", encoding="utf-8")
@@ -180,7 +184,8 @@ def write_report(report: PrepareReport) -> None:
 def approximation_lines(
     found: Approximations, said: Mapping[str, FloatArray], reference: FloatArray
 ) -> tuple[ApproximationLine, ...]:
-    """What was tried on the whole backbone and on side models; disagreement of what stays is measured on the records."""
+    """What was tried on the whole backbone and on side models; disagreement of what stays is measured on the
+    records."""
 
     task = found.exact.backbone.task
 
@@ -206,25 +211,35 @@ def print_report(report: PrepareReport, console: Console) -> None:
 
 def _ramp_table(report: PrepareReport) -> Table:
     table = _table(
-        title=f"Ramps of {report.name}, in %: the model's time up to one and its own at batch sizes, who could leave there alone "
-        f"at a disagreement budget, of {report.data['records']} records, and what that saves of the model's time",
+        title=f"Ramps of {report.name}, in %: the model's time up to one and its own at batch sizes, who could leave "
+        "there alone "
+        f"at a disagreement budget, of {report.data['records']} records, and what that saves of the model's time"
     )
     table.add_column("ramp", no_wrap=True)
     table.add_column("after", overflow="ellipsis", no_wrap=True, max_width=16)
     sizes = _shown_sizes(report)
     refreshed = any(line.before for line in report.kept)
     for title in (
-        "depth", *(f"cost b{size}" for size in sizes), "agrees", *(f"@{budget * 100:g}%" for budget in BUDGETS),
-        "saves @1%", "@5%", *(["before: @1%"] if refreshed else []),
-    ):  # fmt: skip
+        "depth",
+        *(f"cost b{size}" for size in sizes),
+        "agrees",
+        *(f"@{budget * 100:g}%" for budget in BUDGETS),
+        "saves @1%",
+        "@5%",
+        *(["before: @1%"] if refreshed else []),
+    ):
         table.add_column(title, justify="right", no_wrap=True)
     for line in report.kept:
         merit = line.verdict.merit
         shares = [
-            merit.depth, *(merit.costs.head[size] for size in sizes), merit.agreement,
-            *(merit.exits[budget] for budget in BUDGETS), merit.utility[0.01], merit.utility[0.05],
+            merit.depth,
+            *(merit.costs.head[size] for size in sizes),
+            merit.agreement,
+            *(merit.exits[budget] for budget in BUDGETS),
+            merit.utility[0.01],
+            merit.utility[0.05],
             *([line.before.exits[0.01]] if line.before else []),
-        ]  # fmt: skip
+        ]
         table.add_row(line.verdict.spec.id, line.verdict.spec.tensor, *(f"{100 * share:.1f}" for share in shares))
     return table
 
@@ -243,7 +258,8 @@ def _shown_sizes(report: PrepareReport) -> list[int]:
 
 def _outlook_table(report: PrepareReport) -> Table:
     table = _table(
-        title=f"Best plan of at most 3 ramps that add at most {USUAL_OVERHEAD:.0%}, in hindsight on the records: an outlook, no promise",
+        title=f"Best plan of at most 3 ramps that add at most {USUAL_OVERHEAD:.0%}, in hindsight on the records: an "
+        "outlook, no promise"
     )
     refreshed = ["with the earlier heads"] if report.outlooks_before else []
     for title in ("budget", "batch", "saves", "ramps", "with any overhead", *refreshed):
@@ -262,7 +278,7 @@ def _executor_table(report: PrepareReport) -> list[Table]:
     if not report.executors.seconds:
         return []
     table = _table(
-        title=f"The whole model, ms by batch size ({report.threads} thread{'s' if report.threads > 1 else ''})",
+        title=f"The whole model, ms by batch size ({report.threads} thread{'s' if report.threads > 1 else ''})"
     )
     sizes = list(next(iter(report.executors.seconds.values())))
     for column in ("executor", *sizes):
@@ -283,8 +299,8 @@ def _approximation_notes(line: ApproximationLine) -> list[str]:
         notes.append(f"{line.name}: {line.quantized.method or 'kept at fp32'}{shares}")
     return notes + [
         f"{line.name} {c.method}: {', '.join(f'{r:.2f}' for r in c.ratio.values())} of the fp32 time at batch sizes "
-        f"{', '.join(map(str, c.ratio))}, {c.disagreement:.2%} of the head rows differ from fp32, {c.expected:.2%} by the size of the errors"
-        + (f"; refused: {c.refused}" if c.refused else "")
+        f"{', '.join(map(str, c.ratio))}, {c.disagreement:.2%} of the head rows differ from fp32, {c.expected:.2%} by "
+        "the size of the errors" + (f"; refused: {c.refused}" if c.refused else "")
         for c in line.quantized.tried
     ]
 
@@ -302,7 +318,8 @@ def _notes(report: PrepareReport) -> list[str]:
     lines += _own_exits(report)
     if data["extra_training"] or data["variations"]:
         lines.append(
-            f"      heads also learned from {data['extra_training']} rows of head data and {data['variations']} variations"
+            f"      heads also learned from {data['extra_training']} rows of head data and {data['variations']} "
+            "variations"
         )
     if data["repeats_dropped"]:
         lines.append(f"      {data['repeats_dropped']} rows dropped because they repeat others")
@@ -348,7 +365,8 @@ def _own_exits(report: PrepareReport) -> list[str]:
     own = (line.verdict for line in report.lines if line.verdict.spec.head == "own")
     agreement = ", ".join(f"{verdict.spec.id} {verdict.merit.agreement:.0%}" for verdict in own)
     return [
-        f"outputs: {report.served} is served; {', '.join(report.exits)} {'are' if len(report.exits) > 1 else 'is'} taken for earlier exits of the same task, "
+        f"outputs: {report.served} is served; {', '.join(report.exits)} {'are' if len(report.exits) > 1 else 'is'} "
+        "taken for earlier exits of the same task, "
         f"as --own-exits says, which agree with it on {agreement}"
     ]
 

@@ -1,7 +1,8 @@
 """One meaning for the scores of all exits: ramps speak logits, and these are as sure as the model is.
 
-A graph that ends in probabilities is made to end in their logarithms, which are logits with the same softmax. What a trained head or a side model says is divided by a
-temperature (Guo et al., "On Calibration of Modern Neural Networks", ICML 2017). The worker says the result in the model's scale (:mod:`offramp_core.scale`).
+A graph that ends in probabilities is made to end in their logarithms, which are logits with the same softmax. What a
+trained head or a side model says is divided by a temperature (Guo et al., "On Calibration of Modern Neural Networks",
+ICML 2017). The worker says the result in the model's scale (:mod:`offramp_core.scale`).
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ HALVINGS = 24  # of the range of logarithms, to seven digits
 
 
 def temperature(logits: FloatArray, distribution: FloatArray, *, of: Lesson = "classes") -> float:
-    """What logits (n, n_classes) are to be divided by so that their softmax says least wrongly what the model's ``distribution`` (n, n_classes) says; ``of`` labels
-    the logistic function of each in the place of the softmax.
+    """What logits (n, n_classes) are to be divided by so that their softmax says least wrongly what the model's
+    ``distribution`` (n, n_classes) says; ``of`` labels the logistic function of each in the place of the softmax.
 
-    The loss is cross entropy. Rows that are not finite do not count; without any it is 1. (The worker image, which trains as well, has no SciPy.)
+    The loss is cross entropy. Rows that are not finite do not count; without any it is 1. (The worker image, which
+    trains as well, has no SciPy.)
     """
     finite = np.isfinite(logits).all(axis=1)
     z = logits[finite][-MOST_ROWS:].astype(np.float64)

@@ -138,9 +138,9 @@ def screen(
 ) -> tuple[tuple[RampSpec, ...], tuple[Untrained, ...]]:
     """Which further heads could pay, judged by those trained at their places, and the others with the reason.
 
-    A candidate gets the benefit of the doubt: it is taken to let a share ``reach`` of those leave that the best head trained
-    at its place cannot let leave; 0 for one that can only be cheaper, not better. If that saves no more than the trained
-    heads do, at no budget and batch size, training it would be a waste.
+    A candidate gets the benefit of the doubt: it is taken to let a share ``reach`` of those leave that the best head
+    trained at its place cannot let leave; 0 for one that can only be cheaper, not better. If that saves no more than
+    the trained heads do, at no budget and batch size, training it would be a waste.
     """
     promising, refused = list[RampSpec](), list[Untrained]()
     for spec in candidates:
@@ -167,8 +167,9 @@ def most_promising(
 ) -> tuple[tuple[RampSpec, ...], tuple[Untrained, ...]]:
     """Of dear candidates, those that could save most, and the others with the reason.
 
-    At most ``most`` are taken, those in ``first`` before others, at least ``apart`` of the backbone's time from each other. What one could save is hoped
-    for as in :func:`screen` and averaged over budgets of 1, 2 and 5 % and all batch sizes.
+    At most ``most`` are taken, those in ``first`` before others, at least ``apart`` of the backbone's time from each
+    other. What one could save is hoped for as in :func:`screen` and averaged over budgets of 1, 2 and 5 % and all batch
+    sizes.
     """
 
     def promise(spec: RampSpec) -> float:

@@ -1,8 +1,8 @@
 """Small models in front of the big one: a cascade, as ramps at the model's input.
 
-A side model is judged like any head: what could leave there at a disagreement budget, against what it costs every input.
-It is quantised where that makes it faster; its own disagreement with its fp32 form matters to nobody, because records
-hold what it says as it will be served.
+A side model is judged like any head: what could leave there at a disagreement budget, against what it costs every
+input. It is quantised where that makes it faster; its own disagreement with its fp32 form matters to nobody, because
+records hold what it says as it will be served.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MAX_ID = 56  # the CRDs take 63 characters; a number may follow
 class Side:
     """A side model as a ramp.
 
-    ``quantized`` says whether ``model`` is an int8 graph, and what was tried. ``seconds`` maps batch size to its time with the
-    decision. ``refused`` says why it does not stay.
+    ``quantized`` says whether ``model`` is an int8 graph, and what was tried. ``seconds`` maps batch size to its time
+    with the decision. ``refused`` says why it does not stay.
     """
 
     spec: RampSpec
@@ -115,7 +115,8 @@ def load_side(
 def side_merit(
     side: Side, logits: FloatArray, reference: FloatArray, *, task: Task, exact_seconds: Mapping[int, float]
 ) -> RampMerit:
-    """What a side model is worth by its logits (n, n_classes) against the model's; ``exact_seconds`` is the model's time by batch size."""
+    """What a side model is worth by its logits (n, n_classes) against the model's; ``exact_seconds`` is the model's
+    time by batch size."""
     costs = RampCost(
         {size: seconds / exact_seconds[size] for size, seconds in side.seconds.items()},
         dict.fromkeys(side.seconds, 0.0),

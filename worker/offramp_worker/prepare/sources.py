@@ -1,8 +1,8 @@
 """From a model URI to ``backbone.onnx``: loading, exporting and checking the model as the user gave it.
 
-Everything after this module works on the ONNX graph alone. Nothing is unpickled or evaluated: families read safetensors, and of an
-archive of ``torch.export`` torch sees what :mod:`offramp_worker.prepare.exported` made of it. Text models become graphs of one
-input, the token ids (:mod:`offramp_worker.prepare.tokens`).
+Everything after this module works on the ONNX graph alone. Nothing is unpickled or evaluated: families read
+safetensors, and of an archive of ``torch.export`` torch sees what :mod:`offramp_worker.prepare.exported` made of it.
+Text models become graphs of one input, the token ids (:mod:`offramp_worker.prepare.tokens`).
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class Backbone:
     """The reference model as one ONNX graph with a dynamic batch axis, checked on sample inputs.
 
     ``program`` is what torch.export made of it, where torch had it.
-    ``exits`` are tensors with logits of exits that the network brings with it. ``sep`` is the token id that ends each text of a pair.
-    ``task`` is what the model does, ``scale`` that of its answers, ``found`` what says so, where it was loaded just now.
+    ``exits`` are tensors with logits of exits that the network brings with it. ``sep`` is the token id that ends each
+    text of a pair. ``task`` is what the model does, ``scale`` that of its answers, ``found`` what says so, where it was
+    loaded just now.
     """
 
     model: Any  # onnx.ModelProto
@@ -101,7 +102,8 @@ def load_backbone(
     Parameters
     ----------
     uri : str
-        ``family:NAME?weights=FILE.safetensors[&parameter=value]``, or the path or ``file://`` URI of a ``.pt2`` or an ``.onnx`` file.
+        ``family:NAME?weights=FILE.safetensors[&parameter=value]``, or the path or ``file://`` URI of a ``.pt2`` or an
+        ``.onnx`` file.
     x : (N, ...) float32, or (N, length) int64 of token ids
         Inputs; the first 16 are run to check the model.
     pad : int, optional
@@ -118,7 +120,8 @@ def load_backbone(
     InvalidArgumentError
         The URI, a file it names, or the shape of the inputs is at fault.
     ModelRefusedError
-        The model does another task, or has more than one input or one output besides its own exits, or its answers depend on the batch.
+        The model does another task, or has more than one input or one output besides its own exits, or its answers
+        depend on the batch.
     """
     sample, pad = x[:SAMPLE_ROWS], DEFAULT_PAD if pad is None else pad
     program = None
@@ -245,7 +248,8 @@ def _load_external(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _export(module: Any, sample: InputArray, *, pad: int, sep: int | None) -> tuple[onnx.ModelProto, Any]:
-    """Export a family's module, which takes images, or token ids, their mask and, where it is ``typed``, their types."""
+    """Export a family's module, which takes images, or token ids, their mask and, where it is ``typed``, their
+    types."""
     import torch
 
     module = module.eval()
@@ -333,13 +337,15 @@ def _answers(program: Any, values: list[InputArray]) -> list[FloatArray]:
     tensors = list(value) if isinstance(value, (tuple, list)) else [value]
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         raise ModelRefusedError(
-            f"the model returns a {type(value).__name__}; it must return a tensor of logits [batch, classes], or one for each exit"
+            f"the model returns a {type(value).__name__}; it must return a tensor of logits [batch, classes], or one "
+            "for each exit"
         )
     return [np.asarray(tensor.detach().numpy(), dtype=np.float32) for tensor in tensors]
 
 
 def _normalised(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without notes (source lines, folders of the exporting machine), so that its digest names the model only."""
+    """A copy without notes (source lines, folders of the exporting machine), so that its digest names the model
+    only."""
     clean = onnx.ModelProto()
     clean.CopyFrom(model)
     clean.producer_name, clean.producer_version, clean.doc_string = "offramp", "", ""
@@ -386,7 +392,8 @@ def _checked(
     tokens = takes_tokens(inputs)
     if (len(inputs) != 1 and not tokens) or not model.graph.output:
         raise ModelRefusedError(
-            f"the model has {len(inputs)} inputs and {len(model.graph.output)} outputs; exits need a classifier with one input "
+            f"the model has {len(inputs)} inputs and {len(model.graph.output)} outputs; exits need a classifier with "
+            "one input "
             "(or token ids with their mask) and one output of class scores"
         )
     if not tokens and inputs[0].type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
@@ -422,7 +429,8 @@ def _checked(
 
 
 def _take_exits_off(model: onnx.ModelProto, sample: InputArray, own_exits: tuple[str, ...]) -> tuple[str, ...]:
-    """Leave the graph one output: the exits of the network's own stay inside it, as tensors with logits that are returned."""
+    """Leave the graph one output: the exits of the network's own stay inside it, as tensors with logits that are
+    returned."""
     values = _outputs(model, {input_name(model): sample})
     answers = {output.name: value for output, value in zip(model.graph.output, values, strict=True)}
     found = {name: _described(value) for name, value in answers.items()}
@@ -441,7 +449,8 @@ def _take_exits_off(model: onnx.ModelProto, sample: InputArray, own_exits: tuple
     for name in own_exits:
         if found[name] != shape:
             raise ModelRefusedError(
-                f"output {name!r} is {found[name]}, {last!r} is {shape}; exits of a network's own must score the classes "
+                f"output {name!r} is {found[name]}, {last!r} is {shape}; exits of a network's own must score the "
+                "classes "
                 "of its answer, [batch, classes]"
             )
     for output in [value for value in model.graph.output if value.name in own_exits]:
@@ -456,7 +465,8 @@ def _several_outputs(model: onnx.ModelProto, found: Mapping[str, str]) -> str:
     extract = f"onnx.utils.extract_model(FILE, NEW, [{input_name(model)!r}], [{last!r}])"
     exits = f"; if the others are earlier exits of the same task, name them: --own-exits {','.join(others)}"
     return (
-        f"the model has {len(found)} outputs: {_listing(found)}; a bundle serves one of them. Export the model with that one alone "
+        f"the model has {len(found)} outputs: {_listing(found)}; a bundle serves one of them. Export the model with "
+        "that one alone "
         f"(ONNX: {extract}; PyTorch: a module whose forward returns it and nothing else)"
         + (exits if len(set(found.values())) == 1 else "")
     )
@@ -502,7 +512,8 @@ def _with_length(x: InputArray, length: int, *, pad: int) -> InputArray:
     """Rows of token ids cut or filled up to ``length``; only padding is cut off."""
     if x.ndim != 2 or used_length(x, pad=pad) > length:
         raise InvalidArgumentError(
-            f"data x has rows of shape {list(x.shape[1:])}; the model takes [{length}] token ids; shorten them with --max-tokens {length}"
+            f"data x has rows of shape {list(x.shape[1:])}; the model takes [{length}] token ids; shorten them with "
+            f"--max-tokens {length}"
         )
     short = x[:, :length]
     return np.pad(short, ((0, 0), (0, length - short.shape[1])), constant_values=pad)
@@ -533,7 +544,8 @@ def _check_alone(model: onnx.ModelProto, answers: FloatArray, sample: InputArray
     alone = np.concatenate([_run(model, sample[i : i + 1]) for i in range(min(3, len(sample)))])
     if not _close(alone, answers[: len(alone)]):
         raise ModelRefusedError(
-            "an input's answer depends on the other inputs of its batch; export the model in evaluation mode (model.eval())"
+            "an input's answer depends on the other inputs of its batch; export the model in evaluation mode "
+            "(model.eval())"
         )
 
 
@@ -547,7 +559,8 @@ def _run_all(model: onnx.ModelProto, values: Mapping[str, InputArray]) -> list[F
     for name, value in found.items():
         if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
             raise ModelRefusedError(
-                f"output {name!r} is {_described(value)}, not scores; exits need logits or probabilities in floating point, "
+                f"output {name!r} is {_described(value)}, not scores; exits need logits or probabilities in floating "
+                "point, "
                 "[batch, classes]: export the model with that tensor as its one output"
             )
     return [np.asarray(value, dtype=np.float32) for value in found.values()]
@@ -561,7 +574,8 @@ def _outputs(model: onnx.ModelProto, values: Mapping[str, InputArray]) -> list[A
     except Exception as error:  # ORT's exceptions share no base but Exception
         rows = len(next(iter(values.values())))
         raise ModelRefusedError(
-            f"ONNX Runtime cannot run the model on a batch of {rows} (is its batch axis fixed? {DYNAMIC_SHAPES_HINT}): {_line(error)}"
+            f"ONNX Runtime cannot run the model on a batch of {rows} (is its batch axis fixed? "
+            f"{DYNAMIC_SHAPES_HINT}): {_line(error)}"
         ) from error
 
 

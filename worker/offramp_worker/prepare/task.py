@@ -1,8 +1,10 @@
-"""Whether a model does the task that exits are made for: the top label of a classifier, or another one that was declared.
+"""Whether a model does the task that exits are made for: the top label of a classifier, or another one that was
+declared.
 
-A ramp answers early when its answer is likely the model's. An embedding, the labels of a multi-label model and the corners of a box have an
-argmax as well, and nobody who serves them means it. The judgment reads the end of the graph and the answers to sample inputs. It refuses what it can
-name; what logits and another task have in common (a linear layer at the end) is taken for logits, and :meth:`Found.assumed` says so.
+A ramp answers early when its answer is likely the model's. An embedding, the labels of a multi-label model and the
+corners of a box have an argmax as well, and nobody who serves them means it. The judgment reads the end of the graph
+and the answers to sample inputs. It refuses what it can name; what logits and another task have in common (a linear
+layer at the end) is taken for logits, and :meth:`Found.assumed` says so.
 """
 
 from __future__ import annotations
@@ -21,28 +23,55 @@ from offramp_worker.prepare.data import FloatArray
 
 # What hands values on, or moves them to another place; of several inputs the first has the values.
 CARRIERS = frozenset(
-    {"Cast", "CastLike", "Clip", "DequantizeLinear", "Dropout", "Expand", "Flatten", "Gather", "Identity", "QuantizeLinear", "Reshape", "Slice", "Split",
-     "Squeeze", "Transpose", "Unsqueeze"}
-)  # fmt: skip
+    {
+        "Cast",
+        "CastLike",
+        "Clip",
+        "DequantizeLinear",
+        "Dropout",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Identity",
+        "QuantizeLinear",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
 SCALINGS = frozenset({"Add", "Div", "Mul", "Sub"})  # carriers where one side is a constant
 INDEPENDENT = frozenset({"HardSigmoid", "Sigmoid"})
 QUANTITIES = frozenset({"Abs", "Exp", "Relu", "Softplus", "Sqrt", "ThresholdedRelu"})
 NORMALIZATIONS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
 NAMES = {
     "an embedding": frozenset(
-        {"embedding", "embeddings", "image_embeds", "last_hidden_state", "pooler_output", "sentence_embedding", "text_embeds", "token_embeddings"}
+        {
+            "embedding",
+            "embeddings",
+            "image_embeds",
+            "last_hidden_state",
+            "pooler_output",
+            "sentence_embedding",
+            "text_embeds",
+            "token_embeddings",
+        }
     ),
     "boxes": frozenset({"bbox", "bboxes", "box", "boxes", "detection_boxes", "pred_boxes"}),
-}  # fmt: skip
+}
 FEWEST_ROWS = 8  # that show a regularity which is none of chance
 TOLERANCE = 1e-3  # of sums and lengths; half precision has 1e-3
 LOOSE = 0.05  # of sums behind a softmax, whose results may have been rounded to 8 bits
 CORNERS = 4
 
 TAKEN: dict[Output, str] = {
-    "Top1": "it must be [batch, classes] with at least two classes, logits or softmax probabilities, of which the largest is the answer",
+    "Top1": "it must be [batch, classes] with at least two classes, logits or softmax probabilities, of which the "
+    "largest is the answer",
     "TopK": "TopK takes [batch, classes], logits or softmax probabilities, with more classes than an answer names",
-    "MultiLabel": "MultiLabel takes [batch, labels] with at least two labels, a logit or a sigmoid's probability for each",
+    "MultiLabel": "MultiLabel takes [batch, labels] with at least two labels, a logit or a sigmoid's probability for "
+    "each",
     "Binary": "Binary takes [batch] or [batch, 1], one logit or a sigmoid's probability",
     "Regression": "Regression takes [batch] or [batch, numbers], float32",
     "Embedding": "Embedding takes [batch, width] with a width of at least two, float32",
@@ -51,7 +80,8 @@ TAKEN: dict[Output, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a model was found to do: ``task``, None for the top label. ``operators`` are those that the output ends in; ``scale`` says what its numbers are taken for."""
+    """What a model was found to do: ``task``, None for the top label. ``operators`` are those that the output ends in;
+    ``scale`` says what its numbers are taken for."""
 
     output: str
     operators: tuple[str, ...]
@@ -63,7 +93,8 @@ class Found:
         found = f"{_found(self.output, self.operators, answers)} on {len(answers)} rows"
         if self.task is not None:
             return (
-                f"{self.task.title}: output {found}, taken for {self.scale.kind if self.task.lesson != 'values' else 'numbers'}",
+                f"{self.task.title}: output {found}, taken for "
+                f"{self.scale.kind if self.task.lesson != 'values' else 'numbers'}",
                 *self._sameness(answers),
             )
         return (
@@ -98,8 +129,8 @@ class Found:
 def declared_task(
     model: onnx.ModelProto, output: str, answers: FloatArray, *, n_rows: int, spec: TaskSpec | None = None
 ) -> Found:
-    """The task of a model by the end of its graph and its ``answers`` to ``n_rows`` sample inputs; ``spec`` is the one that was declared, None for the
-    top label.
+    """The task of a model by the end of its graph and its ``answers`` to ``n_rows`` sample inputs; ``spec`` is the one
+    that was declared, None for the top label.
 
     Raises
     ------
@@ -127,7 +158,8 @@ def declared_task(
         ) from error
     if output == LABEL and task.label_shape is not None:
         raise ModelRefusedError(
-            f"output {output!r} is called as the labels that replies have beside it; export the model with another name for it"
+            f"output {output!r} is called as the labels that replies have beside it; export the model with another "
+            "name for it"
         )
     return Found(output, operators, scale, task)
 
@@ -227,7 +259,8 @@ def _found(output: str, operators: Sequence[str], answers: FloatArray, *, shape:
 def _other_shape(answers: FloatArray, n_rows: int) -> str:
     if answers.shape in ((n_rows,), (n_rows, 1)):
         return (
-            "one number for each input, a regression or the answer to yes or no: declare --task Regression or --task Binary "
+            "one number for each input, a regression or the answer to yes or no: declare --task Regression or --task "
+            "Binary "
             "(a classifier of two classes has two columns)"
         )
     if answers.ndim > 2 and len(answers) == n_rows:
@@ -251,7 +284,10 @@ def _other_scores(answers: FloatArray, operators: Sequence[str]) -> str:
             f"(declare --task MultiLabel; if exactly one label is right for every input, export {before})"
         )
     if kinds and kinds <= QUANTITIES and answers.min() >= 0:
-        return f"quantities of at least 0, such as boxes, counts or distances (if these are scores of classes, export {before})"
+        return (
+            "quantities of at least 0, such as boxes, counts or distances (if these are scores of classes, export "
+            f"{before})"
+        )
     if kinds and kinds <= NORMALIZATIONS:
         return "normalized features, an embedding: declare --task Embedding"
     return "rows of one length, an embedding: declare --task Embedding" if _one_length(answers) else ""

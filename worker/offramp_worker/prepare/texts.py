@@ -29,7 +29,8 @@ Text = str | tuple[str, str]  # one, or a pair
 
 @dataclass(frozen=True, slots=True)
 class TextReader:
-    """A tokenizer, and how many tokens of a text it keeps. ``pad`` is the id that fills rows up, ``sep`` the one that ends each text of a pair."""
+    """A tokenizer, and how many tokens of a text it keeps. ``pad`` is the id that fills rows up, ``sep`` the one that
+    ends each text of a pair."""
 
     tokenizer: Any
     most: int
@@ -76,7 +77,8 @@ def load_tokenizer(path: Path, *, most: int) -> TextReader:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise InvalidArgumentError(
-            "texts are divided into tokens by the library tokenizers, which is not installed; pip install 'offramp[prepare]'"
+            "texts are divided into tokens by the library tokenizers, which is not installed; pip install "
+            "'offramp[prepare]'"
         ) from error
     if (size := path.stat().st_size) > MAX_TOKENIZER_BYTES:
         raise InvalidArgumentError(f"tokenizer {path} has {size} bytes; at most {MAX_TOKENIZER_BYTES} are read")
@@ -122,7 +124,8 @@ def named_panics(what: str) -> Iterator[None]:
 
 
 def read_texts(path: Path) -> list[Text]:
-    """Texts of a JSON lines file: each line a string, or an object with a string ``text`` and, for a pair, ``text_pair``; no other field is read.
+    """Texts of a JSON lines file: each line a string, or an object with a string ``text`` and, for a pair,
+    ``text_pair``; no other field is read.
 
     Raises
     ------

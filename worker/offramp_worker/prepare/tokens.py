@@ -1,9 +1,10 @@
 """Token models as graphs of one input: the ids.
 
-A worker serves one input tensor, and rows of one batch are filled up to one length. So everything that a text model wants
-to be told besides the ids is derived from them inside the graph: the attention mask (1 where an id is not the pad id) and
-token types (1 behind the first separator, so that a pair of texts is told from a single one). Where heads take a mean over tokens, its weights stand ready in the graph as
-:data:`~offramp_worker.bundle.heads.MEAN_WEIGHT`. All of it follows cheaply from the ids, so that any stage can make it again.
+A worker serves one input tensor, and rows of one batch are filled up to one length. So everything that a text model
+wants to be told besides the ids is derived from them inside the graph: the attention mask (1 where an id is not the pad
+id) and token types (1 behind the first separator, so that a pair of texts is told from a single one). Where heads take
+a mean over tokens, its weights stand ready in the graph as :data:`~offramp_worker.bundle.heads.MEAN_WEIGHT`. All of it
+follows cheaply from the ids, so that any stage can make it again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def ids_input(names: Sequence[str]) -> str:
     rest = [name for name in names if name not in (MASK, TYPES)]
     if len(rest) != 1:
         raise ModelRefusedError(
-            f"the model's inputs are {', '.join(names)}; a text model may take {IDS}, and besides it {MASK} and {TYPES}, which are "
+            f"the model's inputs are {', '.join(names)}; a text model may take {IDS}, and besides it {MASK} and "
+            f"{TYPES}, which are "
             "derived from it; export it with these inputs only"
         )
     return rest[0]
@@ -185,7 +187,8 @@ def check_padding(
     filled[:, : wide.shape[1]] = wide
     if not close(run(model, filled), alone):
         raise ModelRefusedError(
-            f"the answer to a row changes when it is filled up with id {spec.pad}; export the model with the input {MASK}, or give its "
+            f"the answer to a row changes when it is filled up with id {spec.pad}; export the model with the input "
+            f"{MASK}, or give its "
             "pad id with --pad-id, or export it with one fixed length"
         )
 
@@ -231,7 +234,8 @@ def _types(graph: onnx.GraphProto, ids: str, *, sep: int | None, kind: int, to: 
     """:func:`token_types` as operators."""
     if sep is None:
         raise InvalidArgumentError(
-            f"the model reads {TYPES}, and which id separates two texts is not known; put its tokenizer.json beside it or give "
+            f"the model reads {TYPES}, and which id separates two texts is not known; put its tokenizer.json beside "
+            "it or give "
             "--sep-id (102 for BERT's own vocabulary)"
         )
     graph.initializer.append(numpy_helper.from_array(np.array(sep, dtype=_dtype(kind)), "offramp/sep"))

@@ -76,7 +76,8 @@ RECIPES: dict[HeadKind, Recipe] = {
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What one head learns from: inputs (n, width) or maps (n, C, H, W), and what the model's answers teach (n, n_classes)."""
+    """What one head learns from: inputs (n, width) or maps (n, C, H, W), and what the model's answers teach (n,
+    n_classes)."""
 
     x: npt.NDArray[np.floating[Any]]
     targets: FloatArray
@@ -228,7 +229,8 @@ class _Head(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def folded(self, scale: _Scale) -> dict[str, Tensor]:
-        """The parameters as they are served: without normalisation of inputs or between layers, linear ones [in, out]."""
+        """The parameters as they are served: without normalisation of inputs or between layers, linear ones [in,
+        out]."""
         out: dict[str, Tensor] = {}
         for number, (layer, norm) in enumerate(zip(self.convolutions, self.norms, strict=True), start=1):
             gain = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
@@ -306,7 +308,8 @@ def _copy(net: _Head) -> dict[str, Tensor]:
 
 
 def _descend(said: Tensor, targets: Tensor, objective: Objective) -> None:
-    """Leave the gradient of the mean loss at the head's parameters; of classes as torch has it, else as the objective has it."""
+    """Leave the gradient of the mean loss at the head's parameters; of classes as torch has it, else as the objective
+    has it."""
     if isinstance(objective, Classes):
         nn.functional.cross_entropy(said, targets).backward()
     else:

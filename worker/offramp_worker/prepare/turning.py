@@ -1,8 +1,10 @@
-"""Features in another order than heads read them, turned in the graph: batch, channels, height, width, or batch, tokens, channels.
+"""Features in another order than heads read them, turned in the graph: batch, channels, height, width, or batch,
+tokens, channels.
 
-Swin keeps channels last, a convolution along time has one axis of positions, a recurrent network counts steps before rows. Heads pool over fixed axes
-and a worker drops rows along the first one; rather than teach both every order, the graph gets the tensor in theirs, and back: the two transpositions cancel out where no
-ramp reads between them, and no value changes. So a bundle says nothing of orders, and any worker serves it.
+Swin keeps channels last, a convolution along time has one axis of positions, a recurrent network counts steps before
+rows. Heads pool over fixed axes and a worker drops rows along the first one; rather than teach both every order, the
+graph gets the tensor in theirs, and back: the two transpositions cancel out where no ramp reads between them, and no
+value changes. So a bundle says nothing of orders, and any worker serves it.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from offramp_worker.prepare.axes import Shape
 class Layout:
     """How a tensor of the graph is brought into the order that heads read.
 
-    ``order`` are its axes as they are to come, the one that counts rows first. ``shape`` is what a head reads of it, without the batch axis:
-    (channels, height, width), or (tokens, channels) with -1 tokens where their number varies. A ``line`` of positions is a map of height 1.
+    ``order`` are its axes as they are to come, the one that counts rows first. ``shape`` is what a head reads of it,
+    without the batch axis: (channels, height, width), or (tokens, channels) with -1 tokens where their number varies. A
+    ``line`` of positions is a map of height 1.
     """
 
     order: tuple[int, ...]
@@ -77,7 +80,8 @@ def turned_name(tensor: str, layout: Layout) -> str:
 
 
 def turn(model: onnx.ModelProto, layouts: Mapping[str, Layout]) -> onnx.ModelProto:
-    """A copy in which each tensor named passes through the order that heads read; the same model where all lie in it."""
+    """A copy in which each tensor named passes through the order that heads read; the same model where all lie in
+    it."""
     turning = {tensor: layout for tensor, layout in layouts.items() if not layout.as_it_lies}
     if not turning:
         return model

@@ -42,9 +42,10 @@ from offramp_worker.prepare.sources import Backbone
 class BundleContents:
     """Everything a bundle holds.
 
-    ``ramps`` are in the order of records. ``graphs`` maps file names to the graphs of other precisions and of side models.
-    ``parameters`` maps the id of a ramp with weights of its own to its tensors, ``quantiles`` the id of each column of records to
-    its table; ``records`` are the per-row arrays of a records file; ``probe`` is (x, logits); ``data`` goes into the manifest as it is.
+    ``ramps`` are in the order of records. ``graphs`` maps file names to the graphs of other precisions and of side
+    models. ``parameters`` maps the id of a ramp with weights of its own to its tensors, ``quantiles`` the id of each
+    column of records to its table; ``records`` are the per-row arrays of a records file; ``probe`` is (x, logits);
+    ``data`` goes into the manifest as it is.
     """
 
     name: str

@@ -111,9 +111,11 @@ class Children:
             return await self._client.apply(kind, on_version_of(live, body))
 
     async def _adopt(self, kind: Kind, live: Object) -> Object:
-        """Own by apply what was made by a create: fields of another operation would stay when they are asked for no more.
+        """Own by apply what was made by a create: fields of another operation would stay when they are asked for no
+        more.
 
-        Source: "Upgrading from client-side apply" in the Kubernetes documentation of server-side apply, and client-go's csaupgrade.
+        Source: "Upgrading from client-side apply" in the Kubernetes documentation of server-side apply, and client-go's
+        csaupgrade.
         """
         entries = adopted(live["metadata"].get("managedFields") or ())
         if entries is None:
@@ -124,8 +126,8 @@ class Children:
     async def _hand_over(self, live: Object, replicas: int) -> Object:
         """Let another manager hold the number of workers until an autoscaler takes it.
 
-        What nobody but the operator holds would vanish with its next apply, and the default is one worker. Source: "Transferring
-        ownership" in the Kubernetes documentation of server-side apply.
+        What nobody but the operator holds would vanish with its next apply, and the default is one worker. Source:
+        "Transferring ownership" in the Kubernetes documentation of server-side apply.
         """
         body = {
             "apiVersion": DEPLOYMENT.api_version,
@@ -137,8 +139,8 @@ class Children:
 
     @asynccontextmanager
     async def _as_seen(self, kind: Kind, obj: Object, *, lane: Lane = Lane.BULK) -> AsyncIterator[None]:
-        """Around a write that goes through on what was seen alone. After a conflict the cache has what is there, so the next pass need not wait
-        for the watch."""
+        """Around a write that goes through on what was seen alone. After a conflict the cache has what is there, so the
+        next pass need not wait for the watch."""
         try:
             yield
         except GoneError as error:
@@ -164,7 +166,8 @@ def check_owner(live: Object, uid: str, kind: Kind) -> None:
 
 
 def fingerprint(obj: Object, desired: Object) -> str:
-    """What somebody could change of a child that must be changed back: everything but bookkeeping, status and what an autoscaler decides."""
+    """What somebody could change of a child that must be changed back: everything but bookkeeping, status and what an
+    autoscaler decides."""
     meta, kept = obj["metadata"], content(obj)
     if "replicas" not in desired["spec"]:
         spec = msgspec.json.decode(kept)
@@ -174,7 +177,8 @@ def fingerprint(obj: Object, desired: Object) -> str:
 
 
 def on_version_of(live: Object, body: Object) -> Object:
-    """A body that is applied only to exactly what was seen: an older leader's write that was held up meets what a newer one has made of it."""
+    """A body that is applied only to exactly what was seen: an older leader's write that was held up meets what a newer
+    one has made of it."""
     return body | {"metadata": body["metadata"] | {"uid": uid_of(live), "resourceVersion": version_text(live)}}
 
 
@@ -183,9 +187,11 @@ def version_text(obj: Object) -> str:
 
 
 def _stands(live: Object, desired: Object, digest: str) -> bool:
-    """Whether a child that an earlier process applied is still as it was, so that a restarted operator need not apply everything again.
+    """Whether a child that an earlier process applied is still as it was, so that a restarted operator need not apply
+    everything again.
 
-    The annotation says what was asked for, fields that are asked for no more included; the comparison, that nobody has changed it since.
+    The annotation says what was asked for, fields that are asked for no more included; the comparison, that nobody has
+    changed it since.
     """
     meta = live["metadata"]
     if (meta.get("annotations") or {}).get(APPLIED_ANNOTATION) != digest:
@@ -196,7 +202,8 @@ def _stands(live: Object, desired: Object, digest: str) -> bool:
 
 
 def _contains(live: object, wanted: object) -> bool:
-    """Whether an object has all that was asked for; the API server's defaults come on top. A doubt is a no: applying again is harmless."""
+    """Whether an object has all that was asked for; the API server's defaults come on top. A doubt is a no: applying
+    again is harmless."""
     if live == wanted:  # most of an object, compared at the speed of C
         return True
     if isinstance(wanted, dict):

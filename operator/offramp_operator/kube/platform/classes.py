@@ -21,7 +21,8 @@ class Classes:
         self._cache = cache
 
     def applied(self, service: Service, memory: Memory) -> Service:
-        """The service with what its class adds. Where that cannot be had, the service alone, and ``memory`` says why."""
+        """The service with what its class adds. Where that cannot be had, the service alone, and ``memory`` says
+        why."""
         found = self._found(service)
         made = found if isinstance(found, Trouble) else with_class(service, found)
         before, mark = memory.class_trouble, memory.class_mark
@@ -31,7 +32,13 @@ class Classes:
             memory.problem = None  # what was refused is not what is asked for now
         if memory.class_trouble is not None and memory.class_trouble != before:
             key, trouble = str(key_of(service)), memory.class_trouble
-            log_event("worker-class-refused", f"{key}: {trouble.message}", level=logging.WARNING, service=key, reason=trouble.reason)  # fmt: skip
+            log_event(
+                "worker-class-refused",
+                f"{key}: {trouble.message}",
+                level=logging.WARNING,
+                service=key,
+                reason=trouble.reason,
+            )
         return service if isinstance(made, Trouble) else made
 
     def _found(self, service: Service) -> WorkerClass | Trouble | None:

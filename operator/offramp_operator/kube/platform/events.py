@@ -31,7 +31,8 @@ class EventPoster:
         self._clock = clock
 
     async def emit(self, service: Service, event: Event) -> None:
-        """Post an Event about the service, and one about the rollout. One that is lost is logged and changes nothing."""
+        """Post an Event about the service, and one about the rollout. One that is lost is logged and changes
+        nothing."""
         about = [_reference(SERVICE, service.namespace, service.name, service.uid)]
         rollout = self._cache.get(ROLLOUT, service.namespace, event.rollout) if event.rollout else None
         if rollout is not None:
@@ -42,7 +43,8 @@ class EventPoster:
 
     def _event(self, event: Event, regarding: Object, related: Object | None) -> Object:
         now = self._clock()
-        # The same transition reported by two processes, or again after a restart, has the same name and is there already.
+        # The same transition reported by two processes, or again after a restart, has the same name and is there
+        # already.
         same = f"{regarding['uid']}/{event.reason}/{event.message}/{int(now // SAME_EVENT_SECONDS)}"
         return {
             "apiVersion": EVENT.api_version,

@@ -30,7 +30,8 @@ class GatewayRoutes:
         self._monotonic = monotonic
 
     async def ensure(self, memory: Memory, service: Service) -> None:
-        """Share the requests. Before anything happens to workers: requests leave those that are to go, and then these go."""
+        """Share the requests. Before anything happens to workers: requests leave those that are to go, and then these
+        go."""
         asked = service.spec.route
         if asked is None:
             await self._remove(memory, service)

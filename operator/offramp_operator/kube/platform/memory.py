@@ -24,7 +24,8 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why the workers, or the route to them, cannot be brought to a generation. ``unreadable`` is what kept routes from being read then."""
+    """Why the workers, or the route to them, cannot be brought to a generation. ``unreadable`` is what kept routes from
+    being read then."""
 
     generation: int
     reason: AnyReason
@@ -35,7 +36,8 @@ class Problem:
 
 @dataclass(slots=True)
 class Memory:
-    """One service. ``versions`` are the resource versions that the present pass decided on; its writes go through only on those."""
+    """One service. ``versions`` are the resource versions that the present pass decided on; its writes go through only
+    on those."""
 
     uid: str
     #: Digests of the pods that a spec and its class ask for, by (trial, image).

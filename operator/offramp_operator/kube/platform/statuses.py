@@ -1,4 +1,5 @@
-"""Objects of our own kinds: RampConfigs and RampRollouts are made, and statuses written on exactly what a pass has decided on."""
+"""Objects of our own kinds: RampConfigs and RampRollouts are made, and statuses written on exactly what a pass has
+decided on."""
 
 from __future__ import annotations
 
@@ -105,9 +106,11 @@ class Statuses:
         await self._write(key, uid_of(obj), SERVICE, key.name, status)
 
     async def _write(self, key: ServiceKey, uid: str, kind: Kind, name: str, status: S) -> None:
-        """Apply a status on exactly the version that was decided on: an old leader, or a pass on stale reads, gets a conflict.
+        """Apply a status on exactly the version that was decided on: an old leader, or a pass on stale reads, gets a
+        conflict.
 
-        So does a pass over a service that was deleted meanwhile: another one of its name must not inherit what was decided for it.
+        So does a pass over a service that was deleted meanwhile: another one of its name must not inherit what was
+        decided for it.
         """
         live = self._cache.get(kind, key.namespace, name)
         if live is None or not (uid_of(live) == uid if kind is SERVICE else pods.controls(uid, live)):

@@ -29,7 +29,8 @@ class Templates:
         self._turns = turns
 
     def wanted(self, service: Service, memory: Memory, *, trial: bool) -> str | None:
-        """Digest of the pods that the main Deployment, or that of the trial, should have now: those it has, while the service's class cannot be used."""
+        """Digest of the pods that the main Deployment, or that of the trial, should have now: those it has, while the
+        service's class cannot be used."""
         if memory.class_trouble is not None:
             return self._deployed(service, trial=trial)
         if not trial and memory.kept is not None:
@@ -49,10 +50,11 @@ class Templates:
         return (memory.worker_class.image if memory.worker_class is not None else "") or self._workers.image
 
     def turn(self, key: ServiceKey, service: Service, memory: Memory) -> Turn | None:
-        """Why the workers stay as they are, where they are not what the administrator asks for. Decides what they are to be until then.
+        """Why the workers stay as they are, where they are not what the administrator asks for. Decides what they are
+        to be until then.
 
-        What differs although the user's spec has been served before is the administrator's change. While a spec is still to be served, its pods are made with the image that
-        the others have.
+        What differs although the user's spec has been served before is the administrator's change. While a spec is
+        still to be served, its pods are made with the image that the others have.
         """
         live, asked = self._cache.get(DEPLOYMENT, service.namespace, service.name), self._asked(memory)
         memory.image, memory.kept = asked, None

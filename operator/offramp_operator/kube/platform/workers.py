@@ -45,8 +45,8 @@ from offramp_operator.shell.platform import WorkerIdentity
 class Workers:
     """Applies the children of a service where they differ.
 
-    A spec that cannot be carried out is no error here: it is remembered, and reported as a worker that cannot run; the workers of the last
-    good spec stay.
+    A spec that cannot be carried out is no error here: it is remembered, and reported as a worker that cannot run; the
+    workers of the last good spec stay.
     """
 
     def __init__(
@@ -110,7 +110,8 @@ class Workers:
         await self._children.ensure(memory, NETWORK_POLICY, policy)
 
     async def _ensure_digests(self, memory: Memory, service: Service) -> None:
-        """Hand the digest that the bundle was proven with to workers to come. Before the Deployment, which may then have more of them."""
+        """Hand the digest that the bundle was proven with to workers to come. Before the Deployment, which may then
+        have more of them."""
         desired = manifests.model_config_map(service)
         if desired is None or not service.spec.may_move:
             return
@@ -122,7 +123,8 @@ class Workers:
         await self._children.create_or_change(CONFIG_MAP, desired, live)
 
     async def _ensure_trial(self, memory: Memory, service: Service, identity: WorkerIdentity) -> None:
-        """Workers whose model is on trial. Before the others, so that those of a rejected model are gone when their room is asked for."""
+        """Workers whose model is on trial. Before the others, so that those of a rejected model are gone when their
+        room is asked for."""
         n = self._fleet.split(service, memory)[2].n_trial
         name = manifests.trial_name(service.name)
         if n == 0:
@@ -137,14 +139,16 @@ class Workers:
         await self._children.ensure(memory, DEPLOYMENT, body)
 
     async def _ensure_scaled(self, memory: Memory, service: Service, identity: WorkerIdentity) -> None:
-        """The Deployment, and who scales it: the number of workers is applied only where no autoscaler decides on it."""
+        """The Deployment, and who scales it: the number of workers is applied only where no autoscaler decides on
+        it."""
         found, wanted = self._fleet.scalers(service), service.spec.autoscaling
         if wanted is None or found.others:
             for obj in self._cache.owned(AUTOSCALER, service.uid):
                 await self._children.remove(AUTOSCALER, obj)
         decides, desired, split = self._fleet.split(service, memory)
         live = await self._children.live(DEPLOYMENT, service.namespace, service.name)
-        # Workers that started together could find different bundles at a URI without a digest: the first one goes ahead alone.
+        # Workers that started together could find different bundles at a URI without a digest: the first one goes ahead
+        # alone.
         unproven = split.main.spec.may_move and split.main.proven_digest is None
         at_most = max(1, _replicas(live)) if unproven else desired
         body = manifests.deployment(
@@ -171,7 +175,8 @@ class Workers:
             await self._children.ensure(memory, AUTOSCALER, own)
 
     async def _bring_back(self, memory: Memory, service: Service, live: Object | None, body: Object) -> None:
-        """Put the pods that served before into the Deployment where those that the spec asks for failed. Kubernetes keeps them in a ReplicaSet."""
+        """Put the pods that served before into the Deployment where those that the spec asks for failed. Kubernetes
+        keeps them in a ReplicaSet."""
         wanted = brought_back(service, self._templates.wanted(service, memory, trial=False) or "")
         if not wanted or live is None:
             memory.earlier = None
@@ -216,8 +221,9 @@ def _changes_pods(live: Object, body: Object) -> bool:
 def _on_probation(live: Object) -> bool:
     """Whether a pod has become ready just now, for which seconds no other pods must be asked for.
 
-    To Kubernetes such a pod is as unavailable as one that never starts: where an update that hangs gives way to the next one, it is
-    taken away with the rest, although it may be all that serves. Source: ``cleanupUnhealthyReplicas`` of the Deployment controller.
+    To Kubernetes such a pod is as unavailable as one that never starts: where an update that hangs gives way to the
+    next one, it is taken away with the rest, although it may be all that serves. Source: ``cleanupUnhealthyReplicas``
+    of the Deployment controller.
     """
     status = live.get("status") or {}
     return int(status.get("readyReplicas") or 0) > int(status.get("availableReplicas") or 0)

@@ -143,7 +143,10 @@ def _known(host: Host, name: str, version: str) -> Response | None:
     if host.bundle is None:
         return JSONResponse({"error": host.reason}, 503, {"retry-after": "1"})
     if name != host.bundle.name or version != VERSION:
-        message = f"version {version[:MAX_SHOWN]!r} of model {name[:MAX_SHOWN]!r} is unknown; this worker serves {VERSION!r} of {host.bundle.name!r}"
+        message = (
+            f"version {version[:MAX_SHOWN]!r} of model {name[:MAX_SHOWN]!r} is unknown; this worker serves "
+            f"{VERSION!r} of {host.bundle.name!r}"
+        )
         return JSONResponse({"error": message}, 404)
     return None
 
@@ -152,9 +155,12 @@ def _metadata(name: str) -> dict[str, Any]:
     """Triton's description of a model that takes text and gives text."""
     text = {"datatype": "BYTES", "shape": [1]}
     return {
-        "name": name, "versions": [VERSION], "platform": "offramp_generate",
-        "inputs": [{"name": "text_input", **text}], "outputs": [{"name": "text_output", **text}],
-    }  # fmt: skip
+        "name": name,
+        "versions": [VERSION],
+        "platform": "offramp_generate",
+        "inputs": [{"name": "text_input", **text}],
+        "outputs": [{"name": "text_output", **text}],
+    }
 
 
 def _missing(

@@ -62,13 +62,19 @@ def event(value: Any) -> bytes:
 
 
 def ours(tickets: Sequence[Ticket]) -> dict[str, Any]:
-    """How Offramp computed a reply: by which route and plan, and whether lossy parts were off because it was sampled."""
+    """How Offramp computed a reply: by which route and plan, and whether lossy parts were off because it was
+    sampled."""
     ticket = tickets[0]
     assigned = ticket.assigned
     return {
-        "route": text_of(assigned.route(ticket.step)), "lossless": assigned.route(ticket.step).lossless, "config": assigned.config, "arm": assigned.arm,
-        "epoch": assigned.epoch, "audited": any(t.audited for t in tickets), "lossy_off_for_sampling": assigned.lossy_off,
-    }  # fmt: skip
+        "route": text_of(assigned.route(ticket.step)),
+        "lossless": assigned.route(ticket.step).lossless,
+        "config": assigned.config,
+        "arm": assigned.arm,
+        "epoch": assigned.epoch,
+        "audited": any(t.audited for t in tickets),
+        "lossy_off_for_sampling": assigned.lossy_off,
+    }
 
 
 def usage(tickets: Sequence[Ticket], *, n: int) -> dict[str, Any]:
@@ -77,9 +83,14 @@ def usage(tickets: Sequence[Ticket], *, n: int) -> dict[str, Any]:
     written = sum(len(t.answer.tokens) for t in tickets)
     accepted, proposed = sum(t.accepted for t in tickets), sum(t.proposed for t in tickets)
     return {
-        "prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written,
-        "completion_tokens_details": {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": proposed - accepted},
-    }  # fmt: skip
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": proposed - accepted,
+        },
+    }
 
 
 class OpenAI:
@@ -143,9 +154,13 @@ class OpenAI:
     @staticmethod
     def _head(reply: Reply, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": reply.id, "object": kind, "created": reply.created, "model": reply.model,
-            "system_fingerprint": reply.fingerprint, "choices": choices,
-        }  # fmt: skip
+            "id": reply.id,
+            "object": kind,
+            "created": reply.created,
+            "model": reply.model,
+            "system_fingerprint": reply.fingerprint,
+            "choices": choices,
+        }
 
     def _logprobs(self, reply: Reply, pieces: Sequence[Piece]) -> dict[str, Any] | None:
         if not reply.wanted.sampling.logprobs:
@@ -155,9 +170,11 @@ class OpenAI:
             return {"content": [_with_others(t, reply.tokenizer) for t in tokens], "refusal": None}
         text = reply.tokenizer.token_text
         return {
-            "tokens": [text(t.id) for t in tokens], "token_logprobs": [_finite(t.logprob) for t in tokens],
-            "top_logprobs": [{text(i): _finite(p) for i, p in t.top} for t in tokens], "text_offset": [at for p in pieces for at in p.offsets],
-        }  # fmt: skip
+            "tokens": [text(t.id) for t in tokens],
+            "token_logprobs": [_finite(t.logprob) for t in tokens],
+            "top_logprobs": [{text(i): _finite(p) for i, p in t.top} for t in tokens],
+            "text_offset": [at for p in pieces for at in p.offsets],
+        }
 
 
 class Triton:

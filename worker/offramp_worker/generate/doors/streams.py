@@ -1,4 +1,5 @@
-"""From a request on ASGI to its reply: whole, or a stream of server-sent events. Whoever goes away stops the computing."""
+"""From a request on ASGI to its reply: whole, or a stream of server-sent events. Whoever goes away stops the
+computing."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class NoMemoryError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Open:
-    """A request whose answers are being written. ``wake`` is set when there is something new: pieces, or that the client has ``gone``."""
+    """A request whose answers are being written. ``wake`` is set when there is something new: pieces, or that the
+    client has ``gone``."""
 
     tickets: list[Ticket]
     pieces: deque[tuple[int, Piece]] = field(default_factory=deque)
@@ -243,7 +245,8 @@ class Door:
         await send_bytes(send, 200, form.whole(reply, one.tickets, pieces), [JSON_TYPE])
 
     async def _stream(self, send: Send, form: FormOfReplies, reply: Reply, one: Open) -> None:
-        """Events as they come; what came while the client was slow goes out together. An error before the first event is an error reply."""
+        """Events as they come; what came while the client was slow goes out together. An error before the first event
+        is an error reply."""
         began: set[int] = set()
         started = False
         while not one.gone:

@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
-MOST = {"hidden": 2**15, "intermediate": 2**17, "layers": 512, "heads": 512, "kv_heads": 512, "head_size": 512, "vocabulary": 2**20, "context_length": 2**20}  # fmt: skip
+MOST = {
+    "hidden": 2**15,
+    "intermediate": 2**17,
+    "layers": 512,
+    "heads": 512,
+    "kv_heads": 512,
+    "head_size": 512,
+    "vocabulary": 2**20,
+    "context_length": 2**20,
+}
 BLOCK = 32  # weights that share one scale and one zero point
 BITS = (4, 8)
 HEAD_STEP = 16  # ONNX Runtime's attention takes heads of multiples of this
@@ -89,7 +98,8 @@ def fault(a: Architecture) -> str:
 
 
 def matrices(a: Architecture) -> Iterator[tuple[str, int, int]]:
-    """Name, outputs and inputs of every matrix that exists once per variant; a tied head among them, because variants may round it."""
+    """Name, outputs and inputs of every matrix that exists once per variant; a tied head among them, because variants
+    may round it."""
     for i in range(a.layers):
         yield f"layers.{i}.qkv", a.qkv, a.hidden
         yield f"layers.{i}.out", a.hidden, a.attended
@@ -105,8 +115,9 @@ def common_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def variant_shapes(a: Architecture, bits: int, head_bits: int) -> dict[str, tuple[type[Any], tuple[int, ...]]]:
-    """Type and shape of every tensor of a variant. Matrices in float32 are (inputs, outputs), a head (outputs, inputs); those of few bits are
-    in blocks of :data:`BLOCK` inputs, as ``MatMulNBits`` has them. A tied head in float32 is the embedding, and not here."""
+    """Type and shape of every tensor of a variant. Matrices in float32 are (inputs, outputs), a head (outputs, inputs);
+    those of few bits are in blocks of :data:`BLOCK` inputs, as ``MatMulNBits`` has them. A tied head in float32 is the
+    embedding, and not here."""
     shapes: dict[str, tuple[type[Any], tuple[int, ...]]] = {}
     for name, n, k in matrices(a):
         width = head_bits if name == "head" else bits
@@ -124,8 +135,8 @@ def variant_shapes(a: Architecture, bits: int, head_bits: int) -> dict[str, tupl
 
 
 def rotary_tables(a: Architecture) -> tuple[FloatArray, FloatArray]:
-    """Cosines and sines (context_length, head_width / 2); those of the zeros turn nothing. Scaling as Llama 3.1 has it: slow frequencies are divided, fast ones kept, those
-    between blended."""
+    """Cosines and sines (context_length, head_width / 2); those of the zeros turn nothing. Scaling as Llama 3.1 has it:
+    slow frequencies are divided, fast ones kept, those between blended."""
     frequency = a.rotary_base ** (-np.arange(0, a.head_size, 2, dtype=np.float64) / a.head_size)
     scaling = a.rotary_scaling
     if scaling is not None:

@@ -25,8 +25,8 @@ class Decoder:
     def __init__(
         self, a: Architecture, *, bits: int, head_bits: int, weights: Weights, threads: int, taps: bool = False
     ) -> None:
-        """``weights`` are the common ones and those of the variant, of the shapes that the architecture calls for. What the session repacks is
-        not needed afterwards; the rest is kept."""
+        """``weights`` are the common ones and those of the variant, of the shapes that the architecture calls for. What
+        the session repacks is not needed afterwards; the rest is kept."""
         self.architecture = a
         model = build(a, bits=bits, head_bits=head_bits, taps=taps)
         cosines, sines = rotary_tables(a)
@@ -40,7 +40,8 @@ class Decoder:
         self.taps = list(dict.fromkeys(matrix_inputs(a).values())) if taps else []
 
     def run(self, cache: Cache, tokens: Sequence[int], *, start: int, rows: Sequence[int]) -> FloatArray:
-        """Compute ``tokens`` behind the first ``start`` tokens of the cache, and write their keys and values behind those.
+        """Compute ``tokens`` behind the first ``start`` tokens of the cache, and write their keys and values behind
+        those.
 
         Returns
         -------
@@ -52,7 +53,8 @@ class Decoder:
 
 @dataclass(eq=False)
 class Cache:
-    """Keys and values of one sequence, (layers, 2, 1, kv_heads, capacity, head_width); variants of one model may share them."""
+    """Keys and values of one sequence, (layers, 2, 1, kv_heads, capacity, head_width); variants of one model may share
+    them."""
 
     values: FloatArray
     _bindings: dict[int, _Binding] = field(default_factory=dict)

@@ -10,7 +10,8 @@ LONGEST, SHORTEST = 4, 2  # words of the text that must have come before
 
 @dataclass(slots=True)
 class NgramIndex:
-    """Where the last few tokens of a text came before, and so what may follow. Grows with the text; each token costs the same."""
+    """Where the last few tokens of a text came before, and so what may follow. Grows with the text; each token costs
+    the same."""
 
     text: list[int] = field(default_factory=list)
     _after: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -23,7 +24,8 @@ class NgramIndex:
             self.text.append(token)
 
     def proposed(self, most: int) -> list[int]:
-        """What followed the last time that the text's last tokens came, the longest match first; empty where they never did.
+        """What followed the last time that the text's last tokens came, the longest match first; empty where they never
+        did.
 
         Examples
         --------

@@ -1,8 +1,8 @@
 """The engine of the Llama family: see :class:`offramp_worker.generate.seam.GenerationEngine`.
 
-Each sequence has one cache of keys and values, which all variants write into. A draft by another variant reads what the verifying one
-computed of the text, so it reads no prompt of its own and takes no memory; what it writes behind the text is overwritten when its proposals
-are verified.
+Each sequence has one cache of keys and values, which all variants write into. A draft by another variant reads what the
+verifying one computed of the text, so it reads no prompt of its own and takes no memory; what it writes behind the text
+is overwritten when its proposals are verified.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ MAX_DRAFT_TOKENS = 16
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """One answer as it grows. The cache holds the text but for ``pending``: what is left of the prompt, or the newest token."""
+    """One answer as it grows. The cache holds the text but for ``pending``: what is left of the prompt, or the newest
+    token."""
 
     number: int
     route: Route
@@ -238,7 +239,8 @@ class LlamaEngine:
             )
         if not 1 <= len(prompt) < bundle.context_length or max_tokens < 1:
             raise InvalidArgumentError(
-                f"a prompt of {len(prompt)} tokens and max_tokens {max_tokens} do not fit a context of {bundle.context_length}"
+                f"a prompt of {len(prompt)} tokens and max_tokens {max_tokens} do not fit a context of "
+                f"{bundle.context_length}"
             )
         outside = next((t for t in prompt if not 0 <= t < bundle.vocabulary), None)
         if outside is not None:

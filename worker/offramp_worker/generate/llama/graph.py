@@ -1,8 +1,9 @@
 """The graph of a decoder, built from its sizes: a bundle holds numbers alone, and no graph that anybody wrote.
 
-One forward pass of one or more sequences: ``tokens`` (B, n) behind ``lengths`` (B) tokens that the caches hold already. Keys and values are written
-into the caches in place (the same buffer is bound as past and as present), so that a pass costs no copy of them and several variants can
-share one cache. The head is computed for ``rows`` alone, places in the B x n tokens.
+One forward pass of one or more sequences: ``tokens`` (B, n) behind ``lengths`` (B) tokens that the caches hold already.
+Keys and values are written into the caches in place (the same buffer is bound as past and as present), so that a pass
+costs no copy of them and several variants can share one cache. The head is computed for ``rows`` alone, places in the B
+x n tokens.
 """
 
 from __future__ import annotations
@@ -57,9 +58,16 @@ class _Builder:
         n, k = shape
         parts = [x, f"{name}.values", f"{name}.scales", f"{name}.zeros"]
         return self.add(
-            "MatMulNBits", parts, output or f"{name}/y", domain=MICROSOFT, K=k, N=n, bits=bits, block_size=BLOCK,
+            "MatMulNBits",
+            parts,
+            output or f"{name}/y",
+            domain=MICROSOFT,
+            K=k,
+            N=n,
+            bits=bits,
+            block_size=BLOCK,
             accuracy_level=INT8_ACTIVATIONS,
-        )  # fmt: skip
+        )
 
     def norm(self, x: str, skip: str, weight: str) -> tuple[str, str]:
         """RMS norm of x + skip; that and the sum."""
@@ -68,9 +76,13 @@ class _Builder:
             return self.add("SimplifiedLayerNormalization", [x, weight], f"{weight}/y", axis=-1, epsilon=epsilon), x
         outputs = [f"{weight}/y", "", "", f"{weight}/sum"]
         self.add(
-            "SkipSimplifiedLayerNormalization", [x, skip, weight], f"{weight}/y", outputs=outputs, domain=MICROSOFT,
+            "SkipSimplifiedLayerNormalization",
+            [x, skip, weight],
+            f"{weight}/y",
+            outputs=outputs,
+            domain=MICROSOFT,
             epsilon=epsilon,
-        )  # fmt: skip
+        )
         return outputs[0], outputs[3]
 
     def layer(self, i: int, x: str, skip: str) -> tuple[str, str]:
@@ -78,14 +90,19 @@ class _Builder:
         a, at = self.a, f"layers.{i}"
         normed, x = self.norm(x, skip, f"{at}.norm1")
         qkv = self.product(normed, f"{at}.qkv", a.qkv, a.hidden)
-        inputs = [
-            qkv, "", "", f"{at}.past_keys", f"{at}.past_values", "last", "longest", "cosines", "sines",
-        ]  # fmt: skip
+        inputs = [qkv, "", "", f"{at}.past_keys", f"{at}.past_values", "last", "longest", "cosines", "sines"]
         self.add(
-            "GroupQueryAttention", inputs, f"{at}.attention", domain=MICROSOFT, num_heads=a.heads, kv_num_heads=a.kv_heads,
-            outputs=[f"{at}.attention", f"{at}.keys", f"{at}.values"], do_rotary=1,
-            rotary_interleaved=0, scale=a.head_size**-0.5,
-        )  # fmt: skip
+            "GroupQueryAttention",
+            inputs,
+            f"{at}.attention",
+            domain=MICROSOFT,
+            num_heads=a.heads,
+            kv_num_heads=a.kv_heads,
+            outputs=[f"{at}.attention", f"{at}.keys", f"{at}.values"],
+            do_rotary=1,
+            rotary_interleaved=0,
+            scale=a.head_size**-0.5,
+        )
         attended = self.product(f"{at}.attention", f"{at}.out", a.hidden, a.attended)
         normed, x = self.norm(attended, x, f"{at}.norm2")
         both = self.product(normed, f"{at}.gate_up", 2 * a.intermediate, a.hidden)
@@ -124,7 +141,12 @@ def matrix_inputs(a: Architecture) -> dict[str, str]:
     read = {"head": "last_hidden"}
     for i in range(a.layers):
         at = f"layers.{i}"
-        read |= {f"{at}.qkv": f"{at}.norm1/y", f"{at}.out": f"{at}.attention", f"{at}.gate_up": f"{at}.norm2/y", f"{at}.down": f"{at}.product"}  # fmt: skip
+        read |= {
+            f"{at}.qkv": f"{at}.norm1/y",
+            f"{at}.out": f"{at}.attention",
+            f"{at}.gate_up": f"{at}.norm2/y",
+            f"{at}.down": f"{at}.product",
+        }
     return read
 
 

@@ -5,9 +5,10 @@ tokenizer.json          of the tokenizers library
 tokenizer_config.json   optional: the chat template, and the names of special tokens
 common.safetensors      the embedding and the weights of the norms, float32: all variants share them
 fp32.safetensors        the matrices of the reference
-<variant>.safetensors   those of a variant of fewer bits, in blocks (:func:`offramp_worker.generate.llama.architecture.variant_shapes`)
-probe.safetensors       ``tokens`` [n] and per variant ``logits.<variant>`` [vocabulary] behind them: a worker checks itself on these
-profile.json            this module's :class:`GenerationProfile`
+<variant>.safetensors   those of a variant of fewer bits, in blocks
+(:func:`offramp_worker.generate.llama.architecture.variant_shapes`) probe.safetensors       ``tokens`` [n] and per
+variant ``logits.<variant>`` [vocabulary] behind them: a worker checks itself on these profile.json            this
+module's :class:`GenerationProfile`
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class VariantEntry:
-    """One precision: bits of the layers' matrices and of the head, 32, 8 or 4. ``method`` says how they were rounded."""
+    """One precision: bits of the layers' matrices and of the head, 32, 8 or 4. ``method`` says how they were
+    rounded."""
 
     name: str
     bits: int
@@ -73,7 +75,14 @@ class GenerationManifest:
     def digest(self) -> str:
         """Names what it computes: sizes, tokens, drafts and the content of every file but the profile."""
         files = {name: asdict(entry) for name, entry in self.files.items() if name != PROFILE_FILE}
-        content = [asdict(self.architecture), self.end_tokens, self.begin_tokens, [asdict(v) for v in self.variants], [asdict(d) for d in self.drafts], files]  # fmt: skip
+        content = [
+            asdict(self.architecture),
+            self.end_tokens,
+            self.begin_tokens,
+            [asdict(v) for v in self.variants],
+            [asdict(d) for d in self.drafts],
+            files,
+        ]
         return "sha256:" + hashlib.sha256(canonical_json(content)).hexdigest()
 
     def bundle(self, profile: GenerationProfile) -> GenerationBundle:
@@ -81,17 +90,25 @@ class GenerationManifest:
         a = self.architecture
         seconds = {name: by_tokens.get("1", 0.0) for name, by_tokens in profile.variants.items()}
         return GenerationBundle(
-            name=self.name, digest=self.digest, context_length=a.context_length, vocabulary=a.vocabulary, end_tokens=self.end_tokens,
-            variants=tuple(VariantSpec(v.name, weight_bytes(a, v), v.method, seconds.get(v.name, 0.0)) for v in self.variants),
+            name=self.name,
+            digest=self.digest,
+            context_length=a.context_length,
+            vocabulary=a.vocabulary,
+            end_tokens=self.end_tokens,
+            variants=tuple(
+                VariantSpec(v.name, weight_bytes(a, v), v.method, seconds.get(v.name, 0.0)) for v in self.variants
+            ),
             drafts=self.drafts,
-            begin_tokens=self.begin_tokens, cache_bytes_per_token=a.cache_bytes_per_token, created=self.created,
-        )  # fmt: skip
+            begin_tokens=self.begin_tokens,
+            cache_bytes_per_token=a.cache_bytes_per_token,
+            created=self.created,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationProfile:
-    """Measured seconds. ``variants`` has by variant and number of tokens computed at once the seconds of one pass; ``drafts`` has by draft and
-    draft length what was measured on held-out prompts (:class:`DraftFigures`)."""
+    """Measured seconds. ``variants`` has by variant and number of tokens computed at once the seconds of one pass;
+    ``drafts`` has by draft and draft length what was measured on held-out prompts (:class:`DraftFigures`)."""
 
     executor: str
     threads: int
@@ -101,7 +118,8 @@ class GenerationProfile:
 
 @dataclass(frozen=True, slots=True)
 class DraftFigures:
-    """One draft at one length: the share of proposed tokens that the reference accepted, and its seconds per token over the reference's alone."""
+    """One draft at one length: the share of proposed tokens that the reference accepted, and its seconds per token over
+    the reference's alone."""
 
     acceptance: float
     time_ratio: float
@@ -146,7 +164,10 @@ def _variant_fault(m: GenerationManifest) -> str:
     for v in m.variants:
         allowed = (32,) if v.name == REFERENCE else BITS
         if v.bits not in allowed or v.head_bits not in (allowed if v.name == REFERENCE else (*BITS, 32)):
-            return f"variants: {v.name} has {v.bits} bits and a head of {v.head_bits}; of layers it may be one of {allowed}"
+            return (
+                f"variants: {v.name} has {v.bits} bits and a head of {v.head_bits}; of layers it may be one of "
+                f"{allowed}"
+            )
         if not NAME.fullmatch(v.name):
             return f"variants: name {v.name!r} must be lower-case letters, digits, '-' and '.'"
     return ""

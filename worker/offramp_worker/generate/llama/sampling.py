@@ -19,7 +19,8 @@ class BrokenLogitsError(ArithmeticError):
 
 
 def greedy(row: FloatArray) -> tuple[int, float]:
-    """The highest logit, of equal ones the lowest id; and how far it is above the second one. ``row`` (vocabulary,) is left as it was."""
+    """The highest logit, of equal ones the lowest id; and how far it is above the second one. ``row`` (vocabulary,) is
+    left as it was."""
     best = int(row.argmax())
     value = row[best]
     if not np.isfinite(value):
@@ -31,7 +32,8 @@ def greedy(row: FloatArray) -> tuple[int, float]:
 
 
 def chances(row: FloatArray, sampling: Sampling) -> Chances:
-    """Probability (vocabulary,) of each token at a temperature, within the smallest set of likeliest ones that reaches ``top_p``.
+    """Probability (vocabulary,) of each token at a temperature, within the smallest set of likeliest ones that reaches
+    ``top_p``.
 
     Of equally likely tokens at its border those of lower ids belong to it.
     """
@@ -72,10 +74,12 @@ def drawn(p: Chances, rng: np.random.Generator) -> int:
 
 
 def verified(p: Chances, proposed: int, q: Chances | None, rng: np.random.Generator) -> tuple[int, bool]:
-    """The next token of a model with chances ``p`` where a draft with chances ``q`` drew ``proposed``; and whether that was accepted.
+    """The next token of a model with chances ``p`` where a draft with chances ``q`` drew ``proposed``; and whether that
+    was accepted.
 
-    None is a draft that always proposes this token. The token is distributed as ``p`` whatever ``q`` is: accepted with min(1, p / q), else
-    drawn from what p has above q. Source: Leviathan et al. (2023), arXiv:2211.17192, algorithm 1; Chen et al. (2023), arXiv:2302.01318.
+    None is a draft that always proposes this token. The token is distributed as ``p`` whatever ``q`` is: accepted with
+    min(1, p / q), else drawn from what p has above q. Source: Leviathan et al. (2023), arXiv:2211.17192, algorithm 1;
+    Chen et al. (2023), arXiv:2302.01318.
     """
     chance = 1.0 if q is None else float(q[proposed])
     if rng.random() * chance < p[proposed]:
@@ -94,7 +98,12 @@ def told(row: FloatArray, token: int, margin: float, sampling: Sampling) -> Toke
         return Token(token, margin=margin)
     top = row.max()
     normalizer = float(top) + float(np.log(np.exp((row - top).astype(np.float64)).sum()))
-    return Token(token, float(row[token]) - normalizer, tuple((i, float(row[i]) - normalizer) for i in best(row, sampling.top_logprobs)), margin)  # fmt: skip
+    return Token(
+        token,
+        float(row[token]) - normalizer,
+        tuple((i, float(row[i]) - normalizer) for i in best(row, sampling.top_logprobs)),
+        margin,
+    )
 
 
 def best(row: FloatArray, count: int) -> Sequence[int]:

@@ -1,8 +1,8 @@
 """Reading an archive of ``torch.export`` without believing it, and writing what passed for torch to read.
 
-Two layouts are read: ``NAME/models/model.json`` with ``NAME/data/`` (today's), and ``serialized_exported_program.json`` beside files of
-``torch.save`` (torch 2.7's). Members are copied under names of ours into an archive that Python writes, so that no two readers can
-differ in what they see.
+Two layouts are read: ``NAME/models/model.json`` with ``NAME/data/`` (today's), and ``serialized_exported_program.json``
+beside files of ``torch.save`` (torch 2.7's). Members are copied under names of ours into an archive that Python writes,
+so that no two readers can differ in what they see.
 """
 
 from __future__ import annotations
@@ -40,12 +40,33 @@ MAX_MARK_BYTES = 64
 CHUNK_BYTES = 1024 * 1024
 STRIDED = 7  # torch's number of the plain layout
 ITEM_BYTES = {
-    1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 2, 7: 4, 8: 8, 9: 4, 10: 8, 11: 16, 12: 1, 13: 2, 28: 2, 29: 1, 30: 1, 31: 1, 32: 1, 33: 1, 34: 4, 35: 8,
-}  # of torch's serialized scalar types  # fmt: skip
+    1: 1,
+    2: 1,
+    3: 2,
+    4: 4,
+    5: 8,
+    6: 2,
+    7: 4,
+    8: 8,
+    9: 4,
+    10: 8,
+    11: 16,
+    12: 1,
+    13: 2,
+    28: 2,
+    29: 1,
+    30: 1,
+    31: 1,
+    32: 1,
+    33: 1,
+    34: 4,
+    35: 8,
+}  # of torch's serialized scalar types
 
 
 def checked_archive(path: Path) -> IO[bytes]:
-    """An archive for ``torch.export.load`` with the program, weights and constants of ``path``, and nothing that is evaluated or unpickled.
+    """An archive for ``torch.export.load`` with the program, weights and constants of ``path``, and nothing that is
+    evaluated or unpickled.
 
     Raises
     ------

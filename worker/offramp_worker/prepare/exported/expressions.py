@@ -1,7 +1,7 @@
 """Symbolic expressions, such as ``Symbol('s31', positive=True, integer=True)``: read, never evaluated.
 
-SymPy's ``sympify`` is Python's ``eval``; what reaches it must be one of the forms that torch's printer writes. Powers and shifts are
-bounded, because SymPy computes those of plain numbers at once.
+SymPy's ``sympify`` is Python's ``eval``; what reaches it must be one of the forms that torch's printer writes. Powers
+and shifts are bounded, because SymPy computes those of plain numbers at once.
 """
 
 from __future__ import annotations
@@ -14,17 +14,67 @@ FLOAT = re.compile(r"[-+]?[0-9.]{1,40}(e[-+]?[0-9]{1,3})?")
 NAMES = frozenset({"oo", "zoo", "nan", "int_oo", "true", "false", "True", "False"})
 ASSUMPTIONS = frozenset(
     {
-        "integer", "positive", "nonnegative", "negative", "nonpositive", "nonzero", "zero", "real", "finite", "infinite", "rational",
-        "extended_real", "commutative", "even", "odd",
+        "integer",
+        "positive",
+        "nonnegative",
+        "negative",
+        "nonpositive",
+        "nonzero",
+        "zero",
+        "real",
+        "finite",
+        "infinite",
+        "rational",
+        "extended_real",
+        "commutative",
+        "even",
+        "odd",
     }
-)  # fmt: skip
+)
 POWERS = frozenset({"Pow", "PowByNatural", "FloatPow", "LShift", "RShift"})
 FUNCTIONS = POWERS | {
-    "Abs", "Add", "And", "CeilDiv", "CeilToInt", "CleanDiv", "Equality", "Eq", "ExprCondPair", "FloatTrueDiv", "FloorDiv", "FloorToInt",
-    "Ge", "GreaterThan", "Gt", "Identity", "IntTrueDiv", "IsNonOverlappingAndDenseIndicator", "Le", "LessThan", "Lt", "Max", "Min", "Mod",
-    "ModularIndexing", "Mul", "Ne", "Not", "Or", "Piecewise", "PythonMod", "RoundToInt", "StrictGreaterThan", "StrictLessThan", "ToFloat",
-    "TruncToFloat", "TruncToInt", "Unequality", "Where", "ceiling", "floor",
-}  # fmt: skip
+    "Abs",
+    "Add",
+    "And",
+    "CeilDiv",
+    "CeilToInt",
+    "CleanDiv",
+    "Equality",
+    "Eq",
+    "ExprCondPair",
+    "FloatTrueDiv",
+    "FloorDiv",
+    "FloorToInt",
+    "Ge",
+    "GreaterThan",
+    "Gt",
+    "Identity",
+    "IntTrueDiv",
+    "IsNonOverlappingAndDenseIndicator",
+    "Le",
+    "LessThan",
+    "Lt",
+    "Max",
+    "Min",
+    "Mod",
+    "ModularIndexing",
+    "Mul",
+    "Ne",
+    "Not",
+    "Or",
+    "Piecewise",
+    "PythonMod",
+    "RoundToInt",
+    "StrictGreaterThan",
+    "StrictLessThan",
+    "ToFloat",
+    "TruncToFloat",
+    "TruncToInt",
+    "Unequality",
+    "Where",
+    "ceiling",
+    "floor",
+}
 ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 NUMBERS = frozenset({"Integer", "Rational"})

@@ -1,8 +1,8 @@
 """The JSON documents of an archive: which fields they have, and what may stand in each.
 
-A *kind* takes a value and the path of its field, and returns what may be written again, or raises. Fields that are not listed are left out:
-metadata, guards and module hierarchies, which torch would evaluate, resolve or paste into code, are not needed for conversion. Names become
-identifiers of generated code, so they must be identifiers.
+A *kind* takes a value and the path of its field, and returns what may be written again, or raises. Fields that are not
+listed are left out: metadata, guards and module hierarchies, which torch would evaluate, resolve or paste into code,
+are not needed for conversion. Names become identifiers of generated code, so they must be identifiers.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ def _branch(spec: Any, where: str) -> Json:
     if read["type"] not in TREES:
         raise refused(
             where,
-            f"nests values in {read['type'][:80]}; a program must take and return tensors, tuples, lists or dictionaries",
+            f"nests values in {read['type'][:80]}; a program must take and return tensors, tuples, lists or "
+            "dictionaries",
         )
     try:
         keys = json.loads(read["context"] or "null")
@@ -190,10 +191,15 @@ _sym_bool = _union(as_expr=_expression, as_bool=_boolean)
 _device = _record({"type": _matching(re.compile("[a-z]{1,20}"), "is no device")}, {"index": _or_none(_integer)})
 _tensor_meta = _record(
     {
-        "dtype": _integer, "sizes": _list(_sym_int), "requires_grad": _boolean, "device": _device, "strides": _list(_sym_int),
-        "storage_offset": _sym_int, "layout": _integer,
+        "dtype": _integer,
+        "sizes": _list(_sym_int),
+        "requires_grad": _boolean,
+        "device": _device,
+        "strides": _list(_sym_int),
+        "storage_offset": _sym_int,
+        "layout": _integer,
     }
-)  # fmt: skip
+)
 _tensor = _record({"name": _name})
 _optional_tensor = _union(as_tensor=_tensor, as_none=_boolean)
 _int_argument = _union(as_name=_name, as_int=_integer)

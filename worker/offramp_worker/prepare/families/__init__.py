@@ -1,14 +1,15 @@
 """Named architectures that ``--model family:NAME?weights=FILE.safetensors`` can build.
 
 A checkpoint needs to hold tensors only, named as the wider world's checkpoints name them: a family is code that is here
-(:mod:`cifar`, :mod:`encoders`) or in torchvision. What can be read off the tensors' shapes (classes, layers, widths) is; what
-cannot is a parameter of the URI, or stands in the ``config.json`` beside the weights.
+(:mod:`cifar`, :mod:`encoders`) or in torchvision. What can be read off the tensors' shapes (classes, layers, widths)
+is; what cannot is a parameter of the URI, or stands in the ``config.json`` beside the weights.
 
 | names | checkpoints |
 |---|---|
 | ``resnet``, ``cifar-resnet20/32/44/56`` | residual networks for small images; ``resnet`` takes ``blocks=N`` |
 | ``resnet18/34/50``, ``vgg11/16(_bn)``, ``mobilenet_v2``, ``densenet121`` | torchvision's names |
-| ``bert``, ``minilm``, ``distilbert``, ``vit`` | transformers' names, with a classifier; ``heads=N`` where no config.json says it |
+| ``bert``, ``minilm``, ``distilbert``, ``vit`` | transformers' names, with a classifier; ``heads=N`` where no
+config.json says it |
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ MAX_CONFIG = 1024 * 1024  # characters; those in the world have some thousand
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a named architecture is built: of the URI's whole-number parameters, the tensors' shapes and the checkpoint's config."""
+    """How a named architecture is built: of the URI's whole-number parameters, the tensors' shapes and the checkpoint's
+    config."""
 
     build: Callable[[Mapping[str, int], Shapes, Mapping[str, Any]], nn.Module]
     required: tuple[str, ...] = ()
@@ -60,14 +62,22 @@ FAMILIES: Mapping[str, Family] = {
     **{
         name: _torchvision(name)
         for name in (
-            "resnet18", "resnet34", "resnet50", "vgg11", "vgg11_bn", "vgg16", "vgg16_bn", "mobilenet_v2", "densenet121",
+            "resnet18",
+            "resnet34",
+            "resnet50",
+            "vgg11",
+            "vgg11_bn",
+            "vgg16",
+            "vgg16_bn",
+            "mobilenet_v2",
+            "densenet121",
         )
     },
     "bert": Family(build_bert, optional={"heads": 0}),
     "minilm": Family(build_bert, optional={"heads": 0}),
     "distilbert": Family(build_distilbert, optional={"heads": 0}),
     "vit": Family(build_vit, optional={"heads": 0}),
-}  # fmt: skip
+}
 
 
 def check_family(name: str, parameters: Mapping[str, str]) -> dict[str, int]:
@@ -100,7 +110,8 @@ def build_family(
     Raises
     ------
     InvalidArgumentError
-        The family or one of its parameters is unknown, missing or not a positive whole number; or the shapes do not fit.
+        The family or one of its parameters is unknown, missing or not a positive whole number; or the shapes do not
+        fit.
     """
     values = check_family(name, parameters)
     shapes = {key: tuple(tensor.shape) for key, tensor in checkpoint_tensors(tensors or {}).items()}
@@ -108,7 +119,8 @@ def build_family(
 
 
 def checkpoint_tensors(tensors: Tensors) -> dict[str, Tensor]:
-    """A checkpoint's parameters in float32 under today's names, without the buffers that some versions of a library save."""
+    """A checkpoint's parameters in float32 under today's names, without the buffers that some versions of a library
+    save."""
     renamed = {
         key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): value
         for key, value in tensors.items()

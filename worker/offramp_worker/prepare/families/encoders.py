@@ -55,7 +55,8 @@ class Attention(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
 
 class Dense(nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """A linear layer called ``dense``, with a normalisation called ``LayerNorm`` of its sum with the shortcut where asked for."""
+    """A linear layer called ``dense``, with a normalisation called ``LayerNorm`` of its sum with the shortcut where
+    asked for."""
 
     def __init__(self, inputs: int, outputs: int, *, epsilon: float | None = None) -> None:
         super().__init__()
@@ -170,7 +171,8 @@ class DistilBertLayer(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
 
 class DistilBert(nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """DistilBERT with its two-layer classifier on the first token; it tells texts of a pair apart by the separator alone."""
+    """DistilBERT with its two-layer classifier on the first token; it tells texts of a pair apart by the separator
+    alone."""
 
     typed = False
 
@@ -278,7 +280,8 @@ def build_vit(values: Mapping[str, int], shapes: Shapes, config: Mapping[str, An
 def _sizes(
     values: Mapping[str, int], shapes: Shapes, config: Mapping[str, Any], *, width: int, inner: int, layer: str
 ) -> Sizes:
-    """Sizes of which the shapes say nothing come from the URI, else from the checkpoint's config, else from BERT's own."""
+    """Sizes of which the shapes say nothing come from the URI, else from the checkpoint's config, else from BERT's
+    own."""
     heads = (
         values["heads"]
         or config.get("num_attention_heads")
@@ -287,7 +290,8 @@ def _sizes(
     )
     if not isinstance(heads, int) or heads < 1 or width % heads:
         raise InvalidArgumentError(
-            f"model parameter heads is {heads or 'missing'}; add heads=N to the model URI, a divisor of the width {width}"
+            f"model parameter heads is {heads or 'missing'}; add heads=N to the model URI, a divisor of the width "
+            f"{width}"
         )
     activation = config.get("hidden_act") or config.get("activation") or "gelu"
     if activation not in ACTIVATIONS:

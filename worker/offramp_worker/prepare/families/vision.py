@@ -1,4 +1,5 @@
-"""Convolutional networks for photographs, built by torchvision: its own code reads no network and its names are the checkpoints'."""
+"""Convolutional networks for photographs, built by torchvision: its own code reads no network and its names are the
+checkpoints'."""
 
 from __future__ import annotations
 

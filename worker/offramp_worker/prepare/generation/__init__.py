@@ -1,1 +1,2 @@
-"""``offramp prepare --task generate``: from a checkpoint and prompts to a bundle whose variants and drafts are measured."""
+"""``offramp prepare --task generate``: from a checkpoint and prompts to a bundle whose variants and drafts are
+measured."""

@@ -24,8 +24,9 @@ class Checkpoint:
     """A decoder of the Llama family, float32.
 
     ``common`` has the embedding and the norms, ``matrices`` each matrix as (outputs, inputs); both are named as
-    :mod:`offramp_worker.generate.llama.architecture` has them. Rotary pairs are (i, i + head_size / 2). ``tokenizer`` is the content of a
-    tokenizer.json, ``tokenizer_config`` what is kept of the file of that name: the chat template and the names of special tokens.
+    :mod:`offramp_worker.generate.llama.architecture` has them. Rotary pairs are (i, i + head_size / 2). ``tokenizer``
+    is the content of a tokenizer.json, ``tokenizer_config`` what is kept of the file of that name: the chat template
+    and the names of special tokens.
     """
 
     name: str
@@ -62,13 +63,15 @@ def checked(checkpoint: Checkpoint) -> Checkpoint:
     tokens = 1 + max(_library(checkpoint.tokenizer).get_vocab(with_added_tokens=True).values(), default=-1)
     if tokens > a.vocabulary:
         raise ModelRefusedError(
-            f"{checkpoint.source}: the tokenizer has {tokens} tokens and the model knows {a.vocabulary}; give the model's own tokenizer.json"
+            f"{checkpoint.source}: the tokenizer has {tokens} tokens and the model knows {a.vocabulary}; give the "
+            "model's own tokenizer.json"
         )
     if not checkpoint.end_tokens or any(
         not 0 <= t < a.vocabulary for t in (*checkpoint.end_tokens, *checkpoint.begin_tokens)
     ):
         raise ModelRefusedError(
-            f"{checkpoint.source}: end tokens {list(checkpoint.end_tokens)} or begin tokens {list(checkpoint.begin_tokens)} are not in [0, {a.vocabulary})"
+            f"{checkpoint.source}: end tokens {list(checkpoint.end_tokens)} or begin tokens "
+            f"{list(checkpoint.begin_tokens)} are not in [0, {a.vocabulary})"
         )
     return checkpoint
 
@@ -90,8 +93,8 @@ def _library(tokenizer: str) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """The matrices of one layer as checkpoints have them, (outputs, inputs). ``side_by_side``: rotary pairs are (2i, 2i + 1), as llama2.c and GGUF
-    keep them, not (i, i + half)."""
+    """The matrices of one layer as checkpoints have them, (outputs, inputs). ``side_by_side``: rotary pairs are (2i, 2i
+    + 1), as llama2.c and GGUF keep them, not (i, i + half)."""
 
     q: FloatArray
     k: FloatArray
@@ -103,7 +106,8 @@ class Projections:
     side_by_side: bool
 
     def of(self, a: Architecture, layer: int) -> dict[str, FloatArray]:
-        """As the graph wants them: joined where they read the same, heads filled up with zeros to the width that the kernels take.
+        """As the graph wants them: joined where they read the same, heads filled up with zeros to the width that the
+        kernels take.
 
         Raises
         ------
@@ -141,7 +145,8 @@ def _wide(x: FloatArray, width: int) -> FloatArray:
 def sentence_piece(
     words: list[str], scores: list[float], *, special: list[int], unknown: int, prefix: str = ""
 ) -> Tokenizer:
-    """A SentencePiece vocabulary as byte-pair merges: two pieces join where the whole is a piece too, those of the highest score first.
+    """A SentencePiece vocabulary as byte-pair merges: two pieces join where the whole is a piece too, those of the
+    highest score first.
 
     ``words`` spell a space as SPACE, bytes as ``<0x0A>``. ``prefix`` goes before each text.
     """

@@ -1,6 +1,8 @@
-"""GGUF files of the architecture ``llama``, weights of whatever bits made float32 again, with the tokenizer that they carry.
+"""GGUF files of the architecture ``llama``, weights of whatever bits made float32 again, with the tokenizer that they
+carry.
 
-What the fields mean stands in ggml's docs/gguf.md; how texts are divided for each ``tokenizer.ggml.pre`` in llama.cpp's llama-vocab.cpp.
+What the fields mean stands in ggml's docs/gguf.md; how texts are divided for each ``tokenizer.ggml.pre`` in llama.cpp's
+llama-vocab.cpp.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ PARTS = {
     "up": "ffn_up",
     "down": "ffn_down",
 }
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 DIVIDERS: dict[str, Callable[[], Any]] = {
     "gpt-2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
     "smollm": lambda: pre_tokenizers.Sequence(
@@ -86,10 +91,17 @@ def read_gguf(file: Path) -> Checkpoint:
     tokenizer = _tokenizer(g)
     return checked(
         Checkpoint(
-            name=slug(file.stem), source=file.name, architecture=a, common=common, matrices=matrices, tokenizer=tokenizer.to_str(),
-            begin_tokens=_begins(g), end_tokens=_ends(g), tokenizer_config=_config(g),
+            name=slug(file.stem),
+            source=file.name,
+            architecture=a,
+            common=common,
+            matrices=matrices,
+            tokenizer=tokenizer.to_str(),
+            begin_tokens=_begins(g),
+            end_tokens=_ends(g),
+            tokenizer_config=_config(g),
         )
-    )  # fmt: skip
+    )
 
 
 class _File:
@@ -151,11 +163,18 @@ def _architecture(g: _File) -> Architecture:
     base, epsilon = g.field("llama.rope.freq_base", 10000.0), g.field("llama.attention.layer_norm_rms_epsilon")
     size = g.whole("llama.attention.key_length", g.whole("llama.rope.dimension_count", hidden // max(heads, 1)))
     return Architecture(
-        hidden=hidden, intermediate=g.whole("llama.feed_forward_length"), layers=g.whole("llama.block_count"), heads=heads,
-        kv_heads=g.whole("llama.attention.head_count_kv", heads), head_size=size,
-        vocabulary=len(g.field("tokenizer.ggml.tokens")), context_length=g.whole("llama.context_length"),
-        norm_epsilon=round(float(epsilon), 12), rotary_base=float(base), tied="output.weight" not in g.tensors,
-    )  # fmt: skip
+        hidden=hidden,
+        intermediate=g.whole("llama.feed_forward_length"),
+        layers=g.whole("llama.block_count"),
+        heads=heads,
+        kv_heads=g.whole("llama.attention.head_count_kv", heads),
+        head_size=size,
+        vocabulary=len(g.field("tokenizer.ggml.tokens")),
+        context_length=g.whole("llama.context_length"),
+        norm_epsilon=round(float(epsilon), 12),
+        rotary_base=float(base),
+        tied="output.weight" not in g.tensors,
+    )
 
 
 def _tokenizer(g: _File) -> Tokenizer:
@@ -171,9 +190,12 @@ def _tokenizer(g: _File) -> Tokenizer:
         prefix = "▁" if g.field("tokenizer.ggml.add_space_prefix", True) else ""
         try:
             return sentence_piece(
-                words, [float(s) for s in g.field("tokenizer.ggml.scores")], special=special,
-                unknown=g.whole("tokenizer.ggml.unknown_token_id", 0), prefix=prefix,
-            )  # fmt: skip
+                words,
+                [float(s) for s in g.field("tokenizer.ggml.scores")],
+                special=special,
+                unknown=g.whole("tokenizer.ggml.unknown_token_id", 0),
+                prefix=prefix,
+            )
         except (InvalidArgumentError, LookupError, ValueError) as error:
             raise ModelRefusedError(f"{g.name}: its tokenizer cannot be built: {error}") from error
     if kind != "gpt2":

@@ -1,4 +1,5 @@
-"""Checkpoints in a folder as transformers saves them: config.json, safetensors, tokenizer.json. Nothing is unpickled."""
+"""Checkpoints in a folder as transformers saves them: config.json, safetensors, tokenizer.json. Nothing is
+unpickled."""
 
 from __future__ import annotations
 
@@ -28,9 +29,14 @@ MAX_JSON = 16 * 2**20
 KINDS = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
 KEPT = ("chat_template", "bos_token", "eos_token", "unk_token", "pad_token")
 PARTS = {
-    "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "out": "self_attn.o_proj", "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj", "down": "mlp.down_proj",
-}  # fmt: skip
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "out": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
 NORMS = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
 
 
@@ -64,10 +70,17 @@ def read_huggingface(folder: Path) -> Checkpoint:
     tokenizer = _text(folder / "tokenizer.json", 256 * 2**20)
     return checked(
         Checkpoint(
-            name=slug(folder.name), source=folder.name, architecture=a, common=common, matrices=matrices, tokenizer=tokenizer,
-            begin_tokens=begin_tokens_of(tokenizer), end_tokens=_ends(folder, config), tokenizer_config=_tokenizer_config(folder),
+            name=slug(folder.name),
+            source=folder.name,
+            architecture=a,
+            common=common,
+            matrices=matrices,
+            tokenizer=tokenizer,
+            begin_tokens=begin_tokens_of(tokenizer),
+            end_tokens=_ends(folder, config),
+            tokenizer_config=_tokenizer_config(folder),
         )
-    )  # fmt: skip
+    )
 
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture:
@@ -81,22 +94,35 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     kind, classes = config.get("model_type"), config.get("architectures") or []
     if kind not in KINDS or classes not in ([], [KINDS[str(kind)]]):
         raise ModelRefusedError(
-            f"{CONFIG}: model_type is {kind!r}, architectures {classes!r}; a decoder is taken: {', '.join(KINDS.values())}"
+            f"{CONFIG}: model_type is {kind!r}, architectures {classes!r}; a decoder is taken: "
+            f"{', '.join(KINDS.values())}"
         )
-    for field, taken in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu"), ("sliding_window", None), ("quantization_config", None)):  # fmt: skip
+    for field, taken in (
+        ("attention_bias", False),
+        ("mlp_bias", False),
+        ("hidden_act", "silu"),
+        ("sliding_window", None),
+        ("quantization_config", None),
+    ):
         if config.get(field, taken) not in (taken, None):
             raise ModelRefusedError(f"{CONFIG}: {field} is {str(config[field])[:80]}; {taken!r} is taken")
     heads = _whole(config, "num_attention_heads")
     hidden = _whole(config, "hidden_size")
     rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
     a = Architecture(
-        hidden=hidden, intermediate=_whole(config, "intermediate_size"), layers=_whole(config, "num_hidden_layers"), heads=heads,
-        kv_heads=_whole(config, "num_key_value_heads", heads), head_size=_whole(config, "head_dim", hidden // max(heads, 1)),
-        vocabulary=_whole(config, "vocab_size"), context_length=_whole(config, "max_position_embeddings"),
+        hidden=hidden,
+        intermediate=_whole(config, "intermediate_size"),
+        layers=_whole(config, "num_hidden_layers"),
+        heads=heads,
+        kv_heads=_whole(config, "num_key_value_heads", heads),
+        head_size=_whole(config, "head_dim", hidden // max(heads, 1)),
+        vocabulary=_whole(config, "vocab_size"),
+        context_length=_whole(config, "max_position_embeddings"),
         norm_epsilon=_number(config, "rms_norm_eps", 1e-6),
-        rotary_base=_number({**config, **rotary}, "rope_theta", 10000.0), rotary_scaling=_scaling(rotary),
+        rotary_base=_number({**config, **rotary}, "rope_theta", 10000.0),
+        rotary_scaling=_scaling(rotary),
         tied=config.get("tie_word_embeddings", False) is True,
-    )  # fmt: skip
+    )
     if wrong := fault(a):
         raise ModelRefusedError(f"{CONFIG}: {wrong}")
     return a
@@ -109,15 +135,25 @@ def _scaling(rotary: Any) -> RotaryScaling | None:
     if kind != "llama3":
         raise ModelRefusedError(f"{CONFIG}: the rotary type is {kind!r}; default and llama3 are taken")
     return RotaryScaling(
-        _number(rotary, "factor"), _number(rotary, "low_freq_factor"), _number(rotary, "high_freq_factor"),
+        _number(rotary, "factor"),
+        _number(rotary, "low_freq_factor"),
+        _number(rotary, "high_freq_factor"),
         _whole(rotary, "original_max_position_embeddings"),
-    )  # fmt: skip
+    )
 
 
 def _shapes(a: Architecture) -> dict[str, tuple[int, int]]:
     q, kv = a.heads * a.head_size, a.kv_heads * a.head_size
     wide, narrow = (a.intermediate, a.hidden), (a.hidden, a.intermediate)
-    return {"q": (q, a.hidden), "k": (kv, a.hidden), "v": (kv, a.hidden), "out": (a.hidden, q), "gate": wide, "up": wide, "down": narrow}  # fmt: skip
+    return {
+        "q": (q, a.hidden),
+        "k": (kv, a.hidden),
+        "v": (kv, a.hidden),
+        "out": (a.hidden, q),
+        "gate": wide,
+        "up": wide,
+        "down": narrow,
+    }
 
 
 @dataclass(slots=True)

@@ -49,7 +49,8 @@ def read_llama2c(weights: Path, vocabulary: Path) -> Checkpoint:
     wanted = HEADER.size + 4 * sum(math.prod(shape) for shape in shapes.values())
     if len(raw) != wanted:
         raise ModelRefusedError(
-            f"{weights.name}: has {len(raw)} bytes and its header calls for {wanted}; it is truncated, or of another version"
+            f"{weights.name}: has {len(raw)} bytes and its header calls for {wanted}; it is truncated, or of another "
+            "version"
         )
     tensors, at = dict[str, FloatArray](), HEADER.size
     for name, shape in shapes.items():
@@ -60,21 +61,36 @@ def read_llama2c(weights: Path, vocabulary: Path) -> Checkpoint:
     library = sentence_piece(pieces, scores, special=[BEGIN, END], unknown=0)
     return checked(
         Checkpoint(
-            name=slug(weights.stem), source=weights.name, architecture=a,
-            common=_common(tensors, a), matrices=_matrices(tensors, a), tokenizer=library.to_str(), begin_tokens=(BEGIN,),
-            end_tokens=(BEGIN, END), tokenizer_config={"bos_token": pieces[BEGIN], "eos_token": pieces[END], "unk_token": pieces[0]},
+            name=slug(weights.stem),
+            source=weights.name,
+            architecture=a,
+            common=_common(tensors, a),
+            matrices=_matrices(tensors, a),
+            tokenizer=library.to_str(),
+            begin_tokens=(BEGIN,),
+            end_tokens=(BEGIN, END),
+            tokenizer_config={"bos_token": pieces[BEGIN], "eos_token": pieces[END], "unk_token": pieces[0]},
         )
-    )  # fmt: skip
+    )
 
 
 def _shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     q, kv, turns = a.heads * a.head_size, a.kv_heads * a.head_size, (a.context_length, a.head_size // 2)
     shapes: dict[str, tuple[int, ...]] = {
-        "embedding": (a.vocabulary, a.hidden), "norm1": (a.layers, a.hidden), "q": (a.layers, q, a.hidden),
-        "k": (a.layers, kv, a.hidden), "v": (a.layers, kv, a.hidden), "o": (a.layers, a.hidden, q), "norm2": (a.layers, a.hidden),
-        "gate": (a.layers, a.intermediate, a.hidden), "down": (a.layers, a.hidden, a.intermediate),
-        "up": (a.layers, a.intermediate, a.hidden), "norm": (a.hidden,), "cosines": turns, "sines": turns,
-    }  # fmt: skip
+        "embedding": (a.vocabulary, a.hidden),
+        "norm1": (a.layers, a.hidden),
+        "q": (a.layers, q, a.hidden),
+        "k": (a.layers, kv, a.hidden),
+        "v": (a.layers, kv, a.hidden),
+        "o": (a.layers, a.hidden, q),
+        "norm2": (a.layers, a.hidden),
+        "gate": (a.layers, a.intermediate, a.hidden),
+        "down": (a.layers, a.hidden, a.intermediate),
+        "up": (a.layers, a.intermediate, a.hidden),
+        "norm": (a.hidden,),
+        "cosines": turns,
+        "sines": turns,
+    }
     return shapes if a.tied else shapes | {"head": (a.vocabulary, a.hidden)}
 
 

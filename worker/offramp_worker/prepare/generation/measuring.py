@@ -1,4 +1,5 @@
-"""What variants and drafts do on prompts: how often they agree, and how long they take. Rivals take turns, so that what else the machine does meets all."""
+"""What variants and drafts do on prompts: how often they agree, and how long they take. Rivals take turns, so that what
+else the machine does meets all."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ def compare(
 
 
 def seconds_at_once(decoders: Mapping[str, Decoder], *, start: int, token: int) -> dict[str, dict[str, float]]:
-    """Seconds of one pass by variant and by number of tokens computed at once, behind ``start`` tokens: the medians of rounds in turns."""
+    """Seconds of one pass by variant and by number of tokens computed at once, behind ``start`` tokens: the medians of
+    rounds in turns."""
     caches = {name: Cache.of(d.architecture, start + max(AT_ONCE)) for name, d in decoders.items()}
     taken: dict[tuple[str, int], list[float]] = {(name, n): [] for name in decoders for n in AT_ONCE}
     for name, decoder in decoders.items():
@@ -128,7 +130,8 @@ class Importance:
 
 
 def agreement(decoder: Decoder, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:
-    """Share of answers' tokens that a variant would write too behind the same text. ``texts`` are prompts with the reference's answers."""
+    """Share of answers' tokens that a variant would write too behind the same text. ``texts`` are prompts with the
+    reference's answers."""
     same = total = 0
     for prompt, answer in texts:
         text, rows = [*prompt, *answer[:-1]], range(len(prompt) - 1, len(prompt) + len(answer) - 1)

@@ -26,7 +26,14 @@ def draw(report: GenerationReport, path: Path) -> None:
         times.plot(x, [line.time_ratio for line in lines], style, marker="o", color=color, label=label)
     for variant, color in zip(report.variants[1:], COLORS, strict=False):
         times.axhline(variant.time_ratio, color=color, lw=0.8, ls="--")
-        times.annotate(f"{variant.name} alone, {variant.agreement:.0%} same tokens", (0.98, variant.time_ratio), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)  # fmt: skip
+        times.annotate(
+            f"{variant.name} alone, {variant.agreement:.0%} same tokens",
+            (0.98, variant.time_ratio),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=8,
+        )
     times.axhline(1.0, color="black", lw=0.8)
     times.axhspan(WORTH, 1.0, color="0.9", lw=0)
     accepted.set(xlabel="draft tokens", ylabel="accepted (%)", ylim=(0, 102), title="Proposed tokens that fp32 accepts")

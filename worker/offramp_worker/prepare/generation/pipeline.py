@@ -18,12 +18,7 @@ from offramp_core.errors import InvalidArgumentError
 from offramp_worker.generate.llama.architecture import variant_shapes
 from offramp_worker.generate.llama.decoder import Decoder
 from offramp_worker.generate.llama.engine import LlamaEngine
-from offramp_worker.generate.llama.manifest import (
-    DraftFigures,
-    GenerationProfile,
-    VariantEntry,
-    weight_bytes,
-)
+from offramp_worker.generate.llama.manifest import DraftFigures, GenerationProfile, VariantEntry, weight_bytes
 from offramp_worker.generate.load import file_entry, load_generation, read_tensors
 from offramp_worker.generate.seam import REFERENCE, DraftSpec, GenerationBundle, Route, VariantSpec
 from offramp_worker.generate.tokenizer import load_tokenizer
@@ -68,8 +63,8 @@ REPORT_FILE, PICTURE_FILE = "report.json", "report.png"
 class GenerationRequest:
     """What to prepare.
 
-    ``model`` and ``data`` are paths or file URIs. ``prompt_tokens`` bounds prompts, ``answer_tokens`` the answers that variants and drafts are
-    compared on. ``threads`` are those of one worker.
+    ``model`` and ``data`` are paths or file URIs. ``prompt_tokens`` bounds prompts, ``answer_tokens`` the answers that
+    variants and drafts are compared on. ``threads`` are those of one worker.
     """
 
     model: str
@@ -145,10 +140,17 @@ def _asked(request: GenerationRequest, checkpoint: Checkpoint) -> dict[str, Any]
         for name, tensor in tensors.items()
     }
     return {
-        "source": checkpoint.source, "weights": sums, "tokenizer": checkpoint.tokenizer, "data": file_entry(data).sha256,
-        "name": request.name, "threads": request.threads, "prompt": request.prompt_tokens, "answer": request.answer_tokens,
-        "runtime": ort.__version__, "candidates": repr((CANDIDATES, DRAFT_TOKENS, FITTED, HELD_OUT)),
-    }  # fmt: skip
+        "source": checkpoint.source,
+        "weights": sums,
+        "tokenizer": checkpoint.tokenizer,
+        "data": file_entry(data).sha256,
+        "name": request.name,
+        "threads": request.threads,
+        "prompt": request.prompt_tokens,
+        "answer": request.answer_tokens,
+        "runtime": ort.__version__,
+        "candidates": repr((CANDIDATES, DRAFT_TOKENS, FITTED, HELD_OUT)),
+    }
 
 
 def _read_texts(request: GenerationRequest, checkpoint: Checkpoint, folder: Path) -> _Texts:
@@ -159,8 +161,12 @@ def _read_texts(request: GenerationRequest, checkpoint: Checkpoint, folder: Path
             f"answer-tokens is {request.answer_tokens}; the model's context has {a.context_length} tokens"
         )
     prompts = read_prompts(
-        request.data, load_tokenizer(folder), begin=checkpoint.begin_tokens, longest=min(request.prompt_tokens, room), vocabulary=a.vocabulary
-    )  # fmt: skip
+        request.data,
+        load_tokenizer(folder),
+        begin=checkpoint.begin_tokens,
+        longest=min(request.prompt_tokens, room),
+        vocabulary=a.vocabulary,
+    )
     held_out = min(HELD_OUT, len(prompts) // 2)
     older = prompts[:-held_out]
     step = max(1, len(older) // FITTED)
@@ -203,9 +209,15 @@ def _reopened(checkpoint: Checkpoint, entry: VariantEntry, work: Workbench, thre
 def _engine(checkpoint: Checkpoint, decoders: Mapping[str, Decoder], drafts: Sequence[DraftSpec] = ()) -> LlamaEngine:
     a = checkpoint.architecture
     bundle = GenerationBundle(
-        name=checkpoint.name, digest="", context_length=a.context_length, vocabulary=a.vocabulary, end_tokens=checkpoint.end_tokens,
-        variants=tuple(VariantSpec(name, 0) for name in decoders), drafts=tuple(drafts), cache_bytes_per_token=a.cache_bytes_per_token,
-    )  # fmt: skip
+        name=checkpoint.name,
+        digest="",
+        context_length=a.context_length,
+        vocabulary=a.vocabulary,
+        end_tokens=checkpoint.end_tokens,
+        variants=tuple(VariantSpec(name, 0) for name in decoders),
+        drafts=tuple(drafts),
+        cache_bytes_per_token=a.cache_bytes_per_token,
+    )
     return LlamaEngine(bundle, decoders, cache_bytes=CACHES)
 
 
@@ -238,8 +250,8 @@ class _LazyImportance:
 
 
 def _choose(shop: _Shop, candidate: tuple[str, int, tuple[int, ...]], importance: _LazyImportance) -> dict[str, Any]:
-    """Round a variant in every way that is known, and keep that whose tokens are most often the reference's. A head of more bits must
-    earn them."""
+    """Round a variant in every way that is known, and keep that whose tokens are most often the reference's. A head of
+    more bits must earn them."""
     name, bits, heads = candidate
     ways: dict[str, dict[str, Any]] = {
         "whole range": {"shrinks": (1.0,)},
@@ -264,9 +276,17 @@ def _choose(shop: _Shop, candidate: tuple[str, int, tuple[int, ...]], importance
 def _candidate_drafts(checkpoint: Checkpoint, entries: Mapping[str, VariantEntry]) -> list[DraftSpec]:
     a = checkpoint.architecture
     drafts = [
-        DraftSpec(name, "variant", vocabulary=a.vocabulary, layers=a.layers, weight_bytes=weight_bytes(a, entry), variants=(REFERENCE,))
-        for name, entry in entries.items() if name != REFERENCE
-    ]  # fmt: skip
+        DraftSpec(
+            name,
+            "variant",
+            vocabulary=a.vocabulary,
+            layers=a.layers,
+            weight_bytes=weight_bytes(a, entry),
+            variants=(REFERENCE,),
+        )
+        for name, entry in entries.items()
+        if name != REFERENCE
+    ]
     return [*drafts, DraftSpec("ngram", "ngram")]
 
 
@@ -306,9 +326,10 @@ def _finish(shop: _Shop, found: _Found) -> GenerationReport:
             )
     entries = {name: e for name, e in found.entries.items() if f"variant {name}" not in refused}
     drafts = [
-        d for d in _candidate_drafts(checkpoint, found.entries)
+        d
+        for d in _candidate_drafts(checkpoint, found.entries)
         if f"draft {d.id}" not in refused and (d.kind != "variant" or d.id in entries)
-    ]  # fmt: skip
+    ]
     for name in found.entries.keys() - entries.keys():
         (work.folder / found.entries[name].file).unlink()
     figures: dict[str, dict[str, DraftFigures]] = {}
@@ -318,19 +339,33 @@ def _finish(shop: _Shop, found: _Found) -> GenerationReport:
     seconds = {name: dict(found.seconds[name]) for name in entries}
     profile = GenerationProfile(f"onnxruntime-{ort.__version__}", request.threads, seconds, figures)
     manifest = write_rest(
-        work.folder, checkpoint, name=request.name, variants=list(entries.values()), drafts=drafts,
-        probe=probe_tensors(checkpoint, {n: found.decoders[n] for n in entries}, texts.fitted[0]), profile=profile,
-        created=int(time.time()), data={"prompts": len(texts.fitted), "held_out": len(texts.held_out)},
-    )  # fmt: skip
+        work.folder,
+        checkpoint,
+        name=request.name,
+        variants=list(entries.values()),
+        drafts=drafts,
+        probe=probe_tensors(checkpoint, {n: found.decoders[n] for n in entries}, texts.fitted[0]),
+        profile=profile,
+        created=int(time.time()),
+        data={"prompts": len(texts.fitted), "held_out": len(texts.held_out)},
+    )
     load_generation(
         work.folder, threads=request.threads, cache_bytes=2**20
     ).engine.close()  # what is written can be served
     report = GenerationReport(
-        name=manifest.name, source=checkpoint.source, digest=manifest.digest, prompts=len(texts.fitted),
-        answers=len(texts.held_out), reference_seconds=found.seconds[REFERENCE]["1"],
-        variants=tuple(_variant_line(checkpoint, found, name, refused.get(f"variant {name}", "")) for name in found.entries),
-        drafts=tuple(found.lines), kept=tuple(d.id for d in drafts), refused=refused,
-    )  # fmt: skip
+        name=manifest.name,
+        source=checkpoint.source,
+        digest=manifest.digest,
+        prompts=len(texts.fitted),
+        answers=len(texts.held_out),
+        reference_seconds=found.seconds[REFERENCE]["1"],
+        variants=tuple(
+            _variant_line(checkpoint, found, name, refused.get(f"variant {name}", "")) for name in found.entries
+        ),
+        drafts=tuple(found.lines),
+        kept=tuple(d.id for d in drafts),
+        refused=refused,
+    )
     (work.folder / REPORT_FILE).write_text(json.dumps(report.to_mapping(), indent=2) + "\n", encoding="utf-8")
     draw(report, work.folder / PICTURE_FILE)
     return report

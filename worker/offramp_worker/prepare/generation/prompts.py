@@ -63,7 +63,8 @@ def _parsed(line: str, where: str) -> str | list[Mapping[str, Any]]:
     if isinstance(value, list) and value and all(_is_message(m) for m in value):
         return value
     raise InvalidArgumentError(
-        f'{where} must be a text, or an object with prompt, text, or messages such as [{{"role": "user", "content": "…"}}]'
+        f'{where} must be a text, or an object with prompt, text, or messages such as [{{"role": "user", "content": '
+        f'"…"}}]'
     )
 
 

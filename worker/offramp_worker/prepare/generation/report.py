@@ -14,7 +14,8 @@ WORTH = 0.95  # of the reference's time per token; whatever saves less is not wo
 
 @dataclass(frozen=True, slots=True)
 class VariantLine:
-    """A variant: ``agreement`` is the share of the reference's tokens that it writes too, ``time_ratio`` its time per token over the reference's."""
+    """A variant: ``agreement`` is the share of the reference's tokens that it writes too, ``time_ratio`` its time per
+    token over the reference's."""
 
     name: str
     method: str
@@ -39,7 +40,8 @@ class DraftLine:
 
 @dataclass(frozen=True, slots=True)
 class GenerationReport:
-    """``refused`` says of each draft and variant that was left out why, with its figures. Seconds are those of one token by fp32 alone."""
+    """``refused`` says of each draft and variant that was left out why, with its figures. Seconds are those of one
+    token by fp32 alone."""
 
     name: str
     source: str
@@ -73,7 +75,10 @@ def judged(lines: Sequence[DraftLine]) -> str:
     tried = ", ".join(
         f"{line.tokens}: {line.acceptance:.2f} accepted, {line.time_ratio:.2f} of the time" for line in lines
     )
-    return f"{NOT_WORTH_IT}: at its best {best.time_ratio:.2f} of fp32's time per token, more than {WORTH}; by draft tokens: {tried}"
+    return (
+        f"{NOT_WORTH_IT}: at its best {best.time_ratio:.2f} of fp32's time per token, more than {WORTH}; by draft "
+        f"tokens: {tried}"
+    )
 
 
 def print_report(report: GenerationReport, console: Any) -> None:

@@ -1,9 +1,11 @@
-"""Matrices in few bits: blocks of :data:`BLOCK` weights with a scale and a zero point each, as ``MatMulNBits`` reads them.
+"""Matrices in few bits: blocks of :data:`BLOCK` weights with a scale and a zero point each, as ``MatMulNBits`` reads
+them.
 
-The plain way puts the zero point and scale so that the block's smallest and largest weight are both reached. Rounding errors of the many
-are usually worth more than reaching the extremes, so narrower ranges are tried and that with the smallest squared error is kept, each weight's error
-counted by the mean square of the input that it is multiplied with. Source: the search of llama.cpp's k-quants with an importance matrix
-(``make_qkx2_quants``), here over ranges and on a grid.
+The plain way puts the zero point and scale so that the block's smallest and largest weight are both reached. Rounding
+errors of the many are usually worth more than reaching the extremes, so narrower ranges are tried and that with the
+smallest squared error is kept, each weight's error counted by the mean square of the input that it is multiplied with.
+Source: the search of llama.cpp's k-quants with an importance matrix (``make_qkx2_quants``), here over ranges and on a
+grid.
 """
 
 from __future__ import annotations

@@ -10,7 +10,10 @@ from offramp_worker.prepare.generation.huggingface import CONFIG, read_huggingfa
 from offramp_worker.prepare.generation.llama2c import read_llama2c
 from offramp_worker.prepare.locations import local_path
 
-TAKEN = "a folder with config.json, model.safetensors and tokenizer.json, a .gguf file, or llama2c's .bin with its tok*.bin beside it"
+TAKEN = (
+    "a folder with config.json, model.safetensors and tokenizer.json, a .gguf file, or llama2c's .bin with its "
+    "tok*.bin beside it"
+)
 
 
 def read_checkpoint(uri: str) -> Checkpoint:

@@ -62,8 +62,13 @@ def open_variant(
     """A decoder straight from tensors."""
     shared = {name: checkpoint.common[name] for name in common_shapes(checkpoint.architecture)}
     return Decoder(
-        checkpoint.architecture, bits=variant.bits, head_bits=variant.head_bits, weights={**shared, **tensors}, threads=threads, taps=taps
-    )  # fmt: skip
+        checkpoint.architecture,
+        bits=variant.bits,
+        head_bits=variant.head_bits,
+        weights={**shared, **tensors},
+        threads=threads,
+        taps=taps,
+    )
 
 
 def write_common(folder: Path, checkpoint: Checkpoint) -> None:
@@ -106,10 +111,19 @@ def write_rest(
     names = {*REQUIRED, CONFIG_FILE, *(v.file for v in variants)}
     files = {name: file_entry(folder / name) for name in sorted(names)}
     manifest = GenerationManifest(
-        schema_version=SCHEMA_VERSION, task="generate", name=name or checkpoint.name, architecture=checkpoint.architecture,
-        end_tokens=checkpoint.end_tokens, begin_tokens=checkpoint.begin_tokens, variants=tuple(variants), drafts=tuple(drafts),
-        files=files, created=created, source=checkpoint.source, data=dict(data),
-    )  # fmt: skip
+        schema_version=SCHEMA_VERSION,
+        task="generate",
+        name=name or checkpoint.name,
+        architecture=checkpoint.architecture,
+        end_tokens=checkpoint.end_tokens,
+        begin_tokens=checkpoint.begin_tokens,
+        variants=tuple(variants),
+        drafts=tuple(drafts),
+        files=files,
+        created=created,
+        source=checkpoint.source,
+        data=dict(data),
+    )
     _write_json(folder / MANIFEST_FILE, asdict(manifest))
     return manifest
 
