@@ -62,10 +62,10 @@ def latency(
     if beside_on is not None and beside_off is not None:
         return LatencyFacts(slo_seconds, percentile, beside_on, beside_off, SIDE_BY_SIDE)
     all_on, all_off = _distribution("exits on", counts, on), _distribution("exits off", counts, off)
-    return LatencyFacts(slo_seconds, percentile, all_on, all_off, _said(all_on, all_off))
+    return LatencyFacts(slo_seconds, percentile, all_on, all_off, _note(all_on, all_off))
 
 
-def _said(on: Distribution | None, off: Distribution | None) -> str:
+def _note(on: Distribution | None, off: Distribution | None) -> str:
     if on is not None and off is not None:
         return APART
     missing = "with exits on" if on is None else "with exits off"

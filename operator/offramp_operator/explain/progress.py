@@ -32,11 +32,11 @@ def figures(family: Family) -> str:
 
 def workers_ready(family: Family) -> str:
     """How many workers are ready, and how many run what was published last."""
-    told = family.service.status.workers
-    desired = told.desired if told.scaled_by else family.service.spec.replicas
-    summary = f"{told.ready} of {desired} ready, {told.acked} run the newest plan"
-    if told.scaled_by:
-        summary += f"; scaled by {told.scaled_by}"
+    workers = family.service.status.workers
+    desired = workers.desired if workers.scaled_by else family.service.spec.replicas
+    summary = f"{workers.ready} of {desired} ready, {workers.acked} run the newest plan"
+    if workers.scaled_by:
+        summary += f"; scaled by {workers.scaled_by}"
     return summary if family.workers is not None else f"{summary}; you may not list pods"
 
 

@@ -6,7 +6,7 @@ template.py   what a worker process is started with
 process.py    one worker process: started, probed, restarted, ended
 fleet.py      all of a service, replaced one by one
 roll.py       which worker to start or stop next (pure)
-leash.py      ends a worker when its parent dies
+parent_death.py  ends a worker when its parent dies
 front.py      one address for all workers
 proxy.py      the process that listens there
 records.py    recorded scores, kept over a restart

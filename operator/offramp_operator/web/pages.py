@@ -54,7 +54,7 @@ class StepFacts:
 
     weight: int
     state: str
-    told: str
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class LiveRollout:
     name: str
     phase: str
     weight: int
-    told: str
+    summary: str
     steps: tuple[StepFacts, ...]
 
 
@@ -231,7 +231,7 @@ def _aged(view: View, now: float) -> Family | None:
     family = view.family
     if family is None or family.note or now - view.at < STALE_SECONDS:
         return family
-    note = f"not looked at for {ago(view.at, now)}: the operator is late, see its log"
+    note = f"not reconciled for {ago(view.at, now)}: the operator is late, see its log"
     return Family(family.service, family.configs, family.rollouts, family.workers, family.created_at, note)
 
 
@@ -277,8 +277,8 @@ def _live(family: Family) -> LiveRollout | None:
     active = family.active
     if active is None:
         return None
-    told = progress(active, family) or "waits for its turn"
-    return LiveRollout(active.name, active.status.phase, active.status.weight, told, _steps(active, family))
+    summary = progress(active, family) or "waits for its turn"
+    return LiveRollout(active.name, active.status.phase, active.status.weight, summary, _steps(active, family))
 
 
 def _steps(rollout: Rollout, family: Family) -> tuple[StepFacts, ...]:
@@ -299,10 +299,10 @@ def _steps(rollout: Rollout, family: Family) -> tuple[StepFacts, ...]:
 
 def service(view: View, now: float, *, since: float) -> ServicePage:
     """Everything of one service."""
-    family, told = _aged(view, now), row(view, now)
+    family, glance = _aged(view, now), row(view, now)
     if family is None:
         return ServicePage(
-            told, _moment(since), view.at, (), "", "", (), None, None, (), (), (), (view.problem,), (), (), (), ()
+            glance, _moment(since), view.at, (), "", "", (), None, None, (), (), (), (view.problem,), (), (), (), ()
         )
     served = served_by(view.workers, view.published)
     counts = _pooled(view)
@@ -312,7 +312,7 @@ def service(view: View, now: float, *, since: float) -> ServicePage:
         for r, headline in zip(reversed(family.rollouts), attempts(family, now), strict=True)
     ]
     return ServicePage(
-        row=told,
+        row=glance,
         since=_moment(since),
         as_of=view.at,
         serving=tuple(serving(family)),
