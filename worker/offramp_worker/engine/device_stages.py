@@ -14,8 +14,7 @@ import onnxruntime as ort
 from onnx import helper
 
 from offramp_worker.devices import Device, open_session
-from offramp_worker.engine.execute import Runnable
-from offramp_worker.engine.execute import HeadOutput
+from offramp_worker.engine.execute import HeadOutput, Runnable
 from offramp_worker.engine.stages import IndexArray, Stage, StageSession
 
 Array = npt.NDArray[Any]
