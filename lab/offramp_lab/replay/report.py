@@ -168,7 +168,9 @@ def show(result: FileResult, objective: Objective, queueing: Queueing) -> None:
     for each in result.policies:
         if objective.goal != "mean" and each.policy.name == "exact":
             share = saving_of_goal(each.trace.plans[-1], result.stream, objective)
-            console.print(f"The exact search minimized {GOAL_NAMES[objective.goal]}: it saves {share:.1%} of that.")
+            console.print(
+                f"The exact search finds the least {GOAL_NAMES[objective.goal]}: it saves {share:.1%} of that."
+            )
     for reason in result.left_out:
         console.print(f"Left out: {reason}", style="dim", markup=False)
 
