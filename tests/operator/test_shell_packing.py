@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from bench.fleet.weight import managed, rollout_status, schema_of, size
+from bench.fleet.weight import managed, rollout_status, schema_of, service_status, size
 
 from offramp_core.control.codec import to_json
-from offramp_core.control.objects import ArmTally, BothArms, Ledger, RolloutStatus
+from offramp_core.control.objects import ArmTally, BothArms, Ledger, Measured, RolloutStatus, ServiceStatus
 from offramp_core.errors import InvalidArgumentError
+from offramp_core.protocol import PlanCounts
 from offramp_operator.shell.manifests import same_status, status_from_manifest, status_json
 from offramp_operator.shell.packing import PACKED_FROM, packed, unpacked
 
@@ -48,6 +49,31 @@ def test_a_step_over_a_thousand_workers_writes_a_quarter_of_what_it_wrote() -> N
     weight = {name: size(each) + size(managed(each, schema)) for name, each in (("now", now), ("before", before))}
     assert weight["before"] > 700_000
     assert weight["now"] < weight["before"] / 4
+
+
+def measured(workers: int) -> ServiceStatus:
+    live = {f"boot-{i:04d}": PlanCounts("plan", 0.02, 900 + i, {"r00": 7}) for i in range(workers)}
+    base = {boot: replace(counts, requests=5) for boot, counts in live.items()}
+    return ServiceStatus(message="serves", measured=Measured("plan", requests=12, live=live, base=base))
+
+
+@pytest.mark.parametrize("workers", [1, PACKED_FROM - 1, PACKED_FROM, 2000])
+def test_what_a_services_workers_have_counted_comes_back(workers: int) -> None:
+    written = json.loads(json.dumps(status_json(measured(workers))))
+    assert ("packed" in written["measured"]) is (workers >= PACKED_FROM) is ("live" not in written["measured"])
+    assert written["measured"]["requests"] == 12, "what people read stays readable"
+    assert status_from_manifest(ServiceStatus, {"status": written}) == measured(workers)
+
+
+def test_a_thousand_workers_leave_less_than_half_of_their_bytes_in_a_services_status() -> None:
+    now = service_status(1000, 0)
+    assert size(now) < size(unpacked(now)) / 2
+
+
+def test_a_services_packed_counts_bring_no_other_fields_with_them() -> None:
+    text = base64.b64encode(zlib.compress(b'{"measured":{},"status":{"message":"mine"}}')).decode()
+    with pytest.raises(InvalidArgumentError, match=r"status\.measured\.packed"):
+        unpacked({"measured": {"packed": text}})
 
 
 def test_what_an_earlier_release_wrote_is_read_and_written_packed() -> None:

@@ -95,7 +95,7 @@ def rollout_spec(service_name: str, rollout: NewRollout) -> dict[str, Any]:
 def status_from_manifest(kind: type[S], manifest: Mapping[str, Any]) -> S:
     """The status of a manifest, with defaults where it says nothing. Raises :class:`InvalidArgumentError`."""
     status = _renamed(manifest.get("status") or {}, _THEIRS, _OURS)
-    return from_json(kind, unpacked(status) if kind is RolloutStatus else status)
+    return from_json(kind, unpacked(status))
 
 
 def same_status(manifest: Mapping[str, Any], status: ServiceStatus | ConfigStatus | RolloutStatus) -> bool:
@@ -112,7 +112,7 @@ def status_json(status: ServiceStatus | ConfigStatus | RolloutStatus) -> dict[st
         return packed({"phase": status.phase, **told})
     if isinstance(status, ConfigStatus):
         return {"source": status.source, "state": status.state, **told}
-    return told
+    return packed(told)
 
 
 def bounded(status: S, *, limit_bytes: int) -> S:
