@@ -30,8 +30,8 @@ from offramp_operator.kube.manifests import (
 from offramp_operator.shell.manifests import service_from_manifest
 from offramp_operator.shell.platform import WorkerIdentity
 from offramp_worker.fetch.command import _parser
-from offramp_worker.metrics import Metrics as WorkerMetrics
 from offramp_worker.generate.settings import generation_settings
+from offramp_worker.metrics import Metrics as WorkerMetrics
 from offramp_worker.settings import settings_from_env
 
 SETTINGS = WorkerSettings("offramp/worker:1")
