@@ -50,6 +50,12 @@ SERVICE_GAUGES: Mapping[str, Family] = {
         "Share of all requests whose answer may differ (spec.objective.accuracy.maxDisagreement)."
     ),
     "earlyexit_service_latency_objective_seconds": Family("Latency that the objective's percentile must keep."),
+    "earlyexit_service_first_token_objective_seconds": Family(
+        "Time to the first token of generated answers that the objective's percentile must keep."
+    ),
+    "earlyexit_service_per_token_objective_seconds": Family(
+        "Time per token of generated answers that the objective's percentile must keep."
+    ),
     "earlyexit_service_latency_objective_ratio": Family("Share of requests that must keep the latency, such as 0.95."),
     "earlyexit_service_workers": Family(
         "Workers by state: desired, ready, answering (the last pulls reached them), acknowledged (ready and on the "
@@ -154,6 +160,8 @@ UNITS: Mapping[str, str] = {
     "earlyexit_service_info": "",
     "earlyexit_service_latency_objective_ratio": "ratio",
     "earlyexit_service_latency_objective_seconds": "seconds",
+    "earlyexit_service_first_token_objective_seconds": "seconds",
+    "earlyexit_service_per_token_objective_seconds": "seconds",
     "earlyexit_service_measured_saving_ratio": "ratio",
     "earlyexit_service_no_exit_headroom_ratio": "ratio",
     "earlyexit_service_no_exit_workers": "workers",
@@ -351,7 +359,8 @@ def service_samples(seen: Seen) -> Iterator[Sample]:
         yield "earlyexit_service_condition", (condition.type, condition.status), 1.0
     yield "earlyexit_service_info", (spec.mode, status.stable_config), 1.0
     yield "earlyexit_service_accuracy_budget_ratio", (), spec.max_disagreement
-    yield "earlyexit_service_latency_objective_seconds", (), spec.latency_seconds
+    for goal in spec.time_goals:
+        yield f"earlyexit_service_{goal.counted_as}_objective_seconds", (), goal.seconds
     yield "earlyexit_service_latency_objective_ratio", (), spec.latency_share
     if document is not None:
         yield "earlyexit_service_epoch", (), document.epoch

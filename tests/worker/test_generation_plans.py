@@ -200,7 +200,10 @@ def test_escalation_asks_the_reference_where_the_answer_is_unsure(service: Servi
     assert leaves.any() and not leaves.all()
     assert [text_of(r) for r in replies] == [answers(p, lossy=bool(left)) for p, left in zip(MANY, leaves, strict=True)]
     assert [r["offramp"]["route"] for r in replies] == [LOSSY if left else "fp32" for left in leaves]
-    assert service.counts("stable").exits == {LOSSY: int(leaves.sum()), "final": int((~leaves).sum())}
+    counts = service.counts("stable")
+    assert counts.exits == {LOSSY: int(leaves.sum()), "final": int((~leaves).sum())}
+    assert sum(counts.first_token.values()) == len(MANY)
+    assert sum(counts.per_token.values()) == (~leaves).sum(), "who was held back until it was sure came at once"
 
 
 def test_a_stream_that_may_be_asked_again_shows_one_answer_alone(service: Service) -> None:

@@ -43,7 +43,7 @@ def worker_rate(
 
     The profile says how long batches take, and batches that ran with exits off here (all of them before the first plan,
     those held back from it later) how much slower or faster this machine is. A batch may take half of the objective, as
-    the worker's batching has it.
+    the worker's batching has it. ``latency_seconds`` is infinite where the whole reply has no objective.
 
     Parameters
     ----------

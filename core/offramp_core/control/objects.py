@@ -534,6 +534,10 @@ class Observed:
 
     p50: str = ""
     p95: str = ""
+    first_token_p50: str = ""
+    first_token_p95: str = ""
+    per_token_p50: str = ""
+    per_token_p95: str = ""
     agreement: str = ""
     exit_rate: str = ""
     savings: str = ""

@@ -34,6 +34,7 @@ from offramp_core.control.spec import SideBySide
 from offramp_core.control.update import UpdateView, failures_allowed, next_update, resting_strategy
 from offramp_core.evidence.exposure import audits_needed, reached
 from offramp_core.evidence.one_arm import log_e_value
+from offramp_core.protocol import TimeName
 from offramp_core.reasons import AnyReason, ConditionType, MaybeReason, Reason
 from offramp_core.sketch import bucket_index
 
@@ -566,16 +567,17 @@ def _boots(workers: Iterable[Worker]) -> list[str]:
 
 def _tallies(view: VersionView) -> dict[str, VersionTally]:
     """What each worker process has done until now, both versions."""
-    limit = bucket_index(view.service.spec.latency_seconds)
+    limits = {goal.counted_as: bucket_index(goal.seconds) for goal in view.service.spec.time_goals}
     return {
-        w.observations.boot_id: _tally(w, limit)
+        w.observations.boot_id: _tally(w, limits)
         for w in (*view.main, *view.trial)
         if w.observations is not None and not w.distrusted
     }
 
 
-def _tally(worker: Worker, limit: int) -> VersionTally:
-    """``limit`` is the bucket of the latency threshold: what lies above it is late."""
+def _tally(worker: Worker, limits: Mapping[TimeName, int]) -> VersionTally:
+    """``limits`` are the buckets of the objective's times: what lies above one is late. Of several times the one counts
+    that most were late for, for nobody knows which requests were late for two."""
     seen = worker.observations
     assert seen is not None
     tally = VersionTally(came=seen.refused, missed=seen.refused)
@@ -583,13 +585,17 @@ def _tally(worker: Worker, limit: int) -> VersionTally:
         sizes = {int(size): sum(buckets.values()) for size, buckets in c.execution.items()}
         tally += VersionTally(
             c.requests,
-            sum(n for bucket, n in c.latency.items() if int(bucket) > limit),
+            max(_above(getattr(c, name), limit) for name, limit in limits.items()),
             c.batches,
             c.failed_batches,
             sum(size * n for size, n in sizes.items()),
             sum(size**2 * n for size, n in sizes.items()),
         )
     return tally
+
+
+def _above(histogram: Mapping[str, int], limit: int) -> int:
+    return sum(n for bucket, n in histogram.items() if int(bucket) > limit)
 
 
 # --- words -----------------------------------------------------------------------------------------

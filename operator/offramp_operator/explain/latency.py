@@ -42,7 +42,7 @@ class LatencyFacts:
     """``on`` or ``off`` is None while fewer than ``MIN_REQUESTS`` were counted; ``how`` says how far they compare, or
     what is missing."""
 
-    slo_seconds: float
+    slo_seconds: float | None
     percentile: float
     on: Distribution | None
     off: Distribution | None
@@ -50,7 +50,12 @@ class LatencyFacts:
 
 
 def latency(
-    counts: Sequence[ArmCounts], *, on: Collection[str], off: Collection[str], slo_seconds: float, percentile: float
+    counts: Sequence[ArmCounts],
+    *,
+    on: Collection[str],
+    off: Collection[str],
+    slo_seconds: float | None,
+    percentile: float,
 ) -> LatencyFacts:
     """Compare plans by their hashes: those with exits and those without.
 

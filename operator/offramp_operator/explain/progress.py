@@ -13,14 +13,9 @@ from offramp_operator.explain.words import duration, milliseconds, share
 def figures(family: Family) -> str:
     """What the service is asked for and does, in one line."""
     spec, seen = family.service.spec, family.service.status.observed
-    latency = (
-        f"p95 {seen.p95}, objective p{spec.latency_percentile:g} "
-        if seen.p95
-        else f"objective p{spec.latency_percentile:g} "
-    )
     facts = [
         spec.mode + (", suspended" if spec.suspend else ""),
-        f"{latency}{milliseconds(spec.latency_seconds)}",
+        *_times(family),
         f"budget {share(spec.max_disagreement)}",
         f"{seen.agreement} agree" if seen.agreement else "",
         f"{seen.exit_rate} leave early" if seen.exit_rate else "",
@@ -28,6 +23,20 @@ def figures(family: Family) -> str:
         f"measured {measured(family)}" if measured(family) else "",
     ]
     return ", ".join(filter(None, facts))
+
+
+def _times(family: Family) -> list[str]:
+    """Each time that was measured, and what is asked of it."""
+    spec, seen = family.service.spec, family.service.status.observed
+    asked = {goal.counted_as: goal.seconds for goal in spec.time_goals}
+    p95s = {"latency": ("", seen.p95)}
+    p95s |= {"first_token": ("first token ", seen.first_token_p95), "per_token": ("per token ", seen.per_token_p95)}
+    told = []
+    for name, (of, p95) in p95s.items():
+        goal = f"objective p{spec.latency_percentile:g} {milliseconds(asked[name])}" if name in asked else ""
+        if p95 or goal:
+            told.append(of + ", ".join(filter(None, (f"p95 {p95}" if p95 else "", goal))))
+    return told
 
 
 def workers_ready(family: Family) -> str:

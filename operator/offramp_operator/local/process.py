@@ -226,7 +226,7 @@ class WorkerProcess:
             "OFFRAMP_RAMP_SETS": str(around.ramp_sets.resolve()),
             "OFFRAMP_CAPTURE_DIR": str((state_dir / "captures").resolve()),
             "OFFRAMP_THREADS": str(template.threads),
-            "OFFRAMP_LATENCY_SECONDS": f"{template.latency_seconds:.6g}",
+            **({"OFFRAMP_LATENCY_SECONDS": f"{template.latency_seconds:.6g}"} if template.latency_seconds else {}),
             **({"OFFRAMP_MODEL_DIGEST": template.model_digest} if template.model_digest else {}),
             **dict(template.options),
         }

@@ -329,7 +329,7 @@ def latency_chart(facts: LatencyFacts) -> Markup:
     shown = [(d, c) for d, c in ((facts.off, "cdf-off"), (facts.on, "cdf-on")) if d is not None]
     if not shown:
         return Markup("")
-    seconds = [s for d, _ in shown for s, _ in d.points] + [facts.slo_seconds]
+    seconds = [s for d, _ in shown for s, _ in d.points] + [s for s in (facts.slo_seconds,) if s]
     low, high = math.log10(min(seconds)) - 0.05, math.log10(max(seconds)) + 0.1
     width, height = _CDF_WIDTH - _CDF_LEFT - _CDF_RIGHT, _CDF_HEIGHT - _CDF_TOP - _CDF_BOTTOM
 
@@ -343,11 +343,11 @@ def latency_chart(facts: LatencyFacts) -> Markup:
     parts += [_label(x(s), _CDF_HEIGHT - 10, _seconds(s), "tick", "middle") for s in _ticks(low, high)]
     target = facts.percentile / 100
     parts += [_label(_CDF_LEFT - 6, y(q) + 3, f"{100 * q:g}%", "tick", "end") for q in (0.0, 0.5, target)]
-    parts += [
-        _line(x(facts.slo_seconds), _CDF_TOP, x(facts.slo_seconds), y(0), "limit"),
-        _label(x(facts.slo_seconds) - 5, y(0) - 6, f"objective {_seconds(facts.slo_seconds)}", "limit-label", "end"),
-        _line(_CDF_LEFT, y(target), _CDF_WIDTH - _CDF_RIGHT, y(target), "unit"),
-    ]
+    if facts.slo_seconds:
+        at = x(facts.slo_seconds)
+        parts.append(_line(at, _CDF_TOP, at, y(0), "limit"))
+        parts.append(_label(at - 5, y(0) - 6, f"objective {_seconds(facts.slo_seconds)}", "limit-label", "end"))
+    parts.append(_line(_CDF_LEFT, y(target), _CDF_WIDTH - _CDF_RIGHT, y(target), "unit"))
     for distribution, class_ in shown:
         parts.append(_path(_staircase(distribution, x, y), class_))
     parts += _names([(d.label, x(_reached(d, _NAMED_AT)), f"{class_}-label") for d, class_ in shown], y(_NAMED_AT) + 4)

@@ -57,7 +57,15 @@ class Accounts:
 
     def began_to_show(self, ticket: Ticket) -> None:
         """The client sees the first of an answer."""
-        self.metrics.first(routes_of(ticket.assigned)).observe(ticket.first - ticket.admitted)
+        seconds = ticket.first - ticket.admitted
+        self.metrics.first(routes_of(ticket.assigned)).observe(seconds)
+        if ticket.assigned.counted:
+            with self.counters.lock:
+                ticket.assigned.runtime.counter.count_first_token(seconds)
+
+    def verified(self, ticket: Ticket, accepted: int) -> None:
+        """The model has looked at what a draft proposed at once, and accepted so many tokens of it."""
+        self.metrics.accepted(routes_of(ticket.assigned)).observe(accepted)
 
     def worked(self, seconds: float) -> None:
         """The engine computed for requests."""
@@ -70,11 +78,10 @@ class Accounts:
         if ticket.proposed:
             metrics.drafts(route, "accepted").inc(ticket.accepted)
             metrics.drafts(route, "refused").inc(ticket.proposed - ticket.accepted)
-        written = len(ticket.answer.tokens)
         if ticket.last:
             metrics.tokens_read.inc(len(ticket.prompt))
-        if outcome is RequestOutcome.OK and written > 1 and len(ticket.assigned.steps) == 1:
-            metrics.each(route).observe((ticket.last - ticket.first) / (written - 1))
+        if outcome is RequestOutcome.OK and (seconds := per_token(ticket)) is not None:
+            metrics.each(route).observe(seconds)
         if ticket.assigned.counted:
             self._count(ticket, outcome)
 
@@ -97,6 +104,8 @@ class Accounts:
             if failed:
                 return
             latency = ticket.last - ticket.admitted
+            if (seconds := per_token(ticket)) is not None:
+                runtime.counter.count_per_token(seconds)
             runtime.counter.count_replies(exit_name=exit_name, latencies=[latency], drawn=int(ticket.audited))
             if runtime.meter is not None:
                 if not runtime.exits_off:
@@ -196,3 +205,10 @@ class Accounts:
             },
             origins=[Origin(slice_number(owed.request_class), stream_number(owed.source), owed.draw, owed.audit_rate)],
         )
+
+
+def per_token(ticket: Ticket) -> float | None:
+    """Seconds between the tokens of an answer on average; None where fewer than two were shown as they came: one that a
+    cheaper variant gave is held back until it is sure, and then shown at once."""
+    written = len(ticket.answer.tokens)
+    return (ticket.last - ticket.first) / (written - 1) if written > 1 and ticket.last_step else None

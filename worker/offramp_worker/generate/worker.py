@@ -155,7 +155,14 @@ class GenerationWorker:
             lost=self._give_up,
             dispatch=dispatch,
             options=DeskOptions(
-                Limits(own.waiting, own.running, own.reply_bytes, own.patience_seconds),
+                Limits(
+                    own.waiting,
+                    own.running,
+                    own.reply_bytes,
+                    own.patience_seconds,
+                    own.first_token_seconds,
+                    own.token_seconds,
+                ),
                 own.audit_share,
                 Losses(pattern),
                 self.marker,
