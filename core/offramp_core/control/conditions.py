@@ -205,8 +205,8 @@ def _latency(facts: Facts, times: Times) -> Condition:
             missed.append(text)
     kind = ConditionType.LATENCY_OBJECTIVE_MET
     if missed:
-        told = f"{', '.join(missed)}; the other times are kept" if met else ", ".join(missed)
-        return _condition(kind, "False", Reason.OBJECTIVE_MISSED, told)
+        message = f"{', '.join(missed)}; the other times are kept" if met else ", ".join(missed)
+        return _condition(kind, "False", Reason.OBJECTIVE_MISSED, message)
     if unknown:
         return _condition(kind, "Unknown", Reason.INSUFFICIENT_SAMPLES, ", ".join(unknown))
     return _condition(kind, "True", Reason.WITHIN_OBJECTIVE, ", ".join(met))

@@ -31,12 +31,12 @@ def _times(family: Family) -> list[str]:
     asked = {goal.counted_as: goal.seconds for goal in spec.time_goals}
     p95s = {"latency": ("", seen.p95)}
     p95s |= {"first_token": ("first token ", seen.first_token_p95), "per_token": ("per token ", seen.per_token_p95)}
-    told = []
+    parts = []
     for name, (of, p95) in p95s.items():
         goal = f"objective p{spec.latency_percentile:g} {milliseconds(asked[name])}" if name in asked else ""
         if p95 or goal:
-            told.append(of + ", ".join(filter(None, (f"p95 {p95}" if p95 else "", goal))))
-    return told
+            parts.append(of + ", ".join(filter(None, (f"p95 {p95}" if p95 else "", goal))))
+    return parts
 
 
 def workers_ready(family: Family) -> str:
