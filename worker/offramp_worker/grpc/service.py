@@ -220,10 +220,12 @@ def _typed(contents: Message, datatype: str, shape: tuple[int, ...]) -> Array:
         raise BadRequestError(
             f"inputs[0].contents.{field}: has {len(values)} values; the shape needs {math.prod(shape)}"
         )
-    try:
-        return np.array(values, dtype=NUMPY_TYPES[datatype]).reshape(shape)
-    except OverflowError as error:
-        raise BadRequestError(f"inputs[0].contents.{field}: has a value outside of {datatype}") from error
+    found, dtype = np.array(values), NUMPY_TYPES[datatype]  # of the field's type, wider than some that it is used for
+    if dtype.kind in "iu" and found.size:
+        limits = np.iinfo(dtype)
+        if not (found.min() >= limits.min and found.max() <= limits.max):
+            raise BadRequestError(f"inputs[0].contents.{field}: has a value outside of {datatype}")
+    return found.astype(dtype, copy=False).reshape(shape)
 
 
 def response(ticket: Ticket, request: InferRequest, *, model: str, raw: bool) -> Message:

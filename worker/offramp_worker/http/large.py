@@ -25,6 +25,7 @@ from offramp_worker.http.tensors import (
     Array,
     BadRequestError,
     InferRequest,
+    check_json,
     in_range,
     json_type,
     parse_request,
@@ -82,6 +83,7 @@ def parse_large(
     if header.tensor.get("data") != [] or header.binary_size is not None:
         raise BadRequestError("inputs[0].data: must be the only field of this name, and then there is no binary data")
     dtype = NUMPY_TYPES[spec.datatype]
+    check_json(dtype)
     return header.request(in_range(_values(body, start, end, shape=header.shape, dtype=dtype), spec))
 
 

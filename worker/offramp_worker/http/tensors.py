@@ -314,6 +314,15 @@ def _from_binary(binary: memoryview, size: Any, *, shape: tuple[int, ...], dtype
     return as_array(binary, shape=shape, dtype=dtype)
 
 
+def check_json(dtype: np.dtype[Any]) -> None:
+    """Refuse values in JSON where the protocol has none."""
+    if dtype == np.float16:
+        raise BadRequestError(
+            "inputs[0].data: the protocol has no JSON form of FP16; send binary data "
+            "(inputs[0].parameters.binary_data_size)"
+        )
+
+
 def as_array(binary: memoryview | bytes, *, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Little-endian numbers as an array, without a copy where they are aligned (what is before them has any length)."""
     value = np.frombuffer(binary, dtype=dtype).reshape(shape)
@@ -321,6 +330,7 @@ def as_array(binary: memoryview | bytes, *, shape: tuple[int, ...], dtype: np.dt
 
 
 def _from_json(tensor: dict[str, Any], *, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    check_json(dtype)
     values = _flat(tensor.get("data"), shape=shape)
     odd = {type(v) for v in values} - JSON_TYPES[dtype.kind]
     if odd:

@@ -302,8 +302,8 @@ def _begin(request: PrepareRequest, reporter: Reporter, inputs: Inputs) -> _Sear
         )
         advance(1)
     inputs = inputs.fitted(backbone.input)
-    if request.variations and inputs.x.ndim != 4:
-        raise InvalidArgumentError("variations need images, x of shape [N, channels, height, width]; use 0")
+    if request.variations and (inputs.x.ndim != 4 or inputs.x.dtype != np.float32):
+        raise InvalidArgumentError("variations need images, x of float32 [N, channels, height, width]; use 0")
     found = find_places(backbone, inputs.x)
     backbone, entry = found.backbone, found.entry
     places = _worthwhile(request, backbone, found.places, inputs.x)

@@ -382,7 +382,7 @@ def _activations(model: onnx.ModelProto, x: Array, spec: TensorSpec, *, threads:
     inferred = onnx.shape_inference.infer_shapes(model).graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*inferred.value_info, *inferred.output)}
     floats = [name for name in float_tensors(model, named) if types.get(name) == onnx.TensorProto.FLOAT]
-    entry = [spec.name] if x.dtype.kind == "f" else []
+    entry = [spec.name] if x.dtype == np.float32 else []
     return collect_histograms(model, [*entry, *floats], x, spec, threads=threads)
 
 

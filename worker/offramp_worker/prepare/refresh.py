@@ -26,7 +26,7 @@ from offramp_core.errors import InvalidArgumentError
 from offramp_core.precision import EXACT
 from offramp_worker.bundle.graph import input_name, output_name
 from offramp_worker.bundle.heads import KINDS, parameter_shapes
-from offramp_worker.bundle.load import Bundle, load_bundle
+from offramp_worker.bundle.load import NUMPY_TYPES, Bundle, load_bundle
 from offramp_worker.devices import open_session
 from offramp_worker.prepare.cuts import Place
 from offramp_worker.prepare.data import FloatArray, HeadSplit, InputArray
@@ -72,7 +72,7 @@ def refresh_bundle(request: PrepareRequest, reporter: Reporter, *, written_repor
     check_request(request)
     bundle = load_bundle(Path(request.model))
     inputs = read_inputs(request)
-    if inputs.x.dtype.kind == ("i" if bundle.manifest.inputs[0].pad is not None else "f"):
+    if inputs.x.dtype.kind == bundle.input_dtype.kind:
         inputs = inputs.fitted(bundle.manifest.inputs[0])
     _check_fits(inputs.x, bundle.manifest, request.data)
     refreshing = _Refreshing(bundle, request, reporter, inputs.x, inputs.extra)
@@ -247,11 +247,10 @@ class _Refreshing:
 
 def _check_fits(x: InputArray, manifest: Manifest, source: str) -> None:
     spec = manifest.inputs[0]
-    if not spec.fits(x.shape[1:]) or x.dtype.kind != ("i" if spec.pad is not None else "f"):
+    if not spec.fits(x.shape[1:]) or x.dtype != NUMPY_TYPES[spec.datatype]:
         raise InvalidArgumentError(
-            f"data {source} has rows of shape {list(x.shape[1:])}; the bundle's model {manifest.name} takes "
-            f"{list(spec.shape)}: "
-            "give inputs of this model"
+            f"data {source} has rows of {x.dtype} {list(x.shape[1:])}; the bundle's model {manifest.name} takes "
+            f"{spec.datatype} {list(spec.shape)}: give inputs of this model"
         )
 
 
